@@ -1,0 +1,32 @@
+"""Package description; the tool settings stand in setup.cfg."""
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+HERE = Path(__file__).parent
+
+
+def read_requirements() -> list[str]:
+    """One requirement per line of requirements.txt, comments dropped."""
+    lines = (line.split("#")[0].strip() for line in (HERE / "requirements.txt").read_text().splitlines())
+    return [line for line in lines if line]
+
+
+setup(
+    name="prolip-train",
+    version="0.1.0",
+    description="Probabilistic vision-language pre-training on OpenCLIP: every image and every text is a Gaussian",
+    long_description=(HERE / "README.md").read_text(),
+    long_description_content_type="text/markdown",
+    license="MIT",
+    python_requires=">=3.10",
+    package_dir={"": "src"},
+    packages=find_packages("src"),
+    package_data={"prolip": ["model_configs/*.json", "py.typed"]},
+    install_requires=read_requirements(),
+    extras_require={
+        "test": ["pytest>=8", "pytest-timeout", "hypothesis", "ruff", "mypy", "sentencepiece"],
+        "hf": ["transformers>=4.40", "huggingface_hub", "sentencepiece"],
+        "s3": ["s3fs"],
+    },
+)
