@@ -1,0 +1,229 @@
+"""What a training method is: the Objective contract, and exact gradient accumulation for every method."""
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from prolip.gaussian import upcast
+
+Batch = dict[str, Any]
+Reps = dict[str, Tensor]
+Terms = dict[str, Tensor]
+
+MAX_LOGIT_SCALE = 100.0
+
+
+class Objective(nn.Module):
+    """A model with its loss; DDP wraps the whole, so that several passes of the model are one DDP forward.
+
+    A method overrides `embed` and `terms`, and `prepare` when it draws random views. `model` is the network,
+    `config` the method's dataclass; `seed`, `rank`, `world_size` make random views that do not depend on the ranks.
+    """
+
+    model: Any  # as nn.Module, whose attributes a type checker takes for tensors
+    config: Any
+
+    def __init__(self, model: nn.Module, config: Any, seed: int = 0, rank: int = 0, world_size: int = 1):
+        super().__init__()
+        if not 0 <= rank < world_size:
+            raise ValueError(f"rank {rank} of {world_size} ranks: give 0 <= rank < world_size")
+        self.model = model
+        self.config = config
+        self.seed, self.rank, self.world_size = seed, rank, world_size
+
+    def prepare(self, batch: Batch, step: int) -> Batch:
+        """Add this step's random views to the whole local batch; a function of (seed, step, global row) alone."""
+        return batch
+
+    def embed(self, batch: Batch) -> Reps:
+        """Every pass of the model: rows (B, ...) and scalars (), by name. Rows of other counts than B are allowed."""
+        raise NotImplementedError
+
+    def terms(self, reps: Reps, batch: Batch) -> Terms:
+        """Scalar terms, `loss` among them, from the representations alone: no parameter is read here."""
+        raise NotImplementedError
+
+    def after_step(self) -> None:
+        """Called after every optimiser step, for constraints on parameters; must not wait for the device."""
+
+    def forward(self, batch: Batch, cotangents: Mapping[str, Tensor] | None = None) -> Terms | Tensor:
+        """The terms of a batch; with cotangents dL/d(rep), the sum of rep * cotangent, whose gradient is that of L."""
+        reps = self.embed(batch)
+        if cotangents is None:
+            return self.terms(reps, batch)
+        return torch.stack([(reps[name] * cotangent).sum() for name, cotangent in cotangents.items()]).sum()
+
+
+def logit_scale_and_bias(model: Any) -> Reps:
+    """Scale a = exp(logit_scale) and bias b as they enter the logit a * similarity + b, both ()."""
+    return {"scale": upcast(model.logit_scale).exp().reshape(()), "bias": upcast(model.logit_bias).reshape(())}
+
+
+@torch.no_grad()
+def clamp_logit_scale(model: Any) -> None:
+    """Keep a = exp(logit_scale) <= 100 by clamping the parameter in place, as OpenCLIP does.
+
+    A clamp in the forward pass would give a parameter beyond the bound a zero gradient and leave it there for good.
+    """
+    model.logit_scale.clamp_(max=math.log(MAX_LOGIT_SCALE))
+
+
+def full_precision(x: Tensor) -> AbstractContextManager:
+    """Autocast off for the device of `x`: losses run in the dtype of their inputs."""
+    return torch.autocast(x.device.type, enabled=False)
+
+
+def split_batch(batch: Batch, parts: int) -> list[Batch]:
+    """Cut a prepared batch into micro-batches.
+
+    Tensors are views and are cut along their first dimension, lists likewise; scalars and other values go to every
+    part. Entries with fewer rows (masked views) are cut evenly on their own, so some parts may hold none of them.
+    Raises ValueError when an image or text would be left without rows.
+    """
+    if parts < 1:
+        raise ValueError(f"{parts} micro-batches: give 1 or more")
+    rows = max((len(value) for value in batch.values() if _has_rows(value)), default=0)
+    if rows < parts:
+        raise ValueError(f"{parts} micro-batches of a batch of {rows}: give at most {rows}, or a larger batch")
+    pieces: list[Batch] = [{} for _ in range(parts)]
+    for name, value in batch.items():
+        for piece, share in zip(pieces, _cut(value, parts)):
+            piece[name] = share
+    return pieces
+
+
+def join_reps(pieces: list[Reps]) -> Reps:
+    """Undo the cut for representations: rows are joined, scalars are the same everywhere and taken once."""
+    return {
+        name: value if value.ndim == 0 else torch.cat([piece[name] for piece in pieces])
+        for name, value in pieces[0].items()
+    }
+
+
+def split_cotangents(cotangents: Reps, pieces: list[Reps]) -> list[Reps]:
+    """The cotangents of every micro-batch, whose representations are `pieces`; those of scalars are shared evenly."""
+    shares: list[Reps] = [{} for _ in pieces]
+    for name, value in cotangents.items():
+        if value.ndim == 0:
+            split = [value / len(pieces)] * len(pieces)
+        else:
+            split = list(value.split([len(piece[name]) for piece in pieces]))
+        for share, part in zip(shares, split):
+            share[name] = part
+    return shares
+
+
+def accumulate_backward(
+    objective: nn.Module,
+    batch: Batch,
+    parts: int = 1,
+    autocast: Callable[[], AbstractContextManager] = nullcontext,
+    scale_loss: Callable[[Tensor], Tensor] | None = None,
+) -> Terms:
+    """Add the gradients of one prepared batch, in `parts` micro-batches, to the parameters; return the detached terms.
+
+    The loss may compare any rows of the batch, so it is taken once on all representations: embed every micro-batch
+    without a graph, differentiate the loss to the representations, then backpropagate each micro-batch with its share
+    of these cotangents (the chain rule; Gao et al. 2021, section 3). Values and gradients equal those of `parts=1`;
+    only one micro-batch has a graph at a time, and the price is a second forward pass. Random layers repeat
+    in the second pass what they drew in the first.
+
+    objective: an Objective or its DDP wrapper, whose ranks synchronise with the last micro-batch only.
+    autocast: makes a context for the forward passes; call this function outside of it.
+    scale_loss: loss -> the scalar to differentiate, such as `GradScaler.scale`.
+    """
+    scale_loss = scale_loss or _identity
+    if parts == 1:
+        with autocast():
+            terms = objective(batch)
+        scale_loss(terms["loss"]).backward()
+        return _detach(terms)
+    bare = unwrap(objective)
+    pieces = split_batch(batch, parts)
+    generators = _read_generators()
+    with torch.no_grad(), autocast():
+        reps = [bare.embed(piece) for piece in pieces]
+    torch.clear_autocast_cache()  # weights cast without a graph must not serve the second pass
+    whole = {name: value.detach().requires_grad_() for name, value in join_reps(reps).items()}
+    with autocast():
+        terms = bare.terms(whole, batch)
+    scaled = scale_loss(terms["loss"])
+    gradients = torch.autograd.grad(scaled, list(whole.values()), allow_unused=True, materialize_grads=True)
+    shares = split_cotangents(dict(zip(whole, gradients)), reps)
+    del whole, gradients, reps
+    with _replay(generators):
+        for place, (piece, share) in enumerate(zip(pieces, shares)):
+            with _unsynchronised(objective, place < parts - 1):
+                with autocast():
+                    surrogate = objective(piece, cotangents=share)
+                surrogate.backward()
+    return _detach(terms)
+
+
+def unwrap(objective: nn.Module) -> Objective:
+    """The Objective inside DDP and torch.compile wrappers."""
+    inner = objective
+    while not isinstance(inner, Objective):
+        wrapped = getattr(inner, "_orig_mod", None)
+        wrapped = getattr(inner, "module", None) if wrapped is None else wrapped
+        if wrapped is None:
+            raise TypeError(f"{type(inner).__name__} holds no Objective: give an Objective or its DDP wrapper")
+        inner = wrapped
+    return inner
+
+
+def _has_rows(value: Any) -> bool:
+    return isinstance(value, list) or (isinstance(value, Tensor) and value.ndim > 0)
+
+
+def _cut(value: Any, parts: int) -> list[Any]:
+    if not _has_rows(value):
+        return [value] * parts
+    if isinstance(value, Tensor):
+        return list(value.tensor_split(parts))
+    rows, more = divmod(len(value), parts)  # as tensor_split: the first `more` parts get one row more
+    bounds = [part * rows + min(part, more) for part in range(parts + 1)]
+    return [value[start:end] for start, end in zip(bounds, bounds[1:])]
+
+
+def _unsynchronised(objective: nn.Module, skip: bool) -> AbstractContextManager:
+    """DDP's no_sync for all but the last micro-batch; nothing for a bare objective."""
+    return objective.no_sync() if skip and hasattr(objective, "no_sync") else nullcontext()
+
+
+def _detach(terms: Terms) -> Terms:
+    return {name: value.detach() for name, value in terms.items()}
+
+
+def _identity(loss: Tensor) -> Tensor:
+    return loss
+
+
+_Generators = tuple[Tensor, Tensor | None]
+
+
+def _read_generators() -> _Generators:
+    """States of torch's default generators: the CPU's, and that of the current CUDA device if one is in use."""
+    return torch.get_rng_state(), torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
+
+
+def _write_generators(cpu: Tensor, cuda: Tensor | None) -> None:
+    torch.set_rng_state(cpu)
+    if cuda is not None:
+        torch.cuda.set_rng_state(cuda)
+
+
+@contextmanager
+def _replay(start: _Generators) -> Iterator[None]:
+    """Draw again from `start` on; afterwards the generators go on from where they stand now."""
+    now = _read_generators()
+    _write_generators(*start)
+    try:
+        yield
+    finally:
+        _write_generators(*now)

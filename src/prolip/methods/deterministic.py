@@ -1,0 +1,92 @@
+"""SigLIP and CLIP on the same towers, for comparison: OpenCLIP's losses on the means alone."""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from open_clip.loss import ClipLoss, SigLipLoss
+from torch import nn
+
+from prolip.gaussian import upcast
+from prolip.methods.base import (
+    Batch,
+    Objective,
+    Reps,
+    Terms,
+    clamp_logit_scale,
+    full_precision,
+    logit_scale_and_bias,
+)
+
+
+@dataclass(kw_only=True)
+class SigLIPConfig:
+    """SigLIP has no constants besides scale and bias, which are the model's."""
+
+
+@dataclass(kw_only=True)
+class CLIPConfig:
+    """CLIP has no constants besides the scale, which is the model's."""
+
+
+class _DeterministicObjective(Objective):
+    """A contrastive loss on the means. The uncertainty parameters are frozen: the loss does not reach the variances.
+
+    [UNC] itself stays in the sequence, as a constant register token.
+    """
+
+    contrastive: nn.Module
+
+    def __init__(self, model: Any, config: Any, seed: int = 0, rank: int = 0, world_size: int = 1):
+        super().__init__(model, config, seed, rank, world_size)
+        for parameter in model.uncertainty_parameters():
+            parameter.requires_grad_(False)
+
+    def embed(self, batch: Batch) -> Reps:
+        """Means of images and texts (B, D), with scale and bias."""
+        return {
+            "image_mean": self.model.encode_image(batch["image"]).mean,
+            "text_mean": self.model.encode_text(batch["text"]).mean,
+        } | logit_scale_and_bias(self.model)
+
+    def after_step(self) -> None:
+        clamp_logit_scale(self.model)
+
+
+class SigLIPObjective(_DeterministicObjective):
+    """Sigmoid loss over all pairs of the global batch / B (Zhai et al. 2023), in OpenCLIP's implementation.
+
+    Its exchange sends texts both ways round the ring with gradients; the mean over ranks of these losses is the loss of
+    one process, for any world size.
+    """
+
+    def __init__(self, model: Any, config: SigLIPConfig, seed: int = 0, rank: int = 0, world_size: int = 1):
+        super().__init__(model, config, seed, rank, world_size)
+        self.contrastive = SigLipLoss(rank=rank, world_size=world_size, dist_impl="bidir")
+
+    def terms(self, reps: Reps, batch: Batch) -> Terms:
+        """loss, and the detached scale and bias for the log."""
+        image, text = upcast(reps["image_mean"]), upcast(reps["text_mean"])
+        with full_precision(image):
+            loss = self.contrastive(image, text, reps["scale"], reps["bias"])
+        return {"loss": loss, "scale": reps["scale"].detach(), "bias": reps["bias"].detach()}
+
+
+class CLIPObjective(_DeterministicObjective):
+    """Symmetric cross-entropy over the global batch (Radford et al. 2021), in OpenCLIP's implementation.
+
+    Local rows against gathered columns, gathered with gradients: OpenCLIP's other settings lose a factor of the world
+    size in the towers' gradients under DDP's mean. A bias cancels in the softmax, so it is frozen.
+    """
+
+    def __init__(self, model: Any, config: CLIPConfig, seed: int = 0, rank: int = 0, world_size: int = 1):
+        super().__init__(model, config, seed, rank, world_size)
+        self.contrastive = ClipLoss(local_loss=True, gather_with_grad=True, rank=rank, world_size=world_size)
+        model.logit_bias.requires_grad_(False)
+
+    def terms(self, reps: Reps, batch: Batch) -> Terms:
+        """loss, and the detached scale for the log."""
+        image, text = upcast(reps["image_mean"]), upcast(reps["text_mean"])
+        with full_precision(image):
+            loss = self.contrastive(image, text, reps["scale"])
+        return {"loss": loss, "scale": reps["scale"].detach()}

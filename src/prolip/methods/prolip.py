@@ -1,0 +1,227 @@
+"""ProLIP (Chun et al. 2025): PPCL, inclusion losses and VIB on Gaussians, equation 6."""
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from prolip.ring import ppcl_over_ranks
+from torch import Tensor
+
+from prolip.gaussian import Gaussian
+from prolip.losses import Matches, inclusion_loss, vib
+from prolip.masking import count_kept_patches, count_masked_rows, draw_noise, keep_patches, mask_text
+from prolip.methods.base import (
+    Batch,
+    Objective,
+    Reps,
+    Terms,
+    clamp_logit_scale,
+    full_precision,
+    logit_scale_and_bias,
+)
+
+FORMS, REDUCTIONS = ("exact", "printed"), ("dim", "pair")
+IMAGE_STREAM, TEXT_STREAM = 1, 2  # of random numbers within a step
+
+
+@dataclass(kw_only=True)
+class ProLIPConfig:
+    """Weights and constants of the ProLIP loss; symbols as in the paper's equations 5 and 6."""
+
+    alpha1: float = field(default=1e-7, metadata={"help": "weight of the inclusion of images in their texts (eq. 6)"})
+    alpha2: float = field(
+        default=1e-3,
+        metadata={"help": "weight of the inclusion of images and texts in their masked views (eq. 6); 0: no views"},
+    )
+    beta: float = field(default=1e-4, metadata={"help": "weight of the information bottleneck VIB (eq. 6)"})
+    inclusion_scale: float = field(
+        default=10.0, metadata={"help": "c of the inclusion loss (eq. 5); the paper's main runs took 1000"}
+    )
+    inclusion_eps: float = field(
+        default=-10.0,
+        metadata={"help": "exponent of the factor on 1/sigma^2 in the inclusion loss; the paper's main runs took -20"},
+    )
+    inclusion_form: str = field(
+        default="exact",
+        metadata={
+            "help": "inclusion test as the paper derives it in A.4 (exact) or as its eq. 3 prints it (printed)",
+            "choices": FORMS,
+        },
+    )
+    inclusion_reduction: str = field(
+        default="dim",
+        metadata={
+            "help": "log-sigmoid per dimension, then mean (dim), or of the sum over dimensions (pair)",
+            "choices": REDUCTIONS,
+        },
+    )
+    mask_fraction: float = field(default=0.125, metadata={"help": "share of each batch that gets masked views"})
+    mask_ratio: float = field(
+        default=0.75, metadata={"help": "share of patches dropped, and probability of a token to become [MASK]"}
+    )
+    known_matches: bool = field(
+        default=False,
+        metadata={"help": "count every true caption of an image in the batch as a positive, not only its own"},
+    )
+
+    def __post_init__(self) -> None:
+        for name in ("alpha1", "alpha2", "beta", "inclusion_scale"):
+            value = getattr(self, name)
+            if not 0 <= value < float("inf"):
+                raise ValueError(f"{name}={value} is no weight: give a finite number of at least 0")
+        if not -float("inf") < self.inclusion_eps <= 0:
+            raise ValueError(
+                f"inclusion_eps={self.inclusion_eps} is an exponent, 1/sigma^2 is multiplied by exp(eps): "
+                "give a number of at most 0, such as -10"
+            )
+        if not 0 < self.mask_fraction <= 1:
+            raise ValueError(
+                f"mask_fraction={self.mask_fraction} is outside (0, 1]: give a share such as 0.125, "
+                "or alpha2=0 for no masked views"
+            )
+        if not 0 < self.mask_ratio < 1:
+            raise ValueError(f"mask_ratio={self.mask_ratio} is outside (0, 1): give a share such as 0.75")
+        for name, choices in (("inclusion_form", FORMS), ("inclusion_reduction", REDUCTIONS)):
+            if getattr(self, name) not in choices:
+                raise ValueError(f"{name}={getattr(self, name)!r} is unknown: give one of {', '.join(choices)}")
+
+
+class ProLIPObjective(Objective):
+    """The loss of ProLIP's equation 6 on one batch of images and texts.
+
+    L = PPCL + alpha1 I(image in text) + alpha2 [I(image in masked image) + I(text in masked text)]
+        + beta [VIB(image) + VIB(text)].
+    No gradient is stopped: as in the paper an inclusion may narrow the inner Gaussian as well as widen the outer one.
+    """
+
+    config: ProLIPConfig
+
+    def prepare(self, batch: Batch, step: int) -> Batch:
+        """Add masked views of the first M rows, M = max(1, floor(mask_fraction * B)).
+
+        Adds masked_image (M, 3, H, W), a view of `image` with the patches to keep in `keep` (M, K), and masked_text
+        (M, L). Raises ValueError when known matches are asked for and the batch has no caption ids.
+        """
+        _check(batch, self.config.known_matches)
+        if self.config.alpha2 == 0:
+            return batch
+        image, text, ratio = batch["image"], batch["text"], self.config.mask_ratio
+        rows = count_masked_rows(len(image), self.config.mask_fraction)
+        patches = self.model.num_patches
+        return batch | {
+            "masked_image": image[:rows],
+            "keep": keep_patches(
+                self._noise(rows, patches, step, IMAGE_STREAM, image), count_kept_patches(patches, ratio)
+            ),
+            "masked_text": mask_text(
+                text[:rows],
+                self._noise(rows, text.shape[1], step, TEXT_STREAM, text),
+                self.model.mask_token_id,
+                self.model.pad_token_id,
+                self.model.special_token_ids,
+                ratio,
+            ),
+        }
+
+    def _noise(self, rows: int, cols: int, step: int, stream: int, like: Tensor) -> Tensor:
+        return draw_noise(
+            rows * self.world_size, cols, self.seed, step, stream, self.rank, self.world_size, like.device
+        )
+
+    def embed(self, batch: Batch) -> Reps:
+        """Gaussians of images and texts (B, D) and of the masked views (M, D), as flat entries, with scale and bias.
+
+        Masked texts share the text pass; masked images are a pass of their own over the kept patches.
+        """
+        image = self.model.encode_image(batch["image"])
+        reps = _flat("image", image) | logit_scale_and_bias(self.model)
+        if self.config.alpha2 == 0:
+            return reps | _flat("text", self.model.encode_text(batch["text"]))
+        if "masked_text" not in batch:
+            raise ValueError("the batch has no masked views and alpha2 is not 0: call objective.prepare(batch, step)")
+        rows = len(batch["text"])
+        texts = self.model.encode_text(torch.cat([batch["text"], batch["masked_text"]]))
+        if len(batch["masked_image"]):
+            masked_image = self.model.encode_image(batch["masked_image"], keep=batch["keep"])
+        else:  # a micro-batch may hold no masked row
+            masked_image = image.select(slice(0, 0))
+        return (
+            reps
+            | _flat("text", texts.select(slice(None, rows)))
+            | _flat("masked_image", masked_image)
+            | _flat("masked_text", texts.select(slice(rows, None)))
+        )
+
+    def terms(self, reps: Reps, batch: Batch) -> Terms:
+        """Equation 6 and its parts, unweighted; with the detached scale, bias and mean traces for the log."""
+        config = self.config
+        image, text = _gaussian(reps, "image"), _gaussian(reps, "text")
+        labels = Matches(batch["caption_ids"], batch["caption_id"]) if config.known_matches else None
+        with full_precision(image.mean):
+            terms = {
+                "ppcl": ppcl_over_ranks(image, text, reps["scale"], reps["bias"], labels),
+                "inclusion_image_text": self._inclusion(image, text),
+                "vib_image": vib(image),
+                "vib_text": vib(text),
+            }
+            if config.alpha2 > 0:
+                terms["inclusion_image"] = self._inclusion_in_masked(image, _gaussian(reps, "masked_image"))
+                terms["inclusion_text"] = self._inclusion_in_masked(text, _gaussian(reps, "masked_text"))
+        weights = {
+            "ppcl": 1.0,
+            "inclusion_image_text": config.alpha1,
+            "inclusion_image": config.alpha2,
+            "inclusion_text": config.alpha2,
+            "vib_image": config.beta,
+            "vib_text": config.beta,
+        }
+        # A term without weight is for the log: kept out of the sum, it cannot bring a non-finite gradient.
+        loss = torch.stack([weights[name] * term for name, term in terms.items() if weights[name] > 0]).sum()
+        return {"loss": loss} | terms | _statistics(reps, image, text)
+
+    def _inclusion(self, inner: Gaussian, outer: Gaussian) -> Tensor:
+        config = self.config
+        return inclusion_loss(
+            inner,
+            outer,
+            scale=config.inclusion_scale,
+            eps=config.inclusion_eps,
+            form=config.inclusion_form,
+            reduction=config.inclusion_reduction,
+        )
+
+    def _inclusion_in_masked(self, full: Gaussian, masked: Gaussian) -> Tensor:
+        """Masked views are of the leading rows."""
+        return self._inclusion(full.select(slice(None, len(masked.mean))), masked)
+
+    def after_step(self) -> None:
+        """Keep the scale within its bound."""
+        clamp_logit_scale(self.model)
+
+
+def _flat(name: str, z: Gaussian) -> Reps:
+    return {f"{name}_mean": z.mean, f"{name}_log_var": z.log_var}
+
+
+def _gaussian(reps: Reps, name: str) -> Gaussian:
+    return Gaussian(reps[f"{name}_mean"], reps[f"{name}_log_var"]).float()
+
+
+def _statistics(reps: Reps, image: Gaussian, text: Gaussian) -> Terms:
+    return {
+        "scale": reps["scale"].detach(),
+        "bias": reps["bias"].detach(),
+        "trace_image": image.detach().trace.mean(),
+        "trace_text": text.detach().trace.mean(),
+    }
+
+
+def _check(batch: Batch, known_matches: bool) -> None:
+    if len(batch["image"]) != len(batch["text"]):
+        raise ValueError(f"{len(batch['image'])} images and {len(batch['text'])} texts in a batch: give pairs")
+    missing = [name for name in ("caption_id", "caption_ids") if name not in batch]
+    if known_matches and missing:
+        raise ValueError(
+            f"known_matches wants {' and '.join(missing)} in the batch, which has {', '.join(batch)}: "
+            "read data with caption ids, or turn known_matches off"
+        )

@@ -1,0 +1,157 @@
+"""Masked views: uniform subsets, masking rates, brute-force oracles, and equality over ranks."""
+from __future__ import annotations
+
+from itertools import combinations
+
+import pytest
+import torch
+
+from prolip.masking import count_kept_patches, count_masked_rows, draw_noise, keep_patches, mask_text, mix_seed
+
+PAD, MASK, START, END = 0, 99, 1, 2
+
+
+def uniform(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.rand(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def texts(rows: int, length: int, seed: int = 0) -> torch.Tensor:
+    """[start, words of random number, end, padding...]."""
+    generator = torch.Generator().manual_seed(seed)
+    words = torch.randint(10, 50, (rows, length), generator=generator)
+    count = torch.randint(0, length - 1, (rows, 1), generator=generator)
+    column = torch.arange(length)
+    text = torch.where(column <= count, words, torch.tensor(PAD))
+    text[:, 0] = START
+    return text.masked_fill(column == count + 1, END)
+
+
+def mask_by_hand(text, noise, ratio):
+    """The definition, token by token."""
+    out = text.clone()
+    for row in range(len(text)):
+        places = [i for i in range(text.shape[1]) if text[row, i].item() not in (PAD, START, END)]
+        chosen = [i for i in places if noise[row, i] < ratio]
+        if places and not chosen:
+            chosen = [min(places, key=lambda i, row=row: noise[row, i].item())]
+        for i in chosen:
+            out[row, i] = MASK
+    return out
+
+
+@pytest.mark.parametrize("keep", [1, 3, 7, 8])
+def test_kept_patches_are_the_smallest_draws_in_ascending_places(keep):
+    noise = uniform(20, 8)
+    expected = [sorted(sorted(range(8), key=lambda i, row=row: row[i].item())[:keep]) for row in noise]
+    assert keep_patches(noise, keep).tolist() == expected
+
+
+def test_every_subset_of_patches_is_equally_likely():
+    draws, subsets = 60_000, list(combinations(range(5), 2))
+    kept = keep_patches(uniform(draws, 5), 2)
+    counts = torch.tensor([(kept == torch.tensor(s)).all(1).sum().item() for s in subsets], dtype=torch.float64)
+    assert counts.sum() == draws
+    expected = draws / len(subsets)
+    chi_square = ((counts - expected) ** 2 / expected).sum()
+    assert chi_square < 27.9  # 99.9th percentile with 9 degrees of freedom
+
+
+@pytest.mark.parametrize("keep", [0, 9])
+def test_keeping_an_impossible_number_of_patches_is_refused(keep):
+    with pytest.raises(ValueError, match=f"cannot keep {keep} patches.*1 <= keep <= P"):
+        keep_patches(uniform(2, 8), keep)
+
+
+def test_three_quarters_of_the_patches_are_dropped():
+    assert [count_kept_patches(p, 0.75) for p in (196, 16, 4, 1)] == [49, 4, 1, 1]
+
+
+def test_an_eighth_of_the_rows_is_masked_and_never_none():
+    assert [count_masked_rows(b, 0.125) for b in (512, 15, 8, 3)] == [64, 1, 1, 1]
+    assert count_masked_rows(100, 0.29) == 29
+
+
+@pytest.mark.parametrize("ratio", [0.02, 0.3, 0.75, 1.0])
+def test_text_masking_equals_the_token_by_token_definition(ratio):
+    text, noise = texts(200, 9, seed=3), uniform(200, 9, seed=4)
+    assert torch.equal(mask_text(text, noise, MASK, PAD, (START, END), ratio), mask_by_hand(text, noise, ratio))
+
+
+def test_at_least_one_token_is_masked_wherever_one_can_be():
+    text = texts(500, 6, seed=5)
+    masked = mask_text(text, uniform(500, 6, seed=6), MASK, PAD, (START, END), ratio=0.01)
+    has_words = (text >= 10).any(1)
+    assert has_words.any() and not has_words.all()
+    assert torch.equal((masked == MASK).any(1), has_words)
+    assert torch.equal(masked[~has_words], text[~has_words])
+
+
+def test_tokens_are_masked_at_the_ratio_apart_from_the_forced_ones():
+    """With n words the rate is p + (1 - p)^n / n: the forced token is one of the n untouched ones."""
+    rows, p = 40_000, 0.75
+    for words in (1, 2, 10):
+        text = torch.full((rows, words + 2), 20)
+        text[:, 0], text[:, -1] = START, END
+        masked = mask_text(text, uniform(rows, words + 2, seed=words), MASK, PAD, (START, END), p) == MASK
+        rates = masked[:, 1:-1].double().mean(0)
+        expected = p + (1 - p) ** words / words
+        assert not masked[:, 0].any() and not masked[:, -1].any()
+        assert (rates - expected).abs().max() < 4.5 * (0.25 / rows) ** 0.5
+        if words > 1:
+            covariance = torch.cov(masked[:, 1:3].double().T)[0, 1]
+            assert abs(covariance - (p**2 - expected**2)) < 0.006  # independent, but never two forced
+
+
+def test_a_padding_token_that_is_also_the_end_token_stays():
+    text = torch.tensor([[20, 21, 1, 1], [1, 1, 1, 1]])  # SigLIP's tokenizers: end = padding = 1
+    masked = mask_text(text, torch.full((2, 4), 0.1), MASK, pad_id=1)
+    assert masked.tolist() == [[MASK, MASK, 1, 1], [1, 1, 1, 1]]
+
+
+def test_the_input_text_is_left_alone():
+    text = texts(4, 8)
+    before = text.clone()
+    mask_text(text, uniform(4, 8), MASK, PAD)
+    assert torch.equal(text, before)
+
+
+def test_noise_of_another_shape_is_refused():
+    with pytest.raises(ValueError, match=r"noise \(3, 8\) does not fit texts \(4, 8\)"):
+        mask_text(texts(4, 8), uniform(3, 8), MASK, PAD)
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+def test_ranks_draw_together_what_one_process_draws(world_size):
+    whole = draw_noise(12, 5, 7, 3, 1, 0, 1, "cpu")
+    assert whole.shape == (12, 5)
+    for rank in range(world_size):
+        assert torch.equal(draw_noise(12, 5, 7, 3, 1, rank, world_size, "cpu"), whole[rank::world_size])
+
+
+def test_rows_that_do_not_divide_among_the_ranks_are_refused():
+    with pytest.raises(ValueError, match="5 masked rows do not divide among 2 ranks"):
+        draw_noise(5, 4, 0, 0, 0, 0, 2, "cpu")
+
+
+def test_seed_step_and_stream_all_change_the_noise_and_do_not_trade_places():
+    """With a plain sum (seed, step) = (0, 1) and (1, 0) would share their views."""
+    draws = [draw_noise(1, 3, *key, 0, 1, "cpu") for key in [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 0)]]
+    assert len({tuple(draw[0].tolist()) for draw in draws}) == len(draws)
+    assert torch.equal(draws[0], draw_noise(1, 3, 0, 0, 0, 0, 1, "cpu"))
+
+
+def test_drawing_noise_leaves_the_default_generator_alone():
+    torch.manual_seed(0)
+    expected = torch.rand(3)
+    torch.manual_seed(0)
+    draw_noise(4, 4, 0, 0, 0, 0, 1, "cpu")
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_mixed_seeds_differ_in_half_of_their_low_bits():
+    """The CPU generator uses the low 32 bits alone, so neighbouring steps have to differ there."""
+    low = [mix_seed(0, step, 1) & 0xFFFF_FFFF for step in range(2000)]
+    assert len(set(low)) == len(low)
+    flips = sum(bin(a ^ b).count("1") for a, b in zip(low, low[1:])) / (len(low) - 1)
+    assert 15.5 < flips < 16.5
+    assert all(0 <= mix_seed(-seed, 0) < 2**63 for seed in range(100))
