@@ -1,0 +1,102 @@
+"""Augmentation on the device against plain operations, one property at a time."""
+import colorsys
+import math
+
+import pytest
+import torch
+from torchvision.transforms.v2 import functional as TF
+
+from prolip.data.augment import PARAMETERS, AugmentConfig, DeviceAugment, affine_matrices, recolour, warp
+
+MEAN, STD = (0.48, 0.45, 0.40), (0.26, 0.26, 0.27)
+
+
+@pytest.fixture
+def images():
+    return torch.randint(0, 256, (6, 3, 16, 16), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+
+
+def draws(rows=6, **values):
+    """Every uniform number at 0.5 (no change), some set otherwise."""
+    return {name: torch.full((rows,), values.get(name, 0.5)) for name in PARAMETERS}
+
+
+def test_default_config_only_normalises(images):
+    out = DeviceAugment(AugmentConfig(), MEAN, STD)(images, step=3)
+    want = TF.normalize(TF.to_dtype(images, torch.float32, scale=True), MEAN, STD)
+    torch.testing.assert_close(out, want)
+
+
+def test_quarter_turn_is_an_exact_rotation(images):
+    x = images.float() / 255
+    matrices = affine_matrices(draws(rotate=1.0), AugmentConfig(rotate=90.0))
+    turned = warp(x, matrices, fill=1.0)
+    assert any(torch.allclose(turned, torch.rot90(x, k, (2, 3)), atol=1e-5) for k in (1, 3))
+
+
+def test_shrinking_by_two_averages_the_middle_and_fills_the_border():
+    x = torch.zeros(1, 3, 8, 8)
+    out = warp(x, affine_matrices(draws(1, zoom=0.0), AugmentConfig(zoom=(0.5, 0.5))), fill=1.0)
+    assert out[0, :, 2:6, 2:6].eq(0).all()
+    assert out[0, :, 0].eq(1).all() and out[0, :, :, -1].eq(1).all()
+
+
+def test_stretch_keeps_the_area():
+    config = AugmentConfig(aspect=0.4, zoom=(0.8, 1.2), rotate=30)
+    generator = torch.Generator().manual_seed(1)
+    noise = {name: torch.rand(50, generator=generator) for name in PARAMETERS}
+    areas = affine_matrices(noise, config)[:, :, :2].double().det()
+    zoom = 0.8 + 0.4 * noise["zoom"].double()
+    torch.testing.assert_close(areas, zoom**-2, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("name, adjust", [
+    ("brightness", TF.adjust_brightness), ("contrast", TF.adjust_contrast), ("saturation", TF.adjust_saturation),
+])  # fmt: skip
+@pytest.mark.parametrize("uniform, factor", [(0.0, 0.6), (1.0, 1.4)])
+def test_each_colour_factor_equals_torchvision(images, name, adjust, uniform, factor):
+    x = images.float() / 255
+    out = recolour(x, draws(**{name: uniform}), AugmentConfig(**{name: 0.4}))
+    # torchvision's luma weights differ in the fourth digit
+    torch.testing.assert_close(out, adjust(x, factor), atol=2e-3, rtol=0)
+
+
+def test_hue_turns_the_colour_and_keeps_the_luma():
+    x = torch.tensor([0.6, 0.3, 0.3]).view(1, 3, 1, 1).expand(1, 3, 4, 4)
+    out = recolour(x, draws(1, hue=1.0), AugmentConfig(hue=1 / 3))
+    luma = torch.tensor([0.299, 0.587, 0.114])
+    torch.testing.assert_close(out[0, :, 0, 0] @ luma, x[0, :, 0, 0] @ luma, atol=1e-5, rtol=0)
+    hue, *_ = colorsys.rgb_to_hsv(*out[0, :, 0, 0].tolist())
+    assert min(hue, 1 - hue) > 0.2  # red went a long way round
+
+
+def test_greyscale_and_jitter_hit_their_share_of_the_images():
+    images = torch.randint(0, 256, (2000, 3, 2, 2), generator=torch.Generator().manual_seed(2), dtype=torch.uint8)
+    plain = DeviceAugment(AugmentConfig(), MEAN, STD)(images, 0)
+    grey = DeviceAugment(AugmentConfig(greyscale_prob=0.2), (0, 0, 0), (1, 1, 1))(images, 0)
+    is_grey = (grey.amax(1) - grey.amin(1)).amax((1, 2)) < 1e-5
+    assert abs(is_grey.float().mean().item() - 0.2) < 4 * math.sqrt(0.2 * 0.8 / 2000)
+    bright = DeviceAugment(AugmentConfig(brightness=0.5, jitter_prob=0.8), MEAN, STD)(images, 0)
+    changed = (bright - plain).abs().amax((1, 2, 3)) > 1e-6
+    assert abs(changed.float().mean().item() - 0.8) < 4 * math.sqrt(0.2 * 0.8 / 2000)
+
+
+def test_two_ranks_make_the_images_of_one_process(images):
+    config = AugmentConfig(rotate=20, zoom=(0.7, 1.1), shift=0.1, hue=0.1, saturation=0.5, greyscale_prob=0.3)
+    whole = DeviceAugment(config, MEAN, STD, seed=5)(images, step=7)
+    for rank in range(2):
+        part = DeviceAugment(config, MEAN, STD, seed=5, rank=rank, world_size=2)(images[rank::2], step=7)
+        torch.testing.assert_close(part, whole[rank::2], rtol=0, atol=1e-6)
+    assert not torch.allclose(whole, DeviceAugment(config, MEAN, STD, seed=5)(images, step=8))
+    assert not torch.allclose(whole, DeviceAugment(config, MEAN, STD, seed=6)(images, step=7))
+
+
+def test_float_images_are_refused(images):
+    with pytest.raises(TypeError, match="uint8 images, got torch.float32"):
+        DeviceAugment(AugmentConfig(), MEAN, STD)(images.float(), 0)
+
+
+@pytest.mark.parametrize("wrong", [{"zoom": (0.0, 1.0)}, {"zoom": (1.2, 1.0)}, {"hue": 0.7}, {"greyscale_prob": 2.0}])
+def test_impossible_values_are_refused(wrong):
+    with pytest.raises(ValueError, match="give"):
+        AugmentConfig(**wrong)
