@@ -1,0 +1,240 @@
+"""The bundled corpus: drawings of emoji by several designers, with every true caption of every drawing known.
+
+A *concept* is one hexcode with its texts; a *drawing* is one designer's picture of a concept. A *caption row* is a
+text at a level, so "cat" is two rows where it is a name and also a keyword, but one *text* with one embedding. A caption
+is true of every drawing of every concept that carries it. Two relations follow, and each has its use:
+
+- rows x concepts, strict: at this level. The name rows are one-to-one with the concepts: "which of 1,644 names is it?".
+- texts x concepts, complete: at any level. The full caption gallery is scored with this one, because the text "hotel"
+  is true of the love hotel (a subgroup) as much as of the hotel (a name).
+"""
+from __future__ import annotations
+
+import difflib
+import io
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import webdataset as wds
+from PIL import Image
+
+LEVELS = ("group", "subgroup", "keyword", "name")  # general to specific
+FIELDS = ("group", "subgroup", "keyword", "name", "hexcode", "style")
+PICTURES = ("webp", "png", "jpg", "jpeg")
+
+
+@dataclass(frozen=True)
+class Concept:
+    """One hexcode and its texts."""
+
+    hexcode: str
+    name: str
+    keywords: tuple[str, ...]
+    subgroup: str
+    group: str
+
+    def captions(self, level: str) -> tuple[str, ...]:
+        """The true captions of one level, without repeats."""
+        return tuple(dict.fromkeys(self.keywords)) if level == "keyword" else (getattr(self, level),)
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """One picture: `concept` is the row of its concept in the corpus, `data` the encoded file."""
+
+    key: str
+    style: str
+    concept: int
+    data: bytes
+
+    def image(self) -> Image.Image:
+        """Decoded, RGB."""
+        return Image.open(io.BytesIO(self.data)).convert("RGB")
+
+
+@dataclass(frozen=True)
+class CaptionTable:
+    """All distinct captions per level with what they are true of.
+
+    texts: T distinct strings; level, text: (C,) per row, an index into LEVELS and into texts; relation: (C, K) bool,
+    row is carried by concept at that level.
+    """
+
+    texts: tuple[str, ...]
+    level: np.ndarray
+    text: np.ndarray
+    relation: np.ndarray
+
+    def rows(self, level: str) -> np.ndarray:
+        """Indices of the rows of one level."""
+        return np.flatnonzero(self.level == LEVELS.index(level))
+
+    @cached_property
+    def text_relation(self) -> np.ndarray:
+        """(T, K) bool: the text is carried by the concept at any level."""
+        out = np.zeros((len(self.texts), self.relation.shape[1]), dtype=bool)
+        np.logical_or.at(out, self.text, self.relation)
+        return out
+
+    @cached_property
+    def true_matches(self) -> np.ndarray:
+        """(T,) number of concepts a text is true of; every text has at least one."""
+        return self.text_relation.sum(1)
+
+    @cached_property
+    def text_level(self) -> np.ndarray:
+        """(T,) the most general level a text occurs at, as an index into LEVELS."""
+        out = np.full(len(self.texts), len(LEVELS))
+        np.minimum.at(out, self.text, self.level)
+        return out
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Concepts (K) and drawings (N); a concept need not have a drawing, a drawing always has its concept."""
+
+    concepts: tuple[Concept, ...]
+    drawings: tuple[Drawing, ...]
+
+    @cached_property
+    def drawing_concepts(self) -> np.ndarray:
+        """(N,) row of the concept of every drawing."""
+        return np.array([drawing.concept for drawing in self.drawings], dtype=np.int64)
+
+    def images(self) -> list[Image.Image]:
+        """All drawings, decoded."""
+        return [drawing.image() for drawing in self.drawings]
+
+    def select(self, rule: str) -> Corpus:
+        """The part that meets a rule such as `group=food drink|travel places; style=noto`.
+
+        Conditions are joined by `;` and must all hold, alternatives by `|`; fields: group, subgroup, keyword, name,
+        hexcode, style (style alone picks drawings, the others pick concepts and so their drawings). Raises ValueError
+        on an unknown field or a value that nothing carries.
+        """
+        conditions = parse_rule(rule)
+        for field, values in conditions.items():
+            self._check_values(field, values)
+        styles = conditions.pop("style", None)
+        kept = [i for i, c in enumerate(self.concepts) if all(meets(c, f, v) for f, v in conditions.items())]
+        row = {old: new for new, old in enumerate(kept)}
+        drawings = tuple(
+            Drawing(d.key, d.style, row[d.concept], d.data)
+            for d in self.drawings
+            if d.concept in row and (styles is None or d.style in styles)
+        )
+        if not kept:
+            raise ValueError(f"no concept meets {rule!r}: its conditions exclude each other; drop one")
+        return Corpus(tuple(self.concepts[i] for i in kept), drawings)
+
+    def with_concepts(self, concepts: Iterable[Concept]) -> Corpus:
+        """The same drawings with more concepts to tell them from (a wider caption gallery); known ones stay."""
+        known = {concept.hexcode: concept for concept in self.concepts}
+        for concept in concepts:
+            _agree(known.setdefault(concept.hexcode, concept), concept, "added concepts")
+        return Corpus(tuple(known.values()), self.drawings)
+
+    def caption_table(self) -> CaptionTable:
+        """Every distinct caption of every level, general to specific, in order of first appearance."""
+        rows: dict[tuple[str, str], int] = {}
+        pairs = []
+        for level in LEVELS:
+            for k, concept in enumerate(self.concepts):
+                for text in concept.captions(level):
+                    pairs.append((rows.setdefault((level, text), len(rows)), k))
+        relation = np.zeros((len(rows), len(self.concepts)), dtype=bool)
+        relation[tuple(np.array(pairs).T)] = True
+        texts = {text: i for i, text in enumerate(dict.fromkeys(text for _, text in rows))}
+        levels = np.array([LEVELS.index(level) for level, _ in rows])
+        return CaptionTable(tuple(texts), levels, np.array([texts[text] for _, text in rows]), relation)
+
+    def _check_values(self, field: str, values: Sequence[str]) -> None:
+        """Every asked value is carried by something here."""
+        if field == "style":
+            known = {drawing.style for drawing in self.drawings}
+        elif field == "hexcode":
+            known = {concept.hexcode for concept in self.concepts}
+        else:
+            known = {text for concept in self.concepts for text in concept.captions(field)}
+        for value in values:
+            if value not in known:
+                near = difflib.get_close_matches(value, known, n=5) or sorted(known)[:8]
+                raise ValueError(f"no {field} {value!r} in the corpus: use one of {', '.join(near)}")
+
+
+def read(shards: str | Path | Sequence[str | Path]) -> Corpus:
+    """Read whole shards (paths, brace patterns or URLs that webdataset opens), in order.
+
+    Raises FileNotFoundError for a missing file and ValueError for a sample without picture or texts, or for shards that
+    disagree on the texts of a concept.
+    """
+    urls = [str(shards)] if isinstance(shards, (str, Path)) else [str(shard) for shard in shards]
+    urls = [url for pattern in urls for url in wds.shardlists.expand_urls(pattern)]
+    for url in urls:
+        if ":" not in url and not Path(url).exists():
+            raise FileNotFoundError(f"no shard at {url}: give a .tar of the emoji corpus, e.g. data/emoji/noto.tar")
+    # Every rank and worker reads everything: an evaluation is not split as a training set is.
+    samples = wds.WebDataset(urls, shardshuffle=False, nodesplitter=None, workersplitter=None, empty_check=False)
+    concepts: dict[str, Concept] = {}
+    rows: dict[str, int] = {}
+    drawings = []
+    for sample in samples:
+        concept, style, data = _parse(sample)
+        row = rows.setdefault(concept.hexcode, len(rows))
+        _agree(concepts.setdefault(concept.hexcode, concept), concept, sample["__url__"])
+        drawings.append(Drawing(sample["__key__"], style, row, data))
+    if not drawings:
+        raise ValueError(f"no sample in {', '.join(urls)}: give shards of the emoji corpus (.webp with .json)")
+    return Corpus(tuple(concepts.values()), tuple(drawings))
+
+
+def parse_rule(rule: str) -> dict[str, tuple[str, ...]]:
+    """`a=x|y; b=z` as {a: (x, y), b: (z,)}."""
+    conditions: dict[str, tuple[str, ...]] = {}
+    for part in rule.split(";"):
+        field, equals, values = (piece.strip() for piece in part.partition("="))
+        wanted = tuple(value.strip() for value in values.split("|") if value.strip())
+        if not equals or field not in FIELDS or not wanted:
+            raise ValueError(
+                f"cannot read {part.strip()!r} in the rule {rule!r}: write FIELD=VALUE|VALUE with FIELD one of "
+                f"{', '.join(FIELDS)}, e.g. 'group=animals nature|food drink'"
+            )
+        if field in conditions:
+            raise ValueError(f"{field} stands twice in {rule!r}: join its values with |")
+        conditions[field] = wanted
+    return conditions
+
+
+def meets(concept: Concept, field: str, values: Sequence[str]) -> bool:
+    """Whether a concept has one of the values in a field."""
+    carried = (concept.hexcode,) if field == "hexcode" else concept.captions(field)
+    return any(value in values for value in carried)
+
+
+def _parse(sample: dict) -> tuple[Concept, str, bytes]:
+    """Concept, style and encoded picture of one webdataset sample."""
+    key, url = sample["__key__"], sample["__url__"]
+    data = next((sample[kind] for kind in PICTURES if kind in sample), None)
+    if data is None or "json" not in sample:
+        found = sorted(field for field in sample if not field.startswith("__"))
+        raise ValueError(f"sample {key} of {url} has {found}: wanted a picture ({', '.join(PICTURES)}) and a .json")
+    record = json.loads(sample["json"])
+    missing = [field for field in ("hexcode", "name", "subgroup", "group", "style") if not record.get(field)]
+    if missing:
+        raise ValueError(f"the .json of sample {key} of {url} lacks {', '.join(missing)}: is it an emoji shard?")
+    concept = Concept(
+        record["hexcode"], record["name"], tuple(record.get("keywords") or ()), record["subgroup"], record["group"]
+    )
+    return concept, record["style"], data
+
+
+def _agree(known: Concept, new: Concept, where: str) -> None:
+    """Shards built from one release of the texts have one set of texts per hexcode."""
+    if known != new:
+        raise ValueError(
+            f"{where}: {new.hexcode} has the texts {new} but {known} before: rebuild all shards from one release"
+        )
