@@ -1,0 +1,342 @@
+"""The terms of ProLIP's loss as pure functions: PPCL, inclusion and VIB (spec section 3).
+
+PPCL is linear in memory: its gradients are taken in the forward pass, one block of rows at a time, so no B x B matrix
+is ever kept. `ring.py` runs the same block kernel (`add_pairs`) over the texts of all ranks.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from prolip.gaussian import Gaussian
+from prolip.measures import inclusion_test_per_dim
+
+# Pairs per block: what stays in a core's cache on CPU, what fills a device on one. MIN_ROWS keeps the matrix products of
+# a block efficient when the columns are many.
+PAIRS_CPU, PAIRS_DEVICE, MIN_ROWS = 1 << 18, 1 << 24, 256
+# softplus(z) equals z beyond this even in float64, and exp(z) does not overflow float32 before it.
+SOFTPLUS_LINEAR = 80.0
+NO_MATCH = -1
+
+
+class Matches(NamedTuple):
+    """Which texts of a batch are known to describe which images.
+
+    image: (B, K) int64, the ids of all texts that are true for an image, padded with -1; text: (B,) int64, the id of
+    the text at hand (-1: unknown, matches its own image only).
+    Pair (i, j) is positive iff text[j] is in image[i] or i == j.
+    """
+
+    image: Tensor
+    text: Tensor
+
+
+class Packed(NamedTuple):
+    """What csd similarity needs of a batch of Gaussians: mean (B, D) and trace (B,)."""
+
+    mean: Tensor
+    trace: Tensor
+
+
+class Positives(NamedTuple):
+    """The positive pairs among rows (n) and columns (m).
+
+    diagonal: row i matches column i + diagonal, None: no such match; rows (n, K), columns (m,): ids as in `Matches`.
+    """
+
+    diagonal: int | None = None
+    rows: Tensor | None = None
+    columns: Tensor | None = None
+
+    def select(self, part: slice) -> Positives:
+        """The same for some of the rows."""
+        diagonal = None if self.diagonal is None else self.diagonal + part.start
+        return Positives(diagonal, None if self.rows is None else self.rows[part], self.columns)
+
+    def flip(self, z: Tensor) -> Callable[[Tensor], Tensor]:
+        """A function that negates, in place, the positive pairs of a matrix of the shape and dtype of z (n, m).
+
+        One id of every row is compared at a time: (n, K, m) is never built.
+        """
+        if self.rows is None or self.columns is None:
+            if self.diagonal is None:
+                return lambda x: x
+            offset = self.diagonal
+            return lambda x: negate(x, x.diagonal(offset))
+        mask = torch.zeros_like(z, dtype=torch.bool)
+        for ids in self.rows.unbind(1):
+            mask |= ids.unsqueeze(1) == self.columns
+        mask &= self.columns != NO_MATCH
+        if self.diagonal is not None:
+            mask.diagonal(self.diagonal).fill_(True)
+        signs = torch.ones_like(z).masked_fill_(mask, -1)
+        return lambda x: x.mul_(signs)
+
+
+def negate(x: Tensor, view: Tensor) -> Tensor:
+    """x after negating a view of it in place."""
+    view.neg_()
+    return x
+
+
+class Columns(NamedTuple):
+    """Sums over pairs that belong to the columns: d loss / d mean (m, D), d loss / d trace (m,); None: not wanted."""
+
+    mean: Tensor | None
+    trace: Tensor | None
+
+
+@dataclass
+class Rows:
+    """Sums over pairs that belong to the rows, with g_ij = d loss / d logit_ij; None: not wanted.
+
+    loss (); weighted (): sum_ij g_ij trace_j; mean (n, D): sum_j g_ij mean_j;
+    sums (n,): sum_j g_ij, None when no gradient at all is wanted.
+    """
+
+    loss: Tensor
+    weighted: Tensor
+    mean: Tensor | None
+    sums: Tensor | None
+
+
+class Needs(NamedTuple):
+    """Which inputs want a gradient, in the order of `pack_inputs`."""
+
+    image_mean: bool = False
+    image_trace: bool = False
+    text_mean: bool = False
+    text_trace: bool = False
+    scale: bool = False
+    bias: bool = False
+
+
+Evaluation = tuple[Tensor, tuple[Tensor | None, ...]]
+Evaluate = Callable[[tuple[Tensor, ...], Needs], Evaluation]
+
+
+def default_block(columns: int, device: torch.device) -> int:
+    """Rows per block: PAIRS_CPU or PAIRS_DEVICE pairs in all, at least MIN_ROWS rows."""
+    pairs = PAIRS_CPU if device.type == "cpu" else PAIRS_DEVICE
+    return max(MIN_ROWS, pairs // max(columns, 1))
+
+
+def zero_rows(rows: Packed, needs: Needs) -> Rows:
+    """Zeros for the sums that the gradients named by `needs` are read off; d scale is read off the sums for the means."""
+    mean = rows.mean.new_zeros(rows.mean.shape) if needs.image_mean or needs.scale else None
+    sums = rows.trace.new_zeros(rows.trace.shape) if any(needs) else None
+    return Rows(rows.trace.new_zeros(()), rows.trace.new_zeros(()), mean, sums)
+
+
+def zero_columns(columns: Packed, needs: Needs) -> Columns:
+    """Zeros for the gradients of the columns that `needs` names."""
+    return Columns(
+        columns.mean.new_zeros(columns.mean.shape) if needs.text_mean else None,
+        columns.trace.new_zeros(columns.trace.shape) if needs.text_trace else None,
+    )
+
+
+def add_pairs(
+    total: Rows,
+    out: Columns,
+    rows: Packed,
+    columns: Packed,
+    scale: Tensor,
+    bias: Tensor,
+    positives: Positives,
+    block: int,
+) -> None:
+    """Add all pairs of rows (n) and columns (m) to the sums in `total` and `out`, in place, block by block of rows.
+
+    logit_ij = scale (mean_i.mean_j - (trace_i + trace_j)/2) + bias, y_ij = +1 for positives, else -1;
+    loss = sum -log sigmoid(y logit) = sum softplus(z) with z = -y logit; g = d loss / d logit = -y sigmoid(z).
+    Workspace: two (block, m) matrices, with ids two more.
+    """
+    column_bias = -0.5 * scale * columns.trace
+    for start in range(0, len(rows.trace), block):
+        part = slice(start, start + block)
+        scaled = rows.mean[part] * scale
+        z = (bias - 0.5 * scale * rows.trace[part]).unsqueeze(1) + column_bias
+        z.addmm_(scaled, columns.mean.T)
+        flip = positives.select(part).flip(z)
+        flip(z)
+        total.loss += F.softplus(z, threshold=SOFTPLUS_LINEAR).sum()
+        if total.sums is None:
+            continue
+        gradient = flip(z.sigmoid_())
+        total.sums[part] += gradient.sum(1)
+        column_sums = gradient.sum(0)
+        total.weighted += column_sums.dot(columns.trace)
+        if total.mean is not None:
+            total.mean[part].addmm_(gradient, columns.mean)
+        if out.mean is not None:
+            out.mean.addmm_(gradient.T, scaled)
+        if out.trace is not None:
+            out.trace.add_(column_sums * scale, alpha=-0.5)
+
+
+def finish(total: Rows, out: Columns, rows: Packed, scale: Tensor) -> Evaluation:
+    """Divide the sums by the number of rows: the loss and its gradients in the order of `Needs`. Overwrites the sums."""
+    count = len(rows.trace)
+    loss = total.loss / count
+    for sums in out:
+        if sums is not None:
+            sums.div_(count)
+    if total.sums is None:
+        return loss, (None,) * len(Needs._fields)
+    d_bias = total.sums.sum() / count
+    d_trace = total.sums * (scale * (-0.5 / count))
+    d_scale, d_mean = None, total.mean
+    if d_mean is not None:
+        dots = d_mean.flatten().dot(rows.mean.flatten())
+        d_scale = (dots - 0.5 * (total.sums.dot(rows.trace) + total.weighted)) / count
+        d_mean.mul_(scale / count)
+    return loss, (d_mean, d_trace, out.mean, out.trace, d_scale, d_bias)
+
+
+def score(
+    image: Packed, text: Packed, scale: Tensor, bias: Tensor, labels: Matches | None, block: int | None, needs: Needs
+) -> Evaluation:
+    """PPCL of one process and those of its gradients that `needs` names, without a graph."""
+    total, out = zero_rows(image, needs), zero_columns(text, needs)
+    ids = labels or (None, None)
+    block = block or default_block(len(text.trace), text.trace.device)
+    add_pairs(total, out, image, text, scale, bias, Positives(0, *ids), block)
+    return finish(total, out, image, scale)
+
+
+class GradientsInForward(torch.autograd.Function):
+    """A scalar whose gradients are computed with its value; the backward pass only multiplies them by grad_output.
+
+    `evaluate(tensors, needs)` returns the value and one gradient (or None) per tensor; tensors are those of `Needs`.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, evaluate: Evaluate, *tensors: Tensor) -> Tensor:
+        """The value; gradients of the inputs that need one are kept."""
+        loss, gradients = evaluate(tensors, Needs(*ctx.needs_input_grad[1:]))
+        ctx.save_for_backward(*(g if need else None for g, need in zip(gradients, ctx.needs_input_grad[1:])))
+        return loss
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        """grad_output times the kept gradients."""
+        return (None, *(None if g is None else g * grad_output for g in ctx.saved_tensors))
+
+
+def pack_inputs(image: Gaussian, text: Gaussian, scale: Tensor | float, bias: Tensor | float) -> tuple[Tensor, ...]:
+    """(image mean, image trace, text mean, text trace, scale, bias) in one dtype, float32 or float64, with their graph.
+
+    Raises ValueError unless mean and log_var are (B, D) with the same B > 0 and D on both sides.
+    """
+    shapes = {tuple(x.shape) for x in (*image, *text)}
+    shape = tuple(image.mean.shape)
+    if len(shapes) > 1 or len(shape) != 2 or not shape[0]:
+        raise ValueError(
+            f"ppcl got mean and log_var of shapes {[tuple(x.shape) for x in (*image, *text)]} (image, then text): "
+            "give (B, D) for all four, B > 0, row i of the image beside row i of its text"
+        )
+    image, text = image.float(), text.float()
+    dtype = torch.promote_types(image.mean.dtype, text.mean.dtype)
+    image, text = image.to(dtype), text.to(dtype)
+    return (
+        image.mean, image.trace, text.mean, text.trace, as_scalar(scale, image.mean), as_scalar(bias, image.mean)
+    )
+
+
+def as_scalar(value: Tensor | float, like: Tensor) -> Tensor:
+    """A tensor of one element or a number as () with the dtype and device of `like`, keeping the graph."""
+    if isinstance(value, Tensor):
+        return value.to(like).reshape(())
+    return like.new_full((), value)
+
+
+def check_matches(labels: Matches | None, rows: int) -> None:
+    """Raise ValueError unless the ids fit a batch of `rows`."""
+    if labels is None:
+        return
+    if labels.image.ndim != 2 or len(labels.image) != rows or labels.text.shape != (rows,):
+        raise ValueError(
+            f"labels got image ids {tuple(labels.image.shape)} and text ids {tuple(labels.text.shape)} for {rows} pairs"
+            f": give ({rows}, K) padded with -1 and ({rows},)"
+        )
+
+
+def differentiate(evaluate: Evaluate, tensors: tuple[Tensor, ...]) -> Tensor:
+    """`evaluate` with its gradients in the graph, or without computing any when grad mode is off."""
+    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+        return GradientsInForward.apply(evaluate, *tensors)
+    return evaluate(tuple(x.detach() for x in tensors), Needs())[0]
+
+
+def ppcl(
+    image: Gaussian,
+    text: Gaussian,
+    scale: Tensor | float,
+    bias: Tensor | float,
+    labels: Matches | None = None,
+    block: int | None = None,
+) -> Tensor:
+    """Probabilistic pairwise contrastive loss, ProLIP eq. 2: sum_ij -log sigmoid(y_ij logit_ij) / B -> ().
+
+    logit_ij = scale (mean_i.mean_j - (trace_i + trace_j)/2) + bias; y_ij = +1 on the diagonal and for known matches,
+    else -1.
+    image, text: (B, D); scale, bias: as they enter the logit (scale = exp of the learnable), one element or a number;
+    labels: known matches as further positives; block: rows scored at a time, chosen by `default_block` without.
+    Runs in float32 (float64 stays) whatever the autocast dtype; memory O(B D + block B); differentiable once.
+    Raises ValueError for shapes that do not fit.
+    """
+    with torch.autocast(image.mean.device.type, enabled=False):
+        tensors = pack_inputs(image, text, scale, bias)
+        check_matches(labels, len(image.mean))
+
+        def evaluate(inputs: tuple[Tensor, ...], needs: Needs) -> Evaluation:
+            image_mean, image_trace, text_mean, text_trace, a, b = inputs
+            return score(Packed(image_mean, image_trace), Packed(text_mean, text_trace), a, b, labels, block, needs)
+
+        return differentiate(evaluate, tensors)
+
+
+def inclusion_loss(
+    inner: Gaussian,
+    outer: Gaussian,
+    scale: float = 10.0,
+    eps: float = -10.0,
+    form: str = "exact",
+    reduction: str = "dim",
+) -> Tensor:
+    """-log sigmoid(scale H(inner in outer)) averaged over matched pairs, ProLIP eq. 5 and section 3.3 -> ().
+
+    inner, outer: (..., D), pair by pair; eps: 1/sigma^2 is multiplied by exp(eps); form: see `measures.inclusion_test`.
+    reduction "dim": H per dimension, averaged over dimensions too (the paper's runs); "pair": H summed over D (eq. 4).
+    Zero pairs give 0 with a graph, as a rank may hold no masked rows. Raises ValueError for an unknown reduction.
+    """
+    if reduction not in ("dim", "pair"):
+        raise ValueError(f"reduction {reduction!r} is unknown: use 'dim' or 'pair'")
+    with torch.autocast(inner.mean.device.type, enabled=False):
+        h = inclusion_test_per_dim(inner.float(), outer.float(), eps=eps, form=form)
+        if reduction == "pair":
+            h = h.sum(-1)
+        return mean_or_zero(-F.logsigmoid(scale * h))
+
+
+def vib(z: Gaussian) -> Tensor:
+    """KL(Z || N(0, I)) per dimension, mean over batch and D of 1/2 (mean^2 + v - log v - 1), ProLIP eq. 6 -> ().
+
+    z: (..., D). v - 1 is expm1(log_var), exact to first order near v = 1. An empty batch gives 0 with a graph.
+    """
+    with torch.autocast(z.mean.device.type, enabled=False):
+        z = z.float()
+        return 0.5 * mean_or_zero(z.mean.square() + (z.log_var.expm1() - z.log_var))
+
+
+def mean_or_zero(x: Tensor) -> Tensor:
+    """The mean of all elements, 0 for none, with a graph either way."""
+    return x.sum() / max(x.numel(), 1)
