@@ -1,8 +1,8 @@
 """The bundled corpus: drawings of emoji by several designers, with every true caption of every drawing known.
 
 A *concept* is one hexcode with its texts; a *drawing* is one designer's picture of a concept. A *caption row* is a
-text at a level, so "cat" is two rows where it is a name and also a keyword, but one *text* with one embedding. A caption
-is true of every drawing of every concept that carries it. Two relations follow, and each has its use:
+text at a level, so "cat" is two rows where it is a name and also a keyword, but one *text* with one embedding. A
+caption is true of every drawing of every concept that carries it. Two relations follow, and each has its use:
 
 - rows x concepts, strict: at this level. The name rows are one-to-one with the concepts: "which of 1,644 names is it?".
 - texts x concepts, complete: at any level. The full caption gallery is scored with this one, because the text "hotel"
