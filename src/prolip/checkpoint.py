@@ -1,0 +1,299 @@
+"""Reading, checking, mapping and writing weights. Loading is strict; a mismatch is reported from both sides."""
+from __future__ import annotations
+
+import json
+import logging
+import os
+import pickle
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from prolip.model import ProLIP
+from prolip.resize import resize_image_positions, resize_text_positions
+from prolip.towers import SPECIAL_TOKENS
+
+log = logging.getLogger(__name__)
+
+CONFIG_NAMES = ("config.json", "open_clip_config.json")
+WEIGHT_NAMES = ("model.safetensors", "open_clip_model.safetensors", "pytorch_model.bin", "open_clip_pytorch_model.bin")
+CONTAINERS = ("state_dict", "model")
+WRAPPERS = ("module.", "_orig_mod.", "model.")
+# A plain CLIP checkpoint keeps the text tower's parts at its top level, a JIT archive some numbers beside them.
+PLAIN_TEXT = ("token_embedding.", "positional_embedding", "transformer.", "ln_final.", "text_projection")
+ARCHIVE_NUMBERS = ("input_resolution", "context_length", "vocab_size")
+IMAGE_POSITIONS, TEXT_POSITIONS = "visual.positional_embedding", "text.positional_embedding"
+SHOWN = 8
+
+
+class CheckpointError(RuntimeError):
+    """Weights and model do not fit."""
+
+
+class LoadReport(NamedTuple):
+    """What a load did besides copying: parameters that kept their initial values, and tensors that were resized."""
+
+    kept: tuple[str, ...]
+    resized: tuple[str, ...]
+
+
+def read_state_dict(path: str | os.PathLike, weights_only: bool = True) -> dict[str, Tensor]:
+    """The tensors of a safetensors file or a torch file, out of `state_dict` / `model` containers and `module.` prefixes."""
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"no weights at {path}: give a .safetensors, .pt, .pth or .bin file")
+    try:
+        if path.suffix == ".safetensors":
+            state = load_file(str(path))
+        else:
+            state = torch.load(path, map_location="cpu", weights_only=weights_only)
+    except pickle.UnpicklingError as error:
+        raise CheckpointError(f"{path} holds more than tensors, or is no torch file ({str(error).splitlines()[0]}):"
+                              " if you trust its source, pass weights_only=False") from error
+    except (SafetensorError, RuntimeError, EOFError, OSError) as error:
+        raise CheckpointError(f"{path} cannot be read, is it complete? ({error})") from error
+    if isinstance(state, torch.jit.ScriptModule):
+        state = state.state_dict()
+    return unwrap(state, path)
+
+
+def unwrap(state: Any, source: object = "the checkpoint") -> dict[str, Tensor]:
+    """Take a state dict out of its containers, and off its names the prefixes that all of them share."""
+    for container in CONTAINERS:
+        if isinstance(state, Mapping) and isinstance(state.get(container), Mapping):
+            state = state[container]
+    if not isinstance(state, Mapping) or not state or not all(isinstance(v, Tensor) for v in state.values()):
+        keys = sorted(map(str, state))[:SHOWN] if isinstance(state, Mapping) else type(state).__name__
+        raise CheckpointError(f"{source} holds no state dict: got {keys}, want name -> tensor, at the top level or under"
+                              f" {' or '.join(CONTAINERS)}")
+    state = dict(state)
+    while True:
+        shared = [p for p in WRAPPERS if all(key.startswith(p) for key in state)]
+        if not shared:
+            return state
+        state = {key.removeprefix(shared[0]): value for key, value in state.items()}
+
+
+def load_checkpoint(
+    model: ProLIP,
+    source: str | os.PathLike | Mapping[str, Tensor],
+    init_uncertainty: bool = False,
+    weights_only: bool = True,
+) -> LoadReport:
+    """Load weights of the same architecture; another image size or context length is interpolated, all else is strict.
+
+    source: a file or a state dict. init_uncertainty: these are weights of a deterministic OpenCLIP model; what ProLIP adds
+    to it keeps its initial values ([UNC] tokens with their positions, log-variance heads, the text's [CLS] with its
+    position, the text projection's bias, rows of a larger vocabulary, and scale and bias if the checkpoint has no bias).
+    Nothing else may be missing. Raises `CheckpointError` naming every mismatch.
+    """
+    state = unwrap(source) if isinstance(source, Mapping) else read_state_dict(source, weights_only)
+    own = model.state_dict()
+    state = to_custom_text(state)
+    for name in ("logit_scale", "logit_bias"):
+        if name in state:
+            state[name] = state[name].reshape(own[name].shape) if state[name].numel() == 1 else state[name]
+    kept: set[str] = set()
+    if init_uncertainty:
+        state, kept = from_deterministic(state, own)
+    resized = fit_positions(state, own, model.visual.grid_size, model.context_length)
+    problems = mismatches(state, own)
+    if any(problems):
+        raise CheckpointError(describe(*problems, init_uncertainty=init_uncertainty))
+    model.load_state_dict(state)
+    for change in resized:
+        log.info("resized %s", change)
+    if kept:
+        log.info("kept at their initial values: %s", ", ".join(sorted(kept)))
+    return LoadReport(tuple(sorted(kept)), tuple(resized))
+
+
+def to_custom_text(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Names with `text.` in front of the text tower's parts, as OpenCLIP's CustomTextCLIP has them."""
+    plain = "token_embedding.weight" in state
+    renamed = {}
+    for key, value in state.items():
+        if plain and key in ARCHIVE_NUMBERS:
+            continue
+        renamed[f"text.{key}" if plain and key.startswith(PLAIN_TEXT) else key] = value
+    return renamed
+
+
+def from_deterministic(
+    state: Mapping[str, Tensor], own: Mapping[str, Tensor]
+) -> tuple[dict[str, Tensor], set[str]]:
+    """A deterministic OpenCLIP model's weights in ProLIP's layout, completed with initial values; their names.
+
+    own: the model's fresh state. Positions are brought to the model's size here, since the special rows are new.
+    """
+    state, kept = dict(state), set()
+    added = {
+        "visual.unc_embedding", "visual.uncertainty_proj.weight", "visual.uncertainty_proj.bias", "text.unc_emb",
+        "text.text_uncertainty_projection.weight", "text.text_uncertainty_projection.bias", "text.text_projection.bias",
+    }
+    if any(name in state for name in ("visual.unc_embedding", "text.unc_emb")):
+        raise CheckpointError("these weights have [UNC] tokens already: load them without init_uncertainty")
+    if "text.text_projection" in state:  # a bare matrix (width, D) where ours is a Linear
+        state["text.text_projection.weight"] = state.pop("text.text_projection").t().contiguous()
+    if "logit_bias" not in state:  # a softmax loss's scale means nothing to a sigmoid loss
+        state.pop("logit_scale", None)
+        added |= {"logit_scale", "logit_bias"}
+    has_cls = "text.cls_emb" in state
+    if not has_cls:
+        added.add("text.cls_emb")
+    for name in added:
+        if name not in state and name in own:
+            state[name] = own[name].clone()
+            kept.add(name)
+    kept |= _insert_special_rows(state, own, has_cls)
+    return state, kept
+
+
+def _insert_special_rows(state: dict[str, Tensor], own: Mapping[str, Tensor], has_cls: bool) -> set[str]:
+    """Give positions the rows of new special tokens, and the vocabulary its new ids, from the fresh model."""
+    kept = set()
+    old, new = state.get(IMAGE_POSITIONS), own[IMAGE_POSITIONS]
+    if old is not None and old.shape[1:] == new.shape[1:]:
+        state[IMAGE_POSITIONS] = torch.cat([old[:1], new[1:2].to(old), old[1:]])
+        kept.add(f"{IMAGE_POSITIONS}[1] ([UNC])")
+    old, new = state.get(TEXT_POSITIONS), own[TEXT_POSITIONS]
+    if old is not None and old.shape[1:] == new.shape[1:]:
+        tokens = old[:-1] if has_cls else old
+        cls = old[-1:] if has_cls else new[-1:].to(old)
+        state[TEXT_POSITIONS] = torch.cat([tokens, new[-2:-1].to(old), cls])
+        kept.add(f"{TEXT_POSITIONS}[-2] ([UNC])")
+        kept |= set() if has_cls else {f"{TEXT_POSITIONS}[-1] ([CLS])"}
+    name = "text.token_embedding.weight"
+    old, new = state.get(name), own[name]
+    if old is not None and old.shape[1:] == new.shape[1:] and len(old) < len(new):
+        state[name] = torch.cat([old, new[len(old):].to(old)])
+        kept.add(f"{name}[{len(old)}:{len(new)}] (ids new to the vocabulary)")
+    return kept
+
+
+def fit_positions(
+    state: dict[str, Tensor], own: Mapping[str, Tensor], grid: tuple[int, int], context: int
+) -> list[str]:
+    """Interpolate positions of another image size or context length in place; returns what was changed."""
+    changed = []
+    for name, resize in (
+        (IMAGE_POSITIONS, lambda x: resize_image_positions(x, grid)),
+        (TEXT_POSITIONS, lambda x: resize_text_positions(x, context)),
+    ):
+        old = state.get(name)
+        fits = old is not None and old.ndim == 2 and len(old) > SPECIAL_TOKENS and old.shape[1] == own[name].shape[1]
+        if fits and len(old) != len(own[name]):
+            state[name] = resize(old)
+            changed.append(f"{name} from {len(old)} to {len(state[name])} rows, the {SPECIAL_TOKENS} special ones kept")
+    return changed
+
+
+def mismatches(
+    state: Mapping[str, Tensor], own: Mapping[str, Tensor]
+) -> tuple[list[str], list[str], list[tuple[str, tuple, tuple]]]:
+    """Names only the model has, names only the checkpoint has, and (name, checkpoint's shape, model's shape)."""
+    missing = [key for key in own if key not in state]
+    unexpected = [key for key in state if key not in own]
+    shapes = [
+        (key, tuple(state[key].shape), tuple(own[key].shape))
+        for key in own
+        if key in state and state[key].shape != own[key].shape
+    ]
+    return missing, unexpected, shapes
+
+
+def describe(
+    missing: list[str], unexpected: list[str], shapes: list[tuple[str, tuple, tuple]], init_uncertainty: bool = False
+) -> str:
+    """The report of a refused load: both sides of every mismatch, then the remedy that fits it."""
+    lines = ["the weights do not fit the model:"]
+    for title, names in (("only in the model", missing), ("only in the checkpoint", unexpected)):
+        if names:
+            lines.append(f"  {title} ({len(names)}): {', '.join(names)}")
+    if shapes:
+        lines.append(f"  shapes ({len(shapes)}): " + "; ".join(
+            f"{name}: checkpoint {have}, model {want}" for name, have, want in shapes
+        ))
+    if any(".trunk." in name for name in unexpected):
+        remedy = "these are weights of a timm image tower, which has no place for [UNC]: use a checkpoint of OpenCLIP's ViT"
+    elif any("unc" in name for name in missing) and not init_uncertainty:
+        remedy = ("these are weights without uncertainty: pass init_uncertainty=True to create the missing parts and keep"
+                  " all others")
+    elif shapes and not missing and not unexpected:
+        remedy = "the architectures differ in size: create the model whose configuration has the checkpoint's shapes"
+    else:
+        remedy = "create the model from the checkpoint's own config.json (local-dir:<folder>) or choose another checkpoint"
+    return "\n".join([*lines, f"  {remedy}"])
+
+
+def find_in(folder: str | os.PathLike, names: tuple[str, ...], what: str) -> Path:
+    """The first of `names` in a folder."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{folder} is no folder: local-dir: wants a folder with config.json and model.safetensors")
+    for name in names:
+        if (folder / name).is_file():
+            return folder / name
+    there = sorted(p.name for p in folder.iterdir())[:SHOWN]
+    raise FileNotFoundError(f"no {what} in {folder}: want one of {', '.join(names)}, found {', '.join(there) or 'nothing'}")
+
+
+def read_config(path: str | os.PathLike) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(model configuration, preprocessing) of a config.json: ours, OpenCLIP's hub layout, or the released flat one."""
+    path = Path(path)
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} is no JSON: {error}") from error
+    if "model_cfg" in config:
+        return config["model_cfg"], config.get("preprocess_cfg") or {}
+    return config, {}
+
+
+def save_pretrained(model: ProLIP, folder: str | os.PathLike, tokenizer: Any = None) -> Path:
+    """Write model.safetensors and config.json, with which `local-dir:<folder>` gives the same model again.
+
+    tokenizer: one of `get_tokenizer`'s; its files, if it has any, are written beside them. Each file appears under its
+    name only when it is complete.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {"model_cfg": model.config, "preprocess_cfg": getattr(model.visual, "preprocess_cfg", {})}
+    tensors = {key: value.detach().cpu().contiguous().clone() for key, value in model.state_dict().items()}
+    with _replacing(folder / WEIGHT_NAMES[0]) as temporary:
+        save_file(tensors, temporary, metadata={"format": "pt"})
+    with _replacing(folder / CONFIG_NAMES[0]) as temporary:
+        temporary.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    if hasattr(tokenizer, "save_pretrained"):
+        tokenizer.save_pretrained(folder)
+    return folder
+
+
+class _replacing:  # noqa: N801 (a context manager used like a function)
+    """Yield a temporary path beside `target` and rename it over `target` when the block succeeds."""
+
+    def __init__(self, target: Path):
+        self.target = target
+
+    def __enter__(self) -> Path:
+        handle, name = tempfile.mkstemp(dir=self.target.parent, prefix=f".{self.target.name}.")
+        os.close(handle)
+        self.temporary = Path(name)
+        return self.temporary
+
+    def __exit__(self, kind, value, traceback) -> None:
+        if kind is not None:
+            self.temporary.unlink(missing_ok=True)
+            return
+        umask = os.umask(0)
+        os.umask(umask)
+        self.temporary.chmod(0o666 & ~umask)  # mkstemp makes the file private; a checkpoint is read by others
+        with self.temporary.open("rb") as written:
+            os.fsync(written.fileno())
+        os.replace(self.temporary, self.target)

@@ -1,0 +1,155 @@
+"""create_model and its relatives, with OpenCLIP's signatures: a name or a schema in, a model (and its transforms) out."""
+from __future__ import annotations
+
+import copy
+import json
+import logging
+import re
+from dataclasses import asdict
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from open_clip.factory import parse_model_name
+from open_clip.model import set_model_preprocess_cfg
+from open_clip.transform import PreprocessCfg, image_transform_v2, merge_preprocess_dict
+
+from prolip.checkpoint import CONFIG_NAMES, WEIGHT_NAMES, find_in, load_checkpoint, read_config
+from prolip.hub import hub_file
+from prolip.model import ProLIP, cast_to
+from prolip.model_config import complete, near_matches, override
+
+log = logging.getLogger(__name__)
+
+CONFIG_DIR = Path(__file__).parent / "model_configs"
+AUTOCAST = ("amp", "amp_bf16", "amp_bfloat16")
+CASTS = {"bf16": torch.bfloat16, "fp16": torch.float16, "pure_bf16": torch.bfloat16, "pure_fp16": torch.float16}
+PRECISIONS = ("fp32", *AUTOCAST, *CASTS)
+
+
+@lru_cache(maxsize=1)
+def _configs() -> dict[str, dict[str, Any]]:
+    files = sorted(CONFIG_DIR.glob("*.json"), key=lambda p: [int(s) if s.isdigit() else s for s in re.split(r"(\d+)", p.stem)])
+    return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in files}
+
+
+def list_models() -> list[str]:
+    """The names that `create_model` and `get_tokenizer` know without a schema."""
+    return list(_configs())
+
+
+def get_model_config(model_name: str, cache_dir: str | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(complete model configuration, preprocessing) of a bundled name, `local-dir:<folder>` or `hf-hub:<org/name>`."""
+    schema, name = parse_model_name(model_name)
+    if schema == "local-dir":
+        config, preprocess = read_config(find_in(name, CONFIG_NAMES, "configuration"))
+    elif schema == "hf-hub":
+        config, preprocess = read_config(hub_file(name, CONFIG_NAMES, cache_dir))
+    elif name in _configs():
+        config, preprocess = _configs()[name], {}
+    else:
+        raise ValueError(f"unknown model {name!r}: {near_matches(name, list_models())} (or hf-hub:<org/name>,"
+                         " local-dir:<folder with config.json and model.safetensors>)")
+    return complete(config), copy.deepcopy(preprocess)
+
+
+def find_weights(model_name: str, pretrained: str | None, cache_dir: str | None = None) -> Path | None:
+    """The weights file that a name and `pretrained` mean, or none."""
+    schema, name = parse_model_name(model_name)
+    if schema and pretrained:
+        raise ValueError(f"{model_name} brings its own weights, so pretrained={pretrained!r} would be ignored: drop one")
+    if schema == "local-dir":
+        return find_in(name, WEIGHT_NAMES, "weights")
+    if schema == "hf-hub":
+        return Path(hub_file(name, WEIGHT_NAMES, cache_dir))
+    if not pretrained:
+        return None
+    path = Path(pretrained)
+    if path.is_dir():
+        return find_in(path, WEIGHT_NAMES, "weights")
+    if not path.is_file():
+        raise FileNotFoundError(f"pretrained={pretrained!r} is no file: give a weights file, or name published weights as"
+                                " the model, hf-hub:<org/name>")
+    return path
+
+
+def create_model(  # noqa: PLR0913 (OpenCLIP's signature)
+    model_name: str,
+    pretrained: str | None = None,
+    load_weights: bool = True,
+    precision: str = "fp32",
+    device: str | torch.device = "cpu",
+    *,
+    force_quick_gelu: bool = False,
+    force_image_size: int | tuple[int, int] | None = None,
+    force_preprocess_cfg: dict[str, Any] | None = None,
+    force_context_length: int | None = None,
+    cache_dir: str | None = None,
+    output_dict: bool | None = None,
+    require_pretrained: bool = False,
+    weights_only: bool = True,
+    init_uncertainty: bool = False,
+    **model_kwargs: Any,
+) -> ProLIP:
+    """Build a ProLIP model by name, with weights where the name or `pretrained` gives them.
+
+    model_name: one of `list_models()`, `hf-hub:<org/name>`, or `local-dir:<folder>`. pretrained: a weights file, for names
+    without a schema. precision: `fp32`; `bf16`, `fp16` (weights of the blocks cast; norms, heads, embeddings, scale and
+    bias float32); `pure_bf16`, `pure_fp16` (embeddings too); the `amp` names build float32 weights for autocast.
+    force_image_size, force_context_length: positions are interpolated when weights are loaded. init_uncertainty: `pretrained`
+    is a deterministic OpenCLIP model of the same size, see `load_checkpoint`. model_kwargs: keys of the configuration or of
+    its `prolip_cfg`, such as init_logit_bias=-5 or mask_padding=True. Evaluation mode is the caller's business, as in OpenCLIP.
+    """
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision is {precision!r}: {near_matches(precision, PRECISIONS)}")
+    config, preprocess = get_model_config(model_name, cache_dir)
+    if force_quick_gelu:
+        config["quick_gelu"] = True
+    if force_image_size is not None:
+        config["vision_cfg"]["image_size"] = force_image_size
+        preprocess.pop("size", None)
+    if force_context_length is not None:
+        config["text_cfg"]["context_length"] = force_context_length
+    model = ProLIP(override(config, **model_kwargs), low_precision=precision in CASTS, output_dict=bool(output_dict))
+    weights = find_weights(model_name, pretrained, cache_dir) if load_weights else None
+    if weights is not None:
+        load_checkpoint(model, weights, init_uncertainty=init_uncertainty, weights_only=weights_only)
+    elif require_pretrained or init_uncertainty:
+        raise ValueError(f"{model_name} has no weights to load: give pretrained=<file>, or a name with hf-hub: or local-dir:")
+    _set_preprocessing(model, preprocess, force_preprocess_cfg)
+    if precision in CASTS:
+        cast_to(model, CASTS[precision], pure=precision.startswith("pure"))
+    return model.to(device)
+
+
+def _set_preprocessing(model: ProLIP, preprocess: dict[str, Any], forced: dict[str, Any] | None) -> None:
+    cfg = merge_preprocess_dict(asdict(PreprocessCfg()), {**preprocess, "size": model.visual.image_size})
+    cfg = merge_preprocess_dict(cfg, forced or {})
+    set_model_preprocess_cfg(model, cfg)
+    model.set_pixel_statistics(cfg["mean"], cfg["std"])
+
+
+def create_model_and_transforms(  # noqa: PLR0913 (OpenCLIP's signature)
+    model_name: str,
+    pretrained: str | None = None,
+    load_weights: bool = True,
+    precision: str = "fp32",
+    device: str | torch.device = "cpu",
+    *,
+    image_mean: tuple[float, ...] | None = None,
+    image_std: tuple[float, ...] | None = None,
+    image_interpolation: str | None = None,
+    image_resize_mode: str | None = None,
+    aug_cfg: Any = None,
+    force_preprocess_cfg: dict[str, Any] | None = None,
+    **kwargs: Any,
+) -> tuple[ProLIP, Any, Any]:
+    """(model, transform for training, transform for evaluation); aug_cfg as OpenCLIP's, a dict or AugmentationCfg."""
+    forced = {"mean": image_mean, "std": image_std, "interpolation": image_interpolation, "resize_mode": image_resize_mode}
+    forced = {**(force_preprocess_cfg or {}), **{key: value for key, value in forced.items() if value is not None}}
+    model = create_model(
+        model_name, pretrained, load_weights, precision, device, force_preprocess_cfg=forced, **kwargs
+    )
+    cfg = PreprocessCfg(**model.visual.preprocess_cfg)
+    return model, image_transform_v2(cfg, is_train=True, aug_cfg=aug_cfg), image_transform_v2(cfg, is_train=False)

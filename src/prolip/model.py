@@ -1,0 +1,167 @@
+"""ProLIP: an image tower and a text tower that map their inputs to Gaussians of one space, and the logit's scale and bias."""
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from open_clip.constants import OPENAI_DATASET_MEAN, OPENAI_DATASET_STD
+from open_clip.model import CLIPTextCfg, CLIPVisionCfg
+from open_clip.transformer import LayerNorm, LayerNormFp32, QuickGELU
+from torch import Tensor, nn
+
+from prolip.gaussian import Gaussian
+from prolip.model_config import ProLIPCfg, complete
+from prolip.towers import ProbabilisticTextTransformer, ProbabilisticVisionTransformer
+
+SHARED_KEYS = (
+    "width", "layers", "mlp_ratio", "ls_init_value", "output_tokens", "pool_type", "block_type", "qk_norm",
+    "scaled_cosine_attn", "scale_heads", "scale_attn_inner", "scale_attn", "scale_fc",
+)
+VISION_KEYS = (
+    *SHARED_KEYS, "image_size", "patch_size", "patch_dropout", "attentional_pool", "no_ln_pre", "pos_embed_type",
+    "final_ln_after_pool",
+)
+TEXT_KEYS = (
+    *SHARED_KEYS, "context_length", "vocab_size", "heads", "embed_cls", "no_causal_mask", "proj_bias", "proj_type",
+)
+
+
+class ProLIPOutput(NamedTuple):
+    """Both Gaussians (None for what was not given) and the logit's scale a and bias b as they enter it, scalars."""
+
+    image: Gaussian | None
+    text: Gaussian | None
+    scale: Tensor
+    bias: Tensor
+
+
+def build_towers(
+    config: Mapping[str, Any], low_precision: bool = False
+) -> tuple[ProbabilisticVisionTransformer, ProbabilisticTextTransformer]:
+    """Both towers of a complete configuration; `low_precision`: norms compute in float32 whatever their input."""
+    vision, text = CLIPVisionCfg(**config["vision_cfg"]), CLIPTextCfg(**config["text_cfg"])
+    own = ProLIPCfg(**config["prolip_cfg"])
+    shared = {"form": own.forward, "init_unc_bias": own.init_unc_bias, "init_unc_gain": own.init_unc_gain}
+    vision_kwargs = {key: getattr(vision, key) for key in VISION_KEYS} | shared
+    text_kwargs = {key: getattr(text, key) for key in TEXT_KEYS if key in config["text_cfg"]} | shared
+    for kwargs, cfg in ((vision_kwargs, vision), (text_kwargs, text)):
+        norm = LayerNormFp32 if low_precision else LayerNorm
+        act = QuickGELU if config["quick_gelu"] else nn.GELU
+        kwargs["norm_layer"] = partial(norm, **(cfg.norm_kwargs or {}))
+        kwargs["act_layer"] = partial(act, **(cfg.act_kwargs or {}))
+        kwargs["output_dim"] = config["embed_dim"]
+    if vision.width % vision.head_width:
+        raise ValueError(f"vision_cfg.width {vision.width} is no multiple of head_width {vision.head_width}")
+    return (
+        ProbabilisticVisionTransformer(heads=vision.width // vision.head_width, **vision_kwargs),
+        ProbabilisticTextTransformer(mask_padding=own.mask_padding, pad_id=own.pad_token_id, **text_kwargs),
+    )
+
+
+class ProLIP(nn.Module):
+    """The model of ProLIP section 3: `config` is OpenCLIP's layout with `prolip_cfg`, see `prolip/model_configs`.
+
+    `logit_scale` is log a, as OpenCLIP's parameter; `logit_bias` is b. `ProLIP(model.config)` builds the same model again.
+    """
+
+    def __init__(self, config: Mapping[str, Any], low_precision: bool = False, output_dict: bool = False):
+        super().__init__()
+        self.config: dict[str, Any] = complete(config)
+        self.output_dict = output_dict
+        self.visual, self.text = build_towers(self.config, low_precision)
+        self.logit_scale = nn.Parameter(torch.tensor(self.config["init_logit_scale"]))
+        self.logit_bias = nn.Parameter(torch.tensor(self.config["init_logit_bias"]))
+        own = ProLIPCfg(**self.config["prolip_cfg"])
+        self.embed_dim: int = self.config["embed_dim"]
+        self.num_patches: int = self.visual.num_patches
+        self.context_length: int = self.text.context_length
+        self.vocab_size: int = self.text.vocab_size
+        self.pad_token_id: int = own.pad_token_id
+        self.mask_token_id: int | None = own.mask_token_id
+        self.special_token_ids: tuple[int, ...] = own.special_token_ids
+        self.set_pixel_statistics(OPENAI_DATASET_MEAN, OPENAI_DATASET_STD)
+
+    def set_pixel_statistics(self, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
+        """What uint8 images are normalised with; the transforms of `create_model_and_transforms` do it on the CPU instead."""
+        device = self.logit_scale.device
+        for name, values in (("pixel_mean", mean), ("pixel_std", std)):
+            values = torch.tensor(values, dtype=torch.float32, device=device).reshape(1, -1, 1, 1)
+            self.register_buffer(name, values, persistent=False)
+
+    def encode_image(self, image: Tensor, keep: Tensor | None = None, normalize: bool = True) -> Gaussian:
+        """Images (B, 3, H, W), normalised floats or raw uint8, -> Gaussian (B, D) with unit means, float32.
+
+        keep: (B, K) int64, the patches to keep, one subset per image; the others cost nothing.
+        """
+        if image.dtype == torch.uint8:
+            image = (image / 255 - self.pixel_mean) / self.pixel_std
+        z = self.visual(image, keep=keep, normalize=normalize)
+        return z[0] if self.visual.output_tokens else z
+
+    def encode_text(self, text: Tensor, normalize: bool = True) -> Gaussian:
+        """Token ids (B, L <= context) -> Gaussian (B, D) with unit means, float32."""
+        z = self.text(text, normalize=normalize)
+        return z[0] if self.text.output_tokens else z
+
+    def forward(self, image: Tensor | None = None, text: Tensor | None = None, keep: Tensor | None = None):
+        """Both Gaussians with the logit's scale and bias: a `ProLIPOutput`, or its dict when `output_dict` is set."""
+        output = ProLIPOutput(
+            None if image is None else self.encode_image(image, keep),
+            None if text is None else self.encode_text(text),
+            self.logit_scale.exp(),
+            self.logit_bias,
+        )
+        return output._asdict() if self.output_dict else output
+
+    def uncertainty_parameters(self) -> list[nn.Parameter]:
+        """[UNC] tokens and log-variance heads of both towers."""
+        return [*self.visual.uncertainty_parameters(), *self.text.uncertainty_parameters()]
+
+    def uncertainty_names(self) -> set[str]:
+        """Their names in the state dict."""
+        ours = {id(parameter) for parameter in self.uncertainty_parameters()}
+        return {name for name, parameter in self.named_parameters() if id(parameter) in ours}
+
+    def no_weight_decay(self) -> set[str]:
+        """Full names of the positions, special tokens, scale and bias, which take no weight decay."""
+        names = {f"visual.{name}" for name in self.visual.no_weight_decay()}
+        names |= {f"text.{name}" for name in self.text.no_weight_decay()}
+        return {*names, "logit_scale", "logit_bias"}
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Recompute the activations of each block in the backward pass."""
+        self.visual.set_grad_checkpointing(enable)
+        self.text.set_grad_checkpointing(enable)
+
+    def lock_image_tower(self, unlocked_groups: int = 0, freeze_bn_stats: bool = False) -> None:
+        """Freeze the image tower but for its last groups, as OpenCLIP's option of that name."""
+        self.visual.lock(unlocked_groups, freeze_bn_stats)
+
+    def lock_text_tower(self, unlocked_layers: int = 0, freeze_layer_norm: bool = True) -> None:
+        """Freeze the text tower but for its last layers, as OpenCLIP's option of that name."""
+        self.text.lock(unlocked_layers, freeze_layer_norm)
+
+    def extra_repr(self) -> str:
+        own = self.config["prolip_cfg"]
+        return f"embed_dim={self.embed_dim}, forward={own['forward']}, mask_padding={own['mask_padding']}"
+
+
+HEADS = ("visual.proj", "text.text_projection", "uncertainty_proj", "text.text_uncertainty_projection", "logit_")
+EMBEDDINGS = ("embedding", "cls_emb", "unc_emb")
+
+
+def cast_to(model: ProLIP, dtype: torch.dtype, pure: bool = False) -> ProLIP:
+    """Store the transformers' weights in `dtype`; norms, heads, scale and bias stay float32, and so do token and
+    position embeddings unless `pure`. Build the model with `low_precision=True`, so that its norms accept both.
+    """
+    norms = {id(p) for m in model.modules() if isinstance(m, nn.LayerNorm) for p in m.parameters()}
+    for name, parameter in model.named_parameters():
+        head = any(part in name for part in HEADS)
+        embedding = any(part in name for part in EMBEDDINGS)
+        if id(parameter) not in norms and not head and (pure or not embedding):
+            parameter.data = parameter.data.to(dtype)
+    return model
+
+

@@ -1,0 +1,152 @@
+"""A model's configuration: OpenCLIP's JSON layout with a sibling block `prolip_cfg`; validated before anything is built."""
+from __future__ import annotations
+
+import copy
+import difflib
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from open_clip.model import CLIPTextCfg, CLIPVisionCfg
+
+from prolip.towers import check_form
+
+TOP_KEYS = ("embed_dim", "vision_cfg", "text_cfg", "prolip_cfg", "quick_gelu", "init_logit_scale", "init_logit_bias")
+VISION_KEYS = tuple(f.name for f in fields(CLIPVisionCfg))
+TEXT_KEYS = tuple(f.name for f in fields(CLIPTextCfg))
+# What OpenCLIP's configurations may hold that no probabilistic tower has.
+FOREIGN = ("timm_", "hf_model_name", "hf_pooler_type", "hf_proj_type")
+SIGLIP_PAD, SIGLIP_MASK = 1, 32000
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProLIPCfg:
+    """What ProLIP adds to OpenCLIP's configuration."""
+
+    forward: str = "paper"
+    """`paper`, or `released`: the forward pass that the published weights were trained with."""
+    init_unc_bias: float = -10.0
+    """Initial log sigma^2."""
+    init_unc_gain: float = 0.1
+    """Initial spread of log sigma^2 over inputs and dimensions."""
+    mask_padding: bool = False
+    """Hide padding from attention; the paper does not."""
+    pad_token_id: int = 0
+    """What the tokenizer fills a text up with."""
+    mask_token_id: int | None = None
+    """[MASK], for masked texts; none: this vocabulary has no such token."""
+    special_token_ids: tuple[int, ...] = ()
+    """Start and end of text: never masked."""
+
+    def __post_init__(self):
+        check_form(self.forward)
+        object.__setattr__(self, "special_token_ids", tuple(self.special_token_ids))
+        if self.init_unc_gain < 0:
+            raise ValueError(f"prolip_cfg.init_unc_gain is {self.init_unc_gain}: give 0 or more")
+
+
+PROLIP_KEYS = tuple(f.name for f in fields(ProLIPCfg))
+
+
+def near_matches(name: str, known: Iterable[str]) -> str:
+    """`a, b or c`, the known names closest to `name`; all of them when none is close."""
+    known = list(known)
+    lower = {k.lower(): k for k in known}
+    close = [lower[k] for k in difflib.get_close_matches(str(name).lower(), lower, n=3, cutoff=0.5)]
+    return f"did you mean {' or '.join(close)}?" if close else f"choose from {', '.join(known)}"
+
+
+def check_keys(given: Iterable[str], known: Iterable[str], where: str) -> None:
+    """Refuse keys that nobody reads."""
+    for key in given:
+        if key not in known:
+            raise ValueError(f"unknown key {key!r} in {where}: {near_matches(key, known)}")
+
+
+def is_released(config: Mapping[str, Any]) -> bool:
+    """Whether this is the configuration of a published ProLIP checkpoint: `embed_unc` inside the towers' blocks."""
+    return "prolip_cfg" not in config and any(
+        "embed_unc" in config.get(block, {}) for block in ("vision_cfg", "text_cfg")
+    )
+
+
+def convert_released(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A published checkpoint's configuration in our layout, with the forward pass that its weights need.
+
+    They were trained with SigLIP's vocabulary: pad = end = 1, [MASK] = 32000 (absent where the vocabulary is smaller).
+    """
+    config = copy.deepcopy(dict(config))
+    biases = set()
+    for block in ("vision_cfg", "text_cfg"):
+        if not config[block].pop("embed_unc", False):
+            raise ValueError(f"{block}.embed_unc is not set: both towers of a ProLIP checkpoint have it")
+        biases.add(float(config[block].pop("init_unc_bias", -10.0)))
+    if len(biases) > 1:
+        raise ValueError(f"init_unc_bias differs between the towers ({sorted(biases)}): ours has one; edit config.json")
+    vocabulary = config["text_cfg"].get("vocab_size", CLIPTextCfg.vocab_size)
+    config["prolip_cfg"] = {
+        "forward": "released",
+        "init_unc_bias": biases.pop(),
+        "pad_token_id": SIGLIP_PAD,
+        "mask_token_id": SIGLIP_MASK if vocabulary > SIGLIP_MASK else None,
+        "special_token_ids": [SIGLIP_PAD],
+    }
+    return config
+
+
+def complete(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration with every default of ours filled in, JSON-able; wrong or unread keys are refused."""
+    if is_released(config):
+        config = convert_released(config)
+    config = copy.deepcopy(dict(config))
+    config.pop("custom_text", None)  # OpenCLIP's switch between two classes; ours is always the custom-text kind
+    check_keys(config, TOP_KEYS, "the model configuration")
+    for key in ("embed_dim", "vision_cfg", "text_cfg", "prolip_cfg"):
+        if key not in config:
+            remedy = "" if key != "prolip_cfg" else (
+                ": it is a plain OpenCLIP model; initialise a ProLIP model of its size from its weights with"
+                " create_model(<ProLIP name>, pretrained=<weights file>, init_uncertainty=True)"
+            )
+            raise ValueError(f"the model configuration has no {key}{remedy}")
+    check_keys(config["vision_cfg"], VISION_KEYS, "vision_cfg")
+    check_keys(config["text_cfg"], TEXT_KEYS, "text_cfg")
+    check_keys(config["prolip_cfg"], PROLIP_KEYS, "prolip_cfg")
+    for block in ("vision_cfg", "text_cfg"):
+        for key in config[block]:
+            if key.startswith(FOREIGN):
+                raise ValueError(f"{block}.{key}: towers of other libraries have no [UNC]; give width, layers, heads")
+    cfg = ProLIPCfg(**config["prolip_cfg"])
+    _check_tokens(cfg, config["text_cfg"])
+    config["prolip_cfg"] = {**asdict(cfg), "special_token_ids": list(cfg.special_token_ids)}
+    config.setdefault("quick_gelu", False)
+    for key, default in (("init_logit_scale", math.log(10)), ("init_logit_bias", -10.0)):
+        value = config.get(key)
+        config[key] = float(default if value is None else value)
+    return config
+
+
+def _check_tokens(cfg: ProLIPCfg, text_cfg: Mapping[str, Any]) -> None:
+    vocabulary = text_cfg.get("vocab_size", CLIPTextCfg.vocab_size)
+    ids = {"pad_token_id": cfg.pad_token_id, "mask_token_id": cfg.mask_token_id}
+    ids |= {f"special_token_ids[{i}]": token for i, token in enumerate(cfg.special_token_ids)}
+    for name, token in ids.items():
+        if token is not None and not 0 <= token < vocabulary:
+            raise ValueError(f"prolip_cfg.{name} is {token}, but text_cfg.vocab_size is {vocabulary}: enlarge vocab_size"
+                             " or give an id of the vocabulary")
+    pad = text_cfg.get("pad_id", cfg.pad_token_id)
+    if pad != cfg.pad_token_id:
+        raise ValueError(f"text_cfg.pad_id is {pad} and prolip_cfg.pad_token_id {cfg.pad_token_id}: drop the former")
+
+
+def override(config: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
+    """The configuration with keys of its top level or of `prolip_cfg` replaced, by name."""
+    config = copy.deepcopy(dict(config))
+    for key, value in changes.items():
+        if key in PROLIP_KEYS:
+            config["prolip_cfg"] = {**config["prolip_cfg"], key: value}
+        elif key in TOP_KEYS:
+            config[key] = {**config[key], **value} if isinstance(value, Mapping) else value
+        else:
+            raise TypeError(f"create_model has no option {key!r}: {near_matches(key, (*TOP_KEYS, *PROLIP_KEYS))}")
+    return config

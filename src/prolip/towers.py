@@ -1,0 +1,270 @@
+"""OpenCLIP's image and text transformers with a second special token, [UNC], and two heads: each input becomes a Gaussian.
+
+The parameter names are those of OpenCLIP and, for [UNC] and its heads, those of the released ProLIP weights, so that
+checkpoints of both need no renaming. `tests/prolip/test_towers.py` pins every private hook of OpenCLIP overridden here.
+"""
+from __future__ import annotations
+
+import torch
+from open_clip.transformer import TextTransformer, VisionTransformer
+from torch import Tensor, nn
+
+from prolip.gaussian import Gaussian
+from prolip.heads import LogVarianceHead, layer_norm, project, unit
+
+SPECIAL_TOKENS = 2
+FORMS = ("paper", "released")
+
+
+def expand_token(token: Tensor, batch: int, dtype: torch.dtype) -> Tensor:
+    """A learnt (width,) vector as one token of every sample, (batch, 1, width)."""
+    return token.to(dtype).expand(batch, 1, -1)
+
+
+def check_form(form: str) -> None:
+    """Refuse a forward pass nobody trained with."""
+    if form not in FORMS:
+        raise ValueError(f"forward is {form!r}: choose one of {', '.join(FORMS)}")
+
+
+class ProbabilisticVisionTransformer(VisionTransformer):
+    """ProLIP's image tower: [CLS], [UNC], patches -> ViT -> LayerNorm -> N(L2norm(CLS @ proj), Linear(UNC)), section 3.1.
+
+    `positional_embedding` has a row for [CLS], one for [UNC], then one per patch. `form="released"` repeats what the
+    published weights were trained with: the final LayerNorm is applied to [CLS] twice.
+    """
+
+    def __init__(self, *, form: str = "paper", init_unc_bias: float = -10.0, init_unc_gain: float = 0.1, **kwargs):
+        check_form(form)
+        for key in ("attentional_pool", "patch_dropout"):
+            if kwargs.get(key):
+                raise ValueError(
+                    f"vision_cfg.{key} = {kwargs[key]!r} does not go with [UNC]: leave it out"
+                    " (patches are dropped with encode_image(x, keep=...))"
+                )
+        if kwargs.get("pool_type", "tok") not in ("tok", "avg"):
+            raise ValueError(f"vision_cfg.pool_type is {kwargs['pool_type']!r}: choose 'tok' ([CLS]) or 'avg' (patches)")
+        super().__init__(**kwargs)
+        width = self.class_embedding.numel()
+        self.form = form
+        self.unc_embedding = nn.Parameter(width**-0.5 * torch.randn(width))
+        self.uncertainty_proj = LogVarianceHead(width, self.output_dim, init_unc_bias, init_unc_gain)
+        learnt = self.positional_embedding
+        row = width**-0.5 * torch.randn(1, width) if learnt.requires_grad else torch.zeros(1, width)
+        self.positional_embedding = nn.Parameter(
+            torch.cat([learnt.detach()[:1], row, learnt.detach()[1:]]), requires_grad=learnt.requires_grad
+        )
+
+    @property
+    def num_patches(self) -> int:
+        """Patches of one image."""
+        return self.grid_size[0] * self.grid_size[1]
+
+    def uncertainty_parameters(self) -> list[nn.Parameter]:
+        """The [UNC] token and the log-variance head."""
+        head = self.uncertainty_proj
+        return [self.unc_embedding, *(head.parameters() if head is not None else ())]
+
+    def no_weight_decay(self) -> set[str]:
+        """Names that OpenCLIP keeps from weight decay, and the [UNC] token."""
+        return {*super().no_weight_decay(), "unc_embedding"}
+
+    def lock(self, unlocked_groups: int = 0, freeze_bn_stats: bool = False) -> None:
+        """Freeze all but the last groups; the uncertainty branch belongs to the last one (the projections)."""
+        super().lock(unlocked_groups, freeze_bn_stats)
+        for parameter in self.uncertainty_parameters():
+            parameter.requires_grad = unlocked_groups != 0
+
+    def embed_patches(self, x: Tensor, keep: Tensor | None = None) -> Tensor:
+        """Patch projections (B, N, width), or of the patches `keep` (B, K) alone: (B, K, width), no work for the others.
+
+        The convolution has stride = kernel, so it is a linear map of each unfolded patch.
+        """
+        if keep is None:
+            return self.conv1(x).flatten(2).transpose(1, 2)
+        batch, (rows, columns), (height, width) = x.shape[0], self.grid_size, self.patch_size
+        patches = x.reshape(batch, -1, rows, height, columns, width).permute(0, 2, 4, 1, 3, 5)
+        sample = torch.arange(batch, device=x.device).unsqueeze(1)
+        kept = patches[sample, keep // columns, keep % columns]
+        return nn.functional.linear(kept.flatten(2), self.conv1.weight.flatten(1))
+
+    def _embeds(self, x: Tensor, keep: Tensor | None = None) -> Tensor:
+        """Images (B, 3, H, W) -> tokens [CLS], [UNC], patches with their own positions: (B, 2 + N or K, width)."""
+        self._check_input(x, keep)
+        x = self.embed_patches(x.to(self.conv1.weight.dtype), keep)
+        positions = self.positional_embedding.to(x.dtype)
+        place = positions[SPECIAL_TOKENS:] if keep is None else positions[SPECIAL_TOKENS + keep]
+        special = [expand_token(token, len(x), x.dtype) for token in (self.class_embedding, self.unc_embedding)]
+        special = torch.cat(special, dim=1) + positions[:SPECIAL_TOKENS]
+        return self.ln_pre(torch.cat([special, x + place], dim=1))
+
+    def _check_input(self, x: Tensor, keep: Tensor | None) -> None:
+        want = (3, *self.image_size)
+        if x.ndim != 4 or tuple(x.shape[1:]) != want:
+            raise ValueError(f"images are {tuple(x.shape)}, want (B, {', '.join(map(str, want))}): resize them"
+                             " or create the model with force_image_size")
+        if keep is not None and (keep.ndim != 2 or keep.shape[0] != x.shape[0] or keep.dtype != torch.int64):
+            raise ValueError(f"keep is {tuple(keep.shape)} {keep.dtype}, want ({x.shape[0]}, K) torch.int64:"
+                             " one row of kept patch indices per image")
+
+    def _global_pool(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Tokens (B, 2 + N, width) -> pooled (B, width), patches (B, N, width); [UNC] is in neither."""
+        patches = x[:, SPECIAL_TOKENS:]
+        return (patches.mean(dim=1) if self.pool_type == "avg" else x[:, 0]), patches
+
+    def _pool(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Normalised pooled token and patches, in float32; patches nobody asked for are not normalised."""
+        if self.final_ln_after_pool:
+            pooled, patches = self._global_pool(x)
+            pooled = layer_norm(self.ln_post, pooled)
+        elif self.pool_type == "avg" or self.output_tokens:
+            pooled, patches = self._global_pool(layer_norm(self.ln_post, x))
+        else:
+            pooled, patches = self._global_pool(x)
+            pooled = layer_norm(self.ln_post, pooled)
+        return (layer_norm(self.ln_post, pooled) if self.form == "released" else pooled), patches
+
+    def gaussian(self, x: Tensor, pooled: Tensor, normalize: bool = True) -> Gaussian:
+        """The heads: N(L2norm(pooled @ proj), Linear(LayerNorm(UNC))) from the last tokens x and `_pool`'s result."""
+        unc = layer_norm(self.ln_post, x[:, 1])
+        return Gaussian(unit(project(pooled, self.proj), normalize), project(unc, self.uncertainty_proj))
+
+    def forward(self, x: Tensor, keep: Tensor | None = None, normalize: bool = True):
+        """Images -> Gaussian (B, D) in float32, and the patch tokens where the configuration says `output_tokens`."""
+        x = self.transformer(self._embeds(x, keep))
+        pooled, patches = self._pool(x)
+        z = self.gaussian(x, pooled, normalize)
+        return (z, patches) if self.output_tokens else z
+
+    def forward_intermediates(  # noqa: PLR0913 (OpenCLIP's signature)
+        self, x, indices=None, stop_early=False, normalize_intermediates=False, intermediates_only=False,
+        output_fmt="NCHW", output_extra_tokens=False,
+    ) -> dict:
+        """As OpenCLIP's, with two prefix tokens; `image_features` is the projected mean before L2, beside `image_log_var`."""
+        if output_fmt not in ("NCHW", "NLC"):
+            raise ValueError(f"output_fmt is {output_fmt!r}: choose NCHW or NLC")
+        x, layers = self.transformer.forward_intermediates(self._embeds(x), indices=indices, stop_early=stop_early)
+        if normalize_intermediates:
+            layers = [layer_norm(self.ln_post, y) for y in layers]
+        patches = [y[:, SPECIAL_TOKENS:] for y in layers]
+        if output_fmt == "NCHW":
+            patches = [y.transpose(1, 2).unflatten(2, self.grid_size).contiguous() for y in patches]
+        output = {"image_intermediates": patches}
+        if output_extra_tokens:
+            output["image_intermediates_prefix"] = [y[:, :SPECIAL_TOKENS] for y in layers]
+        if not intermediates_only:
+            z = self.gaussian(x, self._pool(x)[0], normalize=False)
+            output |= {"image_features": z.mean, "image_log_var": z.log_var}
+        return output
+
+    def prune_intermediate_layers(self, indices=1, prune_norm: bool = False, prune_head: bool = True):
+        """As OpenCLIP's; both heads go together."""
+        if prune_head:
+            self.uncertainty_proj = None
+        return super().prune_intermediate_layers(indices, prune_norm, prune_head)
+
+
+class ProbabilisticTextTransformer(TextTransformer):
+    """ProLIP's text tower: tokens, [UNC], [CLS] -> bidirectional transformer -> LayerNorm -> N(L2norm(Linear(CLS)),
+    Linear(UNC)), section 3.1.
+
+    `positional_embedding` has one row per token of the context, then one for [UNC] and one for [CLS]. With `mask_padding`
+    the padding at the end of a text is hidden from every token. `form="released"` repeats what the published weights were
+    trained with: the log variance is read from the projected mean, not from [UNC].
+    """
+
+    def __init__(
+        self, *, form: str = "paper", mask_padding: bool = False, init_unc_bias: float = -10.0,
+        init_unc_gain: float = 0.1, **kwargs,
+    ):
+        check_form(form)
+        for key, wanted in (("embed_cls", True), ("no_causal_mask", True), ("pool_type", "last")):
+            if kwargs.get(key, wanted) != wanted:
+                raise ValueError(f"text_cfg.{key} is {kwargs[key]!r}, ProLIP's text tower needs {wanted!r}: leave it out")
+            kwargs[key] = wanted
+        if kwargs.get("proj_type", "linear") == "none" or not kwargs.get("output_dim"):
+            raise ValueError("text_cfg.proj_type 'none' leaves no mean head: use 'linear'")
+        super().__init__(**kwargs)
+        self.form, self.mask_padding = form, mask_padding
+        self.unc_emb = nn.Parameter(0.01 * torch.randn(self.width))
+        self.num_pos = self.context_length + SPECIAL_TOKENS
+        self.positional_embedding = nn.Parameter(0.01 * torch.randn(self.num_pos, self.width))
+        inputs = self.output_dim if form == "released" else self.width
+        self.text_uncertainty_projection = LogVarianceHead(inputs, self.output_dim, init_unc_bias, init_unc_gain)
+
+    def uncertainty_parameters(self) -> list[nn.Parameter]:
+        """The [UNC] token and the log-variance head."""
+        head = self.text_uncertainty_projection
+        return [self.unc_emb, *(head.parameters() if head is not None else ())]
+
+    def no_weight_decay(self) -> set[str]:
+        """Names that OpenCLIP keeps from weight decay, and the [UNC] token."""
+        return {*super().no_weight_decay(), "unc_emb"}
+
+    def lock(self, unlocked_layers: int = 0, freeze_layer_norm: bool = True) -> None:
+        """Freeze all but the last layers; the uncertainty branch belongs to the last one (the projection)."""
+        super().lock(unlocked_layers, freeze_layer_norm)
+        for parameter in self.uncertainty_parameters():
+            parameter.requires_grad = unlocked_layers != 0
+
+    def padding_mask(self, text: Tensor, dtype: torch.dtype) -> Tensor:
+        """0 for what may be attended to, -inf for padding, (B * heads, L + 2, L + 2); [UNC], [CLS] are never hidden.
+
+        Padding is the run of pad ids at the end: the bundled BPE pads with 0, which is also the id of "!" inside a text.
+        """
+        valid = (text != self.pad_id).flip(1).cummax(dim=1).values.flip(1)
+        valid = nn.functional.pad(valid, (0, SPECIAL_TOKENS), value=True)
+        hidden = torch.zeros(valid.shape, dtype=dtype, device=text.device).masked_fill(~valid, float("-inf"))
+        length = valid.shape[1]
+        return hidden[:, None, None].expand(-1, self.heads, length, -1).reshape(-1, length, length)
+
+    def _embeds(self, text: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Ids (B, L <= context) -> tokens, [UNC], [CLS] with positions (B, L + 2, width), and the attention mask if any."""
+        if text.ndim != 2 or text.shape[1] > self.context_length:
+            raise ValueError(f"texts are {tuple(text.shape)}, want (B, L <= {self.context_length}): tokenise with"
+                             " get_tokenizer(<this model>) or create the model with force_context_length")
+        dtype = self.transformer.get_cast_dtype()
+        x = self.token_embedding(text).to(dtype)
+        special = [expand_token(token, len(x), dtype) for token in (self.unc_emb, self.cls_emb)]
+        positions = self.positional_embedding.to(dtype)
+        positions = torch.cat([positions[: text.shape[1]], positions[-SPECIAL_TOKENS:]])
+        mask = self.padding_mask(text, dtype) if self.mask_padding else None
+        return torch.cat([x, *special], dim=1) + positions, mask
+
+    def gaussian(self, x: Tensor, normalize: bool = True) -> Gaussian:
+        """The heads, from the last tokens x (B, L + 2, width)."""
+        mean = project(layer_norm(self.ln_final, x[:, -1]), self.text_projection)
+        unc = mean if self.form == "released" else layer_norm(self.ln_final, x[:, -2])
+        return Gaussian(unit(mean, normalize), project(unc, self.text_uncertainty_projection))
+
+    def forward(self, text: Tensor, normalize: bool = True):
+        """Ids (B, L) -> Gaussian (B, D) in float32, and the text tokens where the configuration says `output_tokens`."""
+        x, mask = self._embeds(text)
+        x = self.transformer(x, attn_mask=mask)
+        z = self.gaussian(x, normalize)
+        return (z, x[:, :-SPECIAL_TOKENS]) if self.output_tokens else z
+
+    def forward_intermediates(  # noqa: PLR0913 (OpenCLIP's signature)
+        self, text, indices=None, stop_early=False, normalize_intermediates=False, intermediates_only=False,
+        output_fmt="NLC", output_extra_tokens=False,
+    ) -> dict:
+        """As OpenCLIP's, with two suffix tokens; `text_features` is the projected mean before L2, beside `text_log_var`."""
+        if output_fmt != "NLC":
+            raise ValueError(f"output_fmt is {output_fmt!r}: texts have NLC only")
+        x, mask = self._embeds(text)
+        x, layers = self.transformer.forward_intermediates(x, attn_mask=mask, indices=indices, stop_early=stop_early)
+        if normalize_intermediates:
+            layers = [layer_norm(self.ln_final, y) for y in layers]
+        output = {"text_intermediates": [y[:, :-SPECIAL_TOKENS] for y in layers]}
+        if output_extra_tokens:
+            output["text_intermediates_suffix"] = [y[:, -SPECIAL_TOKENS:] for y in layers]
+        if not intermediates_only:
+            z = self.gaussian(x, normalize=False)
+            output |= {"text_features": z.mean, "text_log_var": z.log_var}
+        return output
+
+    def prune_intermediate_layers(self, indices=1, prune_norm: bool = False, prune_head: bool = True):
+        """As OpenCLIP's; both heads go together."""
+        if prune_head:
+            self.text_uncertainty_projection = None
+        return super().prune_intermediate_layers(indices, prune_norm, prune_head)
