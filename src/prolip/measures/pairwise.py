@@ -1,0 +1,117 @@
+"""Measures between all pairs of two sets of Gaussians: f(p, q) with p (B1, D) and q (B2, D) -> (B1, B2).
+
+Where the formula has rank one (csd, csd_similarity, mean_cosine, wasserstein2) it is matrix products and vectors; the
+others are the paired formulas over tiles of pairs. `max_elements` bounds each temporary of a tile, about ten of which
+live at once; training keeps nothing of size B1 * B2 * D either (`tiles.all_pairs`).
+
+Cancellation in the matrix-product forms. They subtract 2 m1.m2 from |m1|^2 + |m2|^2, so the *absolute* error of csd and
+wasserstein2 is at most about 4 eps (|m1|^2 + |m2|^2 + trace1 + trace2), eps = 1.2e-7 in float32: 1e-6 for unit means.
+Pairs nearer than that are not ordered reliably, and wasserstein2 of equal Gaussians may come out as -1e-7: apply the
+paired function to the few pairs for which this matters. On CUDA, `torch.backends.cuda.matmul.allow_tf32` (off by
+default in PyTorch) would make eps 1e-3: leave it off where scores are computed.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from prolip.gaussian import Gaussian
+from prolip.measures import paired
+from prolip.measures.tiles import WORKSPACE, all_pairs, without_autocast
+
+
+def check_pairwise(p: Gaussian, q: Gaussian) -> tuple[Gaussian, Gaussian]:
+    """Two sets (B1, D) and (B2, D) in float32 or float64. Raises ValueError."""
+    p, q = paired.check(p, q)
+    if p.mean.dim() != 2 or q.mean.dim() != 2:
+        raise ValueError(
+            f"pairwise measures take (B1, D) and (B2, D), got {tuple(p.mean.shape)} and {tuple(q.mean.shape)}: "
+            "flatten the leading dimensions, or use the paired function with broadcasting"
+        )
+    return p, q
+
+
+def _products(x: Tensor, y: Tensor) -> Tensor:
+    """x @ y.T in the dtype of x, under autocast too: (B1, D), (B2, D) -> (B1, B2)."""
+    with without_autocast(x.device):
+        return x @ y.mT
+
+
+def _tiled(measure: Callable[..., Tensor], p: Gaussian, q: Gaussian, max_elements: int) -> Tensor:
+    """A paired measure over all pairs, in tiles."""
+    p, q = check_pairwise(p, q)
+
+    def tile(m1: Tensor, l1: Tensor, m2: Tensor, l2: Tensor) -> Tensor:
+        return measure(Gaussian(m1.unsqueeze(1), l1.unsqueeze(1)), Gaussian(m2.unsqueeze(0), l2.unsqueeze(0)))
+
+    return all_pairs(tile, p, q, per_pair=p.mean.shape[-1], max_elements=max_elements)
+
+
+def pairwise_csd_similarity(p: Gaussian, q: Gaussian) -> Tensor:
+    """`csd_similarity` of all pairs, one matrix product and two vectors: (B1, D), (B2, D) -> (B1, B2)."""
+    p, q = check_pairwise(p, q)
+    return _products(p.mean, q.mean) - 0.5 * (p.trace.unsqueeze(1) + q.trace)
+
+
+def pairwise_csd(p: Gaussian, q: Gaussian) -> Tensor:
+    """`csd` of all pairs, one matrix product, for means of any length: (B1, D), (B2, D) -> (B1, B2).
+
+    Absolute error as in the module's docstring.
+    """
+    p, q = check_pairwise(p, q)
+    a, b = (z.mean.square().sum(-1) + z.trace for z in (p, q))
+    return (a.unsqueeze(1) + b) - 2 * _products(p.mean, q.mean)
+
+
+def pairwise_mean_cosine(p: Gaussian, q: Gaussian) -> Tensor:
+    """`mean_cosine` of all pairs: (B1, D), (B2, D) -> (B1, B2)."""
+    p, q = check_pairwise(p, q)
+    return _products(F.normalize(p.mean, dim=-1), F.normalize(q.mean, dim=-1))
+
+
+def pairwise_wasserstein2(p: Gaussian, q: Gaussian) -> Tensor:
+    """`wasserstein2` of all pairs, two matrix products (means, sigmas): (B1, D), (B2, D) -> (B1, B2).
+
+    Absolute error as in the module's docstring.
+    """
+    p, q = check_pairwise(p, q)
+    a, b = (z.mean.square().sum(-1) + z.trace for z in (p, q))
+    sigmas = _products((0.5 * p.log_var).exp(), (0.5 * q.log_var).exp())
+    return (a.unsqueeze(1) + b) - 2 * (_products(p.mean, q.mean) + sigmas)
+
+
+def pairwise_kl(p: Gaussian, q: Gaussian, max_elements: int = WORKSPACE) -> Tensor:
+    """`kl` of all pairs, KL(p_i || q_j), tiled: (B1, D), (B2, D) -> (B1, B2)."""
+    return _tiled(paired.kl, p, q, max_elements)
+
+
+def pairwise_js(p: Gaussian, q: Gaussian, max_elements: int = WORKSPACE) -> Tensor:
+    """`js` of all pairs, tiled: (B1, D), (B2, D) -> (B1, B2)."""
+    return _tiled(paired.js, p, q, max_elements)
+
+
+def pairwise_elk(p: Gaussian, q: Gaussian, max_elements: int = WORKSPACE) -> Tensor:
+    """`elk` of all pairs, tiled: (B1, D), (B2, D) -> (B1, B2)."""
+    return _tiled(paired.elk, p, q, max_elements)
+
+
+def pairwise_bhattacharyya(p: Gaussian, q: Gaussian, max_elements: int = WORKSPACE) -> Tensor:
+    """`bhattacharyya` of all pairs, tiled: (B1, D), (B2, D) -> (B1, B2)."""
+    return _tiled(paired.bhattacharyya, p, q, max_elements)
+
+
+def pairwise_log_inclusion(
+    inner: Gaussian, outer: Gaussian, eps: float = 0.0, max_elements: int = WORKSPACE
+) -> Tensor:
+    """`log_inclusion` of every inner in every outer, tiled: (B1, D), (B2, D) -> (B1, B2)."""
+    return _tiled(partial(paired.log_inclusion, eps=eps), inner, outer, max_elements)
+
+
+def pairwise_inclusion_test(
+    inner: Gaussian, outer: Gaussian, eps: float = 0.0, form: str = "exact", max_elements: int = WORKSPACE
+) -> Tensor:
+    """`inclusion_test` of every inner in every outer, tiled: (B1, D), (B2, D) -> (B1, B2)."""
+    return _tiled(partial(paired.inclusion_test, eps=eps, form=form), inner, outer, max_elements)
