@@ -42,8 +42,8 @@ def test_rankings_equal_a_loop_over_queries_ties_included(seed):
     g = torch.Generator().manual_seed(seed)
     scores = torch.randint(0, 6, (23, 17), generator=g).float()  # many ties
     relevant = torch.rand(23, 17, generator=g) < 0.15
+    relevant[3], relevant[4] = False, True
     got = metrics.rank(scores, relevant)
-    assert (~relevant.any(1)).any()
     for ours, theirs in zip(got, oracle(scores, relevant)):
         torch.testing.assert_close(ours.double(), theirs, equal_nan=True, rtol=0, atol=1e-12)
 

@@ -1,0 +1,60 @@
+"""Zero-shot classification: a class is the mixture of its prompts' Gaussians, an image goes to the nearest class."""
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from sklearn.metrics import recall_score
+from torch import Tensor, nn
+
+from prolip.evaluation import metrics
+from prolip.evaluation.embed import embed_texts
+from prolip.gaussian import Gaussian, concatenate, mixture
+
+TEMPLATES = ("{}", "a drawing of {}", "a picture of {}", "an icon of {}")
+"""Prompts for small drawings; `templates=("{}",)` is the bare class name."""
+
+
+def class_gaussians(
+    model: nn.Module,
+    tokenizer: Callable,
+    classes: Sequence[Sequence[str]],
+    templates: Sequence[str] = TEMPLATES,
+    normalise: bool = True,
+    **embedding,
+) -> Gaussian:
+    """Every class as N(mean of the means, mean of the variances) over templates x its names: (C, D), ProLIP 4.2.
+
+    classes: the names of each class, one or several (synonyms, members); normalise: bring the averaged mean back to
+    unit length, as the released evaluation does; embedding: options of `embed_texts`. Raises ValueError for a class
+    without names or a template without {}.
+    """
+    for template in templates:
+        if "{}" not in template:
+            raise ValueError(f"the template {template!r} has no place for the class: write {{}} where its name goes")
+    for i, names in enumerate(classes):
+        if isinstance(names, str) or not names:
+            raise ValueError(f"class {i} is {names!r}: give a list with at least one name")
+    prompts = [[template.replace("{}", name) for name in names for template in templates] for names in classes]
+    z = embed_texts(model, tokenizer, [prompt for group in prompts for prompt in group], **embedding)
+    return mix_groups(z, [len(group) for group in prompts], normalise)
+
+
+def mix_groups(z: Gaussian, counts: Sequence[int], normalise: bool = True) -> Gaussian:
+    """Consecutive runs of `counts` Gaussians (N, D), each mixed with equal weights: (C, D)."""
+    parts = zip(z.mean.split(list(counts)), z.log_var.split(list(counts)))
+    return concatenate(mixture(Gaussian(*(x.unsqueeze(0) for x in part)), normalise=normalise) for part in parts)
+
+
+def classification(scores: Tensor, labels: Tensor, ks: Sequence[int] = (1, 5)) -> dict[str, float]:
+    """Accuracy of single-label classification: `top<k>` and the mean per-class recall of top-1.
+
+    scores (N, C), labels (N,) int64. A k beyond the classes counts as C; classes without an image are left out of the
+    per-class mean; equal scores go to the lower class.
+    """
+    relevant = torch.nn.functional.one_hot(labels, scores.shape[1]).bool()
+    ranking = metrics.rank(scores, relevant)
+    out = {f"top{k}": float(ranking.hit(k).double().mean()) for k in ks}
+    predicted = scores.argsort(dim=1, descending=True, stable=True)[:, 0]
+    recall = recall_score(labels.numpy(), predicted.numpy(), labels=labels.unique().numpy(), average="macro")
+    return out | {"mean_per_class_recall": float(recall), "classes": float(scores.shape[1])}
