@@ -6,7 +6,6 @@ is ever kept. `ring.py` runs the same block kernel (`add_pairs`) over the texts 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -17,8 +16,8 @@ from torch.autograd.function import once_differentiable
 from prolip.gaussian import Gaussian
 from prolip.measures import inclusion_test_per_dim
 
-# Pairs per block: what stays in a core's cache on CPU, what fills a device on one. MIN_ROWS keeps the matrix products of
-# a block efficient when the columns are many.
+# Pairs per block: what stays in a core's cache on CPU, what fills a device on one. MIN_ROWS keeps the matrix products
+# of a block efficient when the columns are many.
 PAIRS_CPU, PAIRS_DEVICE, MIN_ROWS = 1 << 18, 1 << 24, 256
 # softplus(z) equals z beyond this even in float64, and exp(z) does not overflow float32 before it.
 SOFTPLUS_LINEAR = 80.0
@@ -92,18 +91,24 @@ class Columns(NamedTuple):
     trace: Tensor | None
 
 
-@dataclass
-class Rows:
-    """Sums over pairs that belong to the rows, with g_ij = d loss / d logit_ij; None: not wanted.
+class Rows(NamedTuple):
+    """Rows and the sums over pairs that belong to them, added to in place, with g_ij = d loss / d logit_ij.
 
-    loss (); weighted (): sum_ij g_ij trace_j; mean (n, D): sum_j g_ij mean_j;
+    points (n, D); loss (); weighted (): sum_ij g_ij trace_j; mean (n, D): sum_j g_ij mean_j, None: not wanted;
     sums (n,): sum_j g_ij, None when no gradient at all is wanted.
     """
 
+    points: Packed
     loss: Tensor
     weighted: Tensor
     mean: Tensor | None
     sums: Tensor | None
+
+    def select(self, part: slice) -> Rows:
+        """Some of the rows; what is added to the result is added to the whole."""
+        mean = None if self.mean is None else self.mean[part]
+        sums = None if self.sums is None else self.sums[part]
+        return Rows(Packed(self.points.mean[part], self.points.trace[part]), self.loss, self.weighted, mean, sums)
 
 
 class Needs(NamedTuple):
@@ -127,11 +132,16 @@ def default_block(columns: int, device: torch.device) -> int:
     return max(MIN_ROWS, pairs // max(columns, 1))
 
 
-def zero_rows(rows: Packed, needs: Needs) -> Rows:
-    """Zeros for the sums that the gradients named by `needs` are read off; d scale is read off the sums for the means."""
-    mean = rows.mean.new_zeros(rows.mean.shape) if needs.image_mean or needs.scale else None
-    sums = rows.trace.new_zeros(rows.trace.shape) if any(needs) else None
-    return Rows(rows.trace.new_zeros(()), rows.trace.new_zeros(()), mean, sums)
+def zero_rows(points: Packed, needs: Needs) -> Rows:
+    """Zeros for the sums that the gradients named by `needs` are read off; d scale needs the one for the means."""
+    mean, trace = points
+    return Rows(
+        points,
+        loss=trace.new_zeros(()),
+        weighted=trace.new_zeros(()),
+        mean=mean.new_zeros(mean.shape) if needs.image_mean or needs.scale else None,
+        sums=trace.new_zeros(trace.shape) if any(needs) else None,
+    )
 
 
 def zero_columns(columns: Packed, needs: Needs) -> Columns:
@@ -143,72 +153,64 @@ def zero_columns(columns: Packed, needs: Needs) -> Columns:
 
 
 def add_pairs(
-    total: Rows,
-    out: Columns,
-    rows: Packed,
-    columns: Packed,
-    scale: Tensor,
-    bias: Tensor,
-    positives: Positives,
-    block: int,
+    rows: Rows, columns: Packed, out: Columns, scale: Tensor, bias: Tensor, positives: Positives, block: int
 ) -> None:
-    """Add all pairs of rows (n) and columns (m) to the sums in `total` and `out`, in place, block by block of rows.
+    """Add all pairs of rows (n) and columns (m) to the sums in `rows` and `out`, in place, `block` rows at a time.
 
     logit_ij = scale (mean_i.mean_j - (trace_i + trace_j)/2) + bias, y_ij = +1 for positives, else -1;
     loss = sum -log sigmoid(y logit) = sum softplus(z) with z = -y logit; g = d loss / d logit = -y sigmoid(z).
     Workspace: two (block, m) matrices, with ids two more.
     """
     column_bias = -0.5 * scale * columns.trace
-    for start in range(0, len(rows.trace), block):
+    for start in range(0, len(rows.points.trace), block):
         part = slice(start, start + block)
-        scaled = rows.mean[part] * scale
-        z = (bias - 0.5 * scale * rows.trace[part]).unsqueeze(1) + column_bias
+        here = rows.select(part)
+        scaled = here.points.mean * scale
+        z = (bias - 0.5 * scale * here.points.trace).unsqueeze(1) + column_bias
         z.addmm_(scaled, columns.mean.T)
         flip = positives.select(part).flip(z)
         flip(z)
-        total.loss += F.softplus(z, threshold=SOFTPLUS_LINEAR).sum()
-        if total.sums is None:
+        rows.loss.add_(F.softplus(z, threshold=SOFTPLUS_LINEAR).sum())
+        if here.sums is None:
             continue
         gradient = flip(z.sigmoid_())
-        total.sums[part] += gradient.sum(1)
         column_sums = gradient.sum(0)
-        total.weighted += column_sums.dot(columns.trace)
-        if total.mean is not None:
-            total.mean[part].addmm_(gradient, columns.mean)
+        rows.weighted.add_(column_sums.dot(columns.trace))
+        here.sums.add_(gradient.sum(1))
+        if here.mean is not None:
+            here.mean.addmm_(gradient, columns.mean)
         if out.mean is not None:
             out.mean.addmm_(gradient.T, scaled)
         if out.trace is not None:
             out.trace.add_(column_sums * scale, alpha=-0.5)
 
 
-def finish(total: Rows, out: Columns, rows: Packed, scale: Tensor) -> Evaluation:
-    """Divide the sums by the number of rows: the loss and its gradients in the order of `Needs`. Overwrites the sums."""
-    count = len(rows.trace)
-    loss = total.loss / count
+def finish(rows: Rows, out: Columns, scale: Tensor) -> Evaluation:
+    """Divide the sums by the number of rows: the loss, its gradients in the order of `Needs`. Overwrites the sums."""
+    count = len(rows.points.trace)
+    loss = rows.loss / count
+    if rows.sums is None:
+        return loss, (None,) * len(Needs._fields)
     for sums in out:
         if sums is not None:
             sums.div_(count)
-    if total.sums is None:
-        return loss, (None,) * len(Needs._fields)
-    d_bias = total.sums.sum() / count
-    d_trace = total.sums * (scale * (-0.5 / count))
-    d_scale, d_mean = None, total.mean
-    if d_mean is not None:
-        dots = d_mean.flatten().dot(rows.mean.flatten())
-        d_scale = (dots - 0.5 * (total.sums.dot(rows.trace) + total.weighted)) / count
-        d_mean.mul_(scale / count)
-    return loss, (d_mean, d_trace, out.mean, out.trace, d_scale, d_bias)
+    d_bias = rows.sums.sum() / count
+    d_trace = rows.sums * (scale * (-0.5 / count))
+    if rows.mean is None:
+        return loss, (None, d_trace, *out, None, d_bias)
+    dots = rows.mean.flatten().dot(rows.points.mean.flatten())
+    d_scale = (dots - 0.5 * (rows.sums.dot(rows.points.trace) + rows.weighted)) / count
+    return loss, (rows.mean.mul_(scale / count), d_trace, *out, d_scale, d_bias)
 
 
 def score(
     image: Packed, text: Packed, scale: Tensor, bias: Tensor, labels: Matches | None, block: int | None, needs: Needs
 ) -> Evaluation:
     """PPCL of one process and those of its gradients that `needs` names, without a graph."""
-    total, out = zero_rows(image, needs), zero_columns(text, needs)
-    ids = labels or (None, None)
-    block = block or default_block(len(text.trace), text.trace.device)
-    add_pairs(total, out, image, text, scale, bias, Positives(0, *ids), block)
-    return finish(total, out, image, scale)
+    rows, out = zero_rows(image, needs), zero_columns(text, needs)
+    positives = Positives(0) if labels is None else Positives(0, labels.image, labels.text)
+    add_pairs(rows, text, out, scale, bias, positives, block or default_block(len(text.trace), text.trace.device))
+    return finish(rows, out, scale)
 
 
 class GradientsInForward(torch.autograd.Function):

@@ -1,0 +1,43 @@
+"""Run a function on several gloo processes, one thread each, and collect what it returns."""
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+TIMEOUT = timedelta(seconds=120)
+
+
+def run_ranks(world_size: int, function: Callable[..., Any], *args: Any) -> list[Any]:
+    """[function(rank, *args) of every rank]; the first rank that raises ends the run with its traceback.
+
+    `function` must be importable (top level of a test module), its arguments and its result picklable. The default
+    process group is initialised; it meets at a file, so no port is needed.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        mp.spawn(_enter, args=(world_size, folder, function, args), nprocs=world_size)
+        return [torch.load(Path(folder, f"{rank}.pt"), weights_only=False) for rank in range(world_size)]
+
+
+def _enter(rank: int, world_size: int, folder: str, function: Callable[..., Any], args: tuple) -> None:
+    torch.set_num_threads(1)
+    names = {name for _, name in socket.if_nameindex()}
+    for loopback in ("lo", "lo0"):
+        if loopback in names:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world_size, timeout=TIMEOUT
+    )
+    try:
+        torch.save(function(rank, *args), Path(folder, f"{rank}.pt"))
+        dist.barrier()
+    finally:
+        dist.destroy_process_group()
