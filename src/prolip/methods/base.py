@@ -73,11 +73,6 @@ def clamp_logit_scale(model: Any) -> None:
     model.logit_scale.clamp_(max=math.log(MAX_LOGIT_SCALE))
 
 
-def full_precision(x: Tensor) -> AbstractContextManager:
-    """Autocast off for the device of `x`: losses run in the dtype of their inputs."""
-    return torch.autocast(x.device.type, enabled=False)
-
-
 def split_batch(batch: Batch, parts: int) -> list[Batch]:
     """Cut a prepared batch into micro-batches.
 
@@ -148,7 +143,8 @@ def accumulate_backward(
     generators = _read_generators()
     with torch.no_grad(), autocast():
         reps = [bare.embed(piece) for piece in pieces]
-    torch.clear_autocast_cache()  # weights cast without a graph must not serve the second pass
+    # Before torch's pull request 165068 (2025) weights cast without a graph stayed for as long as an outer autocast.
+    torch.clear_autocast_cache()
     whole = {name: value.detach().requires_grad_() for name, value in join_reps(reps).items()}
     with autocast():
         terms = bare.terms(whole, batch)

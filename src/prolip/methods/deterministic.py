@@ -8,15 +8,8 @@ from open_clip.loss import ClipLoss, SigLipLoss
 from torch import nn
 
 from prolip.gaussian import upcast
-from prolip.methods.base import (
-    Batch,
-    Objective,
-    Reps,
-    Terms,
-    clamp_logit_scale,
-    full_precision,
-    logit_scale_and_bias,
-)
+from prolip.heads import full_precision
+from prolip.methods.base import Batch, Objective, Reps, Terms, clamp_logit_scale, logit_scale_and_bias
 
 
 @dataclass(kw_only=True)

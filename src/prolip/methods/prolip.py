@@ -2,23 +2,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
-from prolip.ring import ppcl_over_ranks
 from torch import Tensor
 
 from prolip.gaussian import Gaussian
 from prolip.losses import Matches, inclusion_loss, vib
 from prolip.masking import count_kept_patches, count_masked_rows, draw_noise, keep_patches, mask_text
-from prolip.methods.base import (
-    Batch,
-    Objective,
-    Reps,
-    Terms,
-    clamp_logit_scale,
-    full_precision,
-    logit_scale_and_bias,
-)
+from prolip.methods.base import Batch, Objective, Reps, Terms, clamp_logit_scale, logit_scale_and_bias
+from prolip.ring import ppcl_over_ranks
 
 FORMS, REDUCTIONS = ("exact", "printed"), ("dim", "pair")
 IMAGE_STREAM, TEXT_STREAM = 1, 2  # of random numbers within a step
@@ -96,6 +89,14 @@ class ProLIPObjective(Objective):
 
     config: ProLIPConfig
 
+    def __init__(self, model: Any, config: ProLIPConfig, seed: int = 0, rank: int = 0, world_size: int = 1):
+        super().__init__(model, config, seed, rank, world_size)
+        if config.alpha2 > 0 and model.mask_token_id is None:
+            raise ValueError(
+                "alpha2 wants masked texts and the model's vocabulary has no [MASK]: "
+                "give prolip_cfg.mask_token_id in the model's config, or alpha2=0"
+            )
+
     def prepare(self, batch: Batch, step: int) -> Batch:
         """Add masked views of the first M rows, M = max(1, floor(mask_fraction * B)).
 
@@ -157,16 +158,15 @@ class ProLIPObjective(Objective):
         config = self.config
         image, text = _gaussian(reps, "image"), _gaussian(reps, "text")
         labels = Matches(batch["caption_ids"], batch["caption_id"]) if config.known_matches else None
-        with full_precision(image.mean):
-            terms = {
-                "ppcl": ppcl_over_ranks(image, text, reps["scale"], reps["bias"], labels),
-                "inclusion_image_text": self._inclusion(image, text),
-                "vib_image": vib(image),
-                "vib_text": vib(text),
-            }
-            if config.alpha2 > 0:
-                terms["inclusion_image"] = self._inclusion_in_masked(image, _gaussian(reps, "masked_image"))
-                terms["inclusion_text"] = self._inclusion_in_masked(text, _gaussian(reps, "masked_text"))
+        terms = {
+            "ppcl": ppcl_over_ranks(image, text, reps["scale"], reps["bias"], labels),
+            "inclusion_image_text": self._inclusion(image, text),
+            "vib_image": vib(image),
+            "vib_text": vib(text),
+        }
+        if config.alpha2 > 0:
+            terms["inclusion_image"] = self._inclusion_in_masked(image, _gaussian(reps, "masked_image"))
+            terms["inclusion_text"] = self._inclusion_in_masked(text, _gaussian(reps, "masked_text"))
         weights = {
             "ppcl": 1.0,
             "inclusion_image_text": config.alpha1,

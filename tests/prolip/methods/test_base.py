@@ -1,0 +1,311 @@
+"""The Objective contract and exact gradient accumulation, on a small objective of its own."""
+from __future__ import annotations
+
+import gc
+import math
+import weakref
+from contextlib import contextmanager
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from prolip.methods.base import (
+    Objective,
+    accumulate_backward,
+    clamp_logit_scale,
+    join_reps,
+    logit_scale_and_bias,
+    split_batch,
+    split_cotangents,
+    unwrap,
+)
+
+WIDTH = 6
+
+
+class Towers(nn.Module):
+    def __init__(self, dropout: float = 0.0):
+        super().__init__()
+        torch.manual_seed(0)
+        self.image = nn.Sequential(nn.Linear(WIDTH, 16), nn.Tanh(), nn.Dropout(dropout), nn.Linear(16, 4))
+        self.text = nn.Sequential(nn.Linear(WIDTH, 16), nn.Tanh(), nn.Dropout(dropout), nn.Linear(16, 4))
+        self.logit_scale = nn.Parameter(torch.tensor(1.0))
+        self.logit_bias = nn.Parameter(torch.tensor(-1.0))
+
+
+class Contrast(Objective):
+    """A loss that ties every row to every other one, with a term on three masked rows; `spare` does not enter it."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__(model, config=None)
+        self.embedded: list[tuple[bool, dict]] = []
+
+    def prepare(self, batch, step):
+        return batch | {"masked": batch["image"][:3]}
+
+    def embed(self, batch):
+        reps = {
+            "image": F.normalize(self.model.image(batch["image"]), dim=-1),
+            "text": F.normalize(self.model.text(batch["text"]), dim=-1),
+        }
+        masked = self.model.image(0.5 * batch["masked"]) if len(batch["masked"]) else reps["image"][:0]
+        reps |= {"masked": masked, "spare": 2 * reps["text"]} | logit_scale_and_bias(self.model)
+        self.embedded.append((torch.is_grad_enabled(), {name: rep.detach().clone() for name, rep in reps.items()}))
+        return reps
+
+    def terms(self, reps, batch):
+        logits = reps["scale"] * reps["image"] @ reps["text"].T + reps["bias"]
+        contrast = F.cross_entropy(logits, torch.arange(len(logits))) + F.softplus(logits).mean()
+        masked = (reps["masked"] - reps["image"][: len(reps["masked"])]).square().mean()
+        return {"loss": contrast + 0.3 * masked, "contrast": contrast, "masked": masked}
+
+
+class Wrapper(nn.Module):
+    """What accumulation asks of DDP: `module` and `no_sync`, with a record of which passes are synchronised."""
+
+    def __init__(self, module: nn.Module):
+        super().__init__()
+        self.module, self.synchronised, self.record = module, True, []
+
+    def forward(self, *args, **kwargs):
+        self.record.append(self.synchronised)
+        return self.module(*args, **kwargs)
+
+    @contextmanager
+    def no_sync(self):
+        self.synchronised = False
+        yield
+        self.synchronised = True
+
+
+def make(dropout: float = 0.0, dtype=torch.float64, rows: int = 8):
+    objective = Contrast(Towers(dropout).to(dtype))
+    generator = torch.Generator().manual_seed(1)
+    image, text = (torch.randn(rows, WIDTH, generator=generator).to(dtype) for _ in range(2))
+    return objective, objective.prepare({"image": image, "text": text, "key": [str(i) for i in range(rows)]}, step=0)
+
+
+def gradients(module: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: parameter.grad.clone() for name, parameter in unwrap(module).named_parameters()}
+
+
+def assert_close(actual: dict, expected: dict, tolerance: float) -> None:
+    assert actual.keys() == expected.keys()
+    for name in expected:
+        same = torch.allclose(actual[name], expected[name], rtol=tolerance, atol=tolerance)
+        assert same, f"{name} differs by up to {(actual[name] - expected[name]).abs().max():.2e}"
+
+
+def reference(rows: int = 8):
+    """The plain loss on the whole batch, without accumulation."""
+    objective, batch = make(rows=rows)
+    terms = objective(batch)
+    terms["loss"].backward()
+    return {name: term.detach() for name, term in terms.items()}, gradients(objective)
+
+
+@pytest.mark.parametrize("rows", [8, 7])
+@pytest.mark.parametrize("parts", [1, 2, 3, 4, 5])
+def test_micro_batches_equal_the_large_batch(parts, rows):
+    """Five parts hold three masked rows, so two parts hold none."""
+    terms, grads = reference(rows)
+    objective, batch = make(rows=rows)
+    accumulated = accumulate_backward(objective, batch, parts)
+    assert_close(accumulated, terms, 1e-12)
+    assert_close(gradients(objective), grads, 1e-12)
+    assert not any(term.requires_grad for term in accumulated.values())
+
+
+def test_gradients_add_up_over_calls():
+    _, grads = reference()
+    objective, batch = make()
+    accumulate_backward(objective, batch, 2)
+    accumulate_backward(objective, batch, 3)
+    assert_close(gradients(objective), {name: 2 * grad for name, grad in grads.items()}, 1e-12)
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_a_scaled_loss_scales_the_gradients_and_not_the_terms(parts):
+    terms, grads = reference()
+    objective, batch = make()
+    scaled = accumulate_backward(objective, batch, parts, scale_loss=lambda loss: 1024 * loss)
+    assert_close(scaled, terms, 1e-12)
+    assert_close(gradients(objective), {name: 1024 * grad for name, grad in grads.items()}, 1e-12)
+
+
+def test_a_grad_scaler_unscales_to_the_same_step():
+    plain, batch = make(dtype=torch.float32)
+    accumulate_backward(plain, batch, 2)
+    objective, _ = make(dtype=torch.float32)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**14)
+    optimiser = torch.optim.SGD(objective.parameters(), lr=0.1)
+    accumulate_backward(objective, batch, 2, scale_loss=scaler.scale)
+    scaler.unscale_(optimiser)
+    assert_close(gradients(objective), gradients(plain), 1e-6)
+
+
+@pytest.mark.parametrize("outer", [False, True])
+def test_under_autocast_every_weight_gets_its_gradient(outer):
+    """Weights cast by the pass without a graph are cached for as long as an outer autocast lasts."""
+    bfloat16 = partial(torch.autocast, "cpu", torch.bfloat16)
+    plain, batch = make(dtype=torch.float32)
+    accumulate_backward(plain, batch, 1, autocast=bfloat16)
+    objective, _ = make(dtype=torch.float32)
+    with torch.autocast("cpu", torch.bfloat16, enabled=outer):
+        accumulate_backward(objective, batch, 4, autocast=bfloat16)
+    assert_close(gradients(objective), gradients(plain), 0.02)
+    assert any(grad.abs().max() > 0.1 for grad in gradients(plain).values())
+
+
+@pytest.mark.parametrize("parts", [2, 4])
+def test_the_first_pass_keeps_no_graph_and_the_second_repeats_its_random_numbers(parts):
+    objective, batch = make(dropout=0.5)
+    accumulate_backward(objective, batch, parts)
+    assert [grad for grad, _ in objective.embedded] == [False] * parts + [True] * parts
+    for (_, first), (_, second) in zip(objective.embedded[:parts], objective.embedded[parts:]):
+        assert_close(second, first, 0.0)
+    assert not torch.equal(objective.embedded[0][1]["image"], objective.embedded[1][1]["image"])
+
+
+def test_random_numbers_after_a_step_are_not_those_of_the_step():
+    objective, batch = make(dropout=0.5)
+    torch.manual_seed(3)
+    accumulate_backward(objective, batch, 2)
+    after = torch.rand(4)
+    torch.manual_seed(3)
+    with torch.no_grad():
+        for piece in split_batch(batch, 2):
+            objective.embed(piece)
+    assert torch.equal(after, torch.rand(4))
+
+
+def peak_saved_bytes(parts: int, rows: int = 96) -> int:
+    """Largest number of bytes kept for backward at one time."""
+    objective, batch = make(rows=rows)
+    live = peak = 0
+
+    class Kept:
+        def __init__(self, tensor):
+            self.tensor = tensor
+
+    def release(size):
+        nonlocal live
+        live -= size
+
+    def pack(tensor):
+        nonlocal live, peak
+        kept, size = Kept(tensor), tensor.numel() * tensor.element_size()
+        live += size
+        peak = max(peak, live)
+        weakref.finalize(kept, release, size)
+        return kept
+
+    gc.collect()
+    # The loss itself ties all rows, so only the passes of the model are counted.
+    embed = objective.embed
+
+    def counted(piece):
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda kept: kept.tensor):
+            return embed(piece)
+
+    objective.embed = counted
+    accumulate_backward(objective, batch, parts)
+    objective.embedded.clear()
+    gc.collect()
+    assert live == 0
+    return peak
+
+
+def test_only_one_micro_batch_is_kept_for_backward_at_a_time():
+    whole, quarter = peak_saved_bytes(1), peak_saved_bytes(4)
+    assert whole > 100 * 96
+    assert quarter < 0.35 * whole
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3])
+def test_a_wrapper_runs_every_pass_with_a_graph_and_synchronises_the_last(parts):
+    _, grads = reference()
+    objective, batch = make()
+    wrapper = Wrapper(objective)
+    accumulate_backward(wrapper, batch, parts)
+    assert wrapper.record == [False] * (parts - 1) + [True]
+    assert_close(gradients(wrapper), grads, 1e-12)
+
+
+def test_a_compiled_objective_accumulates_too():
+    _, grads = reference()
+    objective, batch = make()
+    accumulate_backward(torch.compile(objective, backend="eager"), batch, 2)
+    assert_close(gradients(objective), grads, 1e-12)
+
+
+def test_unwrapping_what_holds_no_objective_is_refused():
+    objective, _ = make()
+    assert unwrap(Wrapper(Wrapper(objective))) is objective
+    with pytest.raises(TypeError, match="Linear holds no Objective"):
+        unwrap(nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3, 5])
+def test_a_batch_is_cut_into_views_in_order(parts):
+    batch = {
+        "image": torch.arange(10.0).reshape(5, 2),
+        "masked": torch.arange(3),
+        "key": list("abcde"),
+        "temperature": torch.tensor(2.0),
+        "name": "corpus",
+    }
+    pieces = split_batch(batch, parts)
+    assert len(pieces) == parts
+    assert torch.equal(torch.cat([piece["image"] for piece in pieces]), batch["image"])
+    assert torch.equal(torch.cat([piece["masked"] for piece in pieces]), batch["masked"])
+    assert sum((piece["key"] for piece in pieces), []) == batch["key"]
+    for piece in pieces:
+        assert len(piece["image"]) == len(piece["key"]) > 0
+        assert piece["image"].untyped_storage().data_ptr() == batch["image"].untyped_storage().data_ptr()
+        assert piece["temperature"] is batch["temperature"] and piece["name"] == "corpus"
+    sizes = [len(piece["masked"]) for piece in pieces]
+    assert max(sizes) - min(sizes) <= 1
+
+
+@pytest.mark.parametrize(("parts", "message"), [(0, "0 micro-batches"), (6, "6 micro-batches of a batch of 5: give")])
+def test_more_micro_batches_than_rows_are_refused(parts, message):
+    with pytest.raises(ValueError, match=message):
+        split_batch({"image": torch.zeros(5, 2), "masked": torch.zeros(1, 2)}, parts)
+
+
+def test_representations_join_to_the_whole_and_cotangents_cut_back():
+    whole = {"image": torch.randn(5, 2), "masked": torch.randn(2, 3), "scale": torch.tensor(10.0)}
+    pieces = [
+        {"image": whole["image"][:3], "masked": whole["masked"][:2], "scale": whole["scale"]},
+        {"image": whole["image"][3:], "masked": whole["masked"][2:], "scale": whole["scale"]},
+    ]
+    assert_close(join_reps(pieces), whole, 0.0)
+    first, second = split_cotangents(whole, pieces)
+    assert torch.equal(first["image"], whole["image"][:3]) and torch.equal(second["image"], whole["image"][3:])
+    assert first["masked"].shape == (2, 3) and second["masked"].shape == (0, 3)
+    assert first["scale"] == second["scale"] == 5.0
+
+
+def test_the_scale_is_clamped_to_a_hundred_in_place_and_may_come_back():
+    towers = Towers()
+    parameter = towers.logit_scale
+    with torch.no_grad():
+        parameter.fill_(7.0)
+    clamp_logit_scale(towers)
+    assert parameter is towers.logit_scale and parameter.item() == pytest.approx(math.log(100.0))
+    assert logit_scale_and_bias(towers)["scale"].item() == pytest.approx(100.0)
+    logit_scale_and_bias(towers)["scale"].backward()
+    assert parameter.grad.item() == pytest.approx(100.0)
+    with torch.no_grad():
+        parameter.fill_(0.5)
+    clamp_logit_scale(towers)
+    assert parameter.item() == 0.5
+
+
+def test_a_rank_beyond_the_world_is_refused():
+    with pytest.raises(ValueError, match="rank 2 of 2 ranks"):
+        Objective(Towers(), None, rank=2, world_size=2)

@@ -1,0 +1,131 @@
+"""SigLIP and CLIP on ProLIP's towers: the losses by hand, accumulation, and several ranks against one process."""
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from ranks import run_ranks
+from torch.nn.parallel import DistributedDataParallel
+
+import prolip
+from prolip.methods.base import Objective, accumulate_backward
+from prolip.methods.deterministic import CLIPConfig, CLIPObjective, SigLIPConfig, SigLIPObjective
+
+METHODS = {"siglip": (SigLIPConfig, SigLIPObjective), "clip": (CLIPConfig, CLIPObjective)}
+FROZEN = {"siglip": set(), "clip": {"model.logit_bias"}}
+
+
+def make_objective(name: str, rank: int = 0, world_size: int = 1) -> Objective:
+    torch.manual_seed(0)
+    model = prolip.create_model("ProLIP-ViT-test").double()
+    config, objective = METHODS[name]
+    return objective(model, config(), seed=0, rank=rank, world_size=world_size)
+
+
+def make_batch(rows: int) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return {
+        "image": torch.randn(rows, 3, 32, 32, generator=generator, dtype=torch.float64),
+        "text": torch.randint(1, 1000, (rows, 12), generator=generator),
+    }
+
+
+def gradients(objective: Objective) -> dict[str, torch.Tensor]:
+    return {n: p.grad.clone() for n, p in objective.named_parameters() if p.grad is not None}
+
+
+def assert_close(actual: dict, expected: dict, tolerance: float = 1e-10) -> None:
+    assert actual.keys() == expected.keys()
+    for name in expected:
+        difference, size = (actual[name] - expected[name]).abs().max(), expected[name].abs().max()
+        assert difference <= tolerance * max(1.0, size), f"{name} differs by up to {difference:.2e}"
+
+
+def step(objective: Objective, batch: dict, parts: int = 1) -> tuple[dict, dict]:
+    return accumulate_backward(objective, objective.prepare(batch, step=0), parts), gradients(objective)
+
+
+def loss_by_hand(name: str, model: torch.nn.Module, batch: dict) -> torch.Tensor:
+    image, text = model.encode_image(batch["image"]).mean, model.encode_text(batch["text"]).mean
+    cosine, same = image @ text.T, torch.eye(len(image), dtype=torch.bool)
+    logits = model.logit_scale.exp() * cosine
+    if name == "siglip":
+        logits = logits + model.logit_bias
+        return -torch.where(same, F.logsigmoid(logits), F.logsigmoid(-logits)).sum() / len(image)
+    rows, columns = logits.log_softmax(1)[same], logits.log_softmax(0)[same]
+    return -(rows.mean() + columns.mean()) / 2
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_loss_and_its_gradients_are_those_of_the_definition(name):
+    objective, batch = make_objective(name), make_batch(6)
+    terms, grads = step(objective, batch)
+    by_hand = make_objective(name)
+    loss = loss_by_hand(name, by_hand.model, batch)
+    loss.backward()
+    assert_close({"loss": terms["loss"]}, {"loss": loss.detach()})
+    assert_close(grads, gradients(by_hand))
+    assert terms["scale"] == objective.model.logit_scale.exp()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_exactly_the_uncertainty_parameters_are_frozen_and_all_others_learn(name):
+    objective = make_objective(name)
+    _, grads = step(objective, make_batch(6))
+    frozen = {n for n, p in objective.named_parameters() if not p.requires_grad}
+    assert frozen == {f"model.{n}" for n in objective.model.uncertainty_names()} | FROZEN[name]
+    assert {n for n, p in objective.named_parameters() if p.requires_grad} == set(grads)
+    assert all(grad.abs().max() > 0 for grad in grads.values())
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("parts", [2, 3, 4])
+def test_micro_batches_equal_the_large_batch(name, parts):
+    whole, accumulated = step(make_objective(name), make_batch(7)), step(make_objective(name), make_batch(7), parts)
+    assert_close(accumulated[0], whole[0])
+    assert_close(accumulated[1], whole[1])
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_nothing_is_prepared_and_the_scale_is_clamped(name):
+    objective, batch = make_objective(name), make_batch(2)
+    assert objective.prepare(batch, step=0) is batch
+    with torch.no_grad():
+        objective.model.logit_scale.fill_(9.0)
+    objective.after_step()
+    assert objective.model.logit_scale.item() == pytest.approx(math.log(100.0))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_loss_is_computed_in_float32_under_autocast(name):
+    objective, batch = make_objective(name).float(), make_batch(6)
+    reps = {key: rep.detach() for key, rep in objective.embed(batch | {"image": batch["image"].float()}).items()}
+    exact = objective.terms(reps, batch)["loss"]
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(objective.terms(reps, batch)["loss"], exact)
+
+
+def train_rank(rank: int, world_size: int, rows: int) -> dict[tuple[str, int], tuple[dict, dict]]:
+    batch = {name: value[rank::world_size] for name, value in make_batch(rows).items()}
+    results = {}
+    for name in METHODS:
+        for parts in (1, 2):
+            wrapper = DistributedDataParallel(make_objective(name, rank, world_size))
+            terms = accumulate_backward(wrapper, batch, parts)
+            results[name, parts] = (terms, gradients(wrapper.module))
+    return results
+
+
+@pytest.mark.parametrize("world_size", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_ranks_equal_one_process_on_the_interleaved_batch(world_size):
+    """OpenCLIP's distributed options as set here are exact under DDP's mean, with an odd and an even ring."""
+    rows = 4 * world_size
+    ranks = run_ranks(world_size, train_rank, rows)
+    for name, parts in ranks[0]:
+        terms, grads = step(make_objective(name), make_batch(rows))
+        shares = [rank[name, parts] for rank in ranks]
+        assert_close({n: torch.stack([share[0][n] for share in shares]).mean(0) for n in terms}, terms)
+        for _, share in shares:
+            assert_close(share, grads)
