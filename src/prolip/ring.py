@@ -96,7 +96,7 @@ def ppcl_over_ranks(
     Arguments as `losses.ppcl`, (B, D) of this rank; positives are image i with its own text, and known matches on any
     rank. With L_r the value on rank r, mean_r L_r is `ppcl` of the batches of all W ranks together.
 
-    Gradients: this rank's images, scale and bias get d L_r; its texts get sum_r' d L_r' / d text, the sum over ranks, as
+    Gradients: this rank's images, scale and bias get d L_r; its texts get sum_r' d L_r' / d text over all ranks, as
     the other ranks' losses depend on them and nobody else holds their graph. So once DDP has averaged the gradients of
     the parameters over ranks, they are those of one process on the whole batch. The text gradients come home within the
     forward pass, before any grad_output is known, and each rank multiplies them with its own: exact only if grad_output
