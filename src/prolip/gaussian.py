@@ -25,8 +25,8 @@ class Gaussian(NamedTuple):
 
     @property
     def trace(self) -> Tensor:
-        """The uncertainty of an input, sum_d sigma^2_d (ProLIP 4.3), (...)."""
-        return self.log_var.exp().sum(-1)
+        """The uncertainty of an input, sum_d sigma^2_d (ProLIP 4.3), (...); in float32 for half-precision inputs."""
+        return upcast(self.log_var).exp().sum(-1)
 
     def to(self, *args, **kwargs) -> Gaussian:
         """Both tensors through `Tensor.to`."""
@@ -45,7 +45,10 @@ class Gaussian(NamedTuple):
         return Gaussian(self.mean[rows], self.log_var[rows])
 
     def sample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
-        """`count` points of each Gaussian by reparameterisation, mean + sigma * noise: (count, ..., D)."""
+        """`count` points of each Gaussian by reparameterisation, mean + sigma * noise: (count, ..., D).
+
+        generator: on the device of the mean. The noise is drawn and the points returned in the dtype of the mean.
+        """
         noise = torch.randn(
             (count, *self.mean.shape), dtype=self.mean.dtype, device=self.mean.device, generator=generator
         )
@@ -58,25 +61,34 @@ def upcast(x: Tensor) -> Tensor:
 
 
 def concatenate(gaussians: Iterable[Gaussian]) -> Gaussian:
-    """Join along the first dimension."""
-    means, log_vars = zip(*gaussians)
-    return Gaussian(torch.cat(means), torch.cat(log_vars))
+    """Join along the first dimension. Raises ValueError for none."""
+    parts = list(gaussians)
+    if not parts:
+        raise ValueError("no Gaussians to concatenate: give at least one (its tensors may have no rows)")
+    return Gaussian(torch.cat([z.mean for z in parts]), torch.cat([z.log_var for z in parts]))
 
 
 def mixture(z: Gaussian, weights: Tensor | None = None, normalise: bool = True) -> Gaussian:
     """A class as a mixture of its prompts, N(sum w mean, sum w sigma^2), ProLIP 4.2 (the variance is not divided by N).
 
-    z: (..., N, D); weights: (..., N) summing to one, uniform without; normalise: bring the averaged mean back to unit
-    length, as the released evaluation does. Returns (..., D). The average of variances is taken in the log domain.
+    z: (..., N, D); weights: (..., N) >= 0 and summing to one, uniform without; normalise: bring the averaged mean back
+    to unit length, as the released evaluation does. Returns (..., D) in float32 or float64. The average of variances is
+    a log-sum-exp over the prompts of positive weight: weights of exactly 0 drop a prompt, and their own gradient is
+    finite (what the prompt would contribute). Weights that are all 0 describe no class and give nan.
+    Raises ValueError for N = 0 and for weights of another shape.
     """
     z = z.float()
+    if z.mean.dim() < 2 or z.mean.shape[-2] == 0:
+        raise ValueError(f"a mixture needs prompts (..., N, D) with N >= 1, got {tuple(z.mean.shape)}")
     if weights is None:
-        count = z.mean.shape[-2]
-        log_w = z.mean.new_full((count,), -torch.tensor(float(count)).log().item())
-    else:
-        if weights.shape != z.mean.shape[:-1]:
-            raise ValueError(f"weights {tuple(weights.shape)} do not fit prompts {tuple(z.mean.shape[:-1])}: give (..., N)")
-        log_w = weights.to(z.mean).log()
-    mean = (log_w.exp().unsqueeze(-1) * z.mean).sum(-2)
-    log_var = torch.logsumexp(log_w.unsqueeze(-1) + z.log_var, dim=-2)
+        weights = z.mean.new_full(z.mean.shape[:-1], 1 / z.mean.shape[-2])
+    elif weights.shape != z.mean.shape[:-1]:
+        raise ValueError(
+            f"weights {tuple(weights.shape)} do not fit prompts {tuple(z.mean.shape[:-1])}: give (..., N)"
+        )
+    weights = weights.to(z.mean).unsqueeze(-1)
+    mean = (weights * z.mean).sum(-2)
+    # No log of a weight: its gradient at 0 is infinite. The shift is a constant, it cancels in value and gradient.
+    shift = z.log_var.detach().masked_fill(weights == 0, -torch.inf).amax(-2, keepdim=True)
+    log_var = (weights * (z.log_var - shift).exp()).sum(-2).log() + shift.squeeze(-2)
     return Gaussian(F.normalize(mean, dim=-1) if normalise else mean, log_var)

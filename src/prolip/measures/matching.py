@@ -70,8 +70,8 @@ def pairwise_log_match_probability(
     With the same generator state and B1 = B2 its diagonal is the paired function. Distances come from a matrix product
     over tiles of J^2 elements per pair: their error is at most about 2 sqrt(eps (|z1|^2 + |z2|^2)), 1e-3 at unit
     length in float32, for coinciding points and eps (|z1|^2 + |z2|^2) / |z1 - z2| otherwise, below the Monte-Carlo
-    error. exact=True subtracts coordinates instead: slower by about D, for variances so small that
-    samples coincide.
+    error. exact=True subtracts coordinates instead: slower by about D, for
+    variances so small that samples coincide.
     """
     p, q = check_pairwise(p, q)
     z1, z2 = _draw(p, samples, generator), _draw(q, samples, generator)

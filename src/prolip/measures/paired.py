@@ -1,9 +1,9 @@
 """Measures between two Gaussians, pair by pair: f(p, q) with the leading dimensions of p and q broadcast.
 
-Every formula is written in quantities that neither overflow nor cancel for log_var in [-40, 10]: the difference of the
-log variances, log(v1 + v2) and (m1 - m2)^2. So equal inputs give exactly 0 where the measure is 0 there, symmetric
-measures are symmetric and `inclusion_test` antisymmetric to the last bit, and nothing is clamped. Inputs below float32
-are computed in float32. v is sigma^2 = exp(log_var) throughout.
+Every formula is written in quantities that neither overflow nor cancel for log_var in [-40, 10], in value and in
+gradient: the difference of the log variances, log(v1 + v2) and (m1 - m2)^2. So equal inputs give exactly 0 where the
+measure is 0 there, symmetric measures are symmetric and `inclusion_test` antisymmetric to the last bit, and nothing is
+clamped. Inputs below float32 are computed in float32. v is sigma^2 = exp(log_var) throughout.
 """
 from __future__ import annotations
 
@@ -51,15 +51,25 @@ def _square_distance(p: Gaussian, q: Gaussian) -> Tensor:
     return (p.mean - q.mean).square()
 
 
+def _exp_difference(a: Tensor, b: Tensor, a_minus_b: Tensor) -> Tensor:
+    """exp(a) - exp(b), given their difference as accurately as the caller knows it.
+
+    Near each other 2 exp((a + b)/2) sinh((a - b)/2), which does not cancel; farther apart the plain difference, because
+    there the *gradients* of the product cancel (sinh against cosh). Both are odd under a swap.
+    """
+    near = 2 * (0.5 * (a + b)).exp() * torch.sinh(0.5 * a_minus_b)
+    return torch.where(a_minus_b.abs() < 0.25, near, a.exp() - b.exp())
+
+
 def inclusion_test_per_dim(inner: Gaussian, outer: Gaussian, eps: float = 0.0, form: str = "exact") -> Tensor:
     """H before its sum over dimensions, ProLIP (4): (..., D), (..., D) -> (..., D), > 0 where outer includes inner.
 
-    H = log_inclusion(inner, outer) - log_inclusion(outer, inner). With x = log(v_outer / v_inner) and
-    t = tanh(x/2) = (v_outer - v_inner) / (v_outer + v_inner), the two logarithms and the two fractions join into
+    H = log_inclusion(inner, outer) - log_inclusion(outer, inner). With x = log v2 - log v1, A = log(v1 + 2 v2) and
+    B = log(v2 + 2 v1), 1 being inner and 2 outer, this is
 
-        H = x/2 - artanh(t/3) + exp(eps) (m1 - m2)^2 * 4t / ((9 - t^2) (v1 + v2)),
+        H = x/2 - (A - B)/2 + exp(eps) (m1 - m2)^2 (exp(-B) - exp(-A)),   (A - B)/2 = artanh(tanh(x/2) / 3).
 
-    where no term cancels another and each is odd in x: swapping the arguments flips the sign, bit for bit.
+    Every term is odd in x, so that swapping the arguments flips the sign bit for bit, and none cancels near x = 0.
     form="printed" adds x/2: the misprinted normalisation of ProLIP (3), which the released runs were trained with.
     eps is the exponent of ProLIP 3.3 and touches the mean distance only. Raises ValueError for another form.
     """
@@ -67,11 +77,11 @@ def inclusion_test_per_dim(inner: Gaussian, outer: Gaussian, eps: float = 0.0, f
         raise ValueError(f"inclusion form {form!r} is unknown: use one of {', '.join(map(repr, FORMS))}")
     inner, outer = check_paired(inner, outer)
     x = outer.log_var - inner.log_var
-    t = torch.tanh(0.5 * x)
-    precision = (-torch.logaddexp(inner.log_var, outer.log_var)).exp()
-    distance = math.exp(eps) * _square_distance(inner, outer) * precision
-    log_ratio = 0.5 * x if form == "exact" else x
-    return log_ratio - torch.atanh(t / 3) + distance * (4 * t / (9 - t * t))
+    half = torch.atanh(torch.tanh(0.5 * x) / 3)
+    a = torch.logaddexp(inner.log_var, outer.log_var + math.log(2))
+    b = torch.logaddexp(outer.log_var, inner.log_var + math.log(2))
+    distance = math.exp(eps) * _square_distance(inner, outer) * _exp_difference(-b, -a, 2 * half)
+    return (0.5 * x if form == "exact" else x) - half + distance
 
 
 def inclusion_test(inner: Gaussian, outer: Gaussian, eps: float = 0.0, form: str = "exact") -> Tensor:
@@ -119,12 +129,11 @@ def mean_cosine(p: Gaussian, q: Gaussian) -> Tensor:
 def wasserstein2(p: Gaussian, q: Gaussian) -> Tensor:
     """Squared 2-Wasserstein distance |m1 - m2|^2 + |sigma1 - sigma2|^2, PCME++ 2.2: (..., D), (..., D) -> (...).
 
-    sigma1 - sigma2 = 2 exp((l1 + l2)/4) sinh((l1 - l2)/4) with l = log_var: equal widths do not cancel.
+    The difference of nearly equal sigmas is taken from that of the log variances, so it does not cancel.
     """
     p, q = check_paired(p, q)
-    scale = (0.25 * (p.log_var + q.log_var)).exp()
-    width = 2 * scale * torch.sinh(0.25 * (p.log_var - q.log_var))
-    return (_square_distance(p, q) + width.square()).sum(-1)
+    a, b = 0.5 * p.log_var, 0.5 * q.log_var
+    return (_square_distance(p, q) + _exp_difference(a, b, a - b).square()).sum(-1)
 
 
 def _expm1_minus(x: Tensor) -> Tensor:
@@ -142,7 +151,8 @@ def _expm1_minus(x: Tensor) -> Tensor:
 def kl(p: Gaussian, q: Gaussian) -> Tensor:
     """KL(p || q) = sum_d 1/2 [v1/v2 - 1 - log(v1/v2) + (m1 - m2)^2 / v2], PCME (B.1) with its -1.
 
-    (..., D), (..., D) -> (...). Exactly 0 at p = q and accurate to a relative 1e-5 (float32) however small the difference.
+    (..., D), (..., D) -> (...). Exactly 0 at p = q, and in float32 accurate to a relative 1e-5 however small the
+    difference is.
     """
     p, q = check_paired(p, q)
     distance = _square_distance(p, q) * (-q.log_var).exp()
