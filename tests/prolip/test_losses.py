@@ -1,0 +1,338 @@
+"""PPCL, inclusion and VIB against direct formulas in float64, their gradients, dtypes, extremes and memory."""
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from open_clip.loss import SigLipLoss
+from torch import Tensor
+from torch.autograd import gradcheck
+from torch.distributions import Normal, kl_divergence
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from prolip.gaussian import Gaussian
+from prolip.losses import MIN_ROWS, PAIRS_CPU, Matches, default_block, inclusion_loss, ppcl, vib
+
+DOUBLE = torch.float64
+
+
+def gaussian(rows: int, dim: int, seed: int, dtype=DOUBLE, log_var: float = -2.0, grad: bool = True) -> Gaussian:
+    generator = torch.Generator().manual_seed(seed)
+    mean = F.normalize(torch.randn(rows, dim, generator=generator, dtype=DOUBLE), dim=-1)
+    spread = torch.randn(rows, dim, generator=generator, dtype=DOUBLE)
+    return Gaussian(mean.to(dtype).requires_grad_(grad), (spread + log_var).to(dtype).requires_grad_(grad))
+
+
+def scalars(dtype=DOUBLE, scale: float = 7.0, bias: float = -4.0) -> tuple[Tensor, Tensor]:
+    return torch.tensor(scale, dtype=dtype, requires_grad=True), torch.tensor(bias, dtype=dtype, requires_grad=True)
+
+
+def brute_mask(labels: Matches | None, rows: int) -> Tensor:
+    """Positives one pair at a time, in Python's sets."""
+    mask = torch.eye(rows, dtype=torch.bool)
+    if labels is not None:
+        for i, true in enumerate(labels.image.tolist()):
+            for j, drawn in enumerate(labels.text.tolist()):
+                mask[i, j] |= drawn != -1 and drawn in set(true)
+    return mask
+
+
+def brute_logits(image: Gaussian, text: Gaussian, scale: Tensor, bias: Tensor) -> Tensor:
+    """scale csd_similarity + bias over B x B x D: products of means minus half of both variances, summed over D."""
+    per_dim = image.mean[:, None] * text.mean[None] - (image.var[:, None] + text.var[None]) / 2
+    return scale * per_dim.sum(-1) + bias
+
+
+def brute_ppcl(image: Gaussian, text: Gaussian, scale: Tensor, bias: Tensor, labels: Matches | None = None) -> Tensor:
+    y = brute_mask(labels, len(image.mean)).to(image.mean.dtype) * 2 - 1
+    return -F.logsigmoid(y * brute_logits(image, text, scale, bias)).sum() / len(image.mean)
+
+
+def some_matches(rows: int, seed: int = 0, width: int = 4) -> Matches:
+    generator = torch.Generator().manual_seed(seed)
+    draw = lambda *shape: torch.randint(-1, 9, shape, generator=generator)  # noqa: E731
+    return Matches(draw(rows, width), draw(rows))
+
+
+def leaves_of(*parts: Gaussian | Tensor) -> list[Tensor]:
+    return [x for part in parts for x in (part if isinstance(part, Gaussian) else (part,))]
+
+
+def assert_same_value_and_gradients(got: Tensor, want: Tensor, leaves: list[Tensor], rtol=1e-10, atol=1e-12):
+    torch.testing.assert_close(got, want, rtol=rtol, atol=atol)
+    for a, b in zip(torch.autograd.grad(got, leaves), torch.autograd.grad(want, leaves)):
+        torch.testing.assert_close(a, b, rtol=rtol, atol=atol)
+
+
+@pytest.mark.parametrize("labelled", [False, True])
+@pytest.mark.parametrize("block", [None, 1, 3, 7, 100])
+def test_ppcl_equals_the_double_sum_in_value_and_every_gradient(block, labelled):
+    image, text, (scale, bias) = gaussian(7, 5, 0), gaussian(7, 5, 1), scalars()
+    labels = some_matches(7) if labelled else None
+    assert not labelled or brute_mask(labels, 7).sum() > 7
+    got = ppcl(image, text, scale, bias, labels, block)
+    want = brute_ppcl(image, text, scale, bias, labels)
+    assert_same_value_and_gradients(got, want, leaves_of(image, text, scale, bias))
+
+
+def test_ppcl_passes_gradcheck():
+    image, text = gaussian(4, 3, 2), gaussian(4, 3, 3)
+    labels = some_matches(4)
+
+    def run(a, b, c, d, scale, bias):
+        return ppcl(Gaussian(a, b), Gaussian(c, d), scale, bias, labels, block=3)
+
+    assert gradcheck(run, leaves_of(image, text, *scalars()))
+
+
+@pytest.mark.parametrize("needed", range(6))
+def test_ppcl_gives_the_one_gradient_that_is_needed(needed):
+    image, text, (scale, bias) = gaussian(5, 4, 4), gaussian(5, 4, 5), scalars()
+    leaves = leaves_of(image, text, scale, bias)
+    (want,) = torch.autograd.grad(brute_ppcl(image, text, scale, bias), leaves[needed])
+    kept = [x if i == needed else x.detach() for i, x in enumerate(leaves)]
+    loss = ppcl(Gaussian(*kept[:2]), Gaussian(*kept[2:4]), *kept[4:], block=2)
+    (got,) = torch.autograd.grad(loss, kept[needed])
+    torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-12)
+
+
+def test_ppcl_backward_multiplies_by_grad_output_each_time_and_is_differentiable_once():
+    image, text, (scale, bias) = gaussian(5, 4, 4), gaussian(5, 4, 5), scalars()
+    loss = ppcl(image, text, scale, bias)
+    (once,) = torch.autograd.grad(loss, image.mean, retain_graph=True)
+    (thrice,) = torch.autograd.grad(3 * loss, image.mean, retain_graph=True)
+    torch.testing.assert_close(thrice, 3 * once)
+    (graph,) = torch.autograd.grad(loss * scale, image.mean, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        graph.sum().backward()
+
+
+def test_ppcl_without_grad_mode_has_no_graph_and_the_same_value():
+    image, text, (scale, bias) = gaussian(5, 4, 4), gaussian(5, 4, 5), scalars()
+    with torch.no_grad():
+        value = ppcl(image, text, scale, bias)
+    assert not value.requires_grad
+    assert torch.equal(value, ppcl(image, text, scale, bias).detach())
+
+
+def test_ppcl_equals_binary_cross_entropy_with_logits():
+    image, text, (scale, bias) = gaussian(6, 5, 6), gaussian(6, 5, 7), scalars()
+    labels = some_matches(6)
+    target = brute_mask(labels, 6).to(DOUBLE)
+    logits = brute_logits(image, text, scale, bias)
+    want = F.binary_cross_entropy_with_logits(logits, target, reduction="sum") / 6
+    assert_same_value_and_gradients(
+        ppcl(image, text, scale, bias, labels), want, leaves_of(image, text, scale, bias)
+    )
+
+
+def test_ppcl_equals_open_clips_siglip_loss_when_traces_vanish():
+    image, text, (scale, bias) = gaussian(6, 5, 8), gaussian(6, 5, 9), scalars()
+    points = [Gaussian(z.mean, torch.full_like(z.mean, -math.inf)) for z in (image, text)]
+    want = SigLipLoss()(image.mean, text.mean, scale, bias)
+    assert_same_value_and_gradients(ppcl(*points, scale, bias), want, [image.mean, text.mean, scale, bias])
+
+
+def test_ppcl_in_float32_is_near_float64():
+    exact = [gaussian(40, 64, 10), gaussian(40, 64, 11), *scalars()]
+    single = [Gaussian(*(x.detach().float().requires_grad_() for x in z)) for z in exact[:2]]
+    single += scalars(torch.float32)
+    got, want = ppcl(*single), ppcl(*exact)
+    assert got.dtype == torch.float32
+    torch.testing.assert_close(got.double(), want, rtol=1e-6, atol=0)
+    for a, b in zip(torch.autograd.grad(got, leaves_of(*single)), torch.autograd.grad(want, leaves_of(*exact))):
+        assert a.dtype == torch.float32
+        torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-6 * float(b.abs().max()))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_losses_run_in_float32_on_low_precision_inputs_under_autocast(dtype):
+    low = [gaussian(8, 16, seed, dtype) for seed in (12, 13)]
+    high = [Gaussian(*(x.detach().float().requires_grad_() for x in z)) for z in low]
+    scale, bias = scalars(torch.float32)
+    for loss in (lambda z: ppcl(*z, scale, bias), lambda z: inclusion_loss(*z), lambda z: vib(z[0])):
+        want = loss(high)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            got = loss(low)
+            still = loss(high)
+        assert got.dtype == torch.float32
+        assert torch.equal(got, want)
+        assert torch.equal(still, want)
+        wanted = torch.autograd.grad(want, high[0].log_var)[0]
+        found = torch.autograd.grad(got, low[0].log_var)[0]
+        assert found.dtype == dtype
+        assert torch.equal(found, wanted.to(dtype))
+
+
+def test_ppcl_takes_numbers_and_one_element_tensors_for_scale_and_bias():
+    image, text = gaussian(5, 4, 14), gaussian(5, 4, 15)
+    scale, bias = scalars()
+    want = ppcl(image, text, scale, bias)
+    assert torch.equal(ppcl(image, text, 7.0, -4.0), want)
+    vector = torch.full((1,), 7.0, dtype=torch.float32, requires_grad=True)
+    got = ppcl(image, text, vector, bias)
+    assert torch.equal(got, want)
+    assert torch.autograd.grad(got, vector)[0].shape == (1,)
+
+
+def test_known_matches_leave_out_padding_and_unknown_texts():
+    image, text, (scale, bias) = gaussian(3, 4, 16), gaussian(3, 4, 17), scalars()
+    none = Matches(torch.full((3, 2), -1), torch.full((3,), -1))
+    assert torch.equal(ppcl(image, text, scale, bias, none), ppcl(image, text, scale, bias))
+    everything = Matches(torch.zeros(3, 1, dtype=torch.int64), torch.zeros(3, dtype=torch.int64))
+    want = F.softplus(-brute_logits(image, text, scale, bias)).sum() / 3
+    torch.testing.assert_close(ppcl(image, text, scale, bias, everything), want)
+
+
+@pytest.mark.parametrize("log_var", [-40.0, 0.0, 10.0])
+@pytest.mark.parametrize("scale", [0.0, 10.0, 100.0])
+def test_ppcl_is_finite_and_right_at_extreme_variances(log_var, scale):
+    image, text = (Gaussian(z.mean, (z.log_var * 0 + log_var).detach().requires_grad_()) for z in (
+        gaussian(6, 8, 18, torch.float32), gaussian(6, 8, 19, torch.float32)))
+    a, b = scalars(torch.float32, scale, -10.0)
+    loss = ppcl(image, text, a, b)
+    grads = torch.autograd.grad(loss, leaves_of(image, text, a, b))
+    exact = [Gaussian(*(x.detach().double().requires_grad_() for x in z)) for z in (image, text)] + [
+        *scalars(DOUBLE, scale, -10.0)]
+    want = brute_ppcl(*exact)
+    torch.testing.assert_close(loss.double(), want, rtol=1e-5, atol=0)
+    for got, wanted in zip(grads, torch.autograd.grad(want, leaves_of(*exact))):
+        torch.testing.assert_close(got.double(), wanted, rtol=1e-3, atol=1e-6 * float(wanted.abs().max()))
+
+
+def test_ppcl_keeps_the_gradient_of_pairs_far_on_the_right_side():
+    """Well separated pairs have gradients near exp(-|logit|), which 1 - sigmoid would round to nothing."""
+    image = Gaussian(torch.eye(2).requires_grad_(), torch.full((2, 2), -math.inf))
+    loss = ppcl(image, image.detach(), 80.0, -40.0)
+    torch.testing.assert_close(loss.detach(), torch.tensor(2 * math.log1p(math.exp(-40))), rtol=1e-5, atol=0)
+    grad = torch.autograd.grad(loss, image.mean)[0]
+    torch.testing.assert_close(grad, 40 * math.exp(-40) * (1 - 2 * torch.eye(2)), rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("shapes", [((3, 4), (4, 4)), ((3, 4), (3, 5)), ((0, 4), (0, 4)), ((2, 3, 4), (2, 3, 4))])
+def test_ppcl_refuses_shapes_that_do_not_fit(shapes):
+    image, text = (Gaussian(torch.zeros(s), torch.zeros(s)) for s in shapes)
+    with pytest.raises(ValueError, match=r"ppcl got .*give \(B, D\)"):
+        ppcl(image, text, 1.0, 0.0)
+
+
+def test_ppcl_refuses_labels_that_do_not_fit():
+    image, text = gaussian(3, 4, 0), gaussian(3, 4, 1)
+    with pytest.raises(ValueError, match=r"labels got .*give \(3, K\)"):
+        ppcl(image, text, 1.0, 0.0, Matches(torch.zeros(2, 2), torch.zeros(3)))
+
+
+class Allocations(TorchDispatchMode):
+    """Elements of the largest tensor that any operation made."""
+
+    largest = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for x in out if isinstance(out, (tuple, list)) else (out,):
+            if isinstance(x, Tensor):
+                self.largest = max(self.largest, x.untyped_storage().nbytes() // x.element_size())
+        return out
+
+
+@pytest.mark.parametrize("labelled", [False, True])
+def test_ppcl_makes_and_keeps_no_matrix_of_all_pairs(labelled):
+    rows, dim, block = 64, 4, 8
+    image, text, (scale, bias) = gaussian(rows, dim, 20), gaussian(rows, dim, 21), scalars()
+    labels = some_matches(rows, width=16) if labelled else None
+    kept: list[Tensor] = []
+    with Allocations() as made, torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
+        ppcl(image, text, scale, bias, labels, block).backward()
+    assert made.largest == max(block * rows, 16 * rows if labelled else 0) < rows * rows
+    # Gradients of means (2 B D), exp(log_var) of both traces (2 B D), gradients of traces, and scalars.
+    assert sum(x.numel() for x in kept) <= 4 * rows * dim + 2 * rows + 8
+
+
+def test_default_block_bounds_the_workspace_linearly_in_the_batch():
+    cpu = torch.device("cpu")
+    for columns in (1, 512, 4096, 65536):
+        assert default_block(columns, cpu) * columns <= max(PAIRS_CPU, MIN_ROWS * columns)
+        assert default_block(columns, cpu) >= MIN_ROWS
+
+
+def direct_h(inner: Gaussian, outer: Gaussian, eps: float, printed: bool) -> Tensor:
+    """H per dimension from the integrals' closed forms as the specification writes them (section 2)."""
+    def log_inclusion(p: Gaussian, q: Gaussian) -> Tensor:
+        wide = p.var + 2 * q.var
+        return -p.log_var / 2 - wide.log() / 2 - math.exp(eps) * (p.mean - q.mean) ** 2 / wide
+
+    h = log_inclusion(inner, outer) - log_inclusion(outer, inner)
+    return h + (outer.log_var - inner.log_var) / 2 if printed else h
+
+
+@pytest.mark.parametrize("form", ["exact", "printed"])
+@pytest.mark.parametrize("reduction", ["dim", "pair"])
+@pytest.mark.parametrize("scale,eps", [(10.0, -10.0), (1000.0, -20.0), (0.5, 0.0)])
+def test_inclusion_loss_equals_the_specified_formula(form, reduction, scale, eps):
+    inner, outer = gaussian(5, 4, 22), gaussian(5, 4, 23, log_var=-1.5)
+    h = direct_h(inner, outer, eps, form == "printed")
+    want = -F.logsigmoid(scale * (h if reduction == "dim" else h.sum(-1))).mean()
+    got = inclusion_loss(inner, outer, scale, eps, form, reduction)
+    assert_same_value_and_gradients(got, want, leaves_of(inner, outer), rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("form", ["exact", "printed"])
+@pytest.mark.parametrize("reduction", ["dim", "pair"])
+def test_inclusion_loss_passes_gradcheck(form, reduction):
+    def run(a, b, c, d):
+        return inclusion_loss(Gaussian(a, b), Gaussian(c, d), 2.0, 0.0, form, reduction)
+
+    assert gradcheck(run, leaves_of(gaussian(3, 4, 24), gaussian(3, 4, 25)))
+
+
+def test_inclusion_loss_defaults_are_the_exact_form_per_dimension_at_scale_10_and_eps_minus_10():
+    inner, outer = gaussian(3, 4, 26), gaussian(3, 4, 27)
+    assert torch.equal(inclusion_loss(inner, outer), inclusion_loss(inner, outer, 10.0, -10.0, "exact", "dim"))
+
+
+def test_inclusion_loss_falls_when_the_outer_one_widens():
+    inner, outer = gaussian(3, 4, 28), gaussian(3, 4, 29)
+    wider = Gaussian(outer.mean, outer.log_var + 1)
+    assert inclusion_loss(inner, wider) < inclusion_loss(inner, outer)
+
+
+def test_inclusion_loss_refuses_an_unknown_reduction():
+    with pytest.raises(ValueError, match="reduction 'sum' is unknown: use 'dim' or 'pair'"):
+        inclusion_loss(gaussian(2, 3, 0), gaussian(2, 3, 1), reduction="sum")
+
+
+@pytest.mark.parametrize("reduction", ["dim", "pair"])
+def test_an_empty_batch_gives_zero_with_a_graph(reduction):
+    inner, outer = gaussian(0, 4, 0), gaussian(0, 4, 1)
+    loss = inclusion_loss(inner, outer, reduction=reduction) + vib(inner)
+    loss.backward()
+    assert loss.item() == 0
+    assert inner.log_var.grad is not None and inner.log_var.grad.shape == (0, 4)
+
+
+def test_vib_equals_the_kl_to_a_standard_normal_per_dimension():
+    z = gaussian(6, 5, 30, log_var=0.5)
+    normal = Normal(z.mean, (z.log_var / 2).exp())
+    want = kl_divergence(normal, Normal(torch.zeros_like(z.mean), torch.ones_like(z.mean))).mean()
+    assert_same_value_and_gradients(vib(z), want, leaves_of(z))
+
+
+def test_vib_keeps_its_digits_near_the_standard_normal():
+    """At log_var = 1e-3 the loss is log_var^2 / 4 to first order, which v - log v - 1 loses in float32."""
+    log_var = torch.full((2, 3), 1e-3)
+    z = Gaussian(torch.zeros(2, 3), log_var)
+    exact = 0.5 * (math.expm1(1e-3) - 1e-3)
+    torch.testing.assert_close(vib(z), torch.tensor(exact), rtol=2e-4, atol=0)
+    assert vib(Gaussian(torch.zeros(2, 3), torch.zeros(2, 3))) == 0
+
+
+def test_inclusion_and_vib_are_finite_at_extreme_variances():
+    for low, high in [(-40.0, 10.0), (10.0, -40.0), (-40.0, -40.0), (10.0, 10.0)]:
+        inner, outer = (Gaussian(F.normalize(torch.randn(3, 4), dim=-1), torch.full((3, 4), v)) for v in (low, high))
+        for z in (*inner, *outer):
+            z.requires_grad_()
+        loss = inclusion_loss(inner, outer, 1000.0, -20.0) + inclusion_loss(inner, outer, 10.0, 0.0) + vib(inner)
+        grads = torch.autograd.grad(loss, leaves_of(inner, outer))
+        assert loss.isfinite() and all(g.isfinite().all() for g in grads)
