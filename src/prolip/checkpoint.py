@@ -44,7 +44,7 @@ class LoadReport(NamedTuple):
 
 
 def read_state_dict(path: str | os.PathLike, weights_only: bool = True) -> dict[str, Tensor]:
-    """The tensors of a safetensors file or a torch file, out of `state_dict` / `model` containers and `module.` prefixes."""
+    """The tensors of a safetensors or torch file, out of `state_dict` / `model` containers and `module.` prefixes."""
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"no weights at {path}: give a .safetensors, .pt, .pth or .bin file")
@@ -70,8 +70,8 @@ def unwrap(state: Any, source: object = "the checkpoint") -> dict[str, Tensor]:
             state = state[container]
     if not isinstance(state, Mapping) or not state or not all(isinstance(v, Tensor) for v in state.values()):
         keys = sorted(map(str, state))[:SHOWN] if isinstance(state, Mapping) else type(state).__name__
-        raise CheckpointError(f"{source} holds no state dict: got {keys}, want name -> tensor, at the top level or under"
-                              f" {' or '.join(CONTAINERS)}")
+        raise CheckpointError(f"{source} holds no state dict: got {keys}, want name -> tensor, at the top level or"
+                              f" under {' or '.join(CONTAINERS)}")
     state = dict(state)
     while True:
         shared = [p for p in WRAPPERS if all(key.startswith(p) for key in state)]
@@ -88,10 +88,10 @@ def load_checkpoint(
 ) -> LoadReport:
     """Load weights of the same architecture; another image size or context length is interpolated, all else is strict.
 
-    source: a file or a state dict. init_uncertainty: these are weights of a deterministic OpenCLIP model; what ProLIP adds
-    to it keeps its initial values ([UNC] tokens with their positions, log-variance heads, the text's [CLS] with its
-    position, the text projection's bias, rows of a larger vocabulary, and scale and bias if the checkpoint has no bias).
-    Nothing else may be missing. Raises `CheckpointError` naming every mismatch.
+    source: a file or a state dict. init_uncertainty: these are weights of a deterministic OpenCLIP model; what ProLIP
+    adds to it keeps its initial values ([UNC] tokens with their positions, log-variance heads, the text's [CLS] with
+    its position, the text projection's bias, rows of a larger vocabulary, and scale and bias if the checkpoint has no
+    bias). Nothing else may be missing. Raises `CheckpointError` naming every mismatch.
     """
     state = unwrap(source) if isinstance(source, Mapping) else read_state_dict(source, weights_only)
     own = model.state_dict()
@@ -186,9 +186,10 @@ def fit_positions(
         (IMAGE_POSITIONS, lambda x: resize_image_positions(x, grid)),
         (TEXT_POSITIONS, lambda x: resize_text_positions(x, context)),
     ):
-        old = state.get(name)
-        fits = old is not None and old.ndim == 2 and len(old) > SPECIAL_TOKENS and old.shape[1] == own[name].shape[1]
-        if fits and len(old) != len(own[name]):
+        old, new = state.get(name), own[name]
+        if old is None or old.ndim != 2 or old.shape[1] != new.shape[1] or len(old) <= SPECIAL_TOKENS:
+            continue  # left to the strict check
+        if len(old) != len(new):
             state[name] = resize(old)
             changed.append(f"{name} from {len(old)} to {len(state[name])} rows, the {SPECIAL_TOKENS} special ones kept")
     return changed
@@ -221,14 +222,14 @@ def describe(
             f"{name}: checkpoint {have}, model {want}" for name, have, want in shapes
         ))
     if any(".trunk." in name for name in unexpected):
-        remedy = "these are weights of a timm image tower, which has no place for [UNC]: use a checkpoint of OpenCLIP's ViT"
+        remedy = "this is a timm image tower, which has no place for [UNC]: use a checkpoint of OpenCLIP's own ViT"
     elif any("unc" in name for name in missing) and not init_uncertainty:
-        remedy = ("these are weights without uncertainty: pass init_uncertainty=True to create the missing parts and keep"
-                  " all others")
+        remedy = ("these are weights without uncertainty: pass init_uncertainty=True to create the missing parts and"
+                  " load all others")
     elif shapes and not missing and not unexpected:
         remedy = "the architectures differ in size: create the model whose configuration has the checkpoint's shapes"
     else:
-        remedy = "create the model from the checkpoint's own config.json (local-dir:<folder>) or choose another checkpoint"
+        remedy = "create the model from the checkpoint's own config.json (local-dir:<folder>) or use another checkpoint"
     return "\n".join([*lines, f"  {remedy}"])
 
 
@@ -236,12 +237,12 @@ def find_in(folder: str | os.PathLike, names: tuple[str, ...], what: str) -> Pat
     """The first of `names` in a folder."""
     folder = Path(folder)
     if not folder.is_dir():
-        raise FileNotFoundError(f"{folder} is no folder: local-dir: wants a folder with config.json and model.safetensors")
+        raise FileNotFoundError(f"{folder} is no folder: local-dir: wants one with config.json and model.safetensors")
     for name in names:
         if (folder / name).is_file():
             return folder / name
-    there = sorted(p.name for p in folder.iterdir())[:SHOWN]
-    raise FileNotFoundError(f"no {what} in {folder}: want one of {', '.join(names)}, found {', '.join(there) or 'nothing'}")
+    there = ", ".join(sorted(p.name for p in folder.iterdir())[:SHOWN]) or "nothing"
+    raise FileNotFoundError(f"no {what} in {folder}: want one of {', '.join(names)}, found {there}")
 
 
 def read_config(path: str | os.PathLike) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -1,10 +1,9 @@
-"""create_model and its relatives, with OpenCLIP's signatures: a name or a schema in, a model (and its transforms) out."""
+"""create_model and its relatives, with OpenCLIP's signatures: a name or a schema in, a model and its transforms out."""
 from __future__ import annotations
 
 import copy
 import json
 import logging
-import re
 from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
@@ -30,7 +29,7 @@ PRECISIONS = ("fp32", *AUTOCAST, *CASTS)
 
 @lru_cache(maxsize=1)
 def _configs() -> dict[str, dict[str, Any]]:
-    files = sorted(CONFIG_DIR.glob("*.json"), key=lambda p: [int(s) if s.isdigit() else s for s in re.split(r"(\d+)", p.stem)])
+    files = sorted(CONFIG_DIR.glob("*.json"), key=lambda path: path.stem.lower())
     return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in files}
 
 
@@ -58,19 +57,19 @@ def find_weights(model_name: str, pretrained: str | None, cache_dir: str | None 
     """The weights file that a name and `pretrained` mean, or none."""
     schema, name = parse_model_name(model_name)
     if schema and pretrained:
-        raise ValueError(f"{model_name} brings its own weights, so pretrained={pretrained!r} would be ignored: drop one")
+        raise ValueError(f"{model_name} has its own weights, pretrained={pretrained!r} would be ignored: drop one")
     if schema == "local-dir":
         return find_in(name, WEIGHT_NAMES, "weights")
     if schema == "hf-hub":
-        return Path(hub_file(name, WEIGHT_NAMES, cache_dir))
+        return hub_file(name, WEIGHT_NAMES, cache_dir)
     if not pretrained:
         return None
     path = Path(pretrained)
     if path.is_dir():
         return find_in(path, WEIGHT_NAMES, "weights")
     if not path.is_file():
-        raise FileNotFoundError(f"pretrained={pretrained!r} is no file: give a weights file, or name published weights as"
-                                " the model, hf-hub:<org/name>")
+        raise FileNotFoundError(f"pretrained={pretrained!r} is no file: give a weights file, or name published weights"
+                                " as the model, hf-hub:<org/name>")
     return path
 
 
@@ -94,12 +93,13 @@ def create_model(  # noqa: PLR0913 (OpenCLIP's signature)
 ) -> ProLIP:
     """Build a ProLIP model by name, with weights where the name or `pretrained` gives them.
 
-    model_name: one of `list_models()`, `hf-hub:<org/name>`, or `local-dir:<folder>`. pretrained: a weights file, for names
-    without a schema. precision: `fp32`; `bf16`, `fp16` (weights of the blocks cast; norms, heads, embeddings, scale and
-    bias float32); `pure_bf16`, `pure_fp16` (embeddings too); the `amp` names build float32 weights for autocast.
-    force_image_size, force_context_length: positions are interpolated when weights are loaded. init_uncertainty: `pretrained`
-    is a deterministic OpenCLIP model of the same size, see `load_checkpoint`. model_kwargs: keys of the configuration or of
-    its `prolip_cfg`, such as init_logit_bias=-5 or mask_padding=True. Evaluation mode is the caller's business, as in OpenCLIP.
+    model_name: one of `list_models()`, `hf-hub:<org/name>`, or `local-dir:<folder>`. pretrained: a weights file, for
+    names without a schema. precision: `fp32`; `bf16`, `fp16` (weights of the blocks cast; norms, heads, embeddings,
+    scale and bias float32); `pure_bf16`, `pure_fp16` (embeddings cast too); the `amp` names build float32 weights for
+    autocast. force_image_size, force_context_length: positions are interpolated when weights are loaded.
+    init_uncertainty: `pretrained` is a deterministic OpenCLIP model of the same size, see `load_checkpoint`.
+    model_kwargs: keys of the configuration or of its `prolip_cfg`, such as init_logit_bias=-5 or mask_padding=True.
+    The model is in training mode, as OpenCLIP's.
     """
     if precision not in PRECISIONS:
         raise ValueError(f"precision is {precision!r}: {near_matches(precision, PRECISIONS)}")
@@ -116,7 +116,8 @@ def create_model(  # noqa: PLR0913 (OpenCLIP's signature)
     if weights is not None:
         load_checkpoint(model, weights, init_uncertainty=init_uncertainty, weights_only=weights_only)
     elif require_pretrained or init_uncertainty:
-        raise ValueError(f"{model_name} has no weights to load: give pretrained=<file>, or a name with hf-hub: or local-dir:")
+        raise ValueError(f"no weights to load for {model_name}: give pretrained=<file>, or a name with hf-hub: or"
+                         " local-dir: (and leave load_weights on)")
     _set_preprocessing(model, preprocess, force_preprocess_cfg)
     if precision in CASTS:
         cast_to(model, CASTS[precision], pure=precision.startswith("pure"))
@@ -146,8 +147,10 @@ def create_model_and_transforms(  # noqa: PLR0913 (OpenCLIP's signature)
     **kwargs: Any,
 ) -> tuple[ProLIP, Any, Any]:
     """(model, transform for training, transform for evaluation); aug_cfg as OpenCLIP's, a dict or AugmentationCfg."""
-    forced = {"mean": image_mean, "std": image_std, "interpolation": image_interpolation, "resize_mode": image_resize_mode}
-    forced = {**(force_preprocess_cfg or {}), **{key: value for key, value in forced.items() if value is not None}}
+    forced = dict(force_preprocess_cfg or {})
+    given: dict[str, Any] = {"mean": image_mean, "std": image_std}
+    given |= {"interpolation": image_interpolation, "resize_mode": image_resize_mode}
+    forced |= {key: value for key, value in given.items() if value is not None}
     model = create_model(
         model_name, pretrained, load_weights, precision, device, force_preprocess_cfg=forced, **kwargs
     )

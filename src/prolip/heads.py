@@ -1,4 +1,4 @@
-"""What turns the last tokens of a tower into a Gaussian: normalisation and projections, in float32 whatever the autocast."""
+"""What turns the last tokens of a tower into a Gaussian: norms and projections, in float32 whatever the autocast."""
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
@@ -28,7 +28,7 @@ def layer_norm(norm: nn.Module, x: Tensor) -> Tensor:
 
 
 def project(x: Tensor, projection: nn.Linear | nn.Parameter | None) -> Tensor:
-    """x W + b in float32 (float64 stays), (..., width) -> (..., D), for both forms in which OpenCLIP keeps a projection."""
+    """x W + b in float32 (float64 stays), (..., width) -> (..., D), for both forms of OpenCLIP's projections."""
     if projection is None:
         raise RuntimeError("this tower's head was pruned: only forward_intermediates(intermediates_only=True) is left")
     x = upcast(x)
@@ -48,7 +48,8 @@ class LogVarianceHead(nn.Linear):
     """log sigma^2 = W u + b, ProLIP section 3.1: b starts at `init_bias`, W at N(0, gain^2 / width).
 
     u is layer-normalised, |u|^2 = width, so that W u has standard deviation `gain` in every dimension and the variances
-    start at exp(b) exp(gain^2 / 2) on average: 1.65 exp(b) for a gain of 1, 1.005 exp(b) for 0.1. (..., width) -> (..., D).
+    start at exp(b) exp(gain^2 / 2) on average: 1.65 exp(b) for a gain of 1, 1.005 exp(b) for 0.1.
+    (..., width) -> (..., D).
     """
 
     def __init__(self, width: int, embed_dim: int, init_bias: float = -10.0, gain: float = 0.1):

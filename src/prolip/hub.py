@@ -4,8 +4,14 @@ from __future__ import annotations
 import os
 import urllib.error
 import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
 
 PROBE_SECONDS = 5.0
+
+
+class HubFileNotFoundError(FileNotFoundError):
+    """A file is neither in the local cache nor to be had from the hub; the message says why, not what to do."""
 
 
 def offline() -> bool:
@@ -28,31 +34,48 @@ def reachable(timeout: float = PROBE_SECONDS) -> bool:
         return False
 
 
-def hub_file(repo: str, names: tuple[str, ...], cache_dir: str | None = None) -> str:
-    """The first of `names` that `repo` has, as a local path; `FileNotFoundError` says how to get it by hand."""
+def hub_files(repo: str, names: tuple[str, ...], cache_dir: str | None = None) -> Path:
+    """The local folder with those of the files `names` that `repo` has; raises if it has none of them."""
+    return _fetch(repo, [names], cache_dir)
+
+
+def hub_file(repo: str, names: tuple[str, ...], cache_dir: str | None = None) -> Path:
+    """The first of `names` that `repo` has, as a local path; the others are not downloaded."""
     try:
-        from huggingface_hub import hf_hub_download
-        from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError
+        folder = _fetch(repo, [(name,) for name in names], cache_dir)
+    except HubFileNotFoundError as error:
+        raise HubFileNotFoundError(
+            f"{error}. Where there is a network run `hf download {repo} --local-dir <folder>`, copy the folder here and"
+            " use local-dir:<folder>"
+        ) from error
+    return next(folder / name for name in names if (folder / name).is_file())
+
+
+def _fetch(repo: str, groups: Sequence[tuple[str, ...]], cache_dir: str | None) -> Path:
+    """The snapshot folder with a file of the first group of which there is one; the cache is asked before the hub."""
+    try:
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import HfHubHTTPError, HFValidationError
     except ImportError as error:
         raise ImportError("hf-hub: needs huggingface_hub: pip install huggingface_hub") from error
 
-    for name in names:
-        try:
-            return hf_hub_download(repo, name, cache_dir=cache_dir, local_files_only=True)
-        except (LocalEntryNotFoundError, EntryNotFoundError):
-            continue
     reason = "HF_HUB_OFFLINE is set" if offline() else "the hub cannot be reached"
-    if reachable():
-        reason = f"it has none of {', '.join(names)}"
-        for name in names:
-            try:
-                return hf_hub_download(repo, name, cache_dir=cache_dir)
-            except EntryNotFoundError:
-                continue
-            except (HfHubHTTPError, OSError) as error:
-                reason = str(error).splitlines()[0]
+    for local_only in (True, False):
+        if not local_only:
+            if not reachable():
                 break
-    raise FileNotFoundError(
-        f"no {names[0]} of {repo} in the local cache, and {reason}. Where there is a network run"
-        f" `hf download {repo} --local-dir <folder>`, copy the folder here and use local-dir:<folder>"
-    )
+            reason = "the repository has none"
+        for names in groups:
+            try:
+                found = snapshot_download(
+                    repo, cache_dir=cache_dir, allow_patterns=list(names), local_files_only=local_only
+                )
+            except HFValidationError as error:
+                raise ValueError(f"{repo!r} is no name of the hub: want org/name ({error})") from error
+            except (HfHubHTTPError, OSError) as error:
+                reason = reason if local_only else str(error).splitlines()[0]
+                continue
+            if any((Path(found) / name).is_file() for name in names):
+                return Path(found)
+    wanted = " or ".join(name for names in groups for name in names)
+    raise HubFileNotFoundError(f"no {wanted} of {repo} in the local cache, and {reason}")

@@ -1,4 +1,4 @@
-"""ProLIP: an image tower and a text tower that map their inputs to Gaussians of one space, and the logit's scale and bias."""
+"""ProLIP: an image and a text tower that map their inputs to Gaussians of one space; the logit's scale and bias."""
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -63,8 +63,11 @@ def build_towers(
 class ProLIP(nn.Module):
     """The model of ProLIP section 3: `config` is OpenCLIP's layout with `prolip_cfg`, see `prolip/model_configs`.
 
-    `logit_scale` is log a, as OpenCLIP's parameter; `logit_bias` is b. `ProLIP(model.config)` builds the same model again.
+    `logit_scale` is log a, as OpenCLIP's parameter; `logit_bias` is b. `ProLIP(model.config)` builds it again.
     """
+
+    pixel_mean: Tensor
+    pixel_std: Tensor
 
     def __init__(self, config: Mapping[str, Any], low_precision: bool = False, output_dict: bool = False):
         super().__init__()
@@ -84,11 +87,10 @@ class ProLIP(nn.Module):
         self.set_pixel_statistics(OPENAI_DATASET_MEAN, OPENAI_DATASET_STD)
 
     def set_pixel_statistics(self, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
-        """What uint8 images are normalised with; the transforms of `create_model_and_transforms` do it on the CPU instead."""
-        device = self.logit_scale.device
+        """What uint8 images are normalised with; `create_model_and_transforms`' transforms do it on the CPU instead."""
         for name, values in (("pixel_mean", mean), ("pixel_std", std)):
-            values = torch.tensor(values, dtype=torch.float32, device=device).reshape(1, -1, 1, 1)
-            self.register_buffer(name, values, persistent=False)
+            channels = torch.tensor(values, dtype=torch.float32, device=self.logit_scale.device)
+            self.register_buffer(name, channels.reshape(1, -1, 1, 1), persistent=False)
 
     def encode_image(self, image: Tensor, keep: Tensor | None = None, normalize: bool = True) -> Gaussian:
         """Images (B, 3, H, W), normalised floats or raw uint8, -> Gaussian (B, D) with unit means, float32.

@@ -1,4 +1,4 @@
-"""A model's configuration: OpenCLIP's JSON layout with a sibling block `prolip_cfg`; validated before anything is built."""
+"""A model's configuration: OpenCLIP's JSON layout with a block `prolip_cfg`; validated before anything is built."""
 from __future__ import annotations
 
 import copy
@@ -76,54 +76,54 @@ def convert_released(config: Mapping[str, Any]) -> dict[str, Any]:
 
     They were trained with SigLIP's vocabulary: pad = end = 1, [MASK] = 32000 (absent where the vocabulary is smaller).
     """
-    config = copy.deepcopy(dict(config))
+    out: dict[str, Any] = copy.deepcopy(dict(config))
     biases = set()
     for block in ("vision_cfg", "text_cfg"):
-        if not config[block].pop("embed_unc", False):
+        if not out[block].pop("embed_unc", False):
             raise ValueError(f"{block}.embed_unc is not set: both towers of a ProLIP checkpoint have it")
-        biases.add(float(config[block].pop("init_unc_bias", -10.0)))
+        biases.add(float(out[block].pop("init_unc_bias", -10.0)))
     if len(biases) > 1:
         raise ValueError(f"init_unc_bias differs between the towers ({sorted(biases)}): ours has one; edit config.json")
-    vocabulary = config["text_cfg"].get("vocab_size", CLIPTextCfg.vocab_size)
-    config["prolip_cfg"] = {
+    vocabulary = out["text_cfg"].get("vocab_size", CLIPTextCfg.vocab_size)
+    out["prolip_cfg"] = {
         "forward": "released",
         "init_unc_bias": biases.pop(),
         "pad_token_id": SIGLIP_PAD,
         "mask_token_id": SIGLIP_MASK if vocabulary > SIGLIP_MASK else None,
         "special_token_ids": [SIGLIP_PAD],
     }
-    return config
+    return out
 
 
 def complete(config: Mapping[str, Any]) -> dict[str, Any]:
     """The configuration with every default of ours filled in, JSON-able; wrong or unread keys are refused."""
     if is_released(config):
         config = convert_released(config)
-    config = copy.deepcopy(dict(config))
-    config.pop("custom_text", None)  # OpenCLIP's switch between two classes; ours is always the custom-text kind
-    check_keys(config, TOP_KEYS, "the model configuration")
+    out: dict[str, Any] = copy.deepcopy(dict(config))
+    out.pop("custom_text", None)  # OpenCLIP's switch between two classes; ours is always the custom-text kind
+    check_keys(out, TOP_KEYS, "the model configuration")
     for key in ("embed_dim", "vision_cfg", "text_cfg", "prolip_cfg"):
-        if key not in config:
+        if key not in out:
             remedy = "" if key != "prolip_cfg" else (
                 ": it is a plain OpenCLIP model; initialise a ProLIP model of its size from its weights with"
                 " create_model(<ProLIP name>, pretrained=<weights file>, init_uncertainty=True)"
             )
             raise ValueError(f"the model configuration has no {key}{remedy}")
-    check_keys(config["vision_cfg"], VISION_KEYS, "vision_cfg")
-    check_keys(config["text_cfg"], TEXT_KEYS, "text_cfg")
-    check_keys(config["prolip_cfg"], PROLIP_KEYS, "prolip_cfg")
+    check_keys(out["vision_cfg"], VISION_KEYS, "vision_cfg")
+    check_keys(out["text_cfg"], TEXT_KEYS, "text_cfg")
+    check_keys(out["prolip_cfg"], PROLIP_KEYS, "prolip_cfg")
     for block in ("vision_cfg", "text_cfg"):
-        for key in config[block]:
+        for key in out[block]:
             if key.startswith(FOREIGN):
                 raise ValueError(f"{block}.{key}: towers of other libraries have no [UNC]; give width, layers, heads")
-    cfg = ProLIPCfg(**config["prolip_cfg"])
-    _check_tokens(cfg, config["text_cfg"])
-    config["prolip_cfg"] = {**asdict(cfg), "special_token_ids": list(cfg.special_token_ids)}
-    config.setdefault("quick_gelu", False)
+    cfg = ProLIPCfg(**out["prolip_cfg"])
+    _check_tokens(cfg, out["text_cfg"])
+    out["prolip_cfg"] = {**asdict(cfg), "special_token_ids": list(cfg.special_token_ids)}
+    out.setdefault("quick_gelu", False)
     for key, default in (("init_logit_scale", math.log(10)), ("init_logit_bias", -10.0)):
-        value = config.get(key)
-        config[key] = float(default if value is None else value)
-    return config
+        value = out.get(key)
+        out[key] = float(default if value is None else value)
+    return out
 
 
 def _check_tokens(cfg: ProLIPCfg, text_cfg: Mapping[str, Any]) -> None:
@@ -132,8 +132,8 @@ def _check_tokens(cfg: ProLIPCfg, text_cfg: Mapping[str, Any]) -> None:
     ids |= {f"special_token_ids[{i}]": token for i, token in enumerate(cfg.special_token_ids)}
     for name, token in ids.items():
         if token is not None and not 0 <= token < vocabulary:
-            raise ValueError(f"prolip_cfg.{name} is {token}, but text_cfg.vocab_size is {vocabulary}: enlarge vocab_size"
-                             " or give an id of the vocabulary")
+            raise ValueError(f"prolip_cfg.{name} is {token}, but text_cfg.vocab_size is {vocabulary}: enlarge"
+                             " vocab_size or give an id of the vocabulary")
     pad = text_cfg.get("pad_id", cfg.pad_token_id)
     if pad != cfg.pad_token_id:
         raise ValueError(f"text_cfg.pad_id is {pad} and prolip_cfg.pad_token_id {cfg.pad_token_id}: drop the former")
@@ -141,12 +141,12 @@ def _check_tokens(cfg: ProLIPCfg, text_cfg: Mapping[str, Any]) -> None:
 
 def override(config: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
     """The configuration with keys of its top level or of `prolip_cfg` replaced, by name."""
-    config = copy.deepcopy(dict(config))
+    out: dict[str, Any] = copy.deepcopy(dict(config))
     for key, value in changes.items():
         if key in PROLIP_KEYS:
-            config["prolip_cfg"] = {**config["prolip_cfg"], key: value}
+            out["prolip_cfg"] = {**out["prolip_cfg"], key: value}
         elif key in TOP_KEYS:
-            config[key] = {**config[key], **value} if isinstance(value, Mapping) else value
+            out[key] = {**out[key], **value} if isinstance(value, Mapping) else value
         else:
             raise TypeError(f"create_model has no option {key!r}: {near_matches(key, (*TOP_KEYS, *PROLIP_KEYS))}")
-    return config
+    return out

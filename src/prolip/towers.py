@@ -1,4 +1,4 @@
-"""OpenCLIP's image and text transformers with a second special token, [UNC], and two heads: each input becomes a Gaussian.
+"""OpenCLIP's transformers with a second special token, [UNC], and two heads: each image or text becomes a Gaussian.
 
 The parameter names are those of OpenCLIP and, for [UNC] and its heads, those of the released ProLIP weights, so that
 checkpoints of both need no renaming. `tests/prolip/test_towers.py` pins every private hook of OpenCLIP overridden here.
@@ -28,11 +28,14 @@ def check_form(form: str) -> None:
 
 
 class ProbabilisticVisionTransformer(VisionTransformer):
-    """ProLIP's image tower: [CLS], [UNC], patches -> ViT -> LayerNorm -> N(L2norm(CLS @ proj), Linear(UNC)), section 3.1.
+    """ProLIP's image tower: [CLS], [UNC], patches -> ViT, LayerNorm -> N(L2norm(CLS @ proj), Linear(UNC)), section 3.1.
 
     `positional_embedding` has a row for [CLS], one for [UNC], then one per patch. `form="released"` repeats what the
     published weights were trained with: the final LayerNorm is applied to [CLS] twice.
     """
+
+    positional_embedding: nn.Parameter
+    uncertainty_proj: LogVarianceHead | None
 
     def __init__(self, *, form: str = "paper", init_unc_bias: float = -10.0, init_unc_gain: float = 0.1, **kwargs):
         check_form(form)
@@ -43,7 +46,7 @@ class ProbabilisticVisionTransformer(VisionTransformer):
                     " (patches are dropped with encode_image(x, keep=...))"
                 )
         if kwargs.get("pool_type", "tok") not in ("tok", "avg"):
-            raise ValueError(f"vision_cfg.pool_type is {kwargs['pool_type']!r}: choose 'tok' ([CLS]) or 'avg' (patches)")
+            raise ValueError(f"vision_cfg.pool_type is {kwargs['pool_type']!r}: choose tok ([CLS]) or avg (patches)")
         super().__init__(**kwargs)
         width = self.class_embedding.numel()
         self.form = form
@@ -76,7 +79,7 @@ class ProbabilisticVisionTransformer(VisionTransformer):
             parameter.requires_grad = unlocked_groups != 0
 
     def embed_patches(self, x: Tensor, keep: Tensor | None = None) -> Tensor:
-        """Patch projections (B, N, width), or of the patches `keep` (B, K) alone: (B, K, width), no work for the others.
+        """Patch projections (B, N, width), or of the patches `keep` (B, K) alone: (B, K, width), others cost nothing.
 
         The convolution has stride = kernel, so it is a linear map of each unfolded patch.
         """
@@ -94,8 +97,8 @@ class ProbabilisticVisionTransformer(VisionTransformer):
         x = self.embed_patches(x.to(self.conv1.weight.dtype), keep)
         positions = self.positional_embedding.to(x.dtype)
         place = positions[SPECIAL_TOKENS:] if keep is None else positions[SPECIAL_TOKENS + keep]
-        special = [expand_token(token, len(x), x.dtype) for token in (self.class_embedding, self.unc_embedding)]
-        special = torch.cat(special, dim=1) + positions[:SPECIAL_TOKENS]
+        tokens = [expand_token(token, len(x), x.dtype) for token in (self.class_embedding, self.unc_embedding)]
+        special = torch.cat(tokens, dim=1) + positions[:SPECIAL_TOKENS]
         return self.ln_pre(torch.cat([special, x + place], dim=1))
 
     def _check_input(self, x: Tensor, keep: Tensor | None) -> None:
@@ -140,7 +143,7 @@ class ProbabilisticVisionTransformer(VisionTransformer):
         self, x, indices=None, stop_early=False, normalize_intermediates=False, intermediates_only=False,
         output_fmt="NCHW", output_extra_tokens=False,
     ) -> dict:
-        """As OpenCLIP's, with two prefix tokens; `image_features` is the projected mean before L2, beside `image_log_var`."""
+        """As OpenCLIP's, with two prefix tokens; `image_features` is the mean before L2, beside `image_log_var`."""
         if output_fmt not in ("NCHW", "NLC"):
             raise ValueError(f"output_fmt is {output_fmt!r}: choose NCHW or NLC")
         x, layers = self.transformer.forward_intermediates(self._embeds(x), indices=indices, stop_early=stop_early)
@@ -149,7 +152,7 @@ class ProbabilisticVisionTransformer(VisionTransformer):
         patches = [y[:, SPECIAL_TOKENS:] for y in layers]
         if output_fmt == "NCHW":
             patches = [y.transpose(1, 2).unflatten(2, self.grid_size).contiguous() for y in patches]
-        output = {"image_intermediates": patches}
+        output: dict = {"image_intermediates": patches}
         if output_extra_tokens:
             output["image_intermediates_prefix"] = [y[:, :SPECIAL_TOKENS] for y in layers]
         if not intermediates_only:
@@ -165,13 +168,16 @@ class ProbabilisticVisionTransformer(VisionTransformer):
 
 
 class ProbabilisticTextTransformer(TextTransformer):
-    """ProLIP's text tower: tokens, [UNC], [CLS] -> bidirectional transformer -> LayerNorm -> N(L2norm(Linear(CLS)),
+    """ProLIP's text tower: tokens, [UNC], [CLS] -> bidirectional transformer, LayerNorm -> N(L2norm(Linear(CLS)),
     Linear(UNC)), section 3.1.
 
-    `positional_embedding` has one row per token of the context, then one for [UNC] and one for [CLS]. With `mask_padding`
-    the padding at the end of a text is hidden from every token. `form="released"` repeats what the published weights were
-    trained with: the log variance is read from the projected mean, not from [UNC].
+    `positional_embedding` has one row per token of the context, then one for [UNC] and one for [CLS]. With
+    `mask_padding` the padding at the end of a text is hidden from every token, which costs a mask of
+    B * heads * (L + 2)^2 elements. `form="released"` repeats what the published weights were trained with: the log
+    variance is read from the projected mean, not from [UNC].
     """
+
+    text_uncertainty_projection: LogVarianceHead | None
 
     def __init__(
         self, *, form: str = "paper", mask_padding: bool = False, init_unc_bias: float = -10.0,
@@ -180,7 +186,7 @@ class ProbabilisticTextTransformer(TextTransformer):
         check_form(form)
         for key, wanted in (("embed_cls", True), ("no_causal_mask", True), ("pool_type", "last")):
             if kwargs.get(key, wanted) != wanted:
-                raise ValueError(f"text_cfg.{key} is {kwargs[key]!r}, ProLIP's text tower needs {wanted!r}: leave it out")
+                raise ValueError(f"text_cfg.{key} is {kwargs[key]!r}, ProLIP needs {wanted!r}: leave it out")
             kwargs[key] = wanted
         if kwargs.get("proj_type", "linear") == "none" or not kwargs.get("output_dim"):
             raise ValueError("text_cfg.proj_type 'none' leaves no mean head: use 'linear'")
@@ -210,7 +216,7 @@ class ProbabilisticTextTransformer(TextTransformer):
     def padding_mask(self, text: Tensor, dtype: torch.dtype) -> Tensor:
         """0 for what may be attended to, -inf for padding, (B * heads, L + 2, L + 2); [UNC], [CLS] are never hidden.
 
-        Padding is the run of pad ids at the end: the bundled BPE pads with 0, which is also the id of "!" inside a text.
+        Padding is the run of pad ids at the end: the bundled BPE pads with 0, the id that "!" has inside a text.
         """
         valid = (text != self.pad_id).flip(1).cummax(dim=1).values.flip(1)
         valid = nn.functional.pad(valid, (0, SPECIAL_TOKENS), value=True)
@@ -219,7 +225,7 @@ class ProbabilisticTextTransformer(TextTransformer):
         return hidden[:, None, None].expand(-1, self.heads, length, -1).reshape(-1, length, length)
 
     def _embeds(self, text: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Ids (B, L <= context) -> tokens, [UNC], [CLS] with positions (B, L + 2, width), and the attention mask if any."""
+        """Ids (B, L <= context) -> tokens, [UNC], [CLS] with positions (B, L + 2, width); the attention mask if any."""
         if text.ndim != 2 or text.shape[1] > self.context_length:
             raise ValueError(f"texts are {tuple(text.shape)}, want (B, L <= {self.context_length}): tokenise with"
                              " get_tokenizer(<this model>) or create the model with force_context_length")
@@ -238,7 +244,7 @@ class ProbabilisticTextTransformer(TextTransformer):
         return Gaussian(unit(mean, normalize), project(unc, self.text_uncertainty_projection))
 
     def forward(self, text: Tensor, normalize: bool = True):
-        """Ids (B, L) -> Gaussian (B, D) in float32, and the text tokens where the configuration says `output_tokens`."""
+        """Ids (B, L) -> Gaussian (B, D) in float32, and the tokens where the configuration says `output_tokens`."""
         x, mask = self._embeds(text)
         x = self.transformer(x, attn_mask=mask)
         z = self.gaussian(x, normalize)
@@ -248,14 +254,14 @@ class ProbabilisticTextTransformer(TextTransformer):
         self, text, indices=None, stop_early=False, normalize_intermediates=False, intermediates_only=False,
         output_fmt="NLC", output_extra_tokens=False,
     ) -> dict:
-        """As OpenCLIP's, with two suffix tokens; `text_features` is the projected mean before L2, beside `text_log_var`."""
+        """As OpenCLIP's, with two suffix tokens; `text_features` is the mean before L2, beside `text_log_var`."""
         if output_fmt != "NLC":
             raise ValueError(f"output_fmt is {output_fmt!r}: texts have NLC only")
         x, mask = self._embeds(text)
         x, layers = self.transformer.forward_intermediates(x, attn_mask=mask, indices=indices, stop_early=stop_early)
         if normalize_intermediates:
             layers = [layer_norm(self.ln_final, y) for y in layers]
-        output = {"text_intermediates": [y[:, :-SPECIAL_TOKENS] for y in layers]}
+        output: dict = {"text_intermediates": [y[:, :-SPECIAL_TOKENS] for y in layers]}
         if output_extra_tokens:
             output["text_intermediates_suffix"] = [y[:, -SPECIAL_TOKENS:] for y in layers]
         if not intermediates_only:

@@ -1,0 +1,218 @@
+"""get_tokenizer: texts -> token ids (N, context) int64, from a model's name, a local folder or a local file.
+
+Nothing here waits for a network: local files come first, and what is absent is named together with how to get it.
+"""
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from open_clip.factory import parse_model_name
+from open_clip.tokenizer import SimpleTokenizer, get_clean_fn
+from torch import Tensor
+
+from prolip.factory import get_model_config
+from prolip.hub import HubFileNotFoundError, hub_files
+
+SENTENCEPIECE_NAMES = ("spiece.model", "sentencepiece.model", "tokenizer.model")
+FOLDER_NAMES = ("tokenizer.json", "tokenizer_config.json")
+ALL_NAMES = (*FOLDER_NAMES, *SENTENCEPIECE_NAMES)
+CLEANERS = ("canonicalize", "lower", "whitespace")
+
+
+class TokenizerNotFoundError(FileNotFoundError):
+    """The files of a tokenizer are not on this machine."""
+
+
+def pad_rows(rows: Iterable[list[int]], length: int, pad: int) -> Tensor:
+    """Lists of at most `length` ids -> (N, length) int64, filled up with `pad`."""
+    rows = list(rows)
+    out = torch.full((len(rows), length), pad, dtype=torch.int64)
+    for target, row in zip(out, rows):
+        target[: len(row)] = torch.tensor(row, dtype=torch.int64)
+    return out
+
+
+class Tokenizer:
+    """Texts -> ids: clean, encode, cut to the context with the end token last, pad. Subclasses encode.
+
+    context_length, pad_token_id, vocab_size: what the ids look like; cleaning: one of OpenCLIP's three.
+    """
+
+    vocab_size: int
+
+    def __init__(self, context_length: int, pad_token_id: int, clean: str = "whitespace"):
+        if clean not in CLEANERS:
+            raise ValueError(f"tokenizer_kwargs.clean is {clean!r}: choose one of {', '.join(CLEANERS)}")
+        self.context_length, self.pad_token_id = context_length, pad_token_id
+        self._clean = get_clean_fn(clean)
+
+    def encode(self, texts: list[str], length: int) -> list[list[int]]:
+        """At most `length` ids per cleaned text, the end token among them."""
+        raise NotImplementedError
+
+    def save_pretrained(self, folder: str | os.PathLike) -> None:
+        """Write the files from which `get_tokenizer(tokenizer=folder)` makes this tokenizer again."""
+        raise NotImplementedError
+
+    def __call__(self, texts: str | Iterable[str], context_length: int | None = None) -> Tensor:
+        """One text or several -> (N, context) int64."""
+        texts = [texts] if isinstance(texts, str) else list(texts)
+        length = context_length or self.context_length
+        return pad_rows(self.encode([self._clean(text) for text in texts], length), length, self.pad_token_id)
+
+
+class SentencePieceTokenizer(Tokenizer):
+    """A sentencepiece `.model` file, as SigLIP's: pieces, then the end token."""
+
+    def __init__(self, path: str | os.PathLike, context_length: int, pad_token_id: int, clean: str = "canonicalize"):
+        super().__init__(context_length, pad_token_id, clean)
+        try:
+            from sentencepiece import SentencePieceProcessor
+        except ImportError as error:
+            raise ImportError(f"{path} needs sentencepiece: pip install sentencepiece") from error
+        self.path = Path(path)
+        try:
+            self.pieces = SentencePieceProcessor(model_file=str(path))
+        except (RuntimeError, OSError) as error:
+            raise ValueError(f"{path} is no sentencepiece model: {str(error).splitlines()[0]}") from error
+        self.vocab_size = self.pieces.vocab_size()
+        self.eos_token_id = self.pieces.eos_id()
+        if self.eos_token_id < 0:
+            raise ValueError(f"{path} has no end token: train it with eos_id >= 0")
+
+    def encode(self, texts: list[str], length: int) -> list[list[int]]:
+        return [row[: length - 1] + [self.eos_token_id] for row in self.pieces.encode(texts)]
+
+    def save_pretrained(self, folder: str | os.PathLike) -> None:
+        target = Path(folder) / SENTENCEPIECE_NAMES[0]
+        if not (target.exists() and target.samefile(self.path)):
+            shutil.copyfile(self.path, target)
+
+
+class FolderTokenizer(Tokenizer):
+    """A folder of tokenizer files, read by transformers: its own special tokens, our padding."""
+
+    def __init__(self, folder: str | os.PathLike, context_length: int, pad_token_id: int, clean: str = "whitespace"):
+        super().__init__(context_length, pad_token_id, clean)
+        try:
+            from transformers import AutoTokenizer
+        except ImportError as error:
+            raise ImportError(f"{folder} needs transformers: pip install transformers; a sentencepiece model file, such"
+                              f" as {SENTENCEPIECE_NAMES[0]}, works without") from error
+        try:
+            self.tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        except (OSError, ValueError, ImportError) as error:
+            reason = str(error).splitlines()[0]
+            raise ValueError(f"transformers cannot read a tokenizer from {folder}: {reason}") from error
+        self.vocab_size = len(self.tokenizer)
+        self.eos_token_id = self.tokenizer.eos_token_id
+
+    def encode(self, texts: list[str], length: int) -> list[list[int]]:
+        return self.tokenizer(texts, truncation=True, max_length=length, padding=False)["input_ids"] if texts else []
+
+    def save_pretrained(self, folder: str | os.PathLike) -> None:
+        self.tokenizer.save_pretrained(str(folder))
+
+
+class BPETokenizer(SimpleTokenizer):
+    """The byte-pair encoding bundled with OpenCLIP, which needs no file: start, pieces, end; padded with 0."""
+
+    pad_token_id = 0
+
+    def __init__(self, context_length: int, **kwargs: Any):
+        super().__init__(context_length=context_length, **kwargs)
+        self.eos_token_id = self.eot_token_id
+
+
+def get_tokenizer(
+    model_name: str = "ProLIP-ViT-S-16",
+    context_length: int | None = None,
+    cache_dir: str | None = None,
+    tokenizer: str | os.PathLike | None = None,
+    **kwargs: Any,
+) -> Tokenizer | BPETokenizer:
+    """The tokenizer of a model: a callable, texts -> (N, context) int64.
+
+    model_name: as `create_model`'s. tokenizer: instead of the one that the configuration names, a folder of tokenizer
+    files, a sentencepiece `.model` file, a hub name `org/name`, or `bpe`. kwargs: of the tokenizer, such as
+    clean="canonicalize". Raises `TokenizerNotFoundError` naming what to give when files are absent, and `ValueError`
+    for an unknown model or when the tokenizer has ids that the model's vocabulary has not.
+    """
+    config, _ = get_model_config(model_name, cache_dir)
+    text = config["text_cfg"]
+    options = {**(text.get("tokenizer_kwargs") or {}), **kwargs}
+    options["context_length"] = context_length or text.get("context_length", 77)
+    source = str(tokenizer) if tokenizer is not None else _own_source(model_name, text)
+    pad = config["prolip_cfg"]["pad_token_id"]
+    made = _make(source, pad, options, cache_dir, model_name)
+    _check_ids(made, source, model_name, config)
+    return made
+
+
+def _own_source(model_name: str, text_cfg: dict[str, Any]) -> str:
+    """The folder of a `local-dir:` model if it holds a tokenizer, else what the configuration names, else `bpe`."""
+    schema, folder = parse_model_name(model_name)
+    if schema == "local-dir" and any((Path(folder) / name).is_file() for name in ALL_NAMES):
+        return folder
+    return text_cfg.get("hf_tokenizer_name") or "bpe"
+
+
+def _make(source: str, pad: int, options: dict[str, Any], cache_dir: str | None, model_name: str):
+    if source == "bpe":
+        return BPETokenizer(**{"clean": "lower", **options})
+    path = Path(source).expanduser()
+    if path.is_file():
+        return SentencePieceTokenizer(path, pad_token_id=pad, **options)
+    if path.is_dir():
+        pieces = [path / name for name in SENTENCEPIECE_NAMES if (path / name).is_file()]
+        whole = any((path / name).is_file() for name in FOLDER_NAMES)
+        if pieces and not (whole and _has_transformers()):
+            return SentencePieceTokenizer(pieces[0], pad_token_id=pad, **options)
+        if whole:
+            return FolderTokenizer(path, pad_token_id=pad, **options)
+        raise TokenizerNotFoundError(f"no tokenizer in {path}: want one of {', '.join(ALL_NAMES)}")
+    repo = source.removeprefix("hf-hub:")
+    if repo.count("/") != 1 or repo.startswith((".", "/", "~")):
+        raise TokenizerNotFoundError(f"no tokenizer at {source}: give a folder of tokenizer files, a sentencepiece"
+                                     " .model file, a hub name org/name, or 'bpe'")
+    try:
+        return _make(str(hub_files(repo, ALL_NAMES, cache_dir)), pad, options, cache_dir, model_name)
+    except HubFileNotFoundError as error:
+        raise TokenizerNotFoundError(
+            f"{model_name} reads texts with the tokenizer {repo}, whose files are not on this machine. Where there is a"
+            f" network, run `hf download {repo} tokenizer.json tokenizer_config.json --local-dir <folder>`, copy the"
+            f" folder here and give it: --tokenizer <folder> (or a sentencepiece file: --tokenizer <file>.model); in"
+            f" Python get_tokenizer({model_name!r}, tokenizer=<folder or file>). ({error})"
+        ) from error
+
+
+def _has_transformers() -> bool:
+    try:
+        import transformers  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+def _check_ids(made: Any, source: str, model_name: str, config: dict[str, Any]) -> None:
+    """Refuse a tokenizer whose ids the model has no embeddings for, or whose padding or end it does not know."""
+    vocabulary = config["text_cfg"].get("vocab_size", 49408)
+    if made.vocab_size > vocabulary:
+        raise ValueError(
+            f"the tokenizer {source} has ids up to {made.vocab_size - 1}, {model_name} has {vocabulary} embeddings:"
+            f" choose the model's own tokenizer, or a model whose text_cfg.vocab_size is at least {made.vocab_size}"
+        )
+    pad = config["prolip_cfg"]["pad_token_id"]
+    if made.pad_token_id != pad:
+        raise ValueError(f"the tokenizer {source} pads with {made.pad_token_id}, {model_name} expects {pad}: change"
+                         " prolip_cfg.pad_token_id")
+    special = config["prolip_cfg"]["special_token_ids"]
+    end = made.eos_token_id
+    if end is not None and end not in (*special, pad):
+        raise ValueError(f"the tokenizer {source} ends texts with {end}, which {model_name} would mask like a word: add"
+                         f" it to prolip_cfg.special_token_ids (now {special})")
