@@ -1,0 +1,122 @@
+"""Which caption of a sample is used in an epoch, and the identity of captions for known matches."""
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from prolip.data.faults import SampleFault
+
+#: The sample's plain `.txt` member (the caption column of a CSV), as opposed to a field of its JSON.
+PLAIN = "txt"
+
+
+class Drawn(NamedTuple):
+    """The caption of this epoch, and every caption the sample could have had (itself included)."""
+
+    caption: str
+    all: tuple[str, ...]
+
+
+def stable_hash(*parts: object, bits: int = 64) -> int:
+    """A hash that is the same in every process and on every machine, unlike `hash`: `bits` (at most 64) bits."""
+    digest = hashlib.blake2b("\x1f".join(map(str, parts)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> (64 - bits)
+
+
+def caption_id(caption: str) -> int:
+    """The identity of a caption text: 63 bits, so that it is a non-negative int64."""
+    return stable_hash(caption, bits=63)
+
+
+@dataclass(frozen=True)
+class CaptionSampler:
+    """Draws a field in proportion to its weight, then one of the sample's captions in that field.
+
+    fields: `txt` or names of JSON fields that hold a text or a list of texts. Fields that a sample lacks are left out.
+    """
+
+    fields: tuple[str, ...] = (PLAIN,)
+    weights: tuple[float, ...] = (1.0,)
+
+    @classmethod
+    def parse(cls, text: str) -> CaptionSampler:
+        """Read "txt", "name,keywords" or "name:2,keywords:1"; ValueError with an example otherwise."""
+        remedy = "give fields with optional weights, e.g. txt or name:2,keywords:1,group"
+        fields, weights = [], []
+        for part in text.split(","):
+            name, colon, weight = (word.strip() for word in part.partition(":"))
+            try:
+                value = float(weight) if colon else 1.0
+            except ValueError:
+                raise ValueError(f"caption_sampling {text!r}: the weight {weight!r} is no number: {remedy}") from None
+            if not name or name in fields or not 0 < value < float("inf"):
+                what = "an empty name" if not name else "a name twice" if name in fields else f"the weight {weight}"
+                raise ValueError(f"caption_sampling {text!r} holds {what}: {remedy}")
+            fields.append(name)
+            weights.append(value)
+        return cls(tuple(fields), tuple(weights))
+
+    @property
+    def needs_json(self) -> bool:
+        """Whether any field is looked up in the sample's JSON."""
+        return any(field != PLAIN for field in self.fields)
+
+    def captions(self, plain: str | None, record: Mapping[str, Any] | None) -> list[list[str]]:
+        """The captions in each field, stripped, empty ones left out."""
+        return [texts(plain if field == PLAIN else (record or {}).get(field), field) for field in self.fields]
+
+    def draw(self, plain: str | None, record: Mapping[str, Any] | None, seed: int) -> Drawn:
+        """The caption that belongs to `seed`; SampleFault where no field has one."""
+        found = self.captions(plain, record)
+        weights = [weight if captions else 0.0 for weight, captions in zip(self.weights, found)]
+        if not any(weights):
+            raise SampleFault("no caption", f"nothing in {', '.join(self.fields)}")
+        every = tuple(dict.fromkeys(caption for captions in found for caption in captions))
+        if len(every) == 1:
+            return Drawn(every[0], every)
+        rng = random.Random(seed)
+        return Drawn(rng.choice(rng.choices(found, weights)[0]), every)
+
+
+def texts(value: object, field: str) -> list[str]:
+    """A text or a list of texts as a list of stripped, non-empty texts; SampleFault for anything else."""
+    values = value if isinstance(value, list) else [] if value is None else [value]
+    if any(isinstance(one, (dict, list, bool)) or one is None for one in values):
+        raise SampleFault("bad json", f"{field} is {str(value)[:80]!r}, wanted a text or a list of texts")
+    return [text for text in (str(one).strip() for one in values) if text]
+
+
+@dataclass(frozen=True)
+class Selector:
+    """Keeps a sample when each named JSON field has (one of) the wanted values."""
+
+    conditions: tuple[tuple[str, frozenset[str]], ...]
+
+    @classmethod
+    def parse(cls, text: str | None) -> Selector | None:
+        """Read "group=animals nature|food drink;style=noto"; None for nothing; ValueError with an example otherwise."""
+        if not text:
+            return None
+        conditions = []
+        for part in filter(None, (part.strip() for part in text.split(";"))):
+            field, equals, values = part.partition("=")
+            wanted = frozenset(value.strip() for value in values.split("|") if value.strip())
+            if not (field.strip() and equals and wanted):
+                raise ValueError(
+                    f"select {text!r}: {part!r} is no condition: give field=value|value, several joined by ';', "
+                    "e.g. 'group=animals nature|food drink;style=noto'"
+                )
+            conditions.append((field.strip(), wanted))
+        return cls(tuple(conditions))
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The JSON fields that are looked at."""
+        return tuple(field for field, _ in self.conditions)
+
+    def __call__(self, record: Mapping[str, Any]) -> bool:
+        """Whether a sample with this JSON is kept."""
+        return all(wanted.intersection(texts(record.get(field), field)) for field, wanted in self.conditions)

@@ -1,0 +1,99 @@
+"""The settings of the training data, checked as far as that needs no file."""
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+from prolip.data.captions import CaptionSampler, Selector
+from prolip.data.shards import parse_factors
+
+DatasetType = Literal["auto", "webdataset", "csv", "folder", "synthetic"]
+
+
+@dataclass(kw_only=True, frozen=True)
+class DataConfig:
+    """What to train on and how to read it; the names are OpenCLIP's where it has the flag."""
+
+    train_data: str | None = field(
+        default=None,
+        metadata={
+            "help": "webdataset shards (paths, URLs or pipe: commands, brace patterns, sources joined by '::'), "
+            "a folder of shards, a CSV, or a folder of images"
+        },
+    )
+    train_data_upsampling_factors: str | None = field(
+        default=None,
+        metadata={"help": "one factor per source, joined by '::'; needs --dataset-resampled"},
+    )
+    train_num_samples: int | None = field(
+        default=None,
+        metadata={"help": "samples per epoch; default: sizes.json or __len__ beside the shards, else counted"},
+    )
+    dataset_type: DatasetType = field(
+        default="auto", metadata={"help": "what --train-data is; auto goes by its suffix, or by a folder's content"}
+    )
+    dataset_resampled: bool = field(default=False, metadata={"help": "draw shards with replacement"})
+    batch_size: int = field(default=64, metadata={"help": "samples per step and rank; a multiple of --workers"})
+    workers: int = field(default=4, metadata={"help": "loader processes per rank; 0 loads in the training process"})
+    csv_img_key: str = field(default="filepath", metadata={"help": "CSV column with the image's path"})
+    csv_caption_key: str = field(default="title", metadata={"help": "CSV column with the caption"})
+    csv_separator: str = field(default="\t", metadata={"help": r"CSV separator; \t is a tab"})
+    caption_sampling: str = field(
+        default="txt",
+        metadata={
+            "help": "fields to draw each epoch's caption from, with optional weights: txt is the plain caption, other "
+            "names are JSON fields (CSV columns), e.g. name:2,keywords:1,subgroup,group"
+        },
+    )
+    select: str | None = field(
+        default=None,
+        metadata={"help": "keep only samples whose JSON fits, e.g. 'group=animals nature|food drink;style=noto'"},
+    )
+    shuffle_buffer: int = field(default=5000, metadata={"help": "samples in each stream's shuffle buffer; 1 is off"})
+    max_bad_fraction: float = field(
+        default=0.01, metadata={"help": "stop when more than this fraction of samples or shards cannot be used"}
+    )
+    known_matches: bool = field(
+        default=False, metadata={"help": "add the identities of all captions of each sample to the batches"}
+    )
+    seed: int = field(default=0, metadata={"help": "seed of order, captions and augmentation"})
+    prefetch: int = field(default=2, metadata={"help": "chunks that each worker prepares ahead"})
+
+    def __post_init__(self) -> None:
+        if self.csv_separator == r"\t":
+            object.__setattr__(self, "csv_separator", "\t")
+        if self.dataset_type not in get_args(DatasetType):
+            raise ValueError(f"dataset_type {self.dataset_type!r}: use one of {', '.join(get_args(DatasetType))}")
+        for name, least in (("batch_size", 1), ("workers", 0), ("shuffle_buffer", 1), ("prefetch", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} is {getattr(self, name)}: give {least} or more")
+        if self.train_num_samples is not None and self.train_num_samples < 1:
+            raise ValueError(f"train_num_samples is {self.train_num_samples}: give 1 or more, or leave it out")
+        if not 0 <= self.max_bad_fraction <= 1:
+            raise ValueError(f"max_bad_fraction is {self.max_bad_fraction}: give a fraction from 0 to 1, such as 0.01")
+        if len(self.csv_separator) != 1:
+            raise ValueError(f"csv_separator {self.csv_separator!r} is not one character: give e.g. ',' or '\\t'")
+        check_divisible(self.batch_size, self.workers)
+        CaptionSampler.parse(self.caption_sampling)
+        Selector.parse(self.select)
+        if self.train_data_upsampling_factors is not None:
+            if not self.dataset_resampled:
+                raise ValueError(
+                    "train_data_upsampling_factors weigh the drawing of shards with replacement: "
+                    "add --dataset-resampled, or leave the factors out"
+                )
+            parse_factors(self.train_data_upsampling_factors, len((self.train_data or "").split("::")))
+
+
+def check_divisible(batch_size: int, workers: int) -> None:
+    """ValueError with the nearest batch sizes and worker counts that fit."""
+    if workers > 1 and batch_size % workers:
+        low = batch_size // workers * workers
+        sizes = " or ".join(str(size) for size in (low, low + workers) if size)
+        counts = [count for count in range(1, batch_size + 1) if batch_size % count == 0]
+        below, above = max(c for c in counts if c < workers), min((c for c in counts if c > workers), default=None)
+        fits = f"{below} or {above}" if above and above <= 2 * workers else f"{below}"
+        raise ValueError(
+            f"batch_size {batch_size} is not divisible by {workers} workers: "
+            f"use --batch-size {sizes}, or --workers {fits}"
+        )

@@ -1,0 +1,119 @@
+"""Samples and shards that cannot be used: named, counted, reported, and fatal when there are too many."""
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+#: Kinds that lose an unknown number of samples at once; they are held against the shards that were opened.
+SHARD_KINDS = frozenset({"unreadable shard", "broken shard"})
+#: Fractions of fewer than this many samples or shards are judged only at the end of an epoch.
+WINDOWS = {"samples": 1000, "shards": 100}
+EXAMPLES = 5
+
+
+class SampleFault(Exception):
+    """One sample that cannot be used. kind: one of a few words that are counted together."""
+
+    def __init__(self, kind: str, message: str):
+        super().__init__(f"{kind}: {message}")
+        self.kind, self.message = kind, message
+
+
+class ShardFault(SampleFault):
+    """A shard that cannot be opened, or that ends or breaks before the end of the archive."""
+
+
+class TooManyBadSamples(RuntimeError):
+    """More samples or shards than `max_bad_fraction` could not be used."""
+
+
+@dataclass
+class FaultCounter:
+    """What was read and what was wrong with it.
+
+    samples, shards: read or opened, good or bad. kinds: faults by kind. examples: the first few, with key and shard.
+    """
+
+    samples: int = 0
+    shards: int = 0
+    kinds: Counter[str] = field(default_factory=Counter)
+    examples: list[str] = field(default_factory=list)
+
+    def add(self, fault: SampleFault, key: str = "", url: str = "") -> None:
+        """Count one fault and keep it as an example while there are few."""
+        self.kinds[fault.kind] += 1
+        if len(self.examples) < EXAMPLES:
+            place = f"sample {key!r} of " if key else ""
+            self.examples.append(f"{place}{url or '(no shard)'}: {fault}")
+
+    def merge(self, other: FaultCounter) -> None:
+        """Add what another counter saw."""
+        self.samples += other.samples
+        self.shards += other.shards
+        self.kinds.update(other.kinds)
+        self.examples = (self.examples + other.examples)[:EXAMPLES]
+
+    def drain(self) -> FaultCounter:
+        """Everything since the last drain, for sending to another process."""
+        taken = FaultCounter(self.samples, self.shards, self.kinds, self.examples)
+        self.samples, self.shards, self.kinds, self.examples = 0, 0, Counter(), []
+        return taken
+
+    @property
+    def bad_shards(self) -> int:
+        """Shards that could not be read to their end."""
+        return sum(count for kind, count in self.kinds.items() if kind in SHARD_KINDS)
+
+    @property
+    def bad_samples(self) -> int:
+        """Samples that could not be used, not counting those lost with a shard."""
+        return sum(self.kinds.values()) - self.bad_shards
+
+    def summary(self) -> dict[str, int]:
+        """Counts by kind, with `samples` and `shards` read."""
+        return {"samples": self.samples, "shards": self.shards, **dict(self.kinds)}
+
+    def check(self, limit: float, what: str) -> None:
+        """TooManyBadSamples where the bad fraction of what, "samples" or "shards", is above `limit`."""
+        bad, total = {"samples": (self.bad_samples, self.samples), "shards": (self.bad_shards, self.shards)}[what]
+        if bad > limit * total:
+            self.fail(f"{bad} of {total} {what} ({bad / max(total, 1):.1%}) are unusable; the limit is {limit:.1%}")
+
+    def fail(self, reason: str) -> None:
+        """Raise TooManyBadSamples with `reason`, the counts and the first faults."""
+        kinds = ", ".join(f"{kind} {count}" for kind, count in self.kinds.most_common()) or "none"
+        first = "".join(f"\n  {example}" for example in self.examples)
+        raise TooManyBadSamples(
+            f"{reason}\nfaults by kind: {kinds}; the first ones:{first}\n"
+            "Repair or leave out these shards, or raise --max-bad-fraction if the loss is acceptable."
+        )
+
+
+class FaultGuard:
+    """Watches the fraction of faults: in windows of at least 1000 samples (100 shards) and over every whole epoch."""
+
+    def __init__(self, limit: float):
+        self.limit = limit
+        self.total = FaultCounter()
+        self.start_epoch()
+
+    def start_epoch(self) -> None:
+        """Forget the epoch before; `total` stays."""
+        self.epoch = FaultCounter()
+        self.windows = {what: FaultCounter() for what in WINDOWS}
+
+    def add(self, counts: FaultCounter) -> None:
+        """Take the counts of one chunk; TooManyBadSamples once a full window is above the limit."""
+        self.total.merge(counts)
+        self.epoch.merge(counts)
+        for what, size in WINDOWS.items():
+            window = self.windows[what]
+            window.merge(counts)
+            if getattr(window, what) >= size:
+                window.check(self.limit, what)
+                self.windows[what] = FaultCounter()
+
+    def end_epoch(self) -> None:
+        """TooManyBadSamples where the whole epoch is above the limit."""
+        for what in WINDOWS:
+            self.epoch.check(self.limit, what)

@@ -1,0 +1,159 @@
+"""CSV files and folders of images as rows that are known beforehand."""
+from __future__ import annotations
+
+import csv
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from prolip.data.captions import Selector
+from prolip.data.faults import SampleFault
+from prolip.data.samples import IMAGE_SUFFIXES, Raw
+from prolip.data.shards import explain_missing, listing
+
+
+@dataclass(frozen=True, slots=True)
+class ImageRow:
+    """An image file with its caption and the record in which caption fields and conditions are looked up."""
+
+    path: str
+    caption: str | None
+    record: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class ImageRows:
+    """Reads row i as a raw sample, as if it came from a shard."""
+
+    rows: Sequence[ImageRow]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __call__(self, index: int) -> Raw:
+        """The raw sample; SampleFault where the file cannot be read."""
+        row = self.rows[index]
+        try:
+            data = Path(row.path).read_bytes()
+        except OSError as error:
+            raise SampleFault("missing image", f"{row.path}: {error.strerror or error}") from error
+        suffix = os.path.splitext(row.path)[1][1:].lower()
+        # Pillow looks at the bytes, not at the name: a file without a known suffix may well be an image
+        raw: Raw = {"__key__": row.path, "__url__": row.path, suffix if suffix in IMAGE_SUFFIXES else "jpg": data}
+        if row.caption is not None:
+            raw["txt"] = row.caption
+        return {**raw, "json": row.record}
+
+
+def keep_selected(rows: Iterable[ImageRow], selector: Selector | None, what: str) -> ImageRows:
+    """The rows that pass, ValueError where there is none."""
+    every = list(rows)
+    kept = [row for row in every if selector is None or selector(row.record)]
+    if not kept:
+        fields = f", with the fields {', '.join(every[0].record) or 'none'}" if every else ""
+        raise ValueError(f"{what} gives no sample: it has {len(every)} rows{fields}; select is {selector}")
+    return ImageRows(kept)
+
+
+class Columns(NamedTuple):
+    """The columns of a CSV that are read: image path, plain caption, caption fields, fields of conditions."""
+
+    image: str
+    caption: str
+    captions: tuple[str, ...] = ()
+    conditions: tuple[str, ...] = ()
+
+    def flags(self) -> Iterator[tuple[str, str]]:
+        """Every column with the flag that names it."""
+        yield self.image, "--csv-img-key"
+        yield self.caption, "--csv-caption-key"
+        yield from ((name, "--caption-sampling") for name in self.captions)
+        yield from ((name, "--select") for name in self.conditions)
+
+
+def read_csv(path: str, columns: Columns, separator: str, selector: Selector | None = None) -> ImageRows:
+    """The rows of a CSV with a header.
+
+    Relative image paths are taken from the working directory if the first one is there (as in OpenCLIP), else from the
+    CSV's folder. FileNotFoundError without the file, ValueError without the columns.
+    """
+    if not os.path.isfile(path):
+        raise FileNotFoundError(f"train_data {path!r} is missing (looked from {os.getcwd()}). {explain_missing(path)}")
+    kept = {*columns.captions, *columns.conditions}
+    with open(path, newline="", encoding="utf-8") as lines:
+        reader = csv.DictReader(lines, delimiter=separator)
+        check_columns(path, list(reader.fieldnames or []), columns, separator)
+        rows = [
+            ImageRow(cells[columns.image] or "", cells[columns.caption] or "", {name: cells[name] for name in kept})
+            for cells in reader
+        ]
+    base = csv_base(path, rows)
+    return keep_selected((replace(row, path=os.path.join(base, row.path)) for row in rows), selector, path)
+
+
+def csv_base(path: str, rows: Sequence[ImageRow]) -> str:
+    """The folder that relative image paths start from."""
+    first = next((row.path for row in rows if row.path), "")
+    return "" if os.path.exists(first) else os.path.dirname(os.path.abspath(path))
+
+
+def check_columns(path: str, present: Sequence[str], columns: Columns, separator: str) -> None:
+    """ValueError naming the flag, the columns there are and, where the separator looks wrong, the right one."""
+    for column, flag in columns.flags():
+        if column in present:
+            continue
+        if len(present) == 1:
+            for other, name in ((",", ","), ("\t", r"'\t'"), (";", "';'"), ("|", "'|'")):
+                if other != separator and column in present[0].split(other):
+                    raise ValueError(
+                        f"{path} has no column {column!r} when split at {separator!r}: its header is "
+                        f"{present[0]!r}; give --csv-separator {name}"
+                    )
+        near = get_close_matches(column, present, n=1)
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        raise ValueError(
+            f"{path} has no column {column!r}: its columns are {', '.join(present) or 'none'}; "
+            f"name the right one with {flag}{hint}"
+        )
+
+
+def read_folder(root: str, selector: Selector | None = None) -> ImageRows:
+    """Images below a folder, `<root>/<class>/.../<image>` or `<root>/<image>`.
+
+    The caption is the text of `<image>.txt` (same stem) beside it, else the class name with underscores as spaces. The
+    record holds `class` (where there is one) and what `<image>.json` beside it holds. ValueError without any image.
+    """
+    if not os.path.isdir(root):
+        raise FileNotFoundError(f"image folder {root!r} is missing. {explain_missing(root)}")
+    rows = []
+    for folder, below, names in os.walk(root, followlinks=True):
+        below.sort()
+        parts = Path(folder).relative_to(root).parts
+        label = parts[0].replace("_", " ") if parts else None
+        present = set(names)
+        for name in sorted(names):
+            stem, suffix = os.path.splitext(name)
+            if suffix[1:].lower() in IMAGE_SUFFIXES:
+                rows.append(folder_row(os.path.join(folder, stem), suffix, label, present))
+    if not rows:
+        raise ValueError(f"folder {root} holds no image ({', '.join(IMAGE_SUFFIXES)}); it holds {listing(root)}")
+    return keep_selected(rows, selector, root)
+
+
+def folder_row(stem: str, suffix: str, label: str | None, present: set[str]) -> ImageRow:
+    """One image of a folder, with the files beside it that `present` lists."""
+    name = os.path.basename(stem)
+    caption, record = label, {"class": label} if label is not None else {}
+    if f"{name}.txt" in present:
+        caption = Path(f"{stem}.txt").read_text(encoding="utf-8")
+    if f"{name}.json" in present:
+        try:
+            extra = json.loads(Path(f"{stem}.json").read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ValueError(f"{stem}.json is no JSON: {error}; repair or remove it") from error
+        record = {**record, **extra}
+    return ImageRow(stem + suffix, caption, record)

@@ -1,0 +1,252 @@
+"""The training loader: batches whose order depends on the seed and the number of streams, not on ranks or workers.
+
+Every worker collates its own rows into chunks of batch_size / workers; the main process interleaves one chunk of each.
+"""
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+from prolip.data.captions import CaptionSampler
+from prolip.data.config import DataConfig
+from prolip.data.faults import WINDOWS, FaultCounter, FaultGuard, SampleFault
+from prolip.data.samples import Decoder, Example, Row, preserved_rng
+from prolip.data.sources import build_source
+from prolip.data.streams import Place, Source
+from prolip.data.synthetic import SyntheticDecoder, SyntheticSource
+
+__all__ = ["Batch", "DataConfig", "Loader", "Transform", "build_loader"]
+
+Batch = dict[str, Any]
+Transform = Callable[[Image.Image], Tensor]
+
+
+# --- chunks ----------------------------------------------------------------------------------------------------------
+@dataclass
+class Chunks(IterableDataset):
+    """The chunks of one rank: in worker w those of stream w * ranks + rank, `per_epoch` of `rows` rows each.
+
+    tokenize: list of n captions -> (n, L). epoch: shared with the workers, which outlive an epoch.
+    """
+
+    source: Source
+    decode: Callable[[Row, int], Example]
+    tokenize: Callable[[list[str]], Tensor]
+    config: DataConfig
+    rank: int
+    ranks: int
+    per_epoch: int
+    epoch: Any
+
+    def __iter__(self) -> Iterator[Batch]:
+        worker, workers = get_worker_info(), max(self.config.workers, 1)
+        number = worker.id if worker is not None else 0
+        epoch = self.epoch.value
+        place = Place(self.config.seed, epoch, number * self.ranks + self.rank, workers * self.ranks)
+        faults = FaultCounter()
+        rows = self.source.stream(place, faults)
+        for _ in range(self.per_epoch):
+            with preserved_rng():
+                chunk = self._collate(self._examples(rows, epoch, faults))
+            chunk["faults"] = faults.drain()
+            yield chunk
+
+    def _examples(self, rows: Iterator[Row], epoch: int, faults: FaultCounter) -> list[Example]:
+        wanted = self.config.batch_size // max(self.config.workers, 1)
+        examples: list[Example] = []
+        while len(examples) < wanted:
+            row = next(rows)
+            faults.samples += 1
+            try:
+                examples.append(self.decode(row, epoch))
+            except SampleFault as fault:
+                faults.add(fault, row.raw["__key__"], row.raw.get("__url__", ""))
+                # the main process judges the fraction, but it would wait for ever for a chunk that is never full
+                if self.config.max_bad_fraction < 1 and faults.bad_samples >= WINDOWS["samples"]:
+                    faults.check(self.config.max_bad_fraction, "samples")
+        return examples
+
+    def _collate(self, examples: list[Example]) -> Batch:
+        texts: list[Any] = [example.text for example in examples]
+        chunk: Batch = {
+            "image": torch.stack([example.image for example in examples]),
+            "text": torch.stack(texts) if isinstance(texts[0], Tensor) else self.tokenize(texts),
+            "key": [example.key for example in examples],
+        }
+        if self.config.known_matches:
+            chunk["caption_id"] = torch.tensor([example.drawn_id for example in examples])
+            chunk["caption_ids"] = pad_ids([example.ids for example in examples])
+        return chunk
+
+
+def pad_ids(ids: Sequence[Sequence[int]]) -> Tensor:
+    """Rows of identities as (n, K) int64, K the longest row, -1 behind the shorter ones."""
+    longest = max(map(len, ids))
+    return torch.tensor([[*row, *[-1] * (longest - len(row))] for row in ids], dtype=torch.int64)
+
+
+def interleave(chunks: Sequence[Batch], pin: bool) -> Batch:
+    """One batch from one chunk of every worker: local row r is row r // workers of chunk r % workers."""
+    batch: Batch = {}
+    for name in chunks[0]:
+        parts = [chunk[name] for chunk in chunks]
+        if isinstance(parts[0], list):
+            batch[name] = [item for row in zip(*parts, strict=True) for item in row]
+            continue
+        if name == "caption_ids":
+            longest = max(part.shape[1] for part in parts)
+            parts = [torch.nn.functional.pad(part, (0, longest - part.shape[1]), value=-1) for part in parts]
+        batch[name] = interleave_tensors(parts, pin)
+    return batch
+
+
+def interleave_tensors(parts: Sequence[Tensor], pin: bool) -> Tensor:
+    """n tensors (rows, ...) -> (rows * n, ...), in pinned memory where asked."""
+    if len(parts) == 1:
+        return parts[0].pin_memory() if pin else parts[0]
+    rows, *rest = parts[0].shape
+    out = torch.empty((rows, len(parts), *rest), dtype=parts[0].dtype, pin_memory=pin)
+    return torch.stack(tuple(parts), 1, out=out).flatten(0, 1)
+
+
+def start_worker(_: int) -> None:
+    """A worker's settings: torch runs on one thread there by itself, tokenizers must not start threads after a fork."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+
+# --- the loader ------------------------------------------------------------------------------------------------------
+class Loader:
+    """Iterate once per epoch, after `set_epoch(e)`: exactly `num_batches` batches on every rank.
+
+    A batch: image (B, 3, H, W), text (B, L) int64, key list[str]; with `known_matches` also caption_id (B,) and
+    caption_ids (B, K) int64, -1 padded. dataset_samples: samples in the data; num_samples: those of an epoch over all
+    ranks, num_batches * B * ranks (rounded up, so the last batch begins the next pass, as in OpenCLIP).
+    """
+
+    def __init__(self, chunks: Chunks, dataset_samples: int, pin_memory: bool):
+        self.config = chunks.config
+        self.dataset_samples = dataset_samples
+        self.num_batches = chunks.per_epoch
+        self.num_samples = chunks.per_epoch * chunks.config.batch_size * chunks.ranks
+        self._chunks = chunks
+        self._pin = pin_memory
+        self._guard = FaultGuard(self.config.max_bad_fraction)
+        self._workers: DataLoader | None = None
+        if self.config.workers:
+            self._workers = DataLoader(
+                chunks,
+                batch_size=None,
+                num_workers=self.config.workers,
+                prefetch_factor=self.config.prefetch,
+                persistent_workers=True,
+                worker_init_fn=start_worker,
+                collate_fn=unchanged,
+                generator=torch.Generator(),  # or every epoch would draw from the global one
+            )
+
+    def __len__(self) -> int:
+        return self.num_batches
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch that the next iteration reads."""
+        self._chunks.epoch.value = epoch
+
+    def faults(self) -> dict[str, int]:
+        """Faults by kind since the loader was made, with the `samples` and `shards` that were read."""
+        return self._guard.total.summary()
+
+    def __iter__(self) -> Iterator[Batch]:
+        self._guard.start_epoch()
+        chunks = iter(self._chunks if self._workers is None else self._workers)
+        for _ in range(self.num_batches):
+            parts = [next(chunks) for _ in range(max(self.config.workers, 1))]
+            for part in parts:
+                self._guard.add(part.pop("faults"))
+            yield interleave(parts, self._pin)
+        next(chunks, None)  # lets the workers end their epoch
+        self._guard.end_epoch()
+
+
+def unchanged(chunk: Any) -> Any:
+    """The collate function of a dataset that yields whole chunks."""
+    return chunk
+
+
+def build_loader(
+    config: DataConfig,
+    transform: Transform | None,
+    tokenizer: Callable[..., Tensor] | None,
+    *,
+    rank: int = 0,
+    world_size: int = 1,
+    image_size: int | tuple[int, int] | None = None,
+    context_length: int | None = None,
+    pin_memory: bool | None = None,
+) -> Loader:
+    """The training loader of one rank, everything checked that can be checked before the first batch.
+
+    transform: RGB Pillow image -> (3, H, W). tokenizer: list[str] -> (n, L) int64, called with context_length too where
+    that is given. Synthetic data needs neither, but image_size and context_length. pin_memory: default where there is
+    CUDA. ValueError, FileNotFoundError: see `DataConfig`, `prolip.data.shards`, `prolip.data.folders`.
+    """
+    ranks, streams = world_size, world_size * max(config.workers, 1)
+    if not 0 <= rank < ranks:
+        raise ValueError(f"rank {rank} of {ranks}: ranks count from 0")
+    source, size = build_source(config, streams)
+    per_epoch = batches_per_epoch(config, size, ranks)
+    decode: Callable[[Row, int], Example]
+    if isinstance(source, SyntheticSource):
+        if image_size is None or context_length is None:
+            raise ValueError("synthetic data needs image_size and context_length: give both to build_loader")
+        decode = SyntheticDecoder(image_size, context_length, config.seed)
+    elif transform is None or tokenizer is None:
+        raise ValueError("build_loader got no transform or no tokenizer: only synthetic data goes without")
+    else:
+        captions = CaptionSampler.parse(config.caption_sampling)
+        decode = Decoder(transform, captions, config.seed, config.known_matches)
+    chunks = Chunks(
+        source=source,
+        decode=decode,
+        tokenize=Tokenize(tokenizer, context_length),
+        config=config,
+        rank=rank,
+        ranks=ranks,
+        per_epoch=per_epoch,
+        epoch=multiprocessing.Value("q", 0),
+    )
+    pin = torch.cuda.is_available() if pin_memory is None else pin_memory
+    return Loader(chunks, size, pin)
+
+
+@dataclass(frozen=True)
+class Tokenize:
+    """All captions of a chunk in one call."""
+
+    tokenizer: Callable[..., Tensor] | None
+    context_length: int | None
+
+    def __call__(self, captions: list[str]) -> Tensor:
+        """n captions -> (n, L) int64."""
+        assert self.tokenizer is not None
+        if self.context_length is None:
+            return self.tokenizer(captions)
+        return self.tokenizer(captions, context_length=self.context_length)
+
+
+def batches_per_epoch(config: DataConfig, size: int, ranks: int) -> int:
+    """ceil(samples / global batch), as OpenCLIP rounds; ValueError for fewer samples than one global batch."""
+    whole = config.batch_size * ranks
+    if size < whole:
+        raise ValueError(
+            f"{size} samples are fewer than one global batch of {whole} ({config.batch_size} x {ranks} ranks): "
+            f"use --batch-size {max(size // ranks, 1)} or less, or more data"
+        )
+    return -(-size // whole)

@@ -1,0 +1,172 @@
+"""One sample: from the bytes of a shard to an RGB image, a caption and the random numbers that belong to it."""
+from __future__ import annotations
+
+import io
+import json
+import random
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from prolip.data.captions import PLAIN, CaptionSampler, Selector, caption_id, stable_hash
+from prolip.data.faults import SampleFault
+
+Raw = dict[str, Any]
+#: Members that hold the image, first match wins.
+IMAGE_SUFFIXES = ("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff")
+#: Larger images are refused before they are decoded: 13,000 x 13,000 pixels, about half a gigabyte of RGB.
+MAX_PIXELS = 13_000**2
+WHITE = (255, 255, 255)
+
+
+class Row(NamedTuple):
+    """A raw sample in the order of its stream. occurrence: how often its stream read the sample before, this epoch."""
+
+    raw: Raw
+    occurrence: int
+
+
+class Example(NamedTuple):
+    """What goes into a batch. image: (3, H, W); text: the caption, or (L,) token ids; ids: of all captions."""
+
+    key: str
+    image: Tensor
+    text: str | Tensor
+    drawn_id: int = -1
+    ids: tuple[int, ...] = ()
+
+
+def decode_image(data: bytes) -> Image.Image:
+    """An RGB image from the bytes of a file, transparency laid on white, 16-bit grey scaled to 8 bits.
+
+    Palette and grey images become RGB, CMYK is converted by Pillow, an animation gives its first frame, EXIF rotation
+    is not applied (as in OpenCLIP). SampleFault "bad image" for broken or cut files, "oversized image" above
+    MAX_PIXELS.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            image = Image.open(io.BytesIO(data))
+            width, height = image.size
+            if width * height > MAX_PIXELS:
+                raise SampleFault("oversized image", f"{width} x {height} pixels, at most {MAX_PIXELS} are decoded")
+            image.load()
+            return to_rgb(image)
+    except SampleFault:
+        raise
+    except Image.DecompressionBombError as error:
+        raise SampleFault("oversized image", str(error)) from error
+    except Exception as error:  # Pillow's plugins raise OSError, SyntaxError, ValueError, struct.error and more
+        raise SampleFault("bad image", f"{len(data)} bytes: {error}") from error
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """Any Pillow mode as RGB; transparent pixels over white, because black would hide dark drawings."""
+    if image.mode == "RGB" and "transparency" not in image.info:
+        return image
+    if image.mode.startswith("I"):
+        levels = np.clip(np.asarray(image).astype(np.int64) >> 8, 0, 255)
+        return Image.fromarray(levels.astype(np.uint8)).convert("RGB")
+    if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
+        rgba = image.convert("RGBA")
+        canvas = Image.new("RGB", rgba.size, WHITE)
+        canvas.paste(rgba, mask=rgba.getchannel("A"))
+        return canvas
+    return image.convert("RGB")
+
+
+def image_bytes(raw: Raw) -> bytes:
+    """The image member of a raw sample; SampleFault naming the members that are there."""
+    for suffix in IMAGE_SUFFIXES:
+        if suffix in raw:
+            return raw[suffix]
+    members = ", ".join(name for name in raw if not name.startswith("__")) or "none"
+    raise SampleFault("missing image", f"members: {members}; wanted one of {', '.join(IMAGE_SUFFIXES)}")
+
+
+def plain_text(raw: Raw) -> str:
+    """The `.txt` member; SampleFault where it is missing or no UTF-8."""
+    if PLAIN not in raw:
+        members = ", ".join(name for name in raw if not name.startswith("__")) or "none"
+        raise SampleFault("missing text", f"members: {members}; wanted txt")
+    try:
+        return raw[PLAIN].decode() if isinstance(raw[PLAIN], bytes) else raw[PLAIN]
+    except UnicodeDecodeError as error:
+        raise SampleFault("bad text", str(error)) from error
+
+
+def json_record(raw: Raw) -> dict[str, Any]:
+    """The `.json` member as a dict, parsed once; SampleFault where it is missing or no JSON object."""
+    if "json" not in raw:
+        raise SampleFault("missing json", "a JSON field was asked for and the sample has no json member")
+    if isinstance(raw["json"], bytes):
+        try:
+            raw["json"] = json.loads(raw["json"])
+        except ValueError as error:
+            raise SampleFault("bad json", str(error)) from error
+    if not isinstance(raw["json"], dict):
+        raise SampleFault("bad json", f"a {type(raw['json']).__name__}, wanted an object")
+    return raw["json"]
+
+
+def is_selected(raw: Raw, selector: Selector | None) -> bool:
+    """Whether a raw sample passes the selector (None keeps all); SampleFault without a JSON to look at."""
+    return selector is None or selector(json_record(raw))
+
+
+@contextmanager
+def preserved_rng() -> Iterator[None]:
+    """Give torch's, Python's and NumPy's global generators back as they were."""
+    states = torch.default_generator.get_state(), random.getstate(), np.random.get_state()  # noqa: NPY002
+    try:
+        yield
+    finally:
+        torch.default_generator.set_state(states[0])
+        random.setstate(states[1])
+        np.random.set_state(states[2])  # noqa: NPY002
+
+
+def seed_rng(seed: int) -> None:
+    """Seed the global CPU generators that image transforms draw from (torchvision's, timm's and others')."""
+    torch.default_generator.manual_seed(seed)  # torch.manual_seed would also queue work for devices
+    random.seed(seed)
+    np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """Turns a row into an example, at random, but as a function of (seed, epoch, sample key, occurrence) only.
+
+    transform: an RGB Pillow image -> (3, H, W). with_ids: hash all captions for known matches.
+    """
+
+    transform: Callable[[Image.Image], Tensor]
+    captions: CaptionSampler = field(default_factory=CaptionSampler)
+    seed: int = 0
+    with_ids: bool = False
+
+    def __call__(self, row: Row, epoch: int) -> Example:
+        """Decode, draw the caption, augment. Seeds the global generators: call it within `preserved_rng`."""
+        raw, key = row.raw, row.raw["__key__"]
+        identity = (self.seed, epoch, key, row.occurrence)
+        image = decode_image(image_bytes(raw))
+        record = json_record(raw) if self.captions.needs_json else None
+        plain = plain_text(raw) if PLAIN in self.captions.fields else None
+        drawn = self.captions.draw(plain, record, stable_hash(*identity, "caption"))
+        seed_rng(stable_hash(*identity, "augmentation"))
+        try:
+            pixels = self.transform(image)
+        except Exception as error:  # e.g. an image one pixel wide that cannot be resized
+            raise SampleFault("failed transform", f"{image.size} pixels: {type(error).__name__}: {error}") from error
+        if not self.with_ids:
+            return Example(key, pixels, drawn.caption)
+        return Example(
+            key, pixels, drawn.caption, caption_id(drawn.caption), tuple(caption_id(text) for text in drawn.all)
+        )
