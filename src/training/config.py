@@ -1,0 +1,296 @@
+"""What a run is: keyword-only dataclasses, validated when they are made; saved, they start the same run again."""
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from timm.optim import list_optimizers
+
+from prolip.data.augment import AugmentConfig
+from prolip.data.loader import DataConfig
+from prolip.methods import METHODS
+from training.flags import FlagError, build, flag_of, nearest
+
+DEFAULT_EPOCHS = 32
+# ProLIP B.1, in OpenCLIP's names.
+AUGMENTATION = {
+    "scale": (0.8, 1.0), "color_jitter": (0.32, 0.32, 0.32, 0.08), "color_jitter_prob": 0.8, "gray_scale_prob": 0.2,
+}  # fmt: skip
+# Settings that follow from others: one seed for everything, caption identities when the method asks for them.
+DERIVED = {"data": ("seed", "known_matches")}
+# Facts of one invocation, not of the run: left out of the saved config, so that it starts afresh.
+INVOCATION = ("resume", "overwrite", "traceback")
+
+
+def option(default: Any, help: str, **more: Any) -> Any:
+    """A dataclass field with its help text."""
+    if isinstance(default, (list, dict)):
+        return field(default_factory=lambda: type(default)(default), metadata={"help": help, **more})
+    return field(default=default, metadata={"help": help, **more})
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Which network, from which weights, on which tokens."""
+
+    model: str = option("ProLIP-ViT-B-16", "model config, by name (prolip.list_models()) or hf-hub:/local-dir: address")
+    pretrained: str | None = option(None, "weights to start from: a file, a folder or a hub name; none: random")
+    tokenizer: str | None = option(None, "name or local folder of the tokenizer, instead of the model config's")
+    force_image_size: int | None = option(None, "image size in pixels, instead of the model config's")
+    force_context_length: int | None = option(None, "tokens of a text, instead of the model config's")
+    init_uncertainty: bool = option(
+        False, "--pretrained is a deterministic OpenCLIP model of the same size: what it lacks keeps its initial values"
+    )
+    init_unc_bias: float | None = option(None, "initial log sigma^2 of every dimension; paper: -10")
+    mask_padding: bool = option(False, "hide padding from the text tower's attention; the paper does not")
+    init_logit_scale: float | None = option(None, "initial a as it enters the logit a * similarity + b; paper: 10")
+    init_logit_bias: float | None = option(None, "initial b; paper: -10, near -log(global batch) for small batches")
+    lock_image: bool = option(False, "freeze the image tower")
+    lock_image_unlocked_groups: int = option(0, "leave the last groups of a locked image tower unlocked; 1: the heads")
+    lock_text: bool = option(False, "freeze the text tower")
+    lock_text_unlocked_layers: int = option(0, "leave the last layers of a locked text tower unlocked; 1: the heads")
+    grad_checkpointing: bool = option(False, "recompute activations in the backward pass: less memory, a third slower")
+    torchcompile: bool = option(False, "compile both towers; the first steps take minutes")
+    aug_cfg: dict[str, Any] = option(AUGMENTATION, "image augmentation as OpenCLIP's: --aug-cfg scale=(0.9,1.0) ...")
+    device_augment: bool = option(False, "augment whole batches on the device by the `augment` flags, not by --aug-cfg")
+
+    def __post_init__(self) -> None:
+        if self.init_logit_scale is not None:
+            _above(0, self, "init_logit_scale", remedy="the paper starts at 10; it is a factor, not its logarithm")
+        for name in ("force_image_size", "force_context_length"):
+            if getattr(self, name) is not None:
+                _at_least(1, self, name)
+        if self.init_uncertainty and not self.pretrained:
+            raise FlagError("--init-uncertainty without --pretrained: give the weights file of the deterministic model")
+        for tower, unlocked in (("image", "lock_image_unlocked_groups"), ("text", "lock_text_unlocked_layers")):
+            _at_least(0, self, unlocked)
+            if getattr(self, unlocked) and not getattr(self, f"lock_{tower}"):
+                raise FlagError(f"{flag_of(unlocked)} without --lock-{tower}: add it, nothing is locked so far")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimConfig:
+    """Optimiser, learning-rate schedule, clipping, averaging. Defaults: ProLIP B.1, at a global batch of 16,384."""
+
+    opt: str = option("adamw", "optimiser by timm's name: adamw, adamp, muon, lamb, lion, sgd, ...")
+    lr: float = option(5e-4, "highest learning rate")
+    beta1: float = option(0.9, "decay of the first moment")
+    beta2: float = option(0.95, "decay of the second moment")
+    eps: float = option(1e-8, "added to the root of the second moment")
+    momentum: float | None = option(None, "momentum of optimisers that have one (sgd, muon)")
+    wd: float = option(0.2, "weight decay of matrices; biases, norms, scalars, tokens and positions have none")
+    warmup: int = option(10_000, "steps of linear warm-up; the small recipes take a twentieth of all steps")
+    lr_scheduler: Literal["cosine", "const", "wsd"] = option("cosine", "learning rate after the warm-up")
+    lr_min_ratio: float = option(0.0, "last learning rate of cosine and wsd, as a share of --lr")
+    decay_fraction: float = option(0.2, "share of all steps in which wsd decays")
+    layer_decay: float | None = option(None, "learning rate of a block: --lr times this ** (its depth from the end)")
+    logit_lr_mult: float = option(1.0, "learning rate of logit scale and bias, as a multiple of --lr")
+    grad_clip_norm: float | None = option(None, "bound on the norm of all gradients")
+    ema_decay: float | None = option(None, "average the weights with this decay (warmed up); saved as model_ema")
+
+    def __post_init__(self) -> None:
+        known = list_optimizers()
+        if self.opt.lower() not in known:
+            near = nearest(self.opt.lower(), known)
+            remedy = f"did you mean {' or '.join(near)}?" if near else "timm.optim.list_optimizers() lists all names"
+            raise FlagError(f"--opt {self.opt} is unknown to timm: {remedy}")
+        _above(0, self, "lr")
+        for name in ("wd", "eps", "logit_lr_mult", "warmup"):
+            _at_least(0, self, name)
+        for name in ("beta1", "beta2", "lr_min_ratio", "momentum", "ema_decay"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < 1:
+                raise FlagError(f"{flag_of(name)} {value} is outside [0, 1): give a share such as 0.9")
+        for name in ("layer_decay", "decay_fraction"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value <= 1:
+                raise FlagError(f"{flag_of(name)} {value} is outside (0, 1]: give a share such as 0.7")
+        if self.grad_clip_norm is not None:
+            _above(0, self, "grad_clip_norm", remedy="leave it out for no clipping")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """How long, how exactly, where to, and what to keep."""
+
+    name: str | None = option(None, "name of the run's folder; without: model, method and time of the start")
+    output_dir: str = option("runs", "folder of all runs")
+    epochs: int | None = option(None, f"length of the run in epochs; {DEFAULT_EPOCHS} when no length is given")
+    max_steps: int | None = option(None, "length of the run in optimiser steps, instead of --epochs")
+    max_samples: int | None = option(None, "length of the run in samples seen, instead of --epochs")
+    global_batch_size: int | None = option(
+        None, "samples per step over all ranks and micro-batches, instead of --batch-size per rank and micro-batch"
+    )
+    accum_freq: int = option(1, "micro-batches per step; exactly the large batch, for a second forward pass")
+    precision: Literal["fp32", "amp_bf16", "amp_fp16"] = option("amp_bf16", "arithmetic of the towers; losses are fp32")
+    device: Literal["auto", "cuda", "cpu"] = option("auto", "accelerator; auto takes CUDA when there is one")
+    seed: int = option(0, "seed of initialisation, data order, augmentation and masked views")
+    deterministic: bool = option(False, "only algorithms whose results do not vary, where torch has them")
+    resume: str | None = option(None, "go on from a checkpoint: a file, or latest of this run")
+    overwrite: bool = option(False, "delete the run that the folder holds and start again")
+    save_frequency: int = option(1, "epochs between checkpoints; 0: only at the end")
+    keep_checkpoints: int = option(0, "keep only so many of the newest checkpoints; 0: keep all")
+    log_every_n_steps: int = option(100, "steps between lines of the log")
+    val_data: str | None = option(None, "shards of the corpus to evaluate on, at the end of the run")
+    val_frequency: int = option(0, "evaluate every so many epochs as well; 0: only at the end")
+    traceback: bool = option(False, "show where an error came from")
+
+    def __post_init__(self) -> None:
+        lengths = [name for name in ("epochs", "max_steps", "max_samples") if getattr(self, name) is not None]
+        if len(lengths) > 1:
+            raise FlagError(f"{' and '.join(map(flag_of, lengths))} contradict each other: give one length")
+        for name in ("accum_freq", "log_every_n_steps", *lengths):
+            _at_least(1, self, name)
+        for name in ("save_frequency", "keep_checkpoints", "val_frequency", "seed"):
+            _at_least(0, self, name)
+        if self.global_batch_size is not None:
+            _at_least(1, self, "global_batch_size")
+        if self.val_frequency and not self.val_data:
+            raise FlagError("--val-frequency without --val-data: give the shards to evaluate on")
+        if self.name is not None and (not self.name or Path(self.name).name != self.name or self.name in (".", "..")):
+            raise FlagError(f"--name {self.name!r} is no folder name: give the folder above it as --output-dir")
+        if self.resume and self.overwrite:
+            raise FlagError("--resume goes on with a run and --overwrite deletes it: give one of them")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """A whole run: the method by name, and one dataclass per concern."""
+
+    method: str
+    model: ModelConfig
+    data: DataConfig
+    augment: AugmentConfig
+    optim: OptimConfig
+    run: RunConfig
+    objective: Any
+
+    def __post_init__(self) -> None:
+        if self.augment != AugmentConfig() and not self.model.device_augment:
+            given, plain = dataclasses.asdict(self.augment), dataclasses.asdict(AugmentConfig())
+            changed = [flag_of(name) for name, value in given.items() if value != plain[name]]
+            raise FlagError(f"{', '.join(changed)} without --device-augment: add it, or augment with --aug-cfg instead")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain types, as saved in config.json: enough to start the run again; facts of the invocation are left out."""
+        values = dataclasses.asdict(self)
+        for section, names in (DERIVED | {"run": INVOCATION}).items():
+            for name in names:
+                del values[section][name]
+        if self.run.global_batch_size is not None:
+            del values["data"]["batch_size"]
+        return json.loads(json.dumps(values))
+
+
+def section_types(method: str) -> dict[str, type]:
+    """Section name -> dataclass, for a method."""
+    if method not in METHODS:
+        near = nearest(method, METHODS)
+        hint = f"did you mean {' or '.join(near)}? " if near else ""
+        raise FlagError(f"--method {method!r} is unknown: {hint}There are {', '.join(METHODS)}")
+    return {
+        "model": ModelConfig,
+        "data": DataConfig,
+        "augment": AugmentConfig,
+        "optim": OptimConfig,
+        "run": RunConfig,
+        "objective": METHODS[method][0],
+    }
+
+
+def build_config(method: str, values: dict[str, dict[str, Any]]) -> Config:
+    """The whole config from section -> setting -> value."""
+    types = section_types(method)
+    for section, settings in values.items():
+        if section not in types:
+            raise FlagError(f"a config has no section {section!r}: it has method, {', '.join(types)}")
+        for name in set(settings) & set(DERIVED.get(section, ())):
+            raise FlagError(f"{section}.{name} is not set by itself: it follows from "
+                            f"{'run.seed' if name == 'seed' else 'objective.known_matches'}; set that one")
+    parts = {name: build(kind, name, values.get(name, {})) for name, kind in types.items() if name != "data"}
+    data = dict(values.get("data", {}))
+    if parts["run"].global_batch_size is not None:
+        if "batch_size" in data:
+            raise FlagError("--global-batch-size and --batch-size contradict each other: give one of them")
+        data["batch_size"] = max(1, data.get("workers", 1))  # replaced by `rows_per_rank`, which knows the ranks
+    data |= {"seed": parts["run"].seed, "known_matches": getattr(parts["objective"], "known_matches", False)}
+    return Config(method=method, data=build(DataConfig, "data", data), **parts)
+
+
+def read_config_file(path: str) -> dict[str, Any]:
+    """A saved config.json or a YAML file: {"method": ..., section: {setting: value}}."""
+    file = Path(path)
+    if file.is_dir():
+        file = file / "config.json"
+    if not file.is_file():
+        raise FlagError(f"--config {path}: there is no such file")
+    text = file.read_text()
+    try:
+        if file.suffix in (".yaml", ".yml"):
+            import yaml
+
+            values = yaml.safe_load(text)
+        else:
+            values = json.loads(text)
+    except Exception as error:
+        raise FlagError(f"--config {path} cannot be read: {error}") from None
+    if not isinstance(values, dict) or not all(isinstance(v, dict) for k, v in values.items() if k != "method"):
+        raise FlagError(f'--config {path}: give {{"method": ..., "model": {{...}}, "data": {{...}}, ...}}')
+    return values
+
+
+def rows_per_rank(config: Config, world_size: int) -> int:
+    """Local rows of one step, micro-batches together; raises FlagError when the global batch cannot be shared out."""
+    accum, total = config.run.accum_freq, config.run.global_batch_size
+    if total is None:
+        return config.data.batch_size * accum
+    parts = world_size * accum
+    if total % parts:
+        low, high = total // parts * parts, (total // parts + 1) * parts
+        remedy = f"use {low} or {high}" if low else f"use {high}"
+        shares = f"{world_size} ranks" + (f" x {accum} micro-batches" if accum > 1 else "")
+        raise FlagError(f"batch {total} is not divisible by {shares}: {remedy}")
+    return total // world_size
+
+
+def total_steps(config: Config, steps_per_epoch: int, global_batch: int) -> int:
+    """Length of the run in steps; raises FlagError when the warm-up does not end before it."""
+    run = config.run
+    if run.max_steps is not None:
+        steps = run.max_steps
+    elif run.max_samples is not None:
+        steps = -(-run.max_samples // global_batch)
+    else:
+        steps = (run.epochs or DEFAULT_EPOCHS) * steps_per_epoch
+    if config.optim.warmup >= steps:
+        raise FlagError(
+            f"a warm-up of {config.optim.warmup} steps does not end within the run's {steps} steps: "
+            f"give --warmup {steps // 20}, or train longer (--epochs, --max-steps, --max-samples)"
+        )
+    return steps
+
+
+def check_precision(precision: str, device: torch.device) -> None:
+    """Refuse what the device cannot compute."""
+    if precision == "amp_fp16" and device.type == "cpu":
+        raise FlagError("--precision amp_fp16 needs CUDA, the device is cpu: use amp_bf16 or fp32")
+    if precision == "amp_bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported():
+        name = torch.cuda.get_device_name(device)
+        raise FlagError(f"--precision amp_bf16, which {name} does not compute: use amp_fp16 or fp32")
+
+
+def _above(bound: float, config: Any, name: str, remedy: str = "") -> None:
+    value = getattr(config, name)
+    if not bound < value < float("inf"):
+        remedy = f"; {remedy}" if remedy else ""
+        raise FlagError(f"{flag_of(name)} {value}: give a finite number above {bound}{remedy}")
+
+
+def _at_least(bound: int, config: Any, name: str) -> None:
+    value = getattr(config, name)
+    if not bound <= value < float("inf"):
+        raise FlagError(f"{flag_of(name)} {value}: give a number of at least {bound}")

@@ -1,0 +1,150 @@
+"""Process group, device and the few helpers that know about ranks."""
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+PATIENCE = timedelta(hours=24)
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """This process among all: rank of world_size, and its device."""
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    device: torch.device = torch.device("cpu")
+    waiting: Any = None  # gloo group for waits longer than a collective's time-out
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+
+def read_environment(environment: Mapping[str, str]) -> tuple[int, int, int]:
+    """(rank, world_size, local_rank) that torchrun set, or (0, 1, 0); a half-set environment is refused."""
+    given = [name for name in TORCHRUN_VARIABLES if environment.get(name)]
+    if not any(name in given for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")):
+        return 0, 1, 0
+    missing = [name for name in TORCHRUN_VARIABLES if name not in given]
+    if missing:
+        raise ValueError(
+            f"{', '.join(given)} are set but {', '.join(missing)} not: start with torchrun, "
+            "which sets all of them, or unset them to run in one process"
+        )
+    rank, world_size, local_rank = (int(environment[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
+    if not 0 <= rank < world_size:
+        raise ValueError(f"RANK={rank} of WORLD_SIZE={world_size}: start with torchrun, which numbers the ranks")
+    return rank, world_size, local_rank
+
+
+def choose_device(name: str, local_rank: int) -> torch.device:
+    """`auto`, `cpu` or `cuda` to the device of this process; raises ValueError when there is none."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cpu":
+        return torch.device("cpu")
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if local_rank >= count:
+        raise ValueError(
+            f"--device {name}, but this machine has {count} CUDA devices for local rank {local_rank}: "
+            + (f"start at most {count} processes here" if count else "use --device cpu")
+        )
+    return torch.device("cuda", local_rank)
+
+
+@contextmanager
+def world(device_name: str) -> Iterator[World]:
+    """The process group around a run; taken down also when the run fails."""
+    rank, world_size, local_rank = read_environment(os.environ)
+    device = choose_device(device_name, local_rank)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    if world_size == 1:
+        yield World(device=device)
+        return
+    settings = {"device_id": device} if device.type == "cuda" else {}
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", **settings)
+    try:
+        waiting = dist.new_group(backend="gloo", timeout=PATIENCE)
+        yield World(rank=rank, world_size=world_size, local_rank=local_rank, device=device, waiting=waiting)
+    finally:
+        dist.destroy_process_group()
+
+
+def wait_for_all(world: World) -> None:
+    """Meet here, however long the slowest takes (rank 0 may be evaluating)."""
+    if world.world_size > 1:
+        dist.barrier(group=world.waiting)
+
+
+def share_object(value: Any, world: World) -> Any:
+    """Rank 0's value on every rank."""
+    if world.world_size == 1:
+        return value
+    box = [value]
+    dist.broadcast_object_list(box, src=0, group=world.waiting)
+    return box[0]
+
+
+def gather_objects(value: Any, world: World) -> list[Any]:
+    """The values of all ranks, in their order, on every rank."""
+    if world.world_size == 1:
+        return [value]
+    boxes: list[Any] = [None] * world.world_size
+    dist.all_gather_object(boxes, value, group=world.waiting)
+    return boxes
+
+
+def mean_over_ranks(values: Tensor, world: World) -> Tensor:
+    """Mean over ranks of a vector that every rank holds."""
+    if world.world_size == 1:
+        return values
+    values = values.clone()
+    dist.all_reduce(values)
+    return values / world.world_size
+
+
+def seed_everything(seed: int, deterministic: bool) -> None:
+    """Seed Python, numpy and torch alike; with `deterministic`, forbid algorithms whose results vary."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002  libraries draw from the global generator
+    torch.manual_seed(seed)
+    if deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+
+
+def read_random_state(device: torch.device) -> dict[str, Any]:
+    """States of every global generator of this process, in types that torch.load takes with weights_only."""
+    kind, keys, *rest = np.random.get_state()  # noqa: NPY002
+    state: dict[str, Any] = {
+        "torch": torch.get_rng_state(),
+        "python": random.getstate(),
+        "numpy": (kind, torch.from_numpy(np.asarray(keys).astype(np.int64)), *rest),
+    }
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def write_random_state(state: dict[str, Any], device: torch.device) -> None:
+    """Go on where `read_random_state` stood."""
+    torch.set_rng_state(state["torch"].cpu())
+    random.setstate(state["python"])
+    kind, keys, *rest = state["numpy"]
+    np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))  # noqa: NPY002
+    if device.type == "cuda" and "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"].cpu(), device)

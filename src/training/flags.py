@@ -1,0 +1,232 @@
+"""Command line flags from dataclass fields: one group per dataclass, one flag per field, nothing written twice."""
+from __future__ import annotations
+
+import argparse
+import ast
+import dataclasses
+import difflib
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, NoReturn, Union, get_args, get_origin
+
+# What OpenCLIP's and the released ProLIP's users may type, and what to type here. Spelled without the leading dashes.
+RETIRED = {
+    "logs": "use --output-dir (torchrun takes --logs for itself)",
+    "log-local": "every rank's counts are in the run folder's metrics.jsonl; there is no log per rank",
+    "report-to": "nothing to ask for: TensorBoard and metrics.jsonl are always written into the run folder",
+    "wandb-notes": "TensorBoard and metrics.jsonl are written into the run folder; write notes beside them",
+    "wandb-project-name": "TensorBoard and metrics.jsonl are written into the run folder",
+    "tensorboard": "nothing to ask for: TensorBoard is always written into the run folder",
+    "horovod": "start with torchrun",
+    "dist-url": "torchrun sets the address: torchrun --rdzv-endpoint host:port",
+    "dist-backend": "nothing to ask for: nccl on CUDA, gloo on CPU",
+    "no-set-device-rank": "set CUDA_VISIBLE_DEVICES",
+    "ddp-static-graph": "nothing to ask for: one forward pass per backward pass",
+    "siglip": "use --method siglip",
+    "local-loss": "nothing to ask for: the loss of all ranks is exact and needs no full matrix",
+    "gather-with-grad": "nothing to ask for: gradients of all ranks are always exact",
+    "loss-dist-impl": "nothing to ask for: texts travel round a ring",
+    "alpha": "use --alpha1 (images in texts) and --alpha2 (inputs in their masked views)",
+    "use-bn-sync": "the towers have no batch normalisation",
+    "skip-scheduler": "use --lr-scheduler const --warmup 0",
+    "epochs-cooldown": "use --lr-scheduler wsd --decay-fraction 0.2",
+    "lr-cooldown-end": "use --lr-min-ratio",
+    "lr-cooldown-power": "the decay of --lr-scheduler wsd is linear",
+    "save-most-recent": "use --keep-checkpoints 1",
+    "delete-previous-checkpoint": "use --keep-checkpoints 1",
+    "zeroshot-frequency": "use --val-data and --val-frequency",
+    "imagenet-val": "evaluate the saved model afterwards with prolip.evaluation.zero_shot",
+    "imagenet-v2": "evaluate the saved model afterwards with prolip.evaluation.zero_shot",
+    "debug": "use --traceback",
+    "copy-codebase": "install the version you mean; config.json in the run folder holds every setting",
+    "torchscript": "use --torchcompile",
+    "trace": "use --torchcompile",
+    "force-quick-gelu": "choose a model whose config has it",
+    "force-custom-text": "nothing to ask for: the text tower is always separate",
+    "remote-sync": "copy the run folder when the run ends",
+    "distill-model": "distillation is not offered",
+    "use-bnb-linear": "quantised linear layers are not offered",
+}
+
+
+class FlagError(ValueError):
+    """A flag or a setting that cannot be taken; the message says which one to use."""
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse without abbreviations, whose errors are exceptions with a remedy."""
+
+    def __init__(self, **settings: Any):
+        super().__init__(allow_abbrev=False, **settings)
+
+    def error(self, message: str) -> NoReturn:
+        raise FlagError(message)
+
+    def parse_strictly(self, arguments: list[str]) -> dict[str, Any]:
+        """Destination -> value of the flags that were given, or FlagError with the flag to use instead."""
+        given, unknown = self.parse_known_args(arguments)
+        for word in unknown:
+            if word.startswith("--"):
+                raise FlagError(explain_unknown(word, self.flags()))
+        if unknown:
+            raise FlagError(f"got {' '.join(unknown)!r}, which belongs to no flag: give settings as --flag value")
+        return vars(given)
+
+    def flags(self) -> list[str]:
+        """Every long flag."""
+        return sorted(word for action in self._actions for word in action.option_strings if word.startswith("--"))
+
+
+def explain_unknown(word: str, known: Iterable[str]) -> str:
+    """What to type for an unknown flag: its replacement, its spelling with dashes, or the nearest flags."""
+    known = list(known)
+    flag = word.split("=")[0]
+    kebab = flag.replace("_", "-")
+    if kebab in known:
+        return f"unknown flag {flag}: use {kebab}"
+    name = kebab.removeprefix("--")
+    if name in RETIRED or name.removeprefix("no-") in RETIRED:
+        return f"{flag} is not a flag here: {RETIRED.get(name, RETIRED.get(name.removeprefix('no-')))}"
+    for prefix, remedy in (
+        ("coca-", "CoCa is not trained here"),
+        ("distill-", RETIRED["distill-model"]),
+        ("remote-", RETIRED["remote-sync"]),
+    ):
+        if name.startswith(prefix):
+            return f"{flag} is not a flag here: {remedy}"
+    near = nearest(kebab, known)
+    return f"unknown flag {flag}: " + (f"did you mean {' or '.join(near)}?" if near else "--help lists all flags")
+
+
+def nearest(word: str, known: Iterable[str], count: int = 3) -> list[str]:
+    """Up to `count` known words close to this one, nearest first."""
+    return difflib.get_close_matches(word, list(known), n=count, cutoff=0.6)
+
+
+def flag_of(name: str) -> str:
+    """train_data -> --train-data."""
+    return "--" + name.replace("_", "-")
+
+
+def add_flags(parser: argparse.ArgumentParser, section: str, config: type, leave_out: Iterable[str] = ()) -> None:
+    """One argument group for a dataclass, one flag for each of its fields but those left out.
+
+    A field's metadata may hold `help` and `choices`. Destinations are `section.field`; a flag that is not given leaves
+    nothing behind, so that a config file can stand between the dataclass's default and the command line.
+    """
+    summary = (config.__doc__ or "").strip().split("\n")[0]
+    group = parser.add_argument_group(section, summary)
+    hints = typing.get_type_hints(config)
+    for field in dataclasses.fields(config):
+        if field.name in leave_out:
+            continue
+        group.add_argument(
+            flag_of(field.name),
+            dest=f"{section}.{field.name}",
+            default=argparse.SUPPRESS,
+            help=_help(field),
+            **argument_settings(hints[field.name], field.metadata.get("choices")),
+        )
+
+
+def argument_settings(hint: Any, choices: Iterable[Any] | None = None) -> dict[str, Any]:
+    """argparse's settings for a type: bool, int, float, str, Literal, Optional, list or tuple of these, dict."""
+    inner, optional = _unwrap_optional(hint)
+    origin = get_origin(inner)
+    if inner is bool:
+        return {"action": argparse.BooleanOptionalAction}
+    if origin is Literal:
+        choices, inner = get_args(inner), type(get_args(inner)[0])
+    if inner is dict or origin is dict:
+        return {"nargs": "*", "action": _Pairs, "metavar": "KEY=VALUE"}
+    settings: dict[str, Any] = {}
+    if origin in (list, tuple):
+        kinds = get_args(inner)
+        settings["nargs"] = "*" if origin is list or kinds[-1] is Ellipsis else len(kinds)
+        inner = kinds[0]
+    if inner not in (int, float, str):
+        raise TypeError(f"no flag for a field of type {hint}: use bool, int, float, str, Literal, list, tuple or dict")
+    settings |= {"type": _converter(inner, optional), "metavar": inner.__name__.upper()}
+    if choices is not None:
+        settings |= {"choices": tuple(choices), "metavar": "{" + ",".join(map(str, choices)) + "}"}
+    return settings
+
+
+def build(config: type, section: str, values: Mapping[str, Any]) -> Any:
+    """The dataclass with these values, as flags or a config file gave them; unknown names are refused."""
+    hints = typing.get_type_hints(config)
+    names = [field.name for field in dataclasses.fields(config)]
+    for name in values:
+        if name not in names:
+            near = nearest(name, names)
+            remedy = f"did you mean {' or '.join(near)}?" if near else f"it has {', '.join(names) or 'no settings'}"
+            raise FlagError(f"{section} has no setting {name!r}: {remedy}")
+    return config(**{name: check_type(f"{section}.{name}", value, hints[name]) for name, value in values.items()})
+
+
+def check_type(name: str, value: Any, hint: Any) -> Any:
+    """A value from a file in the type of its field: lists become tuples where wanted, whole numbers become floats."""
+    inner, optional = _unwrap_optional(hint)
+    if value is None and optional:
+        return None
+    origin = get_origin(inner)
+    if origin is Literal:
+        if value not in get_args(inner):
+            raise FlagError(f"{name} is {value!r}: give one of {', '.join(map(str, get_args(inner)))}")
+        return value
+    if origin in (list, tuple) and isinstance(value, (list, tuple)):
+        return origin(check_type(name, item, get_args(inner)[0]) for item in value)
+    if inner is float and isinstance(value, str):  # YAML reads 1e-3 as a string
+        try:
+            return float(value)
+        except ValueError:
+            pass
+    if inner is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    wanted = origin or inner
+    if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):
+        raise FlagError(f"{name} is {value!r}, a {type(value).__name__}: give a {wanted.__name__}")
+    return value
+
+
+def _unwrap_optional(hint: Any) -> tuple[Any, bool]:
+    if get_origin(hint) in (Union, types.UnionType):
+        kinds = [kind for kind in get_args(hint) if kind is not type(None)]
+        if len(kinds) != 1 or len(get_args(hint)) != 2:
+            raise TypeError(f"no flag for a field of type {hint}: a union may only add None")
+        return kinds[0], True
+    return hint, False
+
+
+def _converter(kind: type, optional: bool):
+    def convert(word: str) -> Any:
+        return None if optional and word.lower() == "none" else kind(word)
+
+    convert.__name__ = kind.__name__  # argparse names it in its message
+    return convert
+
+
+def _help(field: dataclasses.Field) -> str:
+    text = field.metadata.get("help", "").replace("%", "%%")
+    default = field.default if field.default is not dataclasses.MISSING else None
+    if field.default_factory is not dataclasses.MISSING:
+        default = field.default_factory()
+    shown = "" if default in (None, (), [], {}, "") else f" (default: {default})"
+    return f"{text}{shown}"
+
+
+class _Pairs(argparse.Action):
+    """key=value words into a dict; values are Python literals, or strings where they are none."""
+
+    def __call__(self, parser, namespace, values, option_string=None):
+        pairs = {}
+        for word in values:
+            key, equals, value = word.partition("=")
+            if not equals:
+                raise FlagError(f"{option_string} {word!r}: give key=value, such as {word}=1")
+            try:
+                pairs[key] = ast.literal_eval(value)
+            except (ValueError, SyntaxError):
+                pairs[key] = value
+        setattr(namespace, self.dest, pairs)

@@ -1,0 +1,215 @@
+"""What a person sees of a run, and what is kept of it: progress line, metrics.jsonl, TensorBoard."""
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+from torch import Tensor, nn
+
+from training.distributed import World, mean_over_ranks
+
+LOGIT = ("scale", "bias")
+# What stands elsewhere in the progress line than among the terms of the loss.
+NO_TERMS = ("loss", "lr", "grad_norm", "samples_per_second", "data_wait", *LOGIT)
+
+
+class NonFiniteError(RuntimeError):
+    """A term was NaN or infinite; the message names the step and the term."""
+
+
+class TermMeter:
+    """Sums of scalar terms on their device, and the first step at which each was not finite; waits only in `read`."""
+
+    def __init__(self, ignored: tuple[str, ...] = ()):
+        self.ignored = ignored
+        self.clear()
+        self.first_bad: dict[str, Tensor] = {}
+
+    def clear(self) -> None:
+        self.sums: dict[str, Tensor] = {}
+        self.count = 0
+
+    def add(self, terms: Mapping[str, Tensor], step: int) -> None:
+        """Take the terms of a step; no value is looked at here."""
+        for name, value in terms.items():
+            value = value.detach().double().reshape(())
+            self.sums[name] = self.sums[name] + value if name in self.sums else value
+            if name not in self.first_bad:
+                self.first_bad[name] = torch.full((), torch.inf, dtype=torch.float64, device=value.device)
+            seen = torch.where(torch.isfinite(value), torch.inf, float(step))
+            self.first_bad[name] = torch.minimum(self.first_bad[name], seen)
+        self.count += 1
+
+    def check(self, world: World) -> None:
+        """Stop every rank if any rank met a non-finite term: NonFiniteError names the first step and its terms."""
+        names = [name for name in self.first_bad if name not in self.ignored]
+        if not names:
+            return
+        steps = torch.stack([self.first_bad[name] for name in names])
+        if world.world_size > 1:
+            torch.distributed.all_reduce(steps, op=torch.distributed.ReduceOp.MIN)
+        first = [int(step) if step < float("inf") else None for step in steps.tolist()]
+        met = [step for step in first if step is not None]
+        if met:
+            where = min(met)
+            bad = [name for name, step in zip(names, first) if step == where]
+            raise NonFiniteError(
+                f"step {where}: {', '.join(bad)} not finite; the run stops before this reaches a checkpoint. "
+                "Go on from the last checkpoint (--resume latest) with a lower --lr or --grad-clip-norm 1"
+            )
+
+    def read(self, world: World) -> dict[str, float]:
+        """Mean of every term since the last reading, over steps and ranks; starts anew."""
+        if not self.count:
+            return {}
+        names = list(self.sums)
+        means = mean_over_ranks(torch.stack([self.sums[name] for name in names]) / self.count, world)
+        self.clear()
+        return dict(zip(names, means.tolist()))
+
+
+class Stopwatch:
+    """Seconds and samples since the last lap, and how much of the time went into waiting for data."""
+
+    def __init__(self) -> None:
+        self.start = self.lap_start = time.perf_counter()
+        self.waited = 0.0
+        self.samples = 0
+
+    def lap(self) -> dict[str, float]:
+        """samples_per_second and data_wait (share of the time) since the last lap; starts anew."""
+        now = time.perf_counter()
+        seconds = max(now - self.lap_start, 1e-9)
+        rates = {"samples_per_second": self.samples / seconds, "data_wait": self.waited / seconds}
+        self.lap_start, self.waited, self.samples = now, 0.0, 0
+        return rates
+
+    def elapsed(self) -> float:
+        """Seconds of training so far."""
+        return time.perf_counter() - self.start
+
+    def pause(self, seconds: float) -> None:
+        """Leave time that went into something else (evaluation, saving) out of rates and sums."""
+        self.lap_start += seconds
+        self.start += seconds
+
+
+class RunLog:
+    """Lines for a person on `stream`, objects for programs in metrics.jsonl, curves in TensorBoard; rank 0 only."""
+
+    def __init__(self, folder: Path, is_first: bool = True, stream: TextIO | None = None, resume_at: int | None = None):
+        self.stream = stream or sys.stdout
+        self.is_first = is_first
+        self.colours = is_first and self.stream.isatty()
+        if not is_first:
+            return
+        from torch.utils.tensorboard import SummaryWriter  # slow to import
+
+        path = folder / "metrics.jsonl"
+        if resume_at is not None and path.exists():
+            keep_until_step(path, resume_at)
+        self.file = open(path, "a", buffering=1)  # noqa: SIM115  closed in close()
+        self.board = SummaryWriter(str(folder / "tensorboard"), purge_step=resume_at)
+
+    def say(self, text: str) -> None:
+        """A line for the person, at once."""
+        if self.is_first:
+            print(text, file=self.stream, flush=True)
+
+    def metrics(self, step: int, values: Mapping[str, Any], kind: str = "train") -> None:
+        """One object in metrics.jsonl, one point per number in TensorBoard."""
+        if not self.is_first:
+            return
+        finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
+        self.file.write(json.dumps({"kind": kind, "step": step, **finite}) + "\n")
+        for name, value in values.items():
+            if isinstance(value, (int, float)):
+                self.board.add_scalar(f"{kind}/{name}", value, step)
+
+    def progress(self, line: str) -> None:
+        """The progress line: figures bold on a terminal, plain in a file."""
+        if self.colours:
+            head, bar, rest = line.partition(" | ")
+            line = f"\033[2m{head}\033[0m{bar}\033[1m{rest}\033[0m"
+        self.say(line)
+
+    def close(self) -> None:
+        if self.is_first:
+            self.file.close()
+            self.board.close()
+
+
+def keep_until_step(path: Path, step: int) -> None:
+    """Drop the lines of metrics.jsonl beyond a step: a resumed run writes them again. A cut last line goes too."""
+    kept = []
+    for line in path.read_text().splitlines():
+        try:
+            if json.loads(line)["step"] <= step:
+                kept.append(line)
+        except (ValueError, KeyError, TypeError):
+            continue
+    path.write_text("".join(line + "\n" for line in kept))
+
+
+def progress_line(
+    values: Mapping[str, float], step: int, total: int, epoch: float, seconds_left: float, faults: Mapping[str, int]
+) -> str:
+    """step | loss and its terms | scale, bias, traces | rates: one line, the same columns every time."""
+    width = len(str(total))
+    parts = [f"step {step:>{width}}/{total} ({100 * step / total:.0f}%) epoch {epoch:.1f}"]
+    terms = {name: value for name, value in values.items() if name not in NO_TERMS and not name.startswith("trace_")}
+    parts.append(f"loss {number(values['loss'])}" + (f"  ({grouped(terms)})" if terms else ""))
+    logit = {name: value for name, value in values.items() if name in LOGIT or name.startswith("trace_")}
+    if logit:
+        parts.append(grouped(logit))
+    if "grad_norm" in values:
+        parts.append(f"grad {number(values['grad_norm'])}")
+    parts.append(f"lr {values['lr']:.2e}")
+    parts.append(f"{values['samples_per_second']:.0f} samples/s  data wait {100 * values['data_wait']:.0f}%")
+    parts.append(f"ETA {duration(seconds_left)}")
+    if faults:
+        parts.append("faults " + " ".join(f"{kind}={count}" for kind, count in faults.items()))
+    return " | ".join(parts)
+
+
+def grouped(values: Mapping[str, float]) -> str:
+    """name value pairs; those that share the first word of their names say it once: `vib image 4.5 text 4.4`."""
+    groups: dict[str, list[str]] = {}
+    for name, value in values.items():
+        first, _, rest = name.partition("_")
+        groups.setdefault(first, []).append(f"{rest} {number(value)}".strip())
+    return "  ".join(f"{first} {' '.join(members)}" for first, members in groups.items())
+
+
+def number(value: float) -> str:
+    """Four significant digits, in as few characters as they take."""
+    return f"{value:.4g}"
+
+
+def duration(seconds: float) -> str:
+    """h:mm:ss, or m:ss below an hour."""
+    whole = max(0, round(seconds))
+    hours, rest = divmod(whole, 3600)
+    return f"{hours}:{rest // 60:02d}:{rest % 60:02d}" if hours else f"{rest // 60}:{rest % 60:02d}"
+
+
+def count_parameters(model: nn.Module) -> dict[str, tuple[int, int]]:
+    """Top-level part -> (parameters, trainable ones); parameters directly on the model count as `logit`."""
+    counts: dict[str, tuple[int, int]] = {}
+    for name, parameter in model.named_parameters():
+        part = name.split(".")[0] if "." in name else "logit"
+        every, trained = counts.get(part, (0, 0))
+        counts[part] = (every + parameter.numel(), trained + parameter.numel() * parameter.requires_grad)
+    return counts
+
+
+def describe(facts: Mapping[str, Any]) -> str:
+    """name: value lines with aligned values, for the start of a run."""
+    width = max(map(len, facts))
+    return "\n".join(f"  {name:<{width}}  {value}" for name, value in facts.items())

@@ -1,0 +1,121 @@
+"""The command line: `python -m training.main --train-data ...`, or the same after `torchrun --nproc_per_node N -m`."""
+from __future__ import annotations
+
+import os
+import re
+import sys
+from typing import Any
+
+import torch
+
+from prolip.checkpoint import CheckpointError
+from prolip.data.faults import SampleFault, TooManyBadSamples
+from prolip.methods import METHODS
+from training.config import DERIVED, Config, build_config, read_config_file, section_types
+from training.flags import FlagError, Parser, add_flags
+from training.log import NonFiniteError
+from training.run import run
+
+DEFAULT_METHOD = "prolip"
+# One of each set is in force: naming one on the command line takes back the others of a config file.
+ALTERNATIVES = (
+    (("run", "epochs"), ("run", "max_steps"), ("run", "max_samples")),
+    (("data", "batch_size"), ("run", "global_batch_size")),
+)
+DESCRIPTION = (
+    "Train a probabilistic vision-language model. Start with `python -m training.main`, or on N devices with "
+    "`torchrun --nproc_per_node N -m training.main`, with the same flags."
+)
+# Errors about what was asked for, or met on the way: their message is enough. The trace of anything else is shown.
+EXPECTED = (ValueError, OSError, ImportError, CheckpointError, NonFiniteError, SampleFault, TooManyBadSamples)
+SAME_ON_ALL_RANKS = (FlagError, NonFiniteError)
+ORIGINAL = "Original Traceback (most recent call last):"
+RAISED = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Fault|Samples|Exception): ", re.MULTILINE)
+MEMORY = "give a smaller --batch-size with a larger --accum-freq (same global batch), or --grad-checkpointing"
+
+
+def build_parser(method: str, **settings: Any) -> Parser:
+    """All flags of a run with this method."""
+    parser = Parser(prog="training.main", description=DESCRIPTION, **settings)
+    parser.add_argument("--config", metavar="FILE", help="config.json of a run, or YAML: settings that flags override")
+    names = "{" + ",".join(METHODS) + "}"
+    parser.add_argument("--method", metavar=names, help=f"what to train (default: {DEFAULT_METHOD})")
+    for section, config in section_types(method).items():
+        add_flags(parser, section, config, leave_out=DERIVED.get(section, ()))
+    return parser
+
+
+def parse(arguments: list[str]) -> Config:
+    """Flags over a config file over the dataclasses' defaults, as one validated config."""
+    first = Parser(add_help=False)
+    first.add_argument("--config")
+    first.add_argument("--method")
+    early, _ = first.parse_known_args(arguments)
+    saved = read_config_file(early.config) if early.config else {}
+    saved_method = saved.pop("method", DEFAULT_METHOD)
+    method = early.method or saved_method
+    given = build_parser(method).parse_strictly(arguments)
+    if method != saved_method:
+        saved.pop("objective", None)  # settings of another method
+    flags: dict[str, dict[str, Any]] = {}
+    for destination, value in given.items():
+        if "." in destination:
+            section, name = destination.split(".")
+            flags.setdefault(section, {})[name] = value
+    return build_config(method, merge(saved, flags))
+
+
+def merge(saved: dict[str, dict[str, Any]], flags: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Settings of the file with those of the flags in their place."""
+    merged = {section: dict(saved.get(section, {})) | flags.get(section, {}) for section in {**saved, **flags}}
+    for settings in ALTERNATIVES:
+        if any(name in flags.get(section, {}) for section, name in settings):
+            for section, name in settings:
+                if name not in flags.get(section, {}):
+                    merged.get(section, {}).pop(name, None)
+    return merged
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line; 0 when the run ended, 2 after `error: ...`, 130 when interrupted."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    try:
+        run(parse(arguments))
+    except KeyboardInterrupt:
+        complain("interrupted: --resume latest goes on from the last checkpoint")
+        return 130
+    except Exception as error:
+        text = explain(error)
+        if text is None or "--traceback" in arguments:
+            raise
+        if first_rank() or not isinstance(error, SAME_ON_ALL_RANKS):
+            complain(text)
+        return 2
+    return 0
+
+
+def explain(error: Exception) -> str | None:
+    """What to tell the person about an expected error, or None for a bug."""
+    text = str(error).strip() or type(error).__name__
+    if ORIGINAL in text:  # raised in a worker of the data loader, whose trace torch puts into the message
+        return RAISED.split(text)[-1].strip()
+    if isinstance(error, torch.OutOfMemoryError):
+        return f"{text.split('.')[0]}: {MEMORY}"
+    if isinstance(error, RuntimeError) and "peer" in text and "onnection" in text:
+        return f"another rank ended ({text.splitlines()[0][:120]}): its own error stands above or below"
+    return text if isinstance(error, EXPECTED) else None
+
+
+def first_rank() -> bool:
+    """Whether this process is rank 0, or the only one."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def complain(text: str) -> None:
+    """An error line; ranks other than 0 say who they are."""
+    rank = "" if first_rank() else f" (rank {os.environ['RANK']})"
+    print(f"error{rank}: {text}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,143 @@
+"""Optimisers by timm's names, weight-decay and learning-rate groups, and learning-rate schedules."""
+from __future__ import annotations
+
+import inspect
+import math
+import re
+from collections.abc import Callable, Collection
+from typing import Any
+
+import torch
+from timm.optim import create_optimizer_v2, get_optimizer_class
+from torch import nn
+
+from training.config import OptimConfig
+
+LOGIT_PARAMETERS = ("logit_scale", "logit_bias")
+
+
+def build_optimizer(objective: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
+    """The optimiser that timm knows by this name over the objective's trainable parameters.
+
+    Fused where torch offers it. Hybrid optimisers (Muon) take their AdamW part for everything without weight decay:
+    tokens, positions, scalars. Raises ValueError for a name that timm does not know.
+    """
+    groups = parameter_groups(objective, config)
+    if not groups:
+        raise ValueError("every parameter is frozen: leave one tower unlocked")
+    accepted = inspect.signature(get_optimizer_class(config.opt, bind_defaults=False)).parameters
+    settings: dict[str, Any] = {"betas": (config.beta1, config.beta2), "eps": config.eps}
+    if config.momentum is not None:
+        settings["momentum"] = config.momentum
+    settings = {name: value for name, value in settings.items() if name in accepted}
+    if "fused" in accepted:
+        settings["fused"] = True
+    return create_optimizer_v2(groups, opt=config.opt, lr=config.lr, weight_decay=config.wd, **settings)
+
+
+def parameter_groups(objective: nn.Module, config: OptimConfig) -> list[dict[str, Any]]:
+    """Trainable parameters by (weight decay, learning-rate multiplier), in their own order.
+
+    No decay on vectors and scalars (biases, norms) and on what `model.no_weight_decay()` names (tokens, positions), as
+    timm. Logit scale and bias have the multiplier `logit_lr_mult`, blocks of a tower layer_decay^(distance from its
+    end). `lr_scale` is what `set_learning_rate` multiplies by.
+    """
+    model = getattr(objective, "model", objective)
+    exempt = set(model.no_weight_decay()) if hasattr(model, "no_weight_decay") else set()
+    multiplier = learning_rate_multiplier(model, config)
+    groups: dict[tuple[bool, float], dict[str, Any]] = {}
+    prefix = "model." if model is not objective else ""
+    for full_name, parameter in objective.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        name = full_name.removeprefix(prefix)
+        decays = has_weight_decay(name, parameter, exempt)
+        scale = multiplier(name)
+        group = groups.setdefault(
+            (decays, scale),
+            {"params": [], "names": [], "lr_scale": scale, "lr": config.lr * scale, "weight_decay": config.wd},
+        )
+        if not decays:
+            group |= {"weight_decay": 0.0, "use_fallback": True}
+        group["params"].append(parameter)
+        group["names"].append(full_name)
+    return list(groups.values())
+
+
+def has_weight_decay(name: str, parameter: torch.Tensor, exempt: Collection[str]) -> bool:
+    """Weight decay is for matrices and kernels that the model does not exempt by name."""
+    return parameter.ndim > 1 and not name.endswith(".bias") and name not in exempt
+
+
+def learning_rate_multiplier(model: nn.Module, config: OptimConfig) -> Callable[[str], float]:
+    """Parameter name -> factor on the learning rate: logit_lr_mult for scale and bias, layer_decay^depth_from_end else.
+
+    Block i of n blocks of a tower has depth n - i, embeddings before the blocks n + 1, heads after them 0.
+    The factor is at most 1 (PCME++'s released code exceeds it).
+    """
+    blocks = block_counts(model)
+
+    def multiplier(name: str) -> float:
+        if name in LOGIT_PARAMETERS:
+            return config.logit_lr_mult
+        if config.layer_decay is None:
+            return 1.0
+        return config.layer_decay ** depth_from_end(name, blocks)
+
+    return multiplier
+
+
+BLOCK = re.compile(r"^(?P<stack>.*?\b(?:resblocks|blocks|layers?))\.(?P<index>\d+)\.")
+STEM = re.compile(r"\.(conv1|ln_pre|[a-z_]*_embedding|[a-z]+_emb)\b")
+
+
+def block_counts(model: nn.Module) -> dict[str, int]:
+    """Path of each stack of blocks -> how many blocks it has."""
+    counts: dict[str, int] = {}
+    for name, _ in model.named_parameters():
+        match = BLOCK.match(name)
+        if match:
+            counts[match["stack"]] = max(counts.get(match["stack"], 0), int(match["index"]) + 1)
+    return counts
+
+
+def depth_from_end(name: str, blocks: dict[str, int]) -> int:
+    """How many layers lie between a parameter and the end of its tower."""
+    match = BLOCK.match(name)
+    if match:
+        return blocks[match["stack"]] - int(match["index"])
+    tower = name.split(".")[0]
+    deepest = max((count for stack, count in blocks.items() if stack.split(".")[0] == tower), default=0)
+    return deepest + 1 if deepest and STEM.search(name) else 0
+
+
+def learning_rate_factor(step: int, total: int, config: OptimConfig) -> float:
+    """Factor on the learning rate of 0-based step `step` of `total`.
+
+    Warm-up: (step + 1) / warmup. After it, with r = lr_min_ratio,
+    cosine: r + (1 - r) (1 + cos(pi t)) / 2, t = (step - warmup) / (total - warmup);
+    wsd (warm-up, stable, decay): 1, then linearly from 1 to r over the last decay_fraction of all steps; const: 1.
+    """
+    if step < config.warmup:
+        return (step + 1) / config.warmup
+    if config.lr_scheduler == "const":
+        return 1.0
+    if config.lr_scheduler == "cosine":
+        progress = (step - config.warmup) / max(1, total - config.warmup)
+        shape = 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+    else:
+        start = decay_start(total, config)
+        shape = 1 - max(0.0, min(1.0, (step - start) / max(1, total - start)))
+    return config.lr_min_ratio + (1 - config.lr_min_ratio) * shape
+
+
+def decay_start(total: int, config: OptimConfig) -> int:
+    """First step of wsd's decay."""
+    return max(config.warmup, total - round(config.decay_fraction * total))
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, config: OptimConfig, factor: float) -> float:
+    """Write lr * factor * the group's own multiplier into every group; returns lr * factor."""
+    for group in optimizer.param_groups:
+        group["lr"] = config.lr * factor * group["lr_scale"]
+    return config.lr * factor

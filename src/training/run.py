@@ -1,0 +1,256 @@
+"""What a run is made of: from a config to the parts that the loop drives, and what is left behind at the end."""
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import time
+import warnings
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from timm.utils import ModelEmaV3
+from torch import nn
+from torchvision.transforms import Compose, Normalize, PILToTensor, ToTensor
+
+import prolip
+from prolip.checkpoint import save_pretrained
+from prolip.data.augment import DeviceAugment
+from prolip.data.loader import build_loader
+from prolip.data.shards import expand_shards
+from prolip.methods import METHODS
+from prolip.methods.base import Objective
+from prolip.ring import check_equal_batches
+from training.checkpointing import find_checkpoint, open_run_folder, write_json
+from training.config import Config, check_precision, rows_per_rank, total_steps
+from training.distributed import World, seed_everything, share_object, wait_for_all, world
+from training.flags import FlagError
+from training.log import RunLog, count_parameters, describe, duration
+from training.loop import Autocast, Run, restore, train
+from training.optim import build_optimizer
+
+DTYPES = {"amp_bf16": torch.bfloat16, "amp_fp16": torch.float16}
+
+
+def run(config: Config) -> Path:
+    """A whole run, from nothing to the folder that holds its model; returns the folder."""
+    with world(config.run.device) as here:
+        check_precision(config.run.precision, here.device)
+        rows = rows_per_rank(config, here.world_size)
+        check_equal_batches(rows)
+        folder = Path(config.run.output_dir) / share_object(config.run.name or default_name(config), here)
+        state = build(config, here, folder, rows)
+        try:
+            start = time.perf_counter()
+            results = train(state)
+            finish(state, results, time.perf_counter() - start)
+        finally:
+            state.log.close()
+    return folder
+
+
+def default_name(config: Config) -> str:
+    """Model, method and time of the start."""
+    model = Path(config.model.model.split(":")[-1]).name
+    return f"{model}-{config.method}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def build(config: Config, here: World, folder: Path, rows: int) -> Run:
+    """Every part of the run, checked before the folder is touched; resumed where the config says so."""
+    settings = config.run
+    seed_everything(settings.seed, settings.deterministic)
+    if here.device.type == "cuda" and not settings.deterministic:
+        torch.set_float32_matmul_precision("high")
+    model, transform, preprocess = build_model(config, here.device)
+    tokenizer = prolip.get_tokenizer(
+        config.model.model, tokenizer=config.model.tokenizer, context_length=config.model.force_context_length
+    )
+    loader = build_loader(
+        dataclasses.replace(config.data, batch_size=rows),
+        transform,
+        tokenizer,
+        rank=here.rank,
+        world_size=here.world_size,
+        image_size=model.visual.image_size,
+        context_length=model.context_length,
+        pin_memory=here.device.type == "cuda",
+    )
+    steps = total_steps(config, loader.num_batches, rows * here.world_size)
+    ranks = {"seed": settings.seed, "rank": here.rank, "world_size": here.world_size}
+    objective = METHODS[config.method][1](model, config.objective, **ranks).to(here.device)
+    optimizer = build_optimizer(objective, config.optim)
+    ema = ModelEmaV3(model, decay=config.optim.ema_decay, use_warmup=True) if config.optim.ema_decay else None
+    if config.model.torchcompile:
+        compile_towers(model)
+    evaluation = build_evaluation(config, tokenizer, preprocess) if settings.val_data else None
+    prepare_folder(config, here, folder)
+    checkpoint = find_checkpoint(settings.resume, folder) if settings.resume else None
+    log = RunLog(folder, here.is_first, resume_at=checkpoint[1]["step"] if checkpoint else None)
+    run = Run(
+        config=config,
+        world=here,
+        folder=folder,
+        objective=objective,
+        network=distribute(objective, here),
+        optimizer=optimizer,
+        scaler=torch.amp.GradScaler(here.device.type, enabled=settings.precision == "amp_fp16"),
+        autocast=autocast_for(settings.precision, here.device),
+        ema=ema,
+        loader=loader,
+        augment=build_augment(config, model, here) if config.model.device_augment else None,
+        total_steps=steps,
+        global_batch=rows * here.world_size,
+        log=log,
+        evaluate=evaluation,
+        tokenizer=tokenizer,
+    )
+    log.say(summary(run))
+    if checkpoint:
+        go_on(run, *checkpoint)
+    return run
+
+
+def build_model(config: Config, device: torch.device) -> tuple[nn.Module, Callable, Callable]:
+    """(model in training precision, transform for training, transform for evaluation)."""
+    wanted = config.model
+    changes: dict[str, Any] = {"mask_padding": True} if wanted.mask_padding else {}
+    if wanted.init_logit_scale is not None:
+        changes["init_logit_scale"] = math.log(wanted.init_logit_scale)
+    for name in ("init_logit_bias", "init_unc_bias"):
+        if getattr(wanted, name) is not None:
+            changes[name] = getattr(wanted, name)
+    warnings.filterwarnings("ignore", "Unused augmentation cfg items")  # OpenCLIP names those that it has just used
+    augmentation = {k: tuple(v) if isinstance(v, list) else v for k, v in wanted.aug_cfg.items()}  # JSON has no tuples
+    model, transform, preprocess = prolip.create_model_and_transforms(
+        wanted.model,
+        pretrained=wanted.pretrained,
+        device=device,
+        force_image_size=wanted.force_image_size,
+        force_context_length=wanted.force_context_length,
+        init_uncertainty=wanted.init_uncertainty,
+        aug_cfg=augmentation,
+        **changes,
+    )
+    if wanted.lock_image:
+        model.lock_image_tower(unlocked_groups=wanted.lock_image_unlocked_groups)
+    if wanted.lock_text:
+        model.lock_text_tower(unlocked_layers=wanted.lock_text_unlocked_layers)
+    if wanted.grad_checkpointing:
+        model.set_grad_checkpointing(True)
+    return model, unnormalised(preprocess) if wanted.device_augment else transform, preprocess
+
+
+def unnormalised(preprocess: Compose) -> Compose:
+    """The evaluation transform up to the pixels, uint8 (3, H, W): the device augments and normalises them."""
+    pillow = [step for step in preprocess.transforms if not isinstance(step, (ToTensor, Normalize))]
+    return Compose([*pillow, PILToTensor()])
+
+
+def build_augment(config: Config, model: nn.Module, here: World) -> DeviceAugment:
+    """Augmentation and normalisation on the device, with the statistics that the model was made with."""
+    mean, std = (getattr(model, name).flatten().tolist() for name in ("pixel_mean", "pixel_std"))
+    augment = DeviceAugment(
+        config.augment, mean, std, seed=config.run.seed, rank=here.rank, world_size=here.world_size
+    )
+    return augment.to(here.device)
+
+
+def compile_towers(model: nn.Module) -> None:
+    """Compile both towers in place: names of parameters stay. Shapes are few (all patches, kept patches), so static."""
+    for tower in (model.visual, model.text):
+        tower.compile(dynamic=False)
+
+
+def distribute(objective: Objective, here: World) -> nn.Module:
+    """The objective in DDP when there are several ranks."""
+    if here.world_size == 1:
+        return objective
+    devices = [here.device] if here.device.type == "cuda" else None
+    return nn.parallel.DistributedDataParallel(
+        objective, device_ids=devices, broadcast_buffers=False, gradient_as_bucket_view=True
+    )
+
+
+def autocast_for(precision: str, device: torch.device) -> Autocast:
+    """Makes contexts for forward passes."""
+    if precision == "fp32":
+        return contextlib.nullcontext
+    return partial(torch.autocast, device.type, dtype=DTYPES[precision])
+
+
+def build_evaluation(config: Config, tokenizer: Any, preprocess: Any) -> Callable[[nn.Module], dict[str, float]]:
+    """Model -> figures on --val-data, which must be there before the first step."""
+    from prolip.evaluation.corpus import evaluate as evaluate_corpus
+
+    shards = [shard.url for shard in expand_shards(config.run.val_data or "")]
+
+    def measure(model: nn.Module) -> dict[str, float]:
+        return evaluate_corpus(model, tokenizer, preprocess, shards, select=config.data.select)
+
+    return measure
+
+
+def prepare_folder(config: Config, here: World, folder: Path) -> None:
+    """The run folder with config.json, made by rank 0; every rank refuses one that is taken."""
+    refusal = None
+    if here.is_first:
+        try:
+            open_run_folder(folder, config.run.overwrite, bool(config.run.resume))
+            write_json(folder / "config.json", config.to_dict())
+        except FlagError as error:
+            refusal = str(error)
+    refusal = share_object(refusal, here)
+    if refusal:
+        raise FlagError(refusal)
+
+
+def go_on(run: Run, path: Path, state: dict[str, Any], passed_over: list[str]) -> None:
+    """Restore a run from a checkpoint and say which."""
+    for reason in passed_over:
+        run.log.say(f"passed over {reason}")
+    restore(run, state)
+    run.log.say(f"going on from {path} at step {run.at.step}")
+    if run.at.step >= run.total_steps:
+        raise FlagError(
+            f"{path} is at step {run.at.step} of {run.total_steps}: the run has ended; "
+            "give a larger --epochs or --max-steps to train longer"
+        )
+
+
+def summary(run: Run) -> str:
+    """What will run, for the person who started it."""
+    config, world = run.config, run.world
+    model: Any = run.objective.model
+    sizes = count_parameters(model)
+    towers = ", ".join(f"{part} {total:,}" + (f" ({trained:,} trained)" if trained != total else "")
+                       for part, (total, trained) in sizes.items())
+    per_rank = run.global_batch // world.world_size // config.run.accum_freq
+    epochs = run.total_steps / run.loader.num_batches
+    facts = {
+        "model": f"{config.model.model}, {sum(total for total, _ in sizes.values()):,} parameters: {towers}",
+        "method": f"{config.method} {dataclasses.asdict(config.objective) or ''}".strip(),
+        "batch": f"{run.global_batch} = {world.world_size} ranks x {config.run.accum_freq} micro-batches x {per_rank}",
+        "data": f"{config.data.train_data or config.data.dataset_type}: {run.loader.num_samples:,} samples per epoch",
+        "length": f"{run.total_steps:,} steps = {epochs:.1f} epochs of {run.loader.num_batches} steps",
+        "optimiser": f"{config.optim.opt}, lr {config.optim.lr:g} {config.optim.lr_scheduler}, "
+        f"{config.optim.warmup} steps of warm-up, weight decay {config.optim.wd:g}",
+        "precision": f"{config.run.precision} on {world.device}" + (", compiled" if config.model.torchcompile else ""),
+        "folder": str(run.folder),
+    }
+    return describe(facts)
+
+
+def finish(run: Run, results: dict[str, float], seconds: float) -> None:
+    """Leave the trained model, its averaged twin and the last figures in the run folder."""
+    if run.world.is_first:
+        save_pretrained(run.objective.model, run.folder / "model", tokenizer=run.tokenizer)
+        if run.ema is not None:
+            save_pretrained(run.ema.module, run.folder / "model_ema", tokenizer=run.tokenizer)
+        if results:
+            write_json(run.folder / "eval.json", {"step": run.at.step, **results})
+            run.log.say(describe({name: f"{value:.4g}" for name, value in results.items()}))
+        run.log.say(f"done in {duration(seconds)}: model in {run.folder / 'model'}")
+    wait_for_all(run.world)

@@ -1,0 +1,72 @@
+"""What torchrun sets, which device that means, and random states that come back."""
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from training.distributed import (
+    choose_device,
+    read_environment,
+    read_random_state,
+    seed_everything,
+    world,
+    write_random_state,
+)
+
+WHOLE = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+
+
+def test_torchruns_environment_is_read():
+    assert read_environment(WHOLE) == (1, 4, 1)
+    assert read_environment({}) == (0, 1, 0)
+
+
+@pytest.mark.parametrize("missing", sorted(WHOLE))
+def test_a_half_set_environment_is_refused_with_what_is_missing(missing):
+    half = {name: value for name, value in WHOLE.items() if name != missing}
+    with pytest.raises(ValueError, match=f"but {missing} not: start with torchrun"):
+        read_environment(half)
+
+
+def test_a_rank_outside_the_world_is_refused():
+    with pytest.raises(ValueError, match="RANK=4 of WORLD_SIZE=4"):
+        read_environment(WHOLE | {"RANK": "4"})
+
+
+def test_an_address_alone_is_no_torchrun():
+    assert read_environment({"MASTER_ADDR": "here", "MASTER_PORT": "1"}) == (0, 1, 0)
+
+
+def test_a_device_that_is_not_there_is_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert choose_device("auto", 0) == torch.device("cpu")
+    with pytest.raises(ValueError, match="0 CUDA devices.*use --device cpu"):
+        choose_device("cuda", 0)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert choose_device("auto", 1) == torch.device("cuda", 1)
+    with pytest.raises(ValueError, match="start at most 2 processes here"):
+        choose_device("cuda", 2)
+
+
+def test_one_process_needs_no_group():
+    with world("cpu") as here:
+        assert here.is_first and here.world_size == 1
+        assert not torch.distributed.is_initialized()
+
+
+def draw() -> tuple[float, float, float]:
+    return random.random(), float(np.random.rand()), float(torch.rand(()))  # noqa: NPY002
+
+
+def test_random_states_survive_a_file(tmp_path):
+    seed_everything(3, deterministic=False)
+    draw()
+    torch.save(read_random_state(torch.device("cpu")), tmp_path / "state.pt")
+    want = [draw() for _ in range(3)]
+    seed_everything(4, deterministic=False)
+    write_random_state(torch.load(tmp_path / "state.pt", weights_only=True), torch.device("cpu"))
+    assert [draw() for _ in range(3)] == want

@@ -1,0 +1,127 @@
+"""Meters that do not wait, lines for people, objects for programs."""
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+import torch
+
+from training.distributed import World
+from training.log import NonFiniteError, RunLog, TermMeter, duration, keep_until_step, progress_line
+
+WORLD = World()
+
+
+def test_the_meter_gives_means_since_the_last_reading():
+    meter = TermMeter()
+    for step, value in enumerate((1.0, 2.0, 6.0), start=1):
+        meter.add({"loss": torch.tensor(value), "ppcl": torch.tensor(-value)}, step)
+    assert meter.read(WORLD) == {"loss": 3.0, "ppcl": -3.0}
+    meter.add({"loss": torch.tensor(5.0)}, 4)
+    assert meter.read(WORLD) == {"loss": 5.0}
+    assert meter.read(WORLD) == {}
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_the_first_step_and_term_that_are_not_finite_are_named(bad):
+    meter = TermMeter()
+    for step in range(1, 8):
+        values = {"loss": 1.0, "vib": 1.0, "ppcl": 1.0}
+        if step >= 4:
+            values |= {"loss": bad, "vib": bad}
+        if step >= 6:
+            values["ppcl"] = bad
+        meter.add({name: torch.tensor(value) for name, value in values.items()}, step)
+    with pytest.raises(NonFiniteError, match="^step 4: loss, vib not finite"):
+        meter.check(WORLD)
+
+
+def test_a_bad_value_is_remembered_after_a_reading():
+    meter = TermMeter()
+    meter.add({"loss": torch.tensor(float("nan"))}, 1)
+    meter.read(WORLD)
+    meter.add({"loss": torch.tensor(1.0)}, 2)
+    with pytest.raises(NonFiniteError, match="step 1"):
+        meter.check(WORLD)
+
+
+def test_ignored_terms_may_be_infinite():
+    meter = TermMeter(ignored=("grad_norm",))
+    meter.add({"loss": torch.tensor(1.0), "grad_norm": torch.tensor(float("inf"))}, 1)
+    meter.check(WORLD)
+
+
+def test_adding_terms_looks_at_no_value(monkeypatch):
+    def refuse(self, *args):
+        raise AssertionError("the step waited for the device")
+
+    value = torch.tensor(1.0, requires_grad=True)
+    for name in ("item", "tolist", "__bool__", "__float__", "cpu", "numpy"):
+        monkeypatch.setattr(torch.Tensor, name, refuse)
+    meter = TermMeter()
+    for step in range(3):
+        meter.add({"loss": value * 2}, step)
+    monkeypatch.undo()
+    assert meter.read(WORLD) == {"loss": 2.0}
+
+
+def values(**more: float) -> dict[str, float]:
+    return {"loss": 2.0, "ppcl": 1.5, "lr": 1e-3, "samples_per_second": 512.3, "data_wait": 0.031} | more
+
+
+def test_the_progress_line_holds_what_a_person_looks_for():
+    shown = values(scale=10.02, bias=-9.87, trace_image=0.012, trace_text=0.034, grad_norm=1.25)
+    line = progress_line(shown, 120, 2400, 1.5, 3725, {"bad image": 3})
+    for part in (
+        "step  120/2400 (5%) epoch 1.5", "loss 2  (ppcl 1.5)", "scale 10.02  bias -9.87  trace image 0.012 text 0.034",
+        "grad 1.25", "lr 1.00e-03", "512 samples/s  data wait 3%", "ETA 1:02:05", "faults bad image=3",
+    ):  # fmt: skip
+        assert part in line
+    assert "\n" not in line
+
+
+def test_a_method_without_scale_or_trace_has_a_line_too():
+    line = progress_line(values(), 1, 10, 0.1, 9, {})
+    assert "scale" not in line and "trace" not in line and "faults" not in line
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.2, "0:00"), (65, "1:05"), (3600, "1:00:00"), (90061, "25:01:01")])
+def test_durations_read_like_a_clock(seconds, text):
+    assert duration(seconds) == text
+
+
+def test_metrics_are_one_valid_object_per_line(tmp_path):
+    log = RunLog(tmp_path, stream=io.StringIO())
+    log.metrics(10, {"loss": 1.0, "grad_norm": float("inf")})
+    log.metrics(20, {"loss": 0.5, "faults": {"bad image": 1}})
+    log.metrics(20, {"i2t_r1": 0.5}, kind="eval")
+    log.close()
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [(row["kind"], row["step"]) for row in rows] == [("train", 10), ("train", 20), ("eval", 20)]
+    assert rows[0]["grad_norm"] is None and rows[1]["faults"] == {"bad image": 1}
+    assert list((tmp_path / "tensorboard").glob("events*"))
+
+
+def test_a_resumed_run_drops_what_it_will_write_again(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 10}\n{"step": 20}\n{"step": 30}\n{"step": 4')
+    keep_until_step(path, 20)
+    assert path.read_text() == '{"step": 10}\n{"step": 20}\n'
+
+
+def test_a_redirected_log_has_no_colours(tmp_path):
+    stream = io.StringIO()
+    log = RunLog(tmp_path, stream=stream)
+    log.progress("step 1 | loss 2")
+    log.close()
+    assert stream.getvalue() == "step 1 | loss 2\n"
+
+
+def test_other_ranks_write_nothing(tmp_path):
+    stream = io.StringIO()
+    log = RunLog(tmp_path, is_first=False, stream=stream)
+    log.say("hello")
+    log.metrics(1, {"loss": 1.0})
+    log.close()
+    assert stream.getvalue() == "" and not list(tmp_path.iterdir())
