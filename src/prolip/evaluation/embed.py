@@ -12,7 +12,7 @@ from tqdm import tqdm
 from prolip.gaussian import Gaussian, concatenate
 from prolip.measures import get_measure
 
-PRECISIONS = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+PRECISIONS = {"fp32": None, "amp_bf16": torch.bfloat16, "amp_fp16": torch.float16}
 SIMILARITIES = {"csd": "csd_similarity", "mean": "mean_cosine"}
 
 
@@ -42,8 +42,8 @@ def embed_images(
 ) -> Gaussian:
     """`model.encode_image` of every image: (N, D), CPU, float32.
 
-    images: whatever `preprocess` turns into a (3, H, W) tensor, taken lazily; precision: fp32, or autocast to bf16 or
-    fp16. Raises ValueError without images. The model is expected on `device` already.
+    images: whatever `preprocess` turns into a (3, H, W) tensor, taken lazily; precision: fp32, or
+    autocast with amp_bf16 or amp_fp16. Raises ValueError without images. The model is expected on `device` already.
     """
     def batches() -> Iterator[Tensor]:
         for group in _groups(images, batch_size):

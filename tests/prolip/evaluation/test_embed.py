@@ -68,7 +68,7 @@ def test_every_module_gets_its_own_mode_back_and_no_graph_is_left(model):
 
 
 def test_autocast_runs_in_bf16_and_returns_float32(model):
-    got = embed.embed_images(model, torch.randn(2, 3, 2, 2), lambda x: x, precision="bf16")
+    got = embed.embed_images(model, torch.randn(2, 3, 2, 2), lambda x: x, precision="amp_bf16")
     assert model.seen == [torch.bfloat16] and got.mean.dtype == got.log_var.dtype == torch.float32
 
 
@@ -90,7 +90,7 @@ def test_similarities_are_csd_and_cosine_and_any_measure():
 def test_bad_requests_are_refused(model):
     with pytest.raises(ValueError, match="nothing to embed"):
         embed.embed_texts(model, tokenize, [])
-    with pytest.raises(ValueError, match="use one of fp32, bf16, fp16"):
+    with pytest.raises(ValueError, match="use one of fp32, amp_bf16, amp_fp16"):
         embed.embed_texts(model, tokenize, ["a"], precision="int8")
     with pytest.raises(ValueError, match="batch size 0"):
         embed.embed_texts(model, tokenize, ["a"], batch_size=0)

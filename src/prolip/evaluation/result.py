@@ -1,0 +1,123 @@
+"""What an evaluation on the corpus leaves behind: figures, embeddings, and the drawings they belong to."""
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from prolip.data.emoji import CaptionTable, Concept, Corpus, Drawing
+from prolip.evaluation.embed import similarity_scores
+from prolip.evaluation.metrics import Ranking, rank_in_blocks
+from prolip.gaussian import Gaussian
+
+
+@dataclass
+class Result:
+    """One evaluation.
+
+    corpus: drawings and the concepts they were told apart from; image: (N, D) per drawing; text: (T, D) per text of
+    `table`; token_lengths: (T,); metrics: flat figures; info: what was run, JSON values.
+    """
+
+    corpus: Corpus
+    image: Gaussian
+    text: Gaussian
+    token_lengths: np.ndarray
+    metrics: dict[str, float]
+    info: dict
+
+    @cached_property
+    def table(self) -> CaptionTable:
+        """The captions."""
+        return self.corpus.caption_table()
+
+    @property
+    def similarity(self) -> str:
+        """What images and texts were ranked by."""
+        return self.info.get("similarity", "csd")
+
+    @cached_property
+    def name_texts(self) -> np.ndarray:
+        """(K,) the text of every concept's name."""
+        return self.table.text[self.table.rows("name")]
+
+    @cached_property
+    def name_relation(self) -> np.ndarray:
+        """(K, N) bool: the name is the name of the drawing's concept (strict: a keyword of it does not count)."""
+        return self.table.relation[self.table.rows("name")][:, self.corpus.drawing_concepts]
+
+    @cached_property
+    def text_relation(self) -> np.ndarray:
+        """(T, N) bool: the text is true of the drawing at any level."""
+        return self.table.text_relation[:, self.corpus.drawing_concepts]
+
+    @cached_property
+    def names_ranking(self) -> tuple[Ranking, Ranking]:
+        """Images against names and names against images, strict labels."""
+        return self._rank(self.text.select(self.name_texts), self.name_relation)
+
+    @cached_property
+    def captions_ranking(self) -> tuple[Ranking, Ranking]:
+        """Images against all texts and all texts against images, complete labels."""
+        return self._rank(self.text, self.text_relation)
+
+    def _rank(self, text: Gaussian, relation: np.ndarray) -> tuple[Ranking, Ranking]:
+        """Both directions; relation (texts, images)."""
+        relevant = torch.from_numpy(relation)
+
+        def image_rows(rows: slice) -> Tensor:
+            return similarity_scores(self.image.select(rows), text, self.similarity)
+
+        def text_rows(rows: slice) -> Tensor:
+            # Not similarity(text, image): a measure may be asymmetric, and both directions rank one matrix.
+            return similarity_scores(self.image, text.select(rows), self.similarity).mT
+
+        i2t = rank_in_blocks(image_rows, lambda rows: relevant.mT[rows], relevant.shape[1])
+        return i2t, rank_in_blocks(text_rows, lambda rows: relevant[rows], relevant.shape[0])
+
+    def save(self, folder: str | Path) -> Path:
+        """Write `metrics.json`, `corpus.json` and `embeddings.npz` (with the encoded drawings) into a folder."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        finite = {key: value if math.isfinite(value) else None for key, value in self.metrics.items()}
+        (folder / "metrics.json").write_text(json.dumps({"info": self.info, "metrics": finite}, indent=1))
+        drawings = [[d.key, d.style, d.concept] for d in self.corpus.drawings]
+        concepts = [asdict(concept) for concept in self.corpus.concepts]
+        (folder / "corpus.json").write_text(json.dumps({"concepts": concepts, "drawings": drawings}))
+        np.savez(
+            folder / "embeddings.npz",
+            image_mean=self.image.mean.numpy(), image_log_var=self.image.log_var.numpy(),
+            text_mean=self.text.mean.numpy(), text_log_var=self.text.log_var.numpy(),
+            token_lengths=self.token_lengths,
+            drawings=np.frombuffer(b"".join(d.data for d in self.corpus.drawings), dtype=np.uint8),
+            drawing_sizes=np.array([len(d.data) for d in self.corpus.drawings]),
+        )  # fmt: skip
+        return folder
+
+
+def load(folder: str | Path) -> Result:
+    """Read what `Result.save` wrote. Raises FileNotFoundError naming the missing file."""
+    folder = Path(folder)
+    for name in ("metrics.json", "corpus.json", "embeddings.npz"):
+        if not (folder / name).exists():
+            raise FileNotFoundError(f"no {name} in {folder}: run python -m prolip.evaluation.corpus --out {folder}")
+    written = json.loads((folder / "metrics.json").read_text())
+    metrics = {key: float("nan") if value is None else value for key, value in written["metrics"].items()}
+    texts = json.loads((folder / "corpus.json").read_text())
+    concepts = tuple(Concept(**{**c, "keywords": tuple(c["keywords"])}) for c in texts["concepts"])
+    with np.load(folder / "embeddings.npz") as arrays:
+        data, ends = arrays["drawings"].tobytes(), np.cumsum(arrays["drawing_sizes"])
+        z = {key: torch.from_numpy(arrays[key]) for key in arrays.files if key.endswith(("mean", "log_var"))}
+        token_lengths = arrays["token_lengths"]
+    drawings = tuple(
+        Drawing(key, style, concept, data[start:end])
+        for (key, style, concept), start, end in zip(texts["drawings"], [0, *ends[:-1]], ends)
+    )
+    image, text = (Gaussian(z[f"{kind}_mean"], z[f"{kind}_log_var"]) for kind in ("image", "text"))
+    return Result(Corpus(concepts, drawings), image, text, token_lengths, metrics, written["info"])

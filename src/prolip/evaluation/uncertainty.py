@@ -1,0 +1,149 @@
+"""What the traces say: by level, by length, against the number of true matches, by inclusion, against retrieval."""
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from scipy.stats import ConstantInputWarning, spearmanr
+
+from prolip.data.emoji import LEVELS, CaptionTable, Corpus
+from prolip.gaussian import Gaussian
+from prolip.measures import inclusion_test
+
+SPECIFIC_FIRST = ("image", *reversed(LEVELS))
+INCLUSIONS = tuple((a, b) for i, a in enumerate(SPECIFIC_FIRST) for b in SPECIFIC_FIRST[i + 1 :])
+"""(inner, outer) along a concept's hierarchy: image, name, keyword, subgroup, group."""
+
+
+class Inclusion(NamedTuple):
+    """H(inner in outer) over all true pairs: `rate` is the share with H > 0, `median` the median H."""
+
+    inner: str
+    outer: str
+    pairs: int
+    rate: float
+    median: float
+
+
+class Deciles(NamedTuple):
+    """Queries in ten (or fewer) equally large groups of rising trace, with the mean trace and value of each group.
+
+    spearman_bins, spearman_queries: rank correlation of trace and value over groups and over single queries; -1 is what
+    a calibrated uncertainty gives, for values where more is better.
+    """
+
+    trace: np.ndarray
+    value: np.ndarray
+    spearman_bins: float
+    spearman_queries: float
+
+
+class Length(NamedTuple):
+    """The traces of all texts of one length: mean, lower and upper quartile, and how many texts."""
+
+    length: int
+    mean: float
+    lower: float
+    upper: float
+    texts: int
+
+
+def spearman(x: Sequence[float] | np.ndarray, y: Sequence[float] | np.ndarray) -> float:
+    """Spearman's rank correlation, ties averaged; NaN for fewer than three values or a constant side."""
+    if len(x) < 3:
+        return float("nan")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConstantInputWarning)
+        return float(spearmanr(x, y).statistic)
+
+
+def by_decile(trace: np.ndarray, value: np.ndarray, bins: int = 10) -> Deciles:
+    """Mean value (a recall, say) by decile of trace; equal traces are split by index. trace, value: (Q,)."""
+    groups = [group for group in np.array_split(np.argsort(trace, kind="stable"), bins) if len(group)]
+    traces, values = (np.array([x[group].mean() for group in groups]) for x in (trace, value))
+    return Deciles(traces, values, spearman(traces, values), spearman(trace, value))
+
+
+def by_length(lengths: np.ndarray, trace: np.ndarray) -> list[Length]:
+    """The traces grouped by length, shortest first. lengths, trace: (T,)."""
+    out = []
+    for length in np.unique(lengths):
+        x = trace[lengths == length]
+        lower, upper = np.quantile(x, (0.25, 0.75))
+        out.append(Length(int(length), float(x.mean()), float(lower), float(upper), len(x)))
+    return out
+
+
+def trace_by_level(trace: np.ndarray, table: CaptionTable) -> dict[str, np.ndarray]:
+    """The traces of every level's captions, general to specific; a text of two levels counts in both. trace: (T,)."""
+    return {level: trace[table.text[table.rows(level)]] for level in LEVELS}
+
+
+def generality(table: CaptionTable) -> np.ndarray:
+    """(C,) per caption row: 0 for a name up to 3 for a group."""
+    return len(LEVELS) - 1 - table.level
+
+
+def hierarchy_pairs(corpus: Corpus, table: CaptionTable, inner: str, outer: str) -> np.ndarray:
+    """Distinct (inner, outer) pairs that stand in one concept's hierarchy: (P, 2) int.
+
+    Captions are rows of `table.texts`, images rows of `corpus.drawings`. A text is no pair with itself (the keyword
+    "heart" and the subgroup "heart").
+    """
+    text_of = {text: i for i, text in enumerate(table.texts)}
+    captions = [[[text_of[t] for t in concept.captions(level)] for level in LEVELS] for concept in corpus.concepts]
+    outer_level = LEVELS.index(outer)
+    pairs: dict[tuple[int, int], None] = {}
+    if inner == "image":
+        for i, k in enumerate(corpus.drawing_concepts):
+            pairs.update(((i, t), None) for t in captions[k][outer_level])
+    else:
+        for texts in captions:
+            pairs.update(((s, t), None) for s in texts[LEVELS.index(inner)] for t in texts[outer_level] if s != t)
+    return np.array(list(pairs), dtype=np.int64).reshape(-1, 2)
+
+
+def inclusion_values(image: Gaussian, text: Gaussian, pairs: np.ndarray, inner: str) -> np.ndarray:
+    """H(inner in outer) of every pair, exact form at eps = 0, ProLIP (4): (P,)."""
+    z = image if inner == "image" else text
+    return inclusion_test(z.select(pairs[:, 0]), text.select(pairs[:, 1])).numpy()
+
+
+def hierarchy_inclusion(image: Gaussian, text: Gaussian, corpus: Corpus, table: CaptionTable) -> list[Inclusion]:
+    """The inclusion test of every pair of levels, ProLIP figure 8 for texts. image (N, D), text (T, D)."""
+    out = []
+    for inner, outer in INCLUSIONS:
+        pairs = hierarchy_pairs(corpus, table, inner, outer)
+        if len(pairs):
+            h = inclusion_values(image, text, pairs, inner)
+            out.append(Inclusion(inner, outer, len(pairs), float((h > 0).mean()), float(np.median(h))))
+    return out
+
+
+def figures(
+    image: Gaussian, text: Gaussian, corpus: Corpus, table: CaptionTable, token_lengths: np.ndarray
+) -> dict[str, float]:
+    """Every scalar of the uncertainty study; token_lengths (T,). Keys `trace/...`, `spearman/...`, `inclusion/...`.
+
+    `spearman/trace_true_matches`: trace of a text against the logarithm of the number of concepts it is true of;
+    `spearman/trace_generality`: against its level (name 0 ... group 3); positive is the order the paper finds.
+    """
+    image_trace, text_trace = image.trace.numpy(), text.trace.numpy()
+    out = {"trace/image": float(image_trace.mean()), "trace/text": float(text_trace.mean())}
+    out |= {f"trace/{level}": float(x.mean()) for level, x in trace_by_level(text_trace, table).items()}
+    out["trace/text_over_image"] = out["trace/text"] / out["trace/image"] if out["trace/image"] else float("nan")
+    matches = np.log(table.true_matches)
+    keywords = table.text[table.rows("keyword")]
+    out["spearman/trace_true_matches"] = spearman(text_trace, matches)
+    out["spearman/trace_true_matches_of_keywords"] = spearman(text_trace[keywords], matches[keywords])
+    out["spearman/trace_generality"] = spearman(text_trace[table.text], generality(table))
+    out["spearman/trace_tokens"] = spearman(text_trace, token_lengths)
+    out["spearman/trace_characters"] = spearman(text_trace, [len(t) for t in table.texts])
+    true_captions = table.text_relation.sum(0)[corpus.drawing_concepts]
+    out["spearman/trace_true_captions_of_images"] = spearman(image_trace, true_captions)
+    for row in hierarchy_inclusion(image, text, corpus, table):
+        out[f"inclusion/{row.inner}_in_{row.outer}"] = row.rate
+        out[f"inclusion/{row.inner}_in_{row.outer}/median"] = row.median
+    return out

@@ -1,0 +1,171 @@
+"""The whole evaluation with a model that knows the answers, one that knows nothing, and the real (untrained) one."""
+import io
+import json
+import math
+import tarfile
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from prolip.evaluation import corpus as corpus_evaluation
+from prolip.evaluation import result as results
+from prolip.gaussian import Gaussian
+
+GROUPS = {"nature": ("mammal", "bird"), "food": ("fruit",)}
+
+
+def records(count=12):
+    subgroups = [(group, subgroup) for group, members in GROUPS.items() for subgroup in members]
+    for i in range(count):
+        group, subgroup = subgroups[i % len(subgroups)]
+        yield {"hexcode": str(i), "name": f"n{i}", "keywords": [f"k{i % 5}"], "subgroup": subgroup, "group": group}
+
+
+def write_shard(path, style, chosen):
+    """One flat colour per concept: its number is the red value."""
+    with tarfile.open(path, "w") as tar:
+        for record in chosen:
+            picture = io.BytesIO()
+            Image.new("RGB", (32, 32), (int(record["hexcode"]), 0, 0)).save(picture, "png")
+            text = json.dumps({**record, "style": style}).encode()
+            for suffix, data in (("png", picture.getvalue()), ("json", text)):
+                info = tarfile.TarInfo(f"{style}-{record['hexcode']}.{suffix}")
+                info.size = len(data)
+                tar.addfile(info, io.BytesIO(data))
+    return path
+
+
+def preprocess(image):
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1)
+
+
+def tokenize(texts):
+    return torch.tensor([[ord(c) for c in text.ljust(20, "\0")] for text in texts])
+
+
+class Knowing(nn.Module):
+    """Embeds a drawing as its concept and a text as the mean of the concepts it is true of; general texts are wider."""
+
+    def __init__(self, corpus):
+        super().__init__()
+        self.table = corpus.caption_table()
+        self.concepts = len(corpus.concepts)
+
+    def encode_image(self, x):
+        concept = x[:, 0, 0, 0].long()
+        mean = nn.functional.one_hot(concept, self.concepts).float()
+        return Gaussian(mean, torch.full_like(mean, -8.0))
+
+    def encode_text(self, ids):
+        texts = ["".join(map(chr, row)).rstrip("\0") for row in ids.tolist()]
+        rows = []
+        for text in texts:
+            known = next((i for i, t in enumerate(self.table.texts) if text.endswith(t) and t), None)
+            rows.append(self.table.text_relation[known] if known is not None else np.ones(self.concepts))
+        relation = torch.tensor(np.array(rows)).float()
+        log_var = (relation.sum(1, keepdim=True).log() - 7).expand(-1, self.concepts)
+        return Gaussian(nn.functional.normalize(relation, dim=-1), log_var)
+
+
+@pytest.fixture
+def shards(tmp_path):
+    every = list(records())
+    return write_shard(tmp_path / "test.tar", "t", every[:9]), write_shard(tmp_path / "names.tar", "n", every)
+
+
+@pytest.fixture
+def full(shards):
+    return corpus_evaluation.gallery([shards[0]], names=[shards[1]])
+
+
+@pytest.fixture
+def known(full):
+    return corpus_evaluation.evaluate(Knowing(full), tokenize, preprocess, full)
+
+
+def test_a_model_that_knows_everything_scores_one_everywhere(known):
+    m = known.metrics
+    perfect = ("names/i2t/R@1", "names/t2i/R@1", "captions/i2t/mAP@R", "captions/t2i/mAP@R", "captions/t2i/R-Precision")
+    assert {m[key] for key in perfect} == {1.0}
+    assert m["names/rsum"] == 600
+    assert m["names/t2i/queries"] == 9 and m["names/t2i/queries_without_match"] == 3
+    assert m["zero_shot/subgroup/top1"] == m["zero_shot/group_members/top1"] == 1.0
+    assert m["zero_shot/subgroup/classes"] == 3
+    assert m["names/i2t/chance_R@1"] == pytest.approx(1 / 12) and m["names/t2i/chance_R@5"] == pytest.approx(5 / 9)
+    assert m["spearman/trace_true_matches"] == pytest.approx(1) and m["inclusion/name_in_group"] == 1.0
+    assert m["trace/group"] > m["trace/subgroup"] > m["trace/keyword"] > m["trace/name"] > m["trace/image"]
+
+
+def test_keywords_subgroups_and_groups_are_right_answers_in_the_full_gallery(known):
+    ranking, _ = known.captions_ranking
+    assert ranking.matches.tolist() == [4] * 9  # name, keyword, subgroup, group
+    assert known.names_ranking[0].matches.tolist() == [1] * 9
+    group = known.table.texts.index("nature")
+    assert known.captions_ranking[1].matches[group] == known.text_relation[group].sum() == 6
+
+
+def test_a_model_that_knows_nothing_is_at_chance(full):
+    model = Knowing(full)
+    model.encode_image = lambda x: Gaussian(torch.ones(len(x), 12) / 12**0.5, torch.zeros(len(x), 12))
+    m = corpus_evaluation.evaluate(model, tokenize, preprocess, full).metrics
+    assert m["names/i2t/R@1"] == pytest.approx(1 / 9)  # all images give one order: one of nine is right
+    assert math.isnan(m["recall_by_trace/names_i2t/spearman_deciles"])
+
+
+def test_the_gallery_follows_select_unless_all_names_are_asked_for(shards):
+    test, names = shards
+    narrow = corpus_evaluation.gallery([test], "group=food", [names])
+    assert [c.name for c in narrow.concepts] == ["n2", "n5", "n8", "n11"] and len(narrow.drawings) == 3
+    wide = corpus_evaluation.gallery([test], "group=food", [names], all_names=True)
+    assert len(wide.concepts) == 12 and len(wide.drawings) == 3
+    styled = corpus_evaluation.gallery([test, names], "style=t", [names])
+    assert len(styled.concepts) == 12 and len(styled.drawings) == 9
+
+
+def test_select_in_evaluate_narrows_drawings_and_names(shards, full):
+    got = corpus_evaluation.evaluate(Knowing(full), tokenize, preprocess, shards[0], select="subgroup=bird")
+    assert got.info["images"] == got.info["concepts"] == 3
+    with pytest.raises(ValueError, match="leaves no drawing"):
+        corpus_evaluation.evaluate(Knowing(full), tokenize, preprocess, full, select="name=n11")
+
+
+def test_results_survive_saving(known, tmp_path):
+    known.metrics["undefined"] = float("nan")
+    back = results.load(known.save(tmp_path / "eval"))
+    assert math.isnan(back.metrics.pop("undefined"))
+    known.metrics.pop("undefined")
+    assert back.metrics == pytest.approx(known.metrics, nan_ok=True)
+    assert back.corpus == known.corpus and back.info == known.info
+    torch.testing.assert_close(back.image.mean, known.image.mean)
+    torch.testing.assert_close(back.text.log_var, known.text.log_var)
+    assert torch.equal(back.captions_ranking[0].first, known.captions_ranking[0].first)
+    assert json.loads((tmp_path / "eval" / "metrics.json").read_text())["metrics"]["undefined"] is None
+    (tmp_path / "eval" / "corpus.json").unlink()
+    with pytest.raises(FileNotFoundError, match=r"no corpus.json .*prolip.evaluation.corpus --out"):
+        results.load(tmp_path / "eval")
+
+
+def test_the_table_shows_the_figures(known):
+    text = corpus_evaluation.format_table(known)
+    assert "9 drawings (t), 12 names" in text
+    assert "image -> names" in text and "100.00" in text and "inclusion/name_in_group" in text
+
+
+def test_the_command_evaluates_a_saved_model(shards, tmp_path, capsys):
+    import prolip
+    from prolip.checkpoint import save_pretrained
+
+    torch.manual_seed(0)
+    save_pretrained(prolip.create_model("ProLIP-ViT-test"), tmp_path / "model")
+    out = tmp_path / "eval"
+    arguments = ["--model", f"local-dir:{tmp_path / 'model'}", "--data", str(shards[0]), "--names", str(shards[1])]
+    got = corpus_evaluation.main([*arguments, "--similarity", "mean", "--out", str(out)])
+    assert "image -> names" in capsys.readouterr().out
+    assert 0 <= got.metrics["names/i2t/R@10"] <= 1 and got.image.mean.shape == (9, 32)
+    saved = results.load(out)
+    assert saved.info["model"].startswith("local-dir:") and saved.similarity == "mean"
+    assert saved.metrics["names/i2t/R@1"] == got.metrics["names/i2t/R@1"]
+    assert saved.info["scale"] == pytest.approx(10, rel=1e-5) and saved.info["bias"] == -10

@@ -1,0 +1,105 @@
+"""The uncertainty figures on Gaussians whose answers are known."""
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from prolip.data.emoji import LEVELS, Concept, Corpus, Drawing
+from prolip.evaluation import uncertainty
+from prolip.gaussian import Gaussian
+
+
+def make_corpus() -> Corpus:
+    concepts = (
+        Concept("1", "cat", ("pet", "heart"), "mammal", "nature"),
+        Concept("2", "dog", ("pet",), "mammal", "nature"),
+        Concept("3", "rose", ("heart",), "heart", "nature"),
+    )
+    return Corpus(concepts, tuple(Drawing(f"k{i}", "s", i % 3, b"") for i in range(5)))
+
+
+def gaussians(traces, dim=4):
+    """Unit means in one direction, isotropic variances of the given traces."""
+    traces = torch.tensor(traces, dtype=torch.float64)
+    mean = torch.zeros(len(traces), dim, dtype=torch.float64)
+    mean[:, 0] = 1
+    return Gaussian(mean, (traces / dim).log().unsqueeze(1).expand(-1, dim))
+
+
+def by_generality(table, values):
+    """A trace per text by its most general level."""
+    return [values[LEVELS[level]] for level in table.text_level]
+
+
+PAPER = {"group": 0.8, "subgroup": 0.4, "keyword": 0.2, "name": 0.1}
+
+
+def test_hierarchy_pairs_are_those_of_the_concepts_without_repeats():
+    corpus = make_corpus()
+    table = corpus.caption_table()
+
+    def pairs(inner, outer):
+        found = uncertainty.hierarchy_pairs(corpus, table, inner, outer)
+        left = [d.key for d in corpus.drawings] if inner == "image" else table.texts
+        return {(left[i], table.texts[j]) for i, j in found}
+
+    assert pairs("name", "group") == {("cat", "nature"), ("dog", "nature"), ("rose", "nature")}
+    assert pairs("keyword", "subgroup") == {("pet", "mammal"), ("heart", "mammal")}  # not ("heart", "heart")
+    assert len(uncertainty.hierarchy_pairs(corpus, table, "subgroup", "group")) == 2
+    assert pairs("image", "keyword") == {
+        ("k0", "pet"), ("k0", "heart"), ("k1", "pet"), ("k2", "heart"), ("k3", "pet"), ("k3", "heart"), ("k4", "pet")
+    }  # fmt: skip
+
+
+def test_traces_in_the_papers_order_give_full_inclusion_and_positive_correlations():
+    corpus = make_corpus()
+    table = corpus.caption_table()
+    text, image = gaussians(by_generality(table, PAPER)), gaussians([0.01, 0.02, 0.03, 0.04, 0.05])
+    figures = uncertainty.figures(image, text, corpus, table, np.arange(len(table.texts)))
+    rates = {key: value for key, value in figures.items() if key.startswith("inclusion/") and key.count("/") == 1}
+    # "heart" is a subgroup as well as a keyword of the mammal "cat", with one trace: neither includes the other.
+    assert rates.pop("inclusion/keyword_in_subgroup") == 0.5
+    assert len(rates) == 9 and set(rates.values()) == {1.0}
+    assert figures["trace/group"] == pytest.approx(0.8) and figures["trace/name"] == pytest.approx(0.1)
+    assert figures["spearman/trace_generality"] > 0.9 and figures["spearman/trace_true_matches"] > 0.5
+    assert figures["trace/text_over_image"] > 1
+    # "heart" is a keyword too, and counts there with its one trace.
+    assert figures["trace/keyword"] == pytest.approx((0.2 + 0.4) / 2)
+
+
+def test_the_reversed_order_is_reported_as_reversed():
+    corpus = make_corpus()
+    table = corpus.caption_table()
+    reverse = dict(zip(PAPER, reversed(PAPER.values())))
+    text, image = gaussians(by_generality(table, reverse)), gaussians([0.9] * 5)
+    figures = uncertainty.figures(image, text, corpus, table, np.arange(len(table.texts)))
+    assert figures["inclusion/name_in_group"] == figures["inclusion/image_in_name"] == 0.0
+    assert figures["inclusion/name_in_group/median"] < 0
+    assert figures["spearman/trace_generality"] < -0.9 and figures["spearman/trace_true_matches"] < -0.5
+    assert math.isnan(figures["spearman/trace_true_captions_of_images"])  # a constant trace has no correlation
+
+
+def test_deciles_are_equal_groups_of_rising_trace():
+    trace = np.random.default_rng(0).permutation(100).astype(float)
+    got = uncertainty.by_decile(trace, 1 - trace / 100)
+    np.testing.assert_allclose(got.trace, np.arange(10) * 10 + 4.5)
+    np.testing.assert_allclose(got.value, 1 - got.trace / 100)
+    assert got.spearman_bins == pytest.approx(-1) and got.spearman_queries == pytest.approx(-1)
+
+
+def test_fewer_queries_than_deciles_and_equal_traces_are_harmless():
+    got = uncertainty.by_decile(np.array([1.0, 1.0, 1.0]), np.array([0.0, 1.0, 0.0]))
+    assert got.value.tolist() == [0, 1, 0] and math.isnan(got.spearman_bins)
+
+
+def test_lengths_are_grouped_with_quartiles():
+    got = uncertainty.by_length(np.array([2, 1, 2, 2]), np.array([1.0, 9.0, 2.0, 6.0]))
+    assert [(g.length, g.mean, g.texts) for g in got] == [(1, 9.0, 1), (2, 3.0, 3)]
+    assert (got[1].lower, got[1].upper) == (1.5, 4.0)
+
+
+def test_spearman_ignores_the_scale_and_refuses_to_guess():
+    x = np.arange(10.0)
+    assert uncertainty.spearman(x, np.exp(x)) == pytest.approx(1)
+    assert math.isnan(uncertainty.spearman(x[:2], x[:2])) and math.isnan(uncertainty.spearman(x, np.ones(10)))
