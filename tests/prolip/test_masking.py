@@ -148,6 +148,21 @@ def test_drawing_noise_leaves_the_default_generator_alone():
     assert torch.equal(torch.rand(3), expected)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_views_are_made_on_the_device_without_waiting_for_it():
+    text = texts(8, 16).cuda()
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        keep = keep_patches(draw_noise(16, 49, 0, 1, 1, 1, 2, text.device), 12)
+        masked = mask_text(text, draw_noise(16, 16, 0, 1, 2, 1, 2, text.device), MASK, PAD, (START, END))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert keep.shape == (8, 12) and masked.shape == (8, 16) and keep.is_cuda
+    whole = draw_noise(16, 16, 0, 1, 2, 0, 1, text.device)
+    assert torch.equal(mask_text(text, whole[1::2], MASK, PAD, (START, END)), masked)
+
+
 def test_mixed_seeds_differ_in_half_of_their_low_bits():
     """The CPU generator uses the low 32 bits alone, so neighbouring steps have to differ there."""
     low = [mix_seed(0, step, 1) & 0xFFFF_FFFF for step in range(2000)]

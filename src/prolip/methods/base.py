@@ -187,7 +187,7 @@ def _cut(value: Any, parts: int) -> list[Any]:
     return [value[start:end] for start, end in zip(bounds, bounds[1:])]
 
 
-def _unsynchronised(objective: nn.Module, skip: bool) -> AbstractContextManager:
+def _unsynchronised(objective: Any, skip: bool) -> AbstractContextManager:
     """DDP's no_sync for all but the last micro-batch; nothing for a bare objective."""
     return objective.no_sync() if skip and hasattr(objective, "no_sync") else nullcontext()
 

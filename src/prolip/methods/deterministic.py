@@ -68,8 +68,9 @@ class SigLIPObjective(_DeterministicObjective):
 class CLIPObjective(_DeterministicObjective):
     """Symmetric cross-entropy over the global batch (Radford et al. 2021), in OpenCLIP's implementation.
 
-    Local rows against gathered columns, gathered with gradients: OpenCLIP's other settings lose a factor of the world
-    size in the towers' gradients under DDP's mean. A bias cancels in the softmax, so it is frozen.
+    Local rows against gathered columns, gathered with gradients. Without these gradients OpenCLIP's loss gives the
+    towers 1/W of theirs under DDP's mean (global rows), or leaves out what other ranks owe (local rows); global rows
+    with gradients are exact too, but every rank scores all pairs. A bias cancels in the softmax, so it is frozen.
     """
 
     def __init__(self, model: Any, config: CLIPConfig, seed: int = 0, rank: int = 0, world_size: int = 1):

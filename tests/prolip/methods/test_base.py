@@ -171,7 +171,15 @@ def test_the_first_pass_keeps_no_graph_and_the_second_repeats_its_random_numbers
 
 
 def test_random_numbers_after_a_step_are_not_those_of_the_step():
+    """Neither those of the model's passes nor those of a loss that samples."""
     objective, batch = make(dropout=0.5)
+    drawn, terms = [], objective.terms
+
+    def sampling(reps, batch):
+        drawn.append(torch.rand(4))
+        return terms(reps, batch)
+
+    objective.terms = sampling
     torch.manual_seed(3)
     accumulate_backward(objective, batch, 2)
     after = torch.rand(4)
@@ -179,6 +187,7 @@ def test_random_numbers_after_a_step_are_not_those_of_the_step():
     with torch.no_grad():
         for piece in split_batch(batch, 2):
             objective.embed(piece)
+    assert len(drawn) == 1 and torch.equal(drawn[0], torch.rand(4))
     assert torch.equal(after, torch.rand(4))
 
 

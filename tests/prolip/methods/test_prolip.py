@@ -180,6 +180,17 @@ def test_masked_views_change_with_the_step_and_the_seed_only():
         assert other[0] != views(0, 3)[0] and other[1] != views(0, 3)[1]
 
 
+def test_patches_and_tokens_are_masked_independently():
+    """The same numbers for both would tie the places of kept patches to those of masked tokens."""
+    objective = make_objective(mask_fraction=1.0)
+    text = torch.full((400, 12), 1000)  # as many columns as the model has patches
+    objective.model.num_patches = 12
+    prepared = objective.prepare({"image": torch.zeros(400, 1), "text": text}, step=0)
+    kept = torch.zeros(400, 12).scatter_(1, prepared["keep"], 1.0)
+    masked = (prepared["masked_text"] == MASK).double()
+    assert abs(torch.corrcoef(torch.stack([kept.flatten().double(), masked.flatten()]))[0, 1]) < 0.07
+
+
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_ranks_prepare_the_views_of_one_process(world_size):
     batch = make_batch(32)
