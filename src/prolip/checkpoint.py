@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -56,7 +55,7 @@ def read_state_dict(path: str | os.PathLike, weights_only: bool = True) -> dict[
     except pickle.UnpicklingError as error:
         raise CheckpointError(f"{path} holds more than tensors, or is no torch file ({str(error).splitlines()[0]}):"
                               " if you trust its source, pass weights_only=False") from error
-    except (SafetensorError, RuntimeError, EOFError, OSError) as error:
+    except Exception as error:  # a damaged file makes torch raise whatever its bytes happen to mean
         raise CheckpointError(f"{path} cannot be read, is it complete? ({error})") from error
     if isinstance(state, torch.jit.ScriptModule):
         state = state.state_dict()
@@ -102,7 +101,9 @@ def load_checkpoint(
     kept: set[str] = set()
     if init_uncertainty:
         state, kept = from_deterministic(state, own)
-    resized = fit_positions(state, own, model.visual.grid_size, model.context_length)
+    # Positions are fitted only to weights of the same parts: with one special token less their grid would be misread.
+    same_parts = state.keys() == own.keys()
+    resized = fit_positions(state, own, model.visual.grid_size, model.context_length) if same_parts else []
     problems = mismatches(state, own)
     if any(problems):
         raise CheckpointError(describe(*problems, init_uncertainty=init_uncertainty))

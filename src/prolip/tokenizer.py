@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -147,18 +148,21 @@ def get_tokenizer(
     text = config["text_cfg"]
     options = {**(text.get("tokenizer_kwargs") or {}), **kwargs}
     options["context_length"] = context_length or text.get("context_length", 77)
-    source = str(tokenizer) if tokenizer is not None else _own_source(model_name, text)
+    source = str(tokenizer) if tokenizer is not None else _own_source(model_name, text, cache_dir)
     pad = config["prolip_cfg"]["pad_token_id"]
     made = _make(source, pad, options, cache_dir, model_name)
     _check_ids(made, source, model_name, config)
     return made
 
 
-def _own_source(model_name: str, text_cfg: dict[str, Any]) -> str:
-    """The folder of a `local-dir:` model if it holds a tokenizer, else what the configuration names, else `bpe`."""
-    schema, folder = parse_model_name(model_name)
-    if schema == "local-dir" and any((Path(folder) / name).is_file() for name in ALL_NAMES):
-        return folder
+def _own_source(model_name: str, text_cfg: dict[str, Any], cache_dir: str | None) -> str:
+    """The folder or repository of the model if it holds a tokenizer, else what the configuration names, else `bpe`."""
+    schema, place = parse_model_name(model_name)
+    if schema == "local-dir" and any((Path(place) / name).is_file() for name in ALL_NAMES):
+        return place
+    if schema == "hf-hub":
+        with suppress(HubFileNotFoundError):
+            return str(hub_files(place, ALL_NAMES, cache_dir))
     return text_cfg.get("hf_tokenizer_name") or "bpe"
 
 

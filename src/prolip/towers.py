@@ -218,8 +218,9 @@ class ProbabilisticTextTransformer(TextTransformer):
 
         Padding is the run of pad ids at the end: the bundled BPE pads with 0, the id that "!" has inside a text.
         """
-        valid = (text != self.pad_id).flip(1).cummax(dim=1).values.flip(1)
-        valid = nn.functional.pad(valid, (0, SPECIAL_TOKENS), value=True)
+        place = torch.arange(text.shape[1], device=text.device)
+        last = torch.where(text != self.pad_id, place, -1).amax(dim=1, keepdim=True)
+        valid = nn.functional.pad(place <= last, (0, SPECIAL_TOKENS), value=True)
         hidden = torch.zeros(valid.shape, dtype=dtype, device=text.device).masked_fill(~valid, float("-inf"))
         length = valid.shape[1]
         return hidden[:, None, None].expand(-1, self.heads, length, -1).reshape(-1, length, length)

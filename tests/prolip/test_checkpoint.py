@@ -1,0 +1,343 @@
+"""Weights in and out: strict both ways, every layout that is promised, and special rows that survive a resize."""
+import json
+import math
+
+import open_clip
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import prolip
+from prolip import checkpoint
+from prolip.checkpoint import CheckpointError, load_checkpoint, read_state_dict, save_pretrained
+from prolip.resize import resize_context, resize_grid, resize_image_positions, resize_text_positions
+
+OPENCLIP = {
+    "embed_dim": 32,
+    "vision_cfg": {"image_size": 32, "patch_size": 8, "width": 32, "layers": 2, "head_width": 16},
+    "text_cfg": {"context_length": 12, "vocab_size": 49408, "width": 32, "heads": 2, "layers": 1},
+}
+
+
+def build(seed=0, **kwargs):
+    torch.manual_seed(seed)
+    return prolip.create_model("ProLIP-ViT-test", **kwargs)
+
+
+def same(a, b):
+    return all(torch.equal(value, b[key]) for key, value in a.items()) and a.keys() == b.keys()
+
+
+def openclip(kind, seed=7, **text):
+    torch.manual_seed(seed)
+    config = {**OPENCLIP, "text_cfg": OPENCLIP["text_cfg"] | text}
+    return (open_clip.CLIP if kind == "plain" else open_clip.CustomTextCLIP)(**config)
+
+
+# --- round trips ------------------------------------------------------------------------------------------------------
+
+
+def test_a_saved_folder_gives_the_same_model(tmp_path):
+    model = build(init_unc_bias=-7.0, mask_padding=True, force_preprocess_cfg={"mean": (0.1, 0.2, 0.3)})
+    save_pretrained(model, tmp_path / "new" / "folder")
+    again, _, val = prolip.create_model_and_transforms(f"local-dir:{tmp_path}/new/folder")
+    assert same(model.state_dict(), again.state_dict())
+    assert again.config == model.config and again.text.mask_padding
+    assert list(again.visual.preprocess_cfg["mean"]) == [0.1, 0.2, 0.3] and "0.1" in repr(val)
+    written = json.loads((tmp_path / "new/folder/config.json").read_text())
+    assert set(written) == {"model_cfg", "preprocess_cfg"}
+    assert sorted(p.name for p in (tmp_path / "new/folder").iterdir()) == ["config.json", "model.safetensors"]
+
+
+def test_low_precision_weights_survive_a_round_trip(tmp_path):
+    model = build(precision="bf16")
+    save_pretrained(model, tmp_path)
+    again = prolip.create_model(f"local-dir:{tmp_path}", precision="bf16")
+    assert same(model.state_dict(), again.state_dict())
+    assert load_file(tmp_path / "model.safetensors")["visual.conv1.weight"].dtype == torch.bfloat16
+
+
+def test_an_interrupted_save_leaves_the_old_folder_whole(tmp_path, monkeypatch):
+    old = build()
+    save_pretrained(old, tmp_path)
+
+    def killed(tensors, path, **kwargs):
+        path.write_bytes(b"half a file")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(checkpoint, "save_file", killed)
+    with pytest.raises(KeyboardInterrupt):
+        save_pretrained(build(seed=1), tmp_path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
+    assert same(prolip.create_model(f"local-dir:{tmp_path}").state_dict(), old.state_dict())
+
+
+@pytest.mark.parametrize("wrap", [
+    lambda s: s,
+    lambda s: {"state_dict": s, "epoch": 3, "name": "run"},
+    lambda s: {"model": s, "optimizer": {"lr": 0.1}},
+    lambda s: {"state_dict": {f"module.{k}": v for k, v in s.items()}},
+    lambda s: {"state_dict": {f"module._orig_mod.{k}": v for k, v in s.items()}},
+    lambda s: {"model": {f"module.model.{k}": v for k, v in s.items()}},
+], ids=["bare", "state_dict", "model", "ddp", "compiled", "objective"])
+def test_checkpoints_of_training_are_unwrapped(tmp_path, wrap):
+    model = build()
+    torch.save(wrap(model.state_dict()), tmp_path / "epoch_3.pt")
+    assert same(build(seed=1, pretrained=str(tmp_path / "epoch_3.pt")).state_dict(), model.state_dict())
+    report = load_checkpoint(build(seed=1), wrap(model.state_dict()))
+    assert report == ((), ())
+
+
+def test_a_folder_may_be_given_as_pretrained(tmp_path):
+    model = build()
+    save_pretrained(model, tmp_path)
+    assert same(build(seed=1, pretrained=str(tmp_path)).state_dict(), model.state_dict())
+
+
+# --- refusals ---------------------------------------------------------------------------------------------------------
+
+
+def test_every_mismatch_is_reported_from_both_sides_and_nothing_is_loaded():
+    model, state = build(), build(seed=1).state_dict()
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    state["visual.proj2"] = state.pop("visual.proj")
+    state["text.ln_final.weight"] = torch.ones(48)
+    with pytest.raises(CheckpointError) as caught:
+        load_checkpoint(model, state)
+    for part in (
+        "only in the model (1): visual.proj", "only in the checkpoint (1): visual.proj2",
+        "text.ln_final.weight: checkpoint (48,), model (32,)", "local-dir:<folder>",
+    ):
+        assert part in str(caught.value)
+    assert same(before, model.state_dict())
+
+
+def test_weights_of_another_size_name_the_remedy():
+    with pytest.raises(CheckpointError, match="visual.conv1.weight: checkpoint .32, 3, 8, 8., model .48.*") as caught:
+        load_checkpoint(build(vision_cfg={"width": 48}), build().state_dict())
+    assert "the architectures differ in size" in str(caught.value)
+
+
+def test_files_that_are_no_checkpoints_are_refused(tmp_path):
+    for name in ("broken.safetensors", "broken.pt"):
+        (tmp_path / name).write_bytes(b"abc")
+        with pytest.raises(CheckpointError, match=name):
+            read_state_dict(tmp_path / name)
+    with pytest.raises(FileNotFoundError, match="no weights at .*absent.pt"):
+        read_state_dict(tmp_path / "absent.pt")
+    torch.save({"epoch": 3}, tmp_path / "other.pt")
+    with pytest.raises(CheckpointError, match=r"got \['epoch'\], want name -> tensor"):
+        read_state_dict(tmp_path / "other.pt")
+
+
+def test_a_truncated_file_is_refused(tmp_path):
+    for name, write in (("a.safetensors", save_file), ("b.pt", torch.save)):
+        write(build().state_dict(), tmp_path / name)
+        whole = (tmp_path / name).read_bytes()
+        (tmp_path / name).write_bytes(whole[: len(whole) // 2])
+        with pytest.raises(CheckpointError, match="cannot be read, is it complete"):
+            read_state_dict(tmp_path / name)
+
+
+def test_a_file_with_code_is_refused_until_it_is_trusted(tmp_path):
+    torch.save({"state_dict": build().state_dict(), "args": math.sqrt}, tmp_path / "a.pt")
+    with pytest.raises(CheckpointError, match="weights_only=False"):
+        read_state_dict(tmp_path / "a.pt")
+    assert read_state_dict(tmp_path / "a.pt", weights_only=False)
+
+
+# --- deterministic OpenCLIP models as initialisation ------------------------------------------------------------------
+
+UNCERTAIN = {
+    "visual.unc_embedding", "visual.uncertainty_proj.weight", "visual.uncertainty_proj.bias", "text.unc_emb",
+    "text.text_uncertainty_projection.weight", "text.text_uncertainty_projection.bias",
+}
+
+
+@pytest.mark.parametrize("kind", ["plain", "custom"])
+def test_openclip_weights_initialise_everything_that_they_have(kind):
+    source = openclip(kind).state_dict()
+    prefix = "" if kind == "plain" else "text."
+    model, fresh = build(), build().state_dict()
+    report = load_checkpoint(model, source, init_uncertainty=True)
+    state = model.state_dict()
+    for name in ("visual.conv1.weight", "visual.proj", "visual.ln_post.bias", "visual.class_embedding"):
+        assert torch.equal(state[name], source[name]), name
+    block = "transformer.resblocks.0.mlp.c_fc.weight"
+    assert torch.equal(state[f"text.{block}"], source[f"{prefix}{block}"])
+    assert torch.equal(state["text.text_projection.weight"], source[f"{prefix}text_projection"].t())
+    images, texts = state["visual.positional_embedding"], state["text.positional_embedding"]
+    assert torch.equal(images[0], source["visual.positional_embedding"][0])
+    assert torch.equal(images[2:], source["visual.positional_embedding"][1:])
+    assert torch.equal(images[1], fresh["visual.positional_embedding"][1])
+    assert torch.equal(texts[:-2], source[f"{prefix}positional_embedding"])
+    assert torch.equal(texts[-2:], fresh["text.positional_embedding"][-2:])
+    ids = state["text.token_embedding.weight"]
+    assert torch.equal(ids[:-1], source[f"{prefix}token_embedding.weight"])
+    assert torch.equal(ids[-1], fresh["text.token_embedding.weight"][-1])
+    kept = {*UNCERTAIN, "text.cls_emb", "text.text_projection.bias", "logit_scale", "logit_bias"}
+    assert {name for name in report.kept if "[" not in name} == kept
+    assert all(torch.equal(state[name], fresh[name]) for name in kept)
+    assert [name.split(" ")[0] for name in report.kept if "[" in name] == [
+        "text.positional_embedding[-1]", "text.positional_embedding[-2]", "text.token_embedding.weight[49408:49409]",
+        "visual.positional_embedding[1]",
+    ]
+
+
+def test_the_kept_and_the_loaded_are_all_there_is():
+    """No tensor is left at its initial value without being reported."""
+    model, fresh = build(), build().state_dict()
+    report = load_checkpoint(model, openclip("custom").state_dict(), init_uncertainty=True)
+    unchanged = {name for name, value in model.state_dict().items() if torch.equal(value, fresh[name])}
+    constant = {name for name in unchanged if fresh[name].unique().numel() == 1 and fresh[name].numel() > 1}
+    assert unchanged - constant <= set(report.kept)
+
+
+def test_create_model_initialises_from_an_openclip_file(tmp_path):
+    torch.save({"state_dict": openclip("plain").state_dict()}, tmp_path / "clip.pt")
+    model = build(pretrained=str(tmp_path / "clip.pt"), init_uncertainty=True)
+    assert torch.equal(model.visual.proj, openclip("plain").visual.proj)
+    image, text, *_ = model(torch.randn(2, 3, 32, 32), torch.randint(1, 49000, (2, 12)))
+    assert image.mean.isfinite().all() and text.log_var.mean().item() == pytest.approx(-10, abs=0.1)
+
+
+def test_openclip_weights_without_the_wish_are_refused_and_told_of_it():
+    with pytest.raises(CheckpointError, match="without uncertainty: pass init_uncertainty=True"):
+        load_checkpoint(build(), openclip("custom").state_dict())
+
+
+def test_only_the_uncertainty_may_be_missing_even_when_asked():
+    source = openclip("custom").state_dict()
+    del source["text.transformer.resblocks.0.ln_1.weight"], source["visual.class_embedding"]
+    with pytest.raises(CheckpointError) as caught:
+        load_checkpoint(build(), source, init_uncertainty=True)
+    assert (
+        "only in the model (2): visual.class_embedding, text.transformer.resblocks.0.ln_1.weight" in str(caught.value)
+    )
+
+
+def test_a_sigmoid_models_scale_and_bias_are_taken_and_a_softmax_models_scale_is_not():
+    source = openclip("custom").state_dict()
+    assert source["logit_scale"].exp().item() == pytest.approx(1 / 0.07)
+    model = build()
+    load_checkpoint(model, source, init_uncertainty=True)
+    assert (model.logit_scale.exp().item(), model.logit_bias.item()) == (pytest.approx(10), -10)
+    source["logit_bias"] = torch.tensor([-3.0])
+    source["logit_scale"] = torch.tensor([1.5])
+    load_checkpoint(model, source, init_uncertainty=True)
+    assert (model.logit_scale.item(), model.logit_bias.item()) == (1.5, -3)
+
+
+def test_a_siglip_like_text_tower_with_cls_and_bias_gives_them_all():
+    source = openclip("custom", embed_cls=True, no_causal_mask=True, proj_bias=True, pool_type="last").state_dict()
+    model = build()
+    report = load_checkpoint(model, source, init_uncertainty=True)
+    state = model.state_dict()
+    assert torch.equal(state["text.cls_emb"], source["text.cls_emb"])
+    assert torch.equal(state["text.text_projection.bias"], source["text.text_projection.bias"])
+    positions = state["text.positional_embedding"]
+    assert torch.equal(positions[:12], source["text.positional_embedding"][:12])
+    assert torch.equal(positions[-1], source["text.positional_embedding"][-1])
+    assert not any(name.startswith(("text.cls_emb", "text.text_projection", "text.positional_embedding[-1]"))
+                   for name in report.kept)
+
+
+def test_initialising_uncertainty_over_weights_that_have_it_is_refused():
+    with pytest.raises(CheckpointError, match="have .UNC. tokens already"):
+        load_checkpoint(build(), build().state_dict(), init_uncertainty=True)
+
+
+def test_a_timm_tower_is_refused_by_name():
+    source = {f"visual.trunk.{i}": torch.zeros(1) for i in range(3)} | {"text.cls_emb": torch.zeros(32)}
+    with pytest.raises(CheckpointError, match="timm image tower"):
+        load_checkpoint(build(), source, init_uncertainty=True)
+
+
+def test_openclip_weights_of_another_size_and_context_are_fitted():
+    torch.manual_seed(3)
+    config = {**OPENCLIP, "vision_cfg": OPENCLIP["vision_cfg"] | {"image_size": 48},
+              "text_cfg": OPENCLIP["text_cfg"] | {"context_length": 77}}
+    source = open_clip.CLIP(**config).state_dict()
+    model = build()
+    report = load_checkpoint(model, source, init_uncertainty=True)
+    assert len(report.resized) == 2
+    assert torch.equal(model.text.positional_embedding[:12], source["positional_embedding"][:12])
+    assert torch.equal(model.visual.positional_embedding[0], source["visual.positional_embedding"][0])
+
+
+# --- resizing ---------------------------------------------------------------------------------------------------------
+
+
+def test_another_image_size_interpolates_the_grid_as_openclip_does():
+    source = openclip("plain").state_dict()
+    positions = source["visual.positional_embedding"].clone()
+    torch.manual_seed(0)
+    config = {**OPENCLIP, "vision_cfg": OPENCLIP["vision_cfg"] | {"image_size": 48}}
+    open_clip.model.resize_pos_embed(source, open_clip.CLIP(**config))
+    torch.testing.assert_close(resize_grid(positions[1:], (6, 6)), source["visual.positional_embedding"][1:])
+
+
+def test_the_special_rows_of_images_are_untouched_and_a_smooth_grid_stays_smooth():
+    rows = torch.linspace(0, 1, 8)
+    grid = torch.stack(torch.meshgrid(rows, rows, indexing="ij"), -1).flatten(0, 1)
+    special = torch.tensor([[5.0, 6.0], [-7.0, 8.0]])
+    out = resize_image_positions(torch.cat([special, grid]), (16, 12))
+    assert torch.equal(out[:2], special) and out.shape == (2 + 16 * 12, 2)
+    inner = out[2:].reshape(16, 12, 2)[4:-4, 3:-3]
+    centres = [((torch.arange(n) + 0.5) * 8 / n - 0.5) / 7 for n in (16, 12)]
+    torch.testing.assert_close(inner[..., 0], centres[0][4:-4, None].expand(-1, 6), atol=5e-3, rtol=0)
+    torch.testing.assert_close(inner[..., 1], centres[1][None, 3:-3].expand(8, -1), atol=5e-3, rtol=0)
+
+
+def test_a_grid_that_is_not_square_is_refused():
+    with pytest.raises(ValueError, match="12 patch positions form no square grid"):
+        resize_grid(torch.zeros(12, 4), (5, 5))
+
+
+def test_a_long_context_keeps_the_first_20_and_the_last_2_and_stretches_the_44_between():
+    old = torch.arange(66.0)[:, None] * torch.tensor([1.0, -2.0])
+    new = resize_text_positions(old, 256)
+    assert new.shape == (258, 2)
+    assert torch.equal(new[:20], old[:20]) and torch.equal(new[-2:], old[-2:])
+    between = new[20:256, 0]
+    torch.testing.assert_close(between, torch.linspace(20, 63, 236))  # a linear ramp stays one, with both ends
+
+
+def test_a_short_context_keeps_the_first_positions():
+    old = torch.randn(18, 4)
+    assert torch.equal(resize_text_positions(old, 10), torch.cat([old[:10], old[-2:]]))
+    assert torch.equal(resize_text_positions(old, 16), old)
+
+
+def test_contexts_below_60_keep_a_third():
+    old = torch.randn(12, 4)
+    new = resize_context(old, 30)
+    assert torch.equal(new[:4], old[:4]) and new.shape == (30, 4)
+    torch.testing.assert_close(new[[4, -1]], old[[4, -1]])
+
+
+def test_loading_resizes_and_reports(tmp_path):
+    model = build()
+    save_pretrained(model, tmp_path)
+    again = prolip.create_model(f"local-dir:{tmp_path}", force_image_size=64, force_context_length=40)
+    assert again.num_patches == 64 and again.context_length == 40
+    assert torch.equal(again.visual.positional_embedding[:2], model.visual.positional_embedding[:2])
+    assert torch.equal(again.text.positional_embedding[-2:], model.text.positional_embedding[-2:])
+    assert torch.equal(again.text.positional_embedding[:4], model.text.positional_embedding[:4])
+    assert again.visual.preprocess_cfg["size"] == (64, 64)
+    z = again.encode_image(torch.randn(1, 3, 64, 64))
+    assert z.mean.isfinite().all()
+    report = load_checkpoint(build(force_image_size=64), model.state_dict())
+    assert report.resized == ("visual.positional_embedding from 18 to 66 rows, the 2 special ones kept",)
+
+
+def test_the_long_model_loads_the_short_ones_weights_on_released_layout():
+    with torch.device("meta"):
+        short, long = (
+            prolip.model.ProLIP(prolip.factory.get_model_config(name)[0])
+            for name in ("ProLIP-ViT-B-16", "ProLIP-ViT-B-16-long")
+        )
+    state = {key: value for key, value in short.state_dict().items() if key == "text.positional_embedding"}
+    state["text.positional_embedding"] = torch.randn(66, 768)
+    checkpoint.fit_positions(state, long.state_dict(), long.visual.grid_size, long.context_length)
+    assert state["text.positional_embedding"].shape == long.text.positional_embedding.shape == (258, 768)

@@ -1,0 +1,180 @@
+"""create_model and its relatives: every bundled name builds; whatever is asked wrongly is answered with what to ask."""
+import json
+import time
+
+import pytest
+import torch
+from open_clip.transform import AugmentationCfg
+from PIL import Image
+
+import prolip
+from prolip import factory, hub
+from prolip.model import ProLIP
+
+NAMES = [
+    "ProLIP-ViT-B-16", "ProLIP-ViT-B-16-long", "ProLIP-ViT-H-14", "ProLIP-ViT-L-16", "ProLIP-ViT-S-16",
+    "ProLIP-ViT-SO400M-14", "ProLIP-ViT-test", "ProLIP-ViT-XS-16",
+]
+
+
+def test_list_models_names_every_configuration():
+    assert sorted(prolip.list_models()) == sorted(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_configuration_builds(name):
+    config, _ = factory.get_model_config(name)
+    with torch.device("meta"):
+        model = ProLIP(config)
+    size, patch = config["vision_cfg"]["image_size"], config["vision_cfg"]["patch_size"]
+    assert size % patch == 0 and model.num_patches == (size // patch) ** 2
+    assert model.visual.positional_embedding.shape[0] == model.num_patches + 2
+    assert model.text.positional_embedding.shape[0] == model.context_length + 2
+    assert config["vision_cfg"]["width"] // config["vision_cfg"]["head_width"] == model.visual.transformer.resblocks[
+        0
+    ].attn.num_heads
+    assert config["prolip_cfg"]["forward"] == "paper" and not config["prolip_cfg"]["mask_padding"]
+    assert model.mask_token_id is not None and model.mask_token_id not in (model.pad_token_id, *model.special_token_ids)
+
+
+def test_the_long_model_has_256_tokens_and_is_otherwise_the_b16():
+    short, long = (factory.get_model_config(name)[0] for name in ("ProLIP-ViT-B-16", "ProLIP-ViT-B-16-long"))
+    assert long["text_cfg"].pop("context_length") == 256 and short["text_cfg"].pop("context_length") == 64
+    assert long == short
+
+
+def test_b16_builds_and_runs_offline():
+    model = prolip.create_model("ProLIP-ViT-B-16").eval()
+    with torch.no_grad():
+        image, text, scale, bias = model(torch.randn(1, 3, 224, 224), torch.randint(2, 32000, (1, 64)))
+    assert image.mean.shape == text.mean.shape == (1, 768)
+    assert (scale.item(), bias.item()) == (pytest.approx(10), -10)
+    assert image.trace.item() == pytest.approx(768 * 4.54e-5, rel=0.1)
+
+
+@pytest.mark.parametrize("name, near", [
+    ("ProLIP-ViT-B16", "ProLIP-ViT-B-16"), ("prolip-vit-xs-16", "ProLIP-ViT-XS-16"), ("ViT-B-16", "ProLIP-ViT-B-16"),
+])
+def test_an_unknown_name_lists_the_near_ones(name, near):
+    with pytest.raises(ValueError, match=f"unknown model '{name}': did you mean .*{near}"):
+        prolip.create_model(name)
+
+
+def test_a_name_near_nothing_lists_all():
+    with pytest.raises(ValueError, match="choose from .*ProLIP-ViT-B-16.*hf-hub:"):
+        prolip.create_model("zzz")
+
+
+@pytest.mark.parametrize("kwargs, error, message", [
+    ({"precision": "fp8"}, ValueError, "precision is 'fp8': did you mean"),
+    ({"mask_paddin": True}, TypeError, "no option 'mask_paddin': did you mean mask_padding"),
+    ({"pretrained": "laion2b"}, FileNotFoundError, "'laion2b' is no file: give a weights file"),
+    ({"require_pretrained": True}, ValueError, "no weights to load for ProLIP-ViT-test"),
+    ({"init_uncertainty": True}, ValueError, "no weights to load"),
+    ({"forward": "papr"}, ValueError, "choose one of paper, released"),
+    ({"mask_token_id": 50000}, ValueError, "mask_token_id is 50000, but text_cfg.vocab_size is 49409"),
+    ({"vision_cfg": {"widht": 3}}, ValueError, "unknown key 'widht' in vision_cfg: did you mean width"),
+    ({"text_cfg": {"hf_model_name": "roberta"}}, ValueError, "text_cfg.hf_model_name: towers of other libraries"),
+    ({"text_cfg": {"pad_id": 7}}, ValueError, "text_cfg.pad_id is 7 and prolip_cfg.pad_token_id 0"),
+    ({"vision_cfg": {"head_width": 5}}, ValueError, "width 32 is no multiple of head_width 5"),
+])
+def test_wrong_options_are_refused_with_the_remedy(kwargs, error, message):
+    with pytest.raises(error, match=message):
+        prolip.create_model("ProLIP-ViT-test", **kwargs)
+
+
+def test_options_reach_the_model():
+    model = prolip.create_model(
+        "ProLIP-ViT-test", force_image_size=(16, 48), force_context_length=20, force_quick_gelu=True, mask_padding=True,
+        init_logit_scale=3.0, vision_cfg={"layers": 1},
+    )
+    assert model.visual.image_size == (16, 48) and model.num_patches == 2 * 6
+    assert model.context_length == 20 and model.text.mask_padding
+    assert model.logit_scale.item() == 3.0 and len(model.visual.transformer.resblocks) == 1
+    assert type(model.visual.transformer.resblocks[0].mlp.gelu).__name__ == "QuickGELU"
+    assert model.config["vision_cfg"]["image_size"] == (16, 48)
+
+
+def test_bundled_configurations_are_not_changed_by_options():
+    before = json.dumps(factory.get_model_config("ProLIP-ViT-test")[0])
+    prolip.create_model("ProLIP-ViT-test", force_context_length=20, vision_cfg={"layers": 1}, mask_padding=True)
+    assert json.dumps(factory.get_model_config("ProLIP-ViT-test")[0]) == before
+
+
+# OpenCLIP calls the jitter of its own pipeline unused although it applies it.
+@pytest.mark.filterwarnings("ignore:Unused augmentation cfg items")
+def test_transforms_are_openclips_for_the_models_size():
+    model, train, val = prolip.create_model_and_transforms(
+        "ProLIP-ViT-test", image_mean=(0.0, 0.0, 0.0), image_std=(1.0, 1.0, 1.0),
+        aug_cfg={"scale": (0.8, 1.0), "color_jitter": (0.32, 0.32, 0.32, 0.08), "color_jitter_prob": 0.8,
+                 "gray_scale_prob": 0.2},
+    )
+    picture = Image.new("RGB", (90, 70), (255, 0, 51))
+    assert train(picture).shape == (3, 32, 32)
+    torch.testing.assert_close(val(picture).mean((1, 2)), torch.tensor([1.0, 0.0, 0.2]))
+    assert all(step in repr(train) and step not in repr(val) for step in ("color_jitter", "gray_scale"))
+    assert tuple(model.visual.preprocess_cfg["mean"]) == (0.0, 0.0, 0.0)
+    _, train, _ = prolip.create_model_and_transforms("ProLIP-ViT-test", aug_cfg=AugmentationCfg(scale=(0.5, 0.6)))
+    assert "scale=(0.5, 0.6)" in repr(train)
+
+
+def test_a_schema_with_pretrained_is_refused_since_one_would_be_ignored(tmp_path):
+    with pytest.raises(ValueError, match="would be ignored: drop one"):
+        prolip.create_model("local-dir:tests/fixtures/released_prolip_tiny", pretrained="x.pt")
+
+
+def test_a_local_folder_that_is_incomplete_says_what_is_missing(tmp_path):
+    with pytest.raises(FileNotFoundError, match="is no folder: local-dir: wants one with config.json"):
+        prolip.create_model(f"local-dir:{tmp_path}/absent")
+    with pytest.raises(FileNotFoundError, match="no configuration in .*found nothing"):
+        prolip.create_model(f"local-dir:{tmp_path}")
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ValueError, match="config.json is no JSON"):
+        prolip.create_model(f"local-dir:{tmp_path}")
+    (tmp_path / "config.json").write_text(json.dumps(factory.get_model_config("ProLIP-ViT-test")[0]))
+    with pytest.raises(FileNotFoundError, match="no weights in .*want one of model.safetensors.*found config.json"):
+        prolip.create_model(f"local-dir:{tmp_path}")
+    assert prolip.create_model(f"local-dir:{tmp_path}", load_weights=False).embed_dim == 32
+
+
+def test_a_plain_openclip_folder_is_refused_with_the_way_to_use_it(tmp_path):
+    config = {"embed_dim": 32, "vision_cfg": {"width": 32}, "text_cfg": {"width": 32}}
+    (tmp_path / "open_clip_config.json").write_text(json.dumps({"model_cfg": config, "preprocess_cfg": {}}))
+    with pytest.raises(ValueError, match="no prolip_cfg: it is a plain OpenCLIP model.*init_uncertainty=True"):
+        prolip.create_model(f"local-dir:{tmp_path}")
+
+
+def test_an_absent_hub_model_is_said_at_once(monkeypatch, tmp_path):
+    monkeypatch.setattr(hub, "reachable", lambda: False)
+    start = time.perf_counter()
+    with pytest.raises(FileNotFoundError, match="hf download org/absent --local-dir <folder>.*local-dir:<folder>"):
+        prolip.create_model("hf-hub:org/absent", cache_dir=str(tmp_path))
+    assert time.perf_counter() - start < 5
+
+
+def test_a_hub_model_in_the_cache_needs_no_network(monkeypatch, tmp_path):
+    monkeypatch.setattr(hub, "reachable", lambda: pytest.fail("asked for the network"))
+    snapshot = tmp_path / "models--org--tiny" / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    (tmp_path / "models--org--tiny" / "refs").mkdir()
+    (tmp_path / "models--org--tiny" / "refs" / "main").write_text("abc")
+    from prolip.checkpoint import save_pretrained
+
+    model = prolip.create_model("ProLIP-ViT-test")
+    save_pretrained(model, snapshot)
+    again = prolip.create_model("hf-hub:org/tiny", cache_dir=str(tmp_path))
+    assert torch.equal(again.visual.proj, model.visual.proj)
+
+
+def test_a_hub_that_does_not_answer_is_unreachable(monkeypatch):
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    assert not hub.reachable(timeout=1.0)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert hub.offline()
+
+
+@pytest.mark.parametrize("name", ["hf-hub:", "local-dir:"])
+def test_an_empty_schema_is_refused(name):
+    with pytest.raises(ValueError, match="mpty"):
+        prolip.create_model(name)

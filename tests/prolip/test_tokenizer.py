@@ -1,0 +1,202 @@
+"""Tokenizers from the bundle, a sentencepiece file and a folder; what is absent or does not fit is said at once."""
+import shutil
+import sys
+import time
+
+import pytest
+import torch
+
+import prolip
+from prolip import hub
+from prolip.tokenizer import BPETokenizer, FolderTokenizer, SentencePieceTokenizer, TokenizerNotFoundError, pad_rows
+
+SENTENCES = [
+    "a cat on a sofa", "two dogs in the rain", "the red house", "a bird over the sea", "people at a table",
+    "green tree", "cat and dog", "a house near the sea", "rain over the house", "the sofa is red",
+    "a bird in a green tree",
+]
+
+
+@pytest.fixture(scope="module")
+def pieces(tmp_path_factory):
+    """A sentencepiece model laid out as SigLIP's: pad 0, end 1, unknown 2, no start."""
+    spm = pytest.importorskip("sentencepiece")
+    folder = tmp_path_factory.mktemp("pieces")
+    (folder / "text.txt").write_text("\n".join(SENTENCES * 20))
+    spm.SentencePieceTrainer.train(
+        input=str(folder / "text.txt"), model_prefix=str(folder / "spiece"), vocab_size=48, hard_vocab_limit=False,
+        pad_id=0, eos_id=1, unk_id=2, bos_id=-1, minloglevel=2, num_threads=1,
+    )
+    return folder / "spiece.model"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder of tokenizer files as transformers writes it: whole words, with the end token 1 appended."""
+    transformers = pytest.importorskip("transformers")
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+    words = sorted({word for sentence in SENTENCES for word in sentence.split()})
+    vocabulary = {"<unk>": 0, "</s>": 1} | {word: i + 2 for i, word in enumerate(words)}
+    raw = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    raw.pre_tokenizer = pre_tokenizers.Whitespace()
+    raw.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    path = tmp_path_factory.mktemp("words")
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=raw, unk_token="<unk>", eos_token="</s>", pad_token="</s>"
+    ).save_pretrained(path)
+    return path, vocabulary
+
+
+def test_rows_are_padded_to_int64():
+    assert torch.equal(pad_rows([[3, 4], [], [5, 6, 7]], 3, 9), torch.tensor([[3, 4, 9], [9, 9, 9], [5, 6, 7]]))
+    assert pad_rows([], 3, 9).shape == (0, 3)
+
+
+def test_small_models_read_with_the_bundled_bpe():
+    tokenizer = prolip.get_tokenizer("ProLIP-ViT-XS-16")
+    assert isinstance(tokenizer, BPETokenizer)
+    ids = tokenizer(["a photo of a cat", "x " * 50])
+    assert ids.shape == (2, 16) and ids.dtype == torch.int64
+    assert ids[0].tolist() == [49406, 320, 1125, 539, 320, 2368, 49407] + [0] * 9  # OpenAI's published ids
+    assert ids[1, -1] == 49407 and (ids[1] != 0).all()
+    assert torch.equal(tokenizer("a photo of a cat"), ids[:1])
+    assert tokenizer("cat", context_length=5).shape == (1, 5)
+    assert prolip.get_tokenizer("ProLIP-ViT-XS-16", context_length=9)("cat").shape == (1, 9)
+
+
+def test_every_id_of_a_model_has_an_embedding():
+    model, tokenizer = prolip.create_model("ProLIP-ViT-test"), prolip.get_tokenizer("ProLIP-ViT-test")
+    assert tokenizer.vocab_size <= model.vocab_size and tokenizer.pad_token_id == model.pad_token_id
+    assert {tokenizer.sot_token_id, tokenizer.eot_token_id} == set(model.special_token_ids)
+    assert model.mask_token_id >= tokenizer.vocab_size  # [MASK] is no word
+    assert model.encode_text(tokenizer(["a cat", ""])).mean.isfinite().all()
+
+
+def test_a_sentencepiece_file_needs_no_other_library(pieces, monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    tokenizer = prolip.get_tokenizer("ProLIP-ViT-B-16", tokenizer=pieces)
+    assert isinstance(tokenizer, SentencePieceTokenizer)
+    ids = tokenizer(["A cat, on a SOFA!", "a cat on a sofa", "", "bird " * 80])
+    assert ids.shape == (4, 64) and ids.dtype == torch.int64
+    assert torch.equal(ids[0], ids[1])  # canonicalised, as the configuration says
+    body = tokenizer.pieces.encode("a cat on a sofa")
+    assert ids[1].tolist() == body + [1] * (64 - len(body))
+    assert (ids[2] == 1).all()
+    assert ids[3, -1] == 1 and (ids[3, :-1] > 1).all()
+
+
+def test_a_folder_with_a_sentencepiece_file_works_without_transformers(pieces, monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    tokenizer = prolip.get_tokenizer("ProLIP-ViT-B-16", tokenizer=pieces.parent, clean="whitespace")
+    assert isinstance(tokenizer, SentencePieceTokenizer)
+    assert not torch.equal(tokenizer("A cat!"), tokenizer("a cat"))
+
+
+def test_a_folder_of_tokenizer_files_is_read_by_transformers(folder):
+    path, vocabulary = folder
+    tokenizer = prolip.get_tokenizer("ProLIP-ViT-B-16", tokenizer=str(path))
+    assert isinstance(tokenizer, FolderTokenizer)
+    ids = tokenizer(["The red HOUSE!", "cat " * 90, ""])
+    assert ids.shape == (3, 64)
+    assert ids[0].tolist() == [vocabulary[word] for word in ("the", "red", "house")] + [1] * 61
+    assert ids[1].tolist() == [vocabulary["cat"]] * 63 + [1]
+    assert (ids[2] == 1).all()
+    assert tokenizer([]).shape == (0, 64)
+
+
+def test_a_folder_of_tokenizer_files_without_transformers_says_what_to_install(folder, monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(ImportError, match="pip install transformers"):
+        prolip.get_tokenizer("ProLIP-ViT-B-16", tokenizer=folder[0])
+
+
+def test_a_saved_model_brings_its_tokenizer(pieces, folder, tmp_path):
+    from prolip.checkpoint import save_pretrained
+
+    # T5-like ids: pad and end are 1
+    model = prolip.create_model(
+        "ProLIP-ViT-test", pad_token_id=1, special_token_ids=[1], text_cfg={"hf_tokenizer_name": "org/absent"}
+    )
+    for number, source in enumerate((pieces, folder[0])):
+        name = f"local-dir:{tmp_path}/{number}"
+        made = prolip.get_tokenizer("ProLIP-ViT-B-16", tokenizer=source, context_length=12)
+        save_pretrained(model, tmp_path / str(number), made)
+        again = prolip.get_tokenizer(name, clean="canonicalize")
+        assert type(again) is type(made)
+        assert torch.equal(again("the red house"), made("the red house"))
+        assert torch.equal(prolip.create_model(name).text.cls_emb, model.text.cls_emb)
+
+
+def test_absent_files_are_said_at_once_with_what_to_give_and_what_to_run(monkeypatch, tmp_path):
+    monkeypatch.setattr(hub, "reachable", lambda: False)
+    start = time.perf_counter()
+    with pytest.raises(TokenizerNotFoundError) as caught:
+        prolip.get_tokenizer("ProLIP-ViT-B-16", cache_dir=str(tmp_path))
+    assert time.perf_counter() - start < 5
+    for part in ("hf download timm/ViT-B-16-SigLIP", "--tokenizer <folder>", "sentencepiece file"):
+        assert part in str(caught.value)
+
+
+def test_a_hub_models_own_tokenizer_comes_before_the_one_its_configuration_names(folder, tmp_path, monkeypatch):
+    from prolip.checkpoint import save_pretrained
+
+    monkeypatch.setattr(hub, "reachable", lambda: False)
+    model = prolip.create_model(
+        "ProLIP-ViT-test", pad_token_id=1, special_token_ids=[1], text_cfg={"hf_tokenizer_name": "org/absent"}
+    )
+    cache = tmp_path / "models--org--ours"
+    (cache / "refs").mkdir(parents=True)
+    (cache / "refs" / "main").write_text("abc")
+    save_pretrained(model, cache / "snapshots" / "abc")
+    with pytest.raises(TokenizerNotFoundError, match="tokenizer org/absent"):
+        prolip.get_tokenizer("hf-hub:org/ours", cache_dir=str(tmp_path))
+    shutil.copytree(folder[0], cache / "snapshots" / "abc", dirs_exist_ok=True)
+    assert prolip.get_tokenizer("hf-hub:org/ours", cache_dir=str(tmp_path))("the red house")[0, 3] == 1
+
+
+def test_a_cached_hub_tokenizer_needs_no_network(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(hub, "reachable", lambda: pytest.fail("asked for the network"))
+    cache = tmp_path / "models--timm--ViT-B-16-SigLIP"
+    (cache / "refs").mkdir(parents=True)
+    (cache / "refs" / "main").write_text("abc")
+    shutil.copytree(folder[0], cache / "snapshots" / "abc")
+    tokenizer = prolip.get_tokenizer("ProLIP-ViT-B-16", cache_dir=str(tmp_path))
+    assert tokenizer("the red house")[0, 3] == 1
+
+
+@pytest.mark.parametrize("source, message", [
+    ("/absent/spiece.model", "no tokenizer at /absent/spiece.model: give a folder"),
+    ("wordpiece", "no tokenizer at wordpiece: give .*'bpe'"),
+])
+def test_a_source_that_does_not_exist_is_refused(source, message):
+    with pytest.raises(TokenizerNotFoundError, match=message):
+        prolip.get_tokenizer("ProLIP-ViT-B-16", tokenizer=source)
+
+
+def test_a_folder_without_a_tokenizer_and_a_file_that_is_none_are_refused(tmp_path):
+    with pytest.raises(TokenizerNotFoundError, match="no tokenizer in .*want one of tokenizer.json"):
+        prolip.get_tokenizer("ProLIP-ViT-B-16", tokenizer=tmp_path)
+    (tmp_path / "x.model").write_text("no model")
+    with pytest.raises(ValueError, match="x.model is no sentencepiece model"):
+        prolip.get_tokenizer("ProLIP-ViT-B-16", tokenizer=tmp_path / "x.model")
+
+
+def test_an_unknown_model_name_is_refused_and_not_read_as_bpe():
+    with pytest.raises(ValueError, match="unknown model 'ProLIP-ViT-B-61': did you mean ProLIP-ViT-B-16"):
+        prolip.get_tokenizer("ProLIP-ViT-B-61")
+
+
+def test_ids_that_the_model_has_no_embedding_for_are_refused():
+    with pytest.raises(ValueError, match="ids up to 49407, ProLIP-ViT-B-16 has 32100 embeddings: choose"):
+        prolip.get_tokenizer("ProLIP-ViT-B-16", tokenizer="bpe")
+
+
+def test_an_end_token_that_would_be_masked_like_a_word_is_refused(pieces):
+    with pytest.raises(ValueError, match="ends texts with 1, .*special_token_ids"):
+        prolip.get_tokenizer("ProLIP-ViT-test", tokenizer=pieces)
+
+
+def test_an_unknown_cleaning_is_refused(pieces):
+    with pytest.raises(ValueError, match="clean is 'upper': choose one of canonicalize, lower, whitespace"):
+        prolip.get_tokenizer("ProLIP-ViT-B-16", tokenizer=pieces, clean="upper")
