@@ -44,7 +44,7 @@ def build_towers(
     vision, text = CLIPVisionCfg(**config["vision_cfg"]), CLIPTextCfg(**config["text_cfg"])
     own = ProLIPCfg(**config["prolip_cfg"])
     shared = {"form": own.forward, "init_unc_bias": own.init_unc_bias, "init_unc_gain": own.init_unc_gain}
-    vision_kwargs = {key: getattr(vision, key) for key in VISION_KEYS} | shared
+    vision_kwargs = {key: getattr(vision, key) for key in VISION_KEYS} | shared | {"conv_stem": own.conv_stem}
     text_kwargs = {key: getattr(text, key) for key in TEXT_KEYS if key in config["text_cfg"]} | shared
     for kwargs, cfg in ((vision_kwargs, vision), (text_kwargs, text)):
         norm = LayerNormFp32 if low_precision else LayerNorm

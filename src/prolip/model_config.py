@@ -30,6 +30,8 @@ class ProLIPCfg:
     """Initial log sigma^2."""
     init_unc_gain: float = 0.1
     """Initial spread of log sigma^2 over inputs and dimensions."""
+    conv_stem: bool = False
+    """Convolutions in place of the patch projection: for small images and little data."""
     mask_padding: bool = False
     """Hide padding from attention; the paper does not."""
     pad_token_id: int = 0

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from prolip.gaussian import Gaussian
 from prolip.heads import LogVarianceHead, layer_norm, project, unit
+from prolip.stem import ConvStem
 
 SPECIAL_TOKENS = 2
 FORMS = ("paper", "released")
@@ -37,7 +38,15 @@ class ProbabilisticVisionTransformer(VisionTransformer):
     positional_embedding: nn.Parameter
     uncertainty_proj: LogVarianceHead | None
 
-    def __init__(self, *, form: str = "paper", init_unc_bias: float = -10.0, init_unc_gain: float = 0.1, **kwargs):
+    def __init__(
+        self,
+        *,
+        form: str = "paper",
+        init_unc_bias: float = -10.0,
+        init_unc_gain: float = 0.1,
+        conv_stem: bool = False,
+        **kwargs,
+    ):
         check_form(form)
         for key in ("attentional_pool", "patch_dropout"):
             if kwargs.get(key):
@@ -50,6 +59,8 @@ class ProbabilisticVisionTransformer(VisionTransformer):
         super().__init__(**kwargs)
         width = self.class_embedding.numel()
         self.form = form
+        if conv_stem:
+            self.conv1 = ConvStem(width, self.patch_size[0])
         self.unc_embedding = nn.Parameter(width**-0.5 * torch.randn(width))
         self.uncertainty_proj = LogVarianceHead(width, self.output_dim, init_unc_bias, init_unc_gain)
         learnt = self.positional_embedding
@@ -81,10 +92,13 @@ class ProbabilisticVisionTransformer(VisionTransformer):
     def embed_patches(self, x: Tensor, keep: Tensor | None = None) -> Tensor:
         """Patch projections (B, N, width), or of the patches `keep` (B, K) alone: (B, K, width), others cost nothing.
 
-        The convolution has stride = kernel, so it is a linear map of each unfolded patch.
+        The convolution has stride = kernel, so it is a linear map of each unfolded patch. A convolutional stem looks
+        across patches: it sees the whole image and its tokens are dropped afterwards.
         """
         if keep is None:
             return self.conv1(x).flatten(2).transpose(1, 2)
+        if isinstance(self.conv1, ConvStem):
+            return self.conv1(x).flatten(2).transpose(1, 2)[torch.arange(len(x), device=x.device).unsqueeze(1), keep]
         batch, (rows, columns), (height, width) = x.shape[0], self.grid_size, self.patch_size
         patches = x.reshape(batch, -1, rows, height, columns, width).permute(0, 2, 4, 1, 3, 5)
         sample = torch.arange(batch, device=x.device).unsqueeze(1)

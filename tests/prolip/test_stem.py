@@ -1,0 +1,45 @@
+"""The convolutional stem: one token per patch, a row for itself, usable by the tower and its masked views."""
+import pytest
+import torch
+
+import prolip
+from prolip.stem import ConvStem
+
+
+@pytest.mark.parametrize("patch, grid", [(2, 16), (8, 4), (16, 2)])
+def test_one_token_per_patch(patch, grid):
+    assert ConvStem(32, patch)(torch.randn(2, 3, 32, 32)).shape == (2, 32, grid, grid)
+
+
+@pytest.mark.parametrize("patch", [1, 12, 14])
+def test_patch_sizes_that_do_not_halve_are_refused(patch):
+    with pytest.raises(ValueError, match=f"patch_size {patch} must be a power of two"):
+        ConvStem(32, patch)
+
+
+def test_a_row_does_not_depend_on_its_batch():
+    torch.manual_seed(0)
+    stem, x = ConvStem(32, 8).train(), torch.randn(5, 3, 32, 32)
+    torch.testing.assert_close(stem(x)[1:3], stem(x[1:3]), rtol=1e-5, atol=1e-6)
+
+
+def test_tower_with_a_stem_drops_the_tokens_of_the_patches_that_are_not_kept():
+    torch.manual_seed(0)
+    model = prolip.create_model("ProLIP-ViT-test", conv_stem=True)
+    assert isinstance(model.visual.conv1, ConvStem)
+    x, keep = torch.randn(3, 3, 32, 32), torch.tensor([[0, 3, 7], [1, 2, 15], [4, 9, 10]])
+    tokens, some = model.visual._embeds(x), model.visual._embeds(x, keep)
+    for row, kept in enumerate(keep):
+        torch.testing.assert_close(some[row], tokens[row, [0, 1, *(2 + kept).tolist()]], rtol=1e-5, atol=1e-6)
+    model.encode_image(x, keep=keep).log_var.sum().backward()
+    assert all(p.grad is not None for p in model.visual.conv1.parameters())
+
+
+def test_stem_survives_saving_and_loading(tmp_path):
+    from prolip.checkpoint import save_pretrained
+
+    model = prolip.create_model("ProLIP-ViT-test", conv_stem=True).eval()
+    save_pretrained(model, tmp_path / "saved")
+    again = prolip.create_model(f"local-dir:{tmp_path / 'saved'}").eval()
+    x = torch.randn(2, 3, 32, 32)
+    torch.testing.assert_close(again.encode_image(x).mean, model.encode_image(x).mean)
