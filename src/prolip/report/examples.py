@@ -1,0 +1,160 @@
+"""Examples for the report, chosen by a seeded generator and never by how they look."""
+from __future__ import annotations
+
+import base64
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from prolip.data.emoji import LEVELS
+from prolip.evaluation.embed import similarity_scores
+from prolip.evaluation.result import Result
+
+KINDS = {b"RIFF": "webp", b"\x89PNG": "png", b"\xff\xd8\xff\xe0": "jpeg", b"\xff\xd8\xff\xe1": "jpeg"}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One retrieved item. mark: "right", "near" (another concept of the same subgroup) or "wrong"."""
+
+    label: str
+    score: float
+    mark: str
+    picture: str = ""
+
+
+@dataclass(frozen=True)
+class Example:
+    """A query and its first answers; rank: where the first right answer stands."""
+
+    label: str
+    level: str
+    answers: list[Answer]
+    rank: int
+    picture: str = ""
+    matches: int = 1
+
+
+@dataclass(frozen=True)
+class Extreme:
+    """An input with its trace."""
+
+    label: str
+    trace: float
+    picture: str = ""
+    level: str = ""
+
+
+@dataclass(frozen=True)
+class Extremes:
+    """The ends of a list sorted by trace."""
+
+    title: str
+    least: list[Extreme] = field(default_factory=list)
+    most: list[Extreme] = field(default_factory=list)
+
+
+def data_uri(data: bytes) -> str:
+    """An encoded picture as it stands in a self-contained page."""
+    kind = KINDS.get(data[:4], "png")
+    return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
+
+
+def picture(result: Result, drawing: int) -> str:
+    """One drawing for the page."""
+    return data_uri(result.corpus.drawings[drawing].data)
+
+
+def pick(rows: np.ndarray, count: int, rng: np.random.Generator) -> list[int]:
+    """At most `count` of the rows, at random, in their order."""
+    return sorted(rng.choice(rows, size=min(count, len(rows)), replace=False).tolist()) if len(rows) else []
+
+
+def image_examples(
+    result: Result, count: int = 8, failures: int = 4, top: int = 5, seed: int = 0
+) -> list[list[Example]]:
+    """Drawings with their best names: [random ones, random ones among those whose first answer is wrong]."""
+    rng = np.random.default_rng(seed)
+    ranking = result.names_ranking[0]
+    wrong = np.flatnonzero(ranking.answerable.numpy() & ~ranking.hit(1).numpy())
+    groups = [pick(np.arange(len(result.corpus.drawings)), count, rng)]
+    groups.append(pick(np.setdiff1d(wrong, groups[0]), failures, rng))
+    return [[_image_example(result, i, top) for i in group] for group in groups]
+
+
+def _image_example(result: Result, drawing: int, top: int) -> Example:
+    """One drawing against all names."""
+    concepts = result.corpus.concepts
+    truth = concepts[result.corpus.drawings[drawing].concept]
+    names = result.text.select(result.name_texts)
+    scores = similarity_scores(result.image.select([drawing]), names, result.similarity)[0]
+    answers = []
+    for i in best(scores, top):
+        near = "near" if concepts[i].subgroup == truth.subgroup else "wrong"
+        mark = "right" if concepts[i] == truth else near
+        answers.append(Answer(concepts[i].name, float(scores[i]), mark))
+    rank = int(result.names_ranking[0].first[drawing])
+    return Example(truth.name, "drawing", answers, rank, picture(result, drawing))
+
+
+def text_examples(
+    result: Result, each: int = 2, failures: int = 4, top: int = 6, seed: int = 0
+) -> list[list[Example]]:
+    """Texts with their best drawings: [random ones of every level, random ones whose first answer is wrong]."""
+    rng = np.random.default_rng(seed + 1)
+    ranking, table = result.captions_ranking[1], result.table
+    possible, missed = ranking.answerable.numpy(), ~ranking.hit(1).numpy()
+    chosen = []
+    for level in LEVELS:
+        texts = np.unique(table.text[table.rows(level)])
+        chosen += [(i, level) for i in pick(texts[possible[texts]], each, rng)]
+    wrong = np.setdiff1d(np.flatnonzero(possible & missed), [i for i, _ in chosen])
+    failed = [(i, LEVELS[table.text_level[i]]) for i in pick(wrong, failures, rng)]
+    return [[_text_example(result, i, level, top) for i, level in group] for group in (chosen, failed)]
+
+
+def _text_example(result: Result, text: int, level: str, top: int) -> Example:
+    """One text against all drawings, complete labels."""
+    scores = similarity_scores(result.image, result.text.select([text]), result.similarity)[:, 0]
+    answers = []
+    for i in best(scores, top):
+        name = result.corpus.concepts[result.corpus.drawings[i].concept].name
+        mark = "right" if result.text_relation[text, i] else "wrong"
+        answers.append(Answer(name, float(scores[i]), mark, picture(result, i)))
+    ranking = result.captions_ranking[1]
+    matches = int(ranking.matches[text])
+    return Example(result.table.texts[text], level, answers, int(ranking.first[text]), matches=matches)
+
+
+def extremes(result: Result, pictures: int = 10, texts: int = 8) -> list[Extremes]:
+    """Least and most uncertain drawings, then captions of every level."""
+    trace, concepts = result.image.trace, result.corpus.concepts
+    order = trace.argsort(stable=True).tolist()
+
+    def drawing(i: int) -> Extreme:
+        return Extreme(concepts[result.corpus.drawings[i].concept].name, float(trace[i]), picture(result, i))
+
+    pictures = min(pictures, len(order) // 2)
+    out = [Extremes("drawings", *_ends([drawing(i) for i in order[:pictures] + order[len(order) - pictures :]]))]
+    traces = result.text.trace
+    for level in LEVELS:
+        rows = np.unique(result.table.text[result.table.rows(level)])
+        ordered = rows[traces[torch.from_numpy(rows)].argsort(stable=True).numpy()]
+        kept = min(texts, len(ordered) // 2)
+        ends = [*ordered[:kept], *ordered[len(ordered) - kept :]]
+        shown = [Extreme(result.table.texts[i], float(traces[i]), level=level) for i in ends]
+        out.append(Extremes(level, *_ends(shown)))
+    return out
+
+
+def _ends(items: list[Extreme]) -> tuple[list[Extreme], list[Extreme]]:
+    """First half, and second half from its end: least certain last becomes most uncertain first."""
+    half = len(items) // 2
+    return items[:half], items[half:][::-1]
+
+
+def best(scores: Tensor, top: int) -> list[int]:
+    """Indices of the highest scores, equal ones by index."""
+    return scores.argsort(descending=True, stable=True)[:top].tolist()

@@ -1,0 +1,219 @@
+"""The report's figures. Each function draws one and returns it, or None where the run has nothing to show in it."""
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
+
+from prolip.data.emoji import LEVELS
+from prolip.evaluation import uncertainty
+from prolip.evaluation.corpus import recall_by_trace
+from prolip.evaluation.result import Result
+from prolip.report.pca import pca
+from prolip.report.runs import RunFolder
+from prolip.report.style import BAD, GOOD, IMAGE, INK, LEVEL_COLOURS, MUTED, TEXT, panels, styled
+
+NO_TERMS = ("kind", "step", "epoch", "samples", "seconds", "time", "lr", "grad_norm", "scale", "bias", "faults")
+RATES = ("samples_per_second", "samples_per_s", "data_wait", "eta")
+COLOURS = {"trace_image": IMAGE, "trace_text": TEXT, "vib_image": IMAGE, "vib_text": TEXT,
+           "inclusion_image": IMAGE, "inclusion_text": TEXT, "inclusion_image_text": "#5f1f3c"}  # fmt: skip
+
+
+@styled
+def learning_curves(run: RunFolder) -> Figure | None:
+    """Loss and its terms, logit scale and bias, mean traces, validation recall, learning rate, over steps."""
+    names = list(dict.fromkeys(key for line in run.train for key, value in line.items() if _is_number(value)))
+    if len(run.train) < 2:
+        return None
+    terms = [n for n in names if n not in NO_TERMS and n not in RATES and not n.startswith("trace_")]
+    main = [n for n in terms if n in ("loss", "ppcl") or not n.startswith(("inclusion", "vib"))]
+    groups: list[tuple[str, Sequence[str]]] = [
+        ("Loss", main),
+        ("Inclusion terms (unweighted)", [n for n in terms if n.startswith("inclusion")]),
+        ("VIB (unweighted)", [n for n in terms if n.startswith("vib")]),
+        ("Mean trace", [n for n in names if n.startswith("trace_")]),
+        ("Logit scale a", [n for n in names if n == "scale"]),
+        ("Logit bias b", [n for n in names if n == "bias"]),
+        ("Learning rate", [n for n in names if n == "lr"]),
+    ]
+    drawn = [(title, run.train, keys) for title, keys in groups if keys]
+    recalls = [key for key in ("names/i2t/R@1", "names/t2i/R@1", "names/i2t/R@5") if any(key in e for e in run.evals)]
+    if recalls and len(run.evals) > 1:
+        drawn.append(("Recall on the unseen designer", run.evals, recalls))
+    columns = min(3, len(drawn))
+    rows = -(-len(drawn) // columns)
+    figure, axes = panels(rows, columns, height=2.6)
+    for ax, (title, lines, keys) in zip(axes, drawn):
+        for key in keys:
+            points = [(line["step"], line[key]) for line in lines if _is_number(line.get(key))]
+            ax.plot(*zip(*points), label=_short(key), color=COLOURS.get(key))
+        ax.set_title(title)
+        if len(keys) > 1:
+            ax.legend()
+    for ax in axes[len(drawn) :]:
+        ax.set_visible(False)
+    for ax in axes[max(0, len(drawn) - columns) : len(drawn)]:
+        ax.set_xlabel("step")
+    return figure
+
+
+@styled
+def trace_histogram(result: Result) -> Figure:
+    """Traces of all drawings against those of all texts, ProLIP figure 5."""
+    figure, (ax,) = panels(1, 1, width=6.4)
+    image, text = result.image.trace.numpy(), result.text.trace.numpy()
+    log = _wide(image, text)
+    both = np.concatenate([image, text])
+    edges = np.geomspace(both.min(), both.max(), 60) if log else np.linspace(both.min(), both.max() + 1e-12, 60)
+    for values, colour, label in ((image, IMAGE, "drawings"), (text, TEXT, "texts")):
+        share = np.full(len(values), 1 / len(values))
+        ax.hist(values, list(edges), weights=share, color=colour, alpha=0.65, label=label)
+        ax.axvline(values.mean(), color=colour, linestyle="--", linewidth=1.4)
+    if log:
+        ax.set_xscale("log")
+    ax.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    ax.set(xlabel="trace (uncertainty); dashed: the mean", ylabel="share")
+    ax.legend()
+    return figure
+
+
+@styled
+def trace_by_level(result: Result) -> Figure:
+    """Traces by caption level and of the drawings, ProLIP figure 7: every caption a dot, box of quartiles, mean."""
+    figure, (ax,) = panels(1, 1, width=6.4)
+    values = uncertainty.trace_by_level(result.text.trace.numpy(), result.table) | {"image": result.image.trace.numpy()}
+    noise = np.random.default_rng(0)
+    for i, (level, x) in enumerate(values.items()):
+        colour = LEVEL_COLOURS[level]
+        ax.scatter(i + noise.uniform(-0.3, 0.3, len(x)), x, s=5, color=colour, alpha=0.25 if len(x) > 50 else 0.8, lw=0)
+        ax.boxplot(
+            x, positions=[i], widths=0.45, showfliers=False,
+            medianprops={"color": INK, "linewidth": 1.6}, boxprops={"color": INK},
+            whiskerprops={"color": MUTED}, capprops={"color": MUTED},
+        )  # fmt: skip
+        ax.scatter([i], [x.mean()], marker="D", s=34, color=colour, edgecolor="white", zorder=4)
+        ax.annotate(f"{x.mean():.3g}", (i + 0.27, x.mean()), va="center", fontsize=9, fontweight="bold", color=INK)
+    ax.set_xticks(range(len(values)), [f"{level}\n({len(x):,})" for level, x in values.items()])
+    if _wide(*values.values()):
+        ax.set_yscale("log")
+    ax.set_xlim(-0.5, len(values) - 0.35)
+    ax.set(ylabel="trace (uncertainty)", xlabel="general  →  specific captions, and drawings; diamonds: means")
+    return figure
+
+
+@styled
+def trace_by_length(result: Result) -> Figure:
+    """Traces of texts against their length, ProLIP figure 6; mean line and quartile band where there are 5 texts."""
+    figure, axes = panels(1, 2)
+    trace, level = result.text.trace.numpy(), result.table.text_level
+    noise = np.random.default_rng(0)
+    lengths = {"tokens": result.token_lengths, "characters": np.array([len(text) for text in result.table.texts])}
+    for ax, (unit, length) in zip(axes, lengths.items()):
+        for i in reversed(range(len(LEVELS))):
+            rows = level == i
+            at = length[rows] + noise.uniform(-0.3, 0.3, rows.sum())
+            ax.scatter(at, trace[rows], s=6, color=LEVEL_COLOURS[LEVELS[i]], alpha=0.35, lw=0, label=LEVELS[i])
+        groups = [group for group in uncertainty.by_length(length, trace) if group.texts >= 5]
+        x = [group.length for group in groups]
+        ax.fill_between(x, [g.lower for g in groups], [g.upper for g in groups], color=INK, alpha=0.12, lw=0)
+        ax.plot(x, [g.mean for g in groups], color=INK, marker="o", markersize=3.5, label="mean")
+        ax.set_title(f"Spearman {uncertainty.spearman(trace, length):+.2f}")
+        ax.set(xlabel=f"length in {unit}", ylabel="trace (uncertainty)")
+        if _wide(trace):
+            ax.set_yscale("log")
+    axes[1].legend(markerscale=2.2, handletextpad=0.3, loc="best")
+    return figure
+
+
+@styled
+def true_matches(result: Result) -> Figure:
+    """Trace of every text against the number of concepts it is true of."""
+    figure, (ax,) = panels(1, 1, width=6.4)
+    table, trace = result.table, result.text.trace.numpy()
+    jitter = np.exp(np.random.default_rng(0).uniform(-0.12, 0.12, len(trace)))
+    for i in reversed(range(len(LEVELS))):
+        rows = table.text_level == i
+        x, size, colour = (table.true_matches * jitter)[rows], 8 if rows.sum() > 100 else 26, LEVEL_COLOURS[LEVELS[i]]
+        ax.scatter(x, trace[rows], s=size, color=colour, alpha=0.5, lw=0, label=LEVELS[i])
+    ax.set_xscale("log")
+    if _wide(trace):
+        ax.set_yscale("log")
+    rho = result.metrics["spearman/trace_true_matches"]
+    ax.set_title(f"Spearman {rho:+.2f}" if np.isfinite(rho) else "Spearman undefined: constant traces")
+    ax.set(xlabel="concepts the text is true of", ylabel="trace (uncertainty)")
+    ax.legend(markerscale=1.6, handletextpad=0.2)
+    return figure
+
+
+@styled
+def inclusion(result: Result) -> Figure:
+    """Share of true pairs of each two levels with H(inner in outer) > 0, the text version of ProLIP figure 8."""
+    rows = uncertainty.hierarchy_inclusion(result.image, result.text, result.corpus, result.table)[::-1]
+    figure, (ax,) = panels(1, 1, width=6.4, height=0.36 * len(rows) + 1.0)
+    rates = [row.rate for row in rows]
+    ax.barh(range(len(rows)), rates, color=[GOOD if rate > 0.5 else BAD for rate in rates], height=0.66)
+    ax.axvline(0.5, color=INK, linewidth=1, linestyle="--")
+    for i, row in enumerate(rows):
+        ax.annotate(f"{row.rate:.0%}  of {row.pairs:,}", (max(row.rate, 0) + 0.012, i), va="center", fontsize=9)
+    ax.set_yticks(range(len(rows)), [f"{row.inner} in {row.outer}" for row in rows])
+    ax.set_xlim(0, 1.2)
+    ax.set_xticks([0, 0.25, 0.5, 0.75, 1])
+    ax.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    ax.grid(axis="y", visible=False)
+    ax.set_xlabel("pairs in which the specific one is included (H > 0)")
+    return figure
+
+
+@styled
+def recall_by_decile(result: Result) -> Figure:
+    """Retrieval of queries in deciles of their own trace, PCME++ figure 3, with rank correlations."""
+    deciles = recall_by_trace(result)
+    shown = {
+        "names_i2t": ("drawing → names", "R@1", IMAGE),
+        "names_t2i": ("name → drawings", "R@1", LEVEL_COLOURS["name"]),
+        "keywords_t2i": ("keyword → drawings", "mAP@R", LEVEL_COLOURS["keyword"]),
+    }
+    figure, axes = panels(1, len(shown))
+    for ax, (name, (title, unit, colour)) in zip(axes, shown.items()):
+        d = deciles[name]
+        ax.bar(range(1, len(d.value) + 1), d.value, color=colour, width=0.82)
+        rho = f"$\\rho$ = {d.spearman_bins:+.2f} (deciles), {d.spearman_queries:+.2f} (queries)"
+        ax.set_title(f"{title}\n{rho}", fontsize=10.5)
+        ax.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+        ax.set(xlabel="decile of trace (10 = most uncertain)", ylabel=unit, xticks=(1, 4, 7, 10))
+        ax.grid(axis="x", visible=False)
+    return figure
+
+
+def draw_all(run: RunFolder, seed: int = 0) -> dict[str, Figure]:
+    """Every figure that the run has something to show in, by name."""
+    figures: dict[str, Figure | None] = {"learning_curves": learning_curves(run)}
+    if run.result is not None:
+        of_result: tuple[Callable[[Result], Figure | None], ...] = (
+            trace_histogram, trace_by_level, trace_by_length, true_matches, inclusion, recall_by_decile,
+        )  # fmt: skip
+        figures |= {draw.__name__: draw(run.result) for draw in of_result}
+        figures["pca"] = pca(run.result, seed)
+    return {name: figure for name, figure in figures.items() if figure is not None}
+
+
+def _is_number(value: Any) -> bool:
+    """A number that can be drawn."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and bool(np.isfinite(value))
+
+
+def _short(key: str) -> str:
+    """A legend entry without what the panel's title says."""
+    for prefix in ("inclusion_", "vib_", "trace_"):
+        if key.startswith(prefix):
+            return {"image_text": "image in text"}.get(key.removeprefix(prefix), key.removeprefix(prefix))
+    return key
+
+
+def _wide(*values: np.ndarray) -> bool:
+    """Whether positive values span so much that only a logarithmic axis shows them."""
+    x = np.concatenate(values)
+    return bool(x.min() > 0 and np.quantile(x, 0.98) / np.quantile(x, 0.02) > 12)

@@ -1,0 +1,153 @@
+"""The report page: one HTML file with everything in it, from what a run folder holds."""
+from __future__ import annotations
+
+import io
+import math
+import platform
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from matplotlib.figure import Figure
+
+from prolip.data.emoji import LEVELS
+from prolip.evaluation.result import Result
+from prolip.report import examples, figures, readings, style
+from prolip.report.runs import RunFolder, flatten, read
+
+
+@dataclass(frozen=True)
+class Headline:
+    """A number a person reads first: what it says in words, and what chance would give."""
+
+    value: str
+    words: str
+    chance: str = ""
+
+
+def make_report(
+    folder: str | Path, evaluation: str = "eval", out: str | Path | None = None, seed: int = 0, title: str | None = None
+) -> Path:
+    """Write `report.html` and `figures/*.png` into a run folder; returns the page's path.
+
+    evaluation: name of the evaluation's folder in it; out: another path for the page; seed: of the examples.
+    """
+    run = read(folder, evaluation)
+    pictures = save_figures(figures.draw_all(run, seed), run.folder / "figures")
+    page = Path(out) if out else run.folder / "report.html"
+    page.parent.mkdir(parents=True, exist_ok=True)
+    page.write_text(render(run, pictures, seed, title), encoding="utf-8")
+    return page
+
+
+def save_figures(drawn: dict[str, Figure], folder: Path) -> dict[str, bytes]:
+    """Every figure as <name>.png in a folder, and its bytes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    out = {}
+    for name, figure in drawn.items():
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format="png", dpi=style.STYLE["savefig.dpi"], facecolor="white")
+        out[name] = buffer.getvalue()
+        (folder / f"{name}.png").write_bytes(out[name])
+    return out
+
+
+def render(run: RunFolder, pictures: dict[str, bytes], seed: int = 0, title: str | None = None) -> str:
+    """The page as HTML; sections without data say what would fill them."""
+    environment = Environment(
+        loader=PackageLoader("prolip.report", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+        lstrip_blocks=True,
+    )  # fmt: skip
+    environment.filters |= {"percent": percent, "figure": number}
+    result = run.result
+    context: dict[str, Any] = {
+        "title": title or f"ProLIP: {run.folder.resolve().name}",
+        "folder": str(run.folder),
+        "seed": seed,
+        "pictures": {name: examples.data_uri(data) for name, data in pictures.items()},
+        "colours": style.LEVEL_COLOURS,
+        "run": run,
+        "facts": facts(run),
+        "settings": flatten(run.config) if run.config else {},
+        "result": result,
+        "headlines": headlines(result) if result else [],
+        "reading": readings.read_all(result) if result else {},
+        "images": examples.image_examples(result, seed=seed) if result else [],
+        "texts": examples.text_examples(result, seed=seed) if result else [],
+        "extremes": examples.extremes(result) if result else [],
+        "levels": LEVELS,
+    }
+    return environment.get_template("page.html.j2").render(context)
+
+
+def headlines(result: Result) -> list[Headline]:
+    """The first numbers, in plain words."""
+    m, names = result.metrics, len(result.corpus.concepts)
+    images, texts = len(result.corpus.drawings), len(result.table.texts)
+    classes = int(m["zero_shot/subgroup_members/classes"])
+    words = {
+        "names/i2t/R@1": f"of the {images:,} drawings get their own name first, out of {names:,} names",
+        "names/i2t/R@5": "have it among their first five names",
+        "names/t2i/R@1": f"of the names find their own drawing first, out of {images:,}",
+        "names/t2i/R@5": "have it among the first five drawings",
+    }
+    out = [Headline(percent(m[key]), said, f"chance {percent(m[_chance(key)])}") for key, said in words.items()]
+    members, prompts = (percent(m[f"zero_shot/subgroup{kind}/top1"]) for kind in ("_members", ""))
+    said = f"of the drawings go to the right one of {classes} subgroups, told by the names of its members; {prompts} when "
+    out.append(Headline(members, said + "told by prompts of its own name", f"chance {percent(1 / classes)}"))
+    said = f"mAP@R of drawings against all {texts:,} texts: names, keywords, subgroups, groups"
+    return [*out, Headline(percent(m["captions/i2t/mAP@R"]), said, "every true caption counts")]
+
+
+def _chance(key: str) -> str:
+    """The metric that holds the chance level of a recall."""
+    gallery, way, recall = key.split("/")
+    return f"{gallery}/{way}/chance_{recall}"
+
+
+def facts(run: RunFolder) -> dict[str, str]:
+    """What ran, where, for how long: (what, value)."""
+    out: dict[str, str] = {}
+    if run.train:
+        last = run.train[-1]
+        out["training"] = f"{last['step']:,} steps" + (f", {last['samples']:,} samples" if "samples" in last else "")
+        if "epoch" in last:
+            out["training"] += f", {last['epoch']:.1f} epochs"
+    if run.seconds:
+        out["training time"] = duration(run.seconds)
+        rate = run.train[-1].get("samples", 0) / run.seconds
+        out["speed"] = f"{rate:,.0f} samples/s on average" if rate else "not logged"
+    if run.result:
+        info = run.result.info
+        out["evaluated on"] = f"{info['images']:,} drawings by {', '.join(info['styles'])}"
+        out["model"] = f"{info.get('model') or run.folder.name}, {info['parameters']:,} parameters"
+        out["ranked by"] = {"csd": "csd similarity", "mean": "cosine of the means"}.get(
+            run.result.similarity, run.result.similarity
+        )
+        if "scale" in info:
+            out["logit"] = f"{info['scale']:.3g} x similarity {info['bias']:+.3g}"
+        out["machine of the evaluation"] = f"{info['machine']}; {info['software']}"
+        out["evaluated"] = f"{info['date']}, in {info['seconds']:.0f} s"
+    out["page made"] = f"{time.strftime('%Y-%m-%d %H:%M')}, Python {platform.python_version()}"
+    return out
+
+
+def percent(value: float, digits: int = 1) -> str:
+    """0.3725 as 37.2%, small shares with a digit more, NaN as a dash."""
+    if not math.isfinite(value):
+        return "–"
+    return f"{100 * value:.{digits + 1 if 0 < value < 0.01 else digits}f}%"
+
+
+def number(value: float) -> str:
+    """Four significant digits, NaN as a dash."""
+    return f"{value:.4g}" if math.isfinite(value) else "–"
+
+
+def duration(seconds: float) -> str:
+    """h min s, without leading zeros."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"

@@ -1,0 +1,120 @@
+"""What the figures of one run say, in a sentence each, written from the numbers and not from what was hoped for."""
+from __future__ import annotations
+
+import math
+
+from prolip.data.emoji import LEVELS
+from prolip.evaluation.result import Result
+
+WEAK = 0.1  # |Spearman| below which no order is claimed
+FLAT = 1.02  # ratio of traces below which they count as equal
+
+
+def read_all(result: Result) -> dict[str, str]:
+    """A sentence per figure."""
+    return {
+        "modality": modality(result),
+        "levels": levels(result),
+        "length": length(result),
+        "matches": matches(result),
+        "inclusion": inclusion(result),
+        "deciles": deciles(result),
+        "verdict": verdict(result),
+    }
+
+
+def verdict(result: Result) -> str:
+    """One sentence on whether the uncertainties can be read as the paper reads them."""
+    if result.similarity == "mean":
+        return "Drawings and texts were ranked by their means alone: the traces below played no part in it."
+    agreed = [order_of_levels(result) == "paper", result.metrics["trace/text_over_image"] > FLAT]
+    agreed.append(result.metrics["spearman/trace_true_matches"] > WEAK)
+    words = {3: "all three", 2: "two of three", 1: "one of three", 0: "none of three"}[sum(agreed)]
+    ends = {3: "Here they can be read as generality.", 0: "Here a trace must not be read as generality."}
+    return (
+        f"The traces of this run meet {words} expectations of the paper: general captions more uncertain than specific "
+        f"ones ({_yes(agreed[0])}), texts more uncertain than images ({_yes(agreed[1])}), and captions with more true "
+        f"matches more uncertain ({_yes(agreed[2])}). {ends.get(sum(agreed), 'Read them with care.')}"
+    )
+
+
+def order_of_levels(result: Result) -> str:
+    """"paper" if the mean trace falls from group to name, "reversed" if it rises, "flat" or "mixed" otherwise."""
+    means = [result.metrics[f"trace/{level}"] for level in LEVELS]
+    if max(means) <= FLAT * min(means):
+        return "flat"
+    if all(a >= b for a, b in zip(means, means[1:])):
+        return "paper"
+    return "reversed" if all(a <= b for a, b in zip(means, means[1:])) else "mixed"
+
+
+def modality(result: Result) -> str:
+    """Texts against images."""
+    ratio = result.metrics["trace/text_over_image"]
+    if not math.isfinite(ratio) or 1 / FLAT <= ratio <= FLAT:
+        return "Here both are about equally uncertain."
+    if ratio > 1:
+        return f"Here texts are more uncertain than drawings, {ratio:.2g} times on average, as in the paper."
+    return f"Here it is the other way round: drawings are {1 / ratio:.2g} times as uncertain as texts on average."
+
+
+def levels(result: Result) -> str:
+    """The order of the four levels."""
+    means = {level: result.metrics[f"trace/{level}"] for level in LEVELS}
+    ranked = " > ".join(f"{level} {means[level]:.3g}" for level in sorted(means, key=lambda level: -means[level]))
+    said = {
+        "paper": "This is the order that the paper predicts.",
+        "reversed": "This is the reverse of the paper's order: specific captions came out as the uncertain ones.",
+        "flat": "The four levels hardly differ, so no order should be read into them.",
+        "mixed": "This is neither the paper's order nor its reverse.",
+    }
+    return f"Here {ranked}. {said[order_of_levels(result)]}"
+
+
+def length(result: Result) -> str:
+    """Short against long texts."""
+    rho = result.metrics["spearman/trace_tokens"]
+    said = _direction(rho, "longer", "shorter")
+    return f"Here the rank correlation with the number of tokens is {_signed(rho)}: {said}."
+
+
+def matches(result: Result) -> str:
+    """Trace against the number of true matches."""
+    rho, within = (result.metrics[f"spearman/trace_true_matches{part}"] for part in ("", "_of_keywords"))
+    return (
+        f"Here Spearman's correlation is {_signed(rho)} over all texts and {_signed(within)} among the keywords alone: "
+        f"{_direction(rho, 'widely applicable', 'rarely applicable')}."
+    )
+
+
+def inclusion(result: Result) -> str:
+    """How many of the pairs of levels are included."""
+    rates = {k: v for k, v in result.metrics.items() if k.startswith("inclusion/") and k.count("/") == 1}
+    passed = sum(rate > 0.5 for rate in rates.values())
+    return f"Here {passed} of {len(rates)} kinds of pairs are included more often than not."
+
+
+def deciles(result: Result) -> str:
+    """Whether trace tells hard queries from easy ones."""
+    rho = result.metrics["recall_by_trace/names_i2t/spearman_deciles"]
+    if not math.isfinite(rho) or abs(rho) < 0.3:
+        return f"Here the deciles of the drawings show no clear trend (rho {_signed(rho)})."
+    said = "worse, so the trace warns of errors" if rho < 0 else "better, so the trace does not warn of errors"
+    return f"Here uncertain drawings are named {said} (rho {_signed(rho)} over the deciles of the drawings)."
+
+
+def _direction(rho: float, positive: str, negative: str) -> str:
+    """Which texts are the uncertain ones."""
+    if not math.isfinite(rho) or abs(rho) < WEAK:
+        return "no clear relation"
+    return f"{positive if rho > 0 else negative} texts are the more uncertain ones"
+
+
+def _signed(value: float) -> str:
+    """+0.12, or that it is not defined."""
+    return f"{value:+.2f}" if math.isfinite(value) else "undefined (constant)"
+
+
+def _yes(value: bool) -> str:
+    """yes or no."""
+    return "yes" if value else "no"

@@ -1,0 +1,71 @@
+"""What a run folder holds: its config, its learning curves, its evaluation; any of them may be missing."""
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from prolip.evaluation.result import Result, load
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """config: the resolved config or None; train, evals: the objects of metrics.jsonl by kind; result: or None."""
+
+    folder: Path
+    config: dict[str, Any] | None = None
+    train: list[dict[str, Any]] = field(default_factory=list)
+    evals: list[dict[str, Any]] = field(default_factory=list)
+    result: Result | None = None
+
+    @property
+    def seconds(self) -> float | None:
+        """Seconds of training, from the last line of the log."""
+        return self.train[-1].get("seconds") if self.train else None
+
+
+def read(folder: str | Path, evaluation: str = "eval") -> RunFolder:
+    """Read a run; evaluation: the name of its evaluation's folder.
+
+    Raises FileNotFoundError if the folder holds nothing of a run.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise FileNotFoundError(f"no run folder {folder}: give one that training wrote, e.g. runs/demo")
+    config = folder / "config.json"
+    lines = read_lines(folder / "metrics.jsonl")
+    result = load(folder / evaluation) if (folder / evaluation / "metrics.json").exists() else None
+    if not (config.exists() or lines or result):
+        raise FileNotFoundError(
+            f"{folder} has neither config.json nor metrics.jsonl nor {evaluation}/metrics.json: is it a run folder?"
+        )
+    return RunFolder(
+        folder,
+        json.loads(config.read_text()) if config.exists() else None,
+        [line for line in lines if line.get("kind", "train") == "train"],
+        [line for line in lines if line.get("kind") == "eval"],
+        result,
+    )
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The objects of a .jsonl file, none if it is missing; a last line cut by a kill is left out."""
+    out: list[dict[str, Any]] = []
+    for line in path.read_text().splitlines() if path.exists() else []:
+        try:
+            out.append(json.loads(line))
+        except ValueError:
+            continue
+    return out
+
+
+def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings as `section.name`, what is unset left out."""
+    out: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, dict):
+            out |= flatten(value, f"{prefix}{key}.")
+        elif value is not None:
+            out[f"{prefix}{key}"] = value
+    return out
