@@ -1,0 +1,197 @@
+"""prolip.measures over all pairs: equal to the paired functions, within a bounded workspace."""
+import weakref
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from prolip import measures
+from prolip.gaussian import Gaussian
+from prolip.measures.tiles import all_pairs, tile_shape
+
+TILED = ("kl", "js", "elk", "bhattacharyya", "log_inclusion", "inclusion_test")
+PRODUCTS = ("csd", "csd_similarity", "mean_cosine", "wasserstein2")
+
+
+def gaussian(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Gaussian:
+    generator = torch.Generator().manual_seed(seed)
+    mean, log_var = (torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(2))
+    return Gaussian(mean.to(dtype), (log_var - 1).to(dtype))
+
+
+def spread(p: Gaussian, q: Gaussian) -> tuple[Gaussian, Gaussian]:
+    """(B1, 1, D) and (1, B2, D): the brute-force way to all pairs."""
+    return Gaussian(*(x.unsqueeze(1) for x in p)), Gaussian(*(x.unsqueeze(0) for x in q))
+
+
+class PeakElements(TorchDispatchMode):
+    """Counts the elements of all storages made inside it: those alive now, and the most that ever were."""
+
+    def __init__(self):
+        super().__init__()
+        self.live = self.peak = 0
+        self.known: set[int] = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for x in tree_leaves(out):
+            if isinstance(x, torch.Tensor):
+                self.watch(x.untyped_storage(), x.element_size())
+        return out
+
+    def watch(self, storage, element_size):
+        key = storage._cdata
+        if key in self.known:
+            return
+        size = storage.nbytes() // element_size
+        self.known.add(key)
+        self.live += size
+        self.peak = max(self.peak, self.live)
+        weakref.finalize(storage, self.forget, key, size)
+
+    def forget(self, key, size):
+        self.known.discard(key)
+        self.live -= size
+
+
+@pytest.mark.parametrize("name", measures.MEASURES)
+def test_pairwise_is_the_paired_measure_of_every_pair(name):
+    p, q = gaussian(6, 5), gaussian(7, 5, seed=1)
+    m = measures.MEASURES[name]
+    torch.testing.assert_close(m.pairwise(p, q), m.paired(*spread(p, q)))
+    square = m.pairwise(p, q.select(slice(6)))
+    torch.testing.assert_close(square.diagonal(), m.paired(p, q.select(slice(6))))
+
+
+@pytest.mark.parametrize("form", ["exact", "printed"])
+def test_pairwise_inclusion_passes_eps_and_form_on(form):
+    p, q = gaussian(4, 5), gaussian(3, 5, seed=1)
+    expected = measures.inclusion_test(*spread(p, q), eps=-2.0, form=form)
+    torch.testing.assert_close(measures.pairwise_inclusion_test(p, q, eps=-2.0, form=form), expected)
+    expected = measures.log_inclusion(*spread(p, q), eps=-2.0)
+    torch.testing.assert_close(measures.pairwise_log_inclusion(p, q, eps=-2.0), expected)
+
+
+@pytest.mark.parametrize("max_elements", [1, 10, 50, 99, 10_000])
+@pytest.mark.parametrize("name", TILED)
+def test_tile_size_changes_neither_values_nor_gradients(name, max_elements):
+    p, q = gaussian(7, 5), gaussian(9, 5, seed=1)
+    weights = torch.randn(7, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    m = measures.MEASURES[name]
+
+    def run(f):
+        leaves = [x.clone().requires_grad_() for x in (*p, *q)]
+        value = f(Gaussian(*leaves[:2]), Gaussian(*leaves[2:]))
+        return [value.detach(), *torch.autograd.grad((weights * value).sum(), leaves)]
+
+    tiled = run(lambda p, q: m.pairwise(p, q, max_elements=max_elements))
+    for a, b in zip(tiled, run(lambda p, q: m.paired(*spread(p, q)))):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+    with torch.no_grad():
+        torch.testing.assert_close(m.pairwise(p, q, max_elements=max_elements), tiled[0], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", measures.MEASURES)
+def test_pairwise_gradients_in_float64(name):
+    p, q = gaussian(3, 2), gaussian(4, 2, seed=1)
+    leaves = [x.clone().requires_grad_() for x in (*p, *q)]
+    f, options = measures.MEASURES[name].pairwise, {"max_elements": 8} if name in TILED else {}
+    assert torch.autograd.gradcheck(lambda *x: f(Gaussian(*x[:2]), Gaussian(*x[2:]), **options), leaves)
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (4, 0), (0, 0)])
+@pytest.mark.parametrize("name", measures.MEASURES)
+def test_empty_sets_give_empty_matrices_that_backward_accepts(name, shape):
+    p = Gaussian(*(x.requires_grad_() for x in gaussian(shape[0], 5)))
+    q = gaussian(shape[1], 5)
+    value = measures.MEASURES[name].pairwise(p, q)
+    assert value.shape == shape
+    value.sum().backward()
+    assert p.mean.grad is None or p.mean.grad.eq(0).all()
+
+
+@pytest.mark.parametrize("name", measures.MEASURES)
+def test_pairwise_refuses_other_widths_and_other_ranks(name):
+    f = measures.MEASURES[name].pairwise
+    with pytest.raises(ValueError, match=r"\(3, 5\) and \(4, 6\) differ in their last dimension D"):
+        f(gaussian(3, 5), gaussian(4, 6))
+    with pytest.raises(ValueError, match="flatten the leading dimensions"):
+        f(gaussian(2, 3, 5), gaussian(4, 5))
+
+
+def test_a_workspace_of_nothing_is_refused():
+    with pytest.raises(ValueError, match="give 1"):
+        measures.pairwise_kl(gaussian(3, 5), gaussian(4, 5), max_elements=0)
+
+
+@pytest.mark.parametrize("name", measures.MEASURES)
+def test_autocast_does_not_lower_the_precision(name):
+    p, q = gaussian(6, 32, dtype=torch.float32), gaussian(7, 32, seed=1, dtype=torch.float32)
+    m = measures.MEASURES[name]
+    with torch.autocast("cpu", torch.bfloat16):
+        low_pairwise, low_paired = m.pairwise(p, q), m.paired(p, p)
+    assert torch.equal(low_pairwise, m.pairwise(p, q))
+    assert torch.equal(low_paired, m.paired(p, p))
+
+
+@pytest.mark.parametrize("name", ["csd", "wasserstein2"])
+def test_cancellation_of_the_product_forms_stays_within_the_documented_bound(name):
+    """Near-equal points at D = 768: absolute error at most 4 eps (|m1|^2 + |m2|^2 + trace1 + trace2)."""
+    m, eps = measures.MEASURES[name], torch.finfo(torch.float32).eps
+    for length, level, gap in ((1.0, -10.0, 1e-4), (1.0, -10.0, 0.0), (30.0, -5.0, 1e-3), (1.0, 0.0, 1e-5)):
+        p = gaussian(24, 768, dtype=torch.float32)
+        p = Gaussian(length * torch.nn.functional.normalize(p.mean, dim=-1), 0.1 * p.log_var + level)
+        q = Gaussian(p.mean + gap * p.log_var / p.log_var.norm(dim=-1, keepdim=True), p.log_var * (1 + 1e-4))
+        exact = m.paired(*spread(p.to(torch.float64), q.to(torch.float64)))
+        size = (p.mean.square().sum(-1) + p.trace).unsqueeze(1) + q.mean.square().sum(-1) + q.trace
+        error = (m.pairwise(p, q).double() - exact).abs()
+        assert (error <= 4 * eps * size).all()
+        torch.testing.assert_close(m.paired(p, q).double(), exact.diagonal(), rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("name", measures.MEASURES)
+@pytest.mark.parametrize("training", [False, True])
+def test_no_tensor_of_all_pairs_times_width_exists_in_either_pass(name, training):
+    """B1 * B2 * D = 1,179,648 elements: neither a product form nor tiles of 4,096 elements come near."""
+    b1, b2, d, tile = 96, 128, 96, 4096
+    p, q = (Gaussian(*(x.requires_grad_(training) for x in gaussian(b, d, dtype=torch.float32))) for b in (b1, b2))
+    options = {"max_elements": tile} if name in TILED else {}
+    with PeakElements() as count:
+        value = measures.MEASURES[name].pairwise(p, q, **options)
+        kept = count.live
+        if training:
+            value.sum().backward()
+    matrices, inputs = b1 * b2, 2 * (b1 + b2) * d
+    assert kept <= 2 * matrices + inputs  # between the passes
+    assert count.peak <= 4 * matrices + 3 * inputs + 24 * tile < b1 * b2 * d / 3
+
+
+@pytest.mark.parametrize("name", TILED)
+def test_the_memory_count_notices_an_untiled_measure(name):
+    """The counterpart of the test above: with a workspace for everything the count passes B1 * B2 * D."""
+    p, q = (Gaussian(*(x.requires_grad_() for x in gaussian(b, 96, dtype=torch.float32))) for b in (96, 128))
+    with PeakElements() as count:
+        measures.MEASURES[name].pairwise(p, q, max_elements=2**30).sum().backward()
+    assert count.peak > 2 * 96 * 128 * 96
+
+
+@pytest.mark.parametrize(
+    "rows,cols,per_pair,budget,expected",
+    [(100, 100, 10, 1000, (10, 10)), (2, 100, 10, 1000, (2, 50)), (100, 3, 10, 1000, (33, 3)), (5, 5, 10, 1, (1, 1))],
+)
+def test_tiles_are_square_and_use_the_budget(rows, cols, per_pair, budget, expected):
+    assert tile_shape(rows, cols, per_pair, budget) == expected
+
+
+def test_no_tile_is_larger_than_the_workspace():
+    seen = []
+
+    def f(x, y):
+        seen.append(len(x) * len(y) * 3)
+        return x.sum(-1).unsqueeze(1) * y.sum(-1)
+
+    x, y = gaussian(11, 3).mean, gaussian(13, 3).mean
+    torch.testing.assert_close(all_pairs(f, (x,), (y,), 3, 40), f(x, y))
+    assert max(seen[:-1]) <= 40
+    assert sum(seen[:-1]) == 11 * 13 * 3
