@@ -93,17 +93,25 @@ class ProbabilisticVisionTransformer(VisionTransformer):
         """Patch projections (B, N, width), or of the patches `keep` (B, K) alone: (B, K, width), others cost nothing.
 
         The convolution has stride = kernel, so it is a linear map of each unfolded patch. A convolutional stem looks
-        across patches: it sees the whole image and its tokens are dropped afterwards.
+        across patches: there the other patches are blanked (0, the mean colour) and their tokens dropped afterwards.
         """
         if keep is None:
             return self.conv1(x).flatten(2).transpose(1, 2)
         if isinstance(self.conv1, ConvStem):
-            return self.conv1(x).flatten(2).transpose(1, 2)[torch.arange(len(x), device=x.device).unsqueeze(1), keep]
+            tokens = self.conv1(self._blank_others(x, keep)).flatten(2).transpose(1, 2)
+            return tokens.gather(1, keep.unsqueeze(-1).expand(-1, -1, tokens.shape[-1]))
         batch, (rows, columns), (height, width) = x.shape[0], self.grid_size, self.patch_size
         patches = x.reshape(batch, -1, rows, height, columns, width).permute(0, 2, 4, 1, 3, 5)
         sample = torch.arange(batch, device=x.device).unsqueeze(1)
         kept = patches[sample, keep // columns, keep % columns]
         return nn.functional.linear(kept.flatten(2), self.conv1.weight.flatten(1))
+
+    def _blank_others(self, x: Tensor, keep: Tensor) -> Tensor:
+        """Images with every patch but those of `keep` (B, K) set to 0, which is the mean colour: (B, 3, H, W)."""
+        kept = x.new_zeros(len(x), self.num_patches).scatter_(1, keep, 1.0)
+        height, width = self.patch_size
+        pixels = kept.view(-1, 1, *self.grid_size).repeat_interleave(height, 2).repeat_interleave(width, 3)
+        return x * pixels
 
     def _embeds(self, x: Tensor, keep: Tensor | None = None) -> Tensor:
         """Images (B, 3, H, W) -> tokens [CLS], [UNC], patches with their own positions: (B, 2 + N or K, width)."""

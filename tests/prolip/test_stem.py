@@ -23,16 +23,24 @@ def test_a_row_does_not_depend_on_its_batch():
     torch.testing.assert_close(stem(x)[1:3], stem(x[1:3]), rtol=1e-5, atol=1e-6)
 
 
-def test_tower_with_a_stem_drops_the_tokens_of_the_patches_that_are_not_kept():
+def test_tower_with_a_stem_sees_only_the_kept_patches():
     torch.manual_seed(0)
     model = prolip.create_model("ProLIP-ViT-test", conv_stem=True)
     assert isinstance(model.visual.conv1, ConvStem)
-    x, keep = torch.randn(3, 3, 32, 32), torch.tensor([[0, 3, 7], [1, 2, 15], [4, 9, 10]])
-    tokens, some = model.visual._embeds(x), model.visual._embeds(x, keep)
-    for row, kept in enumerate(keep):
-        torch.testing.assert_close(some[row], tokens[row, [0, 1, *(2 + kept).tolist()]], rtol=1e-5, atol=1e-6)
-    model.encode_image(x, keep=keep).log_var.sum().backward()
+    x = torch.randn(2, 3, 32, 32, requires_grad=True)
+    keep = torch.tensor([[0, 3, 7], [1, 2, 15]])
+    model.encode_image(x, keep=keep).mean.square().cumsum(-1).sum().backward()
+    grid = x.grad.abs().reshape(2, 3, 4, 8, 4, 8).sum((1, 3, 5)).flatten(1)
+    for row, kept in zip(grid, keep):
+        assert set(row.nonzero().flatten().tolist()) == set(kept.tolist())
     assert all(p.grad is not None for p in model.visual.conv1.parameters())
+
+
+def test_keeping_every_patch_is_the_whole_image():
+    torch.manual_seed(0)
+    model = prolip.create_model("ProLIP-ViT-test", conv_stem=True)
+    x, every = torch.randn(3, 3, 32, 32), torch.arange(16).expand(3, -1)
+    torch.testing.assert_close(model.visual._embeds(x, every), model.visual._embeds(x), rtol=1e-5, atol=1e-6)
 
 
 def test_stem_survives_saving_and_loading(tmp_path):
