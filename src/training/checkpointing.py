@@ -15,7 +15,9 @@ from training.flags import FlagError
 
 FORMAT = 1
 NAME = re.compile(r"^epoch_(\d+)(?:_step_(\d+))?\.pt$")
-OURS = ("config.json", "metrics.jsonl", "eval.json", "tensorboard", "checkpoints", "model", "model_ema")
+OURS = (
+    "config.json", "metrics.jsonl", "eval.json", "eval", "eval_ema", "tensorboard", "checkpoints", "model", "model_ema",
+)  # fmt: skip
 
 
 def open_run_folder(folder: Path, overwrite: bool, resume: bool) -> None:
@@ -35,7 +37,7 @@ def open_run_folder(folder: Path, overwrite: bool, resume: bool) -> None:
     (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
 
 
-def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
+def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """Have `write` fill a temporary file, flush it to the disk, then rename: `path` is old or new, never half."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -90,7 +92,7 @@ def find_checkpoint(resume: str, folder: Path) -> tuple[Path, dict[str, Any], li
         if not path.is_file():
             raise FlagError(f"--resume {resume}: there is no such file; --resume latest takes the newest of {folder}")
         return path, load_checkpoint(path), []
-    passed_over = []
+    passed_over: list[str] = []
     for path in list_checkpoints(folder):
         try:
             return path, load_checkpoint(path), passed_over

@@ -93,7 +93,7 @@ class OptimConfig:
     ema_decay: float | None = option(None, "average the weights with this decay (warmed up); saved as model_ema")
 
     def __post_init__(self) -> None:
-        known = list_optimizers()
+        known = [str(name) for name in list_optimizers()]
         if self.opt.lower() not in known:
             near = nearest(self.opt.lower(), known)
             remedy = f"did you mean {' or '.join(near)}?" if near else "timm.optim.list_optimizers() lists all names"
@@ -136,6 +136,8 @@ class RunConfig:
     keep_checkpoints: int = option(0, "keep only so many of the newest checkpoints; 0: keep all")
     log_every_n_steps: int = option(100, "steps between lines of the log")
     val_data: str | None = option(None, "shards of the corpus to evaluate on, at the end of the run")
+    val_names: str | None = option(None, "shards whose names the drawings must be told from as well")
+    val_select: str | None = option(None, "which concepts to evaluate, in the words of --select; without: all")
     val_frequency: int = option(0, "evaluate every so many epochs as well; 0: only at the end")
     traceback: bool = option(False, "show where an error came from")
 
@@ -149,10 +151,13 @@ class RunConfig:
             _at_least(0, self, name)
         if self.global_batch_size is not None:
             _at_least(1, self, "global_batch_size")
-        if self.val_frequency and not self.val_data:
-            raise FlagError("--val-frequency without --val-data: give the shards to evaluate on")
+        for name in ("val_frequency", "val_names", "val_select"):
+            if getattr(self, name) and not self.val_data:
+                raise FlagError(f"{flag_of(name)} without --val-data: give the shards to evaluate on")
         if self.name is not None and (not self.name or Path(self.name).name != self.name or self.name in (".", "..")):
             raise FlagError(f"--name {self.name!r} is no folder name: give the folder above it as --output-dir")
+        if self.resume == "latest" and self.name is None:
+            raise FlagError("--resume latest without --name: give the name of the run to go on with")
         if self.resume and self.overwrite:
             raise FlagError("--resume goes on with a run and --overwrite deletes it: give one of them")
 
@@ -216,7 +221,8 @@ def build_config(method: str, values: dict[str, dict[str, Any]]) -> Config:
     if parts["run"].global_batch_size is not None:
         if "batch_size" in data:
             raise FlagError("--global-batch-size and --batch-size contradict each other: give one of them")
-        data["batch_size"] = max(1, data.get("workers", 1))  # replaced by `rows_per_rank`, which knows the ranks
+        workers = data.get("workers", DataConfig().workers)
+        data["batch_size"] = max(1, workers)  # stands in until `rows_per_rank` knows the ranks
     data |= {"seed": parts["run"].seed, "known_matches": getattr(parts["objective"], "known_matches", False)}
     return Config(method=method, data=build(DataConfig, "data", data), **parts)
 

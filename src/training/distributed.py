@@ -75,8 +75,10 @@ def world(device_name: str) -> Iterator[World]:
     if world_size == 1:
         yield World(device=device)
         return
-    settings = {"device_id": device} if device.type == "cuda" else {}
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", **settings)
+    if device.type == "cuda":
+        dist.init_process_group("nccl", device_id=device)
+    else:
+        dist.init_process_group("gloo")
     try:
         waiting = dist.new_group(backend="gloo", timeout=PATIENCE)
         yield World(rank=rank, world_size=world_size, local_rank=local_rank, device=device, waiting=waiting)

@@ -52,7 +52,8 @@ class Run:
     global_batch: int
     log: RunLog
     tokenizer: Any = None
-    evaluate: Callable[[nn.Module], dict[str, float]] | None = None
+    evaluate: Callable[[nn.Module], Any] | None = None
+    results: dict[str, Any] = field(default_factory=dict)
     at: Position = field(default_factory=Position)
 
     @property
@@ -96,9 +97,8 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
     return {k: v.to(device, non_blocking=True) if isinstance(v, Tensor) else v for k, v in batch.items()}
 
 
-def train(run: Run) -> dict[str, float]:
-    """From where the run stands to its last step: steps, log, checkpoints, evaluations; returns the last figures."""
-    results: dict[str, float] = {}
+def train(run: Run) -> None:
+    """From where the run stands to its last step: steps, log, checkpoints, evaluations."""
     watch = Stopwatch()
     started_at = run.at.step
     # GradScaler meets infinite gradients by design and skips the step; everything else must be finite.
@@ -112,13 +112,12 @@ def train(run: Run) -> dict[str, float]:
             watch.samples += run.global_batch
             if run.at.step % run.config.run.log_every_n_steps == 0 or run.at.step == run.total_steps:
                 report(run, meter, watch, started_at)
-            if run.at.step == run.total_steps:
-                break
+            if run.at.step == run.total_steps and run.at.batch_in_epoch < run.loader.num_batches:
+                break  # at the end of an epoch, the loader is asked once more: it judges the faults of the whole epoch
         else:
             run.at.epoch += 1
             run.at.batch_in_epoch = 0
-        results = between_epochs(run, meter, watch)
-    return results
+        between_epochs(run, meter, watch)
 
 
 def epoch_batches(run: Run) -> Iterator[Batch]:
@@ -164,18 +163,16 @@ def total_faults(counts: list[dict[str, int]]) -> dict[str, int]:
     return total
 
 
-def between_epochs(run: Run, meter: TermMeter, watch: Stopwatch) -> dict[str, float]:
+def between_epochs(run: Run, meter: TermMeter, watch: Stopwatch) -> None:
     """Checkpoint and evaluate when it is time to; neither counts as training time."""
     start, settings = time.perf_counter(), run.config.run
     ended = run.at.step == run.total_steps
     if ended or (settings.save_frequency and run.at.epoch % settings.save_frequency == 0):
         meter.check(run.world)
         save(run)
-    results = {}
     if run.evaluate and (ended or (settings.val_frequency and run.at.epoch % settings.val_frequency == 0)):
-        results = evaluate(run)
+        evaluate(run)
     watch.pause(time.perf_counter() - start)
-    return results
 
 
 def save(run: Run) -> None:
@@ -221,18 +218,18 @@ def restore(run: Run, state: dict[str, Any]) -> None:
         run.log.say(f"note: saved by {len(state['random'])} ranks, so dropout draws other random numbers from here on")
 
 
-@torch.no_grad()
-def evaluate(run: Run) -> dict[str, float]:
-    """Figures of the evaluation on rank 0, of the averaged weights as `ema_...` too; the other ranks wait."""
-    results: dict[str, float] = {}
+def evaluate(run: Run) -> None:
+    """Figures on rank 0, of the averaged weights too where there are any; the other ranks wait."""
     if run.world.is_first and run.evaluate is not None:
-        model = run.objective.model
-        model.eval()
-        with run.autocast():
-            results = dict(run.evaluate(model))
-            if run.ema is not None:
-                results |= {f"ema_{name}": value for name, value in run.evaluate(run.ema.module).items()}
-        model.train()
-        run.log.metrics(run.at.step, results, kind="eval")
+        run.results = {"eval": run.evaluate(run.objective.model)}
+        if run.ema is not None:
+            run.results["eval_ema"] = run.evaluate(run.ema.module)
+        run.log.metrics(run.at.step, figures(run.results), kind="eval")
+        run.network.train()
     wait_for_all(run.world)
-    return results
+
+
+def figures(results: dict[str, Any]) -> dict[str, float]:
+    """Name -> figure of the model, and ema/name -> figure of the averaged weights."""
+    prefixes = {"eval": "", "eval_ema": "ema/"}
+    return {prefixes[kind] + name: value for kind, result in results.items() for name, value in result.metrics.items()}

@@ -42,8 +42,8 @@ def parameter_groups(objective: nn.Module, config: OptimConfig) -> list[dict[str
     timm. Logit scale and bias have the multiplier `logit_lr_mult`, blocks of a tower layer_decay^(distance from its
     end). `lr_scale` is what `set_learning_rate` multiplies by.
     """
-    model = getattr(objective, "model", objective)
-    exempt = set(model.no_weight_decay()) if hasattr(model, "no_weight_decay") else set()
+    model: Any = getattr(objective, "model", objective)
+    exempt: set[str] = set(model.no_weight_decay()) if hasattr(model, "no_weight_decay") else set()
     multiplier = learning_rate_multiplier(model, config)
     groups: dict[tuple[bool, float], dict[str, Any]] = {}
     prefix = "model." if model is not objective else ""

@@ -21,15 +21,18 @@ from prolip.checkpoint import save_pretrained
 from prolip.data.augment import DeviceAugment
 from prolip.data.loader import build_loader
 from prolip.data.shards import expand_shards
+from prolip.evaluation.corpus import evaluate, format_table, gallery
+from prolip.evaluation.result import Result
 from prolip.methods import METHODS
 from prolip.methods.base import Objective
+from prolip.model import ProLIP
 from prolip.ring import check_equal_batches
 from training.checkpointing import find_checkpoint, open_run_folder, write_json
 from training.config import Config, check_precision, rows_per_rank, total_steps
 from training.distributed import World, seed_everything, share_object, wait_for_all, world
 from training.flags import FlagError
 from training.log import RunLog, count_parameters, describe, duration
-from training.loop import Autocast, Run, restore, train
+from training.loop import Autocast, Run, figures, restore, train
 from training.optim import build_optimizer
 
 DTYPES = {"amp_bf16": torch.bfloat16, "amp_fp16": torch.float16}
@@ -45,8 +48,8 @@ def run(config: Config) -> Path:
         state = build(config, here, folder, rows)
         try:
             start = time.perf_counter()
-            results = train(state)
-            finish(state, results, time.perf_counter() - start)
+            train(state)
+            finish(state, time.perf_counter() - start)
         finally:
             state.log.close()
     return folder
@@ -64,10 +67,8 @@ def build(config: Config, here: World, folder: Path, rows: int) -> Run:
     seed_everything(settings.seed, settings.deterministic)
     if here.device.type == "cuda" and not settings.deterministic:
         torch.set_float32_matmul_precision("high")
+    tokenizer = build_tokenizer(config)  # before the model: what is missing shows at once
     model, transform, preprocess = build_model(config, here.device)
-    tokenizer = prolip.get_tokenizer(
-        config.model.model, tokenizer=config.model.tokenizer, context_length=config.model.force_context_length
-    )
     loader = build_loader(
         dataclasses.replace(config.data, batch_size=rows),
         transform,
@@ -85,9 +86,9 @@ def build(config: Config, here: World, folder: Path, rows: int) -> Run:
     ema = ModelEmaV3(model, decay=config.optim.ema_decay, use_warmup=True) if config.optim.ema_decay else None
     if config.model.torchcompile:
         compile_towers(model)
-    evaluation = build_evaluation(config, tokenizer, preprocess) if settings.val_data else None
-    prepare_folder(config, here, folder)
+    evaluation = build_evaluation(config, here, tokenizer, preprocess) if settings.val_data else None
     checkpoint = find_checkpoint(settings.resume, folder) if settings.resume else None
+    prepare_folder(config, here, folder)
     log = RunLog(folder, here.is_first, resume_at=checkpoint[1]["step"] if checkpoint else None)
     run = Run(
         config=config,
@@ -113,7 +114,15 @@ def build(config: Config, here: World, folder: Path, rows: int) -> Run:
     return run
 
 
-def build_model(config: Config, device: torch.device) -> tuple[nn.Module, Callable, Callable]:
+def build_tokenizer(config: Config) -> Any:
+    """The model's tokenizer, or --tokenizer; none where no text is read."""
+    if config.data.dataset_type == "synthetic" and not config.run.val_data:
+        return None
+    wanted = config.model
+    return prolip.get_tokenizer(wanted.model, tokenizer=wanted.tokenizer, context_length=wanted.force_context_length)
+
+
+def build_model(config: Config, device: torch.device) -> tuple[ProLIP, Callable, Compose]:
     """(model in training precision, transform for training, transform for evaluation)."""
     wanted = config.model
     changes: dict[str, Any] = {"mask_padding": True} if wanted.mask_padding else {}
@@ -158,7 +167,7 @@ def build_augment(config: Config, model: nn.Module, here: World) -> DeviceAugmen
     return augment.to(here.device)
 
 
-def compile_towers(model: nn.Module) -> None:
+def compile_towers(model: ProLIP) -> None:
     """Compile both towers in place: names of parameters stay. Shapes are few (all patches, kept patches), so static."""
     for tower in (model.visual, model.text):
         tower.compile(dynamic=False)
@@ -181,16 +190,12 @@ def autocast_for(precision: str, device: torch.device) -> Autocast:
     return partial(torch.autocast, device.type, dtype=DTYPES[precision])
 
 
-def build_evaluation(config: Config, tokenizer: Any, preprocess: Any) -> Callable[[nn.Module], dict[str, float]]:
-    """Model -> figures on --val-data, which must be there before the first step."""
-    from prolip.evaluation.corpus import evaluate as evaluate_corpus
-
-    shards = [shard.url for shard in expand_shards(config.run.val_data or "")]
-
-    def measure(model: nn.Module) -> dict[str, float]:
-        return evaluate_corpus(model, tokenizer, preprocess, shards, select=config.data.select)
-
-    return measure
+def build_evaluation(config: Config, here: World, tokenizer: Any, preprocess: Any) -> Callable[[nn.Module], Result]:
+    """Model -> figures on --val-data, which is read before the first step: what is missing shows now."""
+    run = config.run
+    shards = [[shard.url for shard in expand_shards(data)] if data else None for data in (run.val_data, run.val_names)]
+    corpus = gallery(shards[0] or [], run.val_select, shards[1])
+    return partial(evaluate, tokenizer=tokenizer, preprocess=preprocess, shards=corpus, device=here.device)
 
 
 def prepare_folder(config: Config, here: World, folder: Path) -> None:
@@ -228,13 +233,13 @@ def summary(run: Run) -> str:
     towers = ", ".join(f"{part} {total:,}" + (f" ({trained:,} trained)" if trained != total else "")
                        for part, (total, trained) in sizes.items())
     per_rank = run.global_batch // world.world_size // config.run.accum_freq
-    epochs = run.total_steps / run.loader.num_batches
     facts = {
         "model": f"{config.model.model}, {sum(total for total, _ in sizes.values()):,} parameters: {towers}",
         "method": f"{config.method} {dataclasses.asdict(config.objective) or ''}".strip(),
         "batch": f"{run.global_batch} = {world.world_size} ranks x {config.run.accum_freq} micro-batches x {per_rank}",
         "data": f"{config.data.train_data or config.data.dataset_type}: {run.loader.num_samples:,} samples per epoch",
-        "length": f"{run.total_steps:,} steps = {epochs:.1f} epochs of {run.loader.num_batches} steps",
+        "length": f"{run.total_steps:,} steps = {run.total_steps / run.loader.num_batches:.1f} epochs "
+        f"of {run.loader.num_batches:,} steps",
         "optimiser": f"{config.optim.opt}, lr {config.optim.lr:g} {config.optim.lr_scheduler}, "
         f"{config.optim.warmup} steps of warm-up, weight decay {config.optim.wd:g}",
         "precision": f"{config.run.precision} on {world.device}" + (", compiled" if config.model.torchcompile else ""),
@@ -243,14 +248,16 @@ def summary(run: Run) -> str:
     return describe(facts)
 
 
-def finish(run: Run, results: dict[str, float], seconds: float) -> None:
+def finish(run: Run, seconds: float) -> None:
     """Leave the trained model, its averaged twin and the last figures in the run folder."""
     if run.world.is_first:
         save_pretrained(run.objective.model, run.folder / "model", tokenizer=run.tokenizer)
         if run.ema is not None:
             save_pretrained(run.ema.module, run.folder / "model_ema", tokenizer=run.tokenizer)
-        if results:
-            write_json(run.folder / "eval.json", {"step": run.at.step, **results})
-            run.log.say(describe({name: f"{value:.4g}" for name, value in results.items()}))
+        for folder, result in run.results.items():
+            result.save(run.folder / folder)
+            run.log.say(f"{folder}: {format_table(result)}")
+        if run.results:
+            write_json(run.folder / "eval.json", {"step": run.at.step, **figures(run.results)})
         run.log.say(f"done in {duration(seconds)}: model in {run.folder / 'model'}")
     wait_for_all(run.world)

@@ -1,0 +1,152 @@
+"""A run's config: validated when it is made, saved and read back as it was."""
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from training.config import (
+    Config,
+    ModelConfig,
+    OptimConfig,
+    RunConfig,
+    build_config,
+    check_precision,
+    read_config_file,
+    rows_per_rank,
+    total_steps,
+)
+from training.flags import FlagError
+
+
+def config(**sections) -> Config:
+    return build_config("prolip", sections)
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "message"),
+    [
+        (OptimConfig, {"opt": "adamww"}, "--opt adamww is unknown to timm: did you mean adamw"),
+        (OptimConfig, {"opt": "qqqqqqqq"}, "list_optimizers"),
+        (OptimConfig, {"lr": 0.0}, "--lr 0.0: give a finite number above 0"),
+        (OptimConfig, {"lr": float("nan")}, "--lr nan: give a finite number"),
+        (OptimConfig, {"warmup": -1}, "--warmup -1: give a number of at least 0"),
+        (OptimConfig, {"beta2": 1.0}, r"--beta2 1.0 is outside \[0, 1\)"),
+        (OptimConfig, {"layer_decay": 1.1}, r"--layer-decay 1.1 is outside \(0, 1\]"),
+        (OptimConfig, {"grad_clip_norm": 0.0}, "leave it out for no clipping"),
+        (RunConfig, {"epochs": 1, "max_steps": 2}, "--epochs and --max-steps contradict each other"),
+        (RunConfig, {"accum_freq": 0}, "--accum-freq 0: give a number of at least 1"),
+        (RunConfig, {"epochs": 0}, "--epochs 0: give a number of at least 1"),
+        (RunConfig, {"name": "a/b"}, "no folder name: give the folder above it as --output-dir"),
+        (RunConfig, {"resume": "latest"}, "--resume latest without --name: give the name"),
+        (RunConfig, {"resume": "a.pt", "overwrite": True}, "give one of them"),
+        (RunConfig, {"val_frequency": 2}, "--val-frequency without --val-data"),
+        (RunConfig, {"global_batch_size": 0}, "--global-batch-size 0"),
+        (ModelConfig, {"init_logit_scale": 0.0}, "it is a factor, not its logarithm"),
+        (ModelConfig, {"init_uncertainty": True}, "--init-uncertainty without --pretrained"),
+        (ModelConfig, {"lock_text_unlocked_layers": 1}, "without --lock-text"),
+    ],
+)
+def test_a_wrong_setting_is_refused_when_the_config_is_made(kind, values, message):
+    with pytest.raises(FlagError, match=message):
+        kind(**values)
+
+
+def test_augmentation_that_nobody_would_apply_is_refused():
+    with pytest.raises(FlagError, match="--rotate without --device-augment"):
+        config(augment={"rotate": 10.0})
+    assert config(augment={"rotate": 10.0}, model={"device_augment": True}).augment.rotate == 10.0
+
+
+def test_an_unknown_method_or_section_lists_the_known_ones():
+    with pytest.raises(FlagError, match="--method 'prolipp' is unknown: did you mean prolip"):
+        build_config("prolipp", {})
+    with pytest.raises(FlagError, match="no section 'optimizer': it has method, model, data"):
+        config(optimizer={})
+
+
+def test_one_seed_and_one_switch_for_known_matches():
+    made = config(run={"seed": 7}, objective={"known_matches": True})
+    assert made.data.seed == 7 and made.data.known_matches
+    with pytest.raises(FlagError, match="data.seed is not set by itself: it follows from run.seed"):
+        config(data={"seed": 1})
+
+
+@pytest.mark.parametrize("method", ["prolip", "siglip", "clip"])
+def test_a_saved_config_is_the_same_config(tmp_path, method):
+    made = build_config(
+        method,
+        {
+            "model": {"model": "ProLIP-ViT-test", "device_augment": True},
+            "augment": {"zoom": [0.8, 1.2]},
+            "data": {"train_data": "a.tar", "workers": 2, "batch_size": 8},
+            "optim": {"lr": 1e-3, "warmup": 5},
+            "run": {"max_steps": 9, "name": "x", "resume": "latest", "seed": 3},
+        },
+    )
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(made.to_dict()))
+    values = read_config_file(str(path))
+    again = build_config(values.pop("method"), values)
+    assert again.to_dict() == made.to_dict()
+    assert again.run.resume is None and again.run.seed == 3
+    assert (again.augment, again.data) == (made.augment, made.data)
+
+
+def test_a_run_folder_or_yaml_is_read_too(tmp_path):
+    (tmp_path / "config.json").write_text('{"method": "clip", "optim": {"lr": 0.1}}')
+    assert read_config_file(str(tmp_path))["optim"] == {"lr": 0.1}
+    (tmp_path / "run.yaml").write_text("method: siglip\noptim:\n  lr: 1e-3\n")
+    values = read_config_file(str(tmp_path / "run.yaml"))
+    assert build_config(values.pop("method"), values).optim.lr == 1e-3
+
+
+def test_an_unreadable_config_says_why(tmp_path):
+    with pytest.raises(FlagError, match="there is no such file"):
+        read_config_file(str(tmp_path / "no.json"))
+    (tmp_path / "bad.json").write_text("{")
+    with pytest.raises(FlagError, match="cannot be read"):
+        read_config_file(str(tmp_path / "bad.json"))
+    (tmp_path / "flat.json").write_text('{"lr": 1}')
+    with pytest.raises(FlagError, match="give {\"method\""):
+        read_config_file(str(tmp_path / "flat.json"))
+
+
+def test_a_batch_that_cannot_be_shared_out_names_the_nearest_that_can():
+    made = config(run={"global_batch_size": 100})
+    with pytest.raises(FlagError, match="^batch 100 is not divisible by 8 ranks: use 96 or 104$"):
+        rows_per_rank(made, 8)
+    assert rows_per_rank(made, 4) == 25
+    made = config(run={"global_batch_size": 6, "accum_freq": 2})
+    with pytest.raises(FlagError, match="batch 6 is not divisible by 4 ranks x 2 micro-batches: use 8"):
+        rows_per_rank(made, 4)
+    assert rows_per_rank(config(data={"batch_size": 12}, run={"accum_freq": 2}), 4) == 24
+
+
+def test_two_batch_sizes_contradict_each_other():
+    with pytest.raises(FlagError, match="--global-batch-size and --batch-size contradict"):
+        config(run={"global_batch_size": 8}, data={"batch_size": 8})
+    assert "batch_size" not in config(run={"global_batch_size": 8}).to_dict()["data"]
+
+
+def test_lengths_are_given_in_epochs_steps_or_samples():
+    def steps(**run) -> int:
+        return total_steps(config(run=run, optim={"warmup": 0}), steps_per_epoch=10, global_batch=16)
+
+    assert steps(epochs=3) == 30 and steps(max_steps=7) == 7 and steps(max_samples=33) == 3 and steps() == 320
+
+
+def test_a_warm_up_longer_than_the_run_is_refused():
+    with pytest.raises(FlagError, match="10000 steps does not end within the run's 100 steps: give --warmup 5"):
+        total_steps(config(run={"max_steps": 100}), steps_per_epoch=10, global_batch=16)
+
+
+def test_precision_that_the_device_lacks_is_refused(monkeypatch):
+    with pytest.raises(FlagError, match="amp_fp16 needs CUDA, the device is cpu: use amp_bf16 or fp32"):
+        check_precision("amp_fp16", torch.device("cpu"))
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: False)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Old")
+    with pytest.raises(FlagError, match="which Old does not compute: use amp_fp16 or fp32"):
+        check_precision("amp_bf16", torch.device("cuda"))
+    check_precision("amp_fp16", torch.device("cuda"))

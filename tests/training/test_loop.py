@@ -1,0 +1,177 @@
+"""The step and the loop around it: nothing waits, nothing non-finite passes, micro-batches change nothing."""
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from training.config import build_config
+from training.distributed import World
+from training.log import NonFiniteError
+from training.loop import clip_gradients, evaluate, figures, to_device, total_faults, train, training_step
+from training.run import build
+
+WORLD = World()
+
+
+def make(tmp_path: Path, objective: dict | None = None, optim: dict | None = None, **run):
+    """A run of the tiny model on synthetic images, ready for its first step."""
+    config = build_config(
+        "prolip",
+        {
+            "model": {"model": "ProLIP-ViT-test", "init_logit_bias": -2.0},
+            "data": {"dataset_type": "synthetic", "train_num_samples": 24, "batch_size": 8, "workers": 0},
+            "optim": {"warmup": 0, "lr": 1e-3} | (optim or {}),
+            "run": {"precision": "fp32", "log_every_n_steps": 1, "max_steps": 3, "device": "cpu"} | run,
+            "objective": objective or {},
+        },
+    )
+    return build(config, WORLD, tmp_path / "run", rows=8)
+
+
+def batches(run):
+    run.loader.set_epoch(0)
+    return iter(run.loader)
+
+
+def parameters(run) -> dict[str, torch.Tensor]:
+    return {name: value.detach().clone() for name, value in run.objective.named_parameters()}
+
+
+def test_a_step_moves_every_trainable_parameter(tmp_path):
+    run = make(tmp_path)
+    before = parameters(run)
+    terms = training_step(run, next(batches(run)))
+    unmoved = [n for n, p in run.objective.named_parameters() if torch.equal(p, before[n])]
+    assert unmoved == []
+    assert {"loss", "ppcl", "scale", "bias", "trace_image", "trace_text", "grad_norm"} <= terms.keys()
+    assert all(p.grad is None for p in run.objective.parameters())
+
+
+def test_a_step_waits_for_no_value(tmp_path, monkeypatch):
+    """On a device each of these would stop the host until the device is done."""
+    run = make(tmp_path, optim={"grad_clip_norm": 1.0, "ema_decay": 0.9})
+    stream = batches(run)
+    training_step(run, next(stream))  # what is done once (optimiser state) is done
+    batch = next(stream)
+
+    def refuse(self, *args, **kwargs):
+        raise AssertionError("the step looked at a value")
+
+    for name in ("item", "tolist", "__bool__", "__float__", "__int__", "numpy"):
+        monkeypatch.setattr(torch.Tensor, name, refuse)
+    training_step(run, batch)
+
+
+def test_micro_batches_equal_the_large_batch(tmp_path):
+    """Masked views included: with 8 rows one is masked, so one of the micro-batches has none."""
+    weights = {"alpha1": 0.1, "alpha2": 0.5, "beta": 0.01}
+    optim = {"opt": "sgd", "lr": 0.1, "wd": 0.0}
+    whole = make(tmp_path / "a", weights, optim)
+    parts = make(tmp_path / "b", weights, optim, accum_freq=4)
+    for batch in batches(whole):
+        want, got = training_step(whole, batch), training_step(parts, batch)
+        for name in want:
+            torch.testing.assert_close(got[name], want[name], rtol=1e-5, atol=1e-6)
+    for (name, p), q in zip(whole.objective.named_parameters(), parts.objective.parameters()):
+        torch.testing.assert_close(q, p, rtol=1e-4, atol=1e-6, msg=name)
+
+
+def test_gradients_are_clipped_to_the_bound_and_their_norm_reported():
+    layer = nn.Linear(3, 3)
+    layer(torch.ones(2, 3)).square().sum().mul(100).backward()
+    grads = torch.cat([p.grad.flatten() for p in layer.parameters()])
+    before = grads.norm()
+    torch.testing.assert_close(clip_gradients(list(layer.parameters()), None), before)
+    torch.testing.assert_close(clip_gradients(list(layer.parameters()), 0.5), before)
+    after = torch.cat([p.grad.flatten() for p in layer.parameters()])
+    torch.testing.assert_close(after.norm(), torch.tensor(0.5), rtol=1e-4, atol=0)
+    torch.testing.assert_close(after, grads * 0.5 / before, rtol=1e-4, atol=1e-8)
+
+
+def test_averaged_weights_follow_their_formula(tmp_path):
+    run = make(tmp_path, optim={"ema_decay": 0.5})
+    stream = batches(run)
+    start = run.objective.model.visual.proj.detach().clone()
+    training_step(run, next(stream))
+    run.at.step += 1
+    first = run.objective.model.visual.proj.detach().clone()
+    torch.testing.assert_close(run.ema.module.visual.proj, first)  # the warm-up of the decay starts at 0
+    training_step(run, next(stream))
+    decay = min(1 - 2 ** (-2 / 3), 0.5)
+    want = decay * first + (1 - decay) * run.objective.model.visual.proj
+    torch.testing.assert_close(run.ema.module.visual.proj, want)
+    assert not torch.equal(first, start)
+
+
+@pytest.mark.parametrize("every", [1, 100])
+def test_a_loss_that_is_not_finite_stops_the_run_before_a_checkpoint(tmp_path, every):
+    run = make(tmp_path, log_every_n_steps=every)
+    honest = run.objective.terms
+
+    def poisoned(reps, batch):
+        terms = honest(reps, batch)
+        bad = torch.tensor(float("nan") if run.at.step == 1 else 1.0)
+        return terms | {"loss": terms["loss"] * bad, "vib_text": terms["vib_text"] * bad}
+
+    run.objective.terms = poisoned
+    with pytest.raises(NonFiniteError, match="^step 2: loss, vib_text, .*not finite"):
+        train(run)
+    run.log.close()
+    assert not list((run.folder / "checkpoints").iterdir())
+
+
+def test_a_learning_rate_that_explodes_is_caught_without_help(tmp_path):
+    run = make(tmp_path, optim={"opt": "sgd", "lr": 1e30, "wd": 0.0}, max_steps=9)
+    with pytest.raises(NonFiniteError, match="not finite"):
+        train(run)
+
+
+def test_the_log_has_one_object_per_interval(tmp_path):
+    run = make(tmp_path, max_steps=7, log_every_n_steps=3)
+    train(run)
+    run.log.close()
+    rows = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [3, 6, 7]
+    assert [row["samples"] for row in rows] == [24, 48, 56]
+    assert [round(row["epoch"], 3) for row in rows] == [1, 2, 2.333]
+    for name in ("loss", "lr", "samples_per_second", "data_wait", "trace_image", "seconds"):
+        assert all(name in row for row in rows)
+
+
+def test_logged_losses_are_means_over_the_interval(tmp_path):
+    every, thrice = make(tmp_path / "a", max_steps=3), make(tmp_path / "b", max_steps=3, log_every_n_steps=3)
+    for run in (every, thrice):
+        train(run)
+        run.log.close()
+    single = [json.loads(line)["loss"] for line in (every.folder / "metrics.jsonl").read_text().splitlines()]
+    mean = json.loads((thrice.folder / "metrics.jsonl").read_text())["loss"]
+    assert mean == pytest.approx(sum(single) / 3, rel=1e-6)
+
+
+def test_evaluation_leaves_the_model_in_training_mode(tmp_path):
+    run = make(tmp_path, optim={"ema_decay": 0.9})
+
+    class Figures:
+        def __init__(self, model):
+            model.eval()
+            self.metrics = {"names/i2t/R@1": float(model is run.ema.module)}
+
+    run.evaluate = Figures
+    evaluate(run)
+    assert run.objective.model.training
+    assert figures(run.results) == {"names/i2t/R@1": 0.0, "ema/names/i2t/R@1": 1.0}
+
+
+def test_faults_are_summed_over_ranks_and_what_was_read_well_is_left_out():
+    counts = [{"samples": 9, "shards": 1, "bad image": 1}, {"bad image": 2, "bad json": 1, "no caption": 0}]
+    assert total_faults(counts) == {"bad image": 3, "bad json": 1}
+
+
+def test_lists_stay_when_a_batch_goes_to_the_device():
+    batch = to_device({"image": torch.zeros(1), "key": ["a"]}, torch.device("meta"))
+    assert batch["image"].device.type == "meta" and batch["key"] == ["a"]
+

@@ -1,0 +1,251 @@
+"""Whole runs in this process: what they leave behind, and that going on equals never having stopped."""
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import prolip
+import training.loop
+from training.checkpointing import load_checkpoint
+from training.config import build_config
+from training.distributed import World
+from training.loop import training_step
+from training.main import main
+from training.run import build
+
+ROOT = Path(__file__).parents[2]
+DATA = [
+    "--train-data", str(ROOT / "data/emoji/{noto,twemoji}.tar"), "--select", "group=activities",
+    "--caption-sampling", "name:2,keywords",
+]  # fmt: skip
+TINY = [
+    *DATA, "--model", "ProLIP-ViT-test", "--precision", "fp32", "--device", "cpu", "--batch-size", "32",
+    "--workers", "0", "--warmup", "2", "--init-logit-bias", "-3", "--log-every-n-steps", "1",
+]  # fmt: skip
+
+
+def start(folder: Path, name: str, *words: str) -> Path:
+    assert main([*TINY, "--output-dir", str(folder), "--name", name, *words]) == 0
+    return folder / name
+
+
+def metrics(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def losses(folder: Path) -> dict[int, float]:
+    return {row["step"]: row["loss"] for row in metrics(folder) if row["kind"] == "train"}
+
+
+def assert_same_state(left: Path, right: Path) -> None:
+    """Every tensor of two checkpoints, bit for bit."""
+    a, b = load_checkpoint(left), load_checkpoint(right)
+    for part in ("objective", "ema"):
+        assert (a[part] is None) == (b[part] is None)
+        for name in a[part] or {}:
+            assert torch.equal(a[part][name], b[part][name]), (part, name)
+    for number, state in a["optimizer"]["state"].items():
+        for name, value in state.items():
+            assert torch.equal(value, b["optimizer"]["state"][number][name]), (number, name)
+    assert [group["lr"] for group in a["optimizer"]["param_groups"]] == [
+        group["lr"] for group in b["optimizer"]["param_groups"]
+    ]
+    assert torch.equal(a["random"][0]["torch"], b["random"][0]["torch"])
+    assert (a["step"], a["epoch"], a["batch_in_epoch"]) == (b["step"], b["epoch"], b["batch_in_epoch"])
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Path:
+    """Two epochs in one go, with averaged weights and an evaluation at the end."""
+    folder = tmp_path_factory.mktemp("runs")
+    evaluation = ["--val-data", str(ROOT / "data/emoji/emojione.tar"), "--val-select", "group=activities"]
+    return start(folder, "whole", "--epochs", "2", "--ema-decay", "0.9", *evaluation)
+
+
+def test_a_run_leaves_model_figures_and_checkpoints(whole):
+    assert {path.name for path in whole.iterdir()} == {
+        "config.json", "metrics.jsonl", "tensorboard", "checkpoints", "model", "model_ema", "eval", "eval_ema",
+        "eval.json",
+    }  # fmt: skip
+    assert sorted(path.name for path in (whole / "checkpoints").iterdir()) == ["epoch_1.pt", "epoch_2.pt"]
+    figures = json.loads((whole / "eval.json").read_text())
+    assert 0 <= figures["names/i2t/R@5"] <= 1 and 0 <= figures["ema/names/i2t/R@5"] <= 1
+    assert [row["kind"] for row in metrics(whole)].count("eval") == 1
+
+
+def test_the_saved_model_is_the_trained_one(whole):
+    state = load_checkpoint(whole / "checkpoints" / "epoch_2.pt")
+    for folder, trained in (
+        ("model", {k.removeprefix("model."): v for k, v in state["objective"].items()}),
+        ("model_ema", state["ema"]),
+    ):
+        model = prolip.create_model(f"local-dir:{whole / folder}")
+        for name, value in model.state_dict().items():
+            assert torch.equal(value, trained[name]), (folder, name)
+
+
+def test_losses_fall_and_every_step_is_logged(whole):
+    seen = losses(whole)
+    steps = len(seen)
+    assert list(seen) == list(range(1, steps + 1)) and steps % 2 == 0
+    values = list(seen.values())
+    assert sum(values[-3:]) < sum(values[:3])
+
+
+def test_an_interrupted_run_goes_on_bit_for_bit(whole, monkeypatch):
+    """2 epochs == 1 epoch + interruption + resume + 1 epoch: weights, moments, averages, learning rate, log."""
+    honest = training.loop.save
+
+    def save_then_stop(run):
+        honest(run)
+        raise KeyboardInterrupt
+
+    folder = whole.parent
+    words = [*TINY, "--output-dir", str(folder), "--name", "parts", "--epochs", "2", "--ema-decay", "0.9"]
+    with monkeypatch.context() as patch:
+        patch.setattr(training.loop, "save", save_then_stop)
+        assert main(words) == 130
+    parts = folder / "parts"
+    assert [path.name for path in (parts / "checkpoints").iterdir()] == ["epoch_1.pt"]
+    with open(parts / "metrics.jsonl", "a") as file:  # steps of an epoch that was lost
+        file.write(json.dumps({"kind": "train", "step": 10_000, "loss": 0.0}) + "\n")
+    assert main([*words, "--resume", "latest"]) == 0
+    assert_same_state(whole / "checkpoints" / "epoch_2.pt", parts / "checkpoints" / "epoch_2.pt")
+    assert losses(parts) == losses(whole)
+
+
+def test_a_run_that_ended_inside_an_epoch_goes_on_bit_for_bit(tmp_path):
+    constant = ["--lr-scheduler", "const"]
+    whole = start(tmp_path, "whole", *constant, "--max-steps", "7")
+    parts = start(tmp_path, "parts", *constant, "--max-steps", "3")
+    start(tmp_path, "parts", *constant, "--max-steps", "7", "--resume", "latest")
+    last = load_checkpoint(whole / "checkpoints" / next(p.name for p in (whole / "checkpoints").iterdir()))
+    assert last["batch_in_epoch"] > 0
+    name = f"epoch_{last['epoch']}_step_7.pt"
+    assert_same_state(whole / "checkpoints" / name, parts / "checkpoints" / name)
+    assert losses(parts) == losses(whole)
+
+
+def test_resuming_passes_over_a_damaged_checkpoint_and_says_so(tmp_path, capsys):
+    folder = start(tmp_path, "run", "--epochs", "2")
+    newest = folder / "checkpoints" / "epoch_2.pt"
+    newest.write_bytes(newest.read_bytes()[:1000])
+    start(tmp_path, "run", "--epochs", "2", "--resume", "latest")
+    assert "passed over" in (text := capsys.readouterr().out) and "epoch_2.pt cannot be loaded" in text
+    assert "going on from" in text and "epoch_1.pt" in text
+
+
+def test_a_saved_config_starts_the_same_run_again(tmp_path):
+    first = start(tmp_path, "first", "--max-steps", "3", "--seed", "5")
+    assert main(["--config", str(first / "config.json"), "--name", "second"]) == 0
+    second = tmp_path / "second"
+    assert losses(second) == losses(first)
+    configs = [json.loads((folder / "config.json").read_text()) for folder in (first, second)]
+    assert configs[0].pop("run") == configs[1].pop("run") | {"name": "first"} and configs[0] == configs[1]
+
+
+def test_a_finished_run_is_not_resumed_for_nothing(tmp_path, capsys):
+    start(tmp_path, "run", "--max-steps", "3")
+    assert main([*TINY, "--output-dir", str(tmp_path), "--name", "run", "--max-steps", "3", "--resume", "latest"]) == 2
+    assert "the run has ended; give a larger --epochs or --max-steps" in capsys.readouterr().err
+
+
+def test_resuming_at_another_batch_size_is_refused(tmp_path, capsys):
+    start(tmp_path, "run", "--max-steps", "3")
+    words = [*TINY, "--batch-size", "16", "--output-dir", str(tmp_path), "--name", "run", "--max-steps", "9"]
+    assert main([*words, "--resume", "latest"]) == 2
+    assert "give --global-batch-size 32" in capsys.readouterr().err
+
+
+def test_only_the_newest_checkpoints_are_kept(tmp_path):
+    folder = start(tmp_path, "run", "--epochs", "4", "--keep-checkpoints", "2")
+    assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == ["epoch_3.pt", "epoch_4.pt"]
+
+
+def test_workers_do_not_change_what_an_interruption_leads_to(tmp_path):
+    """As above with loader processes: inside the second epoch."""
+    words = ["--workers", "2", "--lr-scheduler", "const"]
+    whole = start(tmp_path, "whole", *words, "--max-steps", "9")
+    start(tmp_path, "parts", *words, "--max-steps", "8")
+    parts = start(tmp_path, "parts", *words, "--max-steps", "9", "--resume", "latest")
+    assert losses(parts) == losses(whole)
+
+
+@pytest.mark.parametrize("method", ["siglip", "clip"])
+def test_comparison_methods_train_with_the_same_command(tmp_path, method):
+    folder = start(tmp_path, method, "--max-steps", "4", "--method", method)
+    assert len(losses(folder)) == 4
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--precision", "amp_bf16", "--grad-checkpointing", "--accum-freq", "2", "--grad-clip-norm", "1"],
+        ["--device-augment", "--rotate", "20", "--zoom", "0.8", "1.2", "--hue", "0.1", "--opt", "adamp"],
+        ["--known-matches", "--opt", "muon", "--lr", "1e-3", "--lr-scheduler", "wsd"],
+        ["--lock-image", "--lock-image-unlocked-groups", "1", "--layer-decay", "0.7", "--logit-lr-mult", "10"],
+        ["--force-image-size", "40", "--mask-padding", "--init-unc-bias", "-5", "--init-logit-scale", "20"],
+    ],
+)
+def test_options_train(tmp_path, words):
+    values = list(losses(start(tmp_path, "run", "--max-steps", "4", *words)).values())
+    assert len(values) == 4 and all(0 < value < 100 for value in values)
+
+
+def test_initial_values_are_those_of_the_flags(tmp_path):
+    initial = ["--init-logit-scale", "20", "--init-unc-bias", "-5"]
+    folder = start(tmp_path, "run", "--max-steps", "3", *initial, "--lr", "1e-9")
+    row = metrics(folder)[0]
+    assert row["scale"] == pytest.approx(20, rel=1e-5) and row["bias"] == pytest.approx(-3, rel=1e-5)
+    assert 0.5 < row["trace_image"] / (32 * torch.tensor(-5.0).exp()) < 2
+
+
+def test_a_locked_tower_stays(tmp_path):
+    folder = start(tmp_path, "run", "--max-steps", "3", "--lock-text")
+    trained = prolip.create_model(f"local-dir:{folder / 'model'}").state_dict()
+    torch.manual_seed(0)  # the run's seed
+    fresh = prolip.create_model("ProLIP-ViT-test", init_logit_bias=-3.0).state_dict()
+    assert all(torch.equal(trained[name], fresh[name]) for name in fresh if name.startswith("text."))
+    assert not all(torch.equal(trained[name], fresh[name]) for name in fresh if name.startswith("visual."))
+
+
+def test_the_full_size_model_takes_one_training_step(tmp_path):
+    """ProLIP-ViT-B-16 offline: synthetic images and ids, batch 2, masked views included."""
+    config = build_config(
+        "prolip",
+        {
+            "model": {"model": "ProLIP-ViT-B-16"},
+            "data": {"dataset_type": "synthetic", "train_num_samples": 2, "batch_size": 2, "workers": 0},
+            "optim": {"warmup": 0},
+            "run": {"precision": "fp32", "max_steps": 1, "device": "cpu"},
+        },
+    )
+    run = build(config, World(), tmp_path / "run", rows=2)
+    model = run.objective.model
+    assert sum(parameter.numel() for parameter in model.parameters()) > 190e6
+    watched = {name: p.detach().clone() for name, p in model.named_parameters() if p.numel() < 1e6}
+    run.loader.set_epoch(0)
+    terms = training_step(run, next(iter(run.loader)))
+    run.log.close()
+    assert all(torch.isfinite(value) for value in terms.values())
+    assert {"ppcl", "inclusion_image", "inclusion_text"} <= terms.keys()
+    assert terms["scale"].item() == pytest.approx(10) and 0.02 < terms["trace_image"] < 0.06
+    named = dict(model.named_parameters())
+    assert [name for name, value in watched.items() if torch.equal(value, named[name])] == []
+
+
+@pytest.mark.slow
+def test_compiled_towers_train_alike(tmp_path):
+    plain = start(tmp_path, "plain", "--max-steps", "3")
+    compiled = start(tmp_path, "compiled", "--max-steps", "3", "--torchcompile")
+    assert list(losses(compiled).values()) == pytest.approx(list(losses(plain).values()), rel=1e-4)
+
+
+def test_a_failed_start_leaves_no_folder(tmp_path, capsys):
+    words = [*TINY, "--output-dir", str(tmp_path), "--name", "run", "--max-steps", "2"]
+    assert main(words) == 2
+    assert "warm-up of 2 steps does not end" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
