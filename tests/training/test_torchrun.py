@@ -1,0 +1,138 @@
+"""Real torchrun: two ranks train as one process with twice the batch, and fail together."""
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+ROOT = Path(__file__).parents[2]
+STEPS = 20
+# Heavier inclusion and VIB terms than the paper's, so that masked views show in the gradients.
+TRAINING = [
+    "--model", "ProLIP-ViT-test", "--train-data", "data/emoji/{noto,twemoji}.tar",
+    "--caption-sampling", "name,keywords",
+    "--precision", "fp32", "--device", "cpu", "--max-steps", str(STEPS), "--warmup", "2", "--lr", "1e-3",
+    "--init-logit-bias", "-2.8", "--alpha1", "0.1", "--alpha2", "0.5", "--beta", "0.01", "--grad-clip-norm", "5",
+    "--mask-fraction", "0.25", "--log-every-n-steps", "1", "--shuffle-buffer", "50",
+]  # fmt: skip
+
+
+def launch(ranks: int, *words: str, timeout: int = 240) -> subprocess.CompletedProcess:
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks)] if ranks > 1 else []
+    environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+    environment |= {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, *torchrun, "-m", "training.main", *map(str, words)]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> Path:
+    """The same 20 global batches of 16: one process; two ranks; two ranks with two micro-batches each."""
+    folder = tmp_path_factory.mktemp("runs")
+    for name, ranks, words in (
+        ("one", 1, ["--batch-size", "16", "--workers", "2"]),
+        ("two", 2, ["--batch-size", "8", "--workers", "1"]),
+        ("parts", 2, ["--batch-size", "4", "--workers", "1", "--accum-freq", "2"]),
+    ):
+        done = launch(ranks, *TRAINING, *words, "--output-dir", folder, "--name", name)
+        assert done.returncode == 0, done.stderr
+    return folder
+
+
+def rows(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("name", ["two", "parts"])
+def test_ranks_and_micro_batches_give_the_losses_of_one_process(runs, name):
+    """Every term of every step to 1e-5: float32 sums in another order, through 20 AdamW steps."""
+    want, got = rows(runs / "one"), rows(runs / name)
+    assert [row["step"] for row in got] == [row["step"] for row in want] == list(range(1, STEPS + 1))
+    for a, b in zip(want, got):
+        for term in ("loss", "ppcl", "inclusion_image_text", "inclusion_image", "inclusion_text", "vib_image",
+                     "vib_text", "scale", "bias", "trace_image", "trace_text", "grad_norm", "lr"):  # fmt: skip
+            assert b[term] == pytest.approx(a[term], rel=1e-5), (a["step"], term)
+
+
+@pytest.mark.parametrize("name", ["two", "parts"])
+def test_ranks_and_micro_batches_give_the_parameters_of_one_process(runs, name):
+    """Every parameter to 2e-6 of lr x steps = 2e-2, but the key biases of attention.
+
+    A key bias adds one number to all logits of a query, which softmax cancels: its gradient is rounding noise, and
+    AdamW turns noise into steps of size lr. It has no effect on the model.
+    """
+    want = load_file(runs / "one" / "model" / "model.safetensors")
+    got = load_file(runs / name / "model" / "model.safetensors")
+    assert want.keys() == got.keys()
+    for key, value in want.items():
+        other = got[key]
+        if key.endswith("in_proj_bias"):
+            width = len(value) // 3
+            value, other = (torch.cat([x[:width], x[2 * width :]]) for x in (value, other))
+        torch.testing.assert_close(other, value, rtol=0, atol=2e-6, msg=lambda text, key=key: f"{key}: {text}")
+
+
+def test_training_moved_the_parameters_far_more_than_the_tolerance(runs):
+    state = load_file(runs / "one" / "model" / "model.safetensors")
+    torch.manual_seed(0)
+    import prolip
+
+    fresh = prolip.create_model("ProLIP-ViT-test", init_logit_bias=-2.8).state_dict()
+    assert (state["visual.proj"] - fresh["visual.proj"]).abs().max() > 1e-3
+
+
+def test_only_the_first_rank_speaks_and_writes(runs):
+    done = launch(2, *TRAINING, "--batch-size", "8", "--workers", "0", "--max-steps", "3", "--output-dir", runs,
+                  "--name", "quiet", "--val-data", "data/emoji/emojione.tar", "--val-select", "group=activities",
+                  "--ema-decay", "0.9")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("step  3/3") + done.stdout.count("step 3/3") == 1
+    assert [row["step"] for row in rows(runs / "quiet") if row["kind"] == "train"] == [1, 2, 3]
+    assert (runs / "quiet" / "eval.json").exists() and (runs / "quiet" / "model_ema").exists()
+
+
+def test_a_refused_run_ends_on_all_ranks_with_one_message(runs):
+    done = launch(2, *TRAINING, "--batch-size", "8", "--warmup", "99", "--output-dir", runs, "--name", "refused")
+    assert done.returncode != 0
+    assert done.stderr.count("error: a warm-up of 99 steps does not end") == 1
+
+
+def test_two_ranks_stop_together_at_a_loss_that_is_not_finite(runs):
+    done = launch(2, *TRAINING, "--batch-size", "8", "--workers", "0", "--opt", "sgd", "--lr", "1e30",
+                  "--output-dir", runs, "--name", "burst")  # fmt: skip
+    assert done.returncode != 0
+    assert done.stderr.count("not finite; the run stops") == 1
+    assert not list((runs / "burst" / "checkpoints").iterdir())
+
+
+BAD_ON_ONE_RANK = """
+import torch
+from training.distributed import world
+from training.log import NonFiniteError, TermMeter
+with world("cpu") as here:
+    meter = TermMeter()
+    for step in (1, 2, 3):
+        bad = here.rank == 1 and step >= 2
+        meter.add({"loss": torch.tensor(float("nan") if bad else 1.0), "vib": torch.tensor(1.0)}, step)
+    try:
+        meter.check(here)
+    except NonFiniteError as error:
+        print(f"rank {here.rank}: {error}", flush=True)
+"""
+
+
+def test_a_term_that_is_bad_on_one_rank_stops_all(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(BAD_ON_ONE_RANK)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(script)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    for rank in (0, 1):
+        assert f"rank {rank}: step 2: loss not finite" in done.stdout
