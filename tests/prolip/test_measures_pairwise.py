@@ -195,3 +195,27 @@ def test_no_tile_is_larger_than_the_workspace():
     torch.testing.assert_close(all_pairs(f, (x,), (y,), 3, 40), f(x, y))
     assert max(seen[:-1]) <= 40
     assert sum(seen[:-1]) == 11 * 13 * 3
+
+
+@pytest.mark.parametrize("name", ["csd_similarity", "kl"])
+def test_pairwise_measures_compile_without_a_graph_break(name):
+    p, q = (Gaussian(*(x.requires_grad_() for x in gaussian(b, 8, seed=b, dtype=torch.float32))) for b in (6, 5))
+    f, options = measures.MEASURES[name].pairwise, {"max_elements": 64} if name in TILED else {}
+    compiled = torch.compile(f, backend="aot_eager", fullgraph=True)(p, q, **options)
+    torch.testing.assert_close(compiled, f(p, q))
+    compiled_grads, grads = (torch.autograd.grad(value.sum(), (*p, *q)) for value in (compiled, f(p, q)))
+    for a, b in zip(compiled_grads, grads):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_match_probability_keeps_no_distances_of_all_samples(exact):
+    """B1 * B2 * J^2 = 147,456 distances: tiled in both passes, the samples themselves (J (B1 + B2) D) are kept."""
+    p, q = (Gaussian(*(x.requires_grad_() for x in gaussian(b, 8, dtype=torch.float32))) for b in (48, 48))
+    peaks = []
+    for max_elements in (2048, 2**30):
+        with PeakElements() as count:
+            measures.pairwise_log_match_probability(p, q, 3.0, 2.0, 8, None, exact, max_elements).sum().backward()
+        peaks.append(count.peak)
+    assert peaks[0] < 48 * 48 * 64 / 2
+    assert peaks[1] > 2 * 48 * 48 * 64

@@ -1,7 +1,6 @@
 """All pairs of two sets within a bounded workspace, in the forward and in the backward pass."""
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
@@ -23,7 +22,7 @@ def without_autocast(device: torch.device) -> AbstractContextManager:
 def tile_shape(rows: int, cols: int, per_pair: int, max_elements: int) -> tuple[int, int]:
     """Rows and columns of the squarest tile with rows * cols * per_pair <= max_elements; one pair at the least."""
     pairs = max(1, max_elements // max(1, per_pair))
-    width = max(1, min(cols, math.isqrt(pairs)))
+    width = max(1, min(cols, int(pairs**0.5)))
     height = max(1, min(rows, pairs // width))
     return height, max(1, min(cols, pairs // height))
 
