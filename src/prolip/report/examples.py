@@ -49,7 +49,7 @@ class Extreme:
 
 @dataclass(frozen=True)
 class Extremes:
-    """The ends of a list sorted by trace."""
+    """The ends of a list sorted by trace, both from the outside in; a short list stands whole in `least`."""
 
     title: str
     least: list[Extreme] = field(default_factory=list)
@@ -100,7 +100,7 @@ def _image_example(result: Result, drawing: int, top: int) -> Example:
 
 
 def text_examples(
-    result: Result, each: int = 2, failures: int = 4, top: int = 6, seed: int = 0
+    result: Result, each: int = 2, failures: int = 4, top: int = 8, seed: int = 0
 ) -> list[list[Example]]:
     """Texts with their best drawings: [random ones of every level, random ones whose first answer is wrong]."""
     rng = np.random.default_rng(seed + 1)
@@ -128,7 +128,7 @@ def _text_example(result: Result, text: int, level: str, top: int) -> Example:
     return Example(result.table.texts[text], level, answers, int(ranking.first[text]), matches=matches)
 
 
-def extremes(result: Result, pictures: int = 10, texts: int = 8) -> list[Extremes]:
+def extremes(result: Result, pictures: int = 12, texts: int = 8) -> list[Extremes]:
     """Least and most uncertain drawings, then captions of every level."""
     trace, concepts = result.image.trace, result.corpus.concepts
     order = trace.argsort(stable=True).tolist()
@@ -142,10 +142,9 @@ def extremes(result: Result, pictures: int = 10, texts: int = 8) -> list[Extreme
     for level in LEVELS:
         rows = np.unique(result.table.text[result.table.rows(level)])
         ordered = rows[traces[torch.from_numpy(rows)].argsort(stable=True).numpy()]
-        kept = min(texts, len(ordered) // 2)
-        ends = [*ordered[:kept], *ordered[len(ordered) - kept :]]
-        shown = [Extreme(result.table.texts[i], float(traces[i]), level=level) for i in ends]
-        out.append(Extremes(level, *_ends(shown)))
+        shown = [Extreme(result.table.texts[i], float(traces[i]), level=level) for i in ordered]
+        whole = len(shown) <= texts
+        out.append(Extremes(level, shown) if whole else Extremes(level, *_ends(shown[:texts] + shown[-texts:])))
     return out
 
 

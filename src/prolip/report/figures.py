@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import PercentFormatter
+from matplotlib.ticker import PercentFormatter, StrMethodFormatter
 
 from prolip.data.emoji import LEVELS
 from prolip.evaluation import uncertainty
@@ -43,13 +43,13 @@ def learning_curves(run: RunFolder) -> Figure | None:
     recalls = [key for key in ("names/i2t/R@1", "names/t2i/R@1", "names/i2t/R@5") if any(key in e for e in run.evals)]
     if recalls and len(run.evals) > 1:
         drawn.append(("Recall on the unseen designer", run.evals, recalls))
-    columns = min(3, len(drawn))
-    rows = -(-len(drawn) // columns)
-    figure, axes = panels(rows, columns, height=2.6)
+    columns = min(4 if len(drawn) in (4, 7, 8) else 3, len(drawn))
+    figure, axes = panels(-(-len(drawn) // columns), columns, width=max(9.6, 3 * columns), height=2.7)
     for ax, (title, lines, keys) in zip(axes, drawn):
         for key in keys:
             points = [(line["step"], line[key]) for line in lines if _is_number(line.get(key))]
-            ax.plot(*zip(*points), label=_short(key), color=COLOURS.get(key))
+            dashes = "--" if key == "ppcl" and "loss" in keys else "-"  # it is nearly the whole loss and would hide it
+            ax.plot(*zip(*points), label=_short(key), color=COLOURS.get(key), linestyle=dashes)
         ax.set_title(title)
         if len(keys) > 1:
             ax.legend()
@@ -95,7 +95,8 @@ def trace_by_level(result: Result) -> Figure:
             whiskerprops={"color": MUTED}, capprops={"color": MUTED},
         )  # fmt: skip
         ax.scatter([i], [x.mean()], marker="D", s=34, color=colour, edgecolor="white", zorder=4)
-        ax.annotate(f"{x.mean():.3g}", (i + 0.27, x.mean()), va="center", fontsize=9, fontweight="bold", color=INK)
+        box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.8}
+        ax.annotate(f"{x.mean():.3g}", (i + 0.26, x.mean()), va="center", fontsize=9, weight="bold", bbox=box, zorder=5)
     ax.set_xticks(range(len(values)), [f"{level}\n({len(x):,})" for level, x in values.items()])
     if _wide(*values.values()):
         ax.set_yscale("log")
@@ -107,7 +108,7 @@ def trace_by_level(result: Result) -> Figure:
 @styled
 def trace_by_length(result: Result) -> Figure:
     """Traces of texts against their length, ProLIP figure 6; mean line and quartile band where there are 5 texts."""
-    figure, axes = panels(1, 2)
+    figure, axes = panels(1, 2, width=11)
     trace, level = result.text.trace.numpy(), result.table.text_level
     noise = np.random.default_rng(0)
     lengths = {"tokens": result.token_lengths, "characters": np.array([len(text) for text in result.table.texts])}
@@ -139,6 +140,7 @@ def true_matches(result: Result) -> Figure:
         x, size, colour = (table.true_matches * jitter)[rows], 8 if rows.sum() > 100 else 26, LEVEL_COLOURS[LEVELS[i]]
         ax.scatter(x, trace[rows], s=size, color=colour, alpha=0.5, lw=0, label=LEVELS[i])
     ax.set_xscale("log")
+    ax.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     if _wide(trace):
         ax.set_yscale("log")
     rho = result.metrics["spearman/trace_true_matches"]
@@ -176,12 +178,12 @@ def recall_by_decile(result: Result) -> Figure:
         "names_t2i": ("name → drawings", "R@1", LEVEL_COLOURS["name"]),
         "keywords_t2i": ("keyword → drawings", "mAP@R", LEVEL_COLOURS["keyword"]),
     }
-    figure, axes = panels(1, len(shown))
+    figure, axes = panels(1, len(shown), width=11)
     for ax, (name, (title, unit, colour)) in zip(axes, shown.items()):
         d = deciles[name]
         ax.bar(range(1, len(d.value) + 1), d.value, color=colour, width=0.82)
-        rho = f"$\\rho$ = {d.spearman_bins:+.2f} (deciles), {d.spearman_queries:+.2f} (queries)"
-        ax.set_title(f"{title}\n{rho}", fontsize=10.5)
+        rho = f"$\\rho$ {d.spearman_bins:+.2f} over deciles, {d.spearman_queries:+.2f} over queries"
+        ax.set_title(f"{title}\n{rho}", fontsize=10)
         ax.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
         ax.set(xlabel="decile of trace (10 = most uncertain)", ylabel=unit, xticks=(1, 4, 7, 10))
         ax.grid(axis="x", visible=False)

@@ -60,7 +60,7 @@ def render(run: RunFolder, pictures: dict[str, bytes], seed: int = 0, title: str
         loader=PackageLoader("prolip.report", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True,
     )  # fmt: skip
-    environment.filters |= {"percent": percent, "figure": number}
+    environment.filters |= {"percent": percent, "figure": number, "trace": "{:#.3g}".format}
     result = run.result
     context: dict[str, Any] = {
         "title": title or f"ProLIP: {run.folder.resolve().name}",
@@ -72,6 +72,7 @@ def render(run: RunFolder, pictures: dict[str, bytes], seed: int = 0, title: str
         "facts": facts(run),
         "settings": flatten(run.config) if run.config else {},
         "result": result,
+        "unseen": is_unseen(run),
         "headlines": headlines(result) if result else [],
         "reading": readings.read_all(result) if result else {},
         "images": examples.image_examples(result, seed=seed) if result else [],
@@ -95,8 +96,8 @@ def headlines(result: Result) -> list[Headline]:
     }
     out = [Headline(percent(m[key]), said, f"chance {percent(m[_chance(key)])}") for key, said in words.items()]
     members, prompts = (percent(m[f"zero_shot/subgroup{kind}/top1"]) for kind in ("_members", ""))
-    said = f"of the drawings go to the right one of {classes} subgroups, told by the names of its members; {prompts} when "
-    out.append(Headline(members, said + "told by prompts of its own name", f"chance {percent(1 / classes)}"))
+    said = f"of the drawings go to the right one of {classes} subgroups, told by the names of its members"
+    out.append(Headline(members, f"{said}; {prompts} if told by its own name", f"chance {percent(1 / classes)}"))
     said = f"mAP@R of drawings against all {texts:,} texts: names, keywords, subgroups, groups"
     return [*out, Headline(percent(m["captions/i2t/mAP@R"]), said, "every true caption counts")]
 
@@ -105,6 +106,14 @@ def _chance(key: str) -> str:
     """The metric that holds the chance level of a recall."""
     gallery, way, recall = key.split("/")
     return f"{gallery}/{way}/chance_{recall}"
+
+
+def is_unseen(run: RunFolder) -> bool:
+    """Whether the run's config shows that none of the evaluated styles was trained on."""
+    if run.config is None or run.result is None:
+        return False
+    trained = str(run.config.get("data", {}).get("train_data") or "")
+    return bool(trained) and not any(name in trained for name in run.result.info["styles"])
 
 
 def facts(run: RunFolder) -> dict[str, str]:

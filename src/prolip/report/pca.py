@@ -1,7 +1,8 @@
 """A plane through the embedding space: sampled Gaussians of a few concepts, ProLIP figure 1 and appendix A.1."""
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -9,12 +10,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.offsetbox import AnnotationBbox, OffsetImage
 from matplotlib.patches import Ellipse
+from matplotlib.transforms import Bbox
 from sklearn.decomposition import PCA
 
 from prolip.data.emoji import LEVELS
 from prolip.evaluation.result import Result
 from prolip.gaussian import Gaussian, concatenate
-from prolip.report.style import INK, LEVEL_COLOURS, panels, styled
+from prolip.report.style import INK, LEVEL_COLOURS, MUTED, panels, styled
 
 POINTS = 10  # per Gaussian, as in appendix A.1
 
@@ -82,24 +84,19 @@ def pca(result: Result, seed: int = 0) -> Figure | None:
             ax.add_patch(ellipse(mean, covariance, sigmas, facecolor=colour, edgecolor=colour, alpha=alpha))
             ax.add_patch(ellipse(mean, covariance, sigmas, fill=False, edgecolor=colour, linewidth=0.9, alpha=0.7))
         ax.scatter(points[:, 0], points[:, 1], s=5, color=colour, alpha=0.45, lw=0)
-    for i, row in enumerate(drawings):
-        thumbnail = OffsetImage(np.asarray(result.corpus.drawings[row].image()), zoom=0.42)
-        frame = {"edgecolor": LEVEL_COLOURS["image"], "linewidth": 1.2, "boxstyle": "round,pad=0.1"}
-        ax.add_artist(AnnotationBbox(thumbnail, plane.mean[i], frameon=True, pad=0.1, bboxprops=frame))
-    here = plane.mean[len(drawings) :]
-    for level in LEVELS:
-        of_level = [i for i, name in enumerate(captions.values()) if name == level]
-        x, y = here[of_level].T
-        ax.scatter(x, y, s=46, color=LEVEL_COLOURS[level], edgecolor="white", zorder=5, label=level)
-    ax.scatter([], [], s=60, marker="s", facecolor="white", edgecolor=LEVEL_COLOURS["image"], label="drawing")
+    for level in ("image", *LEVELS):
+        x, y = plane.mean[[i for i, name in enumerate(levels) if name == level]].T
+        label = "drawing" if level == "image" else level
+        ax.scatter(x, y, s=46, color=LEVEL_COLOURS[level], edgecolor="white", zorder=5, label=label)
     ax.autoscale_view()
-    ax.margins(0.08)
+    ax.margins(0.1)
     ax.set_aspect("equal", adjustable="datalim")
     ax.set(xlabel=f"first component ({plane.share[0]:.0%} of the samples' variance)",
            ylabel=f"second component ({plane.share[1]:.0%})")  # fmt: skip
     ax.legend(loc="best", handletextpad=0.3)
-    figure.draw_without_rendering()  # label places depend on the final limits
-    _label(ax, here, list(captions), plane.mean[: len(drawings)])
+    figure.draw_without_rendering()  # places depend on the final limits
+    pictures = [np.asarray(result.corpus.drawings[row].image()) for row in drawings]
+    _annotate(ax, plane.mean, [*pictures, *captions])
     return figure
 
 
@@ -114,21 +111,49 @@ def _captions(result: Result, drawings: list[int]) -> dict[str, str]:
     return out
 
 
-def _label(ax: Axes, points: np.ndarray, texts: list[str], taken: np.ndarray) -> None:
-    """Write each text beside its point, at the offset that covers least of the labels and drawings placed so far."""
+def _annotate(ax: Axes, points: np.ndarray, notes: Sequence[np.ndarray | str]) -> None:
+    """Put each thumbnail or text near its point, where it covers least of the points and of what is placed already."""
     pixels = ax.transData.transform(points)
-    boxes = [(x - 17, y - 17, x + 17, y + 17) for x, y in ax.transData.transform(taken)]
-    boxes += [(x - 4, y - 4, x + 4, y + 4) for x, y in pixels]
-    for (x, y), text in zip(pixels, texts):
-        width, height = 6.2 * len(text), 13
-        offsets = [(8, -6), (-8 - width, -6), (-width / 2, 9), (-width / 2, -9 - height)]
-        offsets += [(8, 8), (8, -20), (-8 - width, 8), (-8 - width, -20), (14, 22), (14, -34), (-14 - width, 22)]
-        places = [(x + dx, y + dy, x + dx + width, y + dy + height) for dx, dy in offsets]
-        cost = [sum(_overlap(place, box) for box in boxes) + 0.01 * i for i, place in enumerate(places)]
-        best = places[int(np.argmin(cost))]
-        boxes.append(best)
-        at = ax.transData.inverted().transform(best[:2])
-        ax.text(at[0], at[1], text, fontsize=9, color=INK, zorder=6, va="bottom")
+    boxes = [(x - 5, y - 5, x + 5, y + 5) for x, y in pixels]
+    frame = ax.get_window_extent()
+    for (x, y), note in zip(pixels, notes):
+        width, height = (6.9 * len(note), 13) if isinstance(note, str) else (42, 42)
+        places = [
+            (x + r * np.cos(t) * (1 + width / 2 / r), y + r * np.sin(t) * (1 + height / 2 / r))
+            for r in (10, 24, 40, 60, 85, 115) for t in np.linspace(0, 2 * np.pi, 12, endpoint=False)
+        ]  # fmt: skip
+        areas = [(u - width / 2, v - height / 2, u + width / 2, v + height / 2) for u, v in places]
+        cost = [sum(_overlap(area, box) for box in boxes) + 40 * _outside(area, frame) for area in areas]
+        best = int(np.argmin([c + 0.3 * i for i, c in enumerate(cost)]))  # nearer places come first
+        boxes.append(areas[best])
+        points_per_pixel = 72 / ax.figure.dpi
+        offset = ((places[best][0] - x) * points_per_pixel, (places[best][1] - y) * points_per_pixel)
+        _place(ax, tuple(ax.transData.inverted().transform((x, y))), offset, note, far=best >= 12)
+
+
+def _place(
+    ax: Axes, at: tuple[float, ...], offset: tuple[float, float], note: np.ndarray | str, far: bool
+) -> None:
+    """Draw one note at an offset in printer's points, with a leader line if it is far."""
+    line: dict[str, Any] = {"arrowstyle": "-", "color": MUTED, "linewidth": 0.7, "shrinkA": 0, "shrinkB": 3}
+    if isinstance(note, str):
+        style: dict[str, Any] = {"fontsize": 9, "color": INK, "ha": "center", "va": "center", "zorder": 6}
+        ax.annotate(note, (at[0], at[1]), offset, textcoords="offset points", arrowprops=line if far else None, **style)
+        return
+    edge = {"edgecolor": LEVEL_COLOURS["image"], "linewidth": 1.1, "boxstyle": "round,pad=0.1"}
+    picture = OffsetImage(note, zoom=0.36 * 64 / max(note.shape[:2]))
+    box = AnnotationBbox(
+        picture, (at[0], at[1]), offset, boxcoords="offset points", pad=0.1, bboxprops=edge,
+        arrowprops=line if far else None,
+    )  # fmt: skip
+    box.set_zorder(4)
+    ax.add_artist(box)
+
+
+def _outside(area: tuple[float, ...], frame: Bbox) -> float:
+    """How far a box (left, bottom, right, top) sticks out of the axes."""
+    over = (frame.x0 - area[0], frame.y0 - area[1], area[2] - frame.x1, area[3] - frame.y1)
+    return sum(max(0.0, x) for x in over)
 
 
 def _overlap(a: tuple[float, ...], b: tuple[float, ...]) -> float:

@@ -1,0 +1,89 @@
+"""The figures show the numbers they are given, and the plane is the Gaussians' own projection."""
+import math
+
+import numpy as np
+import pytest
+import torch
+from report_stand_in import make_result, write_run
+
+from prolip.evaluation import uncertainty
+from prolip.gaussian import Gaussian
+from prolip.report import figures, pca, runs
+
+
+@pytest.fixture(scope="module")
+def result():
+    return make_result(traces=[0.8, 0.4, 0.2, 0.1])
+
+
+def test_projected_covariances_are_those_of_projected_samples():
+    g = torch.Generator().manual_seed(0)
+    z = Gaussian(torch.randn(4, 6, generator=g), torch.randn(4, 6, generator=g))
+    plane = pca.project(z)
+    points = z.sample(40000, generator=g).double().numpy()
+    # The affine map onto the plane, recovered from the points that it was fitted to.
+    sampled = z.sample(pca.POINTS, generator=torch.Generator().manual_seed(0)).transpose(0, 1).double().numpy()
+    design = np.c_[sampled.reshape(-1, 6), np.ones(4 * pca.POINTS)]
+    solved, *_ = np.linalg.lstsq(design, plane.points.reshape(-1, 2), rcond=None)
+    for i in range(4):
+        flat = points[:, i] @ solved[:6] + solved[6]
+        np.testing.assert_allclose(flat.mean(0), plane.mean[i], atol=0.05)
+        np.testing.assert_allclose(np.cov(flat.T), plane.covariance[i], rtol=0.1, atol=0.05)
+
+
+@pytest.mark.parametrize("sigmas", [1, 2])
+def test_an_ellipse_holds_the_share_of_a_planar_gaussian(sigmas):
+    covariance = np.array([[2.0, 0.9], [0.9, 0.7]])
+    points = np.random.default_rng(0).multivariate_normal([1, -2], covariance, 20000)
+    patch = pca.ellipse(np.array([1, -2]), covariance, sigmas)
+    inside = patch.get_path().transformed(patch.get_patch_transform()).contains_points(points)
+    assert inside.mean() == pytest.approx(1 - math.exp(-(sigmas**2) / 2), abs=0.015)
+
+
+def test_the_concepts_of_the_plane_are_drawn_by_seed(result):
+    chosen = pca.choose(result, seed=3)
+    assert chosen == pca.choose(result, seed=3) != pca.choose(result, seed=4)
+    subgroups = [result.corpus.concepts[result.corpus.drawings[i].concept].subgroup for i in chosen]
+    assert len(chosen) == 6 and all(subgroups.count(name) == 2 for name in set(subgroups))
+
+
+def test_bars_of_inclusion_are_the_rates(result):
+    (axes,) = figures.inclusion(result).axes
+    rows = uncertainty.hierarchy_inclusion(result.image, result.text, result.corpus, result.table)
+    drawn = {label.get_text(): bar.get_width() for label, bar in zip(axes.get_yticklabels(), axes.patches)}
+    assert drawn == {f"{row.inner} in {row.outer}": row.rate for row in rows}
+
+
+def test_learning_curves_draw_every_term_and_the_validation(tmp_path):
+    run = runs.read(write_run(tmp_path / "demo"))
+    drawn = figures.learning_curves(run)
+    panels = {axes.get_title(loc="left"): axes for axes in drawn.axes if axes.get_visible()}
+    assert set(panels) == {
+        "Loss", "Inclusion terms (unweighted)", "VIB (unweighted)", "Mean trace", "Logit scale a", "Logit bias b",
+        "Learning rate", "Recall on the unseen designer",
+    }  # fmt: skip
+    (scale,) = panels["Logit scale a"].lines
+    assert scale.get_ydata()[-1] == 22.0 and scale.get_xdata()[-1] == 12
+    assert [line.get_label() for line in panels["Mean trace"].lines] == ["image", "text"]
+    short = runs.RunFolder(tmp_path, train=run.train[:1])
+    assert figures.learning_curves(short) is None
+
+
+def test_unknown_terms_of_another_method_are_drawn_and_gaps_are_left_out(tmp_path):
+    lines = [{"step": i, "loss": 1.0, "uniformity": None if i == 2 else 0.5} for i in range(1, 5)]
+    (loss,) = [a for a in figures.learning_curves(runs.RunFolder(tmp_path, train=lines)).axes if a.get_visible()]
+    assert {line.get_label(): len(line.get_xdata()) for line in loss.lines} == {"loss": 4, "uniformity": 3}
+
+
+def test_every_figure_is_drawn(result, tmp_path):
+    drawn = figures.draw_all(runs.read(write_run(tmp_path / "demo", result)))
+    assert set(drawn) == {
+        "learning_curves", "trace_histogram", "trace_by_level", "trace_by_length", "true_matches", "inclusion",
+        "recall_by_decile", "pca",
+    }  # fmt: skip
+
+
+def test_constant_traces_of_a_deterministic_model_do_not_stop_the_figures(tmp_path):
+    drawn = figures.draw_all(runs.RunFolder(tmp_path, result=make_result()))
+    assert "Spearman undefined" in drawn["true_matches"].axes[0].get_title(loc="left")
+    assert "learning_curves" not in drawn

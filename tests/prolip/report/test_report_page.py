@@ -1,0 +1,131 @@
+"""The page: self-contained, honest about what it shows, whole with parts missing."""
+import re
+
+import numpy as np
+import pytest
+from report_stand_in import make_result, write_run
+
+from prolip.report import examples, page, readings
+from prolip.report.__main__ import main
+
+
+@pytest.fixture(scope="module")
+def result():
+    return make_result(traces=[0.8, 0.4, 0.2, 0.1])
+
+
+@pytest.fixture(scope="module")
+def html(result, tmp_path_factory):
+    folder = write_run(tmp_path_factory.mktemp("runs") / "demo", result)
+    return page.make_report(folder).read_text(), folder
+
+
+def test_the_page_needs_nothing_else(html):
+    text, folder = html
+    assert not re.findall(r"(?:src|href)=\"(?!data:)", text) and "<script" not in text
+    assert "http://" not in text and "https://" not in text and "@import" not in text
+    files = {path.stem for path in (folder / "figures").glob("*.png")}
+    assert text.count('<img class="figure"') == len(files) == 8
+
+
+def test_headlines_are_the_metrics(html, result):
+    text, _ = html
+    for key in ("names/i2t/R@1", "names/t2i/R@5", "captions/i2t/mAP@R", "zero_shot/subgroup_members/top1"):
+        assert f'<div class="number">{page.percent(result.metrics[key])}</div>' in text
+    assert "22 drawings get their own name first, out of 24 names" in text and "chance 4.2%" in text
+
+
+def test_texts_are_escaped(html):
+    text, _ = html
+    assert "thing &lt;b&gt;0&lt;/b&gt;" in text and "thing <b>0" not in text
+
+
+def test_what_ran_is_on_the_page(html):
+    text, _ = html
+    for said in ("12 steps, 96 samples, 3.0 epochs", "6 min 00 s", "a designer it did not see in training", "optim.lr"):
+        assert said in text
+    assert "data.unset" not in text
+
+
+def test_a_run_without_evaluation_says_how_to_make_one(tmp_path):
+    text = page.make_report(write_run(tmp_path / "demo")).read_text()
+    assert "No evaluation in this run folder" in text and "python -m prolip.evaluation.corpus" in text
+    assert text.count('<img class="figure"') == 1 and "Most and least uncertain" not in text
+
+
+def test_an_evaluation_alone_makes_a_page(result, tmp_path):
+    result.save(tmp_path / "demo" / "eval")
+    text = main([str(tmp_path / "demo"), "--out", str(tmp_path / "out.html"), "--title", "Mine"]).read_text()
+    assert "No learning curves" in text and "<title>Mine</title>" in text and "unseen" not in text
+    assert (tmp_path / "out.html").exists()
+
+
+def test_a_folder_that_is_no_run_ends_with_a_message(tmp_path, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main([str(tmp_path)])
+    assert stop.value.code == 2 and "is it a run folder" in capsys.readouterr().err
+
+
+def test_examples_are_seeded_marked_by_the_labels_and_failures_are_failures():
+    result = make_result(noise=2.5)
+    chosen, failed = examples.image_examples(result, count=6, failures=3)
+    assert examples.image_examples(result, count=6, failures=3) == [chosen, failed]
+    assert examples.image_examples(result, count=6, failures=3, seed=1)[0] != chosen
+    for example in chosen + failed:
+        marks = [answer.mark for answer in example.answers]
+        assert [a.label == example.label for a in example.answers] == [mark == "right" for mark in marks]
+        assert ("right" in marks) == (example.rank <= 5)
+        scores = [answer.score for answer in example.answers]
+        assert scores == sorted(scores, reverse=True)
+    assert failed and all(example.answers[0].mark != "right" and example.rank > 1 for example in failed)
+
+
+def test_text_examples_cover_the_levels_with_complete_labels():
+    result = make_result(noise=2.5)
+    chosen, failed = examples.text_examples(result, top=22)
+    assert [example.level for example in chosen] == [level for level in readings.LEVELS for _ in range(2)]
+    for example in chosen + failed:
+        assert sum(answer.mark == "right" for answer in example.answers) == example.matches
+        assert example.answers[example.rank - 1].mark == "right"
+    assert failed and all(example.rank > 1 for example in failed)
+
+
+def test_extremes_are_the_ends_of_the_sorted_list(result):
+    drawings, *levels = examples.extremes(result, pictures=3, texts=4)
+    order = np.sort(result.image.trace.numpy())
+    np.testing.assert_allclose([x.trace for x in drawings.least], order[:3])
+    np.testing.assert_allclose([x.trace for x in drawings.most], order[::-1][:3])
+    group = levels[0]
+    assert {x.label for x in group.least} == {"nature", "food"} and not group.most  # few are listed whole
+    assert len(levels[3].least) == len(levels[3].most) == 4
+
+
+@pytest.mark.parametrize(
+    ("traces", "order", "words"),
+    [
+        ([0.8, 0.4, 0.2, 0.1], "paper", "the order that the paper predicts"),
+        ([0.1, 0.2, 0.4, 0.8], "reversed", "reverse of the paper's order"),
+        ([0.1, 0.4, 0.2, 0.8], "mixed", "neither the paper's order"),
+        ([0.2, 0.2, 0.2, 0.2], "flat", "hardly differ"),
+    ],
+)
+def test_the_order_of_levels_is_told_as_it_came_out(traces, order, words):
+    result = make_result(traces=traces)
+    assert readings.order_of_levels(result) == order
+    assert words in readings.levels(result)
+
+
+def test_the_verdict_counts_what_holds():
+    assert "meet all three expectations" in readings.verdict(make_result(traces=[0.8, 0.4, 0.2, 0.1]))
+    reversed_order = make_result(traces=[0.001, 0.002, 0.004, 0.008])
+    said = readings.verdict(reversed_order)
+    assert "none of three" in said and "must not be read" in said
+    assert "drawings are" in readings.modality(reversed_order)
+    means = make_result()
+    means.info["similarity"] = "mean"
+    assert "played no part" in readings.verdict(means)
+
+
+def test_numbers_are_printed_for_people():
+    assert [page.percent(x) for x in (0.372, 0.0006, 0.0, float("nan"))] == ["37.2%", "0.06%", "0.0%", "–"]
+    assert page.duration(65) == "1 min 05 s" and page.duration(7260) == "2 h 01 min"
