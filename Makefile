@@ -1,0 +1,41 @@
+# make demo, make test: each makes what it needs. Another interpreter: make demo PYTHON=python3.12
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: help demo test lint clean
+.DELETE_ON_ERROR:
+
+help:
+	@echo 'make demo    train a small ProLIP on data/emoji, evaluate it, write runs/demo/report.html'
+	@echo 'make test    run the tests'
+	@echo 'make lint    ruff and mypy'
+	@echo 'make clean   delete the virtual environment and caches; runs/ stays'
+
+demo: $(READY)
+	$(BIN)/python scripts/demo.py
+
+test: $(READY)
+	$(BIN)/python -m pytest
+
+lint: $(READY)
+	$(BIN)/ruff check
+	$(BIN)/mypy
+
+# Stamped last, so that an installation that broke off is taken up again.
+$(READY): requirements.txt setup.py
+	@command -v $(PYTHON) > /dev/null || { \
+	  echo 'error: no $(PYTHON) on PATH. Install Python 3.10 or newer, or name one: make demo PYTHON=/path/to/python3' >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
+	  echo "error: $(PYTHON) is $$($(PYTHON) -V 2>&1), Python 3.10 or newer is needed. Name one: make demo PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' || { \
+	  echo 'error: $(PYTHON) cannot make virtual environments. On Debian and Ubuntu: apt-get install python3-venv' >&2; exit 1; }
+	@echo 'Installing into $(VENV), once; PyTorch is most of the download and takes some minutes.'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
+	find src tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +
