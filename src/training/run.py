@@ -21,8 +21,6 @@ from prolip.checkpoint import save_pretrained
 from prolip.data.augment import DeviceAugment
 from prolip.data.loader import build_loader
 from prolip.data.shards import expand_shards
-from prolip.evaluation.corpus import evaluate, format_table, gallery
-from prolip.evaluation.result import Result
 from prolip.methods import METHODS
 from prolip.methods.base import Objective
 from prolip.model import ProLIP
@@ -190,8 +188,10 @@ def autocast_for(precision: str, device: torch.device) -> Autocast:
     return partial(torch.autocast, device.type, dtype=DTYPES[precision])
 
 
-def build_evaluation(config: Config, here: World, tokenizer: Any, preprocess: Any) -> Callable[[nn.Module], Result]:
-    """Model -> figures on --val-data, which is read before the first step: what is missing shows now."""
+def build_evaluation(config: Config, here: World, tokenizer: Any, preprocess: Any) -> Callable[[nn.Module], Any]:
+    """Model -> `Result` on --val-data, which is read before the first step: what is missing shows now."""
+    from prolip.evaluation.corpus import evaluate, gallery  # brings scipy, which most runs do without
+
     run = config.run
     shards = [[shard.url for shard in expand_shards(data)] if data else None for data in (run.val_data, run.val_names)]
     corpus = gallery(shards[0] or [], run.val_select, shards[1])
@@ -251,13 +251,20 @@ def summary(run: Run) -> str:
 def finish(run: Run, seconds: float) -> None:
     """Leave the trained model, its averaged twin and the last figures in the run folder."""
     if run.world.is_first:
+        if run.results:
+            leave_figures(run)
         save_pretrained(run.objective.model, run.folder / "model", tokenizer=run.tokenizer)
         if run.ema is not None:
             save_pretrained(run.ema.module, run.folder / "model_ema", tokenizer=run.tokenizer)
-        for folder, result in run.results.items():
-            result.save(run.folder / folder)
-            run.log.say(f"{folder}: {format_table(result)}")
-        if run.results:
-            write_json(run.folder / "eval.json", {"step": run.at.step, **figures(run.results)})
         run.log.say(f"done in {duration(seconds)}: model in {run.folder / 'model'}")
     wait_for_all(run.world)
+
+
+def leave_figures(run: Run) -> None:
+    """The last evaluation: a table for the person, eval.json, and folders with embeddings for the report."""
+    from prolip.evaluation.corpus import format_table
+
+    for folder, result in run.results.items():
+        result.save(run.folder / folder)
+        run.log.say(f"{folder}: {format_table(result)}")
+    write_json(run.folder / "eval.json", {"step": run.at.step, **figures(run.results)})

@@ -80,6 +80,26 @@ def test_micro_batches_equal_the_large_batch(tmp_path):
         torch.testing.assert_close(q, p, rtol=1e-4, atol=1e-6, msg=name)
 
 
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_scaled_loss_gives_the_same_step_and_overflow_skips_it(tmp_path, parts):
+    """fp16's machinery, in float32: a loss scale of 2^10 is undone exactly; one of 2^127 overflows every gradient."""
+    plain = make(tmp_path / "a", optim={"grad_clip_norm": 1.0})
+    scaled = make(tmp_path / "b", optim={"grad_clip_norm": 1.0}, accum_freq=parts)
+    scaled.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    stream = batches(plain)
+    batch = next(stream)
+    want, got = training_step(plain, batch), training_step(scaled, batch)
+    torch.testing.assert_close(got["grad_norm"], want["grad_norm"], rtol=1e-4, atol=0)
+    proj = scaled.objective.model.visual.proj
+    torch.testing.assert_close(proj, plain.objective.model.visual.proj, rtol=0, atol=1e-6)
+    before = parameters(scaled)
+    scaled.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
+    terms = training_step(scaled, next(stream))
+    assert torch.isfinite(terms["loss"]) and not torch.isfinite(terms["grad_norm"])
+    assert all(torch.equal(value, before[name]) for name, value in scaled.objective.named_parameters())
+    assert scaled.scaler.get_scale() == 2.0**126
+
+
 def test_gradients_are_clipped_to_the_bound_and_their_norm_reported():
     layer = nn.Linear(3, 3)
     layer(torch.ones(2, 3)).square().sum().mul(100).backward()

@@ -123,7 +123,7 @@ def refused(capsys, *words: str) -> str:
         (["--pretrained", "no.pt"], "pretrained='no.pt' is no file"),
         (["--tokenizer", "nowhere"], "no tokenizer at nowhere"),
         (["--resume", "no.pt"], "--resume no.pt: there is no such file"),
-        (["--resume", "latest", "--name", "none"], "holds none"),
+        (["--resume", "latest", "--name", "absent"], "holds none"),
         (["--val-data", "data/emoji/nothing.tar"], "nothing.tar"),
         (["--val-data", SHARD, "--val-select", "group=nothing"], "no group 'nothing' in the corpus"),
         (["--config", "no.json"], "--config no.json: there is no such file"),
