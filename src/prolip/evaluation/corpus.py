@@ -28,6 +28,7 @@ from prolip.evaluation import metrics, uncertainty, zero_shot
 from prolip.evaluation.embed import (
     PRECISIONS,
     SIMILARITIES,
+    check_similarity,
     embed_images,
     embed_texts,
     similarity_scores,
@@ -57,6 +58,7 @@ def evaluate(
     trace/..., spearman/..., inclusion/..., recall_by_trace/...; shares in [0, 1].
     """
     started = time.perf_counter()
+    check_similarity(similarity)
     corpus = shards if isinstance(shards, Corpus) else emoji.read(shards)
     if select:
         corpus = corpus.select(select)
@@ -219,21 +221,34 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def main(arguments: Sequence[str] | None = None) -> Result:
-    """Evaluate a model as the command line says, print the table, write the folder."""
-    args = parse(arguments)
-    import prolip  # late: the library is not needed for --help
+def run(args: argparse.Namespace) -> Result:
+    """Read, load, evaluate, write, print, in the order in which mistakes are cheapest."""
+    import prolip  # late: --help needs no towers
 
+    check_similarity(args.similarity)
     corpus = gallery(args.data, args.select, args.names, args.all_names)
     model, _, preprocess = prolip.create_model_and_transforms(args.model, device=args.device)
-    tokenizer = prolip.get_tokenizer(args.tokenizer or args.model)
-    run = {"device": args.device, "precision": args.precision, "similarity": args.similarity}
-    result = evaluate(model, tokenizer, preprocess, corpus, **run)
+    if ":" not in args.model:
+        print(f"note: {args.model} is a bare config, so its weights are random; a run is local-dir:runs/NAME/model",
+              file=sys.stderr)  # fmt: skip
+    tokenizer = prolip.get_tokenizer(args.model, tokenizer=args.tokenizer)
+    options = {"device": args.device, "precision": args.precision, "similarity": args.similarity}
+    result = evaluate(model, tokenizer, preprocess, corpus, **options)
     result.info |= {"model": args.model, "data": args.data, "names": args.names, "select": args.select}
-    print(format_table(result))
     if args.out:
-        print(f"\nwritten to {result.save(args.out)}")
+        result.save(args.out)
+    print(format_table(result) + (f"\n\nwritten to {args.out}" if args.out else ""))
     return result
+
+
+def main(arguments: Sequence[str] | None = None) -> Result:
+    """The command: what the user can mend ends in one line and exit code 2."""
+    args = parse(arguments)
+    try:
+        return run(args)
+    except (FileNotFoundError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(2) from error
 
 
 if __name__ == "__main__":

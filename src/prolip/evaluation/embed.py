@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from prolip.gaussian import Gaussian, concatenate
-from prolip.measures import get_measure
+from prolip.measures import Measure, get_measure
 
 PRECISIONS = {"fp32": None, "amp_bf16": torch.bfloat16, "amp_fp16": torch.float16}
 SIMILARITIES = {"csd": "csd_similarity", "mean": "mean_cosine"}
@@ -83,7 +83,12 @@ def similarity_scores(queries: Gaussian, gallery: Gaussian, similarity: str = "c
     similarity: "csd" (mean.mean' - (trace + trace')/2, ProLIP A.1), "mean" (cosine of the means, which ignores the
     variances) or a name of `prolip.measures.MEASURES`. Raises ValueError for another.
     """
-    return get_measure(SIMILARITIES.get(similarity, similarity)).pairwise_scores(queries, gallery)
+    return check_similarity(similarity).pairwise_scores(queries, gallery)
+
+
+def check_similarity(similarity: str) -> Measure:
+    """The measure behind a name of `similarity_scores`. Raises ValueError for an unknown one."""
+    return get_measure(SIMILARITIES.get(similarity, similarity))
 
 
 def _groups(items: Iterable, size: int) -> Iterator[list]:

@@ -169,3 +169,24 @@ def test_the_command_evaluates_a_saved_model(shards, tmp_path, capsys):
     assert saved.info["model"].startswith("local-dir:") and saved.similarity == "mean"
     assert saved.metrics["names/i2t/R@1"] == got.metrics["names/i2t/R@1"]
     assert saved.info["scale"] == pytest.approx(10, rel=1e-5) and saved.info["bias"] == -10
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (["--data", "none.tar"], "no shard at none.tar"),
+        (["--select", "group=foo"], "use one of food"),
+        (["--similarity", "csd_similarty"], "did you mean csd_similarity"),
+        (["--model", "local-dir:nowhere"], "nowhere is no folder"),
+    ],
+)
+def test_the_command_ends_in_one_line_on_what_the_user_can_mend(shards, capsys, change, message):
+    with pytest.raises(SystemExit) as stop:
+        corpus_evaluation.main(["--model", "ProLIP-ViT-test", "--data", str(shards[0]), *change])
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert stop.value.code == 2 and len(lines) == 1 and lines[0].startswith("error: ") and message in lines[0]
+
+
+def test_a_bare_config_is_said_to_be_untrained(shards, capsys):
+    corpus_evaluation.main(["--model", "ProLIP-ViT-test", "--data", str(shards[0])])
+    assert "its weights are random" in capsys.readouterr().err

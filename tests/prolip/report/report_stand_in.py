@@ -49,8 +49,8 @@ def make_result(noise=0.6, traces=None, seed=0):
     image = Gaussian(torch.nn.functional.normalize(image, dim=-1), (wobble - 6.5).expand_as(image).clone())
     info = {
         "similarity": "csd", "images": len(corpus.drawings), "concepts": dim, "texts": len(table.texts),
-        "styles": ["s"], "parameters": 12, "scale": 10.0, "bias": -5.0, "machine": "a machine", "software": "Python", "date": "today",
-        "seconds": 1.0,
+        "styles": ["s"], "parameters": 12, "scale": 10.0, "bias": -5.0, "machine": "a machine", "software": "Python",
+        "date": "today", "seconds": 1.0,
     }  # fmt: skip
     result = Result(corpus, image, text, np.array([len(t.split()) for t in table.texts]), {}, info)
     result.metrics |= retrieval_figures(result)
