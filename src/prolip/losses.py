@@ -94,11 +94,12 @@ class Columns(NamedTuple):
 class Rows(NamedTuple):
     """Rows and the sums over pairs that belong to them, added to in place, with g_ij = d loss / d logit_ij.
 
-    points (n, D); loss (); weighted (): sum_ij g_ij trace_j; mean (n, D): sum_j g_ij mean_j, None: not wanted;
-    sums (n,): sum_j g_ij, None when no gradient at all is wanted.
+    points (n, D); weight: of one pair in the loss, 1/B; loss (): without the weight; weighted (): sum_ij g_ij trace_j;
+    mean (n, D): sum_j g_ij mean_j, None: not wanted; sums (n,): sum_j g_ij, None when no gradient at all is wanted.
     """
 
     points: Packed
+    weight: float
     loss: Tensor
     weighted: Tensor
     mean: Tensor | None
@@ -108,7 +109,8 @@ class Rows(NamedTuple):
         """Some of the rows; what is added to the result is added to the whole."""
         mean = None if self.mean is None else self.mean[part]
         sums = None if self.sums is None else self.sums[part]
-        return Rows(Packed(self.points.mean[part], self.points.trace[part]), self.loss, self.weighted, mean, sums)
+        points = Packed(self.points.mean[part], self.points.trace[part])
+        return self._replace(points=points, mean=mean, sums=sums)
 
 
 class Needs(NamedTuple):
@@ -137,6 +139,7 @@ def zero_rows(points: Packed, needs: Needs) -> Rows:
     mean, trace = points
     return Rows(
         points,
+        weight=1 / len(trace),
         loss=trace.new_zeros(()),
         weighted=trace.new_zeros(()),
         mean=mean.new_zeros(mean.shape) if needs.image_mean or needs.scale else None,
@@ -158,7 +161,8 @@ def add_pairs(
     """Add all pairs of rows (n) and columns (m) to the sums in `rows` and `out`, in place, `block` rows at a time.
 
     logit_ij = scale (mean_i.mean_j - (trace_i + trace_j)/2) + bias, y_ij = +1 for positives, else -1;
-    loss = sum -log sigmoid(y logit) = sum softplus(z) with z = -y logit; g = d loss / d logit = -y sigmoid(z).
+    loss = weight * sum -log sigmoid(y logit) = weight * sum softplus(z) with z = -y logit;
+    g = d loss / d logit = -y weight sigmoid(z).
     Workspace: two (block, m) matrices, with ids two more.
     """
     column_bias = -0.5 * scale * columns.trace
@@ -173,7 +177,7 @@ def add_pairs(
         rows.loss.add_(F.softplus(z, threshold=SOFTPLUS_LINEAR).sum())
         if here.sums is None:
             continue
-        gradient = flip(z.sigmoid_())
+        gradient = flip(z.sigmoid_()).mul_(rows.weight)
         column_sums = gradient.sum(0)
         rows.weighted.add_(column_sums.dot(columns.trace))
         here.sums.add_(gradient.sum(1))
@@ -186,21 +190,16 @@ def add_pairs(
 
 
 def finish(rows: Rows, out: Columns, scale: Tensor) -> Evaluation:
-    """Divide the sums by the number of rows: the loss, its gradients in the order of `Needs`. Overwrites the sums."""
-    count = len(rows.points.trace)
-    loss = rows.loss / count
+    """The loss and its gradients, in the order of `Needs`, from the sums over all pairs; those of the rows change."""
+    loss = rows.loss * rows.weight
     if rows.sums is None:
         return loss, (None,) * len(Needs._fields)
-    for sums in out:
-        if sums is not None:
-            sums.div_(count)
-    d_bias = rows.sums.sum() / count
-    d_trace = rows.sums * (scale * (-0.5 / count))
+    d_bias, d_trace = rows.sums.sum(), rows.sums * (-0.5 * scale)
     if rows.mean is None:
         return loss, (None, d_trace, *out, None, d_bias)
     dots = rows.mean.flatten().dot(rows.points.mean.flatten())
-    d_scale = (dots - 0.5 * (rows.sums.dot(rows.points.trace) + rows.weighted)) / count
-    return loss, (rows.mean.mul_(scale / count), d_trace, *out, d_scale, d_bias)
+    d_scale = dots - 0.5 * (rows.sums.dot(rows.points.trace) + rows.weighted)
+    return loss, (rows.mean.mul_(scale), d_trace, *out, d_scale, d_bias)
 
 
 def score(

@@ -211,6 +211,13 @@ def test_ppcl_keeps_the_gradient_of_pairs_far_on_the_right_side():
     torch.testing.assert_close(grad, 40 * math.exp(-40) * (1 - 2 * torch.eye(2)), rtol=1e-5, atol=0)
 
 
+@pytest.mark.parametrize("wrong", [21.5, 90.0, 800.0])
+def test_ppcl_of_a_pair_on_the_wrong_side_keeps_its_last_digits_in_float64(wrong):
+    z = gaussian(1, 3, 0)
+    want = torch.tensor(wrong + math.log1p(math.exp(-wrong)), dtype=DOUBLE)
+    torch.testing.assert_close(ppcl(z, z, 0.0, -wrong).detach(), want, rtol=1e-15, atol=0)
+
+
 @pytest.mark.parametrize("shapes", [((3, 4), (4, 4)), ((3, 4), (3, 5)), ((0, 4), (0, 4)), ((2, 3, 4), (2, 3, 4))])
 def test_ppcl_refuses_shapes_that_do_not_fit(shapes):
     image, text = (Gaussian(torch.zeros(s), torch.zeros(s)) for s in shapes)
