@@ -73,8 +73,8 @@ def mixture(z: Gaussian, weights: Tensor | None = None, normalise: bool = True) 
 
     z: (..., N, D); weights: (..., N) >= 0 and summing to one, uniform without; normalise: bring the averaged mean back
     to unit length, as the released evaluation does. Returns (..., D) in float32 or float64. The average of variances is
-    a log-sum-exp over the prompts of positive weight: weights of exactly 0 drop a prompt, and their own gradient is
-    finite (what the prompt would contribute). Weights that are all 0 describe no class and give nan.
+    a log-sum-exp, for log variances of one dimension within 80 of each other. A weight of exactly 0 drops its prompt and
+    has a finite gradient, what the prompt would contribute; weights that are all 0 describe no class: log_var is -inf.
     Raises ValueError for N = 0 and for weights of another shape.
     """
     z = z.float()
@@ -89,6 +89,6 @@ def mixture(z: Gaussian, weights: Tensor | None = None, normalise: bool = True) 
     weights = weights.to(z.mean).unsqueeze(-1)
     mean = (weights * z.mean).sum(-2)
     # No log of a weight: its gradient at 0 is infinite. The shift is a constant, it cancels in value and gradient.
-    shift = z.log_var.detach().masked_fill(weights == 0, -torch.inf).amax(-2, keepdim=True)
+    shift = z.log_var.detach().amax(-2, keepdim=True)
     log_var = (weights * (z.log_var - shift).exp()).sum(-2).log() + shift.squeeze(-2)
     return Gaussian(F.normalize(mean, dim=-1) if normalise else mean, log_var)

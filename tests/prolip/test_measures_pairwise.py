@@ -135,6 +135,13 @@ def test_autocast_does_not_lower_the_precision(name):
     assert torch.equal(low_paired, m.paired(p, p))
 
 
+def test_tiles_run_without_autocast():
+    x, y = gaussian(6, 32, dtype=torch.float32).mean, gaussian(7, 32, dtype=torch.float32).mean
+    with torch.autocast("cpu", torch.bfloat16):
+        products = all_pairs(lambda a, b: a @ b.T, (x,), (y,), 1, 5)
+    torch.testing.assert_close(products, x @ y.T)
+
+
 @pytest.mark.parametrize("name", ["csd", "wasserstein2"])
 def test_cancellation_of_the_product_forms_stays_within_the_documented_bound(name):
     """Near-equal points at D = 768: absolute error at most 4 eps (|m1|^2 + |m2|^2 + trace1 + trace2)."""
