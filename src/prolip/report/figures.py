@@ -42,7 +42,7 @@ def learning_curves(run: RunFolder) -> Figure | None:
     drawn = [(title, run.train, keys) for title, keys in groups if keys]
     recalls = [key for key in ("names/i2t/R@1", "names/t2i/R@1", "names/i2t/R@5") if any(key in e for e in run.evals)]
     if recalls and len(run.evals) > 1:
-        drawn.append(("Recall on the unseen designer", run.evals, recalls))
+        drawn.append(("Recall in evaluation", run.evals, recalls))
     columns = min(4 if len(drawn) in (4, 7, 8) else 3, len(drawn))
     figure, axes = panels(-(-len(drawn) // columns), columns, width=max(9.6, 3 * columns), height=2.7)
     for ax, (title, lines, keys) in zip(axes, drawn):
@@ -182,7 +182,7 @@ def recall_by_decile(result: Result) -> Figure:
     for ax, (name, (title, unit, colour)) in zip(axes, shown.items()):
         d = deciles[name]
         ax.bar(range(1, len(d.value) + 1), d.value, color=colour, width=0.82)
-        rho = f"$\\rho$ {d.spearman_bins:+.2f} over deciles, {d.spearman_queries:+.2f} over queries"
+        rho = f"$\\rho$ {d.spearman_bins:+.2f} deciles, {d.spearman_queries:+.2f} queries"
         ax.set_title(f"{title}\n{rho}", fontsize=10)
         ax.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
         ax.set(xlabel="decile of trace (10 = most uncertain)", ylabel=unit, xticks=(1, 4, 7, 10))

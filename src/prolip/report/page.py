@@ -127,7 +127,7 @@ def facts(run: RunFolder) -> dict[str, str]:
     if run.seconds:
         out["training time"] = duration(run.seconds)
         rate = run.train[-1].get("samples", 0) / run.seconds
-        out["speed"] = f"{rate:,.0f} samples/s on average" if rate else "not logged"
+        out["speed"] = f"{rate:,.0f} samples/s on average" if rate >= 10 else f"{rate:.2g} samples/s on average"
     if run.result:
         info = run.result.info
         out["evaluated on"] = f"{info['images']:,} drawings by {', '.join(info['styles'])}"

@@ -60,7 +60,7 @@ def test_learning_curves_draw_every_term_and_the_validation(tmp_path):
     panels = {axes.get_title(loc="left"): axes for axes in drawn.axes if axes.get_visible()}
     assert set(panels) == {
         "Loss", "Inclusion terms (unweighted)", "VIB (unweighted)", "Mean trace", "Logit scale a", "Logit bias b",
-        "Learning rate", "Recall on the unseen designer",
+        "Learning rate", "Recall in evaluation",
     }  # fmt: skip
     (scale,) = panels["Logit scale a"].lines
     assert scale.get_ydata()[-1] == 22.0 and scale.get_xdata()[-1] == 12
