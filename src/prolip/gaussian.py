@@ -73,7 +73,7 @@ def mixture(z: Gaussian, weights: Tensor | None = None, normalise: bool = True) 
 
     z: (..., N, D); weights: (..., N) >= 0 and summing to one, uniform without; normalise: bring the averaged mean back
     to unit length, as the released evaluation does. Returns (..., D) in float32 or float64. The average of variances is
-    a log-sum-exp, for log variances of one dimension within 80 of each other. A weight of exactly 0 drops its prompt and
+    a log-sum-exp, for log variances of a dimension within 80 of each other. A weight of exactly 0 drops its prompt and
     has a finite gradient, what the prompt would contribute; weights that are all 0 describe no class: log_var is -inf.
     Raises ValueError for N = 0 and for weights of another shape.
     """
