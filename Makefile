@@ -20,8 +20,7 @@ test: $(READY)
 	$(BIN)/python -m pytest
 
 lint: $(READY)
-	$(BIN)/ruff check
-	$(BIN)/mypy
+	$(BIN)/ruff check; ruff=$$?; $(BIN)/mypy && exit $$ruff
 
 # Stamped last, so that an installation that broke off is taken up again.
 $(READY): requirements.txt setup.py
