@@ -5,6 +5,7 @@ import hashlib
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from prolip.data.faults import SampleFault
@@ -26,6 +27,7 @@ def stable_hash(*parts: object, bits: int = 64) -> int:
     return int.from_bytes(digest, "big") >> (64 - bits)
 
 
+@lru_cache(maxsize=2**16)
 def caption_id(caption: str) -> int:
     """The identity of a caption text: 63 bits, so that it is a non-negative int64."""
     return stable_hash(caption, bits=63)

@@ -163,16 +163,27 @@ class Loader:
         """Faults by kind since the loader was made, with the `samples` and `shards` that were read."""
         return self._guard.total.summary()
 
+    def close(self) -> None:
+        """End the workers now; a later iteration starts new ones."""
+        if self._workers is not None and self._workers._iterator is not None:
+            iterator: Any = self._workers._iterator
+            iterator._shutdown_workers()
+            self._workers._iterator = None
+
     def __iter__(self) -> Iterator[Batch]:
         self._guard.start_epoch()
-        chunks = iter(self._chunks if self._workers is None else self._workers)
-        for _ in range(self.num_batches):
-            parts = [next(chunks) for _ in range(max(self.config.workers, 1))]
-            for part in parts:
-                self._guard.add(part.pop("faults"))
-            yield interleave(parts, self._pin)
-        next(chunks, None)  # lets the workers end their epoch
-        self._guard.end_epoch()
+        try:
+            chunks = iter(self._chunks if self._workers is None else self._workers)
+            for _ in range(self.num_batches):
+                parts = [next(chunks) for _ in range(max(self.config.workers, 1))]
+                for part in parts:
+                    self._guard.add(part.pop("faults"))
+                yield interleave(parts, self._pin)
+            next(chunks, None)  # lets the workers end their epoch
+            self._guard.end_epoch()
+        except Exception:
+            self.close()  # left to the garbage collector, workers behind a traceback take ten seconds to end
+            raise
 
 
 def unchanged(chunk: Any) -> Any:

@@ -17,7 +17,7 @@ from typing import IO, Any, NamedTuple
 
 import fsspec
 from braceexpand import braceexpand
-from webdataset.gopen import gopen
+from webdataset.gopen import Pipe, gopen
 from webdataset.tariterators import base_plus_ext, group_by_keys
 
 from prolip.data.captions import Selector
@@ -212,7 +212,9 @@ def read_shard(url: str, on_fault: Callable[[SampleFault], None] | None = None) 
     except Exception as error:  # every file system has its own exceptions
         raise ShardFault("unreadable shard", f"{type(error).__name__}: {error}") from error
     try:
-        yield from group_by_keys(read_members(stream, url), handler=handler)
+        # a pipe's own read also looks whether its command has failed, which would drop samples by chance of timing
+        source = stream.stream if isinstance(stream, Pipe) else stream
+        yield from group_by_keys(read_members(source, url), handler=handler)
         stream.close()  # a pipe raises here if its command failed
     except SampleFault:
         raise

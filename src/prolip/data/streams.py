@@ -57,7 +57,7 @@ class ShardSource:
         empty = 0
         for turn in count():
             rng = random.Random(stable_hash(place.seed, place.epoch, turn, place.stream, "buffer"))
-            rows = self._samples(place, turn, faults)
+            rows = self.one_pass(place, turn, faults)
             empty += 1
             for raw in shuffled(rows, self.shuffle_buffer, rng):
                 empty = 0
@@ -65,7 +65,8 @@ class ShardSource:
             if empty == EMPTY_PASSES:
                 faults.fail(f"stream {place.stream} of {place.streams} found no sample in {empty} passes over the data")
 
-    def _samples(self, place: Place, turn: int, faults: FaultCounter) -> Iterator[Raw]:
+    def one_pass(self, place: Place, turn: int, faults: FaultCounter) -> Iterator[Raw]:
+        """The samples of a stream's share of pass `turn`, in the order of the shards."""
         order = permuted_shards(self.urls, place, turn)
         if not self.by_sample:
             for url in order[place.stream :: place.streams]:

@@ -1,0 +1,75 @@
+from collections import Counter
+
+import pytest
+
+from prolip.data.captions import CaptionSampler, Selector, caption_id, stable_hash
+from prolip.data.faults import SampleFault
+
+GRAPES = 2968479360080881982
+RECORD = {"name": "grapes", "keywords": ["fruit", "grape", "dionysus"], "group": "food drink", "empty": [" "]}
+
+
+def frequencies(sampler, draws=6000, plain=None, record=RECORD):
+    counts = Counter(sampler.draw(plain, record, stable_hash("draw", i)).caption for i in range(draws))
+    return {caption: count / draws for caption, count in counts.items()}
+
+
+def test_plain_captions_are_stripped():
+    assert CaptionSampler().draw(" a cat \n", None, 0).caption == "a cat"
+
+
+def test_a_field_is_drawn_by_weight_and_then_a_caption_of_it():
+    found = frequencies(CaptionSampler.parse("name:2,keywords:1,group"))
+    wanted = {"grapes": 0.5, "fruit": 1 / 12, "grape": 1 / 12, "dionysus": 1 / 12, "food drink": 0.25}
+    assert found.keys() == wanted.keys()
+    for caption, share in wanted.items():  # 6000 draws: five standard deviations
+        assert abs(found[caption] - share) < 5 * (share * (1 - share) / 6000) ** 0.5
+
+
+def test_fields_that_a_sample_lacks_are_left_out():
+    assert frequencies(CaptionSampler.parse("absent:100,empty:100,name"), draws=50) == {"grapes": 1.0}
+
+
+def test_plain_text_can_be_one_of_the_fields():
+    assert frequencies(CaptionSampler.parse("txt,name"), draws=200, plain="a bunch").keys() == {"a bunch", "grapes"}
+
+
+def test_all_captions_are_told_once_each_whatever_is_drawn():
+    drawn = CaptionSampler.parse("name,keywords,txt").draw("grape", RECORD, 3)
+    assert drawn.all == ("grapes", "fruit", "grape", "dionysus") and drawn.caption in drawn.all
+
+
+def test_no_caption_and_wrong_types_are_faults():
+    with pytest.raises(SampleFault, match="no caption"):
+        CaptionSampler.parse("empty,absent").draw(None, RECORD, 0)
+    with pytest.raises(SampleFault, match="bad json: name"):
+        CaptionSampler.parse("name").draw(None, {"name": {"en": "grapes"}}, 0)
+
+
+@pytest.mark.parametrize("text", ["", "name,,group", "name:x", "name:0", "name:-1", "name,name", "name:inf"])
+def test_unreadable_sampling_is_refused_with_an_example(text):
+    with pytest.raises(ValueError, match="name:2,keywords:1"):
+        CaptionSampler.parse(text)
+
+
+def test_caption_ids_are_non_negative_int64_and_never_change():
+    # written down, because ids of different processes, machines and years are compared
+    assert caption_id("grapes") == GRAPES and 0 <= GRAPES < 2**63
+    assert caption_id("grape") != GRAPES
+
+
+def test_selection_wants_every_condition_and_any_of_its_values():
+    select = Selector.parse("group=animals nature | food drink; keywords=fruit")
+    assert select(RECORD)
+    assert not select({**RECORD, "keywords": ["meat"]})
+    assert not select({**RECORD, "group": "objects"})
+    assert not select({"group": "food drink"})
+    assert select.fields == ("group", "keywords")
+    assert Selector.parse("year=2015")({"year": 2015})
+    assert Selector.parse(None) is None is Selector.parse("")
+
+
+@pytest.mark.parametrize("text", ["group", "group=", "=food", "group=a;style"])
+def test_unreadable_selection_is_refused_with_an_example(text):
+    with pytest.raises(ValueError, match="field=value"):
+        Selector.parse(text)

@@ -1,0 +1,145 @@
+import io
+import random
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageFile
+from tiny_tars import members, noisy, png
+
+from prolip.data import samples
+from prolip.data.captions import CaptionSampler, caption_id
+from prolip.data.faults import SampleFault
+from prolip.data.samples import Decoder, Row, decode_image, preserved_rng, seed_rng
+
+
+def saved(image, kind="PNG", **options):
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+def pixel(data):
+    image = decode_image(data)
+    assert image.mode == "RGB"
+    return image.getpixel((0, 0))
+
+
+def test_transparency_lies_on_white():
+    clear = Image.new("RGBA", (2, 2), (0, 0, 0, 0))
+    half = Image.new("RGBA", (2, 2), (0, 0, 0, 128))
+    assert pixel(saved(clear)) == (255, 255, 255)
+    assert pixel(saved(half))[0] == pytest.approx(127, abs=1)
+    assert pixel(saved(clear, "WEBP", lossless=True)) == (255, 255, 255)
+    assert pixel(saved(Image.new("LA", (2, 2), (0, 0)))) == (255, 255, 255)
+
+
+def test_transparent_palettes_and_transparent_rgb_lie_on_white():
+    palette = Image.new("P", (2, 2), 1)
+    palette.putpalette([0, 0, 0, 10, 20, 30])
+    assert pixel(saved(palette)) == (10, 20, 30)
+    assert pixel(saved(palette, transparency=1)) == (255, 255, 255)
+    assert pixel(saved(Image.new("RGB", (2, 2), (1, 2, 3)), transparency=(1, 2, 3))) == (255, 255, 255)
+
+
+def test_grey_bilevel_and_16_bit_images_keep_their_brightness():
+    assert pixel(saved(Image.new("L", (2, 2), 77))) == (77, 77, 77)
+    assert pixel(saved(Image.new("1", (2, 2), 1))) == (255, 255, 255)
+    deep = Image.fromarray(np.full((2, 2), 0x4DFF, dtype=np.uint16))
+    assert pixel(saved(deep)) == (77, 77, 77)
+
+
+def test_cmyk_jpegs_are_not_inverted():
+    assert pixel(saved(Image.new("CMYK", (8, 8), (0, 0, 0, 0)), "JPEG")) == (255, 255, 255)
+    assert max(pixel(saved(Image.new("CMYK", (8, 8), (0, 0, 0, 255)), "JPEG"))) < 5
+
+
+CUT_JPEG = saved(Image.new("RGB", (64, 64)), "JPEG")[:-200]
+
+
+@pytest.mark.parametrize("data", [b"", b"<html>not found</html>", png()[:60], CUT_JPEG])
+def test_broken_and_cut_images_are_faults(data):
+    with pytest.raises(SampleFault, match="bad image"):
+        decode_image(data)
+
+
+def test_oversized_images_are_refused_before_they_are_decoded(monkeypatch):
+    data = png(size=4)
+    monkeypatch.setattr(samples, "MAX_PIXELS", 15)
+    monkeypatch.setattr(ImageFile.ImageFile, "load", lambda self: pytest.fail("decoded"))
+    with pytest.raises(SampleFault, match="oversized image: 4 x 4 pixels"):
+        decode_image(data)
+
+
+def decode(raw, epoch=0, occurrence=0, **settings):
+    with preserved_rng():
+        return Decoder(noisy, **settings)(Row({"__key__": "k", **raw}, occurrence), epoch)
+
+
+@pytest.mark.parametrize(
+    ("change", "sampling", "kind"),
+    [
+        ({"png": None}, "txt", "missing image"),
+        ({"txt": None}, "txt", "missing text"),
+        ({"txt": b"\xff\xfe"}, "txt", "bad text"),
+        ({"txt": b" \n"}, "txt", "no caption"),
+        ({"json": None}, "name", "missing json"),
+        ({"json": b"{"}, "name", "bad json"),
+        ({"json": b"[1]"}, "name", "bad json"),
+        ({"json": b'{"name": []}'}, "name", "no caption"),
+        ({"png": b"no image"}, "txt", "bad image"),
+    ],
+)
+def test_each_thing_wrong_with_a_sample_has_its_kind(change, sampling, kind):
+    raw = {name: data for name, data in {**members(1), **change}.items() if data is not None}
+    with pytest.raises(SampleFault) as fault:
+        decode(raw, captions=CaptionSampler.parse(sampling))
+    assert fault.value.kind == kind
+
+
+def test_members_that_are_not_asked_for_may_be_absent():
+    raw = {"png": png(1), "txt": b"a cat"}
+    assert decode(raw).text == "a cat"
+
+
+def test_a_transform_that_fails_is_a_fault_that_says_why():
+    def narrow(image):
+        raise ZeroDivisionError("no width left")
+
+    with pytest.raises(SampleFault, match="failed transform: .*ZeroDivisionError: no width left"):
+        Decoder(narrow)(Row({"__key__": "k", **members(0)}, 0), 0)
+
+
+def test_augmentation_and_caption_follow_seed_epoch_key_and_occurrence_only():
+    sampler = CaptionSampler.parse("keywords")
+    first = decode(members(1), captions=sampler)
+    seed_rng(99)
+    again = decode(members(1), captions=sampler)
+    assert torch.equal(first.image, again.image) and first.text == again.text
+    for change in ({"epoch": 1}, {"occurrence": 1}, {"seed": 1}):
+        assert not torch.equal(first.image, decode(members(1), captions=sampler, **change).image)
+    assert not torch.equal(first.image, decode({**members(1), "__key__": "other"}, captions=sampler).image)
+    drawn = {decode(members(1), epoch=epoch, captions=sampler).text for epoch in range(30)}
+    assert drawn == {"word 1 0", "word 1 1", "word 1 2"}
+
+
+def test_how_captions_are_drawn_does_not_change_the_augmentation():
+    one, other = (decode(members(1), captions=CaptionSampler.parse(fields)) for fields in ("txt", "keywords,name"))
+    assert torch.equal(one.image, other.image)
+
+
+def test_global_generators_come_back_as_they_were():
+    def numbers():
+        return torch.rand(()).item(), random.random(), np.random.random()  # noqa: NPY002
+
+    seed_rng(5)
+    wanted = numbers()
+    seed_rng(5)
+    decode(members(2))
+    assert numbers() == wanted
+
+
+def test_ids_tell_the_drawn_caption_and_all_captions():
+    example = decode(members(1), captions=CaptionSampler.parse("name,keywords"), with_ids=True)
+    assert example.ids == tuple(map(caption_id, ("name 1", "word 1 0", "word 1 1", "word 1 2")))
+    assert example.drawn_id == caption_id(example.text)

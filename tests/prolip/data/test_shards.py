@@ -1,0 +1,265 @@
+import gzip
+import json
+import os
+import subprocess
+import tarfile
+from pathlib import Path
+
+import fsspec
+import pytest
+from tiny_tars import members, write_shards, write_tar
+
+from prolip.data.captions import Selector
+from prolip.data.faults import FaultCounter, SampleFault, ShardFault
+from prolip.data.shards import Shard, count_samples, count_shard, expand_shards, read_samples, read_shard
+
+
+def keys(url, **options):
+    return [raw["__key__"] for raw in read_shard(url, **options)]
+
+
+# --- what to read
+def test_braces_wildcards_folders_and_sources_expand_in_order(tmp_path):
+    a, b, c = write_shards(tmp_path, [1, 1, 1])
+    assert [s.url for s in expand_shards(f"{tmp_path}/{{0..2}}.tar")] == [a, b, c]
+    assert [s.url for s in expand_shards(f"{tmp_path}/{{2,0}}.tar")] == [c, a]
+    assert [s.url for s in expand_shards(f"{tmp_path}/*.tar")] == [a, b, c]
+    assert [s.url for s in expand_shards(str(tmp_path))] == [a, b, c]
+    assert [s.url for s in expand_shards(f"file://{a}")] == [a]
+    assert expand_shards(f"{tmp_path}/{{0..1}}.tar::{c}", "2::0.5") == [Shard(a, 2), Shard(b, 2), Shard(c, 0.5)]
+
+
+def test_urls_and_commands_expand_without_being_looked_for():
+    assert [s.url for s in expand_shards("pipe:cat {0..1}.tar")] == ["pipe:cat 0.tar", "pipe:cat 1.tar"]
+    assert [s.url for s in expand_shards("memory://b/{00..02}.tar")] == [f"memory://b/{i:02d}.tar" for i in range(3)]
+
+
+def test_a_missing_shard_is_named_with_what_is_near(tmp_path):
+    write_shards(tmp_path, [1, 1])
+    with pytest.raises(FileNotFoundError) as error:
+        expand_shards(f"{tmp_path}/{{0..3}}.tar")
+    for part in ("{0..3}.tar", "2 of 4 shards are missing", f"{tmp_path}/2.tar", f"{tmp_path}/3.tar", "0.tar"):
+        assert part in str(error.value)
+    with pytest.raises(FileNotFoundError, match=r"There is no shrds in .*: did you mean shards\?"):
+        (tmp_path / "shards").mkdir()
+        expand_shards(f"{tmp_path}/shrds/0.tar")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [
+        ("", "empty source"),
+        ("0.tar::", "empty source"),
+        ("{}.tar", "names no shard: .* is left after expansion; give a range"),
+        ("{a..}.tar", "names no shard"),
+        ("{0..3.tar", "names no shard|not balanced"),
+    ],
+)
+def test_empty_sources_and_brace_patterns_are_refused(tmp_path, monkeypatch, pattern, message):
+    monkeypatch.chdir(tmp_path)
+    write_shards(tmp_path, [1])
+    with pytest.raises(ValueError, match=message):
+        expand_shards(pattern)
+
+
+def test_folders_without_shards_and_wildcards_without_matches_are_refused(tmp_path):
+    (tmp_path / "readme.md").touch()
+    with pytest.raises(ValueError, match=r"holds no \.tar \(it holds readme.md\)"):
+        expand_shards(str(tmp_path))
+    with pytest.raises(FileNotFoundError, match="matches no file"):
+        expand_shards(f"{tmp_path}/*.tar")
+
+
+def test_an_unknown_scheme_is_refused_before_anything_is_opened():
+    with pytest.raises(ValueError, match="nosuch:// of 'nosuch://a.tar' cannot be opened"):
+        expand_shards("nosuch://a.tar")
+
+
+@pytest.mark.parametrize("factors", ["1", "1::2::3", "1::x", "1::0", "1::-2"])
+def test_upsampling_factors_must_fit_the_sources(tmp_path, factors):
+    a, b = write_shards(tmp_path, [1, 1])
+    with pytest.raises(ValueError, match="give 2 positive numbers joined by '::', e.g. 1::1"):
+        expand_shards(f"{a}::{b}", factors)
+
+
+# --- reading
+def test_local_piped_remote_and_compressed_shards_read_alike(tmp_path):
+    (url,) = write_shards(tmp_path, [3])
+    data = Path(url).read_bytes()
+    with fsspec.open("memory://shards/0.tar", "wb") as remote:
+        remote.write(data)
+    (tmp_path / "0.tar.gz").write_bytes(gzip.compress(data))
+    local = list(read_shard(url))
+    assert [raw["__key__"] for raw in local] == ["s000", "s001", "s002"]
+    assert local[1]["png"] == members(1)["png"] and local[1]["txt"] == b"caption 1"
+    for other in (f"pipe:cat {url}", "memory://shards/0.tar", str(tmp_path / "0.tar.gz"), f"file://{url}"):
+        assert [{**raw, "__url__": url} for raw in read_shard(other)] == local
+
+
+def test_shards_of_the_tar_program_with_folders_and_long_names_are_read(tmp_path):
+    folder = tmp_path / "in"
+    folder.mkdir()
+    long = "x" * 120
+    for name in ("a.png", "a.txt", f"{long}.png", f"{long}.txt"):
+        (folder / name).write_bytes(b"data")
+    for options in ("--format=gnu", "--format=pax"):
+        subprocess.run(["tar", options, "--sort=name", "-cf", tmp_path / "t.tar", "-C", folder, "."], check=True)
+        assert keys(str(tmp_path / "t.tar")) == ["a", long]
+
+
+def cut(data, position):
+    return data[:position]
+
+
+def layout(path):
+    """Where the headers of a tar lie and where its files begin."""
+    with tarfile.open(path) as archive:
+        return [(member.offset, member.offset_data, member.size) for member in archive]
+
+
+@pytest.mark.parametrize("where", ["in a header", "between files", "between samples", "in a file", "before the end"])
+def test_a_cut_shard_breaks_after_its_whole_samples(tmp_path, where):
+    (url,) = write_shards(tmp_path, [4])
+    headers = layout(url)
+    offset, begin, size = headers[7]  # the second of the third sample's three members
+    position = {
+        "in a header": offset + 100,
+        "between files": offset,
+        "between samples": headers[6][0],
+        "in a file": begin + size // 2,
+        "before the end": headers[-1][1] + 512,
+    }[where]
+    Path(url).write_bytes(Path(url).read_bytes()[:position])
+    found = []
+    with pytest.raises(ShardFault, match="broken shard"):
+        for raw in read_shard(url):
+            found.append((raw["__key__"], len(raw)))
+    # where the cut falls after a sample, more of it may have been lost: it is not handed out either
+    whole = {"between samples": 1, "before the end": 3}.get(where, 2)
+    assert found == [(f"s{i:03d}", 5) for i in range(whole)]
+
+
+@pytest.mark.parametrize("damage", [b"\xff" * 512, bytes(512)])
+def test_a_damaged_header_is_not_the_end_of_the_shard(tmp_path, damage):
+    (url,) = write_shards(tmp_path, [4])
+    offset = layout(url)[6][0]
+    data = bytearray(Path(url).read_bytes())
+    data[offset : offset + 512] = damage
+    Path(url).write_bytes(data)
+    with pytest.raises(ShardFault, match="broken shard"):
+        keys(url)
+
+
+@pytest.mark.parametrize("content", [b"", b"<html>404 not found</html>" * 40])
+def test_what_is_no_tar_is_broken(tmp_path, content):
+    (tmp_path / "0.tar").write_bytes(content)
+    with pytest.raises(ShardFault, match="broken shard"):
+        keys(str(tmp_path / "0.tar"))
+
+
+def test_an_archive_without_members_has_no_samples_and_is_whole(tmp_path):
+    assert keys(write_tar(tmp_path / "0.tar", [])) == []
+
+
+def test_a_command_that_fails_breaks_the_shard_although_all_bytes_came(tmp_path):
+    (url,) = write_shards(tmp_path, [2])
+    found = []
+    with pytest.raises(ShardFault, match="exit 3"):
+        for raw in read_shard(f"pipe:cat {url}; exit 3"):
+            found.append(raw["__key__"])
+    assert found == ["s000", "s001"]
+    with pytest.raises(ShardFault, match="broken shard"):
+        keys("pipe:cat /nowhere/0.tar | cat")
+
+
+def test_a_missing_remote_shard_is_unreadable():
+    with pytest.raises(ShardFault, match="unreadable shard: FileNotFoundError"):
+        keys("memory://nowhere/0.tar")
+
+
+def test_leaving_a_piped_shard_early_is_no_fault(tmp_path):
+    (url,) = write_shards(tmp_path, [200])
+    samples = read_shard(f"pipe:cat {url}")
+    assert next(samples)["__key__"] == "s000"
+    samples.close()
+
+
+def test_a_member_that_is_there_twice_is_told_and_the_first_one_kept(tmp_path):
+    url = str(tmp_path / "0.tar")
+    with tarfile.open(url, "w") as archive:
+        for content in (b"first", b"second"):
+            (tmp_path / "a.txt").write_bytes(content)
+            archive.add(tmp_path / "a.txt", "a.txt")
+    faults = []
+    (raw,) = read_shard(url, faults.append)
+    assert raw["txt"] == b"first" and [fault.kind for fault in faults] == ["duplicate member"]
+    with pytest.raises(SampleFault, match="duplicate member"):
+        keys(url)
+
+
+def test_samples_for_evaluation_are_decoded_selected_and_strict(tmp_path):
+    write_shards(tmp_path, [4, 3])
+    found = list(read_samples(f"{tmp_path}/{{0..1}}.tar", "group=objects"))
+    assert [sample["key"] for sample in found] == ["s002", "s005"]
+    assert found[0]["txt"] == "caption 2" and found[0]["json"]["name"] == "name 2"
+    assert found[0]["image"].mode == "RGB" and found[0]["url"] == f"{tmp_path}/0.tar"
+    bad = write_tar(tmp_path / "bad.tar", [("a", members(0)), ("b", {"png": b"x", "txt": b"b"}), ("c", members(2))])
+    with pytest.raises(SampleFault, match=r"bad image: b of .*bad.tar"):
+        list(read_samples([bad]))
+    faults = FaultCounter()
+    assert [sample["key"] for sample in read_samples([bad], faults=faults)] == ["a", "c"]
+    assert faults.kinds == {"bad image": 1}
+
+
+def test_samples_of_broken_shards_are_raised_or_counted(tmp_path):
+    a, b = write_shards(tmp_path, [2, 2])
+    Path(a).write_bytes(Path(a).read_bytes()[:5000])
+    with pytest.raises(ShardFault):
+        list(read_samples([a, b]))
+    faults = FaultCounter()
+    assert [s["key"] for s in read_samples([a, b], faults=faults)][-2:] == ["s002", "s003"]
+    assert faults.bad_shards == 1
+
+
+# --- counting
+def test_local_shards_are_counted_with_selection_and_incomplete_samples(tmp_path):
+    urls = write_shards(tmp_path, [4, 3])
+    assert count_samples(urls) == 7
+    assert count_samples(urls, "group=objects") == 2
+    assert count_samples(urls, "group=none") == 0
+    mixed = [("a", {"txt": b"no image"}), ("b", members(1)), ("c", {"png": b"", "txt": b""})]
+    assert count_samples([write_tar(tmp_path / "x.tar", mixed)]) == 2
+
+
+def test_counting_ends_where_a_shard_breaks_and_leaves_the_fault_to_the_reader(tmp_path):
+    (url,) = write_shards(tmp_path, [4])
+    Path(url).write_bytes(Path(url).read_bytes()[: layout(url)[7][0] + 5])
+    assert count_shard(url, None) in (2, 3)
+    bad = write_tar(tmp_path / "bad.tar", [("a", {"png": b"", "json": b"{"}), ("b", members(2))])
+    assert count_shard(bad, Selector.parse("group=objects")) == 1
+
+
+def test_recorded_sizes_are_believed_as_in_openclip(tmp_path):
+    urls = write_shards(tmp_path, [1, 1])
+    (tmp_path / "__len__").write_text("1000")
+    assert count_samples(urls) == 1000
+    (tmp_path / "sizes.json").write_text(json.dumps({"0.tar": 10, "1.tar": "20", "2.tar": 40}))
+    assert count_samples(urls) == 30 and count_samples(urls[1:]) == 20
+    assert count_samples(urls, "group=food drink") == 1  # sizes know nothing of a selection
+
+
+def test_sizes_without_an_entry_are_refused(tmp_path):
+    urls = write_shards(tmp_path, [1, 1])
+    (tmp_path / "sizes.json").write_text('{"0.tar": 1}')
+    with pytest.raises(ValueError, match=r"sizes.json has no entry for 1.tar: add it or remove the file"):
+        count_samples(urls)
+
+
+def test_remote_and_large_shards_are_not_counted(tmp_path, monkeypatch):
+    with pytest.raises(ValueError, match=r"1 of them are remote: give --train-num-samples, or put a sizes.json"):
+        count_samples(["memory://shards/0.tar"])
+    monkeypatch.setattr("prolip.data.shards.COUNT_LIMIT", 10)
+    urls = write_shards(tmp_path, [1])
+    assert os.path.getsize(urls[0]) > 10
+    with pytest.raises(ValueError, match="GiB: give --train-num-samples$"):
+        count_samples(urls, "group=objects")

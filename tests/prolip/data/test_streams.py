@@ -1,0 +1,141 @@
+import json
+import random
+from collections import Counter
+from itertools import islice
+from pathlib import Path
+
+import pytest
+from tiny_tars import members, write_shards, write_tar
+
+from prolip.data.captions import Selector
+from prolip.data.faults import FaultCounter, SampleFault, TooManyBadSamples
+from prolip.data.streams import Place, ResampledSource, RowSource, ShardSource
+
+
+def read(source, count, stream=0, streams=1, epoch=0, seed=0, faults=None):
+    rows = source.stream(Place(seed, epoch, stream, streams), faults if faults is not None else FaultCounter())
+    return [(row.raw["__key__"], row.occurrence) for row in islice(rows, count)]
+
+
+def keys(*args, **kwargs):
+    return [key for key, _ in read(*args, **kwargs)]
+
+
+@pytest.mark.parametrize("by_sample", [False, True])
+@pytest.mark.parametrize("streams", [1, 2, 4])
+def test_a_pass_gives_every_sample_to_one_stream(tmp_path, streams, by_sample):
+    source = ShardSource(tuple(write_shards(tmp_path, [6] * 4)), shuffle_buffer=5, by_sample=by_sample)
+    found = [key for stream in range(streams) for key in keys(source, 24 // streams, stream, streams)]
+    assert sorted(found) == [f"s{i:03d}" for i in range(24)]
+    assert found != sorted(found)
+
+
+def test_stream_s_reads_every_s_th_shard_of_the_permutation(tmp_path):
+    source = ShardSource(tuple(write_shards(tmp_path, [2] * 6)), shuffle_buffer=1)
+    whole = keys(source, 12)
+    shards = [whole[i : i + 2] for i in range(0, 12, 2)]
+    for stream in range(3):
+        wanted = [key for shard in shards[stream::3] for key in shard]
+        assert keys(source, 4, stream, 3) == wanted
+
+
+def test_passes_are_counted_and_differ(tmp_path):
+    source = ShardSource(tuple(write_shards(tmp_path, [5] * 4)), shuffle_buffer=8)
+    rows = read(source, 60)
+    passes = [[key for key, occurrence in rows if occurrence == turn] for turn in range(3)]
+    assert [len(one) for one in passes] == [20, 20, 20]
+    assert len({tuple(one) for one in passes}) == 3 and len({tuple(sorted(one)) for one in passes}) == 1
+
+
+def test_order_follows_seed_and_epoch(tmp_path):
+    source = ShardSource(tuple(write_shards(tmp_path, [5] * 4)), shuffle_buffer=8)
+    assert keys(source, 20) == keys(source, 20)
+    assert keys(source, 20) != keys(source, 20, epoch=1)
+    assert keys(source, 20) != keys(source, 20, seed=1)
+    rows = RowSource(20, lambda row: {"__key__": row})
+    assert keys(rows, 20) == keys(rows, 20) != keys(rows, 20, epoch=1)
+    assert keys(rows, 20) != keys(rows, 20, seed=1)
+
+
+def test_rows_go_to_streams_in_turn():
+    source = RowSource(10, lambda row: {"__key__": row})
+    whole = keys(source, 10)
+    assert sorted(whole) == list(range(10))
+    assert keys(source, 5, 0, 2) == whole[::2] and keys(source, 5, 1, 2) == whole[1::2]
+
+
+def test_rows_that_cannot_be_read_are_counted_and_passed_over():
+    def read_row(row):
+        if row == 3:
+            raise SampleFault("missing image", "gone")
+        return {"__key__": row}
+
+    faults = FaultCounter()
+    assert sorted(keys(RowSource(5, read_row), 4, faults=faults)) == [0, 1, 2, 4]
+    keys(RowSource(5, read_row), 5, faults=faults)
+    assert faults.kinds["missing image"] >= 1
+
+
+def test_resampling_draws_shards_by_their_weights_with_replacement(tmp_path):
+    urls = tuple(write_shards(tmp_path, [1, 1, 1]))
+    source = ResampledSource(urls, (1.0, 1.0, 4.0), shuffle_buffer=1)
+    rows = read(source, 1200)
+    counts = Counter(key for key, _ in rows)
+    for key, share in (("s000", 1 / 6), ("s001", 1 / 6), ("s002", 4 / 6)):
+        assert abs(counts[key] / 1200 - share) < 5 * (share * (1 - share) / 1200) ** 0.5
+    assert [occurrence for key, occurrence in rows if key == "s000"] == list(range(counts["s000"]))
+    assert rows == read(source, 1200)
+    assert rows != read(source, 1200, stream=1, streams=2)
+    assert rows != read(source, 1200, epoch=1)
+
+
+@pytest.mark.parametrize("by_sample", [False, True])
+def test_selection_comes_before_the_split(tmp_path, by_sample):
+    select = Selector.parse("group=objects")
+    source = ShardSource(tuple(write_shards(tmp_path, [12] * 2)), select, 1, by_sample)
+    found = [key for stream in range(2) for key in keys(source, 4, stream, 2)]
+    assert sorted(found) == [f"s{i:03d}" for i in range(2, 24, 3)]
+
+
+@pytest.mark.parametrize("by_sample", [False, True])
+def test_faults_are_counted_once_over_all_streams(tmp_path, by_sample):
+    good = write_shards(tmp_path, [2])[0]
+    bad = write_tar(tmp_path / "bad.tar", [("a", members(0)), ("b", {"png": b"", "json": b"{"}), ("c", members(2))])
+    cut = tmp_path / "cut.tar"
+    cut.write_bytes(Path(good).read_bytes()[:1000])
+    source = ShardSource((good, bad, str(cut)), Selector.parse("group=objects|animals nature"), 1, by_sample)
+    total = FaultCounter()
+    found = [raw["__key__"] for stream in range(2) for raw in source.one_pass(Place(0, 0, stream, 2), 0, total)]
+    assert sorted(found) == ["a", "c", "s000"]
+    assert total.kinds == {"bad json": 1, "broken shard": 1}
+    assert total.shards == 3
+
+
+def test_a_source_without_a_single_sample_stops_instead_of_turning_for_ever(tmp_path):
+    urls = tuple(write_shards(tmp_path, [4, 4]))
+    select = Selector.parse("group=nothing")
+    for source in (ShardSource(urls, select), ResampledSource(urls, (1.0, 1.0), select)):
+        with pytest.raises(TooManyBadSamples, match="stream 0 of 1 found no sample"):
+            read(source, 1)
+    (tmp_path / "empty.tar").write_bytes(b"")
+    with pytest.raises(TooManyBadSamples, match="broken shard 10"):
+        read(ShardSource((str(tmp_path / "empty.tar"),)), 1)
+
+
+def test_a_stream_whose_shards_are_deselected_in_one_pass_finds_others_in_the_next(tmp_path):
+    def shard(number, group):
+        record = json.dumps({"group": group}).encode()
+        return write_tar(tmp_path / f"{number}.tar", [(f"k{number}", {**members(number), "json": record})])
+
+    urls = tuple(shard(number, "yes" if number == 0 else "no") for number in range(4))
+    source = ShardSource(urls, Selector.parse("group=yes"), 1)
+    for stream in range(2):
+        assert keys(source, 1, stream, 2) == ["k0"]
+
+
+def test_streams_do_not_touch_the_global_generators(tmp_path):
+    source = ShardSource(tuple(write_shards(tmp_path, [6] * 2)), shuffle_buffer=4)
+    random.seed(1)
+    before = random.getstate()
+    read(source, 20)
+    assert random.getstate() == before
