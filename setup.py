@@ -22,10 +22,10 @@ setup(
     python_requires=">=3.10",
     package_dir={"": "src"},
     packages=find_packages("src"),
-    package_data={"prolip": ["model_configs/*.json", "py.typed"]},
+    package_data={"prolip": ["model_configs/*.json", "report/*.j2", "py.typed"]},
     install_requires=read_requirements(),
     extras_require={
-        "test": ["pytest>=8", "pytest-timeout", "hypothesis", "ruff", "mypy", "sentencepiece"],
+        "test": ["pytest>=8", "pytest-timeout", "hypothesis", "mpmath", "ruff", "mypy", "sentencepiece"],
         "hf": ["transformers>=4.40", "huggingface_hub", "sentencepiece"],
         "s3": ["s3fs"],
     },

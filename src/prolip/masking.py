@@ -51,6 +51,10 @@ def mask_text(
     return text.masked_fill(maskable & ((draws < ratio) | forced), mask_id)
 
 
+#: Who draws random numbers within a step; two users of one stream would draw the same ones.
+IMAGE_STREAM, TEXT_STREAM, AUGMENT_STREAM = 1, 2, 3
+
+
 def draw_noise(
     rows: int, cols: int, seed: int, step: int, stream: int, rank: int, world_size: int, device: torch.device | str
 ) -> Tensor:

@@ -34,4 +34,6 @@ class ConvStem(nn.Sequential):
     @property
     def weight(self) -> Tensor:
         """The last projection's weight: its dtype is the tower's, as that of OpenCLIP's `conv1.weight`."""
-        return self[-1].weight
+        projection = self[-1]
+        assert isinstance(projection, nn.Conv2d)
+        return projection.weight

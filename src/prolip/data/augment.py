@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from prolip.masking import draw_noise
+from prolip.masking import AUGMENT_STREAM, draw_noise
 
 LUMA = (0.299, 0.587, 0.114)
 #: RGB to YIQ: turning the (I, Q) plane shifts the hue and leaves the luma.
@@ -78,6 +78,8 @@ class DeviceAugment(nn.Module):
         world_size: int = 1,
     ):
         super().__init__()
+        self.pixel_mean: Tensor
+        self.pixel_std: Tensor
         self.config = config
         self.seed, self.rank, self.world_size = seed, rank, world_size
         self.register_buffer("pixel_mean", torch.tensor(mean).view(1, 3, 1, 1), persistent=False)
@@ -89,7 +91,7 @@ class DeviceAugment(nn.Module):
         The random numbers are a function of (seed, step, global row), as those of the masked views are.
         """
         if images.dtype != torch.uint8:
-            raise TypeError(f"augmentation on the device takes uint8 images, got {images.dtype}: let the loader keep them")
+            raise TypeError(f"augmentation on the device takes uint8 images, got {images.dtype}: leave them as read")
         x = images.float().div_(255)
         if self.config.warps or self.config.recolours:
             noise = draw_noise(
@@ -102,10 +104,6 @@ class DeviceAugment(nn.Module):
             if self.config.recolours:
                 x = recolour(x, draws, self.config)
         return x.sub_(self.pixel_mean).div_(self.pixel_std)
-
-
-#: Keeps these random numbers apart from those of the masked views.
-AUGMENT_STREAM = 2
 
 
 def centred(uniform: Tensor, width: float) -> Tensor:

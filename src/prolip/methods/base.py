@@ -61,7 +61,8 @@ class Objective(nn.Module):
 
 def logit_scale_and_bias(model: Any) -> Reps:
     """Scale a = exp(logit_scale) and bias b as they enter the logit a * similarity + b, both ()."""
-    return {"scale": upcast(model.logit_scale).exp().reshape(()), "bias": upcast(model.logit_bias).reshape(())}
+    bias = upcast(model.logit_bias).reshape(()).clone()  # or the log would see it change with the optimiser's step
+    return {"scale": upcast(model.logit_scale).exp().reshape(()), "bias": bias}
 
 
 @torch.no_grad()

@@ -9,12 +9,19 @@ from torch import Tensor
 
 from prolip.gaussian import Gaussian
 from prolip.losses import Matches, inclusion_loss, vib
-from prolip.masking import count_kept_patches, count_masked_rows, draw_noise, keep_patches, mask_text
+from prolip.masking import (
+    IMAGE_STREAM,
+    TEXT_STREAM,
+    count_kept_patches,
+    count_masked_rows,
+    draw_noise,
+    keep_patches,
+    mask_text,
+)
 from prolip.methods.base import Batch, Objective, Reps, Terms, clamp_logit_scale, logit_scale_and_bias
 from prolip.ring import ppcl_over_ranks
 
 FORMS, REDUCTIONS = ("exact", "printed"), ("dim", "pair")
-IMAGE_STREAM, TEXT_STREAM = 1, 2  # of random numbers within a step
 
 
 @dataclass(kw_only=True)

@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from ranks import run_ranks
+from distributed_helpers import run_ranks
 from torch.nn.parallel import DistributedDataParallel
 
 import prolip
@@ -122,7 +122,7 @@ def train_rank(rank: int, world_size: int, rows: int) -> dict[tuple[str, int], t
 def test_ranks_equal_one_process_on_the_interleaved_batch(world_size):
     """OpenCLIP's distributed options as set here are exact under DDP's mean, with an odd and an even ring."""
     rows = 4 * world_size
-    ranks = run_ranks(world_size, train_rank, rows)
+    ranks = run_ranks(world_size, train_rank, world_size, rows)
     for name, parts in ranks[0]:
         terms, grads = step(make_objective(name), make_batch(rows))
         shares = [rank[name, parts] for rank in ranks]

@@ -7,7 +7,7 @@ from dataclasses import MISSING, fields
 import pytest
 import torch
 import torch.nn.functional as F
-from ranks import run_ranks
+from distributed_helpers import run_ranks
 from torch.nn.parallel import DistributedDataParallel
 
 import prolip
@@ -360,7 +360,7 @@ CASES = [({}, 1), ({}, 3), ({"known_matches": True}, 2)]
 def test_two_ranks_equal_one_process_on_the_interleaved_batch():
     """Global row g lives on rank g % 2 at row g // 2; masked views, known matches and accumulation included."""
     rows = 16
-    ranks = run_ranks(2, train_rank, rows)
+    ranks = run_ranks(2, train_rank, 2, rows)
     for case, (settings, _) in enumerate(CASES):
         terms, grads = step(make_objective(**settings), make_batch(rows))
         shares = [rank[case] for rank in ranks]
