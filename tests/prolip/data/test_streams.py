@@ -52,6 +52,8 @@ def test_order_follows_seed_and_epoch(tmp_path):
     assert keys(source, 20) == keys(source, 20)
     assert keys(source, 20) != keys(source, 20, epoch=1)
     assert keys(source, 20) != keys(source, 20, seed=1)
+    alone = ShardSource(source.urls[:1], shuffle_buffer=8)  # only the buffer is left to tell these apart
+    assert len({tuple(keys(alone, 5, epoch=epoch, seed=seed)) for epoch in (0, 1) for seed in (0, 1)}) > 2
     rows = RowSource(20, lambda row: {"__key__": row})
     assert keys(rows, 20) == keys(rows, 20) != keys(rows, 20, epoch=1)
     assert keys(rows, 20) != keys(rows, 20, seed=1)
