@@ -85,7 +85,9 @@ def build(config: Config, here: World, folder: Path, rows: int) -> Run:
     ema = ModelEmaV3(model, decay=config.optim.ema_decay, use_warmup=True) if config.optim.ema_decay else None
     if config.model.torchcompile:
         compile_towers(model)
-    evaluation = build_evaluation(config, here, tokenizer, preprocess) if settings.val_data else None
+    evaluation = None
+    if settings.val_data:
+        evaluation = partial(build_evaluation(config, here, tokenizer, preprocess), similarity=objective.similarity)
     checkpoint = find_checkpoint(settings.resume, folder) if settings.resume else None
     prepare_folder(config, here, folder)
     log = RunLog(folder, here.is_first, resume_at=checkpoint[1]["step"] if checkpoint else None)

@@ -25,6 +25,8 @@ class Objective(nn.Module):
     `config` the method's dataclass; `seed`, `rank`, `world_size` make random views that do not depend on the ranks.
     """
 
+    #: How a trained model of this method compares inputs, a name of `prolip.evaluation.embed.similarity_scores`.
+    similarity = "csd"
     model: Any  # as nn.Module, whose attributes a type checker takes for tensors
     config: Any
 

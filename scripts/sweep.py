@@ -1,0 +1,113 @@
+"""Train the variants of a sweep file, each with every seed, and print their figures as one Markdown table.
+
+    python scripts/sweep.py scripts/sweeps/siglip.yaml --output-dir runs/siglip
+    python scripts/sweep.py scripts/sweeps/uncertainty.yaml --output-dir runs/uncertainty --only ppcl inclusion-1e-3
+
+A run that is finished is not trained again, so a sweep that was broken off goes on where it stood; --table only prints.
+A sweep file: recipe (a config of training.main), seeds, flags (of every run), variants (name -> flags) and columns
+(heading -> key of eval.json, or [key, factor]). Mean and half the spread over seeds are shown.
+"""
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def read_sweep(path: Path) -> dict[str, Any]:
+    """The sweep file, with every key there. Raises SystemExit naming what is missing or not known."""
+    wanted = {"recipe", "seeds", "flags", "variants", "columns"}
+    sweep = yaml.safe_load(path.read_text())
+    if set(sweep) != wanted:
+        sys.exit(f"error: {path} has {', '.join(sorted(sweep))}: give {', '.join(sorted(wanted))}")
+    return sweep
+
+
+def train(sweep: dict[str, Any], variant: str, seed: int, folder: Path) -> None:
+    """One run of training.main, its output in the run's own log; stops the sweep if it fails."""
+    flags = shlex.split(f"{sweep['flags'] or ''} {sweep['variants'][variant] or ''}")
+    command = [
+        sys.executable, "-m", "training.main", "--config", sweep["recipe"], "--seed", str(seed),
+        "--name", folder.name, "--output-dir", str(folder.parent), "--overwrite", *flags,
+    ]  # fmt: skip
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])}
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    log = folder.parent / f"{folder.name}.log"
+    with log.open("w") as out:
+        ended = subprocess.run(command, cwd=ROOT, env=environment, stdout=out, stderr=subprocess.STDOUT, check=False)
+    if ended.returncode:
+        sys.exit(f"error: {folder.name} ended with {ended.returncode}; the end of {log}:\n{log.read_text()[-2000:]}")
+
+
+def figures_of(folder: Path) -> dict[str, float]:
+    """eval.json, with the run's training seconds and samples per second, means over its log lines."""
+    figures = json.loads((folder / "eval.json").read_text())
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    steps = [line for line in lines if "seconds" in line]
+    return figures | {
+        "train_seconds": steps[-1]["seconds"],
+        "samples_per_second": steps[-1]["samples"] / steps[-1]["seconds"],
+    }
+
+
+def cell(values: list[float]) -> str:
+    """Mean, and half the spread between the lowest and the highest where there are several."""
+    digits = 1 if abs(statistics.fmean(values)) >= 10 else 3
+    text = f"{statistics.fmean(values):.{digits}f}"
+    return text if len(values) == 1 else f"{text} ± {(max(values) - min(values)) / 2:.{digits}f}"
+
+
+def table(sweep: dict[str, Any], folder: Path) -> Iterator[str]:
+    """Markdown lines, a row per variant of which at least one run is finished."""
+    yield "| variant | seeds | " + " | ".join(sweep["columns"]) + " |"
+    yield "|---|---|" + "---:|" * len(sweep["columns"])
+    for variant in sweep["variants"]:
+        runs = [folder / f"{variant}-s{seed}" for seed in sweep["seeds"]]
+        done = [figures_of(run) for run in runs if (run / "eval.json").exists()]
+        if done:
+            cells = [column(done, key) for key in sweep["columns"].values()]
+            yield f"| {variant} | {len(done)} | " + " | ".join(cells) + " |"
+
+
+def column(done: list[dict[str, float]], key: str | list) -> str:
+    """One cell: `key` of every finished run, times a factor if one is given; a dash where no run has it."""
+    name, factor = (key, 1.0) if isinstance(key, str) else key
+    values = [figures[name] * factor for figures in done if figures.get(name) is not None]
+    return cell(values) if values else "–"
+
+
+def main() -> None:
+    """Train what is missing, then print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sweep", type=Path, help="sweep file")
+    parser.add_argument("--output-dir", type=Path, required=True, help="folder of the sweep's runs")
+    parser.add_argument("--only", nargs="+", metavar="VARIANT", help="train only these variants")
+    parser.add_argument("--table", action="store_true", help="train nothing, print what is there")
+    options = parser.parse_args()
+    sweep, folder = read_sweep(options.sweep), options.output_dir.resolve()
+    unknown = set(options.only or ()) - set(sweep["variants"])
+    if unknown:
+        parser.error(f"no variant {', '.join(sorted(unknown))}: there are {', '.join(sweep['variants'])}")
+    # seed by seed, so that a sweep broken off has every variant once before it has one variant thrice
+    for seed in [] if options.table else sweep["seeds"]:
+        for variant in options.only or sweep["variants"]:
+            run = folder / f"{variant}-s{seed}"
+            if not (run / "eval.json").exists():
+                print(f"training {run.name}", file=sys.stderr, flush=True)
+                train(sweep, variant, seed, run)
+    print("\n".join(table(sweep, folder)))
+
+
+if __name__ == "__main__":
+    main()
