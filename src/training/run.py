@@ -202,7 +202,7 @@ def cpu_autocast(dtype: torch.dtype) -> Iterator[None]:
         yield
 
 
-def build_evaluation(config: Config, here: World, tokenizer: Any, preprocess: Any) -> Callable[[nn.Module], Any]:
+def build_evaluation(config: Config, here: World, tokenizer: Any, preprocess: Any) -> Callable[..., Any]:
     """Model -> `Result` on --val-data, which is read before the first step: what is missing shows now."""
     from prolip.evaluation.corpus import evaluate, gallery  # brings scipy, which most runs do without
 

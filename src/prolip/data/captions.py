@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -91,34 +91,50 @@ def texts(value: object, field: str) -> list[str]:
     return [text for text in (str(one).strip() for one in values) if text]
 
 
+class Condition(NamedTuple):
+    """A field and the values of which a sample must carry one, or none where `excludes`."""
+
+    field: str
+    values: tuple[str, ...]
+    excludes: bool = False
+
+    def holds(self, carried: Iterable[str]) -> bool:
+        """Whether a sample that carries these texts in the field is kept."""
+        return any(value in self.values for value in carried) != self.excludes
+
+    def __str__(self) -> str:
+        return f"{self.field}{'!=' if self.excludes else '='}{'|'.join(self.values)}"
+
+
 @dataclass(frozen=True)
 class Selector:
-    """Keeps a sample when each named JSON field has (one of) the wanted values."""
+    """Keeps a sample when each named JSON field has (one of) the wanted values and none of the unwanted."""
 
-    conditions: tuple[tuple[str, frozenset[str]], ...]
+    conditions: tuple[Condition, ...]
 
     @classmethod
     def parse(cls, text: str | None) -> Selector | None:
-        """Read "group=animals nature|food drink;style=noto"; None for nothing; ValueError with an example otherwise."""
+        """Read "group=animals nature|food drink;subgroup!=time"; None for nothing; ValueError with an example else."""
         if not text:
             return None
         conditions = []
         for part in filter(None, (part.strip() for part in text.split(";"))):
             field, equals, values = part.partition("=")
-            wanted = frozenset(value.strip() for value in values.split("|") if value.strip())
-            if not (field.strip() and equals and wanted):
+            name = field.removesuffix("!").strip()
+            given = tuple(value.strip() for value in values.split("|") if value.strip())
+            if not (name and equals and given):
                 raise ValueError(
-                    f"select {text!r}: {part!r} is no condition: give field=value|value, several joined by ';', "
-                    "e.g. 'group=animals nature|food drink;style=noto'"
+                    f"select {text!r}: {part!r} is no condition: give field=value|value or field!=value|value, several "
+                    "joined by ';', e.g. 'group=animals nature|food drink;style!=noto'"
                 )
-            conditions.append((field.strip(), wanted))
+            conditions.append(Condition(name, given, excludes=field.endswith("!")))
         return cls(tuple(conditions))
 
     @property
     def fields(self) -> tuple[str, ...]:
         """The JSON fields that are looked at."""
-        return tuple(field for field, _ in self.conditions)
+        return tuple(condition.field for condition in self.conditions)
 
     def __call__(self, record: Mapping[str, Any]) -> bool:
         """Whether a sample with this JSON is kept."""
-        return all(wanted.intersection(texts(record.get(field), field)) for field, wanted in self.conditions)
+        return all(c.holds(texts(record.get(c.field), c.field)) for c in self.conditions)

@@ -47,7 +47,7 @@ class DataConfig:
     )
     select: str | None = field(
         default=None,
-        metadata={"help": "keep only samples whose JSON fits, e.g. 'group=animals nature|food drink;style=noto'"},
+        metadata={"help": "keep only samples whose JSON fits, e.g. 'group=animals nature|food drink;style!=noto'"},
     )
     shuffle_buffer: int = field(default=5000, metadata={"help": "samples in each stream's shuffle buffer; 1 is off"})
     max_bad_fraction: float = field(

@@ -22,6 +22,8 @@ import numpy as np
 import webdataset as wds
 from PIL import Image
 
+from prolip.data.captions import Condition, Selector
+
 LEVELS = ("group", "subgroup", "keyword", "name")  # general to specific
 FIELDS = ("group", "subgroup", "keyword", "name", "hexcode", "style")
 PICTURES = ("webp", "png", "jpg", "jpeg")
@@ -110,22 +112,23 @@ class Corpus:
         return [drawing.image() for drawing in self.drawings]
 
     def select(self, rule: str) -> Corpus:
-        """The part that meets a rule such as `group=food drink|travel places; style=noto`.
+        """The part that meets a rule such as `group=food drink|travel places; subgroup!=time; style=noto`.
 
-        Conditions are joined by `;` and must all hold, alternatives by `|`; fields: group, subgroup, keyword, name,
-        hexcode, style (style alone picks drawings, the others pick concepts and so their drawings). Raises ValueError
-        on an unknown field or a value that nothing carries.
+        Conditions are joined by `;` and must all hold, alternatives by `|`, `!=` excludes; fields: group, subgroup,
+        keyword, name, hexcode, style (style alone picks drawings, the others pick concepts and so their drawings).
+        Raises ValueError on an unknown field or a value that nothing carries.
         """
         conditions = parse_rule(rule)
-        for field, values in conditions.items():
-            self._check_values(field, values)
-        styles = conditions.pop("style", None)
-        kept = [i for i, c in enumerate(self.concepts) if all(meets(c, f, v) for f, v in conditions.items())]
+        for condition in conditions:
+            self._check_values(condition.field, condition.values)
+        styles = [c for c in conditions if c.field == "style"]
+        others = [c for c in conditions if c.field != "style"]
+        kept = [i for i, concept in enumerate(self.concepts) if all(meets(concept, c) for c in others)]
         row = {old: new for new, old in enumerate(kept)}
         drawings = tuple(
             Drawing(d.key, d.style, row[d.concept], d.data)
             for d in self.drawings
-            if d.concept in row and (styles is None or d.style in styles)
+            if d.concept in row and all(c.holds([d.style]) for c in styles)
         )
         if not kept:
             raise ValueError(f"no concept meets {rule!r}: its conditions exclude each other; drop one")
@@ -192,27 +195,21 @@ def read(shards: str | Path | Sequence[str | Path]) -> Corpus:
     return Corpus(tuple(concepts.values()), tuple(drawings))
 
 
-def parse_rule(rule: str) -> dict[str, tuple[str, ...]]:
-    """`a=x|y; b=z` as {a: (x, y), b: (z,)}."""
-    conditions: dict[str, tuple[str, ...]] = {}
-    for part in rule.split(";"):
-        field, equals, values = (piece.strip() for piece in part.partition("="))
-        wanted = tuple(value.strip() for value in values.split("|") if value.strip())
-        if not equals or field not in FIELDS or not wanted:
-            raise ValueError(
-                f"cannot read {part.strip()!r} in the rule {rule!r}: write FIELD=VALUE|VALUE with FIELD one of "
-                f"{', '.join(FIELDS)}, e.g. 'group=animals nature|food drink'"
-            )
-        if field in conditions:
-            raise ValueError(f"{field} stands twice in {rule!r}: join its values with |")
-        conditions[field] = wanted
-    return conditions
+def parse_rule(rule: str) -> tuple[Condition, ...]:
+    """The conditions of a rule in the words of the training data's --select (`keywords` is the level keyword)."""
+    selector = Selector.parse(rule)
+    conditions = selector.conditions if selector else ()
+    named = [c._replace(field=c.field.removesuffix("s") if c.field == "keywords" else c.field) for c in conditions]
+    for condition in named:
+        if condition.field not in FIELDS:
+            raise ValueError(f"no field {condition.field!r} in the corpus, in the rule {rule!r}: use one of "
+                             f"{', '.join(FIELDS)}, e.g. 'group=animals nature|food drink'")
+    return tuple(named)
 
 
-def meets(concept: Concept, field: str, values: Sequence[str]) -> bool:
-    """Whether a concept has one of the values in a field."""
-    carried = (concept.hexcode,) if field == "hexcode" else concept.captions(field)
-    return any(value in values for value in carried)
+def meets(concept: Concept, condition: Condition) -> bool:
+    """Whether a concept is kept by a condition on one of its fields."""
+    return condition.holds((concept.hexcode,) if condition.field == "hexcode" else concept.captions(condition.field))
 
 
 def _parse(sample: dict) -> tuple[Concept, str, bytes]:

@@ -201,7 +201,7 @@ def gallery(
     if not select:
         return shown.with_concepts(wider)
     shown, every = shown.select(select), Corpus((), ()).with_concepts(wider)
-    rule = ";".join(f"{f}={'|'.join(v)}" for f, v in emoji.parse_rule(select).items() if f != "style")
+    rule = ";".join(str(condition) for condition in emoji.parse_rule(select) if condition.field != "style")
     return shown.with_concepts(every.concepts if all_names or not rule else every.select(rule).concepts)
 
 

@@ -66,6 +66,9 @@ def test_selection_wants_every_condition_and_any_of_its_values():
     assert not select({"group": "food drink"})
     assert select.fields == ("group", "keywords")
     assert Selector.parse("year=2015")({"year": 2015})
+    without = Selector.parse("group=food drink; keywords != meat|fish")
+    assert without({"group": "food drink"}) and without({"group": "food drink", "keywords": ["fruit"]})
+    assert not without({"group": "food drink", "keywords": ["fruit", "meat"]})
     assert Selector.parse(None) is None is Selector.parse("")
 
 

@@ -83,13 +83,20 @@ def test_added_concepts_widen_the_gallery_without_moving_drawings(corpus):
     assert part.caption_table().rows("name").size == 4
 
 
+def test_a_condition_can_exclude_in_the_words_of_the_training_data(corpus):
+    names = {concept.name for concept in corpus.select("subgroup!=hotel; keywords!=pet").concepts}
+    assert names == {c.name for c in corpus.concepts if c.subgroup != "hotel" and "pet" not in c.keywords}
+    assert names != {c.name for c in corpus.concepts if c.subgroup != "hotel"} and names
+    assert {d.style for d in corpus.select("style!=a").drawings} == {"b"}
+
+
 @pytest.mark.parametrize(
     ("rule", "message"),
     [
-        ("colour=red", "FIELD one of group"),
-        ("group", "FIELD=VALUE"),
+        ("colour=red", "use one of group"),
+        ("group", "field=value"),
         ("group=natur", "use one of nature"),
-        ("group=nature; group=places", "twice"),
+        ("group=nature; group=places", "exclude each other"),
         ("group=nature; name=hotel", "exclude each other"),
     ],
 )
