@@ -84,8 +84,8 @@ def test_added_concepts_widen_the_gallery_without_moving_drawings(corpus):
 
 
 def test_a_condition_can_exclude_in_the_words_of_the_training_data(corpus):
-    names = {concept.name for concept in corpus.select("subgroup!=hotel; keywords!=pet").concepts}
-    assert names == {c.name for c in corpus.concepts if c.subgroup != "hotel" and "pet" not in c.keywords}
+    names = {concept.name for concept in corpus.select("subgroup!=hotel; keywords!=animal").concepts}
+    assert names == {c.name for c in corpus.concepts if c.subgroup != "hotel" and "animal" not in c.keywords}
     assert names != {c.name for c in corpus.concepts if c.subgroup != "hotel"} and names
     assert {d.style for d in corpus.select("style!=a").drawings} == {"b"}
 
