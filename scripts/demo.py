@@ -41,7 +41,7 @@ def main() -> None:
     run("prolip.report", str(folder))
     minutes = (time.perf_counter() - start) / 60
     print(f"\ndone in {minutes:.1f} minutes. Open {folder / 'report.html'} in a browser.")
-    print(f"The model: prolip.create_model('local-dir:{folder.relative_to(ROOT)}/model')")
+    print(f"The model: prolip.create_model('local-dir:{Path(options.output_dir) / options.recipe / 'model'}')")
 
 
 if __name__ == "__main__":

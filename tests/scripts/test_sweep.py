@@ -1,0 +1,81 @@
+"""The sweep runner: every variant with every seed, once; a table; a failing run stops it with its own message."""
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "scripts"))
+import sweep as runner  # noqa: E402
+
+TINY = {
+    "method": "prolip",
+    "model": {"model": "ProLIP-ViT-test", "device_augment": True},
+    "data": {
+        "train_data": str(ROOT / "data/emoji/noto.tar"), "select": "group=food drink", "batch_size": 8, "workers": 0,
+    },
+    "optim": {"warmup": 1},
+    "run": {
+        "max_steps": 2, "precision": "fp32", "device": "cpu", "log_every_n_steps": 1,
+        "val_data": str(ROOT / "data/emoji/emojione.tar"), "val_select": "group=food drink",
+    },
+}  # fmt: skip
+
+
+def write_sweep(folder: Path, variants: dict[str, str], seeds: list[int]) -> Path:
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(TINY))
+    sweep = {
+        "recipe": str(folder / "recipe.yaml"), "seeds": seeds, "flags": None, "variants": variants,
+        "columns": {
+            "R@1": ["names/i2t/R@1", 100], "group": "trace/group", "rate": "samples_per_second", "no": "none/such",
+        },
+    }  # fmt: skip
+    path = folder / "sweep.yaml"
+    path.write_text(yaml.safe_dump(sweep, sort_keys=False))
+    return path
+
+
+def call(*arguments: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, str(ROOT / "scripts/sweep.py"), *arguments], capture_output=True, text=True, check=False
+    )
+
+
+def test_a_sweep_trains_each_run_once_and_prints_a_row_per_variant(tmp_path):
+    path = write_sweep(tmp_path, {"prolip": "", "siglip": "--method siglip"}, [0])
+    first = call(str(path), "--output-dir", str(tmp_path / "runs"))
+    assert first.returncode == 0, first.stderr
+    rows = [line.split(" | ") for line in first.stdout.splitlines()[2:]]
+    assert [row[0] for row in rows] == ["| prolip", "| siglip"]
+    figures = json.loads((tmp_path / "runs/prolip-s0/eval.json").read_text())
+    assert float(rows[0][3]) == pytest.approx(figures["trace/group"], abs=6e-4)
+    assert rows[0][5] == "– |" and float(rows[0][4]) > 0
+    written = (tmp_path / "runs/siglip-s0/eval.json").stat().st_mtime_ns
+    again = call(str(path), "--output-dir", str(tmp_path / "runs"))
+    assert again.stdout == first.stdout and "training" not in again.stderr
+    assert (tmp_path / "runs/siglip-s0/eval.json").stat().st_mtime_ns == written
+
+
+def test_a_run_that_fails_stops_the_sweep_with_its_message(tmp_path):
+    path = write_sweep(tmp_path, {"wrong": "--lr -1"}, [0])
+    ended = call(str(path), "--output-dir", str(tmp_path / "runs"))
+    assert ended.returncode == 1
+    assert "wrong-s0 ended with 2" in ended.stderr and "--lr -1.0: give a finite number above 0" in ended.stderr
+
+
+def test_unknown_variants_and_keys_are_refused(tmp_path):
+    path = write_sweep(tmp_path, {"a": ""}, [0])
+    assert "no variant b: there are a" in call(str(path), "--output-dir", str(tmp_path), "--only", "b").stderr
+    path.write_text(yaml.safe_dump({"recipe": "x"}))
+    assert "give columns, flags, recipe, seeds, variants" in call(str(path), "--output-dir", str(tmp_path)).stderr
+
+
+CELLS = [([0.5], "0.500"), ([1.0, 2.0], "1.500 ± 0.500"), ([40.0, 42.0], "41.0 ± 1.0")]
+
+
+@pytest.mark.parametrize("values, text", CELLS)
+def test_cells_show_mean_and_half_the_spread(values, text):
+    assert runner.cell(values) == text
