@@ -6,7 +6,8 @@ import dataclasses
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,8 @@ def run(config: Config) -> Path:
         state = build(config, here, folder, rows)
         try:
             start = time.perf_counter()
-            train(state)
+            with attention_for(config.run.precision, here.device):
+                train(state)
             finish(state, time.perf_counter() - start)
         finally:
             state.log.close()
@@ -188,18 +190,15 @@ def autocast_for(precision: str, device: torch.device) -> Autocast:
     """Makes contexts for forward passes."""
     if precision == "fp32":
         return contextlib.nullcontext
-    if device.type == "cpu":
-        return partial(cpu_autocast, DTYPES[precision])
     return partial(torch.autocast, device.type, dtype=DTYPES[precision])
 
 
-@contextlib.contextmanager
-def cpu_autocast(dtype: torch.dtype) -> Iterator[None]:
-    """Autocast on the CPU, with plain attention: the fused kernel's bf16 backward pass takes 4x the plain one's time at
-    20 to 70 tokens and 1.4x at 200 (torch 2.15).
+def attention_for(precision: str, device: torch.device) -> AbstractContextManager:
+    """Plain attention for bf16 on the CPU: there the fused kernel's backward pass takes 4x the plain one's time at 20 to
+    70 tokens and 1.4x at 200 (torch 2.15). Entered for the whole run, since checkpointed blocks run again in backward.
     """
-    with torch.autocast("cpu", dtype=dtype), sdpa_kernel(SDPBackend.MATH):
-        yield
+    plain = precision == "amp_bf16" and device.type == "cpu"
+    return sdpa_kernel(SDPBackend.MATH) if plain else contextlib.nullcontext()
 
 
 def build_evaluation(config: Config, here: World, tokenizer: Any, preprocess: Any) -> Callable[..., Any]:
