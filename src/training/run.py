@@ -194,8 +194,8 @@ def autocast_for(precision: str, device: torch.device) -> Autocast:
 
 
 def attention_for(precision: str, device: torch.device) -> AbstractContextManager:
-    """Plain attention for bf16 on the CPU: there the fused kernel's backward pass takes 4x the plain one's time at 20 to
-    70 tokens and 1.4x at 200 (torch 2.15). Entered for the whole run, since checkpointed blocks run again in backward.
+    """Plain attention for bf16 on the CPU: there the fused kernel's backward pass takes 4x the plain one's time at 20
+    to 70 tokens and 1.4x at 200 (torch 2.15). Entered for the whole run: checkpointed blocks run again in backward.
     """
     plain = precision == "amp_bf16" and device.type == "cpu"
     return sdpa_kernel(SDPBackend.MATH) if plain else contextlib.nullcontext()
