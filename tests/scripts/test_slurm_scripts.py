@@ -107,5 +107,6 @@ def test_evaluation_takes_a_finished_run_and_refuses_anything_else(start, tmp_pa
     assert status == 0
     assert words[1:] == [
         "prolip.evaluation.corpus", "--model", "local-dir:runs/it/model", "--data", "data/emoji/emojione.tar",
+        "--names", "data/emoji/noto.tar",
         "--out", "runs/it/eval", "--all-names",
     ]  # fmt: skip
