@@ -60,7 +60,7 @@ def render(run: RunFolder, pictures: dict[str, bytes], seed: int = 0, title: str
         loader=PackageLoader("prolip.report", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True,
     )  # fmt: skip
-    environment.filters |= {"percent": percent, "figure": number, "trace": "{:#.3g}".format}
+    environment.filters |= {"percent": percent, "figure": number, "trace": "{:#.4g}".format}
     result = run.result
     context: dict[str, Any] = {
         "title": title or f"ProLIP: {run.folder.resolve().name}",

@@ -61,7 +61,7 @@ def modality(result: Result) -> str:
 def levels(result: Result) -> str:
     """The order of the four levels."""
     means = {level: result.metrics[f"trace/{level}"] for level in LEVELS}
-    ranked = " > ".join(f"{level} {means[level]:.3g}" for level in sorted(means, key=lambda level: -means[level]))
+    ranked = " > ".join(f"{level} {means[level]:.4g}" for level in sorted(means, key=lambda level: -means[level]))
     said = {
         "paper": "This is the order that the paper predicts.",
         "reversed": "This is the reverse of the paper's order: specific captions came out as the uncertain ones.",
