@@ -1,7 +1,7 @@
 """Train a recipe on the bundled drawings, evaluate it on a designer never seen, and draw the page of the run.
 
-    make demo                                       ten minutes on two CPU cores: 510 concepts
-    .venv/bin/python scripts/demo.py --recipe full  all 1,644 concepts, 10,000 steps
+    make demo                                       ten minutes on two CPU cores: 479 concepts
+    .venv/bin/python scripts/demo.py --recipe full  all 1,644 concepts, 6,000 steps
 """
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def call(*arguments: str) -> subprocess.CompletedProcess:
 
 def test_a_sweep_trains_each_run_once_and_prints_a_row_per_variant(tmp_path):
     path = write_sweep(tmp_path, {"prolip": "", "siglip": "--method siglip"}, [0])
-    first = call(str(path), "--output-dir", str(tmp_path / "runs"))
+    first = call(str(path), "--output-dir", str(tmp_path / "runs"), "--jobs", "2")
     assert first.returncode == 0, first.stderr
     rows = [line.split(" | ") for line in first.stdout.splitlines()[2:]]
     assert [row[0] for row in rows] == ["| prolip", "| siglip"]
@@ -60,8 +60,9 @@ def test_a_sweep_trains_each_run_once_and_prints_a_row_per_variant(tmp_path):
 
 
 def test_a_run_that_fails_stops_the_sweep_with_its_message(tmp_path):
-    path = write_sweep(tmp_path, {"wrong": "--lr -1"}, [0])
+    path = write_sweep(tmp_path, {"wrong": "--lr -1", "late": ""}, [0])
     ended = call(str(path), "--output-dir", str(tmp_path / "runs"))
+    assert not (tmp_path / "runs/late-s0").exists()
     assert ended.returncode == 1
     assert "wrong-s0 ended with 2" in ended.stderr and "--lr -1.0: give a finite number above 0" in ended.stderr
 
