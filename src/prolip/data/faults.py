@@ -3,9 +3,16 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Any
 
 #: Kinds that lose an unknown number of samples at once; they are held against the shards that were opened.
-SHARD_KINDS = frozenset({"unreadable shard", "broken shard"})
+#: Not there or not allowed; archive cut or damaged, command failed; source down or stalled; object replaced while it was
+#: read; bytes, samples or checksums other than the shard index has them.
+SHARD_KINDS = frozenset(
+    {"unreadable shard", "broken shard", "interrupted shard", "changed shard", "index mismatch"}
+)
+#: A connection that broke and was taken up again: counted so that it is seen, held against nothing.
+RESUMED = "resumed read"
 #: Fractions of fewer than this many samples or shards are judged only at the end of an epoch.
 WINDOWS = {"samples": 1000, "shards": 100}
 EXAMPLES = 5
@@ -20,7 +27,7 @@ class SampleFault(Exception):
 
 
 class ShardFault(SampleFault):
-    """A shard that cannot be opened, or that ends or breaks before the end of the archive."""
+    """A shard that cannot be read to its end, or is not what it should be. kind: one of SHARD_KINDS."""
 
 
 class TooManyBadSamples(RuntimeError):
@@ -42,7 +49,7 @@ class FaultCounter:
     def add(self, fault: SampleFault, key: str = "", url: str = "") -> None:
         """Count one fault and keep it as an example while there are few."""
         self.kinds[fault.kind] += 1
-        if len(self.examples) < EXAMPLES:
+        if len(self.examples) < EXAMPLES and fault.kind != RESUMED:
             place = f"sample {key!r} of " if key else ""
             self.examples.append(f"{place}{url or '(no shard)'}: {fault}")
 
@@ -59,6 +66,15 @@ class FaultCounter:
         self.samples, self.shards, self.kinds, self.examples = 0, 0, Counter(), []
         return taken
 
+    def to_dict(self) -> dict[str, Any]:
+        """A copy in plain types, which `FaultCounter.from_dict` takes."""
+        return {"samples": self.samples, "shards": self.shards, "kinds": dict(self.kinds), "examples": [*self.examples]}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> FaultCounter:
+        """The counter that `to_dict` described."""
+        return cls(**values | {"kinds": Counter(values["kinds"])})
+
     @property
     def bad_shards(self) -> int:
         """Shards that could not be read to their end."""
@@ -67,7 +83,7 @@ class FaultCounter:
     @property
     def bad_samples(self) -> int:
         """Samples that could not be used, not counting those lost with a shard."""
-        return sum(self.kinds.values()) - self.bad_shards
+        return sum(self.kinds.values()) - self.bad_shards - self.kinds[RESUMED]
 
     def summary(self) -> dict[str, int]:
         """Counts by kind, with `samples` and `shards` read."""
@@ -112,6 +128,15 @@ class FaultGuard:
             if getattr(window, what) >= size:
                 window.check(self.limit, what)
                 self.windows[what] = FaultCounter()
+
+    def to_dict(self) -> dict[str, Any]:
+        """What has been counted, in plain types."""
+        return {"total": self.total.to_dict(), "epoch": self.epoch.to_dict()}
+
+    def absorb(self, values: dict[str, Any]) -> None:
+        """Add what another guard, of another rank or an earlier run, had counted; windows begin anew."""
+        self.total.merge(FaultCounter.from_dict(values["total"]))
+        self.epoch.merge(FaultCounter.from_dict(values["epoch"]))
 
     def end_epoch(self) -> None:
         """TooManyBadSamples where the whole epoch is above the limit."""

@@ -17,16 +17,31 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from prolip.data.captions import CaptionSampler
 from prolip.data.config import DataConfig
+from prolip.data.cursor import Cursor
 from prolip.data.faults import WINDOWS, FaultCounter, FaultGuard, SampleFault
 from prolip.data.samples import Decoder, Example, Row, preserved_rng
 from prolip.data.sources import build_source
 from prolip.data.streams import Place, Source
 from prolip.data.synthetic import SyntheticDecoder, SyntheticSource
 
-__all__ = ["Batch", "DataConfig", "Loader", "Transform", "build_loader"]
+__all__ = ["Batch", "DataConfig", "Loader", "Transform", "build_loader", "join_states"]
+
+#: The settings that the order of an epoch follows from; where the shards are may change.
+ORDER_SETTINGS = (
+    "train_num_samples", "dataset_resampled", "train_data_upsampling_factors", "select", "shuffle_buffer", "seed",
+)  # fmt: skip
 
 Batch = dict[str, Any]
 Transform = Callable[[Image.Image], Tensor]
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """Where an earlier run left off: batches taken of an epoch, and the cursor of every stream of this rank."""
+
+    epoch: int
+    batches: int
+    cursors: dict[int, dict[str, Any]]
 
 
 # --- chunks ----------------------------------------------------------------------------------------------------------
@@ -45,18 +60,22 @@ class Chunks(IterableDataset):
     ranks: int
     per_epoch: int
     epoch: Any
+    resumed: Resumed | None = None
 
     def __iter__(self) -> Iterator[Batch]:
         worker, workers = get_worker_info(), max(self.config.workers, 1)
         number = worker.id if worker is not None else 0
         epoch = self.epoch.value
         place = Place(self.config.seed, epoch, number * self.ranks + self.rank, workers * self.ranks)
+        begin, cursor = 0, Cursor()
+        if self.resumed is not None and self.resumed.epoch == epoch:
+            begin, cursor = self.resumed.batches, Cursor(**self.resumed.cursors[place.stream])
         faults = FaultCounter()
-        rows = self.source.stream(place, faults)
-        for _ in range(self.per_epoch):
+        rows = self.source.stream(place, faults, cursor)
+        for _ in range(begin, self.per_epoch):
             with preserved_rng():
                 chunk = self._collate(self._examples(rows, epoch, faults))
-            chunk["faults"] = faults.drain()
+            chunk["faults"], chunk["cursor"] = faults.drain(), cursor.to_dict()
             yield chunk
 
     def _examples(self, rows: Iterator[Row], epoch: int, faults: FaultCounter) -> list[Example]:
@@ -126,6 +145,9 @@ def start_worker(_: int) -> None:
 class Loader:
     """Iterate once per epoch, after `set_epoch(e)`: exactly `num_batches` batches on every rank.
 
+    `state_dict()` says where the data stands behind the batch that was handed out last; `load_state_dict` makes the next
+    iteration of that epoch go on from there, without decoding what was handed out before.
+
     A batch: image (B, 3, H, W), text (B, L) int64, key list[str]; with `known_matches` also caption_id (B,) and
     caption_ids (B, K) int64, -1 padded. dataset_samples: samples in the data; num_samples: those of an epoch over all
     ranks, num_batches * B * ranks (rounded up, so the last batch begins the next pass, as in OpenCLIP).
@@ -139,6 +161,8 @@ class Loader:
         self._chunks = chunks
         self._pin = pin_memory
         self._guard = FaultGuard(self.config.max_bad_fraction)
+        self._taken = 0
+        self._cursors: dict[int, dict[str, Any]] = {}
         self._workers: DataLoader | None = None
         if self.config.workers:
             self._workers = DataLoader(
@@ -157,6 +181,8 @@ class Loader:
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the next iteration reads."""
+        if epoch != self._chunks.epoch.value:
+            self._taken, self._cursors = 0, {}
         self._chunks.epoch.value = epoch
 
     def faults(self) -> dict[str, int]:
@@ -170,20 +196,86 @@ class Loader:
             iterator._shutdown_workers()
             self._workers._iterator = None
 
+    @property
+    def streams(self) -> int:
+        """Streams of all ranks: ranks x workers."""
+        return self._chunks.ranks * max(self.config.workers, 1)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where this rank's data stands: plain types, to be joined with those of the other ranks by `join_states`."""
+        source, chunks = self._chunks.source, self._chunks
+        settings = [(name, getattr(self.config, name)) for name in ORDER_SETTINGS]
+        return {
+            "epoch": chunks.epoch.value,
+            "batches": self._taken,
+            "streams": self.streams,
+            "order": {**dict(settings), "shards": len(getattr(source, "urls", ())), "samples": self.dataset_samples},
+            "cursors": dict(self._cursors),
+            "faults": self._guard.to_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from `state`, the joined states of all ranks; before the first iteration.
+
+        Within an epoch the streams must be as many as they were, however ranks and workers share them, and the data the
+        same: ValueError says what differs. At the end of an epoch anything may change.
+        """
+        if 0 < state["batches"] < self.num_batches:
+            check_same_order(state, self.state_dict())
+        self.close()
+        rank, ranks = self._chunks.rank, self._chunks.ranks
+        mine = {stream: cursor for stream, cursor in state["cursors"].items() if stream % ranks == rank}
+        self._cursors, self._taken = mine, state["batches"]
+        self._chunks.resumed = Resumed(state["epoch"], state["batches"], mine) if mine else None
+        self._chunks.epoch.value = state["epoch"]
+        if rank == 0:
+            self._guard.absorb(state["faults"])
+
     def __iter__(self) -> Iterator[Batch]:
-        self._guard.start_epoch()
+        resumed, epoch = self._chunks.resumed, self._chunks.epoch.value
+        if resumed is not None and resumed.epoch == epoch:
+            self._taken, self._cursors = resumed.batches, dict(resumed.cursors)
+        else:
+            self._taken, self._cursors = 0, {}
+            self._guard.start_epoch()
         try:
             chunks = iter(self._chunks if self._workers is None else self._workers)
-            for _ in range(self.num_batches):
+            while self._taken < self.num_batches:
                 parts = [next(chunks) for _ in range(max(self.config.workers, 1))]
-                for part in parts:
+                for worker, part in enumerate(parts):
                     self._guard.add(part.pop("faults"))
+                    self._cursors[worker * self._chunks.ranks + self._chunks.rank] = part.pop("cursor")
+                self._taken += 1
                 yield interleave(parts, self._pin)
             next(chunks, None)  # lets the workers end their epoch
             self._guard.end_epoch()
         except Exception:
             self.close()  # left to the garbage collector, workers behind a traceback take ten seconds to end
             raise
+
+
+def join_states(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The data's state of the whole run from those of its ranks."""
+    faults = FaultGuard(1.0)
+    for state in states:
+        faults.absorb(state["faults"])
+    cursors = {stream: cursor for state in states for stream, cursor in state["cursors"].items()}
+    return states[0] | {"cursors": cursors, "faults": faults.to_dict()}
+
+
+def check_same_order(saved: dict[str, Any], now: dict[str, Any]) -> None:
+    """ValueError where the rest of a saved epoch would not be the samples that are left of it."""
+    where = f"the checkpoint stands {saved['batches']} batches inside epoch {saved['epoch']}"
+    remedy = "or go on from a checkpoint between epochs, where this may change"
+    if saved["streams"] != now["streams"]:
+        raise ValueError(
+            f"{where}, whose samples are shared out to {saved['streams']} streams (ranks x workers), this run has "
+            f"{now['streams']}: choose --workers so that ranks x workers is {saved['streams']}, {remedy}"
+        )
+    changed = [f"{name} was {saved['order'][name]!r}, is {now['order'][name]!r}"
+               for name in now["order"] if saved["order"].get(name) != now["order"][name]]  # fmt: skip
+    if changed:
+        raise ValueError(f"{where}, in another order of the data: {'; '.join(changed)}. Give what it was, {remedy}")
 
 
 def unchanged(chunk: Any) -> Any:

@@ -2,6 +2,7 @@
 
 An epoch is a sequence of passes. Pass p of epoch e has one permutation, a function of (seed, e, p), and stream s takes
 its elements s, s + S, s + 2 S... A stream that reaches the end of its pass before the epoch ends goes on with the next.
+Where a stream stands is a `Cursor`, from which it goes on as if it had never stopped.
 """
 from __future__ import annotations
 
@@ -9,13 +10,14 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import count
+from functools import partial
+from itertools import count, islice
 from typing import NamedTuple, Protocol
 
 import torch
-import webdataset as wds
 
 from prolip.data.captions import Selector, stable_hash
+from prolip.data.cursor import Cursor, Opened, ShuffledShards
 from prolip.data.faults import FaultCounter, SampleFault, ShardFault
 from prolip.data.samples import Raw, Row, is_selected
 from prolip.data.shards import read_shard
@@ -36,8 +38,8 @@ class Place(NamedTuple):
 class Source(Protocol):
     """Anything that has an endless stream of rows for every place."""
 
-    def stream(self, place: Place, faults: FaultCounter) -> Iterator[Row]:
-        """Rows in order; what cannot be read is counted in `faults`."""
+    def stream(self, place: Place, faults: FaultCounter, cursor: Cursor | None = None) -> Iterator[Row]:
+        """Rows in order, from where `cursor` stands, which moves along; what cannot be read is counted in `faults`."""
 
 
 @dataclass(frozen=True)
@@ -52,33 +54,35 @@ class ShardSource:
     shuffle_buffer: int = 5000
     by_sample: bool = False
 
-    def stream(self, place: Place, faults: FaultCounter) -> Iterator[Row]:
+    def stream(self, place: Place, faults: FaultCounter, cursor: Cursor | None = None) -> Iterator[Row]:
         """Passes over this stream's share, each through its own seeded shuffle buffer."""
+        cursor = cursor or Cursor()
         empty = 0
-        for turn in count():
-            rng = random.Random(stable_hash(place.seed, place.epoch, turn, place.stream, "buffer"))
-            rows = self.one_pass(place, turn, faults)
-            empty += 1
-            for raw in shuffled(rows, self.shuffle_buffer, rng):
+        while True:
+            empty = empty + 1 if not cursor.drawn else 0
+            for raw, _ in self.one_pass(place, faults, cursor):
                 empty = 0
-                yield Row(raw, turn)
+                yield Row(raw, cursor.turn)
             if empty == EMPTY_PASSES:
                 faults.fail(f"stream {place.stream} of {place.streams} found no sample in {empty} passes over the data")
+            cursor.next_turn()
 
-    def one_pass(self, place: Place, turn: int, faults: FaultCounter) -> Iterator[Raw]:
-        """The samples of a stream's share of pass `turn`, in the order of the shards."""
-        order = permuted_shards(self.urls, place, turn)
+    def one_pass(self, place: Place, faults: FaultCounter, cursor: Cursor) -> ShuffledShards:
+        """The rest of a stream's share of the pass that the cursor is in."""
+        order = permuted_shards(self.urls, place, cursor.turn)
+        mine = order if self.by_sample else order[place.stream :: place.streams]
+        rng = random.Random(stable_hash(place.seed, place.epoch, cursor.turn, place.stream, "buffer"))
+        opened = (Opened(url, cursor.turn) for url in mine)
+        return ShuffledShards(opened, partial(self._read, place), cursor, self.shuffle_buffer, rng, faults)
+
+    def _read(self, place: Place, number: int, url: str, faults: FaultCounter) -> Iterator[Raw]:
+        """This stream's samples of a shard: all, or every S-th, from one that varies with the shard."""
         if not self.by_sample:
-            for url in order[place.stream :: place.streams]:
-                yield from checked_samples(url, self.selector, faults)
-            return
-        position = count()
-        for index, url in enumerate(order):
-            # every stream meets every fault: it is counted by the one whose turn it is
-            mine = faults if index % place.streams == place.stream else FaultCounter()
-            for raw in checked_samples(url, self.selector, mine):
-                if next(position) % place.streams == place.stream:
-                    yield raw
+            return checked_samples(url, self.selector, faults)
+        # every stream meets every fault: it is counted by the one whose turn it is
+        counter = faults if number % place.streams == place.stream else FaultCounter()
+        start = (place.stream - number) % place.streams
+        return islice(checked_samples(url, self.selector, counter), start, None, place.streams)
 
 
 @dataclass(frozen=True)
@@ -90,23 +94,32 @@ class ResampledSource:
     selector: Selector | None = None
     shuffle_buffer: int = 5000
 
-    def stream(self, place: Place, faults: FaultCounter) -> Iterator[Row]:
+    def stream(self, place: Place, faults: FaultCounter, cursor: Cursor | None = None) -> Iterator[Row]:
         """Rows of shards drawn by a generator of (seed, epoch, stream), through a seeded shuffle buffer."""
+        cursor = cursor or Cursor()
         rng = random.Random(stable_hash(place.seed, place.epoch, place.stream, "resampled buffer"))
-        yield from shuffled(self._rows(place, faults), self.shuffle_buffer, rng)
+        drawn = self._draw_shards(place, cursor)
+        samples = ShuffledShards(drawn, self._read, cursor, self.shuffle_buffer, rng, faults)
+        for raw, occurrence in samples:
+            yield Row(raw, occurrence)
+        shards = EMPTY_PASSES * len(self.urls)
+        faults.fail(f"stream {place.stream} of {place.streams} found no sample in {shards} shards")
 
-    def _rows(self, place: Place, faults: FaultCounter) -> Iterator[Row]:
+    def _draw_shards(self, place: Place, cursor: Cursor) -> Iterator[Opened]:
+        """Shards until too many in a row were empty."""
         rng = random.Random(stable_hash(place.seed, place.epoch, place.stream, "resampled shards"))
         times: Counter[str] = Counter()
         empty = 0
-        while empty < EMPTY_PASSES * len(self.urls):
+        for number in count():
             url = rng.choices(self.urls, self.weights)[0]
-            empty += 1
-            for raw in checked_samples(url, self.selector, faults):
-                empty = 0
-                yield Row(raw, times[url])
+            yield Opened(url, times[url])
             times[url] += 1
-        faults.fail(f"stream {place.stream} of {place.streams} found no sample in {empty} shards")
+            empty = 0 if cursor.shards[number] else empty + 1
+            if empty == EMPTY_PASSES * len(self.urls):
+                return
+
+    def _read(self, number: int, url: str, faults: FaultCounter) -> Iterator[Raw]:
+        return checked_samples(url, self.selector, faults)
 
 
 @dataclass(frozen=True)
@@ -119,21 +132,24 @@ class RowSource:
     length: int
     read: Callable[[int], Raw]
 
-    def stream(self, place: Place, faults: FaultCounter) -> Iterator[Row]:
+    def stream(self, place: Place, faults: FaultCounter, cursor: Cursor | None = None) -> Iterator[Row]:
         """Passes over this stream's share of the permutation."""
         if place.stream >= self.length:
             raise ValueError(f"{self.length} rows for {place.streams} streams: use fewer ranks or workers")
-        for turn in count():
-            generator = torch.Generator().manual_seed(stable_hash(place.seed, place.epoch, turn, "rows", bits=63))
-            order = torch.randperm(self.length, generator=generator)[place.stream :: place.streams]
-            for row in order.tolist():
+        cursor = cursor or Cursor()
+        while True:
+            seed = stable_hash(place.seed, place.epoch, cursor.turn, "rows", bits=63)
+            order = torch.randperm(self.length, generator=torch.Generator().manual_seed(seed))
+            for row in order[place.stream :: place.streams][cursor.drawn :].tolist():
+                cursor.drawn += 1
                 try:
                     raw = self.read(row)
                 except SampleFault as fault:
                     faults.samples += 1
                     faults.add(fault, f"row {row}")
                     continue
-                yield Row(raw, turn)
+                yield Row(raw, cursor.turn)
+            cursor.next_turn()
 
 
 def permuted_shards(urls: Sequence[str], place: Place, turn: int) -> list[str]:
@@ -158,8 +174,3 @@ def checked_samples(url: str, selector: Selector | None, faults: FaultCounter) -
                 yield raw
     except ShardFault as fault:
         faults.add(fault, url=url)
-
-
-def shuffled(rows: Iterator, size: int, rng: random.Random) -> Iterator:
-    """webdataset's shuffle buffer: hands out from a fifth of its size on (OpenCLIP's 1000 of 5000), then fills up."""
-    return wds.filters.shuffle(size, initial=max(1, size // 5), rng=rng)(rows) if size > 1 else rows

@@ -4,11 +4,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import count
 
 import torch
 from torch import Tensor
 
+from prolip.data.cursor import Cursor
 from prolip.data.faults import FaultCounter
 from prolip.data.samples import Example, Row
 from prolip.data.streams import Place
@@ -25,11 +25,14 @@ class SyntheticSource:
 
     length: int
 
-    def stream(self, place: Place, faults: FaultCounter) -> Iterator[Row]:
+    def stream(self, place: Place, faults: FaultCounter, cursor: Cursor | None = None) -> Iterator[Row]:
         """Numbered rows without content."""
-        for turn in count():
-            for index in range(place.stream, self.length, place.streams):
-                yield Row({"__key__": f"synthetic-{index}", "index": index}, turn)
+        cursor = cursor or Cursor()
+        while True:
+            for index in range(place.stream, self.length, place.streams)[cursor.drawn :]:
+                cursor.drawn += 1
+                yield Row({"__key__": f"synthetic-{index}", "index": index}, cursor.turn)
+            cursor.next_turn()
 
 
 @dataclass
