@@ -5,12 +5,10 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-#: Kinds that lose an unknown number of samples at once; they are held against the shards that were opened.
-#: Not there or not allowed; archive cut or damaged, command failed; source down or stalled; object replaced while it was
-#: read; bytes, samples or checksums other than the shard index has them.
-SHARD_KINDS = frozenset(
-    {"unreadable shard", "broken shard", "interrupted shard", "changed shard", "index mismatch"}
-)
+#: Kinds that lose an unknown number of samples at once; they are held against the shards that were opened. In turn: not
+#: there or not allowed; archive cut or damaged, command failed; source down or stalled; object replaced while it was
+#: read; bytes, samples or checksums that are not those of the index.
+SHARD_KINDS = frozenset({"unreadable shard", "broken shard", "interrupted shard", "changed shard", "index mismatch"})
 #: A connection that broke and was taken up again: counted so that it is seen, held against nothing.
 RESUMED = "resumed read"
 #: Fractions of fewer than this many samples or shards are judged only at the end of an epoch.

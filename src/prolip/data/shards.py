@@ -1,7 +1,7 @@
-"""Webdataset shards: from the text of --train-data to raw samples, and how many there are.
+"""Webdataset shards: from the text of --train-data to their addresses, and how many samples there are.
 
-A shard is a tar at a local path, behind any URL that fsspec opens (s3://, gs://, http://, memory://...), or the output
-of a `pipe:` command.
+A shard is a tar at a local path, behind http(s) or any URL that fsspec opens (s3://, gs://, memory://...), or the
+output of a `pipe:` command. `prolip.data.tar` reads it.
 """
 from __future__ import annotations
 
@@ -9,22 +9,39 @@ import glob
 import json
 import os
 import tarfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import fsspec
 from braceexpand import braceexpand
-from webdataset.gopen import Pipe, gopen
-from webdataset.tariterators import base_plus_ext, group_by_keys
+from webdataset.tariterators import base_plus_ext
 
 from prolip.data.captions import Selector
+from prolip.data.entries import ShardIndex, find_index
 from prolip.data.faults import FaultCounter, SampleFault, ShardFault
+from prolip.data.opening import is_local, local_path
 from prolip.data.samples import IMAGE_SUFFIXES, Raw, decode_image, image_bytes, is_selected, json_record, plain_text
+from prolip.data.tar import ShardReader, read_shard
 
-#: Shards without a sizes.json are counted by reading their headers up to this many bytes in all (some 15 s).
+__all__ = [
+    "COUNT_LIMIT",
+    "Shard",
+    "check_shards",
+    "count_samples",
+    "count_shard",
+    "expand_shards",
+    "explain_missing",
+    "is_local",
+    "listing",
+    "local_path",
+    "parse_factors",
+    "read_samples",
+    "read_shard",
+]
+
+#: Shards that nothing counts are counted by reading their headers up to this many bytes in all (some 15 s).
 COUNT_LIMIT = 4 * 2**30
 NAMED = 3
 
@@ -34,16 +51,6 @@ class Shard(NamedTuple):
 
     url: str
     weight: float = 1.0
-
-
-def is_local(url: str) -> bool:
-    """Whether a URL is a path of this machine."""
-    return url.startswith("file:") or not (url.startswith("pipe:") or "://" in url)
-
-
-def local_path(url: str) -> str:
-    """The path of a local URL."""
-    return url.removeprefix("file:").removeprefix("//") if url.startswith("file:") else url
 
 
 # --- what to read ----------------------------------------------------------------------------------------------------
@@ -117,7 +124,8 @@ def expand_path(url: str, source: str) -> list[str]:
 
 def check_shards(urls: Sequence[str], train_data: str) -> None:
     """FileNotFoundError for missing local shards, ImportError for a URL scheme whose library is not installed."""
-    for scheme in sorted({url.split("://")[0] for url in urls if not is_local(url) and not url.startswith("pipe:")}):
+    remote = {url.split("://")[0] for url in urls if not is_local(url) and not url.startswith("pipe:")}
+    for scheme in sorted(remote - {"http", "https"}):  # those are ours
         try:
             fsspec.get_filesystem_class(scheme)
         except (ImportError, ValueError) as error:
@@ -151,87 +159,17 @@ def listing(folder: str, most: int = 5) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "") or "nothing"
 
 
-# --- reading ---------------------------------------------------------------------------------------------------------
-class StrictHeader(tarfile.TarInfo):
-    """A tar header after which nothing is lost in silence.
-
-    tarfile, and webdataset with it, takes a damaged header, half a header or the end of the file for the end of the
-    archive. Only a block of zeros is that.
-    """
-
-    @classmethod
-    def frombuf(cls, buf: Any, encoding: str, errors: str) -> Any:
-        try:
-            return super().frombuf(buf, encoding, errors)
-        except tarfile.HeaderError as error:
-            if len(buf) == tarfile.BLOCKSIZE and not any(buf):
-                raise
-            raise tarfile.ReadError(f"no header where one should be ({error})") from error
-
-
-def open_shard(url: str) -> IO[bytes]:
-    """A readable binary stream of a shard."""
-    if url.startswith("pipe:"):
-        return gopen(url)
-    if is_local(url):
-        return open(local_path(url), "rb", buffering=2**20)
-    return fsspec.open(url, "rb").open()
-
-
-def read_members(stream: IO[bytes], url: str) -> Iterator[dict[str, Any]]:
-    """The regular files of a tar as webdataset's dicts; OSError or TarError where it is not whole."""
-    with tarfile.open(fileobj=stream, mode="r|*", tarinfo=StrictHeader) as archive:
-        while (member := archive.next()) is not None:
-            archive.members.clear()  # type: ignore[attr-defined]  # or the list grows with the shard
-            content = archive.extractfile(member) if member.isreg() else None
-            name = member.name.removeprefix("./")
-            if content is not None and not name.startswith("__"):
-                yield {"fname": name, "data": content.read(), "__url__": url}
-        while rest := archive.fileobj.read(2**16):  # also brings a pipe to its end, where its exit status is known
-            if any(rest):
-                raise tarfile.ReadError("data after the end of the archive")
-
-
-def read_shard(url: str, on_fault: Callable[[SampleFault], None] | None = None) -> Iterator[Raw]:
-    """Raw samples of one shard: `__key__`, `__url__` and the bytes of each member by suffix, as webdataset groups them.
-
-    ShardFault where the shard cannot be opened, is cut or damaged, or its command fails; a sample in the making is then
-    dropped, never handed out by halves. on_fault takes what does not end the shard (a member that is there twice);
-    without it that is raised, too.
-    """
-
-    def handler(error: Exception) -> bool:
-        fault = SampleFault("duplicate member", str(error.args[0]))
-        if on_fault is None:
-            raise fault from error
-        on_fault(fault)
-        return True
-
-    try:
-        stream = open_shard(url)
-    except Exception as error:  # every file system has its own exceptions
-        raise ShardFault("unreadable shard", f"{type(error).__name__}: {error}") from error
-    try:
-        # a pipe's own read also looks whether its command has failed, which would drop samples by chance of timing
-        source = stream.stream if isinstance(stream, Pipe) else stream
-        yield from group_by_keys(read_members(source, url), handler=handler)
-        stream.close()  # a pipe raises here if its command failed
-    except SampleFault:
-        raise
-    except Exception as error:
-        raise ShardFault("broken shard", f"{type(error).__name__}: {error}") from error
-    finally:
-        with suppress(Exception):  # left in mid-shard a pipe complains; at the end it was closed above
-            stream.close()
-
-
+# --- decoded samples -------------------------------------------------------------------------------------------------
 def read_samples(
-    train_data: str | Sequence[str], select: str | None = None, faults: FaultCounter | None = None
+    train_data: str | Sequence[str],
+    select: str | None = None,
+    faults: FaultCounter | None = None,
+    reader: ShardReader = ShardReader(),  # noqa: B008  # frozen
 ) -> Iterator[dict[str, Any]]:
     """Decoded samples in the order of the shards, for evaluation: key, url, image (RGB Pillow), txt, json.
 
     txt is "" and json {} where a sample has none. select: as `DataConfig.select`. Faults are raised as SampleFault, or
-    counted in `faults` and passed over.
+    counted in `faults` and passed over. reader: time-outs, retries and an index.
     """
     urls = [s.url for s in expand_shards(train_data)] if isinstance(train_data, str) else list(train_data)
     check_shards(urls, ", ".join(urls))
@@ -244,7 +182,7 @@ def read_samples(
 
     for url in urls:
         try:
-            for raw in read_shard(url, note if faults is not None else None):
+            for raw in reader(url, note if faults is not None else None):
                 try:
                     if is_selected(raw, selector):
                         yield decode(raw)
@@ -266,22 +204,26 @@ def decode(raw: Raw) -> dict[str, Any]:
 
 
 # --- counting --------------------------------------------------------------------------------------------------------
-def count_samples(urls: Sequence[str], select: str | None = None) -> int:
-    """How many samples the shards hold: by sizes.json or __len__ beside them, else by reading the headers.
+def count_samples(urls: Sequence[str], select: str | None = None, index: ShardIndex | None = None) -> int:
+    """How many samples the shards hold: by an index, by sizes.json or __len__ beside them, else by reading the headers.
 
-    sizes.json maps file names to counts, __len__ holds the count of a whole folder (OpenCLIP's conventions). With
-    `select` the JSON members are read. ValueError where neither is at hand and the shards are remote or large.
+    index: default the index.json files beside local shards. sizes.json maps file names to counts, __len__ holds the
+    count of a whole folder (OpenCLIP's conventions). With `select` the JSON members are read. ValueError where an index
+    does not fit the shards, or nothing is at hand and they are remote or large.
     """
     selector = Selector.parse(select)
+    if selector is None and (index := index or find_index(urls)) is not None:
+        return index.count(urls)
     if selector is None and (known := recorded_size(urls)) is not None:
         return known
     remote = [url for url in urls if not is_local(url)]
     size = sum(os.path.getsize(local_path(url)) for url in urls if is_local(url))
     if remote or size > COUNT_LIMIT:
         reason = f"{len(remote)} of them are remote" if remote else f"they hold {size / 2**30:.1f} GiB"
+        others = ", or put a sizes.json {file name: count} beside the shards, or make an index (prolip.data.index)"
         raise ValueError(
             f"the samples of {len(urls)} shards ({urls[0]}...) are not counted, because {reason}: give "
-            "--train-num-samples" + ("" if selector else ", or put a sizes.json {file name: count} beside the shards")
+            "--train-num-samples" + ("" if selector else others)
         )
     return sum(count_shard(local_path(url), selector) for url in urls)
 

@@ -1,0 +1,228 @@
+"""Write a shard index: python -m prolip.data.index SHARDS... [--output FILE] [--workers N]
+
+SHARDS as --train-data takes them. Every shard is read once by the strict reader; the index has its samples, bytes,
+SHA-256 (as `sha256sum` prints it) and CRC-32 per block. Shards that cannot be read are named, left out, and make the
+command end with 1.
+"""
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import multiprocessing
+import os
+import sys
+import tempfile
+import time
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import fsspec
+
+from prolip.data.entries import BLOCK, INDEX_NAME, Entry, ShardIndex, canonical, parent, to_json
+from prolip.data.faults import SampleFault, ShardFault
+from prolip.data.opening import ReadPolicy, Stream, is_local, local_path, open_stream
+from prolip.data.shards import expand_shards
+from prolip.data.tar import Grouping, has_image, read_members
+
+
+class Result(NamedTuple):
+    """What became of one shard. entry: None where it could not be read, faults then say why."""
+
+    url: str
+    entry: Entry | None
+    faults: Counter[str]
+    message: str = ""
+
+
+@dataclass
+class Digest:
+    """A stream that sums up what passes through it."""
+
+    stream: Stream
+    length: int = 0
+    sha256: hashlib._Hash = field(default_factory=hashlib.sha256)
+    crc32: list[int] = field(default_factory=list)
+
+    def read(self, size: int) -> bytes:
+        """The next bytes of the stream below."""
+        data = self.stream.read(size)
+        self.sha256.update(data)
+        rest = memoryview(data)
+        while rest:
+            if self.length % BLOCK == 0:
+                self.crc32.append(0)
+            part = rest[: BLOCK - self.length % BLOCK]
+            self.crc32[-1] = zlib.crc32(part, self.crc32[-1])
+            self.length += len(part)
+            rest = rest[len(part) :]
+        return data
+
+    def close(self) -> None:
+        """Close the stream below."""
+        self.stream.close()
+
+
+def index_shard(url: str, policy: ReadPolicy) -> Result:
+    """Read one shard to its end."""
+    faults: Counter[str] = Counter()
+
+    def note(fault: SampleFault) -> None:
+        faults[fault.kind] += 1
+
+    try:
+        digest = Digest(open_stream(url, policy, note))
+        try:
+            members = read_members(digest)
+            samples = sum(map(has_image, Grouping(url, note).samples(members)))
+        except SampleFault:
+            raise
+        except Exception as error:
+            raise ShardFault("broken shard", f"{type(error).__name__}: {error}") from error
+        finally:
+            digest.close()
+    except ShardFault as fault:
+        return Result(url, None, faults + Counter([fault.kind]), str(fault))
+    return Result(url, Entry(samples, digest.length, digest.sha256.hexdigest(), tuple(digest.crc32)), faults)
+
+
+def index_shards(urls: Sequence[str], policy: ReadPolicy, workers: int = 1) -> Iterator[Result]:
+    """One result per shard, in their order, from `workers` processes."""
+    work = partial(index_shard, policy=policy)
+    if workers <= 1:
+        yield from map(work, urls)
+        return
+    method = "fork" if "fork" in multiprocessing.get_all_start_methods() else None
+    with ProcessPoolExecutor(workers, multiprocessing.get_context(method)) as pool:
+        yield from in_order(pool, work, urls, 4 * workers)
+
+
+def in_order(pool: Executor, work: partial[Result], urls: Iterable[str], ahead: int) -> Iterator[Result]:
+    """Results in the order of the shards; at most `ahead` of them under way."""
+    waiting: list[Future[Result]] = []
+    for url in urls:
+        waiting.append(pool.submit(work, url))
+        if len(waiting) == ahead:
+            yield waiting.pop(0).result()
+    for future in waiting:
+        yield future.result()
+
+
+def write_index(index: ShardIndex) -> None:
+    """Write an index to its place: whole or not at all."""
+    data = json.dumps(to_json(index), indent=0).encode()
+    if not is_local(index.place):
+        with fsspec.open(index.place, "wb") as remote:  # object stores show an object once it is complete
+            remote.write(data)
+        return
+    path = Path(local_path(index.place))
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+        try:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+            os.chmod(file.name, 0o644)
+            os.replace(file.name, path)
+        except BaseException:
+            os.unlink(file.name)
+            raise
+
+
+def default_output(urls: Sequence[str]) -> str:
+    """index.json in the folder of all shards; ValueError where they are in several, or are commands."""
+    folders = sorted({parent(url) for url in urls})
+    if len(folders) > 1 or any(url.startswith("pipe:") for url in urls):
+        where = f"{len(folders)} folders ({folders[0]}, {folders[1]}...)" if len(folders) > 1 else "a command"
+        raise ValueError(f"the shards come from {where}: say where the index goes with --output FILE")
+    return f"{folders[0]}/{INDEX_NAME}"
+
+
+@dataclass
+class Progress:
+    """A line on stderr every few seconds, and the sums at the end."""
+
+    shards: int
+    every: float = 5.0
+    done: int = 0
+    samples: int = 0
+    bytes: int = 0
+    faults: Counter[str] = field(default_factory=Counter)
+    bad: list[Result] = field(default_factory=list)
+    start: float = field(default_factory=time.monotonic)
+    last: float = 0.0
+
+    def add(self, result: Result) -> None:
+        """Count a shard; name one that cannot be read at once."""
+        self.done += 1
+        self.faults += result.faults
+        if result.entry is None:
+            self.bad.append(result)
+            print(f"{result.url}: {result.message}", file=sys.stderr)
+        else:
+            self.samples, self.bytes = self.samples + result.entry.samples, self.bytes + result.entry.bytes
+        if time.monotonic() - self.last >= self.every:
+            self.last = time.monotonic()
+            print(self.line(), file=sys.stderr)
+
+    def line(self) -> str:
+        """Where it stands."""
+        seconds = max(time.monotonic() - self.start, 1e-9)
+        return (
+            f"{self.done} of {self.shards} shards, {self.samples} samples, {self.bytes / 2**20:.1f} MiB "
+            f"({self.bytes / 2**20 / seconds:.0f} MiB/s)"
+        )
+
+    def summary(self, place: str) -> str:
+        """The last words."""
+        kinds = ", ".join(f"{kind} {count}" for kind, count in self.faults.most_common())
+        lines = [f"{place}: {self.line()}"]
+        if kinds:
+            lines.append(f"seen on the way: {kinds}")
+        if self.bad:
+            lines.append(f"{len(self.bad)} of {self.shards} shards cannot be read and are left out (named above)")
+        return "\n".join(lines)
+
+
+def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The command line."""
+    plain = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog="python -m prolip.data.index", description=__doc__, formatter_class=plain)
+    add, cores = parser.add_argument, min(4, os.cpu_count() or 1)
+    add("shards", nargs="+", help="paths, folders, URLs or pipe: commands; brace patterns, wildcards, '::'")
+    add("--output", help=f"where the index goes; default: {INDEX_NAME} beside the shards")
+    add("--workers", type=int, default=cores, help="processes; default %(default)s")
+    add("--timeout", type=float, default=ReadPolicy.read_timeout, help="seconds without a byte; default %(default)s")
+    add("--retries", type=int, default=ReadPolicy.retries, help="failures in a row; default %(default)s")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Index the shards of the command line: 0, 1 where one cannot be read, 2 where nothing could be started."""
+    options = parse_arguments(arguments)
+    try:
+        urls = list(dict.fromkeys(shard.url for source in options.shards for shard in expand_shards(source)))
+        place = options.output or default_output(urls)
+        policy = ReadPolicy(read_timeout=options.timeout, retries=options.retries)
+    except (ValueError, FileNotFoundError, ImportError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    progress = Progress(len(urls))
+    entries: dict[str, Entry] = {}
+    for result in index_shards(urls, policy, options.workers):
+        progress.add(result)
+        if result.entry is not None:
+            entries[canonical(result.url)] = result.entry
+    if entries:
+        write_index(ShardIndex(place, entries))
+    print(progress.summary(place if entries else "no index written"))
+    return 1 if progress.bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

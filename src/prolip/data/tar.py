@@ -1,0 +1,156 @@
+"""The strict reader of webdataset shards: from a tar's bytes to raw samples, with nothing lost in silence."""
+from __future__ import annotations
+
+import tarfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from webdataset.tariterators import base_plus_ext
+
+from prolip.data.entries import CheckedStream, Entry, ShardIndex
+from prolip.data.faults import RESUMED, SampleFault, ShardFault
+from prolip.data.opening import ReadPolicy, Stream, open_stream
+from prolip.data.samples import IMAGE_SUFFIXES, Raw
+
+Note = Callable[[SampleFault], None]
+#: Bytes that tarfile asks its stream for at once.
+CHUNK = 2**16
+
+
+class StrictHeader(tarfile.TarInfo):
+    """A tar header after which nothing is lost in silence.
+
+    tarfile, and webdataset with it, takes a damaged header, half a header or the end of the file for the end of the
+    archive. Only a block of zeros is that.
+    """
+
+    @classmethod
+    def frombuf(cls, buf: Any, encoding: str, errors: str) -> Any:
+        try:
+            return super().frombuf(buf, encoding, errors)
+        except tarfile.HeaderError as error:
+            if len(buf) == tarfile.BLOCKSIZE and not any(buf):
+                raise
+            raise tarfile.ReadError(f"no header where one should be ({error})") from error
+
+
+def read_members(stream: Stream) -> Iterator[tuple[str, bytes]]:
+    """Name and bytes of the regular files of a tar; an error where it is not whole up to its last byte."""
+    with tarfile.open(fileobj=stream, mode="r|*", tarinfo=StrictHeader, bufsize=CHUNK) as archive:  # type: ignore[call-overload]
+        while (member := archive.next()) is not None:
+            archive.members.clear()  # or the list grows with the shard
+            content = archive.extractfile(member) if member.isreg() else None
+            name = member.name.removeprefix("./")
+            if content is not None and not name.startswith("__"):
+                yield name, content.read()
+        while rest := archive.fileobj.read(CHUNK):  # also brings a command to its end, where its exit status is known
+            if any(rest):
+                raise tarfile.ReadError("data after the end of the archive")
+
+
+@dataclass
+class Grouping:
+    """Members in a row with one key are one sample, as webdataset groups them.
+
+    Told to `note`: "duplicate member", the first one is kept; "duplicate key", a sample whose key was there before in
+    the shard and that is passed over; "half sample", the one in the making when the shard broke.
+    """
+
+    url: str
+    note: Note
+
+    def samples(self, members: Iterator[tuple[str, bytes]]) -> Iterator[Raw]:
+        """Whole samples; what `members` raises passes through."""
+        seen: set[int] = set()
+        sample: Raw = {}
+        try:
+            for name, content in members:
+                key, suffix = base_plus_ext(name)
+                if key is None:
+                    continue
+                if key != sample.get("__key__"):
+                    if self._is_new(sample, seen):
+                        yield sample
+                    sample = {"__key__": key, "__url__": self.url}
+                if (suffix := suffix.lower()) in sample:
+                    self.note(SampleFault("duplicate member", f"{name} is there twice, the first one is kept"))
+                else:
+                    sample[suffix] = content
+        except Exception as error:
+            if sample and type(error) is not SampleFault:  # that one is `note`'s own
+                parts = ", ".join(name for name in sample if not name.startswith("__"))
+                message = f"{sample['__key__']} with {parts} may lack more, it is dropped"
+                self.note(SampleFault("half sample", message))
+            raise
+        if self._is_new(sample, seen):
+            yield sample
+
+    def _is_new(self, sample: Raw, seen: set[int]) -> bool:
+        if not sample:
+            return False
+        mark = hash(sample["__key__"])
+        if mark in seen:
+            self.note(SampleFault("duplicate key", f"{sample['__key__']} was there before in this shard"))
+            return False
+        seen.add(mark)
+        return True
+
+
+def read_shard(
+    url: str, on_fault: Note | None = None, policy: ReadPolicy | None = None, entry: Entry | None = None
+) -> Iterator[Raw]:
+    """Raw samples of one shard: `__key__`, `__url__` and the bytes of each member by suffix, as webdataset groups them.
+
+    on_fault takes what does not end the shard (see `Grouping`; "resumed read" for a connection that was taken up
+    again); without it the first duplicate is raised. ShardFault where the shard cannot be read to its end (kinds: see
+    `ResumingStream`; "broken shard": the archive is cut or damaged), or where it is not what `entry` of an index says:
+    then no byte that does not fit its checksum is handed out.
+    """
+    try:
+        source = open_stream(url, policy, on_fault)
+        stream = CheckedStream(source, entry, (policy or ReadPolicy()).checksums) if entry is not None else source
+    except ShardFault:
+        raise
+    except Exception as error:  # what no retry was written for
+        raise ShardFault("unreadable shard", f"{type(error).__name__}: {error}") from error
+    images = 0
+    try:
+        for sample in Grouping(url, on_fault or strict_note).samples(read_members(stream)):
+            images += has_image(sample)
+            yield sample
+    except SampleFault:
+        raise
+    except Exception as error:  # tarfile, zlib, lzma and bz2 have their own exceptions
+        raise ShardFault("broken shard", f"{type(error).__name__}: {error}") from error
+    finally:
+        stream.close()
+    if entry is not None and images != entry.samples:
+        raise ShardFault("index mismatch", f"the shard has {images} samples, the index says {entry.samples}")
+
+
+def strict_note(fault: SampleFault) -> None:
+    """Raise what is told, except where a ShardFault is under way that says more."""
+    if fault.kind not in ("half sample", RESUMED):
+        raise fault
+
+
+def has_image(sample: Raw) -> bool:
+    """Whether a raw sample has an image member, which is what is counted."""
+    return any(suffix in sample for suffix in IMAGE_SUFFIXES)
+
+
+@dataclass(frozen=True)
+class ShardReader:
+    """`read_shard` with a run's settings: what a source of rows holds and its loader workers call."""
+
+    policy: ReadPolicy = ReadPolicy()
+    index: ShardIndex | None = None
+
+    def __call__(self, url: str, on_fault: Note | None = None) -> Iterator[Raw]:
+        """Raw samples of one shard; ShardFault as `read_shard`."""
+        try:
+            entry = self.index[url] if self.index is not None else None
+        except ValueError as error:
+            raise ShardFault("index mismatch", str(error)) from error
+        return read_shard(url, on_fault, self.policy, entry)
