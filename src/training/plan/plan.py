@@ -1,0 +1,135 @@
+"""The plan for one number of GPUs: every formula once, the simulation where it is asked for, and a verdict."""
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from training.plan.failures import HOUR, Risk, risk
+from training.plan.hardware import Cluster, build_cluster
+from training.plan.measured import Measurement, read_measurement
+from training.plan.memory import memory
+from training.plan.models import PASSES, Model, describe
+from training.plan.question import Question
+from training.plan.simulate import Result, simulate
+from training.plan.supply import Feed, feed, missing_shards
+from training.plan.traffic import Step, gather_instead, step_times
+
+ASSUMED_MFU = 0.3
+# Below so many samples per GPU a GPU computes less efficiently than the MFU says: launching kernels takes over.
+SMALL_BATCH = 64
+# What a part of the step may take before the verdict names it.
+NOTABLE = 0.05
+
+
+class Plan(NamedTuple):
+    """All of one column. seconds: of a step, the loader's pace included; cost: dollars, failures included."""
+
+    gpus: int
+    local: int
+    model: Model
+    cluster: Cluster
+    speed_from: str
+    memory: dict[str, float]
+    step: Step
+    seconds: float
+    feed: Feed
+    risk: Risk
+    gathered: tuple[float, float]
+    simulated: Result | None
+    verdict: list[str]
+
+    @property
+    def per_gpu(self) -> float:
+        """Samples/s of one GPU."""
+        return self.local / self.seconds
+
+    @property
+    def mfu(self) -> float:
+        """Model FLOPs over the peak, waits included."""
+        return self.per_gpu * self.model.flops / self.cluster.peak
+
+    @property
+    def cost(self) -> float | None:
+        """Dollars."""
+        return None if self.cluster.price is None else self.cluster.price * self.gpus * self.risk.wall / HOUR
+
+
+def make_plans(question: Question, with_simulation: bool = False) -> list[Plan]:
+    """One plan per number of GPUs."""
+    speed = question.speed
+    run = None if speed.measured is None else read_measurement(speed.measured, speed.measured_gpus)
+    return [make_plan(question, gpus, run, with_simulation) for gpus in question.training.gpus]
+
+
+def make_plan(question: Question, gpus: int, run: Measurement | None, with_simulation: bool) -> Plan:
+    """The plan for this number of GPUs."""
+    training = question.training
+    local = training.global_batch // gpus
+    model = describe(training.model, training.method, local)
+    cluster = build_cluster(question.machines, gpus)
+    flops_rate, source = flops_per_second(question, model, cluster, run)
+    step = step_times(model, training, cluster, flops_rate)
+    fed = feed(local / step.seconds, cluster, question.supply)
+    seconds = max(step.seconds, local / fed.limit)
+    simulated = simulate(cluster, step, question.supply, question.noise, local) if with_simulation else None
+    danger = risk(model, training, cluster, question.safety, seconds)
+    plan = Plan(
+        gpus, local, model, cluster, source, memory(model, training, gpus), step, seconds, fed, danger,
+        gather_instead(local, model.dim, cluster), simulated, [],
+    )
+    return plan._replace(verdict=judge(plan, missing_shards(cluster, question.supply)))
+
+
+def flops_per_second(
+    question: Question, model: Model, cluster: Cluster, run: Measurement | None
+) -> tuple[float, str]:
+    """(FLOP/s of one GPU while it computes, where that comes from). FLOPs that are done twice are counted twice."""
+    speed = question.speed
+    twice = 1 + (question.training.recompute == "full") / PASSES
+    if speed.rate is not None:
+        return speed.rate * model.flops * twice, f"{speed.rate:g} samples/s of one GPU, given"
+    if run is not None:
+        flops = model.flops if run.flops is None else run.flops
+        source = f"{run.samples_per_second:.4g} samples/s of one rank, measured over {run.lines} lines of {run.path}"
+        if run.model not in (None, model.name):
+            source += f" with {run.model}, {flops / 1e9:.3g} GFLOPs a sample; this model takes {model.flops / 1e9:.3g}"
+        return run.samples_per_second * flops, source
+    mfu = ASSUMED_MFU if speed.mfu is None else speed.mfu
+    return mfu * cluster.peak, f"MFU {mfu:.0%} of {cluster.peak / 1e12:g} TFLOP/s" + (
+        ", assumed" if speed.mfu is None else ", given"
+    )
+
+
+def judge(plan: Plan, shards_missing: int) -> list[str]:
+    """What limits this run, the worst first; "computation" if nothing else does."""
+    step, seconds = plan.step, plan.seconds
+    used = sum(plan.memory.values())
+    found: list[tuple[float, str]] = []
+    if used > plan.cluster.memory:
+        found.append((10, f"memory: {used / 1e9:.0f} GB of {plan.cluster.memory / 1e9:.0f}: --recompute selective or "
+                      "full, --parallel fsdp, or more GPUs"))
+    if shards_missing:
+        found.append((9, f"shards: {shards_missing} too few for {plan.feed.open_streams} streams: fewer "
+                      "--cores-per-gpu, or smaller shards"))
+    if not plan.feed.keeps_up:
+        found.append((1 - step.seconds / seconds, f"input: {slowest(plan.feed)} gives {plan.feed.limit:.0f} of "
+                      f"{plan.feed.wanted:.0f} samples/s/GPU"))
+    parts = {
+        "ring": (step.ring.seconds, "starting kernels for every block" if step.ring.exposed < step.ring.seconds / 2
+                 else "messages"),
+        "gradient exchange": (step.reduce_exposed, "not hidden behind the backward pass"),
+        "optimiser": (step.optimiser, "the same for any batch"),
+    }
+    for name, (taken, why) in parts.items():
+        if taken > NOTABLE * seconds:
+            found.append((taken / seconds, f"{name}: {taken / seconds:.0%} of the step, {why}"))
+    if plan.risk.share_lost > NOTABLE:
+        found.append((plan.risk.share_lost, f"failures: {plan.risk.share_lost:.0%} of the time"))
+    if plan.local < SMALL_BATCH:
+        found.append((0, f"{plan.local} samples per GPU: the towers will be slower than the MFU says"))
+    return [text for _, text in sorted(found, key=lambda item: -item[0])] or ["computation"]
+
+
+def slowest(fed: Feed) -> str:
+    """What limits the loader, in words."""
+    limits = {"decoding": fed.decoding, "the object store": fed.store, "reading shards": fed.streams}
+    return min(limits, key=lambda name: limits[name])

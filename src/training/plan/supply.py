@@ -1,0 +1,60 @@
+"""The loader's side: what a rate of samples asks of cores, shards and the object store."""
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from training.plan.hardware import GB, Cluster
+from training.plan.question import Supply
+
+
+class Feed(NamedTuple):
+    """What the loader can give, in samples/s of one GPU, by what limits it; and what the run asks for at `wanted`."""
+
+    wanted: float
+    decoding: float
+    store: float
+    streams: float
+    cores_needed: float
+    shards_per_second: float
+    bytes_per_second: float
+    open_streams: int
+
+    @property
+    def limit(self) -> float:
+        """The least of the limits, samples/s of one GPU."""
+        return min(self.decoding, self.store, self.streams)
+
+    @property
+    def keeps_up(self) -> bool:
+        """Whether the loader is as fast as the GPUs on average; the simulation says how often it is late."""
+        return self.limit >= self.wanted
+
+
+def feed(wanted: float, cluster: Cluster, supply: Supply) -> Feed:
+    """What `wanted` samples/s of one GPU ask for.
+
+    A loader process decodes while its shard streams in, so each of the two limits it alone; opening a shard is waited
+    for. Every process keeps one shard open.
+    """
+    size = supply.sample_kb * 1e3
+    cores = supply.cores_per_gpu
+    opening = supply.open_ms * 1e-3 / supply.shard_samples
+    per_core = 1 / (1 / supply.images_per_core + opening)
+    per_stream = 1 / (size / (supply.stream_mbs * 1e6) + opening)
+    return Feed(
+        wanted,
+        cores * per_core,
+        supply.store_gbs * GB / cluster.per_node / size,
+        cores * per_stream,
+        wanted / per_core,
+        wanted * cluster.gpus / supply.shard_samples,
+        wanted * cluster.gpus * size,
+        cores * cluster.gpus,
+    )
+
+
+def missing_shards(cluster: Cluster, supply: Supply) -> int:
+    """Streams without a shard of their own: each stream needs at least one of the data's shards."""
+    if supply.dataset_samples is None:
+        return 0
+    return max(0, supply.cores_per_gpu * cluster.gpus - int(supply.dataset_samples // supply.shard_samples))
