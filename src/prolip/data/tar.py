@@ -47,6 +47,8 @@ def read_members(stream: Stream) -> Iterator[tuple[str, bytes]]:
         while rest := archive.fileobj.read(CHUNK):  # also brings a command to its end, where its exit status is known
             if any(rest):
                 raise tarfile.ReadError("data after the end of the archive")
+        if length := archive.fileobj.tell() % tarfile.BLOCKSIZE:  # bytes are gone or there twice in the last file
+            raise tarfile.ReadError(f"{length} bytes more than whole blocks")
 
 
 @dataclass
