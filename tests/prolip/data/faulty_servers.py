@@ -7,6 +7,7 @@ import struct
 import threading
 import time
 from collections import Counter
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 TYPE = "application/x-tar"
@@ -58,9 +59,10 @@ class Handler(BaseHTTPRequestHandler):
         data = self.data if data is None else data
         begin = self.begin if ranges else 0
         if begin > len(data):
-            return self.send_error(416)
-        self.head(206 if begin else 200, len(data) - begin, begin=begin, total=len(data), **head)
-        return self.send(data[begin : len(data) if stop is None else max(stop, begin)])
+            self.send_error(416)
+        else:
+            self.head(206 if begin else 200, len(data) - begin, begin=begin, total=len(data), **head)
+            self.send(data[begin : len(data) if stop is None else max(stop, begin)])
 
     def send(self, data):
         self.wfile.write(data)
@@ -127,10 +129,11 @@ class Handler(BaseHTTPRequestHandler):
             self.hang()
 
     def chunked_once(self):
-        if not self.first:
-            return self.answer()
-        self.head(200, None, Transfer_Encoding="chunked")
-        self.send(b"%x\r\n" % len(self.data) + self.data[: self.half])
+        if self.first:
+            self.head(200, None, Transfer_Encoding="chunked")
+            self.send(b"%x\r\n" % len(self.data) + self.data[: self.half])
+        else:
+            self.answer()
 
     def pieces(self):
         part = self.data[self.begin : self.begin + len(self.data) // 3]
@@ -141,14 +144,13 @@ class Handler(BaseHTTPRequestHandler):
         self.answer() if self.number > 2 else self.send_error(503)
 
     def limited_once(self):
-        if not self.first:
-            return self.answer()
-        self.head(429, 0, Retry_After="1")
+        if self.first:
+            self.head(429, 0, Retry_After="1")
+        else:
+            self.answer()
 
     def html_once(self):
-        if self.first:
-            return self.html()
-        self.answer()
+        self.html() if self.first else self.answer()
 
     def flip_once(self):
         self.answer(data=self.flipped() if self.first else None)
@@ -226,17 +228,19 @@ class Handler(BaseHTTPRequestHandler):
 
     def false_range(self):
         if self.first:
-            return self.answer(self.half)
-        length = len(self.data) - self.begin
-        self.head(206, length, begin=self.begin, total=len(self.data))
-        self.send(self.data[:length])
+            self.answer(self.half)
+        else:
+            length = len(self.data) - self.begin
+            self.head(206, length, begin=self.begin, total=len(self.data))
+            self.send(self.data[:length])
 
     def later_range(self):
         if self.first:
-            return self.answer(self.half)
-        begin = self.begin + 512
-        self.head(206, len(self.data) - begin, begin=begin, total=len(self.data))
-        self.send(self.data[begin:])
+            self.answer(self.half)
+        else:
+            begin = self.begin + 512
+            self.head(206, len(self.data) - begin, begin=begin, total=len(self.data))
+            self.send(self.data[begin:])
 
     def twice(self):
         self.answer(data=self.data + self.data)
@@ -271,14 +275,15 @@ class Handler(BaseHTTPRequestHandler):
         stop = rng.randrange(self.begin, len(self.data) + 1)
         kind = rng.choice(["ok", "ok", "cut", "cut", "reset", "busy", "whole"])
         if kind == "busy":
-            return self.send_error(rng.choice([500, 502, 503, 429]))
-        self.answer(None if kind == "ok" else stop, ranges=kind != "whole" or rng.random() < 0.5)
+            self.send_error(rng.choice([500, 502, 503, 429]))
+        else:
+            self.answer(None if kind == "ok" else stop, ranges=kind != "whole" or rng.random() < 0.5)
         if kind == "reset":
             self.reset()
 
 
 class FaultyServer(ThreadingHTTPServer):
-    """Serves `objects` by name. edge: where its shards' middle sample begins; sample: where that begins and ends."""
+    """Serves `objects` by name. sample: where the middle sample of its shards begins (the edge) and ends."""
 
     daemon_threads = True
     block_on_close = False
@@ -303,7 +308,7 @@ class FaultyServer(ThreadingHTTPServer):
 
 
 class CuttingProxy:
-    """A TCP proxy: of the connections that answer more than `limit` bytes, the first `times` are cut, or held, there."""
+    """A TCP proxy: of the connections that answer more than `limit` bytes the first `times` are cut, or held, there."""
 
     def __init__(self, upstream, limit, times, hold=False):
         self.upstream, self.limit, self.times, self.hold = upstream, limit, times, hold
@@ -323,11 +328,9 @@ class CuttingProxy:
             threading.Thread(target=self.download, args=(server, client), daemon=True).start()
 
     def upload(self, client, server):
-        try:
+        with suppress(OSError):
             while data := client.recv(65536):
                 server.sendall(data)
-        except OSError:
-            pass
         self.end(client, server)
 
     def download(self, server, client):
@@ -354,10 +357,8 @@ class CuttingProxy:
     @staticmethod
     def end(*sockets):
         for one in sockets:
-            try:
+            with suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass
             one.close()
 
     def __enter__(self):

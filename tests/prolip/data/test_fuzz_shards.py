@@ -1,8 +1,8 @@
 """Shards damaged at random, seeded. What is promised, and asserted here:
 
-Without an index, structure. Either the samples are identical, or a fault is counted and every sample that was handed out
-is byte for byte a true one, or the damaged bytes are still a well-formed archive (a flip inside a file's data, a whole
-member that is gone or there twice): then the samples are exactly that archive's, by an independent parser below.
+Without an index, structure. Either the samples are identical, or a fault is counted and every sample that was handed
+out is byte for byte a true one, or the damaged bytes are still a well-formed archive (a flip inside a file's data, a
+whole member that is gone or there twice): then the samples are exactly that archive's, by an independent parser below.
 A shard that was cut anywhere, and bytes that are gone or there twice in other than multiples of 512, are always seen.
 
 With an index, content. Every sample that is handed out is byte for byte a true one, and where one is missing a fault is

@@ -1,4 +1,4 @@
-"""Every way in which a web server can misbehave ends as identical samples or as a named, counted fault, in bounded time."""
+"""However a web server misbehaves, it ends as identical samples or as a named, counted fault, in bounded time."""
 import random
 import tarfile
 import time
