@@ -1,0 +1,238 @@
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from zlib import crc32
+
+import fsspec
+import pytest
+from tiny_tars import members, write_shards, write_tar
+
+from prolip.data import index as command
+from prolip.data.entries import BLOCK, FORMAT, Entry, find_index, read_index
+from prolip.data.faults import FaultCounter, ShardFault
+from prolip.data.opening import ReadPolicy
+from prolip.data.shards import count_samples, expand_shards, read_samples
+from prolip.data.tar import ShardReader
+
+
+def run(*arguments):
+    return command.main([str(argument) for argument in arguments])
+
+
+def urls_of(pattern):
+    return [shard.url for shard in expand_shards(str(pattern))]
+
+
+# --- writing
+def test_the_command_writes_counts_bytes_and_checksums_beside_the_shards(tmp_path, capsys):
+    urls = write_shards(tmp_path, [3, 2])
+    assert run(tmp_path, "--workers", 1) == 0
+    data = json.loads((tmp_path / "index.json").read_text())
+    assert data["format"] == FORMAT and data["block"] == BLOCK and list(data["shards"]) == ["0.tar", "1.tar"]
+    content = Path(urls[0]).read_bytes()
+    assert data["shards"]["0.tar"] == {
+        "samples": 3,
+        "bytes": len(content),
+        "sha256": hashlib.sha256(content).hexdigest(),
+        "crc32": [f"{crc32(content):08x}"],
+    }
+    out = capsys.readouterr()
+    assert f"{tmp_path}/index.json: 2 of 2 shards, 5 samples" in out.out and "of 2 shards" in out.err
+    assert sorted(os.listdir(tmp_path)) == ["0.tar", "1.tar", "index.json"]  # nothing is left of the writing
+
+
+def test_several_processes_write_the_same_index(tmp_path):
+    write_shards(tmp_path, [1] * 9)
+    for workers in (1, 2):
+        assert run(f"{tmp_path}/{{0..8}}.tar", "--output", tmp_path / f"{workers}.json", "--workers", workers) == 0
+    assert (tmp_path / "1.json").read_text() == (tmp_path / "2.json").read_text()
+
+
+def test_blocks_have_checksums_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.setattr(command, "BLOCK", 1000)
+    (url,) = write_shards(tmp_path, [4])
+    content = Path(url).read_bytes()
+    entry = command.index_shard(url, ReadPolicy()).entry
+    assert entry.crc32 == tuple(crc32(content[at : at + 1000]) for at in range(0, len(content), 1000))
+
+
+def test_samples_without_an_image_are_not_counted(tmp_path):
+    write_tar(tmp_path / "0.tar", [("a", {"txt": b"no image"}), ("b", members(1))])
+    assert run(tmp_path, "--workers", 1) == 0
+    assert count_samples([f"{tmp_path}/0.tar"]) == 1
+    assert len(list(ShardReader(index=find_index([f"{tmp_path}/0.tar"]))(f"{tmp_path}/0.tar"))) == 2
+
+
+def test_unreadable_shards_are_named_left_out_and_end_the_command_with_1(tmp_path, capsys):
+    a, b, c = write_shards(tmp_path, [2, 2, 2])
+    Path(b).write_bytes(Path(b).read_bytes()[:3000])
+    assert run(tmp_path, "--workers", 1) == 1
+    out = capsys.readouterr()
+    assert f"{b}: broken shard" in out.err and "1 of 3 shards cannot be read" in out.out
+    assert list(json.loads((tmp_path / "index.json").read_text())["shards"]) == ["0.tar", "2.tar"]
+    with pytest.raises(ValueError, match=f"has no entry for {b}: run: python -m prolip.data.index"):
+        count_samples([a, b, c])
+
+
+def test_nothing_readable_writes_nothing_and_wrong_arguments_end_with_2(tmp_path, capsys):
+    (tmp_path / "0.tar").write_bytes(b"")
+    assert run(tmp_path, "--workers", 1) == 1
+    assert not (tmp_path / "index.json").exists()
+    assert run(tmp_path / "no.tar") == 2 and "shards are missing" in capsys.readouterr().err
+    assert run("pipe:cat x") == 2 and "--output FILE" in capsys.readouterr().err
+
+
+def test_a_failed_write_leaves_the_index_that_was_there(tmp_path, monkeypatch):
+    write_shards(tmp_path, [2])
+    run(tmp_path, "--workers", 1)
+    before = (tmp_path / "index.json").read_text()
+    write_shards(tmp_path, [3])
+
+    def fail(*_):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(OSError, match="no space"):
+        run(tmp_path, "--workers", 1)
+    assert (tmp_path / "index.json").read_text() == before and sorted(os.listdir(tmp_path)) == ["0.tar", "index.json"]
+
+
+def test_remote_and_piped_shards_are_indexed(tmp_path):
+    urls = write_shards(tmp_path, [2, 3])
+    for url in urls:
+        fsspec.filesystem("memory").pipe_file(f"/indexed/{Path(url).name}", Path(url).read_bytes())
+    assert run("memory://indexed/{0..1}.tar", "--workers", 1) == 0
+    index = read_index("memory://indexed/index.json")
+    assert count_samples(["memory://indexed/0.tar", "memory://indexed/1.tar"], index=index) == 5
+    assert run(f"pipe:cat {urls[1]}", "--output", tmp_path / "piped.json", "--workers", 1) == 0
+    index = read_index(str(tmp_path / "piped.json"))
+    assert index[f"pipe:cat {urls[1]}"].samples == 3
+    assert len(list(ShardReader(index=index)(f"pipe:cat {urls[1]}"))) == 3
+
+
+def test_the_command_runs_as_a_module(tmp_path):
+    write_shards(tmp_path, [2])
+    arguments = [sys.executable, "-m", "prolip.data.index", str(tmp_path / "0.tar")]
+    source = str(Path(command.__file__).parents[2])
+    done = subprocess.run(arguments, env={**os.environ, "PYTHONPATH": source}, capture_output=True, text=True)
+    assert done.returncode == 0 and "1 of 1 shards, 2 samples" in done.stdout
+
+
+# --- counting
+def test_an_index_is_believed_before_other_records_and_any_folder_name_works(tmp_path):
+    (tmp_path / "a").mkdir(), (tmp_path / "b").mkdir()
+    urls = write_shards(tmp_path / "a", [3, 2]) + write_shards(tmp_path / "b", [4])
+    run(tmp_path / "a", "--workers", 1), run(tmp_path / "b", "--workers", 1)
+    (tmp_path / "a" / "__len__").write_text("1000")
+    assert count_samples(urls) == 9
+    assert count_samples([os.path.relpath(urls[0])]) == 3 and count_samples([f"file://{urls[0]}"]) == 3
+    assert count_samples(urls, "group=objects") == 2  # an index knows nothing of a selection
+
+
+def test_equal_names_in_two_folders_are_two_entries(tmp_path):
+    (tmp_path / "a").mkdir(), (tmp_path / "b").mkdir()
+    write_shards(tmp_path / "a", [3]), write_shards(tmp_path / "b", [4])
+    assert run(tmp_path / "a", tmp_path / "b", "--output", tmp_path / "both.json", "--workers", 1) == 0
+    index = read_index(str(tmp_path / "both.json"))
+    assert [index[f"{tmp_path}/{name}/0.tar"].samples for name in "ab"] == [3, 4]
+    assert run(tmp_path / "a", tmp_path / "b", "--workers", 1) == 2
+
+
+def test_a_stale_index_is_named_with_what_to_run(tmp_path):
+    (url,) = write_shards(tmp_path, [3])
+    run(tmp_path, "--workers", 1)
+    write_shards(tmp_path, [30])
+    with pytest.raises(ValueError) as error:
+        count_samples([url])
+    for part in ("index.json", url, "has 10240 bytes, it has", f"run: python -m prolip.data.index '{tmp_path}/*.tar'"):
+        assert part in str(error.value)
+
+
+def test_files_of_others_and_damaged_indices(tmp_path):
+    (url,) = write_shards(tmp_path, [3])
+    place = tmp_path / "index.json"
+    place.write_text('{"wids_version": 1, "shardlist": []}')
+    assert find_index([url]) is None and count_samples([url]) == 3  # somebody else's index.json
+    with pytest.raises(ValueError, match="is no 'prolip shard index 1': make one by python -m prolip.data.index"):
+        read_index(str(place))
+    place.write_text('{"format": "prolip shard index 1", "block": 4, "shards": {"0.tar": {"samples": 3}}}')
+    with pytest.raises(ValueError, match=r"is damaged \(KeyError: 'bytes'\): write it anew"):
+        find_index([url])
+    place.write_text("{")
+    with pytest.raises(ValueError, match="is no JSON"):
+        find_index([url])
+    with pytest.raises(ShardFault, match="unreadable shard"):
+        read_index(str(tmp_path / "no.json"))
+
+
+# --- reading
+def indexed(tmp_path, count=4):
+    (url,) = write_shards(tmp_path, [count])
+    run(tmp_path, "--workers", 1)
+    return url, find_index([url])
+
+
+def keys_and_faults(reader, url):
+    faults, keys = FaultCounter(), []
+    try:
+        for raw in reader(url, faults.add):
+            keys.append(raw["__key__"])
+    except ShardFault as fault:
+        faults.add(fault)
+    return keys, faults
+
+
+def test_a_shard_that_ends_between_two_samples_with_valid_end_blocks_is_seen(tmp_path):
+    url, index = indexed(tmp_path)
+    write_tar(Path(url), [(f"s{i:03d}", members(i)) for i in range(2)])
+    assert keys_and_faults(ShardReader(), url)[1].kinds == {}  # nothing tells without an index
+    keys, faults = keys_and_faults(ShardReader(index=index), url)
+    assert not keys and faults.kinds == {"index mismatch": 1} and "the index says" in faults.examples[0]
+
+
+def test_fewer_samples_in_as_many_bytes_are_seen(tmp_path):
+    url, index = indexed(tmp_path)
+    size = os.path.getsize(url)
+    write_tar(Path(url), [(f"s{i:03d}", members(i)) for i in range(3)])
+    data = Path(url).read_bytes()
+    Path(url).write_bytes(data + bytes(size - len(data)))
+    keys, faults = keys_and_faults(ShardReader(ReadPolicy(checksums=False), index), url)
+    assert len(keys) == 3 and faults.kinds == {"index mismatch": 1}
+    assert "has 3 samples, the index says 4" in faults.examples[0]
+
+
+def test_a_flipped_bit_is_seen_by_its_checksum_unless_checksums_are_off(tmp_path):
+    url, index = indexed(tmp_path)
+    data = bytearray(Path(url).read_bytes())
+    data[520] ^= 1
+    Path(url).write_bytes(data)
+    retry = ReadPolicy(backoff=0)
+    keys, faults = keys_and_faults(ShardReader(retry, index), url)
+    assert not keys and faults.kinds["index mismatch"] == 1
+    assert len(keys_and_faults(ShardReader(ReadPolicy(checksums=False), index), url)[0]) == 4
+
+
+def test_a_command_whose_bytes_do_not_fit_is_not_run_again(tmp_path):
+    url, index = indexed(tmp_path)
+    entry = index[url]._replace(crc32=(1,))
+    piped = type(index)(index.place, {f"pipe:echo x >> {tmp_path}/runs; cat {url}": entry})
+    keys, faults = keys_and_faults(ShardReader(index=piped), next(iter(piped.entries)))
+    assert not keys and faults.kinds == {"index mismatch": 1} and (tmp_path / "runs").read_text() == "x\n"
+
+
+def test_a_shard_without_an_entry_is_a_counted_fault_for_the_reader(tmp_path):
+    url, index = indexed(tmp_path)
+    keys, faults = keys_and_faults(ShardReader(index=type(index)(index.place, {})), url)
+    assert not keys and faults.kinds == {"index mismatch": 1} and "has no entry" in faults.examples[0]
+
+
+def test_evaluation_reads_through_an_index_too(tmp_path):
+    url, index = indexed(tmp_path)
+    reader = ShardReader(index=index)
+    assert len(list(read_samples([url], reader=reader))) == 4
+    worse = type(index)(index.place, {url: Entry(5, *index[url][1:])})
+    with pytest.raises(ShardFault, match="index mismatch.*has 4 samples, the index says 5"):
+        list(read_samples([url], reader=ShardReader(index=worse)))
