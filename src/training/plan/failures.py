@@ -44,7 +44,7 @@ def between_failures(cluster: Cluster, safety: Safety) -> float:
 def best_interval(stop: float, mean: float) -> float:
     """Seconds of work between checkpoints that cost `stop` each, at a mean of `mean` seconds between failures.
 
-    Young (1974): sqrt(2 d M). Daly (2006, eq. 37): sqrt(2 d M) [1 + sqrt(d / 2M) / 3 + (d / 2M) / 9] - d for d < 2M,
+    Young (1974): sqrt(2 d M). Daly (2006): sqrt(2 d M) [1 + sqrt(d / 2M) / 3 + (d / 2M) / 9] - d for d < 2M,
     else M.
     """
     if stop >= 2 * mean:
@@ -54,7 +54,7 @@ def best_interval(stop: float, mean: float) -> float:
 
 
 def expected_wall(work: float, every: float, stop: float, mean: float, restart: float) -> float:
-    """Seconds that `work` seconds of computing take with failures at exponential intervals, Daly (2006, eq. 13):
+    """Seconds that `work` seconds of computing take with failures at exponential intervals, Daly (2006):
 
     M exp(R/M) (exp((tau + d)/M) - 1) work / tau.
     """

@@ -8,7 +8,7 @@ from training.plan.hardware import Cluster, build_cluster
 from training.plan.measured import Measurement, read_measurement
 from training.plan.memory import memory
 from training.plan.models import PASSES, Model, describe
-from training.plan.question import Question
+from training.plan.question import Question, Supply
 from training.plan.simulate import Result, simulate
 from training.plan.supply import Feed, feed, missing_shards
 from training.plan.traffic import Step, gather_instead, step_times
@@ -16,8 +16,8 @@ from training.plan.traffic import Step, gather_instead, step_times
 ASSUMED_MFU = 0.3
 # Below so many samples per GPU a GPU computes less efficiently than the MFU says: launching kernels takes over.
 SMALL_BATCH = 64
-# What a part of the step may take before the verdict names it.
-NOTABLE = 0.05
+# What a part of the step may take before the verdict names it; and how much longer than usual a shard may open.
+NOTABLE, PAUSE = 0.05, 3
 
 
 class Plan(NamedTuple):
@@ -68,7 +68,7 @@ def make_plan(question: Question, gpus: int, run: Measurement | None, with_simul
     cluster = build_cluster(question.machines, gpus)
     flops_rate, source = flops_per_second(question, model, cluster, run)
     step = step_times(model, training, cluster, flops_rate)
-    fed = feed(local / step.seconds, cluster, question.supply)
+    fed = feed(local, step.seconds, cluster, question.supply)
     seconds = max(step.seconds, local / fed.limit)
     simulated = simulate(cluster, step, question.supply, question.noise, local) if with_simulation else None
     danger = risk(model, training, cluster, question.safety, seconds)
@@ -76,7 +76,7 @@ def make_plan(question: Question, gpus: int, run: Measurement | None, with_simul
         gpus, local, model, cluster, source, memory(model, training, gpus), step, seconds, fed, danger,
         gather_instead(local, model.dim, cluster), simulated, [],
     )
-    return plan._replace(verdict=judge(plan, missing_shards(cluster, question.supply)))
+    return plan._replace(verdict=judge(plan, question.supply))
 
 
 def flops_per_second(
@@ -99,23 +99,41 @@ def flops_per_second(
     )
 
 
-def judge(plan: Plan, shards_missing: int) -> list[str]:
-    """What limits this run, the worst first; "computation" if nothing else does."""
-    step, seconds = plan.step, plan.seconds
-    used = sum(plan.memory.values())
-    found: list[tuple[float, str]] = []
+def judge(plan: Plan, supply: Supply) -> list[str]:
+    """What limits this run, the worst first, then what to look out for; "computation" if nothing limits it."""
+    limits = [*refusals(plan, supply), *delays(plan)]
+    found = [text for _, text in sorted(limits, key=lambda item: -item[0])] or ["computation"]
+    if plan.feed.keeps_up and plan.feed.bridged < PAUSE * supply.open_ms * 1e-3:
+        found.append(f"a shard that takes {plan.feed.bridged * 1e3:.0f} ms to open stops the step: raise --prefetch")
+    if plan.local % supply.cores_per_gpu:
+        found.append(f"{plan.local} samples per GPU do not divide among {supply.cores_per_gpu} loader processes")
+    if plan.local < SMALL_BATCH:
+        found.append(f"{plan.local} samples per GPU: the towers will be slower than the MFU says")
+    return found
+
+
+def refusals(plan: Plan, supply: Supply) -> list[tuple[float, str]]:
+    """What cannot be, with a weight that puts it first."""
+    found = []
+    used, missing = sum(plan.memory.values()), missing_shards(plan.cluster, supply)
     if used > plan.cluster.memory:
-        found.append((10, f"memory: {used / 1e9:.0f} GB of {plan.cluster.memory / 1e9:.0f}: --recompute selective or "
+        found.append((3.0, f"memory: {used / 1e9:.0f} GB of {plan.cluster.memory / 1e9:.0f}: --recompute selective or "
                       "full, --parallel fsdp, or more GPUs"))
-    if shards_missing:
-        found.append((9, f"shards: {shards_missing} too few for {plan.feed.open_streams} streams: fewer "
+    if missing:
+        found.append((2.0, f"shards: {missing:,} too few for {plan.feed.open_streams:,} streams: fewer "
                       "--cores-per-gpu, or smaller shards"))
+    return found
+
+
+def delays(plan: Plan) -> list[tuple[float, str]]:
+    """What takes a notable share of the time, with that share."""
+    step, seconds, found = plan.step, plan.seconds, []
     if not plan.feed.keeps_up:
-        found.append((1 - step.seconds / seconds, f"input: {slowest(plan.feed)} gives {plan.feed.limit:.0f} of "
-                      f"{plan.feed.wanted:.0f} samples/s/GPU"))
+        found.append((1 - step.seconds / seconds, f"input: {slowest(plan.feed)} gives {plan.feed.limit:,.0f} of "
+                      f"{plan.feed.wanted:,.0f} samples/s/GPU"))
+    why = "messages" if 2 * step.ring.exposed > step.ring.seconds else "kernels started for each of its blocks"
     parts = {
-        "ring": (step.ring.seconds, "starting kernels for every block" if step.ring.exposed < step.ring.seconds / 2
-                 else "messages"),
+        "ring": (step.ring.seconds, why),
         "gradient exchange": (step.reduce_exposed, "not hidden behind the backward pass"),
         "optimiser": (step.optimiser, "the same for any batch"),
     }
@@ -124,9 +142,7 @@ def judge(plan: Plan, shards_missing: int) -> list[str]:
             found.append((taken / seconds, f"{name}: {taken / seconds:.0%} of the step, {why}"))
     if plan.risk.share_lost > NOTABLE:
         found.append((plan.risk.share_lost, f"failures: {plan.risk.share_lost:.0%} of the time"))
-    if plan.local < SMALL_BATCH:
-        found.append((0, f"{plan.local} samples per GPU: the towers will be slower than the MFU says"))
-    return [text for _, text in sorted(found, key=lambda item: -item[0])] or ["computation"]
+    return found
 
 
 def slowest(fed: Feed) -> str:

@@ -89,7 +89,7 @@ class Supply:
     """Where samples come from, and how fast they are decoded."""
 
     images_per_core: float = option(250.0, "images/s that one core decodes and crops; assumed, measure yours")
-    cores_per_gpu: int = option(12, "loader processes per GPU, a core each; 12: 192 threads, 8 GPUs")
+    cores_per_gpu: int = option(16, "loader processes per GPU, the training's --workers, a core each")
     prefetch: int = option(2, "chunks that each process prepares ahead, as the loader's --prefetch")
     shard_samples: int = option(10_000, "samples in a shard")
     sample_kb: float = option(40.0, "kB of a sample in its shard; 40: LAION-5B, 240 TB of 5.85 billion")
@@ -130,7 +130,7 @@ class Safety:
 class Noise:
     """The simulation: how unequal ranks, steps and images are, as sigma of lognormal factors. All assumed."""
 
-    sim_steps: int = option(20, "steps to play through, after those that fill the queues")
+    sim_steps: int = option(20, "steps to play through, after five that are not counted")
     rank_sigma: float = option(0.01, "lasting differences between GPUs")
     step_sigma: float = option(0.02, "of one GPU between steps")
     block_sigma: float = option(0.1, "of one PPCL block or message-sized piece of work")

@@ -16,6 +16,8 @@ from training.plan.question import Noise, Supply
 from training.plan.traffic import Step
 
 Array = np.ndarray[Any, Any]
+# Of the loader, in times that it takes to fill its queues; and the steps that are played before any is counted.
+HEAD_START, WARM_UP = 10, 5
 
 
 class Links(NamedTuple):
@@ -35,7 +37,7 @@ class Exchange(NamedTuple):
 
 
 class Result(NamedTuple):
-    """Of the steps after the queues are full: seconds of each (steps,), the same without waits, jitter and messages;
+    """Of the steps that count: seconds of each (steps,), the same without waits, jitter and messages;
     mean seconds per step that a rank stood still, by what for."""
 
     steps: Array
@@ -69,6 +71,16 @@ def ring_links(cluster: Cluster, step: Step) -> Links:
     return Links(step.ring.text_bytes / rate + delay, step.ring.sum_bytes / rate + delay)
 
 
+def from_left(x: Array) -> Array:
+    """What each rank's left neighbour has."""
+    return np.concatenate((x[-1:], x[:-1]))
+
+
+def from_right(x: Array) -> Array:
+    """What each rank's right neighbour has."""
+    return np.concatenate((x[1:], x[:1]))
+
+
 def exchange(start: Array, block: float, links: Links, draws: Draws, sigma: float, record: bool = False) -> Exchange:
     """prolip.ring.score_ring on all ranks, in the order of its messages and computations.
 
@@ -86,8 +98,8 @@ def exchange(start: Array, block: float, links: Links, draws: Draws, sigma: floa
         """When each rank's transfer is done; `free` moves on."""
         nonlocal free
         ready = np.maximum(posted, free)
-        arrived = np.maximum(ready, np.roll(ready, 1)) + seconds
-        free = np.maximum(arrived, np.roll(arrived, -1))
+        arrived = np.maximum(ready, from_left(ready)) + seconds
+        free = np.maximum(arrived, from_right(arrived))
         return free
 
     def wait(until: Array) -> None:
@@ -100,8 +112,8 @@ def exchange(start: Array, block: float, links: Links, draws: Draws, sigma: floa
     now = now + block / 2 * draws.factors(sigma, size)
     for index in range(1, size):
         wait(texts)
-        holds = np.roll(holds, 1)
         if record:
+            holds = from_left(holds)
             scored.append(holds)
         if index < size - 1:
             texts = transfer(now, links.text)
@@ -133,8 +145,10 @@ class Loader:
         stream = min(supply.stream_mbs * 1e6, share)
         self.read_seconds = self.images * supply.sample_kb * 1e3 / stream
         self.left = draws.generator.uniform(0, supply.shard_samples, self.shape)
-        self.done = np.zeros(self.shape)
-        self.taken: deque[Array] = deque([np.zeros(cluster.gpus)] * supply.prefetch, maxlen=supply.prefetch)
+        # Begun long before the first step: all queues are full.
+        head_start = -HEAD_START * supply.prefetch * max(self.images / supply.images_per_core, self.read_seconds)
+        self.done = np.full(self.shape, head_start)
+        self.taken: deque[Array] = deque([self.done[:, 0]] * supply.prefetch, maxlen=supply.prefetch)
 
     def ready(self) -> Array:
         """When the next batch of each rank is complete, (W,)."""
@@ -176,7 +190,7 @@ def gradients(step: Step, ranks: int, start: Array, end: Array) -> Array:
 def simulate(
     cluster: Cluster, step: Step, supply: Supply, noise: Noise, local: int, with_loader: bool = True
 ) -> Result:
-    """Play `noise.sim_steps` steps, after as many as fill the loader's queues.
+    """Play `noise.sim_steps` steps after a few that are not counted.
 
     Within a step: the batch is waited for; forward pass; ring; backward pass, behind which the gradients travel, bucket
     by bucket, and leave all ranks together; optimiser. The host is assumed to run ahead of the device, so a late batch
@@ -187,8 +201,7 @@ def simulate(
     loader = Loader(cluster, supply, noise, local, draws) if with_loader else None
     now, ends = np.zeros(cluster.gpus), [0.0]
     waits = dict.fromkeys(("data", "ring", "gradients"), 0.0)
-    warm_up = supply.prefetch + 2
-    for index in range(warm_up + noise.sim_steps):
+    for index in range(WARM_UP + noise.sim_steps):
         begin = now if loader is None else np.maximum(now, loader.ready())
         if loader is not None:
             loader.take(begin)
@@ -196,11 +209,11 @@ def simulate(
         loss = exchange(begin + step.forward * pace, step.ring.block_seconds, links, draws, noise.block_sigma)
         own = loss.end + step.backward * pace
         together = gradients(step, cluster.gpus, begin if step.early else loss.end, own)
-        if index >= warm_up:
+        if index >= WARM_UP:
             waits["data"] += float((begin - now).mean())
             waits["ring"] += float(loss.waited.mean())
             waits["gradients"] += float((together - own).mean())
         now = together + step.optimiser * lasting
         ends.append(float(now.max()))
-    seconds = np.diff(ends)[warm_up:]
+    seconds = np.diff(ends)[WARM_UP:]
     return Result(seconds, step.computing, {name: total / noise.sim_steps for name, total in waits.items()})

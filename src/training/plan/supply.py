@@ -8,7 +8,10 @@ from training.plan.question import Supply
 
 
 class Feed(NamedTuple):
-    """What the loader can give, in samples/s of one GPU, by what limits it; and what the run asks for at `wanted`."""
+    """What the loader can give, in samples/s of one GPU, by what limits it; and what the run asks for at `wanted`.
+
+    bridged: seconds that one loader process may stand still before the step waits for it.
+    """
 
     wanted: float
     decoding: float
@@ -18,6 +21,7 @@ class Feed(NamedTuple):
     shards_per_second: float
     bytes_per_second: float
     open_streams: int
+    bridged: float
 
     @property
     def limit(self) -> float:
@@ -30,14 +34,15 @@ class Feed(NamedTuple):
         return self.limit >= self.wanted
 
 
-def feed(wanted: float, cluster: Cluster, supply: Supply) -> Feed:
-    """What `wanted` samples/s of one GPU ask for.
+def feed(local: int, step_seconds: float, cluster: Cluster, supply: Supply) -> Feed:
+    """What a batch of `local` samples per GPU every `step_seconds` asks for.
 
     A loader process decodes while its shard streams in, so each of the two limits it alone; opening a shard is waited
-    for. Every process keeps one shard open.
+    for. Every process keeps one shard open. A chunk may begin `prefetch` steps before it is due.
     """
     size = supply.sample_kb * 1e3
     cores = supply.cores_per_gpu
+    wanted = local / step_seconds
     opening = supply.open_ms * 1e-3 / supply.shard_samples
     per_core = 1 / (1 / supply.images_per_core + opening)
     per_stream = 1 / (size / (supply.stream_mbs * 1e6) + opening)
@@ -50,6 +55,7 @@ def feed(wanted: float, cluster: Cluster, supply: Supply) -> Feed:
         wanted * cluster.gpus / supply.shard_samples,
         wanted * cluster.gpus * size,
         cores * cluster.gpus,
+        max(0.0, supply.prefetch * step_seconds - local / cores * max(1 / per_core, 1 / per_stream)),
     )
 
 

@@ -84,6 +84,7 @@ def input_rows() -> list[Row]:
         ("shards opened per second", lambda p: f"{p.feed.shards_per_second:.3g}"),
         ("read per second", lambda p: size(p.feed.bytes_per_second)),
         ("shards open", lambda p: f"{p.feed.open_streams:,}"),
+        ("pause that prefetch bridges", lambda p: span(p.feed.bridged)),
         ("keeps up", lambda p: "yes" if p.feed.keeps_up else "no"),
     ]
 
