@@ -9,8 +9,9 @@ from typing import Any
 #: there or not allowed; archive cut or damaged, command failed; source down or stalled; object replaced while it was
 #: read; bytes, samples or checksums that are not those of the index.
 SHARD_KINDS = frozenset({"unreadable shard", "broken shard", "interrupted shard", "changed shard", "index mismatch"})
-#: A connection that broke and was taken up again: counted so that it is seen, held against nothing.
-RESUMED = "resumed read"
+#: A connection that broke and was taken up again; the sample in the making when a shard broke. Both are counted so that
+#: they are seen, and held against nothing: the one lost no sample, the other was lost with its shard.
+RESUMED, HALF = "resumed read", "half sample"
 #: Fractions of fewer than this many samples or shards are judged only at the end of an epoch.
 WINDOWS = {"samples": 1000, "shards": 100}
 EXAMPLES = 5
@@ -81,7 +82,7 @@ class FaultCounter:
     @property
     def bad_samples(self) -> int:
         """Samples that could not be used, not counting those lost with a shard."""
-        return sum(self.kinds.values()) - self.bad_shards - self.kinds[RESUMED]
+        return sum(self.kinds.values()) - self.bad_shards - self.kinds[RESUMED] - self.kinds[HALF]
 
     def summary(self) -> dict[str, int]:
         """Counts by kind, with `samples` and `shards` read."""

@@ -9,7 +9,7 @@ from typing import Any
 from webdataset.tariterators import base_plus_ext
 
 from prolip.data.entries import CheckedStream, Entry, ShardIndex
-from prolip.data.faults import RESUMED, SampleFault, ShardFault
+from prolip.data.faults import HALF, RESUMED, SampleFault, ShardFault
 from prolip.data.opening import ReadPolicy, Stream, open_stream
 from prolip.data.samples import IMAGE_SUFFIXES, Raw
 
@@ -83,7 +83,7 @@ class Grouping:
             if sample and type(error) is not SampleFault:  # that one is `note`'s own
                 parts = ", ".join(name for name in sample if not name.startswith("__"))
                 message = f"{sample['__key__']} with {parts} may lack more, it is dropped"
-                self.note(SampleFault("half sample", message))
+                self.note(SampleFault(HALF, message))
             raise
         if self._is_new(sample, seen):
             yield sample
@@ -133,7 +133,7 @@ def read_shard(
 
 def strict_note(fault: SampleFault) -> None:
     """Raise what is told, except where a ShardFault is under way that says more."""
-    if fault.kind not in ("half sample", RESUMED):
+    if fault.kind not in (HALF, RESUMED):
         raise fault
 
 
