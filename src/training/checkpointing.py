@@ -1,114 +1,177 @@
-"""The run folder and its checkpoints: atomic writes, retention, resumption."""
+"""Checkpoints: written behind the training, checked by their checksums, kept as long as asked."""
 from __future__ import annotations
 
-import json
-import os
 import re
-import shutil
-from collections.abc import Callable
+import time
+import zipfile
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from training.flags import FlagError
+from training.storage import Storage
 
-FORMAT = 1
-NAME = re.compile(r"^epoch_(\d+)(?:_step_(\d+))?\.pt$")
-OURS = (
-    "config.json", "metrics.jsonl", "eval.json", "eval", "eval_ema", "tensorboard", "checkpoints", "model", "model_ema",
-)  # fmt: skip
+FORMAT = 2
+NAME = re.compile(r"^step_(\d+)\.pt$")
 
 
-def open_run_folder(folder: Path, overwrite: bool, resume: bool) -> None:
-    """Make the run folder; refuse one that holds a run, unless it is to be resumed or overwritten.
+class CheckpointNotWritten(OSError):
+    """The last checkpoint of a run could not be written."""
 
-    Overwriting deletes what a run writes and leaves other files alone.
+
+# --- writing ---------------------------------------------------------------------------------------------------------
+class Saver:
+    """Writes the checkpoints of a run one after the other, in a thread: training waits only for the copy to the host.
+
+    A write that fails is told by `say` and does not stop the run, unless it is the last one. saved: called with the
+    address and the step of every checkpoint, once it is on the disk.
     """
-    taken = [folder / name for name in OURS if (folder / name).exists()]
-    if taken and not (overwrite or resume):
-        raise FlagError(
-            f"{folder} already holds a run: give another --name, --resume latest to go on with it, "
-            "or --overwrite to delete it and start again"
-        )
-    if overwrite:
-        for path in taken:
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-    (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
 
+    def __init__(
+        self,
+        storage: Storage,
+        *,
+        keep: int = 0,
+        keep_every: int = 0,
+        say: Callable[[str], None] = print,
+        saved: Callable[[str, int], None] = lambda address, step: None,
+    ):
+        self.storage, self.keep, self.keep_every, self.say, self.saved = storage, keep, keep_every, say, saved
+        self.thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self.pending: Future[str] | None = None
+        self.last: str | None = None
 
-def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """Have `write` fill a temporary file, flush it to the disk, then rename: `path` is old or new, never half."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        write(temporary)
-        with open(temporary, "rb+") as file:
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    def submit(self, state: dict[str, Any]) -> None:
+        """Copy `state` to the host and have it written; waits for the checkpoint before, if that is still under way."""
+        copy = on_host(state | {"format": FORMAT})
+        self.settle()
+        self.pending = self.thread.submit(self._write, copy)
 
-
-def write_json(path: Path, values: Any) -> None:
-    """Indented JSON, atomically."""
-    write_atomically(path, lambda file: file.write_text(json.dumps(values, indent=2) + "\n"))
-
-
-def save_checkpoint(folder: Path, state: dict[str, Any], keep: int) -> Path:
-    """Write checkpoints/epoch_N.pt (epoch_N_step_S.pt inside an epoch), then delete all but the newest `keep`."""
-    name = f"epoch_{state['epoch']}"
-    if state["batch_in_epoch"]:
-        name += f"_step_{state['step']}"
-    path = folder / "checkpoints" / f"{name}.pt"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, lambda file: torch.save(state | {"format": FORMAT}, file))
-    if keep:
-        for old in list_checkpoints(folder)[keep:]:
-            old.unlink()
-    return path
-
-
-def list_checkpoints(folder: Path) -> list[Path]:
-    """Checkpoints of a run folder, newest first."""
-
-    def progress(path: Path) -> tuple[int, int]:
-        match = NAME.match(path.name)
-        assert match is not None
-        return int(match[1]), int(match[2] or 0)
-
-    found = [path for path in (folder / "checkpoints").glob("epoch_*.pt") if NAME.match(path.name)]
-    return sorted(found, key=progress, reverse=True)
-
-
-def find_checkpoint(resume: str, folder: Path) -> tuple[Path, dict[str, Any], list[str]]:
-    """(path, state, what was passed over): the file, or the newest checkpoint of this run that can be loaded."""
-    if resume != "latest":
-        path = Path(resume)
-        if not path.is_file():
-            raise FlagError(f"--resume {resume}: there is no such file; --resume latest takes the newest of {folder}")
-        return path, load_checkpoint(path), []
-    passed_over: list[str] = []
-    for path in list_checkpoints(folder):
+    def settle(self, final: bool = False) -> None:
+        """Wait for the write that is under way; with `final`, CheckpointNotWritten where it failed."""
+        if self.pending is None:
+            return
+        pending, self.pending = self.pending, None
         try:
-            return path, load_checkpoint(path), passed_over
+            self.last = pending.result()
+        except Exception as error:  # every store has its own exceptions
+            if final:
+                raise CheckpointNotWritten(f"the last checkpoint was not written: {error}") from error
+            self.say(f"warning: a checkpoint was NOT written, the run goes on: {type(error).__name__}: {error}")
+
+    def close(self) -> None:
+        """End the thread behind its last write."""
+        self.thread.shutdown()
+
+    def _write(self, state: dict[str, Any]) -> str:
+        start, name = time.perf_counter(), f"step_{state['step']}.pt"
+        size = 0
+
+        def fill(file: Path) -> None:
+            nonlocal size
+            torch.save(state, file)
+            size = file.stat().st_size
+
+        self.storage.write(name, fill)
+        seconds = time.perf_counter() - start
+        self.say(f"saved {self.storage.path(name)} ({size / 2**20:.0f} MiB in {seconds:.1f} s)")
+        self.saved(self.storage.path(name), state["step"])
+        for step in obsolete(list_steps(self.storage), self.keep, self.keep_every):
+            self.storage.delete(f"step_{step}.pt")
+        return self.storage.path(name)
+
+
+def on_host(value: Any) -> Any:
+    """A copy that later steps do not change; tensors of a device come through pinned memory, all under way at once."""
+    devices: set[torch.device] = set()
+
+    def copy(item: Any) -> Any:
+        if isinstance(item, Tensor):
+            if not item.is_cuda:
+                return item.detach().clone()
+            devices.add(item.device)
+            return torch.empty_like(item, device="cpu", pin_memory=True).copy_(item.detach(), non_blocking=True)
+        if isinstance(item, dict):
+            return type(item)((key, copy(part)) for key, part in item.items())
+        if isinstance(item, (list, tuple)):
+            return type(item)(copy(part) for part in item)
+        return item
+
+    copied = copy(value)
+    for device in devices:
+        torch.cuda.synchronize(device)
+    return copied
+
+
+def obsolete(steps: Sequence[int], keep: int, keep_every: int) -> list[int]:
+    """The steps whose checkpoints may go: all but the newest `keep` (0: all stay), and, with keep_every = n, but the
+    first one at or behind each multiple of n.
+    """
+    ordered = sorted(steps)
+    if not keep:
+        return []
+    lasting = {min(s for s in ordered if s // keep_every == k) for k in {s // keep_every for s in ordered} - {0}} \
+        if keep_every else set()  # fmt: skip
+    return [step for step in ordered[:-keep] if step not in lasting]
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+def list_steps(storage: Storage) -> list[int]:
+    """Steps of the checkpoints that are there, newest first."""
+    return sorted((int(match[1]) for name in storage.names() if (match := NAME.match(name))), reverse=True)
+
+
+def find_checkpoint(resume: str, storage: Storage) -> tuple[str | None, list[str]]:
+    """(address, what was passed over): the file that was named, or the newest checkpoint of this run that is valid.
+
+    With `auto` there may be none, but not only damaged ones: FlagError.
+    """
+    if resume not in ("latest", "auto"):
+        check_checkpoint(resume)
+        return resume, []
+    passed_over: list[str] = []
+    for step in list_steps(storage):
+        address = storage.path(f"step_{step}.pt")
+        try:
+            check_checkpoint(address)
+            return address, passed_over
         except FlagError as error:
             passed_over.append(str(error))
-    listed = "; ".join(passed_over) or f"{folder / 'checkpoints'} holds none"
-    raise FlagError(f"--resume latest found no checkpoint that can be loaded ({listed}): start without --resume")
+    if resume == "auto" and not passed_over:
+        return None, []
+    listed = "; ".join(passed_over) or f"{storage.url} holds none"
+    raise FlagError(f"--resume {resume} found no checkpoint that can be loaded ({listed}): start without --resume")
 
 
-def load_checkpoint(path: Path) -> dict[str, Any]:
-    """The state on the CPU; FlagError when the file is cut off or no checkpoint of ours."""
-    try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch raises many kinds for a damaged file
-        reason = str(error).strip().split("\n")[0]
-        raise FlagError(f"{path} cannot be loaded ({type(error).__name__}: {reason[:120]})") from None
+def check_checkpoint(address: str) -> None:
+    """FlagError where a checkpoint is missing, cut off or damaged: every part of it has a CRC-32, which is computed."""
+    folder, _, name = address.rpartition("/")
+    storage = Storage(folder or ".")
+    if name not in storage.names():
+        raise FlagError(f"--resume {address}: there is no such file; --resume latest takes the newest of the run")
+    with storage.fetched(name) as path:
+        try:
+            with zipfile.ZipFile(path) as archive:
+                damaged = archive.testzip()
+        except Exception as error:  # zipfile raises many kinds for a damaged file
+            raise FlagError(f"{address} cannot be loaded: cut off or damaged ({error})") from None
+        if damaged is not None:
+            raise FlagError(f"{address} cannot be loaded: its part {damaged} is not what was written")
+
+
+def load_checkpoint(address: str | Path) -> dict[str, Any]:
+    """The state on the CPU; FlagError when the file is damaged or no checkpoint of ours."""
+    folder, _, name = str(address).rpartition("/")
+    with Storage(folder or ".").fetched(name) as path:
+        try:
+            state = torch.load(path, map_location="cpu", weights_only=True)
+        except Exception as error:  # torch raises many kinds for a damaged file
+            reason = str(error).strip().split("\n")[0]
+            raise FlagError(f"{address} cannot be loaded ({type(error).__name__}: {reason[:120]})") from None
     if not isinstance(state, dict) or state.get("format") != FORMAT:
-        raise FlagError(f"{path} is no checkpoint of this program (format {FORMAT}): give one of <run>/checkpoints")
+        raise FlagError(f"{address} is no checkpoint of this program (format {FORMAT}): give one of <run>/checkpoints")
     return state

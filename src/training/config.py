@@ -130,10 +130,19 @@ class RunConfig:
     device: Literal["auto", "cuda", "cpu"] = option("auto", "accelerator; auto takes CUDA when there is one")
     seed: int = option(0, "seed of initialisation, data order, augmentation and masked views")
     deterministic: bool = option(False, "only algorithms whose results do not vary, where torch has them")
-    resume: str | None = option(None, "go on from a checkpoint: a file, or latest of this run")
+    resume: str | None = option(
+        None, "go on from a checkpoint: a file or URL, latest of this run, or auto: latest if there is any"
+    )
     overwrite: bool = option(False, "delete the run that the folder holds and start again")
     save_frequency: int = option(1, "epochs between checkpoints; 0: only at the end")
+    save_every_steps: int | None = option(None, "save as well whenever so many steps are done")
+    save_every_samples: int | None = option(None, "save as well whenever so many samples were seen")
+    save_every_minutes: float | None = option(None, "save as well when the last checkpoint is so old")
     keep_checkpoints: int = option(0, "keep only so many of the newest checkpoints; 0: keep all")
+    keep_every_steps: int = option(0, "of older checkpoints, keep the first behind each multiple of so many steps")
+    checkpoint_dir: str | None = option(None, "folder or fsspec URL (s3://...) of checkpoints, not the run folder's")
+    ledger: bool = option(False, "write the keys of all samples trained on, by step, into the run folder's ledger/")
+    max_nonfinite: int = option(0, "steps with a term that is not finite to pass over before the run stops")
     log_every_n_steps: int = option(100, "steps between lines of the log")
     val_data: str | None = option(None, "shards of the corpus to evaluate on, at the end of the run")
     val_names: str | None = option(None, "shards whose names the drawings must be told from as well")
@@ -145,10 +154,16 @@ class RunConfig:
         lengths = [name for name in ("epochs", "max_steps", "max_samples") if getattr(self, name) is not None]
         if len(lengths) > 1:
             raise FlagError(f"{' and '.join(map(flag_of, lengths))} contradict each other: give one length")
-        for name in ("accum_freq", "log_every_n_steps", *lengths):
+        cadences = [name for name in ("save_every_steps", "save_every_samples") if getattr(self, name) is not None]
+        for name in ("accum_freq", "log_every_n_steps", *lengths, *cadences):
             _at_least(1, self, name)
-        for name in ("save_frequency", "keep_checkpoints", "val_frequency", "seed"):
+        counts = ("save_frequency", "keep_checkpoints", "keep_every_steps", "max_nonfinite", "val_frequency", "seed")
+        for name in counts:
             _at_least(0, self, name)
+        if self.save_every_minutes is not None:
+            _above(0, self, "save_every_minutes")
+        if self.keep_every_steps and not self.keep_checkpoints:
+            raise FlagError("--keep-every-steps without --keep-checkpoints: say how many of the newest to keep")
         if self.global_batch_size is not None:
             _at_least(1, self, "global_batch_size")
         for name in ("val_frequency", "val_names", "val_select"):
@@ -156,8 +171,8 @@ class RunConfig:
                 raise FlagError(f"{flag_of(name)} without --val-data: give the shards to evaluate on")
         if self.name is not None and (not self.name or Path(self.name).name != self.name or self.name in (".", "..")):
             raise FlagError(f"--name {self.name!r} is no folder name: give the folder above it as --output-dir")
-        if self.resume == "latest" and self.name is None:
-            raise FlagError("--resume latest without --name: give the name of the run to go on with")
+        if self.resume in ("latest", "auto") and self.name is None:
+            raise FlagError(f"--resume {self.resume} without --name: give the name of the run to go on with")
         if self.resume and self.overwrite:
             raise FlagError("--resume goes on with a run and --overwrite deletes it: give one of them")
 

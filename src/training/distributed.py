@@ -92,6 +92,31 @@ def wait_for_all(world: World) -> None:
         dist.barrier(group=world.waiting)
 
 
+class Agreement:
+    """What any rank asks for (a stop, a checkpoint), known to all ranks at the same step.
+
+    The ranks' numbers travel beside the training, from one call to the next, so that no rank waits for another.
+    """
+
+    def __init__(self, world: World):
+        self.world = world
+        self.under_way: tuple[Any, Tensor] | None = None
+
+    def exchange(self, *asked: int) -> list[int]:
+        """Post this rank's numbers; returns the largest of all ranks, of the call before (with one rank: of this)."""
+        if self.world.world_size == 1:
+            return list(asked)
+        agreed = [0] * len(asked)
+        if self.under_way is not None:
+            work, numbers = self.under_way
+            work.wait()
+            agreed = numbers.tolist()
+        numbers = torch.tensor(asked, dtype=torch.int64)
+        work = dist.all_reduce(numbers, op=dist.ReduceOp.MAX, group=self.world.waiting, async_op=True)
+        self.under_way = work, numbers
+        return agreed
+
+
 def share_object(value: Any, world: World) -> Any:
     """Rank 0's value on every rank."""
     if world.world_size == 1:

@@ -9,69 +9,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from training.distributed import World, mean_over_ranks
+from training.runfolder import keep_until_step
 
 LOGIT = ("scale", "bias")
 # What stands elsewhere in the progress line than among the terms of the loss.
 NO_TERMS = ("loss", "lr", "grad_norm", "samples_per_second", "data_wait", *LOGIT)
-
-
-class NonFiniteError(RuntimeError):
-    """A term was NaN or infinite; the message names the step and the term."""
-
-
-class TermMeter:
-    """Sums of scalar terms on their device, and the first step at which each was not finite; waits only in `read`."""
-
-    def __init__(self, ignored: tuple[str, ...] = ()):
-        self.ignored = ignored
-        self.clear()
-        self.first_bad: dict[str, Tensor] = {}
-
-    def clear(self) -> None:
-        self.sums: dict[str, Tensor] = {}
-        self.count = 0
-
-    def add(self, terms: Mapping[str, Tensor], step: int) -> None:
-        """Take the terms of a step; no value is looked at here."""
-        for name, value in terms.items():
-            value = value.detach().double().reshape(())
-            self.sums[name] = self.sums[name] + value if name in self.sums else value
-            if name not in self.first_bad:
-                self.first_bad[name] = torch.full((), torch.inf, dtype=torch.float64, device=value.device)
-            seen = torch.where(torch.isfinite(value), torch.inf, float(step))
-            self.first_bad[name] = torch.minimum(self.first_bad[name], seen)
-        self.count += 1
-
-    def check(self, world: World) -> None:
-        """Stop every rank if any rank met a non-finite term: NonFiniteError names the first step and its terms."""
-        names = [name for name in self.first_bad if name not in self.ignored]
-        if not names:
-            return
-        steps = torch.stack([self.first_bad[name] for name in names])
-        if world.world_size > 1:
-            torch.distributed.all_reduce(steps, op=torch.distributed.ReduceOp.MIN)
-        first = [int(step) if step < float("inf") else None for step in steps.tolist()]
-        met = [step for step in first if step is not None]
-        if met:
-            where = min(met)
-            bad = [name for name, step in zip(names, first) if step == where]
-            raise NonFiniteError(
-                f"step {where}: {', '.join(bad)} not finite; the run stops before this reaches a checkpoint. "
-                "Go on from the last checkpoint (--resume latest) with a lower --lr or --grad-clip-norm 1"
-            )
-
-    def read(self, world: World) -> dict[str, float]:
-        """Mean of every term since the last reading, over steps and ranks; starts anew."""
-        if not self.count:
-            return {}
-        names = list(self.sums)
-        means = mean_over_ranks(torch.stack([self.sums[name] for name in names]) / self.count, world)
-        self.clear()
-        return dict(zip(names, means.tolist()))
 
 
 class Stopwatch:
@@ -143,18 +87,6 @@ class RunLog:
         if self.is_first:
             self.file.close()
             self.board.close()
-
-
-def keep_until_step(path: Path, step: int) -> None:
-    """Drop the lines of metrics.jsonl beyond a step: a resumed run writes them again. A cut last line goes too."""
-    kept = []
-    for line in path.read_text().splitlines():
-        try:
-            if json.loads(line)["step"] <= step:
-                kept.append(line)
-        except (ValueError, KeyError, TypeError):
-            continue
-    path.write_text("".join(line + "\n" for line in kept))
 
 
 def progress_line(

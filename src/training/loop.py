@@ -1,11 +1,11 @@
 """The training step and the epoch loop; no method is known here by name."""
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,27 +15,24 @@ from torch import Tensor, nn
 
 from prolip.data.augment import DeviceAugment
 from prolip.methods.base import Batch, Objective, Terms, accumulate_backward
-from training.checkpointing import save_checkpoint
+from training.checkpointing import Saver
 from training.config import Config
-from training.distributed import World, gather_objects, read_random_state, wait_for_all, write_random_state
-from training.log import RunLog, Stopwatch, TermMeter, progress_line
+from training.distributed import Agreement, World, gather_objects, wait_for_all
+from training.ledger import Ledger
+from training.log import RunLog, Stopwatch, progress_line
 from training.optim import learning_rate_factor, set_learning_rate
+from training.snapshot import Position, SaveClock, save
+from training.stopping import Stopped, StopSignal
+from training.terms import StepGate, TermMeter
 
 Autocast = Callable[[], AbstractContextManager]
 
 
 @dataclass(kw_only=True)
-class Position:
-    """Where a run stands: optimiser steps taken, whole epochs done, batches taken of the present epoch."""
-
-    step: int = 0
-    epoch: int = 0
-    batch_in_epoch: int = 0
-
-
-@dataclass(kw_only=True)
 class Run:
-    """Everything that a training step touches. `network` is the objective, inside DDP when there are several ranks."""
+    """Everything that a training step touches. `network` is the objective, inside DDP when there are several ranks;
+    `saver` is rank 0's.
+    """
 
     config: Config
     world: World
@@ -51,6 +48,13 @@ class Run:
     total_steps: int
     global_batch: int
     log: RunLog
+    meter: TermMeter
+    gate: StepGate
+    agreement: Agreement
+    stop: StopSignal
+    clock: SaveClock
+    saver: Saver | None = None
+    ledger: Ledger | None = None
     tokenizer: Any = None
     evaluate: Callable[[nn.Module], Any] | None = None
     results: dict[str, Any] = field(default_factory=dict)
@@ -62,12 +66,11 @@ class Run:
         return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
 
 
-def training_step(run: Run, batch: Batch) -> Terms:
-    """One optimiser step on the local batch; returns the step's terms on the device. Nothing here waits for it.
-
-    (With fp16 and an optimiser that is not fused, GradScaler looks at one number: whether to skip the step.)
+def training_step(run: Run, batch: Batch, step: int) -> Terms:
+    """Optimiser step `step` (from 0) on the local batch; returns its terms on the device. Nothing here waits for it,
+    unless the optimiser is not a fused one: see `move_parameters`.
     """
-    optim, step = run.config.optim, run.at.step
+    optim = run.config.optim
     set_learning_rate(run.optimizer, optim, learning_rate_factor(step, run.total_steps, optim))
     batch = to_device(batch, run.world.device)
     if run.augment is not None:
@@ -76,8 +79,7 @@ def training_step(run: Run, batch: Batch) -> Terms:
     terms = accumulate_backward(run.network, batch, run.config.run.accum_freq, run.autocast, run.scaler.scale)
     run.scaler.unscale_(run.optimizer)
     terms["grad_norm"] = clip_gradients(run.parameters, optim.grad_clip_norm)
-    run.scaler.step(run.optimizer)
-    run.scaler.update()
+    move_parameters(run, terms)
     run.optimizer.zero_grad(set_to_none=True)
     run.objective.after_step()
     if run.ema is not None:
@@ -97,33 +99,78 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
     return {k: v.to(device, non_blocking=True) if isinstance(v, Tensor) else v for k, v in batch.items()}
 
 
+def move_parameters(run: Run, terms: Terms) -> None:
+    """The optimiser's step, held back where a term is not finite. (fp16's GradScaler has a rule of its own for that.)
+
+    Fused optimisers look at the device's flag themselves; for others the host has to look at this one number.
+    """
+    optimizer: Any = run.optimizer
+    if run.scaler.is_enabled():
+        run.scaler.step(optimizer)
+        run.scaler.update()
+        return
+    hold = run.gate.hold(terms)
+    if getattr(optimizer, "_step_supports_amp_scaling", False):
+        optimizer.grad_scale, optimizer.found_inf = None, hold
+        optimizer.step()
+        del optimizer.grad_scale, optimizer.found_inf
+    elif not hold.item():
+        optimizer.step()
+
+
 def train(run: Run) -> None:
-    """From where the run stands to its last step: steps, log, checkpoints, evaluations."""
+    """From where the run stands to its last step: steps, log, checkpoints, evaluations. Stopped: it was asked to."""
     watch = Stopwatch()
     started_at = run.at.step
-    # GradScaler meets infinite gradients by design and skips the step; everything else must be finite.
-    meter = TermMeter(ignored=("grad_norm",) if run.scaler.is_enabled() else ())
     run.network.train()
     while run.at.step < run.total_steps:
-        for batch in timed(epoch_batches(run), watch):
-            meter.add(training_step(run, batch), run.at.step + 1)
+        run.loader.set_epoch(run.at.epoch)
+        for batch in timed(iter(run.loader), watch):
             run.at.step += 1
             run.at.batch_in_epoch += 1
+            run.meter.add(training_step(run, batch, run.at.step - 1), run.at.step, batch["key"])
             watch.samples += run.global_batch
+            if run.ledger is not None:
+                run.ledger.write(run.at.step, run.at.epoch, batch["key"])
             if run.at.step % run.config.run.log_every_n_steps == 0 or run.at.step == run.total_steps:
-                report(run, meter, watch, started_at)
-            if run.at.step == run.total_steps and run.at.batch_in_epoch < run.loader.num_batches:
+                report(run, watch, started_at)
+            if run.at.step < run.total_steps:
+                between_steps(run, watch)
+            elif run.at.batch_in_epoch < run.loader.num_batches:
                 break  # at the end of an epoch, the loader is asked once more: it judges the faults of the whole epoch
         else:
             run.at.epoch += 1
             run.at.batch_in_epoch = 0
-        between_epochs(run, meter, watch)
+        between_epochs(run, watch)
 
 
-def epoch_batches(run: Run) -> Iterator[Batch]:
-    """The rest of the present epoch; batches that were trained on before a resumption are passed over."""
-    run.loader.set_epoch(run.at.epoch)
-    return islice(iter(run.loader), run.at.batch_in_epoch, None)
+def between_steps(run: Run, watch: Stopwatch) -> None:
+    """Checkpoint where one is due by steps, samples or minutes; stop where any rank was asked to."""
+    stop, minutes = run.agreement.exchange(run.stop.number, int(run.clock.by_minutes()))
+    if not (stop or minutes or run.clock.by_steps(run.at.step)):
+        return
+    start = time.perf_counter()
+    checked_save(run)
+    watch.pause(time.perf_counter() - start)
+    if stop:
+        if run.saver is not None:
+            run.saver.settle(final=True)
+        raise Stopped(
+            f"{signal.Signals(stop).name} at step {run.at.step} of {run.total_steps}, which is saved: "
+            f"--name {run.folder.name} --resume latest goes on"
+        )
+
+
+def checked_save(run: Run) -> None:
+    """A checkpoint of finite parameters only."""
+    warn_of_bad_steps(run)
+    save(run)
+
+
+def warn_of_bad_steps(run: Run) -> None:
+    """Look at what was not finite since the last look; NonFiniteError where it is too much."""
+    for text in run.meter.check(run.world):
+        run.log.say(f"warning: {text}: the parameters were left as they are")
 
 
 def timed(batches: Iterator[Batch], watch: Stopwatch) -> Iterator[Batch]:
@@ -137,11 +184,11 @@ def timed(batches: Iterator[Batch], watch: Stopwatch) -> Iterator[Batch]:
         yield batch
 
 
-def report(run: Run, meter: TermMeter, watch: Stopwatch, started_at: int) -> None:
+def report(run: Run, watch: Stopwatch, started_at: int) -> None:
     """Wait for the device, stop on a non-finite term, then one line for the person and one object for programs."""
-    meter.check(run.world)
+    warn_of_bad_steps(run)
     at, total = run.at, run.total_steps
-    means = meter.read(run.world)
+    means = run.meter.read(run.world)
     seconds = watch.elapsed()
     factor = learning_rate_factor(at.step - 1, total, run.config.optim)
     values = means | watch.lap() | {"lr": run.config.optim.lr * factor}
@@ -150,6 +197,8 @@ def report(run: Run, meter: TermMeter, watch: Stopwatch, started_at: int) -> Non
     left = seconds / (at.step - started_at) * (total - at.step)
     run.log.progress(progress_line(values, at.step, total, epoch, left, faults))
     extra = {"epoch": epoch, "samples": at.step * run.global_batch, "seconds": seconds}
+    if run.meter.bad_steps:
+        extra["nonfinite_steps"] = run.meter.bad_steps
     run.log.metrics(at.step, values | extra | ({"faults": faults} if faults else {}))
 
 
@@ -163,59 +212,15 @@ def total_faults(counts: list[dict[str, int]]) -> dict[str, int]:
     return total
 
 
-def between_epochs(run: Run, meter: TermMeter, watch: Stopwatch) -> None:
+def between_epochs(run: Run, watch: Stopwatch) -> None:
     """Checkpoint and evaluate when it is time to; neither counts as training time."""
     start, settings = time.perf_counter(), run.config.run
     ended = run.at.step == run.total_steps
     if ended or (settings.save_frequency and run.at.epoch % settings.save_frequency == 0):
-        meter.check(run.world)
-        save(run)
+        checked_save(run)
     if run.evaluate and (ended or (settings.val_frequency and run.at.epoch % settings.val_frequency == 0)):
         evaluate(run)
     watch.pause(time.perf_counter() - start)
-
-
-def save(run: Run) -> None:
-    """A checkpoint of everything that the run needs to go on; rank 0 writes, all ranks give their random state."""
-    states = gather_objects(read_random_state(run.world.device), run.world)
-    if run.world.is_first:
-        state = {
-            "step": run.at.step,
-            "epoch": run.at.epoch,
-            "batch_in_epoch": run.at.batch_in_epoch,
-            "global_batch": run.global_batch,
-            "total_steps": run.total_steps,
-            "objective": run.objective.state_dict(),
-            "optimizer": run.optimizer.state_dict(),
-            "scaler": run.scaler.state_dict(),
-            "ema": None if run.ema is None else run.ema.module.state_dict(),
-            "random": states,
-            "config": run.config.to_dict(),
-        }
-        path = save_checkpoint(run.folder, state, run.config.run.keep_checkpoints)
-        run.log.say(f"saved {path}")
-    wait_for_all(run.world)
-
-
-def restore(run: Run, state: dict[str, Any]) -> None:
-    """Put the run where a checkpoint stands; raises ValueError when the two cannot be the same run."""
-    if state["global_batch"] != run.global_batch:
-        raise ValueError(
-            f"the checkpoint was trained at a global batch of {state['global_batch']}, this run has "
-            f"{run.global_batch}: give --global-batch-size {state['global_batch']}"
-        )
-    if run.ema is not None and state["ema"] is None:
-        raise ValueError("the checkpoint holds no averaged weights: leave out --ema-decay, or start without --resume")
-    run.objective.load_state_dict(state["objective"])
-    run.optimizer.load_state_dict(state["optimizer"])
-    run.scaler.load_state_dict(state["scaler"])
-    if run.ema is not None:
-        run.ema.module.load_state_dict(state["ema"])
-    run.at = Position(step=state["step"], epoch=state["epoch"], batch_in_epoch=state["batch_in_epoch"])
-    if len(state["random"]) == run.world.world_size:
-        write_random_state(state["random"][run.world.rank], run.world.device)
-    else:
-        run.log.say(f"note: saved by {len(state['random'])} ranks, so dropout draws other random numbers from here on")
 
 
 def evaluate(run: Run) -> None:

@@ -1,10 +1,19 @@
-"""The command line: `python -m training.main --train-data ...`, or the same after `torchrun --nproc_per_node N -m`."""
+"""The command line: `python -m training.main --train-data ...`, or the same after `torchrun --nproc_per_node N -m`.
+
+Exit codes: 0 the run has ended, 2 an error that is told in a line, 75 stopped by SIGTERM or SIGUSR1 behind a
+checkpoint, 130 interrupted. (torchrun itself ends with 1 whenever a process of its ends with another code than 0.)
+"""
 from __future__ import annotations
 
 import os
 import re
 import sys
 from typing import Any
+
+from training.stopping import EXIT_STOPPED, STOP, Stopped
+
+if __name__ == "__main__":
+    STOP.install()  # before torch is imported, which takes seconds in which a signal would end the process
 
 import torch
 
@@ -13,8 +22,8 @@ from prolip.data.faults import SampleFault, TooManyBadSamples
 from prolip.methods import METHODS
 from training.config import DERIVED, Config, build_config, read_config_file, section_types
 from training.flags import FlagError, Parser, add_flags
-from training.log import NonFiniteError
 from training.run import run
+from training.terms import NonFiniteError
 
 DEFAULT_METHOD = "prolip"
 # One of each set is in force: naming one on the command line takes back the others of a config file.
@@ -28,7 +37,7 @@ DESCRIPTION = (
 )
 # Errors about what was asked for, or met on the way: their message is enough. The trace of anything else is shown.
 EXPECTED = (ValueError, OSError, ImportError, CheckpointError, NonFiniteError, SampleFault, TooManyBadSamples)
-SAME_ON_ALL_RANKS = (FlagError, NonFiniteError)
+SAME_ON_ALL_RANKS = (FlagError, NonFiniteError, Stopped)
 ORIGINAL = "Original Traceback (most recent call last):"
 RAISED = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Fault|Samples|Exception): ", re.MULTILINE)
 MEMORY = "give a smaller --batch-size with a larger --accum-freq (same global batch), or --grad-checkpointing"
@@ -77,13 +86,17 @@ def merge(saved: dict[str, dict[str, Any]], flags: dict[str, dict[str, Any]]) ->
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command line; 0 when the run ended, 2 after `error: ...`, 130 when interrupted."""
+    """Run the command line; returns the exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
         run(parse(arguments))
     except KeyboardInterrupt:
         complain("interrupted: --resume latest goes on from the last checkpoint")
         return 130
+    except Stopped as stop:
+        if first_rank():
+            print(f"stopped: {stop}", file=sys.stderr, flush=True)
+        return EXIT_STOPPED
     except Exception as error:
         text = explain(error)
         if text is None or "--traceback" in arguments:

@@ -6,7 +6,7 @@ import dataclasses
 import math
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
@@ -27,13 +27,19 @@ from prolip.methods import METHODS
 from prolip.methods.base import Objective
 from prolip.model import ProLIP
 from prolip.ring import check_equal_batches
-from training.checkpointing import find_checkpoint, open_run_folder, write_json
+from training.checkpointing import Saver, find_checkpoint, load_checkpoint
 from training.config import Config, check_precision, rows_per_rank, total_steps
-from training.distributed import World, seed_everything, share_object, wait_for_all, world
+from training.distributed import Agreement, World, seed_everything, share_object, wait_for_all, world
 from training.flags import FlagError
+from training.ledger import Ledger
 from training.log import RunLog, count_parameters, describe, duration
-from training.loop import Autocast, Run, figures, restore, train
+from training.loop import Autocast, Run, figures, train
 from training.optim import build_optimizer
+from training.runfolder import keep_until_step, open_run_folder, write_json, write_status
+from training.snapshot import SaveClock, restore
+from training.stopping import EXIT_STOPPED, STOP, Stopped
+from training.storage import Storage
+from training.terms import StepGate, TermMeter
 
 DTYPES = {"amp_bf16": torch.bfloat16, "amp_fp16": torch.float16}
 
@@ -47,13 +53,47 @@ def run(config: Config) -> Path:
         folder = Path(config.run.output_dir) / share_object(config.run.name or default_name(config), here)
         state = build(config, here, folder, rows)
         try:
-            start = time.perf_counter()
-            with attention_for(config.run.precision, here.device):
-                train(state)
-            finish(state, time.perf_counter() - start)
+            with telling_status(state):
+                start = time.perf_counter()
+                with attention_for(config.run.precision, here.device):
+                    train(state)
+                finish(state, time.perf_counter() - start)
         finally:
-            state.log.close()
+            close(state)
     return folder
+
+
+@contextlib.contextmanager
+def telling_status(run: Run) -> Iterator[None]:
+    """status.json while and after the context: what the scripts around a run decide by."""
+
+    def tell(state: str, **facts: Any) -> None:
+        if run.world.is_first:
+            last = run.saver.last if run.saver else None
+            write_status(run.folder, state, step=run.at.step, total_steps=run.total_steps, checkpoint=last, **facts)
+
+    tell("running")  # from now on with every checkpoint
+    try:
+        yield
+    except Stopped as stop:
+        tell("stopped", exit_code=EXIT_STOPPED, reason=str(stop))
+        raise
+    except BaseException as error:
+        if run.saver is not None:
+            run.saver.settle()
+        tell("failed", reason=f"{type(error).__name__}: {error}")
+        raise
+    tell("finished", exit_code=0)
+
+
+def close(run: Run) -> None:
+    """End what is open: log, ledger, the writer of checkpoints, the workers of the loader."""
+    if run.saver is not None:
+        run.saver.close()
+    if run.ledger is not None:
+        run.ledger.close()
+    run.loader.close()
+    run.log.close()
 
 
 def default_name(config: Config) -> str:
@@ -90,9 +130,13 @@ def build(config: Config, here: World, folder: Path, rows: int) -> Run:
     evaluation = None
     if settings.val_data:
         evaluation = partial(build_evaluation(config, here, tokenizer, preprocess), similarity=objective.similarity)
-    checkpoint = find_checkpoint(settings.resume, folder) if settings.resume else None
+    storage = Storage(settings.checkpoint_dir or str(folder / "checkpoints"))
+    address, passed_over = choose_checkpoint(settings.resume, storage, here)
+    checkpoint = load_checkpoint(address) if address else None
     prepare_folder(config, here, folder)
-    log = RunLog(folder, here.is_first, resume_at=checkpoint[1]["step"] if checkpoint else None)
+    begin = checkpoint["step"] if checkpoint else 0
+    log = RunLog(folder, here.is_first, resume_at=begin if settings.resume else None)
+    ledger = open_ledger(folder, here, begin) if settings.ledger else None
     run = Run(
         config=config,
         world=here,
@@ -108,13 +152,69 @@ def build(config: Config, here: World, folder: Path, rows: int) -> Run:
         total_steps=steps,
         global_batch=rows * here.world_size,
         log=log,
+        # GradScaler meets infinite gradients by design and skips the step; everything else must be finite.
+        meter=TermMeter(("grad_norm",) if settings.precision == "amp_fp16" else (), settings.max_nonfinite),
+        gate=StepGate(settings.max_nonfinite, here),
+        agreement=Agreement(here),
+        stop=STOP,
+        clock=save_clock(config, rows * here.world_size),
+        saver=open_saver(config, storage, folder, log) if here.is_first else None,
+        ledger=ledger,
         evaluate=evaluation,
         tokenizer=tokenizer,
     )
     log.say(summary(run))
+    for reason in passed_over:
+        log.say(f"passed over {reason}")
     if checkpoint:
-        go_on(run, *checkpoint)
+        go_on(run, address, checkpoint)
+    elif settings.resume:
+        log.say(f"{storage.url} holds no checkpoint: starting at step 0")
     return run
+
+
+def choose_checkpoint(resume: str | None, storage: Storage, here: World) -> tuple[str | None, list[str]]:
+    """(address of the checkpoint to go on from, what was passed over): looked for by rank 0, the same on all ranks."""
+    answer: tuple[str | None, list[str]] | str = (None, [])
+    if resume and here.is_first:
+        try:
+            answer = find_checkpoint(resume, storage)
+        except FlagError as error:
+            answer = str(error)
+    answer = share_object(answer, here)
+    if isinstance(answer, str):
+        raise FlagError(answer)
+    return answer
+
+
+def open_saver(config: Config, storage: Storage, folder: Path, log: RunLog) -> Saver:
+    """The writer of checkpoints, in a folder without the half files of a process that was killed."""
+    for name in storage.sweep():
+        log.say(f"removed {storage.path(name)}: a checkpoint that was being written when the run was killed")
+    return Saver(
+        storage,
+        keep=config.run.keep_checkpoints,
+        keep_every=config.run.keep_every_steps,
+        say=log.say,
+        saved=lambda address, step: write_status(folder, "running", step=step, checkpoint=address),
+    )
+
+
+def save_clock(config: Config, global_batch: int) -> SaveClock:
+    """The cadence of checkpoints within epochs; samples in steps, rounded up."""
+    settings = config.run
+    by_samples = -(-settings.save_every_samples // global_batch) if settings.save_every_samples else 0
+    cadences = [steps for steps in (settings.save_every_steps or 0, by_samples) if steps]
+    return SaveClock(every_steps=min(cadences, default=0), every_minutes=settings.save_every_minutes or 0.0)
+
+
+def open_ledger(folder: Path, here: World, begin: int) -> Ledger:
+    """This rank's ledger; lines of steps that will be done again are dropped, those of ranks that are no more, too."""
+    if here.is_first:
+        for path in (folder / "ledger").glob("rank_*.jsonl"):
+            keep_until_step(path, begin)
+    wait_for_all(here)
+    return Ledger(folder, here.rank)
 
 
 def build_tokenizer(config: Config) -> Any:
@@ -225,15 +325,13 @@ def prepare_folder(config: Config, here: World, folder: Path) -> None:
         raise FlagError(refusal)
 
 
-def go_on(run: Run, path: Path, state: dict[str, Any], passed_over: list[str]) -> None:
+def go_on(run: Run, address: str | None, state: dict[str, Any]) -> None:
     """Restore a run from a checkpoint and say which."""
-    for reason in passed_over:
-        run.log.say(f"passed over {reason}")
     restore(run, state)
-    run.log.say(f"going on from {path} at step {run.at.step}")
+    run.log.say(f"going on from {address} at step {run.at.step}")
     if run.at.step >= run.total_steps:
         raise FlagError(
-            f"{path} is at step {run.at.step} of {run.total_steps}: the run has ended; "
+            f"{address} is at step {run.at.step} of {run.total_steps}: the run has ended; "
             "give a larger --epochs or --max-steps to train longer"
         )
 
@@ -266,6 +364,8 @@ def finish(run: Run, seconds: float) -> None:
     if run.world.is_first:
         if run.results:
             leave_figures(run)
+        if run.saver is not None:
+            run.saver.settle(final=True)
         save_pretrained(run.objective.model, run.folder / "model", tokenizer=run.tokenizer)
         if run.ema is not None:
             save_pretrained(run.ema.module, run.folder / "model_ema", tokenizer=run.tokenizer)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from training.checkpointing import OURS
 from training.main import parse
+from training.runfolder import OURS
 
 SLURM = Path(__file__).parents[2] / "slurm"
 STUBS = {
@@ -75,7 +75,7 @@ def test_the_first_node_is_the_meeting_point_of_all(start):
 
 
 def test_a_job_that_saved_before_it_was_stopped_is_requeued_and_goes_on(start, tmp_path):
-    saves = str(tmp_path / "runs/it/checkpoints/epoch_1.pt")
+    saves = str(tmp_path / "runs/it/checkpoints/step_100.pt")
     status, words, told = start("train.sbatch", SAVES=saves, ENDS="1")
     assert (status, told) == (1, "requeue 7\n") and "--resume" not in words
     status, words, told = start("train.sbatch", SLURM_RESTART_COUNT="1")

@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from training.distributed import World
-from training.log import NonFiniteError, RunLog, TermMeter, duration, keep_until_step, progress_line
+from training.log import RunLog, duration, progress_line
+from training.runfolder import keep_until_step
+from training.terms import NonFiniteError, TermMeter
 
 WORLD = World()
 

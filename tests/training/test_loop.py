@@ -1,6 +1,7 @@
 """The step and the loop around it: nothing waits, nothing non-finite passes, micro-batches change nothing."""
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -10,9 +11,9 @@ from torch import nn
 
 from training.config import build_config
 from training.distributed import World
-from training.log import NonFiniteError
 from training.loop import clip_gradients, evaluate, figures, to_device, total_faults, train, training_step
 from training.run import build
+from training.terms import NonFiniteError
 
 WORLD = World()
 
@@ -44,7 +45,7 @@ def parameters(run) -> dict[str, torch.Tensor]:
 def test_a_step_moves_every_trainable_parameter(tmp_path):
     run = make(tmp_path)
     before = parameters(run)
-    terms = training_step(run, next(batches(run)))
+    terms = training_step(run, next(batches(run)), 0)
     unmoved = [n for n, p in run.objective.named_parameters() if torch.equal(p, before[n])]
     assert unmoved == []
     assert {"loss", "ppcl", "scale", "bias", "trace_image", "trace_text", "grad_norm"} <= terms.keys()
@@ -55,7 +56,7 @@ def test_a_step_waits_for_no_value(tmp_path, monkeypatch):
     """On a device each of these would stop the host until the device is done."""
     run = make(tmp_path, optim={"grad_clip_norm": 1.0, "ema_decay": 0.9})
     stream = batches(run)
-    training_step(run, next(stream))  # what is done once (optimiser state) is done
+    training_step(run, next(stream), 0)  # what is done once (optimiser state) is done
     batch = next(stream)
 
     def refuse(self, *args, **kwargs):
@@ -63,7 +64,7 @@ def test_a_step_waits_for_no_value(tmp_path, monkeypatch):
 
     for name in ("item", "tolist", "__bool__", "__float__", "__int__", "numpy"):
         monkeypatch.setattr(torch.Tensor, name, refuse)
-    training_step(run, batch)
+    training_step(run, batch, 1)
 
 
 def test_micro_batches_equal_the_large_batch(tmp_path):
@@ -73,7 +74,7 @@ def test_micro_batches_equal_the_large_batch(tmp_path):
     whole = make(tmp_path / "a", weights, optim)
     parts = make(tmp_path / "b", weights, optim, accum_freq=4)
     for batch in batches(whole):
-        want, got = training_step(whole, batch), training_step(parts, batch)
+        want, got = training_step(whole, batch, 0), training_step(parts, batch, 0)
         for name in want:
             torch.testing.assert_close(got[name], want[name], rtol=1e-5, atol=1e-6)
     for (name, p), q in zip(whole.objective.named_parameters(), parts.objective.parameters()):
@@ -88,13 +89,13 @@ def test_a_scaled_loss_gives_the_same_step_and_overflow_skips_it(tmp_path, parts
     scaled.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
     stream = batches(plain)
     batch = next(stream)
-    want, got = training_step(plain, batch), training_step(scaled, batch)
+    want, got = training_step(plain, batch, 0), training_step(scaled, batch, 0)
     torch.testing.assert_close(got["grad_norm"], want["grad_norm"], rtol=1e-4, atol=0)
     proj = scaled.objective.model.visual.proj
     torch.testing.assert_close(proj, plain.objective.model.visual.proj, rtol=0, atol=1e-6)
     before = parameters(scaled)
     scaled.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
-    terms = training_step(scaled, next(stream))
+    terms = training_step(scaled, next(stream), 0)
     assert torch.isfinite(terms["loss"]) and not torch.isfinite(terms["grad_norm"])
     assert all(torch.equal(value, before[name]) for name, value in scaled.objective.named_parameters())
     assert scaled.scaler.get_scale() == 2.0**126
@@ -116,11 +117,10 @@ def test_averaged_weights_follow_their_formula(tmp_path):
     run = make(tmp_path, optim={"ema_decay": 0.5})
     stream = batches(run)
     start = run.objective.model.visual.proj.detach().clone()
-    training_step(run, next(stream))
-    run.at.step += 1
+    training_step(run, next(stream), 0)
     first = run.objective.model.visual.proj.detach().clone()
     torch.testing.assert_close(run.ema.module.visual.proj, first)  # the warm-up of the decay starts at 0
-    training_step(run, next(stream))
+    training_step(run, next(stream), 1)
     decay = min(1 - 2 ** (-2 / 3), 0.5)
     want = decay * first + (1 - decay) * run.objective.model.visual.proj
     torch.testing.assert_close(run.ema.module.visual.proj, want)
@@ -134,14 +134,56 @@ def test_a_loss_that_is_not_finite_stops_the_run_before_a_checkpoint(tmp_path, e
 
     def poisoned(reps, batch):
         terms = honest(reps, batch)
-        bad = torch.tensor(float("nan") if run.at.step == 1 else 1.0)
+        bad = torch.tensor(float("nan") if run.at.step == 2 else 1.0)
         return terms | {"loss": terms["loss"] * bad, "vib_text": terms["vib_text"] * bad}
 
     run.objective.terms = poisoned
     with pytest.raises(NonFiniteError, match="^step 2: loss, vib_text, .*not finite"):
         train(run)
     run.log.close()
-    assert not list((run.folder / "checkpoints").iterdir())
+    assert not (run.folder / "checkpoints").exists()
+
+
+@pytest.mark.parametrize("opt", ["adamw", "lion", "muon"])
+@pytest.mark.parametrize("allowed", [0, 1])
+def test_a_bad_step_does_not_touch_the_parameters(tmp_path, opt, allowed):
+    """Step 2 is bad. Not allowed: parameters stay those of step 1 for good. Allowed: only that step is left out."""
+    run = make(tmp_path, optim={"opt": opt}, max_steps=4, max_nonfinite=allowed)
+    honest, seen = run.objective.terms, []
+
+    def poisoned(reps, batch):
+        seen.append(parameters(run))
+        terms = honest(reps, batch)
+        return terms | {"loss": terms["loss"] * (float("inf") if len(seen) == 2 else 1.0)}
+
+    run.objective.terms = poisoned
+    run.config = dataclasses.replace(run.config, run=dataclasses.replace(run.config.run, log_every_n_steps=100))
+    if allowed:
+        train(run)
+        assert run.meter.bad_steps == 1
+    else:
+        with pytest.raises(NonFiniteError, match=r"^step 2: loss, grad_norm not finite \(samples synthetic-"):
+            train(run)
+    seen.append(parameters(run))
+    moved = [any(not torch.equal(a[name], b[name]) for name in a) for a, b in zip(seen, seen[1:])]
+    assert moved == [True, False, True, True] if allowed else moved == [True, False, False]
+    assert all(torch.isfinite(value).all() for value in seen[-1].values())
+
+
+def test_steps_that_are_passed_over_are_told_and_counted(tmp_path, capsys):
+    run = make(tmp_path, max_steps=4, max_nonfinite=1)
+    honest = run.objective.terms
+
+    def poisoned(reps, batch):
+        terms = honest(reps, batch)
+        return terms | {"loss": terms["loss"] * (float("nan") if run.at.step == 2 else 1.0)}
+
+    run.objective.terms = poisoned
+    train(run)
+    run.log.close()
+    assert "warning: step 2: loss, grad_norm not finite (samples synthetic-" in capsys.readouterr().out
+    last = json.loads((run.folder / "metrics.jsonl").read_text().splitlines()[-1])
+    assert last["nonfinite_steps"] == 1 and last["loss"] > 0
 
 
 def test_a_learning_rate_that_explodes_is_caught_without_help(tmp_path):

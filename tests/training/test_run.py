@@ -2,6 +2,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -9,12 +11,14 @@ import torch
 
 import prolip
 import training.loop
-from training.checkpointing import load_checkpoint
+from training.checkpointing import list_steps, load_checkpoint
 from training.config import build_config
 from training.distributed import World
 from training.loop import training_step
 from training.main import main
 from training.run import build
+from training.stopping import EXIT_STOPPED, STOP
+from training.storage import Storage
 
 ROOT = Path(__file__).parents[2]
 DATA = [
@@ -34,6 +38,38 @@ def start(folder: Path, name: str, *words: str) -> Path:
 
 def metrics(folder: Path) -> list[dict]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def newest(folder: Path) -> str:
+    storage = Storage(str(folder / "checkpoints"))
+    return storage.path(f"step_{list_steps(storage)[0]}.pt")
+
+
+def ledger(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "ledger" / "rank_0.jsonl").read_text().splitlines()]
+
+
+def stop_after(steps: int, words: list[str]) -> int:
+    """Exit code of a run that receives SIGTERM during that step, counted from its own start; 0: before the first."""
+    honest, seen = training.loop.training_step, []
+
+    def step_and_stop(run, batch, step):
+        seen.append(step)
+        if len(seen) == steps:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return honest(run, batch, step)
+
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGUSR1)
+    STOP.install()
+    try:
+        training.loop.training_step = step_and_stop
+        if steps == 0:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return main(words)
+    finally:
+        training.loop.training_step, STOP.number = honest, 0
+        signal.signal(signal.SIGTERM, before[0])
+        signal.signal(signal.SIGUSR1, before[1])
 
 
 def losses(folder: Path) -> dict[int, float]:
@@ -67,17 +103,21 @@ def whole(tmp_path_factory) -> Path:
 
 def test_a_run_leaves_model_figures_and_checkpoints(whole):
     assert {path.name for path in whole.iterdir()} == {
-        "config.json", "metrics.jsonl", "tensorboard", "checkpoints", "model", "model_ema", "eval", "eval_ema",
-        "eval.json",
+        "config.json", "status.json", "metrics.jsonl", "tensorboard", "checkpoints", "model", "model_ema", "eval",
+        "eval_ema", "eval.json",
     }  # fmt: skip
-    assert sorted(path.name for path in (whole / "checkpoints").iterdir()) == ["epoch_1.pt", "epoch_2.pt"]
+    steps = len(losses(whole))
+    assert {path.name for path in (whole / "checkpoints").iterdir()} == {f"step_{steps // 2}.pt", f"step_{steps}.pt"}
+    status = json.loads((whole / "status.json").read_text())
+    assert status["state"] == "finished" and status["step"] == status["total_steps"] == steps
+    assert status["checkpoint"] == str(whole / "checkpoints" / f"step_{steps}.pt")
     figures = json.loads((whole / "eval.json").read_text())
     assert 0 <= figures["names/i2t/R@5"] <= 1 and 0 <= figures["ema/names/i2t/R@5"] <= 1
     assert [row["kind"] for row in metrics(whole)].count("eval") == 1
 
 
 def test_the_saved_model_is_the_trained_one(whole):
-    state = load_checkpoint(whole / "checkpoints" / "epoch_2.pt")
+    state = load_checkpoint(newest(whole))
     for folder, trained in (
         ("model", {k.removeprefix("model."): v for k, v in state["objective"].items()}),
         ("model_ema", state["ema"]),
@@ -109,33 +149,82 @@ def test_an_interrupted_run_goes_on_bit_for_bit(whole, monkeypatch):
         patch.setattr(training.loop, "save", save_then_stop)
         assert main(words) == 130
     parts = folder / "parts"
-    assert [path.name for path in (parts / "checkpoints").iterdir()] == ["epoch_1.pt"]
+    assert [path.name for path in (parts / "checkpoints").iterdir()] == [f"step_{len(losses(whole)) // 2}.pt"]
+    assert json.loads((parts / "status.json").read_text())["state"] == "failed"
     with open(parts / "metrics.jsonl", "a") as file:  # steps of an epoch that was lost
         file.write(json.dumps({"kind": "train", "step": 10_000, "loss": 0.0}) + "\n")
     assert main([*words, "--resume", "latest"]) == 0
-    assert_same_state(whole / "checkpoints" / "epoch_2.pt", parts / "checkpoints" / "epoch_2.pt")
+    assert_same_state(newest(whole), newest(parts))
     assert losses(parts) == losses(whole)
 
 
-def test_a_run_that_ended_inside_an_epoch_goes_on_bit_for_bit(tmp_path):
-    constant = ["--lr-scheduler", "const"]
-    whole = start(tmp_path, "whole", *constant, "--max-steps", "7")
-    parts = start(tmp_path, "parts", *constant, "--max-steps", "3")
-    start(tmp_path, "parts", *constant, "--max-steps", "7", "--resume", "latest")
-    last = load_checkpoint(whole / "checkpoints" / next(p.name for p in (whole / "checkpoints").iterdir()))
-    assert last["batch_in_epoch"] > 0
-    name = f"epoch_{last['epoch']}_step_7.pt"
-    assert_same_state(whole / "checkpoints" / name, parts / "checkpoints" / name)
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_a_run_that_is_stopped_inside_an_epoch_goes_on_bit_for_bit(tmp_path, workers):
+    """20 steps == stopped and resumed at every third step of them: state, losses and the ledger of samples."""
+    words = ["--max-steps", "20", "--ledger", "--workers", workers, "--save-frequency", "0", "--ema-decay", "0.9"]
+    whole, parts = start(tmp_path, "whole", *words), tmp_path / "parts"
+    again, stops = [*TINY, "--output-dir", str(tmp_path), "--name", "parts", *words], 0
+    while True:
+        # the signal comes while the third step from here is under way
+        code, stops = stop_after(3, [*again, "--resume", "auto"]), stops + 1
+        if code == 0:
+            break
+        assert code == EXIT_STOPPED
+        status = json.loads((parts / "status.json").read_text())
+        assert (status["state"], status["step"], status["exit_code"]) == ("stopped", 3 * stops, 75)
+    assert stops == 7
+    assert_same_state(newest(whole), newest(parts))
     assert losses(parts) == losses(whole)
+    assert ledger(parts) == ledger(whole) and len(ledger(whole)) == 20
+
+
+def test_a_run_goes_on_with_a_loader_that_has_another_number_of_workers(tmp_path):
+    """One stream is one stream: in this process, or in one worker."""
+    words = ["--max-steps", "7", "--ledger"]
+    whole = start(tmp_path, "whole", *words)
+    command = [*TINY, "--output-dir", str(tmp_path), "--name", "parts", *words]
+    assert stop_after(4, command) == EXIT_STOPPED
+    parts = start(tmp_path, "parts", *words, "--workers", "1", "--resume", "latest")
+    assert_same_state(newest(whole), newest(parts))
+    assert ledger(parts) == ledger(whole)
+
+
+def test_a_resume_with_other_streams_is_refused_inside_an_epoch(tmp_path, capsys):
+    command = [*TINY, "--output-dir", str(tmp_path), "--name", "run", "--max-steps", "7"]
+    assert stop_after(4, command) == EXIT_STOPPED
+    assert main([*command, "--workers", "2", "--resume", "latest"]) == 2
+    assert "choose --workers so that ranks x workers is 1" in capsys.readouterr().err
+
+
+def test_a_signal_before_the_first_step_is_not_lost(tmp_path):
+    assert stop_after(0, [*TINY, "--output-dir", str(tmp_path), "--name", "run", "--max-steps", "7"]) == EXIT_STOPPED
+    assert json.loads((tmp_path / "run" / "status.json").read_text())["step"] == 1
+
+
+@pytest.mark.parametrize(
+    "words, steps",
+    [
+        (["--save-every-steps", "4"], {4, 8, 9}),
+        (["--save-every-samples", "65"], {3, 6, 9}),  # rounded up to 3 steps of 32
+        (["--save-every-minutes", "1e-9"], set(range(1, 10))),
+        (["--save-every-steps", "2", "--keep-checkpoints", "2", "--keep-every-steps", "4"], {4, 8, 9}),
+        (["--checkpoint-dir", "memory://elsewhere"], set()),
+    ],
+)
+def test_checkpoints_come_as_often_as_asked(tmp_path, words, steps):
+    folder = start(tmp_path, "run", "--max-steps", "9", "--save-frequency", "0", *words)
+    assert set(list_steps(Storage(str(folder / "checkpoints")))) == steps
+    if not steps:
+        assert list_steps(Storage("memory://elsewhere")) == [9]
 
 
 def test_resuming_passes_over_a_damaged_checkpoint_and_says_so(tmp_path, capsys):
-    folder = start(tmp_path, "run", "--epochs", "2")
-    newest = folder / "checkpoints" / "epoch_2.pt"
-    newest.write_bytes(newest.read_bytes()[:1000])
-    start(tmp_path, "run", "--epochs", "2", "--resume", "latest")
-    assert "passed over" in (text := capsys.readouterr().out) and "epoch_2.pt cannot be loaded" in text
-    assert "going on from" in text and "epoch_1.pt" in text
+    folder = start(tmp_path, "run", "--max-steps", "5", "--save-every-steps", "3", "--save-frequency", "0")
+    damaged = folder / "checkpoints" / "step_5.pt"
+    damaged.write_bytes(damaged.read_bytes()[:1000])
+    start(tmp_path, "run", "--max-steps", "5", "--resume", "latest")
+    assert "passed over" in (text := capsys.readouterr().out) and "step_5.pt cannot be loaded" in text
+    assert "going on from" in text and "step_3.pt" in text
 
 
 def test_a_saved_config_starts_the_same_run_again(tmp_path):
@@ -162,16 +251,8 @@ def test_resuming_at_another_batch_size_is_refused(tmp_path, capsys):
 
 def test_only_the_newest_checkpoints_are_kept(tmp_path):
     folder = start(tmp_path, "run", "--epochs", "4", "--keep-checkpoints", "2")
-    assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == ["epoch_3.pt", "epoch_4.pt"]
-
-
-def test_workers_do_not_change_what_an_interruption_leads_to(tmp_path):
-    """As above with loader processes: inside the second epoch."""
-    words = ["--workers", "2", "--lr-scheduler", "const"]
-    whole = start(tmp_path, "whole", *words, "--max-steps", "9")
-    start(tmp_path, "parts", *words, "--max-steps", "8")
-    parts = start(tmp_path, "parts", *words, "--max-steps", "9", "--resume", "latest")
-    assert losses(parts) == losses(whole)
+    steps = len(losses(folder))
+    assert list_steps(Storage(str(folder / "checkpoints"))) == [steps, steps * 3 // 4]
 
 
 @pytest.mark.parametrize("method", ["siglip", "clip"])
@@ -228,7 +309,7 @@ def test_the_full_size_model_takes_one_training_step(tmp_path):
     assert sum(parameter.numel() for parameter in model.parameters()) > 190e6
     watched = {name: p.detach().clone() for name, p in model.named_parameters() if p.numel() < 1e6}
     run.loader.set_epoch(0)
-    terms = training_step(run, next(iter(run.loader)))
+    terms = training_step(run, next(iter(run.loader)), 0)
     run.log.close()
     assert all(torch.isfinite(value) for value in terms.values())
     assert {"ppcl", "inclusion_image", "inclusion_text"} <= terms.keys()

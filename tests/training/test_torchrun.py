@@ -108,18 +108,20 @@ def test_two_ranks_stop_together_at_a_loss_that_is_not_finite(runs):
                   "--output-dir", runs, "--name", "burst")  # fmt: skip
     assert done.returncode != 0
     assert done.stderr.count("not finite; the run stops") == 1
-    assert not list((runs / "burst" / "checkpoints").iterdir())
+    assert not (runs / "burst" / "checkpoints").exists()
+    assert json.loads((runs / "burst" / "status.json").read_text())["state"] == "failed"
 
 
 BAD_ON_ONE_RANK = """
 import torch
 from training.distributed import world
-from training.log import NonFiniteError, TermMeter
+from training.terms import NonFiniteError, TermMeter
 with world("cpu") as here:
     meter = TermMeter()
     for step in (1, 2, 3):
         bad = here.rank == 1 and step >= 2
-        meter.add({"loss": torch.tensor(float("nan") if bad else 1.0), "vib": torch.tensor(1.0)}, step)
+        loss = torch.tensor(float("nan") if bad else 1.0)
+        meter.add({"loss": loss, "vib": torch.tensor(1.0)}, step, [f"sample{here.rank}{step}"])
     try:
         meter.check(here)
     except NonFiniteError as error:
@@ -135,4 +137,4 @@ def test_a_term_that_is_bad_on_one_rank_stops_all(tmp_path):
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     for rank in (0, 1):
-        assert f"rank {rank}: step 2: loss not finite" in done.stdout
+        assert f"rank {rank}: step 2: loss not finite on rank 1 (samples sample12)" in done.stdout

@@ -58,8 +58,8 @@ ReadShard = Callable[[int, str, FaultCounter], Iterator[Raw]]
 class ShuffledShards:
     """The samples of a sequence of shards through a shuffle buffer, from where `cursor` stands; the cursor moves along.
 
-    What the buffer hands out depends on how many samples it was given, not on which. So it is run again on tickets, up to
-    `cursor.drawn`, which opens no shard; then only the shards of the tickets that are left in it are read once more.
+    What the buffer hands out depends on how many samples it was given, not on which. So it is run again on tickets,
+    up to `cursor.drawn`, which opens no shard; then only the shards of the tickets left in it are read once more.
     """
 
     order: Iterator[Opened]
@@ -87,7 +87,7 @@ class ShuffledShards:
                 yield recovered.pop(row), self.passed[row.shard].occurrence
             else:
                 self.faults.samples += 1
-                lost = SampleFault("lost at restart", f"sample {row.sample} was in the shuffle buffer and is not there now")
+                lost = SampleFault("lost at restart", f"sample {row.sample} was in the shuffle buffer, now it is gone")
                 self.faults.add(lost, url=self.passed[row.shard].url)
 
     def _tickets(self) -> Iterator[Ticket]:

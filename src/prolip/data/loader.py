@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +31,9 @@ __all__ = ["Batch", "DataConfig", "Loader", "Transform", "build_loader", "join_s
 ORDER_SETTINGS = (
     "train_num_samples", "dataset_resampled", "train_data_upsampling_factors", "select", "shuffle_buffer", "seed",
 )  # fmt: skip
+
+#: Seconds that a worker lives on after SIGTERM.
+GRACE = 120
 
 Batch = dict[str, Any]
 Transform = Callable[[Image.Image], Tensor]
@@ -139,13 +143,17 @@ def interleave_tensors(parts: Sequence[Tensor], pin: bool) -> Tensor:
 def start_worker(_: int) -> None:
     """A worker's settings: torch runs on one thread there by itself, tokenizers must not start threads after a fork."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    # A stop signal often goes to the whole group of processes. The run then still finishes its step and saves, for which
+    # it needs its workers; they end with it, at the latest after GRACE seconds.
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: signal.alarm(GRACE))
 
 
 # --- the loader ------------------------------------------------------------------------------------------------------
 class Loader:
     """Iterate once per epoch, after `set_epoch(e)`: exactly `num_batches` batches on every rank.
 
-    `state_dict()` says where the data stands behind the batch that was handed out last; `load_state_dict` makes the next
+    `state_dict()` says where the data stands behind the batch that was handed out last; `load_state_dict` makes the
     iteration of that epoch go on from there, without decoding what was handed out before.
 
     A batch: image (B, 3, H, W), text (B, L) int64, key list[str]; with `known_matches` also caption_id (B,) and

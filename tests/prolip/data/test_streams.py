@@ -108,7 +108,8 @@ def test_faults_are_counted_once_over_all_streams(tmp_path, by_sample):
     cut.write_bytes(Path(good).read_bytes()[:1000])
     source = ShardSource((good, bad, str(cut)), Selector.parse("group=objects|animals nature"), 1, by_sample)
     total = FaultCounter()
-    found = [raw["__key__"] for stream in range(2) for raw, _ in source.one_pass(Place(0, 0, stream, 2), total, Cursor())]
+    passes = [source.one_pass(Place(0, 0, stream, 2), total, Cursor()) for stream in range(2)]
+    found = [raw["__key__"] for one in passes for raw, _ in one]
     assert sorted(found) == ["a", "c", "s000"]
     assert total.kinds == {"bad json": 1, "broken shard": 1}
     assert total.shards == 3

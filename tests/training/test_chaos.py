@@ -1,0 +1,120 @@
+"""A run of two ranks that is killed and stopped again and again ends where an undisturbed one ends."""
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from training.checkpointing import check_checkpoint, list_steps
+from training.storage import Storage
+
+ROOT = Path(__file__).parents[2]
+STEPS, MOMENTS = 200, 10
+WORDS = [
+    "--model", "ProLIP-ViT-test", "--train-data", "data/emoji/{noto,twemoji}.tar", "--select", "group=activities",
+    "--caption-sampling", "name,keywords", "--precision", "fp32", "--device", "cpu", "--batch-size", "8", "--workers",
+    "1", "--max-steps", str(STEPS), "--warmup", "5", "--init-logit-bias", "-2.8", "--log-every-n-steps", "1",
+    "--save-every-steps", "9", "--save-frequency", "0", "--keep-checkpoints", "3", "--shuffle-buffer", "20", "--ledger",
+    "--ema-decay", "0.9", "--resume", "auto",
+]  # fmt: skip
+
+
+def launch(folder: Path, name: str) -> subprocess.Popen:
+    """torchrun of two ranks in a process group of its own, its output in a file."""
+    environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+    environment |= {
+        "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1",
+        # as slurm/train.sbatch: torchrun hands these on to its workers, and waits for them
+        "PET_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1", "PET_SHUTDOWN_TIMEOUT": "60",
+    }  # fmt: skip
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    command += ["-m", "training.main", *WORDS, "--output-dir", str(folder), "--name", name]
+    with open(folder / f"{name}.log", "a") as log:
+        return subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+        )
+
+
+def steps_done(run: Path) -> int:
+    """Steps in the log, those of a cut last line left out."""
+    try:
+        return (run / "metrics.jsonl").read_text().count("\n")
+    except FileNotFoundError:
+        return 0
+
+
+def ranks_of(launcher: subprocess.Popen) -> list[int]:
+    """Process ids of the ranks."""
+    listed = subprocess.run(["ps", "-o", "pid=,args=", "--ppid", str(launcher.pid)], capture_output=True, text=True)
+    return [int(line.split()[0]) for line in listed.stdout.splitlines() if "training.main" in line]
+
+
+def disturb(launcher: subprocess.Popen, how: str) -> None:
+    """kill -9 of everything, kill -9 of one rank, or a stop signal to the launcher."""
+    if how == "all":
+        os.killpg(launcher.pid, signal.SIGKILL)
+    elif how == "one" and (ranks := ranks_of(launcher)):
+        os.kill(ranks[-1], signal.SIGKILL)
+    else:
+        os.kill(launcher.pid, signal.SIGUSR1 if how == "usr1" else signal.SIGTERM)
+
+
+def ledgers(run: Path) -> list[dict[int, list[str]]]:
+    """Per rank: step -> keys; every step once."""
+    found = []
+    for rank in range(2):
+        rows = [json.loads(line) for line in (run / "ledger" / f"rank_{rank}.jsonl").read_text().splitlines()]
+        assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
+        found.append({row["step"]: row["keys"] for row in rows})
+    return found
+
+
+def states_left(run: Path) -> str:
+    """What status.json says; every checkpoint is whole."""
+    storage = Storage(str(run / "checkpoints"))
+    for step in list_steps(storage):
+        check_checkpoint(storage.path(f"step_{step}.pt"))
+    return json.loads((run / "status.json").read_text())["state"] if (run / "status.json").exists() else "none"
+
+
+def assert_same(run: Path, whole: Path) -> None:
+    """Model and averaged model bit for bit, and the same samples at every step of every rank."""
+    for part in ("model", "model_ema"):
+        want, got = (load_file(folder / part / "model.safetensors") for folder in (whole, run))
+        assert want.keys() == got.keys()
+        assert all(torch.equal(value, got[name]) for name, value in want.items()), part
+    assert ledgers(run) == ledgers(whole)
+
+
+@pytest.mark.parametrize("seed", [0])
+def test_ten_disturbances_leave_no_trace(tmp_path, seed):
+    """kill -9 of all or of one rank, TERM and USR1, at random steps and also between them and while ranks start."""
+    assert launch(tmp_path, "whole").wait(300) == 0, (tmp_path / "whole.log").read_text()[-3000:]
+    rng, run, states = random.Random(seed), tmp_path / "run", []
+    kinds = ["all", "one", "term", "usr1"]
+    for moment in range(MOMENTS):
+        launcher, how = launch(tmp_path, "run"), kinds[moment % len(kinds)]
+        if moment == 4:
+            time.sleep(rng.uniform(0.5, 4))  # while the ranks are starting
+        else:
+            wanted = min(steps_done(run), STEPS - 30) + rng.randint(1, 16)
+            deadline = time.monotonic() + 120
+            while steps_done(run) < wanted and launcher.poll() is None and time.monotonic() < deadline:
+                time.sleep(0.003)
+            time.sleep(rng.uniform(0, 0.03))
+        disturb(launcher, how)
+        assert launcher.wait(120) != 0
+        states.append((how, states_left(run)))
+    assert all(state == "stopped" for how, state in states if how in ("term", "usr1")), states
+    final = launch(tmp_path, "run").wait(300)
+    assert final == 0, (tmp_path / "run.log").read_text()[-3000:]
+    assert_same(run, tmp_path / "whole")
