@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import IO, Any, NamedTuple, Protocol, TypeVar
 
-import fsspec
+import fsspec.core
 import requests
 
 from prolip.data.faults import ShardFault
@@ -41,7 +41,7 @@ class ReadPolicy:
     connect_timeout, read_timeout: seconds for a connection, and without a byte. least_rate: bytes/s below which a
     source counts as stalled, over read_timeout. retries: attempts in a row that bring less than 1 MiB. backoff: seconds
     before the first retry, doubled for each further one up to backoff_limit, times a random factor of 0.5 to 1 (the
-    defaults wait out some two minutes). block: bytes fetched at once from object stores. checksums: compare each block
+    defaults wait out one to two minutes). block: bytes fetched at once from object stores. checksums: compare each block
     with the index.
     """
 
@@ -219,19 +219,19 @@ class HttpConnection:
 
 
 # --- object stores ---------------------------------------------------------------------------------------------------
-def file_system(scheme: str, policy: ReadPolicy) -> Any:
-    """fsspec's file system, with time-outs of its own where we know their names; `within` bounds the others."""
-    if scheme not in ("s3", "s3a"):
-        return fsspec.filesystem(scheme)
+def file_system(url: str, policy: ReadPolicy) -> tuple[Any, str]:
+    """fsspec's file system and the path in it, with its own time-outs where we know how to set them."""
+    if not url.startswith(("s3://", "s3a://")):
+        return fsspec.core.url_to_fs(url)
     settings = {
         **fsspec.config.conf.get("s3", {}).get("config_kwargs", {}),
         "connect_timeout": policy.connect_timeout,
         "read_timeout": policy.read_timeout,
         "retries": {"max_attempts": 0},
     }
-    system = fsspec.filesystem(scheme, config_kwargs=settings)
+    system, path = fsspec.core.url_to_fs(url, config_kwargs=settings)
     system.retries = 1  # ours are counted, and go on where the bytes ended
-    return system
+    return system, path
 
 
 class FsspecConnection:
@@ -252,10 +252,8 @@ class FsspecConnection:
             self.file.seek(position)
 
     def _open(self) -> tuple[IO[bytes], dict[str, Any]]:
-        scheme = self.url.split("://")[0]
-        system = file_system(scheme, self.policy)
+        system, path = file_system(self.url, self.policy)
         system.invalidate_cache()
-        path = system._strip_protocol(self.url)
         file = system.open(path, "rb", block_size=self.policy.block, cache_type="none")
         return file, getattr(file, "details", None) or system.info(path)
 
