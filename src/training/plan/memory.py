@@ -59,17 +59,19 @@ def backward_space(part: Pass, rows: float, half: int) -> float:
 
 
 def loss_space(local: int, dim: int, ranks: int, block: int | None, ids: int = 0) -> float:
-    """Bytes of PPCL on one rank: its packed inputs, gradients of the rows, text blocks and accumulators, pair matrices.
+    """Bytes of PPCL on one rank beyond its inputs: text blocks, accumulators, pair matrices.
 
     prolip.ring holds three text blocks (own, scored, under way) and five accumulators (own, being filled, sent,
-    received, that of the rows); one process two accumulators. add_pairs holds two (block, local) matrices and the
-    scaled rows; ids: captions per image with --known-matches, two matrices more.
+    received, that of the rows); one process holds two accumulators. add_pairs holds two (block, local) matrices and the
+    scaled rows, and a third matrix where one block follows another; ids: captions per image with --known-matches, two
+    matrices more.
     """
     rows = min(local, block or default_block(local, torch.device("cuda")))
     packed = local * (dim + 1) * FLOAT
     blocks = 2 if ranks == 1 else 3 + 5
-    pairs = rows * local * FLOAT * (4 if ids else 2) + rows * dim * FLOAT
-    return 2 * packed + blocks * packed + pairs + (3 + ids) * local * ID * bool(ids)
+    matrices = 2 + (rows < local) + (2 if ids else 0)
+    pairs = rows * local * FLOAT * matrices + rows * dim * FLOAT
+    return blocks * packed + pairs + (3 + ids) * local * ID * bool(ids)
 
 
 def memory(model: Model, training: Training, gpus: int) -> dict[str, float]:
@@ -77,14 +79,15 @@ def memory(model: Model, training: Training, gpus: int) -> dict[str, float]:
 
     DDP: gradients are views of its buckets, so the buckets cost nothing more. FSDP2: all of these in W shards; two
     blocks are whole at a time, in bf16, with the float32 gradient of one. Heads and per-sample losses are left out:
-    they keep some dozens of numbers per dimension and row.
+    they keep some dozens of numbers per dimension and row. Only one micro-batch has its activations at a time.
     """
     half = HALF if training.precision == "amp_bf16" else FLOAT
     local = training.global_batch // gpus
+    micro = local / training.accum_freq
     shards = gpus if training.parallel == "fsdp" else 1
     weights = model.parameters * FLOAT / shards
-    kept = sum(activations(part, local * part.share, training.recompute, half) for part in model.passes)
-    space = max(backward_space(part, local * part.share, half) for part in model.passes)
+    kept = sum(activations(part, micro * part.share, training.recompute, half) for part in model.passes)
+    space = max(backward_space(part, micro * part.share, half) for part in model.passes)
     ring = loss_space(local, model.dim, gpus, training.block)
     whole = model.largest * (2 * half + FLOAT) if shards > 1 else 0.0
     copies = model.cast * HALF if half == HALF and shards == 1 else 0.0

@@ -105,15 +105,15 @@ def count(name: str) -> Model:
 
 
 def build(name: str) -> Any:
-    """The model on the meta device, in training mode."""
+    """The model on the meta device, without gradients: FlopCounterMode cannot follow parameters without a graph."""
     with torch.device("meta"):
         if name in list_models():
-            return ProLIP(get_model_config(name)[0])
+            return ProLIP(get_model_config(name)[0]).requires_grad_(False)
         config = open_clip.get_model_config(name)
         if config is None or {"multimodal_cfg", "hf_model_name"} & {*config, *config.get("text_cfg", {})}:
             raise FlagError(f"--model {name} has a tower that is no plain transformer: give another model")
         kind = CustomTextCLIP if config.pop("custom_text", False) else CLIP
-        return kind(**config)
+        return kind(**config).requires_grad_(False)
 
 
 def embed_dim(model: Any) -> int:
@@ -145,7 +145,7 @@ def measure(name: str, tower: nn.Module, run: Callable[[], Any], inputs: int, fl
     handle = blocks[0].register_forward_pre_hook(lambda _, args, kwargs: seen.append((*args, *kwargs.values())[0]),
                                                  with_kwargs=True)
     counter = FlopCounterMode(display=False)
-    with counter, torch.no_grad():
+    with counter:
         run()
     handle.remove()
     x = seen[0]

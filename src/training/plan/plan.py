@@ -84,7 +84,7 @@ def flops_per_second(
 ) -> tuple[float, str]:
     """(FLOP/s of one GPU while it computes, where that comes from). FLOPs that are done twice are counted twice."""
     speed = question.speed
-    twice = 1 + (question.training.recompute == "full") / PASSES
+    twice = 1 + question.training.repeats / PASSES
     if speed.rate is not None:
         return speed.rate * model.flops * twice, f"{speed.rate:g} samples/s of one GPU, given"
     if run is not None:
@@ -117,8 +117,8 @@ def refusals(plan: Plan, supply: Supply) -> list[tuple[float, str]]:
     found = []
     used, missing = sum(plan.memory.values()), missing_shards(plan.cluster, supply)
     if used > plan.cluster.memory:
-        found.append((3.0, f"memory: {used / 1e9:.0f} GB of {plan.cluster.memory / 1e9:.0f}: --recompute selective or "
-                      "full, --parallel fsdp, or more GPUs"))
+        found.append((3.0, f"memory: {used / 1e9:.0f} GB of {plan.cluster.memory / 1e9:.0f}: --accum-freq, "
+                      "--recompute selective or full, --parallel fsdp, or more GPUs"))
     if missing:
         found.append((2.0, f"shards: {missing:,} too few for {plan.feed.open_streams:,} streams: fewer "
                       "--cores-per-gpu, or smaller shards"))

@@ -22,6 +22,7 @@ class Training:
     method: Literal["prolip", "siglip"] = option("prolip", "siglip: no masked views; OpenCLIP's models are always so")
     gpus: list[int] = option([8, 32, 256, 1024], "numbers of GPUs, one column of the tables each")
     global_batch: int = option(16384, "samples per step over all GPUs")
+    accum_freq: int = option(1, "micro-batches per step, as the training's flag: less memory, a second forward pass")
     samples: float = option(1.28e9, "samples seen in the whole run")
     precision: Literal["amp_bf16", "fp32"] = option("amp_bf16", "arithmetic of the towers")
     ema: bool = option(False, "averaged weights are kept as well")
@@ -32,14 +33,23 @@ class Training:
     block: int | None = option(None, "rows of PPCL scored at a time; without: prolip.losses.default_block")
 
     def __post_init__(self) -> None:
-        at_least(self, 1, "global_batch", "samples", "block")
+        at_least(self, 1, "global_batch", "accum_freq", "samples", "block")
         if not self.gpus or min(self.gpus) < 1:
             raise FlagError(f"--gpus is {self.gpus}: give one or more numbers of at least 1, such as --gpus 8 32")
         for count in self.gpus:
-            if self.global_batch % count:
-                low = self.global_batch // count * count
-                near = " or ".join(str(size) for size in (low, low + count) if size)
-                raise FlagError(f"--global-batch {self.global_batch} does not divide among {count} GPUs: give {near}")
+            parts = count * self.accum_freq
+            if self.global_batch % parts:
+                low = self.global_batch // parts * parts
+                near = " or ".join(str(size) for size in (low, low + parts) if size)
+                micro = f" x {self.accum_freq} micro-batches" if self.accum_freq > 1 else ""
+                raise FlagError(
+                    f"--global-batch {self.global_batch} does not divide among {count} GPUs{micro}: give {near}"
+                )
+
+    @property
+    def repeats(self) -> int:
+        """Forward passes that are done a second time: of every block in the backward pass, of every micro-batch."""
+        return (self.recompute == "full") + (self.accum_freq > 1)
 
 
 @dataclass(frozen=True, kw_only=True)

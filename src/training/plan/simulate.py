@@ -208,7 +208,8 @@ def simulate(
         pace = lasting * draws.factors(noise.step_sigma, cluster.gpus)
         loss = exchange(begin + step.forward * pace, step.ring.block_seconds, links, draws, noise.block_sigma)
         own = loss.end + step.backward * pace
-        together = gradients(step, cluster.gpus, begin if step.early else loss.end, own)
+        first = begin if step.early else own - (own - loss.end) * step.last_share
+        together = gradients(step, cluster.gpus, first, own)
         if index >= WARM_UP:
             waits["data"] += float((begin - now).mean())
             waits["ring"] += float(loss.waited.mean())

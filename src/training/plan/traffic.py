@@ -44,7 +44,7 @@ class Ring(NamedTuple):
 class Step(NamedTuple):
     """Seconds of one step without jitter. forward and backward: computation of the towers; reduce: of the gradients'
     exchange in `buckets` parts, of which `reduce_exposed` is not hidden behind the backward pass (and, if `early`, the
-    forward pass)."""
+    forward pass); they begin in the last `last_share` of the backward pass, that of the last micro-batch."""
 
     forward: float
     backward: float
@@ -55,6 +55,7 @@ class Step(NamedTuple):
     reduce_exposed: float
     buckets: int
     early: bool
+    last_share: float
 
     @property
     def computing(self) -> float:
@@ -136,17 +137,18 @@ def step_times(model: Model, training: Training, cluster: Cluster, flops_rate: f
     """The step at a rate of FLOP/s that a GPU computes at without waits.
 
     A third of the model FLOPs is the forward pass; full recomputation adds another third (selective: no product is
-    repeated). DDP's buckets travel while the rest of the backward pass computes, the last one after it; FSDP2's
-    parameters travel during the forward pass too.
+    repeated), and so do micro-batches, whose exact gradients need a pass without a graph first. DDP's buckets travel
+    while the rest of the (last micro-batch's) backward pass computes, the last one after it; FSDP2's parameters travel
+    during the forward pass too.
     """
     local = training.global_batch // cluster.gpus
     forward = model.flops / PASSES * local / flops_rate
-    backward = forward * (PASSES - 1 + (training.recompute == "full"))
+    backward = forward * (PASSES - 1 + training.repeats)
     moved = reduce_bytes(model, training, cluster.gpus)
     parts = max(1, math.ceil(model.parameters * FLOAT / BUCKET))
     exchange = moved / cluster.collective_rate + parts * collective_delay(cluster) if cluster.gpus > 1 else 0.0
     early = training.parallel == "fsdp"
-    hiding = backward + forward * early
+    hiding = backward / training.accum_freq + forward * early
     exposed = max(exchange / parts, exchange - hiding * (1 - 1 / parts))
     return Step(
         forward,
@@ -158,4 +160,5 @@ def step_times(model: Model, training: Training, cluster: Cluster, flops_rate: f
         exposed,
         parts,
         early,
+        1 / training.accum_freq,
     )
