@@ -23,12 +23,14 @@ from training.plan import question, tables  # noqa: E402
 from training.plan.plan import make_plans  # noqa: E402
 from training.plan.published import check_published, published_table  # noqa: E402
 
+VERDICT = "verdict"
+
 
 def build_parser() -> Parser:
     """Every question as a flag."""
     parser = Parser(prog="plan_run.py", description="Plan a training run before it is started; see docs/scaling.md.")
-    parser.add_argument("--show", nargs="+", choices=list(tables.SECTIONS), metavar="TABLE",
-                        help="only these tables: " + ", ".join(tables.SECTIONS))
+    parser.add_argument("--show", nargs="+", choices=[*tables.SECTIONS, VERDICT], metavar="TABLE",
+                        help="only these: " + ", ".join([*tables.SECTIONS, VERDICT]))
     parser.add_argument("--simulate", action="store_true", help="play steps through, ring and loader event by event")
     parser.add_argument("--check-published", action="store_true", help="compare with runs that were published")
     parser.add_argument("--json", metavar="FILE", help="write all figures there as well: seconds, bytes, dollars")
@@ -49,15 +51,13 @@ def ask(given: dict[str, Any]) -> question.Question:
 
 def plan(given: dict[str, Any]) -> None:
     """Print the tables."""
-    chosen = given["show"] or [name for name in tables.SECTIONS if name != "simulation"]
-    simulate = given["simulate"] or "simulation" in chosen
-    if simulate and not given["show"]:
-        chosen.append("simulation")
+    simulate = given["simulate"] or "simulation" in (given["show"] or ())
+    every = [name for name in (*tables.SECTIONS, VERDICT) if simulate or name != "simulation"]
     plans = make_plans(ask(given), simulate)
     print(tables.heading(plans[0]))
-    for name in chosen:
-        print("\n" + tables.table(name, tables.SECTIONS[name](plans), plans))
-    print("\n" + tables.verdicts(plans))
+    for name in given["show"] or every:
+        text = tables.verdicts(plans) if name == VERDICT else tables.table(name, tables.SECTIONS[name](plans), plans)
+        print("\n" + text)
     if given["json"]:
         Path(given["json"]).write_text(json.dumps([tables.as_values(p) for p in plans], indent=2) + "\n")
 

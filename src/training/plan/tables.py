@@ -22,6 +22,8 @@ def size(value: float) -> str:
 
 def span(seconds: float) -> str:
     """A duration with three digits and a unit."""
+    if not seconds:
+        return "0 s"
     for unit, factor in (("d", 24 * HOUR), ("h", HOUR), ("min", MINUTE), ("s", 1.0)):
         if seconds >= 2 * factor or (unit == "s" and seconds >= 1):
             return f"{seconds / factor:.3g} {unit}"

@@ -98,9 +98,8 @@ def ring(local: int, dim: int, cluster: Cluster, block: int | None = None) -> Ri
     if cluster.nodes > 1:
         rate, delay = min(rate, cluster.inter_rate), max(delay, cluster.inter_delay)
     message = max(text, sums) / rate + delay
-    ends = max(work / 2, message)
-    seconds = ends + (size - 1) * max(work, 2 * message) + ends
-    return Ring(text, sums, 2 * (size - 1), work, message, seconds, max(0.0, seconds - size * work))
+    exposed = 2 * max(0.0, message - work / 2) + (size - 1) * max(0.0, 2 * message - work)
+    return Ring(text, sums, 2 * (size - 1), work, message, size * work + exposed, exposed)
 
 
 def gather_instead(local: int, dim: int, cluster: Cluster) -> tuple[float, float]:
