@@ -25,7 +25,8 @@ setup(
     package_data={"prolip": ["model_configs/*.json", "report/*.j2", "py.typed"]},
     install_requires=read_requirements(),
     extras_require={
-        "test": ["pytest>=8", "pytest-timeout", "hypothesis", "mpmath", "ruff", "mypy", "sentencepiece"],
+        "test": ["pytest>=8", "pytest-timeout", "hypothesis", "mpmath", "ruff", "mypy", "sentencepiece",
+                 "s3fs", "moto[s3]>=5.1,<6", "flask>=3,<4", "flask-cors>=6,<7"],  # a local S3
         "hf": ["transformers>=4.40", "huggingface_hub", "sentencepiece"],
         "s3": ["s3fs"],
     },
