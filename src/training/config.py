@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -148,6 +149,9 @@ class RunConfig:
     val_names: str | None = option(None, "shards whose names the drawings must be told from as well")
     val_select: str | None = option(None, "which concepts to evaluate, in the words of --select; without: all")
     val_frequency: int = option(0, "evaluate every so many epochs as well; 0: only at the end")
+    stall_seconds: float = option(600.0, "a rank without a step for so long prints the stacks of its threads; 0: never")
+    profile: int = option(0, "trace so many steps of rank 0, from the ninth on, into the run folder's profile/")
+    wandb_project: str | None = option(None, "log to this project of Weights & Biases as well (pip install wandb)")
     traceback: bool = option(False, "show where an error came from")
 
     def __post_init__(self) -> None:
@@ -157,9 +161,12 @@ class RunConfig:
         cadences = [name for name in ("save_every_steps", "save_every_samples") if getattr(self, name) is not None]
         for name in ("accum_freq", "log_every_n_steps", *lengths, *cadences):
             _at_least(1, self, name)
-        counts = ("save_frequency", "keep_checkpoints", "keep_every_steps", "max_nonfinite", "val_frequency", "seed")
+        counts = ("save_frequency", "keep_checkpoints", "keep_every_steps", "max_nonfinite", "val_frequency", "seed",
+                  "profile", "stall_seconds")  # fmt: skip
         for name in counts:
             _at_least(0, self, name)
+        if self.wandb_project and importlib.util.find_spec("wandb") is None:
+            raise FlagError("--wandb-project, but wandb is not installed: pip install wandb, or leave the flag out")
         if self.save_every_minutes is not None:
             _above(0, self, "save_every_minutes")
         if self.keep_every_steps and not self.keep_checkpoints:

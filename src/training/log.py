@@ -3,18 +3,21 @@ from __future__ import annotations
 
 import json
 import math
+import resource
 import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
+import torch
 from torch import nn
 
 from training.runfolder import keep_until_step
 
 LOGIT = ("scale", "bias")
 # What stands elsewhere in the progress line than among the terms of the loss.
+NO_TERM_OF = ("trace_", "grad_norm_")
 NO_TERMS = ("loss", "lr", "grad_norm", "samples_per_second", "data_wait", *LOGIT)
 
 
@@ -45,9 +48,16 @@ class Stopwatch:
 
 
 class RunLog:
-    """Lines for a person on `stream`, objects for programs in metrics.jsonl, curves in TensorBoard; rank 0 only."""
+    """Lines for a person on `stream`, objects for programs in metrics.jsonl, curves in TensorBoard and W&B; rank 0."""
 
-    def __init__(self, folder: Path, is_first: bool = True, stream: TextIO | None = None, resume_at: int | None = None):
+    def __init__(
+        self,
+        folder: Path,
+        is_first: bool = True,
+        stream: TextIO | None = None,
+        resume_at: int | None = None,
+        wandb_project: str | None = None,
+    ):
         self.stream = stream or sys.stdout
         self.is_first = is_first
         self.colours = is_first and self.stream.isatty()
@@ -60,6 +70,7 @@ class RunLog:
             keep_until_step(path, resume_at)
         self.file = open(path, "a", buffering=1)  # noqa: SIM115  closed in close()
         self.board = SummaryWriter(str(folder / "tensorboard"), purge_step=resume_at)
+        self.wandb = start_wandb(wandb_project, folder) if wandb_project else None
 
     def say(self, text: str) -> None:
         """A line for the person, at once."""
@@ -72,6 +83,8 @@ class RunLog:
             return
         finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
         self.file.write(json.dumps({"kind": kind, "step": step, **finite}) + "\n")
+        if self.wandb is not None:
+            self.wandb.log({f"{kind}/{name}": value for name, value in finite.items()}, step=step)
         for name, value in values.items():
             if isinstance(value, (int, float)):
                 self.board.add_scalar(f"{kind}/{name}", value, step)
@@ -87,6 +100,18 @@ class RunLog:
         if self.is_first:
             self.file.close()
             self.board.close()
+            if self.wandb is not None:
+                self.wandb.finish()
+
+
+def start_wandb(project: str, folder: Path) -> Any:
+    """The Weights & Biases run of a run folder, whose name is its id, so that a resumed run goes on in the same."""
+    import wandb
+
+    return wandb.init(
+        project=project, id=folder.name, name=folder.name, dir=str(folder), resume="allow",
+        config=json.loads((folder / "config.json").read_text()),
+    )  # fmt: skip
 
 
 def progress_line(
@@ -95,9 +120,9 @@ def progress_line(
     """step | loss and its terms | scale, bias, traces | rates: one line, the same columns every time."""
     width = len(str(total))
     parts = [f"step {step:>{width}}/{total} ({100 * step / total:.0f}%) epoch {epoch:.1f}"]
-    terms = {name: value for name, value in values.items() if name not in NO_TERMS and not name.startswith("trace_")}
+    terms = {name: value for name, value in values.items() if name not in NO_TERMS and not name.startswith(NO_TERM_OF)}
     parts.append(f"loss {number(values['loss'])}" + (f"  ({grouped(terms)})" if terms else ""))
-    logit = {name: value for name, value in values.items() if name in LOGIT or name.startswith("trace_")}
+    logit = {name: value for name, value in values.items() if name in (*LOGIT, "trace_image", "trace_text")}
     if logit:
         parts.append(grouped(logit))
     if "grad_norm" in values:
@@ -117,6 +142,13 @@ def grouped(values: Mapping[str, float]) -> str:
         first, _, rest = name.partition("_")
         groups.setdefault(first, []).append(f"{rest} {number(value)}".strip())
     return "  ".join(f"{first} {' '.join(members)}" for first, members in groups.items())
+
+
+def peak_memory(device: torch.device) -> float:
+    """Most memory that this process has held so far, GiB: of the device, or of the process on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**30
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # KiB on Linux
 
 
 def number(value: float) -> str:

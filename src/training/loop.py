@@ -4,7 +4,6 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,19 +18,21 @@ from training.checkpointing import Saver
 from training.config import Config
 from training.distributed import Agreement, World, gather_objects, wait_for_all
 from training.ledger import Ledger
-from training.log import RunLog, Stopwatch, progress_line
+from training.log import RunLog, Stopwatch, peak_memory, progress_line
+from training.network import Autocast
+from training.norms import gradient_norms, parameter_norms
 from training.optim import learning_rate_factor, set_learning_rate
+from training.profiling import StepProfiler
 from training.snapshot import Position, SaveClock, save
 from training.stopping import Stopped, StopSignal
 from training.terms import StepGate, TermMeter
-
-Autocast = Callable[[], AbstractContextManager]
+from training.watchdog import Watchdog
 
 
 @dataclass(kw_only=True)
 class Run:
     """Everything that a training step touches. `network` is the objective, inside DDP when there are several ranks;
-    `saver` is rank 0's.
+    `saver` is rank 0's; `parts` are the trained parameters by tower.
     """
 
     config: Config
@@ -53,17 +54,15 @@ class Run:
     agreement: Agreement
     stop: StopSignal
     clock: SaveClock
+    parts: dict[str, list[nn.Parameter]]
+    watchdog: Watchdog
+    profiler: StepProfiler | None = None
     saver: Saver | None = None
     ledger: Ledger | None = None
     tokenizer: Any = None
     evaluate: Callable[[nn.Module], Any] | None = None
     results: dict[str, Any] = field(default_factory=dict)
     at: Position = field(default_factory=Position)
-
-    @property
-    def parameters(self) -> list[nn.Parameter]:
-        """What the optimiser moves."""
-        return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
 
 
 def training_step(run: Run, batch: Batch, step: int) -> Terms:
@@ -78,20 +77,13 @@ def training_step(run: Run, batch: Batch, step: int) -> Terms:
     batch = run.objective.prepare(batch, step)
     terms = accumulate_backward(run.network, batch, run.config.run.accum_freq, run.autocast, run.scaler.scale)
     run.scaler.unscale_(run.optimizer)
-    terms["grad_norm"] = clip_gradients(run.parameters, optim.grad_clip_norm)
+    terms |= gradient_norms(run.parts, optim.grad_clip_norm)
     move_parameters(run, terms)
     run.optimizer.zero_grad(set_to_none=True)
     run.objective.after_step()
     if run.ema is not None:
         run.ema.update(run.objective.model, step + 1)
     return terms
-
-
-def clip_gradients(parameters: list[nn.Parameter], bound: float | None) -> Tensor:
-    """Scale all gradients so that their common L2 norm is at most `bound`; returns the norm before, ()."""
-    if bound is not None:
-        return nn.utils.clip_grad_norm_(parameters, bound)
-    return nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
@@ -129,6 +121,9 @@ def train(run: Run) -> None:
             run.at.step += 1
             run.at.batch_in_epoch += 1
             run.meter.add(training_step(run, batch, run.at.step - 1), run.at.step, batch["key"])
+            run.watchdog.beat(run.at.step)
+            if run.profiler is not None:
+                run.profiler.step()
             watch.samples += run.global_batch
             if run.ledger is not None:
                 run.ledger.write(run.at.step, run.at.epoch, batch["key"])
@@ -154,7 +149,8 @@ def between_steps(run: Run, watch: Stopwatch) -> None:
     watch.pause(time.perf_counter() - start)
     if stop:
         if run.saver is not None:
-            run.saver.settle(final=True)
+            with run.watchdog.pause():
+                run.saver.settle(final=True)
         raise Stopped(
             f"{signal.Signals(stop).name} at step {run.at.step} of {run.total_steps}, which is saved: "
             f"--name {run.folder.name} --resume latest goes on"
@@ -197,6 +193,7 @@ def report(run: Run, watch: Stopwatch, started_at: int) -> None:
     left = seconds / (at.step - started_at) * (total - at.step)
     run.log.progress(progress_line(values, at.step, total, epoch, left, faults))
     extra = {"epoch": epoch, "samples": at.step * run.global_batch, "seconds": seconds}
+    extra |= {"memory_gib": peak_memory(run.world.device)} | parameter_norms(run.parts)
     if run.meter.bad_steps:
         extra["nonfinite_steps"] = run.meter.bad_steps
     run.log.metrics(at.step, values | extra | ({"faults": faults} if faults else {}))
@@ -225,13 +222,14 @@ def between_epochs(run: Run, watch: Stopwatch) -> None:
 
 def evaluate(run: Run) -> None:
     """Figures on rank 0, of the averaged weights too where there are any; the other ranks wait."""
-    if run.world.is_first and run.evaluate is not None:
-        run.results = {"eval": run.evaluate(run.objective.model)}
-        if run.ema is not None:
-            run.results["eval_ema"] = run.evaluate(run.ema.module)
-        run.log.metrics(run.at.step, figures(run.results), kind="eval")
-        run.network.train()
-    wait_for_all(run.world)
+    with run.watchdog.pause():
+        if run.world.is_first and run.evaluate is not None:
+            run.results = {"eval": run.evaluate(run.objective.model)}
+            if run.ema is not None:
+                run.results["eval_ema"] = run.evaluate(run.ema.module)
+            run.log.metrics(run.at.step, figures(run.results), kind="eval")
+            run.network.train()
+        wait_for_all(run.world)
 
 
 def figures(results: dict[str, Any]) -> dict[str, float]:

@@ -10,10 +10,11 @@ import re
 import sys
 from typing import Any
 
-from training.stopping import EXIT_STOPPED, STOP, Stopped
+from training.stopping import EXIT_STOPPED, STOP, Stopped, stop_with_launcher
 
-if __name__ == "__main__":
-    STOP.install()  # before torch is imported, which takes seconds in which a signal would end the process
+if __name__ == "__main__":  # before torch is imported, which takes seconds in which a signal would end the process
+    STOP.install()
+    stop_with_launcher()
 
 import torch
 

@@ -3,55 +3,62 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 import time
-import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from timm.utils import ModelEmaV3
-from torch import nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torchvision.transforms import Compose, Normalize, PILToTensor, ToTensor
 
-import prolip
 from prolip.checkpoint import save_pretrained
-from prolip.data.augment import DeviceAugment
 from prolip.data.loader import build_loader
 from prolip.data.shards import expand_shards
 from prolip.methods import METHODS
-from prolip.methods.base import Objective
-from prolip.model import ProLIP
 from prolip.ring import check_equal_batches
 from training.checkpointing import Saver, find_checkpoint, load_checkpoint
-from training.config import Config, check_precision, rows_per_rank, total_steps
+from training.config import Config, RunConfig, check_precision, rows_per_rank, total_steps
 from training.distributed import Agreement, World, seed_everything, share_object, wait_for_all, world
 from training.flags import FlagError
 from training.ledger import Ledger
 from training.log import RunLog, count_parameters, describe, duration
-from training.loop import Autocast, Run, figures, train
+from training.loop import Run, figures, train
+from training.network import (
+    attention_for,
+    autocast_for,
+    build_augment,
+    build_model,
+    build_tokenizer,
+    compile_towers,
+    distribute,
+)
+from training.norms import parts_of
 from training.optim import build_optimizer
-from training.runfolder import keep_until_step, open_run_folder, write_json, write_status
+from training.profiling import StepProfiler
+from training.runfolder import (
+    clear_run_folder,
+    keep_until_step,
+    lock_run_folder,
+    open_run_folder,
+    write_json,
+    write_status,
+)
 from training.snapshot import SaveClock, restore
 from training.stopping import EXIT_STOPPED, STOP, Stopped
 from training.storage import Storage
 from training.terms import StepGate, TermMeter
-
-DTYPES = {"amp_bf16": torch.bfloat16, "amp_fp16": torch.float16}
+from training.watchdog import Watchdog
 
 
 def run(config: Config) -> Path:
     """A whole run, from nothing to the folder that holds its model; returns the folder."""
-    with world(config.run.device) as here:
+    with world(config.run.device) as here, contextlib.ExitStack() as held:
         check_precision(config.run.precision, here.device)
         rows = rows_per_rank(config, here.world_size)
         check_equal_batches(rows)
         folder = Path(config.run.output_dir) / share_object(config.run.name or default_name(config), here)
-        state = build(config, here, folder, rows)
+        state = build(config, here, folder, rows, held)
         try:
             with telling_status(state):
                 start = time.perf_counter()
@@ -87,7 +94,10 @@ def telling_status(run: Run) -> Iterator[None]:
 
 
 def close(run: Run) -> None:
-    """End what is open: log, ledger, the writer of checkpoints, the workers of the loader."""
+    """End what is open: profile, watchdog, writer of checkpoints, ledger, the workers of the loader, log."""
+    if run.profiler is not None:
+        run.profiler.close()
+    run.watchdog.close()
     if run.saver is not None:
         run.saver.close()
     if run.ledger is not None:
@@ -102,8 +112,13 @@ def default_name(config: Config) -> str:
     return f"{model}-{config.method}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
-def build(config: Config, here: World, folder: Path, rows: int) -> Run:
-    """Every part of the run, checked before the folder is touched; resumed where the config says so."""
+def build(
+    config: Config, here: World, folder: Path, rows: int, held: contextlib.ExitStack | None = None
+) -> Run:
+    """Every part of the run, checked before the folder is touched; resumed where the config says so.
+
+    The folder is locked until `held` is closed.
+    """
     settings = config.run
     seed_everything(settings.seed, settings.deterministic)
     if here.device.type == "cuda" and not settings.deterministic:
@@ -130,12 +145,15 @@ def build(config: Config, here: World, folder: Path, rows: int) -> Run:
     evaluation = None
     if settings.val_data:
         evaluation = partial(build_evaluation(config, here, tokenizer, preprocess), similarity=objective.similarity)
+    take_folder(config, here, folder, held or contextlib.ExitStack())
     storage = Storage(settings.checkpoint_dir or str(folder / "checkpoints"))
     address, passed_over = choose_checkpoint(settings.resume, storage, here)
     checkpoint = load_checkpoint(address) if address else None
-    prepare_folder(config, here, folder)
+    if here.is_first:
+        write_json(folder / "config.json", config.to_dict())
     begin = checkpoint["step"] if checkpoint else 0
-    log = RunLog(folder, here.is_first, resume_at=begin if settings.resume else None)
+    resume_at = begin if settings.resume else None
+    log = RunLog(folder, here.is_first, resume_at=resume_at, wandb_project=settings.wandb_project)
     ledger = open_ledger(folder, here, begin) if settings.ledger else None
     run = Run(
         config=config,
@@ -158,6 +176,9 @@ def build(config: Config, here: World, folder: Path, rows: int) -> Run:
         agreement=Agreement(here),
         stop=STOP,
         clock=save_clock(config, rows * here.world_size),
+        parts=parts_of(objective),
+        watchdog=Watchdog(settings.stall_seconds, here.rank),
+        profiler=StepProfiler(folder, here.rank, settings.profile, log.say) if profiled(settings, here) else None,
         saver=open_saver(config, storage, folder, log) if here.is_first else None,
         ledger=ledger,
         evaluate=evaluation,
@@ -200,6 +221,11 @@ def open_saver(config: Config, storage: Storage, folder: Path, log: RunLog) -> S
     )
 
 
+def profiled(settings: RunConfig, here: World) -> bool:
+    """Whether this rank's steps are traced."""
+    return here.is_first and settings.profile > 0
+
+
 def save_clock(config: Config, global_batch: int) -> SaveClock:
     """The cadence of checkpoints within epochs; samples in steps, rounded up."""
     settings = config.run
@@ -217,90 +243,6 @@ def open_ledger(folder: Path, here: World, begin: int) -> Ledger:
     return Ledger(folder, here.rank)
 
 
-def build_tokenizer(config: Config) -> Any:
-    """The model's tokenizer, or --tokenizer; none where no text is read."""
-    if config.data.dataset_type == "synthetic" and not config.run.val_data:
-        return None
-    wanted = config.model
-    return prolip.get_tokenizer(wanted.model, tokenizer=wanted.tokenizer, context_length=wanted.force_context_length)
-
-
-def build_model(config: Config, device: torch.device) -> tuple[ProLIP, Callable, Compose]:
-    """(model in training precision, transform for training, transform for evaluation)."""
-    wanted = config.model
-    changes: dict[str, Any] = {"mask_padding": True} if wanted.mask_padding else {}
-    if wanted.init_logit_scale is not None:
-        changes["init_logit_scale"] = math.log(wanted.init_logit_scale)
-    for name in ("init_logit_bias", "init_unc_bias"):
-        if getattr(wanted, name) is not None:
-            changes[name] = getattr(wanted, name)
-    warnings.filterwarnings("ignore", "Unused augmentation cfg items")  # OpenCLIP names those that it has just used
-    augmentation = {k: tuple(v) if isinstance(v, list) else v for k, v in wanted.aug_cfg.items()}  # JSON has no tuples
-    model, transform, preprocess = prolip.create_model_and_transforms(
-        wanted.model,
-        pretrained=wanted.pretrained,
-        device=device,
-        force_image_size=wanted.force_image_size,
-        force_context_length=wanted.force_context_length,
-        init_uncertainty=wanted.init_uncertainty,
-        aug_cfg=augmentation,
-        **changes,
-    )
-    if wanted.lock_image:
-        model.lock_image_tower(unlocked_groups=wanted.lock_image_unlocked_groups)
-    if wanted.lock_text:
-        model.lock_text_tower(unlocked_layers=wanted.lock_text_unlocked_layers)
-    if wanted.grad_checkpointing:
-        model.set_grad_checkpointing(True)
-    return model, unnormalised(preprocess) if wanted.device_augment else transform, preprocess
-
-
-def unnormalised(preprocess: Compose) -> Compose:
-    """The evaluation transform up to the pixels, uint8 (3, H, W): the device augments and normalises them."""
-    pillow = [step for step in preprocess.transforms if not isinstance(step, (ToTensor, Normalize))]
-    return Compose([*pillow, PILToTensor()])
-
-
-def build_augment(config: Config, model: nn.Module, here: World) -> DeviceAugment:
-    """Augmentation and normalisation on the device, with the statistics that the model was made with."""
-    mean, std = (getattr(model, name).flatten().tolist() for name in ("pixel_mean", "pixel_std"))
-    augment = DeviceAugment(
-        config.augment, mean, std, seed=config.run.seed, rank=here.rank, world_size=here.world_size
-    )
-    return augment.to(here.device)
-
-
-def compile_towers(model: ProLIP) -> None:
-    """Compile both towers in place: names of parameters stay. Shapes are few (all patches, kept patches), so static."""
-    for tower in (model.visual, model.text):
-        tower.compile(dynamic=False)
-
-
-def distribute(objective: Objective, here: World) -> nn.Module:
-    """The objective in DDP when there are several ranks."""
-    if here.world_size == 1:
-        return objective
-    devices = [here.device] if here.device.type == "cuda" else None
-    return nn.parallel.DistributedDataParallel(
-        objective, device_ids=devices, broadcast_buffers=False, gradient_as_bucket_view=True
-    )
-
-
-def autocast_for(precision: str, device: torch.device) -> Autocast:
-    """Makes contexts for forward passes."""
-    if precision == "fp32":
-        return contextlib.nullcontext
-    return partial(torch.autocast, device.type, dtype=DTYPES[precision])
-
-
-def attention_for(precision: str, device: torch.device) -> AbstractContextManager:
-    """Plain attention for bf16 on the CPU: there the fused kernel's backward pass takes 4x the plain one's time at 20
-    to 70 tokens and 1.4x at 200 (torch 2.15). Entered for the whole run: checkpointed blocks run again in backward.
-    """
-    plain = precision == "amp_bf16" and device.type == "cpu"
-    return sdpa_kernel(SDPBackend.MATH) if plain else contextlib.nullcontext()
-
-
 def build_evaluation(config: Config, here: World, tokenizer: Any, preprocess: Any) -> Callable[..., Any]:
     """Model -> `Result` on --val-data, which is read before the first step: what is missing shows now."""
     from prolip.evaluation.corpus import evaluate, gallery  # brings scipy, which most runs do without
@@ -311,13 +253,15 @@ def build_evaluation(config: Config, here: World, tokenizer: Any, preprocess: An
     return partial(evaluate, tokenizer=tokenizer, preprocess=preprocess, shards=corpus, device=here.device)
 
 
-def prepare_folder(config: Config, here: World, folder: Path) -> None:
-    """The run folder with config.json, made by rank 0; every rank refuses one that is taken."""
+def take_folder(config: Config, here: World, folder: Path, held: contextlib.ExitStack) -> None:
+    """Make the run folder and lock it, on rank 0, for as long as `held`; every rank refuses one that is taken."""
     refusal = None
     if here.is_first:
         try:
             open_run_folder(folder, config.run.overwrite, bool(config.run.resume))
-            write_json(folder / "config.json", config.to_dict())
+            held.enter_context(lock_run_folder(folder))
+            if config.run.overwrite:
+                clear_run_folder(folder)
         except FlagError as error:
             refusal = str(error)
     refusal = share_object(refusal, here)

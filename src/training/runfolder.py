@@ -1,37 +1,74 @@
 """The folder of a run: taking it, and writing files in it that are never half."""
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from training.flags import FlagError
 
+LOCK = ".lock"
 OURS = (
     "config.json", "status.json", "metrics.jsonl", "eval.json", "eval", "eval_ema", "tensorboard", "checkpoints",
-    "ledger", "model", "model_ema",
+    "ledger", "profile", "model", "model_ema",
 )  # fmt: skip
 
 
 def open_run_folder(folder: Path, overwrite: bool, resume: bool) -> None:
-    """Make the run folder; refuse one that holds a run, unless it is to be resumed or overwritten.
-
-    Overwriting deletes what a run writes and leaves other files alone.
-    """
+    """Make the run folder; refuse one that holds a run, unless it is to be resumed or overwritten."""
     taken = [folder / name for name in OURS if (folder / name).exists()]
     if taken and not (overwrite or resume):
         raise FlagError(
             f"{folder} already holds a run: give another --name, --resume latest to go on with it, "
             "or --overwrite to delete it and start again"
         )
-    if overwrite:
-        for path in taken:
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
     folder.mkdir(parents=True, exist_ok=True)
+
+
+def clear_run_folder(folder: Path) -> None:
+    """Delete what a run writes, and leave other files alone."""
+    for path in (folder / name for name in OURS):
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def lock_run_folder(folder: Path, patience: float = 120.0, say: Callable[[str], None] = print) -> IO[str]:
+    """Hold the folder for this process, until the file that is returned is closed or the process ends.
+
+    A try that was cut off may still be saving: it is waited for, up to `patience` seconds. FlagError after that.
+    """
+    file = open(folder / LOCK, "a+")  # noqa: SIM115  held as long as the run lasts
+    deadline, told = time.monotonic() + patience, False
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            file.seek(0)
+            holder = file.read().strip() or "another process"
+            if time.monotonic() > deadline:
+                file.close()
+                raise FlagError(
+                    f"{folder} is being written by {holder}: wait until it ends, stop it, or give another --name"
+                ) from None
+            if not told:
+                say(f"waiting for {holder}, which is still writing {folder}")
+                told = True
+            time.sleep(0.5)
+        except OSError:  # a file system without locks: what can be done is done
+            break
+    file.truncate(0)
+    file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+    file.flush()
+    return file
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:

@@ -5,8 +5,10 @@ otherwise end the process without a word.
 """
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
+import sys
 from types import FrameType
 
 #: What SLURM and torchrun send before they kill.
@@ -40,3 +42,15 @@ class StopSignal:
 
 #: The one of this process.
 STOP = StopSignal()
+
+PR_SET_PDEATHSIG = 1
+
+
+def stop_with_launcher() -> None:
+    """Have the kernel send SIGTERM to this rank should its torchrun die (Linux).
+
+    torchrun starts its ranks in sessions of their own. Killed by SIGKILL, it would leave them behind, training on and
+    writing into a folder that the next try has taken.
+    """
+    if "TORCHELASTIC_RUN_ID" in os.environ and sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

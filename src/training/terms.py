@@ -41,7 +41,8 @@ class StepGate:
 class TermMeter:
     """Sums of scalar terms on their device, and which were finite; waits for the device only in `check` and `read`.
 
-    ignored: terms that may be infinite. allowed: steps that may have others before the run stops.
+    ignored: beginnings of the names of terms that may be infinite. allowed: steps that may have other such terms before
+    the run stops.
     """
 
     def __init__(self, ignored: Sequence[str] = (), allowed: int = 0):
@@ -58,7 +59,7 @@ class TermMeter:
 
     def add(self, terms: Mapping[str, Tensor], step: int, keys: Sequence[str] = ()) -> None:
         """Take the terms of a step on samples `keys`, looking at no value; those of bad steps stay out of the means."""
-        self.names = [name for name in terms if name not in self.ignored]
+        self.names = [name for name in terms if not name.startswith(tuple(self.ignored))]
         values = {name: value.detach().double().reshape(()) for name, value in terms.items()}
         finite = torch.isfinite(torch.stack([values[name] for name in self.names]))
         good = finite.all()

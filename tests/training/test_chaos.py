@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from training.checkpointing import check_checkpoint, list_steps
+from training.runfolder import lock_run_folder
 from training.storage import Storage
 
 ROOT = Path(__file__).parents[2]
@@ -59,10 +60,13 @@ def ranks_of(launcher: subprocess.Popen) -> list[int]:
 
 
 def disturb(launcher: subprocess.Popen, how: str) -> None:
-    """kill -9 of everything, kill -9 of one rank, or a stop signal to the launcher."""
-    if how == "all":
-        os.killpg(launcher.pid, signal.SIGKILL)
-    elif how == "one" and (ranks := ranks_of(launcher)):
+    """kill -9 of everything, of one rank, or of the launcher alone, which its ranks must notice; or a stop signal."""
+    ranks = ranks_of(launcher)
+    if how in ("all", "launcher"):
+        os.kill(launcher.pid, signal.SIGKILL)
+        for rank in ranks if how == "all" else []:
+            os.kill(rank, signal.SIGKILL)
+    elif how == "one" and ranks:
         os.kill(ranks[-1], signal.SIGKILL)
     else:
         os.kill(launcher.pid, signal.SIGUSR1 if how == "usr1" else signal.SIGTERM)
@@ -95,15 +99,16 @@ def assert_same(run: Path, whole: Path) -> None:
     assert ledgers(run) == ledgers(whole)
 
 
+@pytest.mark.timeout(900)  # twelve starts of torchrun
 @pytest.mark.parametrize("seed", [0])
 def test_ten_disturbances_leave_no_trace(tmp_path, seed):
     """kill -9 of all or of one rank, TERM and USR1, at random steps and also between them and while ranks start."""
     assert launch(tmp_path, "whole").wait(300) == 0, (tmp_path / "whole.log").read_text()[-3000:]
     rng, run, states = random.Random(seed), tmp_path / "run", []
-    kinds = ["all", "one", "term", "usr1"]
+    kinds = ["all", "one", "term", "usr1", "launcher"]
     for moment in range(MOMENTS):
         launcher, how = launch(tmp_path, "run"), kinds[moment % len(kinds)]
-        if moment == 4:
+        if moment == 5:
             time.sleep(rng.uniform(0.5, 4))  # while the ranks are starting
         else:
             wanted = min(steps_done(run), STEPS - 30) + rng.randint(1, 16)
@@ -113,8 +118,11 @@ def test_ten_disturbances_leave_no_trace(tmp_path, seed):
             time.sleep(rng.uniform(0, 0.03))
         disturb(launcher, how)
         assert launcher.wait(120) != 0
-        states.append((how, states_left(run)))
-    assert all(state == "stopped" for how, state in states if how in ("term", "usr1")), states
+        states.append((how, states_left(run) if how != "launcher" else ""))
+        if how == "launcher":  # the next try waits for its ranks, which stop by themselves
+            lock_run_folder(run).close()
+            states[-1] = how, states_left(run)
+    assert all(state == "stopped" for how, state in states if how in ("term", "usr1", "launcher")), states
     final = launch(tmp_path, "run").wait(300)
     assert final == 0, (tmp_path / "run.log").read_text()[-3000:]
     assert_same(run, tmp_path / "whole")

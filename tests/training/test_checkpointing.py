@@ -1,4 +1,4 @@
-"""Checkpoints on disk and elsewhere: never half a file, newest valid first, kept as asked, written in the background."""
+"""Checkpoints on disk and elsewhere: never half a file, newest valid first, kept as asked."""
 from __future__ import annotations
 
 import os
@@ -21,7 +21,7 @@ from training.checkpointing import (
     on_host,
 )
 from training.flags import FlagError
-from training.runfolder import open_run_folder, write_atomically
+from training.runfolder import clear_run_folder, lock_run_folder, open_run_folder, write_atomically
 from training.storage import Storage
 
 
@@ -215,8 +215,18 @@ def test_a_folder_with_a_run_is_not_taken_by_accident(tmp_path):
     open_run_folder(folder, overwrite=False, resume=True)
 
 
+def test_a_folder_that_another_process_writes_is_waited_for_then_refused(tmp_path):
+    said: list[str] = []
+    held = lock_run_folder(tmp_path)
+    with pytest.raises(FlagError, match=f"is being written by process {os.getpid()} on .*: wait until it ends"):
+        lock_run_folder(tmp_path, patience=0.6, say=said.append)
+    assert len(said) == 1 and said[0].startswith("waiting for process")
+    threading.Timer(0.3, held.close).start()
+    lock_run_folder(tmp_path, patience=30).close()
+
+
 def test_overwriting_deletes_what_a_run_wrote_and_nothing_else(tmp_path):
     save(tmp_path / "checkpoints", 1)
     (tmp_path / "notes.txt").write_text("mine")
-    open_run_folder(tmp_path, overwrite=True, resume=False)
+    clear_run_folder(tmp_path)
     assert os.listdir(tmp_path) == ["notes.txt"]

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ from torch import nn
 
 from training.config import build_config
 from training.distributed import World
-from training.loop import clip_gradients, evaluate, figures, to_device, total_faults, train, training_step
+from training.loop import evaluate, figures, to_device, total_faults, train, training_step
+from training.norms import gradient_norms, parameter_norms, parts_of
 from training.run import build
 from training.terms import NonFiniteError
 
@@ -101,16 +103,24 @@ def test_a_scaled_loss_gives_the_same_step_and_overflow_skips_it(tmp_path, parts
     assert scaled.scaler.get_scale() == 2.0**126
 
 
-def test_gradients_are_clipped_to_the_bound_and_their_norm_reported():
-    layer = nn.Linear(3, 3)
-    layer(torch.ones(2, 3)).square().sum().mul(100).backward()
-    grads = torch.cat([p.grad.flatten() for p in layer.parameters()])
-    before = grads.norm()
-    torch.testing.assert_close(clip_gradients(list(layer.parameters()), None), before)
-    torch.testing.assert_close(clip_gradients(list(layer.parameters()), 0.5), before)
-    after = torch.cat([p.grad.flatten() for p in layer.parameters()])
-    torch.testing.assert_close(after.norm(), torch.tensor(0.5), rtol=1e-4, atol=0)
-    torch.testing.assert_close(after, grads * 0.5 / before, rtol=1e-4, atol=1e-8)
+def test_gradients_are_clipped_to_the_bound_and_their_norms_reported():
+    model = nn.ModuleDict({"visual": nn.Linear(3, 3), "text": nn.Linear(3, 2), "scale": nn.Linear(1, 1)})
+    model["scale"].bias.requires_grad_(False)
+    (model["visual"](torch.ones(2, 3)) @ model["text"].weight.T).square().sum().mul(100).backward()
+    model["scale"](torch.ones(1, 1)).sum().backward()
+    parts = parts_of(model)
+    assert {name: len(parameters) for name, parameters in parts.items()} == {"image": 2, "text": 2, "logit": 1}
+    grads = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    total = torch.cat([grad.flatten() for grad in grads.values()]).norm()
+    for bound in (None, 0.5):
+        norms = gradient_norms(parts, bound)
+        torch.testing.assert_close(norms["grad_norm"], total)
+        torch.testing.assert_close(norms["grad_norm_text"], grads["text.weight"].norm())
+        assert norms["grad_norm_logit"] == 1
+    for name, grad in grads.items():
+        torch.testing.assert_close(model.get_parameter(name).grad, grad * 0.5 / total, rtol=1e-4, atol=1e-8)
+    want = torch.cat([p.flatten() for p in model["visual"].parameters()]).norm().item()
+    assert parameter_norms(parts)["param_norm_image"] == pytest.approx(want)
 
 
 def test_averaged_weights_follow_their_formula(tmp_path):
@@ -162,7 +172,7 @@ def test_a_bad_step_does_not_touch_the_parameters(tmp_path, opt, allowed):
         train(run)
         assert run.meter.bad_steps == 1
     else:
-        with pytest.raises(NonFiniteError, match=r"^step 2: loss, grad_norm not finite \(samples synthetic-"):
+        with pytest.raises(NonFiniteError, match=r"^step 2: loss, grad_norm, .*not finite \(samples synthetic-"):
             train(run)
     seen.append(parameters(run))
     moved = [any(not torch.equal(a[name], b[name]) for name in a) for a, b in zip(seen, seen[1:])]
@@ -181,7 +191,7 @@ def test_steps_that_are_passed_over_are_told_and_counted(tmp_path, capsys):
     run.objective.terms = poisoned
     train(run)
     run.log.close()
-    assert "warning: step 2: loss, grad_norm not finite (samples synthetic-" in capsys.readouterr().out
+    assert re.search(r"warning: step 2: loss, grad_norm, .*not finite \(samples synthetic-", capsys.readouterr().out)
     last = json.loads((run.folder / "metrics.jsonl").read_text().splitlines()[-1])
     assert last["nonfinite_steps"] == 1 and last["loss"] > 0
 
@@ -200,7 +210,8 @@ def test_the_log_has_one_object_per_interval(tmp_path):
     assert [row["step"] for row in rows] == [3, 6, 7]
     assert [row["samples"] for row in rows] == [24, 48, 56]
     assert [round(row["epoch"], 3) for row in rows] == [1, 2, 2.333]
-    for name in ("loss", "lr", "samples_per_second", "data_wait", "trace_image", "seconds"):
+    for name in ("loss", "lr", "samples_per_second", "data_wait", "trace_image", "seconds", "memory_gib",
+                 "grad_norm_image", "grad_norm_text", "param_norm_image", "param_norm_logit"):  # fmt: skip
         assert all(name in row for row in rows)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -103,7 +104,7 @@ def whole(tmp_path_factory) -> Path:
 
 def test_a_run_leaves_model_figures_and_checkpoints(whole):
     assert {path.name for path in whole.iterdir()} == {
-        "config.json", "status.json", "metrics.jsonl", "tensorboard", "checkpoints", "model", "model_ema", "eval",
+        ".lock", "config.json", "status.json", "metrics.jsonl", "tensorboard", "checkpoints", "model", "model_ema", "eval",
         "eval_ema", "eval.json",
     }  # fmt: skip
     steps = len(losses(whole))
@@ -330,3 +331,38 @@ def test_a_failed_start_leaves_no_folder(tmp_path, capsys):
     assert main(words) == 2
     assert "warm-up of 2 steps does not end" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+def test_a_profile_is_left_of_steps_behind_the_first(tmp_path, capsys):
+    folder = start(tmp_path, "run", "--max-steps", "12", "--profile", "2")
+    trace = json.loads((folder / "profile" / "rank_0.json").read_text())
+    steps = {event["name"] for event in trace["traceEvents"] if event.get("name", "").startswith("ProfilerStep#")}
+    assert steps == {"ProfilerStep#8", "ProfilerStep#9"}
+    assert "profile of 2 steps" in (text := capsys.readouterr().out) and "aten::" in text
+
+
+class Board:
+    """Stands in for wandb, which needs a service."""
+
+    def __init__(self):
+        self.rows, self.started, self.ended = [], None, False
+
+    def init(self, **settings):
+        self.started = settings
+        return self
+
+    def log(self, row, step):
+        self.rows.append((step, row))
+
+    def finish(self):
+        self.ended = True
+
+
+def test_weights_and_biases_get_the_same_figures(tmp_path, monkeypatch):
+    board = Board()
+    monkeypatch.setitem(sys.modules, "wandb", board)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: board)
+    folder = start(tmp_path, "run", "--max-steps", "3", "--wandb-project", "p")
+    assert board.started["project"] == "p" and board.started["id"] == "run" and board.ended
+    assert board.started["config"] == json.loads((folder / "config.json").read_text())
+    assert [(step, row["train/loss"]) for step, row in board.rows] == list(losses(folder).items())

@@ -1,0 +1,42 @@
+"""Sizes of gradients and parameters, in all and by tower."""
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+#: Top-level part of a model -> its name in the log; what is left, scale and bias, is `logit`.
+PARTS = {"visual": "image", "text": "text"}
+
+
+def parts_of(objective: nn.Module) -> dict[str, list[nn.Parameter]]:
+    """Part -> its parameters that are trained."""
+    parts: dict[str, list[nn.Parameter]] = {}
+    for name, parameter in objective.named_parameters():
+        if parameter.requires_grad:
+            top = name.removeprefix("model.").split(".")[0]
+            parts.setdefault(PARTS.get(top, "logit"), []).append(parameter)
+    return parts
+
+
+def gradient_norms(parts: Mapping[str, Sequence[nn.Parameter]], bound: float | None) -> dict[str, Tensor]:
+    """grad_norm of all gradients, and grad_norm_PART of each part: L2, () each, before clipping.
+
+    bound: scale all gradients so that their common norm is at most this.
+    """
+    norms = {
+        f"grad_norm_{part}": nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        for part, parameters in parts.items()
+    }
+    total = torch.linalg.vector_norm(torch.stack(list(norms.values())))
+    if bound is not None:
+        nn.utils.clip_grads_with_norm_([p for parameters in parts.values() for p in parameters], bound, total)
+    return {"grad_norm": total} | norms
+
+
+@torch.no_grad()
+def parameter_norms(parts: Mapping[str, Sequence[nn.Parameter]]) -> dict[str, float]:
+    """param_norm_PART of each part; waits for the device."""
+    norms = torch.stack([nn.utils.get_total_norm([p.detach() for p in parameters]) for parameters in parts.values()])
+    return dict(zip((f"param_norm_{part}" for part in parts), norms.tolist()))

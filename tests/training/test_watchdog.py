@@ -1,0 +1,81 @@
+"""A run that stands still says where; one that goes on, or waits for good reason, says nothing."""
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+from training.watchdog import Watchdog
+
+ROOT = Path(__file__).parents[2]
+
+
+def said_by(act, patience: float) -> str:
+    """What a watchdog wrote while `act` ran."""
+    with tempfile.TemporaryFile("w+") as stream:
+        watchdog = Watchdog(patience, rank=3, stream=stream)
+        act(watchdog)
+        watchdog.close()
+        stream.seek(0)
+        return stream.read()
+
+
+def stuck_here(watchdog):
+    watchdog.beat(7)
+    time.sleep(1.5)
+
+
+def test_a_standstill_is_told_once_with_step_rank_and_stacks():
+    text = said_by(stuck_here, 0.3)
+    assert text.count("warning: rank 3 has stood still") == 1 and "behind step 7; its threads" in text
+    assert "in stuck_here" in text
+
+
+def test_steps_and_pauses_keep_it_silent():
+    def steps(watchdog):
+        for step in range(8):
+            time.sleep(0.1)
+            watchdog.beat(step)
+
+    def evaluation(watchdog):
+        with watchdog.pause():
+            time.sleep(1.2)
+
+    assert said_by(steps, 0.6) == said_by(evaluation, 0.3) == ""
+
+
+def test_zero_means_never():
+    before = threading.active_count()
+    assert said_by(lambda watchdog: time.sleep(0.2), 0) == "" and threading.active_count() == before
+
+
+STUCK = """
+import sys, time
+import training.loop
+from training.main import main
+honest = training.loop.training_step
+def slow(run, batch, step):
+    if step == 2 and run.world.rank == 1:
+        time.sleep(6)  # the other rank waits for this one
+    return honest(run, batch, step)
+training.loop.training_step = slow
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_every_rank_of_a_hanging_run_prints_its_stacks(tmp_path):
+    (tmp_path / "script.py").write_text(STUCK)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    command += [str(tmp_path / "script.py"), "--model", "ProLIP-ViT-test", "--dataset-type", "synthetic",
+                "--train-num-samples", "64", "--batch-size", "4", "--workers", "0", "--max-steps", "4", "--warmup", "1",
+                "--device", "cpu", "--stall-seconds", "2", "--output-dir", str(tmp_path), "--name", "run"]  # fmt: skip
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr[-3000:]
+    for rank in (0, 1):
+        assert f"warning: rank {rank} has stood still" in done.stderr
+    assert "in slow" in done.stderr
