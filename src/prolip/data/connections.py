@@ -41,7 +41,7 @@ class ReadPolicy:
     connect_timeout, read_timeout: seconds for a connection, and without a byte. least_rate: bytes/s below which a
     source counts as stalled, over read_timeout. retries: attempts in a row that bring less than 1 MiB. backoff: seconds
     before the first retry, doubled for each further one up to backoff_limit, times a random factor of 0.5 to 1 (the
-    defaults wait out one to two minutes). block: bytes fetched at once from object stores. checksums: compare each block
+    defaults wait out one to two minutes). block: bytes fetched at once from object stores. checksums: compare blocks
     with the index.
     """
 

@@ -9,9 +9,10 @@ from typing import Any
 #: there or not allowed; archive cut or damaged, command failed; source down or stalled; object replaced while it was
 #: read; bytes, samples or checksums that are not those of the index.
 SHARD_KINDS = frozenset({"unreadable shard", "broken shard", "interrupted shard", "changed shard", "index mismatch"})
-#: A connection that broke and was taken up again; the sample in the making when a shard broke. Both are counted so that
-#: they are seen, and held against nothing: the one lost no sample, the other was lost with its shard.
-RESUMED, HALF = "resumed read", "half sample"
+#: A connection that broke and was taken up again; the sample in the making when a shard broke; a member that is no
+#: file, or whose name is not key.suffix. They are counted so that they are seen, and held against nothing: the first
+#: lost no sample, the second was lost with its shard, the third may be a README.
+RESUMED, HALF, SKIPPED = UNCHARGED = ("resumed read", "half sample", "skipped member")
 #: Fractions of fewer than this many samples or shards are judged only at the end of an epoch.
 WINDOWS = {"samples": 1000, "shards": 100}
 EXAMPLES = 5
@@ -48,7 +49,7 @@ class FaultCounter:
     def add(self, fault: SampleFault, key: str = "", url: str = "") -> None:
         """Count one fault and keep it as an example while there are few."""
         self.kinds[fault.kind] += 1
-        if len(self.examples) < EXAMPLES and fault.kind != RESUMED:
+        if len(self.examples) < EXAMPLES and fault.kind not in UNCHARGED:
             place = f"sample {key!r} of " if key else ""
             self.examples.append(f"{place}{url or '(no shard)'}: {fault}")
 
@@ -82,7 +83,7 @@ class FaultCounter:
     @property
     def bad_samples(self) -> int:
         """Samples that could not be used, not counting those lost with a shard."""
-        return sum(self.kinds.values()) - self.bad_shards - self.kinds[RESUMED] - self.kinds[HALF]
+        return sum(self.kinds.values()) - self.bad_shards - sum(self.kinds[kind] for kind in UNCHARGED)
 
     def summary(self) -> dict[str, int]:
         """Counts by kind, with `samples` and `shards` read."""

@@ -9,7 +9,7 @@ from typing import Any
 from webdataset.tariterators import base_plus_ext
 
 from prolip.data.entries import CheckedStream, Entry, ShardIndex
-from prolip.data.faults import HALF, RESUMED, SampleFault, ShardFault
+from prolip.data.faults import HALF, SKIPPED, UNCHARGED, SampleFault, ShardFault
 from prolip.data.opening import ReadPolicy, Stream, open_stream
 from prolip.data.samples import IMAGE_SUFFIXES, Raw
 
@@ -35,15 +35,18 @@ class StrictHeader(tarfile.TarInfo):
             raise tarfile.ReadError(f"no header where one should be ({error})") from error
 
 
-def read_members(stream: Stream) -> Iterator[tuple[str, bytes]]:
-    """Name and bytes of the regular files of a tar; an error where it is not whole up to its last byte."""
+def read_members(stream: Stream) -> Iterator[tuple[str, bytes | None]]:
+    """Name and bytes of the members of a tar, None for links and devices; an error where it is not whole to its end.
+
+    Folders are left out, and files whose names begin with `__`, which webdataset keeps for itself.
+    """
     with tarfile.open(fileobj=stream, mode="r|*", tarinfo=StrictHeader, bufsize=CHUNK) as archive:  # type: ignore[call-overload]
         while (member := archive.next()) is not None:
             archive.members.clear()  # or the list grows with the shard
             content = archive.extractfile(member) if member.isreg() else None
             name = member.name.removeprefix("./")
-            if content is not None and not name.startswith("__"):
-                yield name, content.read()
+            if not member.isdir() and not name.startswith("__"):
+                yield name, content.read() if content is not None else None
         while rest := archive.fileobj.read(CHUNK):  # also brings a command to its end, where its exit status is known
             if any(rest):
                 raise tarfile.ReadError("data after the end of the archive")
@@ -56,20 +59,22 @@ class Grouping:
     """Members in a row with one key are one sample, as webdataset groups them.
 
     Told to `note`: "duplicate member", the first one is kept; "duplicate key", a sample whose key was there before in
-    the shard and that is passed over; "half sample", the one in the making when the shard broke.
+    the shard and that is passed over; "half sample", the one in the making when the shard broke; "skipped member", a
+    link, or a file whose name is not key.suffix.
     """
 
     url: str
     note: Note
 
-    def samples(self, members: Iterator[tuple[str, bytes]]) -> Iterator[Raw]:
+    def samples(self, members: Iterator[tuple[str, bytes | None]]) -> Iterator[Raw]:
         """Whole samples; what `members` raises passes through."""
         seen: set[int] = set()
         sample: Raw = {}
         try:
             for name, content in members:
                 key, suffix = base_plus_ext(name)
-                if key is None:
+                if key is None or content is None:
+                    self.note(SampleFault(SKIPPED, f"{name!r} is " + ("no file" if key else "not named key.suffix")))
                     continue
                 if key != sample.get("__key__"):
                     if self._is_new(sample, seen):
@@ -132,8 +137,8 @@ def read_shard(
 
 
 def strict_note(fault: SampleFault) -> None:
-    """Raise what is told, except where a ShardFault is under way that says more."""
-    if fault.kind not in (HALF, RESUMED):
+    """Raise what is told, except what is only counted so that it is seen."""
+    if fault.kind not in UNCHARGED:
         raise fault
 
 
@@ -151,8 +156,11 @@ class ShardReader:
 
     def __call__(self, url: str, on_fault: Note | None = None) -> Iterator[Raw]:
         """Raw samples of one shard; ShardFault as `read_shard`."""
+        return read_shard(url, on_fault, self.policy, self.entry(url))
+
+    def entry(self, url: str) -> Entry | None:
+        """What the index says of a shard; ShardFault where there is an index and it says nothing."""
         try:
-            entry = self.index[url] if self.index is not None else None
+            return self.index[url] if self.index is not None else None
         except ValueError as error:
             raise ShardFault("index mismatch", str(error)) from error
-        return read_shard(url, on_fault, self.policy, entry)

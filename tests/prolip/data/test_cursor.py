@@ -88,7 +88,7 @@ def test_faults_before_the_interruption_are_not_counted_again(tmp_path):
     source, place = ShardSource(tuple(urls), shuffle_buffer=5), Place(0, 0, 0, 1)
     whole = FaultCounter()
     list(islice(source.stream(place, whole), 19))
-    assert whole.kinds == {"broken shard": 2} and whole.shards == 4
+    assert whole.kinds == {"broken shard": 2, "half sample": 2} and whole.shards == 4
     for stop in range(19):
         faults, cursor = FaultCounter(), Cursor()
         list(islice(source.stream(place, faults, cursor), stop))

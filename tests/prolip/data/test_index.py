@@ -1,7 +1,7 @@
 import hashlib
 import json
 import os
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 from zlib import crc32
@@ -113,12 +113,13 @@ def test_remote_and_piped_shards_are_indexed(tmp_path):
     assert len(list(ShardReader(index=index)(f"pipe:cat {urls[1]}"))) == 3
 
 
-def test_the_command_runs_as_a_module(tmp_path):
+def test_the_command_runs_as_a_module(tmp_path, monkeypatch, capsys):
     write_shards(tmp_path, [2])
-    arguments = [sys.executable, "-m", "prolip.data.index", str(tmp_path / "0.tar")]
-    source = str(Path(command.__file__).parents[2])
-    done = subprocess.run(arguments, env={**os.environ, "PYTHONPATH": source}, capture_output=True, text=True)
-    assert done.returncode == 0 and "1 of 1 shards, 2 samples" in done.stdout
+    monkeypatch.setattr(sys, "argv", ["index", str(tmp_path / "0.tar")])
+    monkeypatch.delitem(sys.modules, "prolip.data.index")
+    with pytest.raises(SystemExit) as end:
+        runpy.run_module("prolip.data.index", run_name="__main__")
+    assert end.value.code == 0 and "1 of 1 shards, 2 samples" in capsys.readouterr().out
 
 
 # --- counting

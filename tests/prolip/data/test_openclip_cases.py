@@ -24,7 +24,7 @@ from tiny_tars import letters, plain, png, write_tar
 from prolip.data.loader import DataConfig, build_loader
 from prolip.data.shards import count_samples, expand_shards, read_samples
 
-SAMPLES = 3000
+SAMPLES = 2000
 TOLERANCE = 0.2
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import fsspec
 import pytest
 from tiny_tars import members, write_shards, write_tar
+from webdataset.tariterators import group_by_keys
 
 from prolip.data.captions import Selector
 from prolip.data.faults import FaultCounter, SampleFault, ShardFault
@@ -195,6 +196,42 @@ def test_a_member_that_is_there_twice_is_told_and_the_first_one_kept(tmp_path):
     assert raw["txt"] == b"first" and [fault.kind for fault in faults] == ["duplicate member"]
     with pytest.raises(SampleFault, match="duplicate member"):
         keys(url)
+
+
+def test_members_that_are_no_files_of_samples_are_skipped_and_counted_but_not_charged(tmp_path):
+    folder = tmp_path / "in"
+    (folder / "sub.d").mkdir(parents=True)
+    for name in ("README", "a.png", "a.txt", "__index__.json", "._a.png"):
+        (folder / name).write_bytes(b"data")
+    (folder / "b.png").symlink_to("a.png")
+    names = ["README", "a.png", "a.txt", "__index__.json", "._a.png", "b.png", "sub.d"]
+    subprocess.run(["tar", "-cf", tmp_path / "t.tar", "-C", folder, *names], check=True)
+    faults = FaultCounter()
+    (raw,) = read_shard(str(tmp_path / "t.tar"), faults.add)
+    assert raw["__key__"] == "a" and faults.kinds == {"skipped member": 3} and faults.bad_samples == 0
+    assert keys(str(tmp_path / "t.tar")) == ["a"]
+
+
+def test_a_key_that_comes_again_later_is_told_and_handed_out_once(tmp_path):
+    url = write_tar(tmp_path / "0.tar", [("a", members(0)), ("b", members(1)), ("a", members(2)), ("c", members(3))])
+    faults = FaultCounter()
+    found = list(read_shard(url, faults.add))
+    assert [raw["__key__"] for raw in found] == ["a", "b", "c"] and found[0]["txt"] == b"caption 0"
+    assert faults.kinds == {"duplicate key": 1} == {"duplicate key": faults.bad_samples}
+    with pytest.raises(SampleFault, match="duplicate key: a was there before"):
+        keys(url)
+
+
+def test_webdatasets_own_grouping_gives_the_same_samples(tmp_path):
+    rows = [("x/y", {"PNG": b"1", "seg.txt": b"2"}), ("a.b", {"c": b"3"}), ("d", {"txt": b""})]
+    url = write_tar(tmp_path / "0.tar", rows)
+    files = ({"fname": f"{key}.{suffix}", "data": data, "__url__": url} for key, parts in rows
+             for suffix, data in parts.items())  # fmt: skip
+    assert list(read_shard(url)) == list(group_by_keys(files))
+
+
+def test_http_needs_no_library_of_fsspec():
+    assert expand_shards("http://127.0.0.1/{0..1}.tar::https://host/x.tar")[2].url == "https://host/x.tar"
 
 
 def test_samples_for_evaluation_are_decoded_selected_and_strict(tmp_path):

@@ -111,7 +111,7 @@ def test_faults_are_counted_once_over_all_streams(tmp_path, by_sample):
     passes = [source.one_pass(Place(0, 0, stream, 2), total, Cursor()) for stream in range(2)]
     found = [raw["__key__"] for one in passes for raw, _ in one]
     assert sorted(found) == ["a", "c", "s000"]
-    assert total.kinds == {"bad json": 1, "broken shard": 1}
+    assert total.kinds == {"bad json": 1, "broken shard": 1, "half sample": 1}
     assert total.shards == 3
 
 
