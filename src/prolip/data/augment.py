@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +20,7 @@ from prolip.masking import AUGMENT_STREAM, draw_noise
 LUMA = (0.299, 0.587, 0.114)
 #: RGB to YIQ: turning the (I, Q) plane shifts the hue and leaves the luma.
 YIQ = ((0.299, 0.587, 0.114), (0.596, -0.274, -0.322), (0.211, -0.523, 0.312))
+RGB = tuple(map(tuple, torch.linalg.inv(torch.tensor(YIQ, dtype=torch.float64)).tolist()))
 #: One uniform number per image and parameter; the order is part of what a seed means.
 PARAMETERS = (
     "rotate", "zoom", "aspect", "shift_x", "shift_y",
@@ -64,46 +67,71 @@ class AugmentConfig:
         return bool(self.brightness or self.contrast or self.saturation or self.hue or self.greyscale_prob)
 
 
-class DeviceAugment(nn.Module):
-    """uint8 images to normalised float32 ones, augmented: x -> (colour(warp(x / 255)) - mean) / std per channel."""
+class DeviceTransform(nn.Module):
+    """uint8 images to normalised floats on the device: x -> (change(x) - mean) / std per channel, x in [0, 1].
+
+    The random numbers of a change are a function of (seed, step, global row), as those of the masked views are.
+    """
 
     def __init__(
         self,
-        config: AugmentConfig,
         mean: Sequence[float],
         std: Sequence[float],
         *,
         seed: int = 0,
         rank: int = 0,
         world_size: int = 1,
+        dtype: torch.dtype = torch.float32,
     ):
         super().__init__()
         self.pixel_mean: Tensor
         self.pixel_std: Tensor
-        self.config = config
+        self.dtype = dtype
         self.seed, self.rank, self.world_size = seed, rank, world_size
         self.register_buffer("pixel_mean", torch.tensor(mean).view(1, 3, 1, 1), persistent=False)
         self.register_buffer("pixel_std", torch.tensor(std).view(1, 3, 1, 1), persistent=False)
 
     def forward(self, images: Tensor, step: int) -> Tensor:
-        """images: (B, 3, H, W) uint8, the local rows of this step; returns (B, 3, H, W) float32.
-
-        The random numbers are a function of (seed, step, global row), as those of the masked views are.
-        """
+        """images: (B, 3, H, W) uint8, the local rows of this step; returns (B, 3, H, W) of `dtype`."""
         if images.dtype != torch.uint8:
             raise TypeError(f"augmentation on the device takes uint8 images, got {images.dtype}: leave them as read")
+        return self.change(images, step).sub_(self.pixel_mean).div_(self.pixel_std).to(self.dtype)
+
+    def change(self, images: Tensor, step: int) -> Tensor:
+        """uint8 images to a new float32 tensor of values in [0, 1], augmented."""
+        raise NotImplementedError
+
+    def noise(self, images: Tensor, columns: int, step: int, device: torch.device | str) -> Tensor:
+        """Uniform numbers for each local image, (B, columns), drawn on `device`."""
+        return draw_noise(
+            images.shape[0] * self.world_size, columns, seed=self.seed, step=step, stream=AUGMENT_STREAM,
+            rank=self.rank, world_size=self.world_size, device=device,
+        )  # fmt: skip
+
+
+class DeviceAugment(DeviceTransform):
+    """One affine warp and one affine colour map per image."""
+
+    def __init__(self, config: AugmentConfig, mean: Sequence[float], std: Sequence[float], **settings: Any):
+        super().__init__(mean, std, **settings)
+        self.config = config
+
+    def change(self, images: Tensor, step: int) -> Tensor:
+        """Warped and recoloured."""
         x = images.float().div_(255)
         if self.config.warps or self.config.recolours:
-            noise = draw_noise(
-                images.shape[0] * self.world_size, len(PARAMETERS), seed=self.seed, step=step, stream=AUGMENT_STREAM,
-                rank=self.rank, world_size=self.world_size, device=images.device,
-            )  # fmt: skip
-            draws = dict(zip(PARAMETERS, noise.unbind(1)))
+            draws = dict(zip(PARAMETERS, self.noise(images, len(PARAMETERS), step, images.device).unbind(1)))
             if self.config.warps:
                 x = warp(x, affine_matrices(draws, self.config), self.config.fill)
             if self.config.recolours:
                 x = recolour(x, draws, self.config)
-        return x.sub_(self.pixel_mean).div_(self.pixel_std)
+        return x
+
+
+@lru_cache(maxsize=32)
+def constant(values: tuple, device: torch.device) -> Tensor:
+    """A float32 tensor of fixed numbers, made once for each device: the host waits for the copy of a new one."""
+    return torch.tensor(values, device=device)
 
 
 def centred(uniform: Tensor, width: float) -> Tensor:
@@ -143,7 +171,7 @@ def recolour(x: Tensor, draws: dict[str, Tensor], config: AugmentConfig) -> Tens
     saturation = saturation * (draws["greyscale"] >= config.greyscale_prob)
     theta = on * centred(draws["hue"], 2 * math.pi * config.hue)
 
-    luma = x.new_tensor(LUMA)
+    luma = constant(LUMA, x.device)
     grey = luma.expand(3, 3)
     chroma = hue_rotation(theta) @ (torch.eye(3, device=x.device) - grey)
     mean_luma = (x.mean((2, 3)) @ luma) * brightness
@@ -154,8 +182,8 @@ def recolour(x: Tensor, draws: dict[str, Tensor], config: AugmentConfig) -> Tens
 
 def hue_rotation(theta: Tensor) -> Tensor:
     """Turn the hue by theta (radians) in the (I, Q) plane, keeping the luma: (B,) -> (B, 3, 3) on RGB."""
-    to_yiq = theta.new_tensor(YIQ)
+    to_yiq, to_rgb = constant(YIQ, theta.device), constant(RGB, theta.device)
     zero, one = torch.zeros_like(theta), torch.ones_like(theta)
     cos, sin = theta.cos(), theta.sin()
     turn = torch.stack([one, zero, zero, zero, cos, -sin, zero, sin, cos], dim=-1).view(*theta.shape, 3, 3)
-    return torch.linalg.inv(to_yiq) @ turn @ to_yiq
+    return to_rgb @ turn @ to_yiq

@@ -1,10 +1,8 @@
 """One sample: from the bytes of a shard to an RGB image, a caption and the random numbers that belong to it."""
 from __future__ import annotations
 
-import io
 import json
 import random
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,16 +14,13 @@ from PIL import Image
 from torch import Tensor
 
 from prolip.data.captions import PLAIN, CaptionSampler, Selector, caption_id, stable_hash
+from prolip.data.crops import RandomCrop
+from prolip.data.decoding import decode_image
 from prolip.data.faults import SampleFault
 
 Raw = dict[str, Any]
 #: Members that hold the image, first match wins.
 IMAGE_SUFFIXES = ("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff")
-#: What Pillow may take a file for: fewer to try, and no format that runs another program.
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
-#: Larger images are refused before they are decoded: 13,000 x 13,000 pixels, about half a gigabyte of RGB.
-MAX_PIXELS = 13_000**2
-WHITE = (255, 255, 255)
 
 
 class Row(NamedTuple):
@@ -43,45 +38,6 @@ class Example(NamedTuple):
     text: str | Tensor
     drawn_id: int = -1
     ids: tuple[int, ...] = ()
-
-
-def decode_image(data: bytes) -> Image.Image:
-    """An RGB image from the bytes of a file, transparency laid on white, 16-bit grey scaled to 8 bits.
-
-    Palette and grey images become RGB, CMYK is converted by Pillow, an animation gives its first frame, EXIF rotation
-    is not applied (as in OpenCLIP). SampleFault "bad image" for broken or cut files, "oversized image" above
-    MAX_PIXELS.
-    """
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            image = Image.open(io.BytesIO(data), formats=FORMATS)
-            width, height = image.size
-            if width * height > MAX_PIXELS:
-                raise SampleFault("oversized image", f"{width} x {height} pixels, at most {MAX_PIXELS} are decoded")
-            image.load()
-            return to_rgb(image)
-    except SampleFault:
-        raise
-    except Image.DecompressionBombError as error:
-        raise SampleFault("oversized image", str(error)) from error
-    except Exception as error:  # Pillow's plugins raise OSError, SyntaxError, ValueError, struct.error and more
-        raise SampleFault("bad image", f"{len(data)} bytes: {error}") from error
-
-
-def to_rgb(image: Image.Image) -> Image.Image:
-    """Any Pillow mode as RGB; transparent pixels over white, because black would hide dark drawings."""
-    if image.mode == "RGB" and "transparency" not in image.info:
-        return image
-    if image.mode.startswith("I"):
-        levels = np.clip(np.asarray(image).astype(np.int64) >> 8, 0, 255)
-        return Image.fromarray(levels.astype(np.uint8)).convert("RGB")
-    if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
-        rgba = image.convert("RGBA")
-        canvas = Image.new("RGB", rgba.size, WHITE)
-        canvas.paste(rgba, mask=rgba.getchannel("A"))
-        return canvas
-    return image.convert("RGB")
 
 
 def image_bytes(raw: Raw) -> bytes:
@@ -146,7 +102,8 @@ def seed_rng(seed: int) -> None:
 class Decoder:
     """Turns a row into an example, at random, but as a function of (seed, epoch, sample key, occurrence) only.
 
-    transform: an RGB Pillow image -> (3, H, W). with_ids: hash all captions for known matches.
+    transform: an RGB Pillow image -> (3, H, W), or a `RandomCrop`, which opens files itself. with_ids: hash all
+    captions for known matches.
     """
 
     transform: Callable[[Image.Image], Tensor]
@@ -158,17 +115,27 @@ class Decoder:
         """Decode, draw the caption, augment. Seeds the global generators: call it within `preserved_rng`."""
         raw, key = row.raw, row.raw["__key__"]
         identity = (self.seed, epoch, key, row.occurrence)
-        image = decode_image(image_bytes(raw))
+        seed_rng(stable_hash(*identity, "augmentation"))
+        pixels = self._pixels(image_bytes(raw))
         record = json_record(raw) if self.captions.needs_json else None
         plain = plain_text(raw) if PLAIN in self.captions.fields else None
         drawn = self.captions.draw(plain, record, stable_hash(*identity, "caption"))
-        seed_rng(stable_hash(*identity, "augmentation"))
-        try:
-            pixels = self.transform(image)
-        except Exception as error:  # e.g. an image one pixel wide that cannot be resized
-            raise SampleFault("failed transform", f"{image.size} pixels: {type(error).__name__}: {error}") from error
         if not self.with_ids:
             return Example(key, pixels, drawn.caption)
         return Example(
             key, pixels, drawn.caption, caption_id(drawn.caption), tuple(caption_id(text) for text in drawn.all)
         )
+
+    def _pixels(self, data: bytes) -> Tensor:
+        """The augmented image of a file; SampleFault "failed transform" where it can be opened and no more."""
+        size = f"{len(data)} bytes"
+        try:
+            if isinstance(self.transform, RandomCrop):
+                return self.transform.from_file(data)
+            image = decode_image(data)
+            size = f"{image.size} pixels"
+            return self.transform(image)
+        except SampleFault:
+            raise
+        except Exception as error:  # e.g. an image one pixel wide that cannot be resized
+            raise SampleFault("failed transform", f"{size}: {type(error).__name__}: {error}") from error

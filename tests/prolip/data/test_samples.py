@@ -7,7 +7,7 @@ import torch
 from PIL import Image, ImageFile
 from tiny_tars import members, noisy, png
 
-from prolip.data import samples
+from prolip.data import decoding
 from prolip.data.captions import CaptionSampler, caption_id
 from prolip.data.faults import SampleFault
 from prolip.data.samples import Decoder, Row, decode_image, preserved_rng, seed_rng
@@ -65,7 +65,7 @@ def test_broken_and_cut_images_are_faults(data):
 
 def test_oversized_images_are_refused_before_they_are_decoded(monkeypatch):
     data = png(size=4)
-    monkeypatch.setattr(samples, "MAX_PIXELS", 15)
+    monkeypatch.setattr(decoding, "MAX_PIXELS", 15)
     monkeypatch.setattr(ImageFile.ImageFile, "load", lambda self: pytest.fail("decoded"))
     with pytest.raises(SampleFault, match="oversized image: 4 x 4 pixels"):
         decode_image(data)
