@@ -1,0 +1,76 @@
+"""What can be known before all nodes start: python slurm/preflight.py RANKS [flags of training.main]
+
+Prints the packages, then whether the flags fit RANKS processes, the tokenizer loads, and the first and the last shard
+can be read. Ends with 2 and one line where something is missing: one process fails in seconds, not all of them.
+"""
+from __future__ import annotations
+
+import sys
+from importlib.metadata import distributions
+
+import torch
+
+from prolip.data.captions import CaptionSampler
+from prolip.data.config import check_divisible
+from prolip.data.opening import ReadPolicy
+from prolip.data.shards import expand_shards
+from prolip.data.sources import dataset_kind
+from prolip.data.tar import read_shard
+from training.config import Config, rows_per_rank
+from training.flags import FlagError
+from training.main import explain, parse
+from training.run import build_tokenizer
+
+#: Gives up on a dead address within half a minute.
+POLICY = ReadPolicy(connect_timeout=5, read_timeout=10, retries=2, backoff_limit=2)
+
+
+def packages() -> list[str]:
+    """name==version of all that is installed, and what torch was built for."""
+    found = sorted({f"{item.metadata['Name']}=={item.version}" for item in distributions()}, key=str.lower)
+    return [f"python {sys.version.split()[0]}, torch for CUDA {torch.version.cuda}", *found]
+
+
+def check_batch(config: Config, ranks: int) -> None:
+    """FlagError or ValueError where the global batch does not divide into ranks, micro-batches and workers."""
+    check_divisible(rows_per_rank(config, ranks) // config.run.accum_freq, config.data.workers)
+
+
+def check_shards(config: Config) -> str:
+    """Read a sample of the first and of the last shard; returns what was read. FlagError where one cannot be."""
+    if dataset_kind(config.data) != "webdataset":
+        return f"{config.data.train_data or config.data.dataset_type}: not read before the start"
+    urls = [shard.url for shard in expand_shards(config.data.train_data or "", config.data.train_data_upsampling_factors)]
+    for url in dict.fromkeys((urls[0], urls[-1])):
+        try:
+            sample = next(iter(read_shard(url, policy=POLICY)), None)
+        except Exception as error:  # every file system has its own
+            raise FlagError(f"{url} cannot be read from this node ({error}): mend --train-data (SHARDS), or the "
+                            "credentials and proxies of the job's environment") from None
+        if sample is None:
+            raise FlagError(f"{url} holds no sample: give shards of images with captions")
+        wanted = CaptionSampler.parse(config.data.caption_sampling).fields
+        print(f"{url}: {sample['__key__']} with {', '.join(k for k in sample if k[:2] != '__')}; "
+              f"captions are drawn from {', '.join(wanted)}")  # fmt: skip
+    return f"{len(urls)} shards, {urls[0]} to {urls[-1]}"
+
+
+def main(arguments: list[str]) -> int:
+    """The command; returns its exit code."""
+    print("\n".join(packages()))
+    try:
+        ranks, config = int(arguments[0]), parse(arguments[1:])
+        check_batch(config, ranks)
+        build_tokenizer(config)
+        print(check_shards(config))
+    except Exception as error:
+        text = explain(error)
+        if text is None:
+            raise
+        print(f"error: {text}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

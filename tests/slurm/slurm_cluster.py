@@ -1,0 +1,268 @@
+"""A SLURM cluster of two nodes on this machine, for one test: munge, slurmctld and two slurmd on loopback.
+
+Everything lies in one temporary folder, listens on free ports, and is gone after `stop`. Needs root, and Debian's
+packages slurm-wlm and munge. No systemd, no database; cgroups where version 1's freezer can be written, because there
+a signal reaches only a task's own process, as on a real cluster.
+"""
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+COMMANDS = ("munged", "slurmctld", "slurmd", "sbatch", "scontrol", "scancel", "squeue", "sinfo", "srun")
+FREEZER = Path("/sys/fs/cgroup/freezer")
+#: Names that are addresses need no /etc/hosts.
+NODES = ("127.0.0.1", "127.0.0.2")
+ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE")
+
+
+def search_path() -> str:
+    """PATH with the folders of daemons, which a user's may lack."""
+    return os.environ["PATH"] + ":/usr/sbin:/sbin"
+
+
+def missing() -> str | None:
+    """Why no cluster can be started here, or None."""
+    absent = [name for name in COMMANDS if shutil.which(name, path=search_path()) is None]
+    if absent:
+        return f"no {', '.join(absent)}: apt-get install --no-install-recommends slurm-wlm munge"
+    return None if os.geteuid() == 0 else "SLURM's daemons are started as root here"
+
+
+def free_ports(count: int) -> list[int]:
+    """TCP ports of loopback that nobody listens on."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for item in sockets:
+            item.bind(("127.0.0.1", 0))
+        return [item.getsockname()[1] for item in sockets]
+    finally:
+        for item in sockets:
+            item.close()
+
+
+def first_job() -> int:
+    """A job number n such that the scripts' rendezvous ports 20000 + n % 10000 of ten jobs from n on are free."""
+    for start in range(1000 + os.getpid() % 7000, 9900, 10):
+        try:
+            for port in range(20000 + start, 20010 + start):
+                with socket.socket() as item:
+                    item.bind(("127.0.0.1", port))
+        except OSError:
+            continue
+        return start
+    raise RuntimeError("no ten free ports in a row between 21000 and 30000")
+
+
+def wait_for(what: str, condition: Callable[[], Any], seconds: float) -> Any:
+    """The first true value of `condition`; AssertionError after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        value = condition()
+        if value:
+            return value
+        time.sleep(0.1)
+    raise AssertionError(f"not within {seconds:.0f} s: {what}")
+
+
+def processes(condition: Callable[[dict[str, str], str], bool]) -> list[int]:
+    """Processes whose (environment, executable) fit, none of them this one or already dead."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            raw, binary = (entry / "environ").read_bytes(), os.readlink(entry / "exe")
+        except OSError:
+            continue
+        pairs = (item.partition("=") for item in raw.decode(errors="replace").split("\0"))
+        if condition({name: value for name, _, value in pairs}, binary):
+            found.append(int(entry.name))
+    return found
+
+
+def kill(pids: list[int]) -> None:
+    """SIGKILL to those that are still there."""
+    for pid in pids:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+
+
+class Cluster:
+    """The daemons, their folder, and SLURM's commands against them."""
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="slurm-"))
+        self.folder.chmod(0o711)  # munge refuses a socket that others cannot reach
+        self.conf = self.folder / "slurm.conf"
+        self.proctrack = "cgroup" if os.access(FREEZER, os.W_OK) else "linuxproc"
+        self.environment = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "SBATCH_"))}
+        self.environment |= {"SLURM_CONF": str(self.conf), "PATH": search_path()}
+
+    def start(self) -> None:
+        """All daemons, until both nodes are idle; without cgroups where they do not run."""
+        for name in ("munge", "ctld", *(f"spool.{node}" for node in NODES)):
+            (self.folder / name).mkdir(mode=0o711 if name == "munge" else 0o700)
+        key = self.folder / "munge/key"
+        key.write_bytes(os.urandom(128))
+        key.chmod(0o600)
+        files = {name: self.folder / "munge" / name for name in ("socket", "pid", "log", "seed")}
+        self.call("munged", f"--key-file={key}", *(f"--{n}{'' if n == 'socket' else '-file'}={f}" for n, f in files.items()))
+        try:
+            self.start_slurm()
+        except AssertionError:
+            if self.proctrack != "cgroup":
+                raise
+            self.stop_slurm()
+            self.proctrack = "linuxproc"
+            self.start_slurm()
+
+    def start_slurm(self) -> None:
+        """slurmctld and both slurmd."""
+        self.write_configuration()
+        self.call("slurmctld", "-f", self.conf)
+        for node in NODES:
+            self.start_node(node)
+        wait_for("both nodes idle", lambda: self.idle() == set(NODES), 30)
+
+    def start_node(self, node: str) -> None:
+        """The daemon of a node."""
+        self.call("slurmd", "-f", self.conf, "-N", node)
+
+    def idle(self) -> set[str]:
+        """Names of idle nodes."""
+        done = self.call("sinfo", "-h", "-N", "-t", "idle", "-o", "%N", check=False)
+        return set(done.stdout.split())
+
+    def write_configuration(self) -> None:
+        """slurm.conf, and cgroup.conf for version 1, which SLURM does not find by itself."""
+        host, ports, at = socket.gethostname(), free_ports(1 + len(NODES)), self.folder
+        (at / "cgroup.conf").write_text(
+            "CgroupPlugin=cgroup/v1\nCgroupMountpoint=/sys/fs/cgroup\nCgroupAutomount=no\n"
+        )
+        settings = {
+            "ClusterName": "test", "SlurmctldHost": f"{host}(127.0.0.1)", "SlurmctldPort": ports[0],
+            "SlurmUser": "root", "SlurmdUser": "root", "AuthType": "auth/munge", "CredType": "cred/munge",
+            # a requeued job waits as long as its credential lasts
+            "AuthInfo": f"socket={at}/munge/socket,cred_expire=5",
+            "CommunicationParameters": "NoInAddrAny,NoCtldInAddrAny",
+            "ProctrackType": f"proctrack/{self.proctrack}", "TaskPlugin": "task/none",
+            "JobAcctGatherType": "jobacct_gather/none", "AccountingStorageType": "accounting_storage/none",
+            "SelectType": "select/cons_tres", "SelectTypeParameters": "CR_CPU", "SlurmdParameters": "config_overrides",
+            "MpiDefault": "none", "MailProg": "/bin/true", "FirstJobId": first_job(), "JobRequeue": 1,
+            "SchedulerType": "sched/backfill",
+            "SchedulerParameters": "sched_interval=1,bf_interval=1,batch_sched_delay=0",
+            "KillWait": 10, "ReturnToService": 2, "SlurmctldTimeout": 30, "SlurmdTimeout": 10,
+            "StateSaveLocation": at / "ctld", "SlurmdSpoolDir": at / "spool.%n",
+            "SlurmctldPidFile": at / "slurmctld.pid", "SlurmdPidFile": at / "slurmd.%n.pid",
+            "SlurmctldLogFile": at / "slurmctld.log", "SlurmdLogFile": at / "slurmd.%n.log",
+        }  # fmt: skip
+        lines = [f"{name}={value}" for name, value in settings.items()]
+        lines += [
+            f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=4"
+            for node, port in zip(NODES, ports[1:])
+        ]
+        lines += ["PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP"]
+        self.conf.write_text("\n".join(lines) + "\n")
+
+    def call(self, *words: Any, check: bool = True, **more: Any) -> subprocess.CompletedProcess:
+        """Run a command of SLURM's; AssertionError with what it said where it fails."""
+        options = {"env": self.environment, "capture_output": True, "text": True, "timeout": 60} | more
+        done = subprocess.run([str(word) for word in words], stdin=subprocess.DEVNULL, **options)
+        assert not check or done.returncode == 0, f"{words[0]} ended with {done.returncode}: {done.stderr}{self.logs()}"
+        return done
+
+    def job(self, number: str) -> dict[str, str]:
+        """What scontrol knows of a job."""
+        shown = self.call("scontrol", "-o", "show", "job", number).stdout
+        return dict(re.findall(r"(\w+)=(\S*)", shown))
+
+    def wait_for_end(self, number: str, seconds: float) -> dict[str, str]:
+        """The job, once it has ended for good."""
+        def ended() -> dict[str, str] | None:
+            job = self.job(number)
+            return job if job["JobState"] in ENDED else None
+
+        return wait_for(f"the end of job {number}", ended, seconds)
+
+    def lose(self, node: str) -> None:
+        """The node's power fails: its daemon, the steps' managers and all tasks are gone at once."""
+        daemon = int((self.folder / f"slurmd.{node}.pid").read_text())
+        kill([daemon, *self.on_node(node)])
+
+    def on_node(self, node: str) -> list[int]:
+        """Processes of jobs on a node, with the step managers above them."""
+        tasks = processes(lambda env, binary: env.get("SLURM_CONF") == str(self.conf)
+                          and env.get("SLURMD_NODENAME") == node)  # fmt: skip
+        log = str(self.folder / f"slurmd.{node}.log")
+        return tasks + [pid for pid in processes(lambda env, binary: "slurmstepd" in binary) if holds(pid, log)]
+
+    def logs(self) -> str:
+        """The ends of the daemons' logs."""
+        files = sorted(self.folder.glob("*.log"))
+        return "".join(f"\n--- {file.name}\n" + "\n".join(file.read_text().splitlines()[-15:]) for file in files)
+
+    def stop_slurm(self) -> None:
+        """End jobs and daemons."""
+        pids = [int(file.read_text()) for file in self.folder.glob("slurm*.pid") if file.read_text().strip()]
+        for pid in pids:
+            with_name(pid, "slurm", signal.SIGTERM)
+        for _ in range(50):
+            if not any(alive(pid) for pid in pids):
+                break
+            time.sleep(0.1)
+        for pid in pids:
+            with_name(pid, "slurm", signal.SIGKILL)
+        for node in NODES:
+            kill(self.on_node(node))
+            for group in sorted(FREEZER.glob(f"slurm_{node}/**/"), reverse=True):
+                try:
+                    group.rmdir()
+                except OSError:  # a process is still dying
+                    continue
+
+    def stop(self) -> None:
+        """End everything and delete the folder."""
+        self.call("scancel", "--user", "root", check=False, timeout=20)
+        self.stop_slurm()
+        pid = self.folder / "munge/pid"
+        if pid.exists():
+            with_name(int(pid.read_text()), "munge", signal.SIGTERM)
+        time.sleep(0.2)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs (a zombie does not)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def with_name(pid: int, name: str, number: int) -> None:
+    """Signal a process if it is still the daemon whose number it was."""
+    try:
+        if name in Path(f"/proc/{pid}/comm").read_text():
+            os.kill(pid, number)
+    except (OSError, ProcessLookupError):
+        return
+
+
+def holds(pid: int, file: str) -> bool:
+    """Whether a process has a file open."""
+    try:
+        return any(os.readlink(entry) == file for entry in Path(f"/proc/{pid}/fd").iterdir())
+    except OSError:
+        return False

@@ -1,0 +1,182 @@
+"""slurm/train.sbatch under a real SLURM: stopped, requeued, robbed of a node, it ends where an undisturbed job ends."""
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import NOTES
+from safetensors.torch import load_file
+from slurm_cluster import NODES, Cluster, missing, wait_for
+
+ROOT = Path(__file__).parents[2]
+STEPS = 240
+pytestmark = [
+    pytest.mark.slurm,
+    pytest.mark.skipif(missing() is not None, reason=str(missing())),
+    pytest.mark.timeout(600),
+]
+RECIPE = f"""
+model: {{model: ProLIP-ViT-test, init_logit_bias: -2.8}}
+data:
+  select: group=activities
+  caption_sampling: name,keywords
+  workers: 1
+  shuffle_buffer: 20
+optim: {{warmup: 5, ema_decay: 0.9}}
+run:
+  max_steps: {STEPS}
+  global_batch_size: 16
+  precision: fp32
+  device: cpu
+  log_every_n_steps: 1
+  save_frequency: 0
+  save_every_steps: 30
+  keep_checkpoints: 2
+  ledger: true
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    cluster = Cluster()
+    try:
+        cluster.start()
+        version = cluster.call("sinfo", "--version").stdout.strip()
+        NOTES.append(f"tests/slurm ran with {version}, proctrack/{cluster.proctrack}, two nodes")
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """The folder of all runs here, with the recipe."""
+    folder = tmp_path_factory.mktemp("runs")
+    (folder / "tiny.yaml").write_text(RECIPE)
+    return folder
+
+
+def submit(cluster: Cluster, folder: Path, name: str, *flags: str) -> str:
+    """sbatch our script for two nodes with one process each, from the repository; returns the job's number."""
+    environment = cluster.environment | {
+        "PYTHON": sys.executable, "PYTHONPATH": str(ROOT / "src"), "RUNS": str(folder), "NAME": name, "GPUS": "1",
+        "SHARDS": "data/emoji/{noto,twemoji}.tar", "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1",
+    }  # fmt: skip
+    words = ["--parsable", "--nodes=2", "--gpus-per-node=0", "--cpus-per-task=1", f"--output={folder}/%j.out"]
+    script = ["slurm/train.sbatch", "--config", str(folder / "tiny.yaml"), *flags]
+    return cluster.call("sbatch", *words, *script, cwd=ROOT, env=environment).stdout.strip()
+
+
+def steps_done(run: Path) -> int:
+    """Steps in the log."""
+    try:
+        return (run / "metrics.jsonl").read_text().count("\n")
+    except FileNotFoundError:
+        return 0
+
+
+def status(run: Path) -> dict:
+    """What status.json says; nothing where there is none."""
+    try:
+        return json.loads((run / "status.json").read_text())
+    except FileNotFoundError:
+        return {}
+
+
+def ledgers(run: Path) -> list[list[dict]]:
+    """Per rank: the samples of every step, each step once."""
+    found = []
+    for rank in range(2):
+        rows = [json.loads(line) for line in (run / f"ledger/rank_{rank}.jsonl").read_text().splitlines()]
+        assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
+        found.append(rows)
+    return found
+
+
+def told(cluster: Cluster, folder: Path, job: str) -> str:
+    """All that a job and its nodes wrote, for a failing test."""
+    files = [folder / f"{job}.out", *folder.glob(f"*/slurm/{job}-*/node-*.err")]
+    return "".join(f"\n--- {file}\n{file.read_text()[-3000:]}" for file in files if file.exists()) + cluster.logs()
+
+
+@pytest.fixture(scope="module")
+def whole(cluster, folder) -> Path:
+    """An undisturbed job's run folder."""
+    job = submit(cluster, folder, "whole")
+    end = cluster.wait_for_end(job, 120)
+    assert end["JobState"] == "COMPLETED" and end["Restarts"] == "0", told(cluster, folder, job)
+    assert status(folder / "whole")["state"] == "finished"
+    return folder / "whole"
+
+
+def test_a_job_that_is_signalled_and_loses_a_node_ends_as_an_undisturbed_one(cluster, folder, whole):
+    run = folder / "run"
+    job = submit(cluster, folder, "run")
+    try:
+        wait_for("forty steps", lambda: steps_done(run) >= 40, 90)
+        cluster.call("scancel", "--signal=USR1", job)  # as --signal=USR1@180 does before the time is up
+        stopped = wait_for("the stop", lambda: status(run)["state"] == "stopped" and status(run), 60)
+        assert 40 <= stopped["step"] < STEPS and "SIGUSR1" in stopped["reason"]
+
+        saved = wait_for("the second try's first checkpoint", lambda: second_checkpoint(run, stopped["step"]), 90)
+        cluster.lose(NODES[1])
+        wait_for("the node seen as lost", lambda: cluster.job(job)["JobState"] != "RUNNING", 90)
+        assert saved <= steps_done(run) < STEPS
+        cluster.start_node(NODES[1])
+
+        end = cluster.wait_for_end(job, 150)
+    except AssertionError as error:
+        raise AssertionError(str(error) + told(cluster, folder, job)) from error
+    assert end["JobState"] == "COMPLETED" and end["Restarts"] == "2", told(cluster, folder, job)
+    assert status(run)["state"] == "finished" and status(run)["step"] == STEPS
+    for part in ("model", "model_ema"):
+        want, got = (load_file(path / part / "model.safetensors") for path in (whole, run))
+        assert want.keys() == got.keys()
+        assert all(torch.equal(value, got[key]) for key, value in want.items()), part
+    assert ledgers(run) == ledgers(whole)
+
+
+def second_checkpoint(run: Path, after: int) -> int:
+    """The step of a checkpoint that the present try wrote beyond `after`, 0 as long as there is none."""
+    now = status(run)
+    return now["step"] if now["state"] == "running" and now["checkpoint"] and now["step"] > after else 0
+
+
+def test_logs_of_every_try_node_and_rank_are_kept_with_the_environment(folder, whole):
+    logs = [path for path in (whole / "slurm").iterdir() if path.is_dir()]
+    assert len(logs) == 1 and logs[0].name.endswith("-0")
+    assert {path.name for path in logs[0].iterdir()} >= {
+        "environment.txt", "node-0.out", "node-0.err", "node-1.out", "node-1.err", *NODES
+    }  # fmt: skip
+    ranks = sorted(logs[0].glob("*/*/attempt_0/0/stdout.log"))
+    assert len(ranks) == 2, ranks
+    assert sum(f"step {STEPS}/{STEPS}" in path.read_text() for path in ranks) == 1  # rank 0's
+    console = (logs[0] / "node-0.out").read_text() + (logs[0] / "node-1.out").read_text()
+    assert f"[rank 0] step {STEPS}/{STEPS}" in console
+    record = (logs[0] / "environment.txt").read_text()
+    assert "torch==" in record and "JobId=" in record
+
+
+def test_a_try_that_fails_at_once_is_not_requeued(cluster, folder, whole):
+    job = submit(cluster, folder, "bad", "--warmup", "9999")
+    end = cluster.wait_for_end(job, 90)
+    said = (folder / f"{job}.out").read_text()
+    assert end["JobState"] == "FAILED" and end["Restarts"] == "0", told(cluster, folder, job)
+    assert "NOT requeued" in said and "a warm-up of 9999 steps does not end" in said
+
+
+def test_scancel_stops_a_job_for_good_behind_a_checkpoint(cluster, folder, whole):
+    run = folder / "cancelled"
+    job = submit(cluster, folder, "cancelled")
+    wait_for("ten steps", lambda: steps_done(run) >= 10, 90)
+    cluster.call("scancel", job)
+    end = cluster.wait_for_end(job, 60)
+    assert end["JobState"] == "CANCELLED" and end["Restarts"] == "0", told(cluster, folder, job)
+    wait_for("the state", lambda: status(run)["state"] == "stopped", 30)
+    assert (run / f"checkpoints/step_{status(run)['step']}.pt").exists()
