@@ -30,17 +30,25 @@ def span(seconds: float) -> str:
     return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} us"
 
 
+def number(value: float) -> str:
+    """Whole from 100 on, three digits below, millions and billions in words."""
+    for unit, factor in (("billion", 1e9), ("million", 1e6)):
+        if value >= factor:
+            return f"{value / factor:.3g} {unit}"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
 def time_rows() -> list[Row]:
     """Speed, duration and cost."""
     return [
         ("samples per GPU", lambda p: f"{p.local}"),
         ("step", lambda p: span(p.seconds)),
-        ("samples/s", lambda p: f"{p.per_gpu * p.gpus:,.0f}"),
-        ("samples/s/GPU", lambda p: f"{p.per_gpu:,.0f}"),
+        ("samples/s", lambda p: number(p.per_gpu * p.gpus)),
+        ("samples/s/GPU", lambda p: number(p.per_gpu)),
         ("MFU with waits", lambda p: f"{p.mfu:.1%}"),
         ("run, with failures", lambda p: span(p.risk.wall)),
-        ("GPU-hours", lambda p: f"{p.risk.wall / HOUR * p.gpus:,.0f}"),
-        ("cost", lambda p: "give --price" if p.cost is None else f"${p.cost:,.0f}"),
+        ("GPU-hours", lambda p: number(p.risk.wall / HOUR * p.gpus)),
+        ("cost", lambda p: "give --price" if p.cost is None else f"${number(p.cost)}"),
     ]
 
 
@@ -78,7 +86,7 @@ def traffic_rows() -> list[Row]:
 def input_rows() -> list[Row]:
     """The loader's side."""
     return [
-        ("wanted samples/s/GPU", lambda p: f"{p.feed.wanted:,.0f}"),
+        ("wanted samples/s/GPU", lambda p: number(p.feed.wanted)),
         ("decoding gives", lambda p: f"{p.feed.decoding:,.0f}"),
         ("the object store gives", lambda p: f"{p.feed.store:,.0f}"),
         ("reading shards gives", lambda p: f"{p.feed.streams:,.0f}"),
@@ -101,7 +109,7 @@ def failure_rows() -> list[Row]:
         ("written in", lambda p: span(p.risk.write)),
         ("best interval (Daly)", lambda p: span(p.risk.best)),
         ("interval taken", lambda p: span(p.risk.every)),
-        ("in samples", lambda p: f"{p.risk.every * p.per_gpu * p.gpus / 1e6:.3g} million"),
+        ("in samples", lambda p: number(p.risk.every * p.per_gpu * p.gpus)),
         ("work lost per failure", lambda p: span(p.risk.lost)),
         ("time lost in the run", lambda p: f"{p.risk.share_lost:.2%}"),
     ]
