@@ -115,7 +115,7 @@ def test_remote_and_piped_shards_are_indexed(tmp_path):
 
 def test_the_command_runs_as_a_module(tmp_path, monkeypatch, capsys):
     write_shards(tmp_path, [2])
-    monkeypatch.setattr(sys, "argv", ["index", str(tmp_path / "0.tar")])
+    monkeypatch.setattr(sys, "argv", ["index", str(tmp_path / "0.tar"), "--workers", "1"])
     monkeypatch.delitem(sys.modules, "prolip.data.index")
     with pytest.raises(SystemExit) as end:
         runpy.run_module("prolip.data.index", run_name="__main__")
