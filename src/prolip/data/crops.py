@@ -1,22 +1,24 @@
 """The geometric half of OpenCLIP's training augmentation, on the host: a random box of a file, resized, uint8."""
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
 from dataclasses import dataclass
+from random import Random
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from PIL import Image
 from torch import Tensor
-from torchvision.transforms import RandomResizedCrop
 
 from prolip.data.decoding import decode_jpeg, decode_pixels, jpeg_size
 
+#: top, left, height, width
 Box = tuple[int, int, int, int]
-#: Of the boxes that OpenCLIP's transform draws: width / height.
+#: Of boxes, width / height, as torchvision's `RandomResizedCrop` has them by default.
 RATIO = (3 / 4, 4 / 3)
-#: Scales at which a JPEG is decoded as fast as its blocks can be; others are slower than the full size.
+#: Boxes that are drawn before one fits, or the middle of the image is taken.
+ATTEMPTS = 10
+#: Scales at which a JPEG is decoded as fast as its blocks can be; those between are slower than the full size.
 FACTORS = (8, 4, 2)
 
 
@@ -24,61 +26,76 @@ FACTORS = (8, 4, 2)
 class RandomCrop:
     """A random box of an image, resized: (3, *size) uint8, the colours left to `ColourJitter` on the device.
 
-    The box is torchvision's `RandomResizedCrop`'s, drawn from torch's global generator by the same calls: a seed gives
-    the box that it gives OpenCLIP's transform, and pixels at most one level from Pillow's. scale: range of the box's
-    share of the image. dct_scaled: decode JPEGs at 1/2, 1/4 or 1/8 when the box is that many times the size wanted or
-    more; faster, and not exact: see docs/benchmarks.md for the error.
+    Boxes are distributed as those of OpenCLIP's transform, pixels are at most one level from its (Pillow's) of the same
+    box. scale: range of the box's share of the image. dct_scaled: decode JPEGs at 1/2, 1/4 or 1/8 when the box is that
+    many times the size wanted or more; faster, and not exact: docs/benchmarks.md has the error.
     """
 
     size: tuple[int, int]
     scale: tuple[float, float] = (0.9, 1.0)
     dct_scaled: bool = False
 
-    def from_file(self, data: bytes) -> Tensor:
+    def from_file(self, data: bytes, rng: Random) -> Tensor:
         """Decode and crop in one go; SampleFault as `decode_pixels`."""
         size = jpeg_size(data) if self.dct_scaled else None
-        if size is not None:
-            box = self.draw(*size)
-            factor = dct_factor(box, self.size)
-            pixels = decode_jpeg(data, *size, factor) if factor > 1 else None
-            if pixels is not None:
-                return crop(channels_first(pixels), shrunk(box, factor), self.size)
-            return crop(channels_first(decode_pixels(data)), box, self.size)
-        image = channels_first(decode_pixels(data))
-        return crop(image, self.draw(*image.shape[1:]), self.size)
+        if size is None:
+            pixels = decode_pixels(data)
+            return crop(pixels, self.draw(*pixels.shape[:2], rng)[0], self.size)
+        box, factor = self.draw(*size, rng)
+        scaled = decode_jpeg(data, *size, factor)
+        if scaled is None:
+            return crop(decode_pixels(data), box, self.size)
+        top, left, bottom, right = (-(-edge // factor) for edge in edges(box))
+        return crop(scaled, (top, left, bottom - top, right - left), self.size)
 
-    def __call__(self, image: Image.Image) -> Tensor:
-        """The same for an RGB image that is open already."""
-        return crop(channels_first(np.array(image)), self.draw(image.height, image.width), self.size)
-
-    def draw(self, height: int, width: int) -> Box:
-        """(top, left, height, width) of a random box."""
-        outline = torch.empty(1).expand(3, height, width)  # only its size is looked at
-        return RandomResizedCrop.get_params(outline, list(self.scale), list(RATIO))
+    def draw(self, height: int, width: int, rng: Random) -> tuple[Box, int]:
+        """A random box of a JPEG of that size and the factor by which it may be decoded smaller."""
+        box = draw_box(height, width, self.scale, rng)
+        factor = dct_factor(box, self.size) if self.dct_scaled else 1
+        return aligned(box, factor, height, width), factor
 
 
-def channels_first(pixels: np.ndarray) -> Tensor:
-    """(H, W, 3) -> (3, H, W), the same memory."""
-    return torch.from_numpy(pixels).permute(2, 0, 1)
+def draw_box(height: int, width: int, scale: tuple[float, float], rng: Random) -> Box:
+    """A random box of an image, distributed as by torchvision's `RandomResizedCrop` with its default ratio.
+
+    The share of the area is uniform, the logarithm of width / height too, the place uniform among those where the box
+    fits. If none of ATTEMPTS fits: the middle of the image, cut down to a ratio within RATIO. (torchvision draws by
+    torch, which takes a tenth of the time that decoding and resizing take together.)
+    """
+    low, high = math.log(RATIO[0]), math.log(RATIO[1])
+    for _ in range(ATTEMPTS):
+        area = height * width * rng.uniform(*scale)
+        ratio = math.exp(rng.uniform(low, high))
+        rows, columns = round(math.sqrt(area / ratio)), round(math.sqrt(area * ratio))
+        if 0 < rows <= height and 0 < columns <= width:
+            return rng.randrange(height - rows + 1), rng.randrange(width - columns + 1), rows, columns
+    ratio = min(max(width / height, RATIO[0]), RATIO[1])
+    rows, columns = min(height, round(width / ratio)), min(width, round(height * ratio))
+    return (height - rows) // 2, (width - columns) // 2, rows, columns
 
 
-def crop(image: Tensor, box: Box, size: Sequence[int]) -> Tensor:
-    """A box of a (3, H, W) uint8 image, resized to (3, *size) uint8 by an antialiased bicubic filter.
+def crop(pixels: np.ndarray, box: Box, size: tuple[int, int]) -> Tensor:
+    """A box of (H, W, 3) uint8 pixels, resized to (3, *size) uint8 by an antialiased bicubic filter.
 
     torch's kernel for uint8 works in 16-bit integers, rounds between the two directions as Pillow does, and ends at
-    most one level from Pillow.
+    most one level from Pillow. (torchvision's resize calls the same kernel, on a longer way.)
     """
     top, left, height, width = box
-    part = image[None, :, top : top + height, left : left + width]
-    return F.interpolate(part, size=tuple(size), mode="bicubic", antialias=True)[0].contiguous()
+    part = torch.from_numpy(pixels[top : top + height, left : left + width]).permute(2, 0, 1)[None]
+    return F.interpolate(part, size=size, mode="bicubic", antialias=True)[0].contiguous()
 
 
-def dct_factor(box: Box, size: Sequence[int]) -> int:
+def dct_factor(box: Box, size: tuple[int, int]) -> int:
     """The largest factor that leaves the box at least as large as `size` in both directions."""
     return next((factor for factor in FACTORS if box[2] >= factor * size[0] and box[3] >= factor * size[1]), 1)
 
 
-def shrunk(box: Box, factor: int) -> Box:
-    """A box in an image that is `factor` times smaller, its edges rounded to whole pixels."""
-    top, left, bottom, right = (round(edge / factor) for edge in (box[0], box[1], box[0] + box[2], box[1] + box[3]))
-    return top, left, bottom - top, right - left
+def edges(box: Box) -> Box:
+    """Top, left, bottom and right."""
+    return box[0], box[1], box[0] + box[2], box[1] + box[3]
+
+
+def aligned(box: Box, factor: int, height: int, width: int) -> Box:
+    """The box with each edge on the nearest multiple of `factor` or the end of the image: whole pixels when shrunk."""
+    top, left, bottom, right = (round(edge / factor) * factor for edge in edges(box))
+    return top, left, min(bottom, height) - top, min(right, width) - left

@@ -106,7 +106,7 @@ class Decoder:
     captions for known matches.
     """
 
-    transform: Callable[[Image.Image], Tensor]
+    transform: Callable[[Image.Image], Tensor] | RandomCrop
     captions: CaptionSampler = field(default_factory=CaptionSampler)
     seed: int = 0
     with_ids: bool = False
@@ -115,8 +115,7 @@ class Decoder:
         """Decode, draw the caption, augment. Seeds the global generators: call it within `preserved_rng`."""
         raw, key = row.raw, row.raw["__key__"]
         identity = (self.seed, epoch, key, row.occurrence)
-        seed_rng(stable_hash(*identity, "augmentation"))
-        pixels = self._pixels(image_bytes(raw))
+        pixels = self._pixels(image_bytes(raw), stable_hash(*identity, "augmentation"))
         record = json_record(raw) if self.captions.needs_json else None
         plain = plain_text(raw) if PLAIN in self.captions.fields else None
         drawn = self.captions.draw(plain, record, stable_hash(*identity, "caption"))
@@ -126,14 +125,15 @@ class Decoder:
             key, pixels, drawn.caption, caption_id(drawn.caption), tuple(caption_id(text) for text in drawn.all)
         )
 
-    def _pixels(self, data: bytes) -> Tensor:
+    def _pixels(self, data: bytes, seed: int) -> Tensor:
         """The augmented image of a file; SampleFault "failed transform" where it can be opened and no more."""
         size = f"{len(data)} bytes"
         try:
             if isinstance(self.transform, RandomCrop):
-                return self.transform.from_file(data)
+                return self.transform.from_file(data, random.Random(seed))
             image = decode_image(data)
             size = f"{image.size} pixels"
+            seed_rng(seed)
             return self.transform(image)
         except SampleFault:
             raise

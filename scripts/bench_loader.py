@@ -1,0 +1,213 @@
+"""Images per second and core from JPEG bytes to a training image: OpenCLIP's transform against ours.
+
+    PYTHONPATH=src OMP_NUM_THREADS=1 python scripts/bench_loader.py --sizes 512x512 1024x768
+
+One core, one thread. The ways take turns within one process (A B A B..., the order reversed every other turn), each on
+the same files with the same seeds; ratios are medians of the ratios within a turn, with their quartiles. Processor time
+is the figure to hold a claim against, wall-clock time stands beside it. The files are drawings with smooth and fine
+noise, quality 90, 4:2:0 (--images takes a folder of JPEGs instead).
+
+    openclip           webdataset's Pillow decoding, then OpenCLIP's transform with a crop alone: float32, normalised
+    openclip + jitter  the same with the paper's colour jitter and greyscale
+    ours               the files' way through `RandomCrop`: uint8; colours and normalisation are left to the device
+    ours, dct-scaled   the same with --dct-scaled-decoding
+
+"openclip + jitter" against "ours" is what a training run sees, when its device changes the colours; what that takes on
+the device is printed below, for this very core as well, though no one would train with it.
+
+Errors are those of the pixels before any colour is changed, in levels of 255, against Pillow's crop of the same box.
+"""
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import statistics
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import torch
+import webdataset
+from open_clip.transform import PreprocessCfg, image_transform_v2
+from PIL import Image, ImageDraw
+from torch import Tensor
+from torchvision.transforms import InterpolationMode
+from torchvision.transforms.functional import pil_to_tensor, resized_crop
+
+from prolip.data.colour import ColourJitter
+from prolip.data.crops import RandomCrop
+from prolip.data.decoding import decode_image
+from prolip.data.fast_input import split_augmentation
+from prolip.data.samples import seed_rng
+
+PAPER = {  # ProLIP B.1
+    "scale": (0.8, 1.0), "color_jitter": (0.32, 0.32, 0.32, 0.08), "color_jitter_prob": 0.8, "gray_scale_prob": 0.2,
+}  # fmt: skip
+OPEN = webdataset.imagehandler("pilrgb")  # what OpenCLIP reads shards with
+Way = Callable[[bytes, int], Tensor]
+
+
+def picture(width: int, height: int, seed: int) -> bytes:
+    """A JPEG with the traits of a photograph that decoding time depends on: soft shades, edges, and some grain."""
+    rng = np.random.default_rng(seed)
+    pixels = np.full((height, width, 3), 128, dtype=np.float32)
+    for cell in (4, 16, 64):
+        coarse = rng.normal(scale=8 * cell**0.5, size=(3, height // cell + 2, width // cell + 2)).astype(np.float32)
+        for channel, layer in enumerate(coarse):
+            pixels[..., channel] += Image.fromarray(layer).resize((width, height), Image.Resampling.BICUBIC)
+    image = Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
+    draw = ImageDraw.Draw(image)
+    for number in range(12):
+        left, top, span = rng.integers(width), rng.integers(height), rng.integers(8, width // 4)
+        shape = draw.ellipse if number % 2 else draw.rectangle
+        shape((left, top, left + span, top + span // 2), fill=tuple(rng.integers(0, 256, 3).tolist()))
+    grainy = np.asarray(image) + rng.normal(scale=4, size=(height, width, 1))
+    file = io.BytesIO()
+    Image.fromarray(grainy.clip(0, 255).astype(np.uint8)).save(file, "JPEG", quality=90, subsampling="4:2:0")
+    return file.getvalue()
+
+
+def openclip(size: int, aug_cfg: dict[str, Any]) -> Way:
+    """OpenCLIP's way, its draws seeded as our loader seeds those of any transform."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it names the settings that it has just used
+        transform = image_transform_v2(PreprocessCfg(size=size), is_train=True, aug_cfg=aug_cfg)
+
+    def way(data: bytes, seed: int) -> Tensor:
+        seed_rng(seed)
+        return transform(OPEN("0.jpg", data))
+
+    return way
+
+
+def host_half(size: int, dct_scaled: bool = False) -> RandomCrop:
+    """Our way, as a run with the paper's augmentation makes it."""
+    halves = split_augmentation(PAPER, size, dct_scaled)
+    assert halves is not None
+    return halves[0]
+
+
+def ways(size: int) -> dict[str, Way]:
+    """Name -> bytes of a file and a seed to a training image."""
+    exact, scaled = host_half(size), host_half(size, dct_scaled=True)
+    return {
+        "openclip": openclip(size, {"scale": PAPER["scale"]}),
+        "openclip + jitter": openclip(size, PAPER),
+        "ours": lambda data, seed: exact.from_file(data, Random(seed)),
+        "ours, dct-scaled": lambda data, seed: scaled.from_file(data, Random(seed)),
+    }
+
+
+def take_turns(ways: dict[str, Way], files: list[bytes], turns: int) -> dict[str, list[tuple[float, float]]]:
+    """(processor, wall-clock) seconds per image of every way and turn, after one turn that is not counted."""
+    taken: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
+    for turn in range(-1, turns):
+        for name in list(ways) if turn % 2 else reversed(list(ways)):
+            processor, wall = time.process_time(), time.perf_counter()
+            for number, data in enumerate(files):
+                ways[name](data, turn * len(files) + number)
+            if turn >= 0:
+                spent = time.process_time() - processor, time.perf_counter() - wall
+                taken[name].append((spent[0] / len(files), spent[1] / len(files)))
+    return taken
+
+
+def errors(ours: RandomCrop, files: list[bytes], boxes: int) -> tuple[int, float, float, float]:
+    """(largest error, mean absolute error, share of pixels that differ, PSNR in dB) against Pillow's crop of a box."""
+    off = []
+    for number, data in enumerate(files):
+        image = decode_image(data)
+        for seed in range(number * boxes, (number + 1) * boxes):
+            box, _ = ours.draw(image.height, image.width, Random(seed))
+            pillow = resized_crop(image, *box, ours.size, InterpolationMode.BICUBIC)
+            off.append((ours.from_file(data, Random(seed)).short() - pil_to_tensor(pillow).short()).abs())
+    all_off = torch.stack(off).float()
+    noise = all_off.square().mean().item()
+    psnr = 10 * np.log10(255**2 / noise) if noise else float("inf")
+    return int(all_off.max()), all_off.mean().item(), all_off.gt(0).float().mean().item(), psnr
+
+
+def device_seconds(rows: int, size: int, device: str, turns: int) -> dict[str, float]:
+    """Median seconds per image of what the device does to a batch."""
+    images = torch.randint(0, 256, (rows, 3, size, size), dtype=torch.uint8).to(device)
+    medians = {}
+    for name, aug_cfg in {"normalise": {}, "jitter, grey, normalise": PAPER}.items():
+        halves = split_augmentation(aug_cfg, size)
+        assert halves is not None
+        augment = ColourJitter(halves[1], PreprocessCfg().mean, PreprocessCfg().std).to(device)
+        taken = []
+        for step in range(-1, turns):
+            if device == "cuda":
+                torch.cuda.synchronize()
+            clock = time.perf_counter if device == "cuda" else time.process_time
+            start = clock()
+            augment(images, step)
+            if device == "cuda":
+                torch.cuda.synchronize()
+            taken.append(clock() - start)
+        medians[name] = statistics.median(taken[1:]) / rows
+    return medians
+
+
+def spread(a: list[float], b: list[float]) -> str:
+    """Median and quartiles of a / b, turn by turn."""
+    low, middle, high = statistics.quantiles([x / y for x, y in zip(a, b)], n=4)
+    return f"{middle:.2f} ({low:.2f} to {high:.2f})"
+
+
+def report(label: str, files: list[bytes], args: argparse.Namespace) -> None:
+    """The tables of one set of files."""
+    all_ways = ways(args.image_size)
+    taken = take_turns(all_ways, files, args.turns)
+    processor = {name: [spent[0] for spent in turns] for name, turns in taken.items()}
+    print(f"\n{label}: {len(files)} files of {sum(map(len, files)) / len(files) / 1024:.0f} KiB on average")
+    print("| | images/s/core | by the wall | ms | over openclip | over openclip + jitter |\n" + "|---" * 6 + "|")
+    for name in all_ways:
+        seconds, wall = (statistics.median(spent[clock] for spent in taken[name]) for clock in (0, 1))
+        over = [spread(processor[base], processor[name]) for base in ("openclip", "openclip + jitter")]
+        print(f"| {name} | {1 / seconds:.0f} | {1 / wall:.0f} | {seconds * 1e3:.2f} | {over[0]} | {over[1]} |")
+    print("\n| pixels | max error | mean error | pixels that differ | PSNR, dB |\n" + "|---" * 5 + "|")
+    for name, half in {"ours": False, "ours, dct-scaled": True}.items():
+        most, mean, share, psnr = errors(host_half(args.image_size, half), files, args.boxes)
+        print(f"| {name} | {most} | {mean:.4f} | {share:.2%} | {psnr:.1f} |", flush=True)
+
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", nargs="+", default=["512x512", "1024x768"], help="width x height of the files")
+    parser.add_argument("--images", type=Path, help="a folder of JPEGs to take instead of synthetic files")
+    parser.add_argument("--files", type=int, default=12, help="files of each size")
+    parser.add_argument("--turns", type=int, default=25, help="turns that are counted")
+    parser.add_argument("--boxes", type=int, default=8, help="boxes of each file to measure errors with")
+    parser.add_argument("--image-size", type=int, default=224, help="size of the model's images")
+    parser.add_argument("--rows", type=int, default=64, help="images of a batch on the device")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="device to time, too")
+    parser.add_argument("--core", type=int, help="processor core to run on; without: the last one allowed")
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str] | None = None) -> None:
+    args = parse(argv)
+    torch.set_num_threads(1)
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {max(os.sched_getaffinity(0)) if args.core is None else args.core})
+    if args.images:
+        found = sorted(path for path in args.images.iterdir() if path.suffix.lower() in (".jpg", ".jpeg"))
+        report(str(args.images), [path.read_bytes() for path in found], args)
+    else:
+        for size in args.sizes:
+            width, height = map(int, size.split("x"))
+            report(size, [picture(width, height, seed) for seed in range(args.files)], args)
+    for device in dict.fromkeys(["cpu", args.device]):
+        print(f"\n{args.rows} images on {device}" + (" (this core)" if device == "cpu" else ""))
+        for name, seconds in device_seconds(args.rows, args.image_size, device, args.turns).items():
+            print(f"{name}: {seconds * 1e3:.3f} ms per image")
+
+
+if __name__ == "__main__":
+    main()
