@@ -1,4 +1,4 @@
-"""The model of a checkpoint as a folder that prolip.create_model reads: python slurm/export.py CHECKPOINT FOLDER [--ema]
+"""The model of a checkpoint as a folder for prolip.create_model: python slurm/export.py CHECKPOINT FOLDER [--ema]
 
 CHECKPOINT: a file or fsspec URL that a run wrote (.../step_N.pt). --ema: its averaged weights.
 """
@@ -38,7 +38,8 @@ def export(address: str, folder: Path, ema: bool = False) -> Path:
     values = dict(state["config"])
     config = build_config(values.pop("method"), values)
     # the checkpoint has all weights: those that the run began from may be gone
-    config = dataclasses.replace(config, model=dataclasses.replace(config.model, pretrained=None, init_uncertainty=False))
+    bare = dataclasses.replace(config.model, pretrained=None, init_uncertainty=False)
+    config = dataclasses.replace(config, model=bare)
     model, _, _ = build_model(config, torch.device("cpu"))
     model.load_state_dict(weights_of(state, ema))
     return save_pretrained(model, folder, tokenizer=build_tokenizer(config))

@@ -40,7 +40,8 @@ def check_shards(config: Config) -> str:
     """Read a sample of the first and of the last shard; returns what was read. FlagError where one cannot be."""
     if dataset_kind(config.data) != "webdataset":
         return f"{config.data.train_data or config.data.dataset_type}: not read before the start"
-    urls = [shard.url for shard in expand_shards(config.data.train_data or "", config.data.train_data_upsampling_factors)]
+    shards = expand_shards(config.data.train_data or "", config.data.train_data_upsampling_factors)
+    urls = [shard.url for shard in shards]
     for url in dict.fromkeys((urls[0], urls[-1])):
         try:
             sample = next(iter(read_shard(url, policy=POLICY)), None)

@@ -1,16 +1,29 @@
-"""The job scripts with stand-ins for SLURM's commands: what is started, with which flags, and when it is requeued."""
+"""The job scripts with stand-ins for SLURM's commands: what is started, with which flags, and when it is requeued.
+
+tests/slurm runs them under a real SLURM.
+"""
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
+from importlib.metadata import version
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
+from prolip.factory import get_model_config
+from training.config import rows_per_rank, total_steps
+from training.flags import FlagError
 from training.main import parse
-from training.runfolder import OURS
+from training.run import run as train
+from training.runfolder import OURS, write_status
 
-SLURM = Path(__file__).parents[2] / "slurm"
+ROOT = Path(__file__).parents[2]
+SLURM, RECIPES = ROOT / "slurm", ROOT / "scripts" / "recipes"
 STUBS = {
     # "show hostnames" and "show job" answer, "requeue" leaves a mark.
     "scontrol": """case "$2" in
@@ -18,41 +31,60 @@ hostnames) seq -f node%.0f 9999;;
 job) echo JobId=7;;
 *) echo "$@" >> "$MARKS";;
 esac""",
+    "squeue": 'echo "${QUEUE:-}"',
     # Runs what it is given behind its own flags, once, as a task of the step would.
     "srun": 'while [ "${1#--}" != "$1" ]; do shift; done; exec "$@"',
-    # Python: pip freeze says nothing; else write the words down, perhaps save a checkpoint, and end as told.
-    "python": """[ "$2" = pip ] && exit 0
-printf '%s\\n' "$@" > "$WORDS"
-[ -z "${SAVES:-}" ] || { mkdir -p "$(dirname "$SAVES")"; touch "$SAVES"; }
+    # Python: the check of what is there passes or not; else write the words down, perhaps a status, and end as told.
+    "python": """case "$1" in
+slurm/preflight.py) printf '%s\\n' "$@" > "$WORDS.preflight"; exit "${MISSING:-0}";;
+esac
+printf '%s\\n' "$@" >> "$WORDS"
+env | grep -E '^(PET_|TORCHELASTIC)' >> "$WORDS.environment"
+[ -z "${LEAVES:-}" ] || cp "$LEAVES" runs/it/status.json
 exit "${ENDS:-0}" """,
 }
 
 
 @pytest.fixture
 def start(tmp_path):
-    """Run a script with stubs; returns (exit status, the words after python's name, what scontrol was told)."""
+    """Run a script with stubs; returns (exit status, words behind python's name, what scontrol was told, output)."""
     for name, body in STUBS.items():
         stub = tmp_path / "bin" / name
         stub.parent.mkdir(exist_ok=True)
         stub.write_text(f"#!/bin/bash\n{body}\n")
         stub.chmod(0o755)
 
-    def run(script: str, *words: str, **environment: str) -> tuple[int, list[str], str]:
+    def run(script: str, *words: str, **environment: str) -> tuple[int, list[str], str, str]:
         said, marks = tmp_path / "words", tmp_path / "marks"
         for file in (said, marks):
             file.write_text("")
         variables = {
             "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "PYTHON": "python", "WORDS": str(said),
             "MARKS": str(marks), "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node[1-2]", "SLURM_NNODES": "2",
-            "SLURM_CPUS_PER_TASK": "9", "NAME": "it",
+            "SLURM_CPUS_PER_TASK": "9", "SLURM_GPUS_ON_NODE": "8", "SLURMD_NODENAME": "node1", "NAME": "it",
         }  # fmt: skip
         done = subprocess.run(
-            ["bash", SLURM / script, *words], cwd=tmp_path, env=variables | environment, capture_output=True, text=True,
-            stdin=subprocess.DEVNULL,
+            ["bash", SLURM / script, *words], cwd=tmp_path, env=variables | environment, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, text=True, stdin=subprocess.DEVNULL,
         )  # fmt: skip
-        return done.returncode, said.read_text().splitlines(), marks.read_text()
+        return done.returncode, said.read_text().splitlines(), marks.read_text(), done.stdout
 
     return run
+
+
+@pytest.fixture
+def leaves(tmp_path):
+    """Write the status.json that a run would leave behind; returns its path."""
+
+    def write(state: str, step: int, checkpoint: str | None, **facts: str) -> str:
+        write_status(tmp_path, state, step=step, total_steps=99, checkpoint=checkpoint, **facts)
+        return str((tmp_path / "status.json").rename(tmp_path / f"{state}-{step}.json"))
+
+    return write
+
+
+def flags_of(words: list[str]) -> list[str]:
+    return words[words.index("training.main") + 1 :]
 
 
 @pytest.mark.parametrize("script", ["train.sbatch", "eval.sbatch"])
@@ -60,53 +92,239 @@ def test_scripts_are_valid_bash(script):
     assert subprocess.run(["bash", "-n", SLURM / script], capture_output=True).stderr == b""
 
 
-def test_every_training_flag_is_one_the_program_takes(start):
-    status, words, _ = start("train.sbatch", "--lr", "1e-3")
-    config = parse(words[words.index("training.main") + 1 :])
+# --- what is started -------------------------------------------------------------------------------------------------
+def test_without_words_the_papers_recipe_runs_on_the_given_shards(start, monkeypatch):
+    status, words, _, _ = start("train.sbatch", SHARDS="s3://bucket/{00000..12895}.tar")
+    monkeypatch.chdir(ROOT)
+    config = parse(flags_of(words))
     assert status == 0
-    assert (config.data.train_data, config.optim.lr) == ("s3://bucket/{00000..12895}.tar", 1e-3)
-    assert (config.run.max_samples, config.optim.beta2, config.run.resume) == (1_280_000_000, 0.95, None)
+    assert (config.data.train_data, config.run.max_samples) == ("s3://bucket/{00000..12895}.tar", 1_280_000_000)
+    assert (config.run.name, config.run.resume, config.run.output_dir) == ("it", "auto", "runs")
+
+
+@pytest.mark.parametrize("recipe", sorted(path.name for path in RECIPES.glob("prolip-*.yaml")))
+def test_every_recipe_of_the_paper_can_be_submitted(start, monkeypatch, recipe):
+    given = ["--config", f"scripts/recipes/{recipe}", "--lr", "2e-4"]
+    _, words, _, _ = start("train.sbatch", *given, SHARDS="a{0..9}.tar")
+    monkeypatch.chdir(ROOT)
+    config = parse(flags_of(words))
+    assert words.count("--config") == 1
+    assert (config.optim.lr, config.data.train_data) == (2e-4, "a{0..9}.tar")
+    assert config.run.save_every_minutes == 15 and config.run.keep_checkpoints == 3
+
+
+def test_shards_of_a_flag_come_before_those_of_the_environment(start, monkeypatch):
+    _, words, _, _ = start("train.sbatch", "--train-data=b.tar", SHARDS="a.tar")
+    monkeypatch.chdir(ROOT)
+    assert "a.tar" not in words and parse(flags_of(words)).data.train_data == "b.tar"
 
 
 def test_the_first_node_is_the_meeting_point_of_all(start):
-    _, words, _ = start("train.sbatch", GPUS="4")
+    _, words, _, _ = start("train.sbatch", GPUS="4")
     assert "--rdzv-endpoint=node1:20007" in words
     assert "--nnodes=2" in words and "--nproc-per-node=4" in words
 
 
-def test_a_job_that_saved_before_it_was_stopped_is_requeued_and_goes_on(start, tmp_path):
-    saves = str(tmp_path / "runs/it/checkpoints/step_100.pt")
-    status, words, told = start("train.sbatch", SAVES=saves, ENDS="1")
-    assert (status, told) == (1, "requeue 7\n") and "--resume" not in words
-    status, words, told = start("train.sbatch", SLURM_RESTART_COUNT="1")
-    assert (status, told) == (0, "") and words[-2:] == ["--resume", "latest"]
+def test_torchrun_hands_usr1_on_and_keeps_one_log_per_rank(start, tmp_path):
+    start("train.sbatch")
+    told = (tmp_path / "words.environment").read_text()
+    assert "PET_SIGNALS_TO_HANDLE=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1" in told
+    assert "PET_LOG_DIR=runs/it/slurm/7-0/node1\n" in told and "PET_TEE=3" in told
+    assert "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE=[rank ${rank}] " in told
 
 
-def test_a_job_that_fails_without_a_new_checkpoint_is_not_requeued(start):
+# --- what is refused before it costs anything -------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("words", "environment", "wanted"),
+    [
+        (["--name", "x"], {}, "set NAME and RUNS"),
+        (["--resume=latest"], {}, "--resume is the script's own"),
+        ([], {"PYTHON": "no/python"}, "there is no no/python"),
+        ([], {"SLURM_GPUS_ON_NODE": ""}, "the job has no GPUs"),
+        ([], {"RUNS": "/proc/runs"}, "cannot be made: set RUNS"),
+        ([], {"MISSING": "2"}, "nothing was started"),
+    ],
+)
+def test_what_is_missing_is_told_before_all_nodes_start(start, words, environment, wanted):
+    status, started, told, output = start("train.sbatch", *words, **environment)
+    assert (status, started, told) == (2, [], "") and wanted in output
+
+
+def test_a_run_that_another_job_is_training_is_left_alone(start, tmp_path):
+    start("train.sbatch", SLURM_JOB_ID="6")
+    status, words, told, output = start("train.sbatch", QUEUE="6")
+    assert (status, words, told) == (2, [], "") and "job 6 is still training it" in output
+    assert start("train.sbatch")[0] == 0  # it has left the queue
+
+
+def load(name: str) -> ModuleType:
+    """A file beside the job scripts, as a module."""
+    spec = importlib.util.spec_from_file_location(f"slurm_{name}", SLURM / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def preflight(monkeypatch, capsys):
+    """Run the check for two ranks from the repository's folder; returns (exit status, output, errors)."""
+    monkeypatch.chdir(ROOT)
+
+    def run(*words: str) -> tuple[int, str, str]:
+        return load("preflight").main(["2", *words]), *capsys.readouterr()
+
+    return run
+
+
+TINY = ["--model", "ProLIP-ViT-test", "--workers", "0"]
+
+
+def test_the_check_reads_a_sample_of_the_first_and_the_last_shard(preflight):
+    status, output, errors = preflight(*TINY, "--train-data", "data/emoji/{noto,twemoji}.tar")
+    assert (status, errors) == (0, "")
+    assert "data/emoji/noto.tar: noto-" in output and "data/emoji/twemoji.tar: twemoji-" in output
+    assert f"torch=={version('torch')}\n" in output
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        (["--train-data", "http://127.0.0.1:9/{0..9}.tar"], "cannot be read from this node"),
+        (["--train-data", "data/emoji/none-{0..9}.tar"], "none-"),
+        (["--train-data", "data/emoji/noto.tar", "--global-batch-size", "33"], "batch 33 is not divisible by 2 ranks"),
+        (["--train-data", "data/emoji/noto.tar", "--lrr", "1"], "--lr"),
+        ([], "give --train-data"),
+    ],
+)
+def test_the_check_names_what_is_missing_in_one_line(preflight, words, wanted):
+    status, _, errors = preflight(*TINY, *words)
+    assert status == 2 and errors.startswith("error: ") and wanted in errors
+    assert errors.count("\n") == 1
+
+
+# --- what is requeued -------------------------------------------------------------------------------------------------
+def test_a_stopped_run_is_requeued_and_a_finished_one_is_not(start, leaves):
+    stopped = leaves("stopped", 20, "s3://bucket/step_20.pt", reason="SIGUSR1 at step 20 of 99, which is saved")
+    status, _, told, output = start("train.sbatch", LEAVES=stopped, ENDS="1")
+    assert (status, told) == (1, "requeue 7\n") and "SIGUSR1 at step 20 of 99, which is saved" in output
+    status, _, told, _ = start("train.sbatch", LEAVES=leaves("finished", 99, "step_99.pt"), SLURM_RESTART_COUNT="1")
+    assert (status, told) == (0, "")
+
+
+@pytest.mark.parametrize("state", ["running", "failed"])  # killed, or by an error of its own
+def test_a_try_that_broke_is_requeued_only_behind_a_new_checkpoint(start, leaves, state):
+    assert start("train.sbatch", LEAVES=leaves(state, 20, "runs/it/step_20.pt"), ENDS="1")[2] == "requeue 7\n"
+    # it begins at step 20, breaks at 25 and has saved nothing: a bug that would be met again for ever
+    status, _, told, output = start("train.sbatch", LEAVES=leaves(state, 25, None), ENDS="1", SLURM_RESTART_COUNT="1")
+    assert (status, told) == (1, "") and "without a new checkpoint" in output
+
+
+def test_a_try_that_never_began_is_not_requeued_whatever_the_last_one_left(start, leaves):
     assert start("train.sbatch", ENDS="1")[::2] == (1, "")
-    status, words, _ = start("train.sbatch", SLURM_RESTART_COUNT="1")  # by SLURM itself, after a node's failure
-    assert status == 0 and words[-1] == "--overwrite"
+    start("train.sbatch", LEAVES=leaves("stopped", 20, "step_20.pt"), ENDS="1")
+    status, _, told, output = start("train.sbatch", ENDS="1", SLURM_RESTART_COUNT="1")
+    assert (status, told) == (1, "") and "failed before its first step" in output
 
 
+# --- what is kept -----------------------------------------------------------------------------------------------------
 def test_the_script_leaves_nothing_that_makes_the_run_folder_look_taken(start, tmp_path):
     start("train.sbatch")
     assert [p.name for p in (tmp_path / "runs/it").iterdir()] == ["slurm"] and "slurm" not in OURS
 
 
 def test_the_environment_is_recorded_without_keys(start, tmp_path):
-    start("train.sbatch", AWS_SECRET_ACCESS_KEY="hush", NCCL_DEBUG="INFO")
+    start("train.sbatch", "--lr", "1e-3", AWS_SECRET_ACCESS_KEY="hush", NCCL_DEBUG="INFO")
     record = (tmp_path / "runs/it/slurm/7-0/environment.txt").read_text()
-    assert "NCCL_DEBUG=INFO" in record and "JobId=7" in record and "hush" not in record
+    assert "NCCL_DEBUG=INFO" in record and "JobId=7" in record and "sbatch slurm/train.sbatch --lr 1e-3" in record
+    assert "hush" not in record
+    assert "Linux" in (tmp_path / "runs/it/slurm/7-0/node1/node.txt").read_text()
 
 
-def test_evaluation_takes_a_finished_run_and_refuses_anything_else(start, tmp_path):
-    status, words, _ = start("eval.sbatch", "runs/it")
-    assert status == 2 and words == []
-    (tmp_path / "runs/it/model").mkdir(parents=True)
-    status, words, _ = start("eval.sbatch", "runs/it", "--all-names")
+# --- the recipes ------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("name", "samples", "steps", "tokens"),
+    [
+        ("1.28b", 1_280_000_000, 78_125, 64),
+        ("12.8b", 12_800_000_000, 781_250, 64),
+        ("long-context", 128_000_000, 15_625, 256),
+    ],
+)
+def test_recipes_are_the_papers_for_32_gpus(name, samples, steps, tokens):
+    config = parse(["--config", str(RECIPES / f"prolip-b16-{name}.yaml"), "--train-data", "x.tar"])
+    model = get_model_config(config.model.model)[0]
+    assert (config.run.max_samples, total_steps(config, 1, config.run.global_batch_size)) == (samples, steps)
+    text, image = model["text_cfg"], model["vision_cfg"]
+    assert (model["embed_dim"], image["image_size"], text["context_length"]) == (768, 224, tokens)
+    assert rows_per_rank(config, 32) == (256 if tokens == 256 else 512)
+    optim, objective = config.optim, config.objective
+    assert (optim.opt, optim.beta1, optim.beta2, optim.wd, optim.lr_scheduler) == ("adamw", 0.9, 0.95, 0.2, "cosine")
+    assert (objective.alpha1, objective.alpha2, objective.beta) == (1e-7, 1e-3, 1e-4)
+    assert (objective.inclusion_scale, objective.inclusion_eps) == (1000, -20)
+    assert (objective.mask_fraction, objective.mask_ratio) == (0.125, 0.75)
+    assert config.model.aug_cfg["scale"] == [0.8, 1.0] and config.run.precision == "amp_bf16"
+    if tokens == 64:
+        assert (optim.lr, optim.warmup, config.run.global_batch_size) == (5e-4, 10_000, 16_384)
+
+
+# --- evaluation -------------------------------------------------------------------------------------------------------
+@pytest.fixture
+def runs(tmp_path) -> list[str]:
+    """Two runs that ended, one that did not."""
+    for name in "ab":
+        (tmp_path / "runs" / name / "model").mkdir(parents=True)
+    return ["runs/a", "runs/b", "runs/c"]
+
+
+def evaluations(words: list[str]) -> list[str]:
+    return [words[place + 1] for place, word in enumerate(words) if word == "--model"]
+
+
+def test_evaluation_takes_flags_behind_two_dashes_and_the_gpu_it_was_given(start, runs):
+    status, words, _, _ = start("eval.sbatch", "runs/a", "--", "--all-names")
     assert status == 0
     assert words[1:] == [
-        "prolip.evaluation.corpus", "--model", "local-dir:runs/it/model", "--data", "data/emoji/emojione.tar",
-        "--names", "data/emoji/noto.tar",
-        "--out", "runs/it/eval", "--all-names",
+        "prolip.evaluation.corpus", "--model", "local-dir:runs/a/model", "--data", "data/emoji/emojione.tar",
+        "--names", "data/emoji/noto.tar", "--device", "cuda", "--out", "runs/a/eval", "--all-names",
     ]  # fmt: skip
+    assert "cpu" in start("eval.sbatch", "runs/a", SLURM_GPUS_ON_NODE="")[1]
+
+
+def test_each_task_of_an_array_evaluates_one_run(start, runs):
+    for index, name in enumerate("ab"):
+        status, words, _, _ = start("eval.sbatch", *runs[:2], SLURM_ARRAY_TASK_ID=str(index))
+        assert status == 0 and evaluations(words) == [f"local-dir:runs/{name}/model"]
+    assert evaluations(start("eval.sbatch", *runs[:2])[1]) == ["local-dir:runs/a/model", "local-dir:runs/b/model"]
+    status, words, _, output = start("eval.sbatch", *runs[:2], SLURM_ARRAY_TASK_ID="2")
+    assert (status, words) == (2, []) and "--array=0-1" in output
+
+
+def test_a_run_that_has_not_ended_is_refused_and_the_others_are_evaluated(start, runs):
+    status, words, _, output = start("eval.sbatch", "runs/c", "runs/b")
+    assert status == 2 and "got 'runs/c', wanted" in output and evaluations(words) == ["local-dir:runs/b/model"]
+    assert start("eval.sbatch")[0] == 2 and start("eval.sbatch", "runs/a", "--all-names")[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("address", "out"),
+    [("runs/c/checkpoints/step_7.pt", "runs/c/checkpoints/step_7"), ("s3://x/c/step_7.pt", "runs/x/c/step_7")],
+)
+def test_a_checkpoint_is_exported_first(start, address, out):
+    status, words, _, _ = start("eval.sbatch", address)
+    assert status == 0 and words[:3] == ["slurm/export.py", address, f"{out}/model"]
+    assert evaluations(words) == [f"local-dir:{out}/model"] and words[-1] == f"{out}/eval"
+
+
+def test_the_exported_model_is_the_one_that_the_run_left(tmp_path):
+    export = load("export")
+    folder = train(parse([
+        *TINY, "--dataset-type", "synthetic", "--train-num-samples", "16", "--batch-size", "8", "--max-steps", "2",
+        "--warmup", "1", "--device", "cpu", "--precision", "fp32", "--ema-decay", "0.5", "--output-dir", str(tmp_path),
+        "--name", "run",
+    ]))  # fmt: skip
+    address = str(folder / "checkpoints/step_2.pt")
+    for ema, name in ((False, "model"), (True, "model_ema")):
+        want = load_file(folder / name / "model.safetensors")
+        got = load_file(export.export(address, tmp_path / name, ema) / "model.safetensors")
+        assert want.keys() == got.keys() and all(torch.equal(value, got[key]) for key, value in want.items())
+    with pytest.raises(FlagError, match="there is no such file"):
+        export.export(str(folder / "checkpoints/step_3.pt"), tmp_path / "none")

@@ -1,8 +1,7 @@
 """The marker of tests that start a real SLURM, and one line on what they ran with."""
 from __future__ import annotations
 
-#: Filled by the tests, printed below their results.
-NOTES: list[str] = []
+from slurm_cluster import NOTES
 
 
 def pytest_configure(config):

@@ -20,6 +20,8 @@ from typing import Any
 
 COMMANDS = ("munged", "slurmctld", "slurmd", "sbatch", "scontrol", "scancel", "squeue", "sinfo", "srun")
 FREEZER = Path("/sys/fs/cgroup/freezer")
+#: What the tests ran with, for the line below their results.
+NOTES: list[str] = []
 #: Names that are addresses need no /etc/hosts.
 NODES = ("127.0.0.1", "127.0.0.2")
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE")
@@ -117,8 +119,8 @@ class Cluster:
         key = self.folder / "munge/key"
         key.write_bytes(os.urandom(128))
         key.chmod(0o600)
-        files = {name: self.folder / "munge" / name for name in ("socket", "pid", "log", "seed")}
-        self.call("munged", f"--key-file={key}", *(f"--{n}{'' if n == 'socket' else '-file'}={f}" for n, f in files.items()))
+        files = [f"--{name}-file={self.folder}/munge/{name}" for name in ("key", "pid", "log", "seed")]
+        self.call("munged", f"--socket={self.folder}/munge/socket", *files)
         try:
             self.start_slurm()
         except AssertionError:

@@ -2,17 +2,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import NOTES
 from safetensors.torch import load_file
-from slurm_cluster import NODES, Cluster, missing, wait_for
+from slurm_cluster import NODES, NOTES, Cluster, missing, wait_for
 
 ROOT = Path(__file__).parents[2]
 STEPS = 240
