@@ -40,18 +40,18 @@ class ReadPolicy:
 
     connect_timeout, read_timeout: seconds for a connection, and without a byte. least_rate: bytes/s below which a
     source counts as stalled, over read_timeout. retries: attempts in a row that bring less than 1 MiB. backoff: seconds
-    before the first retry, doubled for each further one up to backoff_limit, times a random factor of 0.5 to 1 (the
-    defaults wait out one to two minutes). block: bytes fetched at once from object stores. checksums: compare blocks
-    with the index.
+    before the first retry, doubled for each further one up to backoff_limit, times a random factor of 0.5 to 1. block:
+    bytes fetched at once from object stores. checksums: compare blocks with the index. The defaults wait out one to two
+    minutes of errors, and some five of stalling: less than the ten after which collectives of the other ranks give up.
     """
 
     connect_timeout: float = 10.0
-    read_timeout: float = 60.0
-    least_rate: float = 2.0**14
+    read_timeout: float = 30.0
+    least_rate: float = 2.0**16
     retries: int = 7
     backoff: float = 1.0
     backoff_limit: float = 60.0
-    block: int = 2**23
+    block: int = 2**22
     checksums: bool = True
 
     def __post_init__(self) -> None:
