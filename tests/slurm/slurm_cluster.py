@@ -6,6 +6,7 @@ a signal reaches only a task's own process, as on a real cluster.
 """
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import shutil
@@ -111,6 +112,7 @@ class Cluster:
         self.proctrack = "cgroup" if os.access(FREEZER, os.W_OK) else "linuxproc"
         self.environment = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "SBATCH_"))}
         self.environment |= {"SLURM_CONF": str(self.conf), "PATH": search_path()}
+        self.daemons: dict[str, subprocess.Popen] = {}
 
     def start(self) -> None:
         """All daemons, until both nodes are idle; without cgroups where they do not run."""
@@ -120,7 +122,8 @@ class Cluster:
         key.write_bytes(os.urandom(128))
         key.chmod(0o600)
         files = [f"--{name}-file={self.folder}/munge/{name}" for name in ("key", "pid", "log", "seed")]
-        self.call("munged", f"--socket={self.folder}/munge/socket", *files)
+        self.launch("munged", "--foreground", f"--socket={self.folder}/munge/socket", *files)
+        wait_for("munge's socket", (self.folder / "munge/socket").exists, 10)
         try:
             self.start_slurm()
         except AssertionError:
@@ -133,14 +136,33 @@ class Cluster:
     def start_slurm(self) -> None:
         """slurmctld and both slurmd."""
         self.write_configuration()
-        self.call("slurmctld", "-f", self.conf)
+        self.launch("slurmctld", "-D", "-f", self.conf)
         for node in NODES:
             self.start_node(node)
         wait_for("both nodes idle", lambda: self.idle() == set(NODES), 30)
 
     def start_node(self, node: str) -> None:
         """The daemon of a node."""
-        self.call("slurmd", "-f", self.conf, "-N", node)
+        self.launch("slurmd", "-D", "-f", self.conf, "-N", node, name=node)
+
+    def launch(self, *words: Any, name: str | None = None) -> None:
+        """A daemon that the kernel ends should this process die."""
+        self.daemons[name or words[0]] = subprocess.Popen(
+            [str(word) for word in words], env=self.environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL, start_new_session=True, preexec_fn=die_with_parent,
+        )  # fmt: skip
+
+    def end(self, *names: str) -> None:
+        """Have daemons stop, and wait for them."""
+        ending = [self.daemons.pop(name) for name in names if name in self.daemons]
+        for daemon in ending:
+            daemon.terminate()
+        for daemon in ending:
+            try:
+                daemon.wait(5)
+            except subprocess.TimeoutExpired:
+                daemon.kill()
+                daemon.wait()
 
     def idle(self) -> set[str]:
         """Names of idle nodes."""
@@ -200,8 +222,9 @@ class Cluster:
 
     def lose(self, node: str) -> None:
         """The node's power fails: its daemon, the steps' managers and all tasks are gone at once."""
-        daemon = int((self.folder / f"slurmd.{node}.pid").read_text())
-        kill([daemon, *self.on_node(node)])
+        daemon = self.daemons.pop(node)
+        kill([daemon.pid, *self.on_node(node)])
+        daemon.wait()
 
     def on_node(self, node: str) -> list[int]:
         """Processes of jobs on a node, with the step managers above them."""
@@ -216,16 +239,8 @@ class Cluster:
         return "".join(f"\n--- {file.name}\n" + "\n".join(file.read_text().splitlines()[-15:]) for file in files)
 
     def stop_slurm(self) -> None:
-        """End jobs and daemons."""
-        pids = [int(file.read_text()) for file in self.folder.glob("slurm*.pid") if file.read_text().strip()]
-        for pid in pids:
-            with_name(pid, "slurm", signal.SIGTERM)
-        for _ in range(50):
-            if not any(alive(pid) for pid in pids):
-                break
-            time.sleep(0.1)
-        for pid in pids:
-            with_name(pid, "slurm", signal.SIGKILL)
+        """End daemons, jobs, and what cgroups are left of them."""
+        self.end("slurmctld", *NODES)
         for node in NODES:
             kill(self.on_node(node))
             for group in sorted(FREEZER.glob(f"slurm_{node}/**/"), reverse=True):
@@ -236,30 +251,16 @@ class Cluster:
 
     def stop(self) -> None:
         """End everything and delete the folder."""
-        self.call("scancel", "--user", "root", check=False, timeout=20)
+        if "slurmctld" in self.daemons:
+            self.call("scancel", "--user", "root", check=False, timeout=20)
         self.stop_slurm()
-        pid = self.folder / "munge/pid"
-        if pid.exists():
-            with_name(int(pid.read_text()), "munge", signal.SIGTERM)
-        time.sleep(0.2)
+        self.end("munged")
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def alive(pid: int) -> bool:
-    """Whether a process runs (a zombie does not)."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def with_name(pid: int, name: str, number: int) -> None:
-    """Signal a process if it is still the daemon whose number it was."""
-    try:
-        if name in Path(f"/proc/{pid}/comm").read_text():
-            os.kill(pid, number)
-    except (OSError, ProcessLookupError):
-        return
+def die_with_parent() -> None:
+    """Between fork and exec: SIGKILL for this process when the one that made it ends (PR_SET_PDEATHSIG of Linux)."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 
 def holds(pid: int, file: str) -> bool:

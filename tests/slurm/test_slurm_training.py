@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from slurm_cluster import NODES, NOTES, Cluster, missing, wait_for
 
 ROOT = Path(__file__).parents[2]
-STEPS = 240
+STEPS = 180
 pytestmark = [
     pytest.mark.slurm,
     pytest.mark.skipif(missing() is not None, reason=str(missing())),
@@ -32,9 +32,19 @@ run:
   device: cpu
   log_every_n_steps: 1
   save_frequency: 0
-  save_every_steps: 30
+  save_every_steps: 20
   keep_checkpoints: 2
   ledger: true
+"""
+# Task 0 says in status.json what it does, as a run would; a signal ends every task.
+STAND_IN = r"""#!/bin/bash
+[ "$1" != slurm/preflight.py ] || exit 0
+say() { [ "$SLURM_PROCID" != 0 ] || printf '{\n  "state": "%s",\n  "reason": "%s",\n  "time": "%s"\n}\n' "$1" "$2" \
+  "$(date +%s%N)" > "$RUNS/$NAME/status.json"; }
+trap 'say stopped SIGUSR1; exit 1' USR1
+trap 'say stopped SIGTERM; exit 1' TERM
+say running
+while sleep 0.1; do :; done
 """
 
 
@@ -58,13 +68,13 @@ def folder(tmp_path_factory) -> Path:
     return folder
 
 
-def submit(cluster: Cluster, folder: Path, name: str, *flags: str) -> str:
+def submit(cluster: Cluster, folder: Path, name: str, *flags: str, options: tuple[str, ...] = (), **more: str) -> str:
     """sbatch our script for two nodes with one process each, from the repository; returns the job's number."""
     environment = cluster.environment | {
         "PYTHON": sys.executable, "PYTHONPATH": str(ROOT / "src"), "RUNS": str(folder), "NAME": name, "GPUS": "1",
         "SHARDS": "data/emoji/{noto,twemoji}.tar", "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1",
-    }  # fmt: skip
-    words = ["--parsable", "--nodes=2", "--gpus-per-node=0", "--cpus-per-task=1", f"--output={folder}/%j.out"]
+    } | more  # fmt: skip
+    words = ["--parsable", "--nodes=2", "--gpus-per-node=0", "--cpus-per-task=1", f"--output={folder}/%j.out", *options]
     script = ["slurm/train.sbatch", "--config", str(folder / "tiny.yaml"), *flags]
     return cluster.call("sbatch", *words, *script, cwd=ROOT, env=environment).stdout.strip()
 
@@ -105,7 +115,7 @@ def told(cluster: Cluster, folder: Path, job: str) -> str:
 def whole(cluster, folder) -> Path:
     """An undisturbed job's run folder."""
     job = submit(cluster, folder, "whole")
-    end = cluster.wait_for_end(job, 120)
+    end = cluster.wait_for_end(job, 180)
     assert end["JobState"] == "COMPLETED" and end["Restarts"] == "0", told(cluster, folder, job)
     assert status(folder / "whole")["state"] == "finished"
     return folder / "whole"
@@ -115,18 +125,18 @@ def test_a_job_that_is_signalled_and_loses_a_node_ends_as_an_undisturbed_one(clu
     run = folder / "run"
     job = submit(cluster, folder, "run")
     try:
-        wait_for("forty steps", lambda: steps_done(run) >= 40, 90)
+        wait_for("forty steps", lambda: steps_done(run) >= 40, 180)
         cluster.call("scancel", "--signal=USR1", job)  # as --signal=USR1@180 does before the time is up
         stopped = wait_for("the stop", lambda: status(run)["state"] == "stopped" and status(run), 60)
         assert 40 <= stopped["step"] < STEPS and "SIGUSR1" in stopped["reason"]
 
-        saved = wait_for("the second try's first checkpoint", lambda: second_checkpoint(run, stopped["step"]), 90)
+        saved = wait_for("the second try's first checkpoint", lambda: second_checkpoint(run, stopped["step"]), 180)
         cluster.lose(NODES[1])
         wait_for("the node seen as lost", lambda: cluster.job(job)["JobState"] != "RUNNING", 90)
         assert saved <= steps_done(run) < STEPS
         cluster.start_node(NODES[1])
 
-        end = cluster.wait_for_end(job, 150)
+        end = cluster.wait_for_end(job, 240)
     except AssertionError as error:
         raise AssertionError(str(error) + told(cluster, folder, job)) from error
     assert end["JobState"] == "COMPLETED" and end["Restarts"] == "2", told(cluster, folder, job)
@@ -161,18 +171,39 @@ def test_logs_of_every_try_node_and_rank_are_kept_with_the_environment(folder, w
 
 def test_a_try_that_fails_at_once_is_not_requeued(cluster, folder, whole):
     job = submit(cluster, folder, "bad", "--warmup", "9999")
-    end = cluster.wait_for_end(job, 90)
+    end = cluster.wait_for_end(job, 180)
     said = (folder / f"{job}.out").read_text()
     assert end["JobState"] == "FAILED" and end["Restarts"] == "0", told(cluster, folder, job)
     assert "NOT requeued" in said and "a warm-up of 9999 steps does not end" in said
 
 
-def test_scancel_stops_a_job_for_good_behind_a_checkpoint(cluster, folder, whole):
-    run = folder / "cancelled"
-    job = submit(cluster, folder, "cancelled")
-    wait_for("ten steps", lambda: steps_done(run) >= 10, 90)
-    cluster.call("scancel", job)
+def submit_stand_in(cluster: Cluster, folder: Path, name: str, *words: str) -> str:
+    """The same script with a stand-in for Python and torchrun, for what is SLURM's and the script's part alone."""
+    (folder / "stand-in").write_text(STAND_IN)
+    (folder / "stand-in").chmod(0o755)
+    job = submit(cluster, folder, name, options=words, PYTHON=str(folder / "stand-in"))
+    wait_for("the job's start", lambda: status(folder / name).get("state") == "running", 60)
+    return job
+
+
+@pytest.mark.parametrize("how", ["cancelled", "told at the start", "told later"])
+def test_a_job_can_be_stopped_for_good(cluster, folder, how):
+    name = how.replace(" ", "-")
+    job = submit_stand_in(cluster, folder, name, *(["--no-requeue"] if how == "told at the start" else []))
+    if how == "told later":
+        cluster.call("scontrol", "update", f"JobId={job}", "Requeue=0")
+    cluster.call("scancel", *([] if how == "cancelled" else ["--signal=USR1"]), job)
     end = cluster.wait_for_end(job, 60)
-    assert end["JobState"] == "CANCELLED" and end["Restarts"] == "0", told(cluster, folder, job)
-    wait_for("the state", lambda: status(run)["state"] == "stopped", 30)
-    assert (run / f"checkpoints/step_{status(run)['step']}.pt").exists()
+    assert end["Restarts"] == "0", told(cluster, folder, job)
+    assert end["JobState"] == ("CANCELLED" if how == "cancelled" else "FAILED")
+    assert status(folder / name)["state"] == "stopped"
+    assert ("could not be requeued" in (folder / f"{job}.out").read_text()) == (how != "cancelled")
+
+
+@pytest.mark.slow
+def test_the_time_limit_stops_a_job_and_it_is_requeued(cluster, folder):
+    job = submit_stand_in(cluster, folder, "limit", "--time=00:01:00", "--signal=USR1@30")
+    wait_for("the second try", lambda: cluster.job(job)["Restarts"] == "1", 120)
+    assert "SIGUSR1" in (folder / f"{job}.out").read_text()
+    cluster.call("scancel", job)
+    cluster.wait_for_end(job, 60)
