@@ -128,6 +128,7 @@ class RunConfig:
     )
     accum_freq: int = option(1, "micro-batches per step; exactly the large batch, for a second forward pass")
     precision: Literal["fp32", "amp_bf16", "amp_fp16"] = option("amp_bf16", "arithmetic of the towers; losses are fp32")
+    fsdp: bool = option(False, "parameters, gradients and optimiser state in shards over the ranks, instead of DDP")
     device: Literal["auto", "cuda", "cpu"] = option("auto", "accelerator; auto takes CUDA when there is one")
     seed: int = option(0, "seed of initialisation, data order, augmentation and masked views")
     deterministic: bool = option(False, "only algorithms whose results do not vary, where torch has them")
@@ -165,6 +166,8 @@ class RunConfig:
                   "profile", "stall_seconds")  # fmt: skip
         for name in counts:
             _at_least(0, self, name)
+        if self.fsdp and self.precision == "amp_fp16":
+            raise FlagError("--fsdp with --precision amp_fp16: use amp_bf16 or fp32, shards have no loss scaling")
         if self.wandb_project and importlib.util.find_spec("wandb") is None:
             raise FlagError("--wandb-project, but wandb is not installed: pip install wandb, or leave the flag out")
         if self.save_every_minutes is not None:

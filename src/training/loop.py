@@ -23,6 +23,7 @@ from training.network import Autocast
 from training.norms import gradient_norms, parameter_norms
 from training.optim import learning_rate_factor, set_learning_rate
 from training.profiling import StepProfiler
+from training.sharding import whole_model
 from training.snapshot import Position, SaveClock, save
 from training.stopping import Stopped, StopSignal
 from training.terms import StepGate, TermMeter
@@ -222,11 +223,11 @@ def between_epochs(run: Run, watch: Stopwatch) -> None:
 
 def evaluate(run: Run) -> None:
     """Figures on rank 0, of the averaged weights too where there are any; the other ranks wait."""
+    models = {"eval": run.objective.model} | ({"eval_ema": run.ema.module} if run.ema is not None else {})
     with run.watchdog.pause():
+        ready = {name: whole_model(model, run.world) for name, model in models.items()}
         if run.world.is_first and run.evaluate is not None:
-            run.results = {"eval": run.evaluate(run.objective.model)}
-            if run.ema is not None:
-                run.results["eval_ema"] = run.evaluate(run.ema.module)
+            run.results = {name: run.evaluate(model) for name, model in ready.items() if model is not None}
             run.log.metrics(run.at.step, figures(run.results), kind="eval")
             run.network.train()
         wait_for_all(run.world)

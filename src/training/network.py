@@ -2,9 +2,10 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
@@ -18,8 +19,10 @@ import prolip
 from prolip.data.augment import DeviceAugment
 from prolip.methods.base import Objective
 from prolip.model import ProLIP
-from training.config import Config
+from training.config import Config, RunConfig
 from training.distributed import World
+from training.flags import FlagError
+from training.sharding import shard_model
 
 Autocast = Callable[[], AbstractContextManager]
 DTYPES = {"amp_bf16": torch.bfloat16, "amp_fp16": torch.float16}
@@ -84,13 +87,32 @@ def compile_towers(model: ProLIP) -> None:
         tower.compile(dynamic=False)
 
 
-def distribute(objective: Objective, here: World) -> nn.Module:
-    """The objective in DDP when there are several ranks."""
+def shard(config: Config, here: World, models: Sequence[nn.Module]) -> None:
+    """Put the models in shards over the ranks; FlagError where that is not possible."""
     if here.world_size == 1:
+        raise FlagError("--fsdp shards over ranks, and there is one: start with torchrun, or leave --fsdp out")
+    for model in models:
+        shard_model(model, here, DTYPES.get(config.run.precision))
+
+
+def distribute(objective: Objective, here: World, settings: RunConfig) -> nn.Module:
+    """The objective in DDP when there are several ranks and it is not in shards.
+
+    Every step uses the same parameters in the same order, so the graph is static: DDP need not look for unused ones,
+    and blocks may be computed again. (It does not go with passes that are not synchronised.)
+    """
+    if here.world_size == 1 or settings.fsdp:
         return objective
-    devices = [here.device] if here.device.type == "cuda" else None
-    return nn.parallel.DistributedDataParallel(
-        objective, device_ids=devices, broadcast_buffers=False, gradient_as_bucket_view=True
+    wrap = nn.parallel.DistributedDataParallel
+    # the buffers are constants; torch 2.15 has renamed the setting
+    known = inspect.signature(wrap).parameters
+    buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
+    return wrap(
+        objective,
+        device_ids=[here.device] if here.device.type == "cuda" else None,
+        gradient_as_bucket_view=True,
+        static_graph=settings.accum_freq == 1,
+        **{buffers: False},  # type: ignore[arg-type]
     )
 
 

@@ -36,7 +36,7 @@ def build_optimizer(objective: nn.Module, config: OptimConfig) -> torch.optim.Op
 
 
 def parameter_groups(objective: nn.Module, config: OptimConfig) -> list[dict[str, Any]]:
-    """Trainable parameters by (weight decay, learning-rate multiplier), in their own order.
+    """Trainable parameters by (weight decay, learning-rate multiplier), in their own order; scale and bias apart.
 
     No decay on vectors and scalars (biases, norms) and on what `model.no_weight_decay()` names (tokens, positions), as
     timm. Logit scale and bias have the multiplier `logit_lr_mult`, blocks of a tower layer_decay^(distance from its
@@ -45,7 +45,7 @@ def parameter_groups(objective: nn.Module, config: OptimConfig) -> list[dict[str
     model: Any = getattr(objective, "model", objective)
     exempt: set[str] = set(model.no_weight_decay()) if hasattr(model, "no_weight_decay") else set()
     multiplier = learning_rate_multiplier(model, config)
-    groups: dict[tuple[bool, float], dict[str, Any]] = {}
+    groups: dict[tuple[bool, float, bool], dict[str, Any]] = {}
     prefix = "model." if model is not objective else ""
     for full_name, parameter in objective.named_parameters():
         if not parameter.requires_grad:
@@ -54,7 +54,7 @@ def parameter_groups(objective: nn.Module, config: OptimConfig) -> list[dict[str
         decays = has_weight_decay(name, parameter, exempt)
         scale = multiplier(name)
         group = groups.setdefault(
-            (decays, scale),
+            (decays, scale, name in LOGIT_PARAMETERS),  # those are never in shards, and optimisers do not mix the two
             {"params": [], "names": [], "lr_scale": scale, "lr": config.lr * scale, "weight_decay": config.wd},
         )
         if not decays:

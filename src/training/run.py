@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from timm.utils import ModelEmaV3
+from torch import nn
 
 from prolip.checkpoint import save_pretrained
 from prolip.data.loader import build_loader
@@ -32,6 +33,7 @@ from training.network import (
     build_tokenizer,
     compile_towers,
     distribute,
+    shard,
 )
 from training.norms import parts_of
 from training.optim import build_optimizer
@@ -44,6 +46,7 @@ from training.runfolder import (
     write_json,
     write_status,
 )
+from training.sharding import whole_model
 from training.snapshot import SaveClock, restore
 from training.stopping import EXIT_STOPPED, STOP, Stopped
 from training.storage import Storage
@@ -138,8 +141,10 @@ def build(
     steps = total_steps(config, loader.num_batches, rows * here.world_size)
     ranks = {"seed": settings.seed, "rank": here.rank, "world_size": here.world_size}
     objective = METHODS[config.method][1](model, config.objective, **ranks).to(here.device)
+    ema = build_ema(config, model)
+    if settings.fsdp:
+        shard(config, here, [model] if ema is None else [model, ema.module])
     optimizer = build_optimizer(objective, config.optim)
-    ema = ModelEmaV3(model, decay=config.optim.ema_decay, use_warmup=True) if config.optim.ema_decay else None
     if config.model.torchcompile:
         compile_towers(model)
     evaluation = None
@@ -160,7 +165,7 @@ def build(
         world=here,
         folder=folder,
         objective=objective,
-        network=distribute(objective, here),
+        network=distribute(objective, here, settings),
         optimizer=optimizer,
         scaler=torch.amp.GradScaler(here.device.type, enabled=settings.precision == "amp_fp16"),
         autocast=autocast_for(settings.precision, here.device),
@@ -192,6 +197,13 @@ def build(
     elif settings.resume:
         log.say(f"{storage.url} holds no checkpoint: starting at step 0")
     return run
+
+
+def build_ema(config: Config, model: nn.Module) -> ModelEmaV3 | None:
+    """The averaged twin of the model, where one is asked for."""
+    if not config.optim.ema_decay:
+        return None
+    return ModelEmaV3(model, decay=config.optim.ema_decay, use_warmup=True, foreach=not config.run.fsdp)
 
 
 def choose_checkpoint(resume: str | None, storage: Storage, here: World) -> tuple[str | None, list[str]]:
@@ -305,14 +317,16 @@ def summary(run: Run) -> str:
 
 def finish(run: Run, seconds: float) -> None:
     """Leave the trained model, its averaged twin and the last figures in the run folder."""
-    if run.world.is_first:
+    model = whole_model(run.objective.model, run.world)
+    ema = None if run.ema is None else whole_model(run.ema.module, run.world)
+    if run.world.is_first and model is not None:
         if run.results:
             leave_figures(run)
         if run.saver is not None:
             run.saver.settle(final=True)
-        save_pretrained(run.objective.model, run.folder / "model", tokenizer=run.tokenizer)
-        if run.ema is not None:
-            save_pretrained(run.ema.module, run.folder / "model_ema", tokenizer=run.tokenizer)
+        save_pretrained(model, run.folder / "model", tokenizer=run.tokenizer)
+        if ema is not None:
+            save_pretrained(ema, run.folder / "model_ema", tokenizer=run.tokenizer)
         run.log.say(f"done in {duration(seconds)}: model in {run.folder / 'model'}")
     wait_for_all(run.world)
 

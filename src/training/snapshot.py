@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from prolip.data.loader import join_states
 from training.distributed import gather_objects, read_random_state, write_random_state
+from training.sharding import load_module, load_optimizer, whole
 
 if TYPE_CHECKING:
     from training.loop import Run
@@ -50,6 +51,12 @@ def save(run: Run) -> None:
     mine = {"random": read_random_state(run.world.device), "data": run.loader.state_dict()}
     states = gather_objects(mine, run.world)
     run.clock.restart(run.at.step)
+    weights = {
+        "objective": run.objective.state_dict(),
+        "optimizer": run.optimizer.state_dict(),
+        "ema": None if run.ema is None else run.ema.module.state_dict(),
+    }
+    weights = whole(weights, run.world.is_first)
     if run.saver is not None:
         run.saver.submit(
             {
@@ -58,10 +65,8 @@ def save(run: Run) -> None:
                 "batch_in_epoch": run.at.batch_in_epoch,
                 "global_batch": run.global_batch,
                 "total_steps": run.total_steps,
-                "objective": run.objective.state_dict(),
-                "optimizer": run.optimizer.state_dict(),
+                **weights,
                 "scaler": run.scaler.state_dict(),
-                "ema": None if run.ema is None else run.ema.module.state_dict(),
                 "random": [state["random"] for state in states],
                 "data": join_states([state["data"] for state in states]),
                 "config": run.config.to_dict(),
@@ -79,11 +84,11 @@ def restore(run: Run, state: dict[str, Any]) -> None:
     if run.ema is not None and state["ema"] is None:
         raise ValueError("the checkpoint holds no averaged weights: leave out --ema-decay, or start without --resume")
     run.loader.load_state_dict(state["data"])
-    run.objective.load_state_dict(state["objective"])
-    run.optimizer.load_state_dict(state["optimizer"])
+    load_module(run.objective, state["objective"])
+    load_optimizer(run.optimizer, state["optimizer"])
     run.scaler.load_state_dict(state["scaler"])
     if run.ema is not None:
-        run.ema.module.load_state_dict(state["ema"])
+        load_module(run.ema.module, state["ema"])
     run.at = Position(step=state["step"], epoch=state["epoch"], batch_in_epoch=state["batch_in_epoch"])
     run.clock.restart(run.at.step)
     if len(state["random"]) == run.world.world_size:

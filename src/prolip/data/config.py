@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from prolip.data.captions import CaptionSampler, Selector
+from prolip.data.opening import ReadPolicy
 from prolip.data.shards import parse_factors
 
 DatasetType = Literal["auto", "webdataset", "csv", "folder", "synthetic"]
@@ -49,6 +50,19 @@ class DataConfig:
         default=None,
         metadata={"help": "keep only samples whose JSON fits, e.g. 'group=animals nature|food drink;style!=noto'"},
     )
+    shard_index: str | None = field(
+        default=None,
+        metadata={
+            "help": "path or URL of a shard index (python -m prolip.data.index) to count and to check against; "
+            "default: index.json beside local shards"
+        },
+    )
+    read_timeout: float = field(
+        default=ReadPolicy.read_timeout, metadata={"help": "seconds without a byte after which a shard's source stalls"}
+    )
+    read_retries: int = field(
+        default=ReadPolicy.retries, metadata={"help": "failures in a row after which a shard is given up"}
+    )
     shuffle_buffer: int = field(default=5000, metadata={"help": "samples in each stream's shuffle buffer; 1 is off"})
     max_bad_fraction: float = field(
         default=0.01, metadata={"help": "stop when more than this fraction of samples or shards cannot be used"}
@@ -59,7 +73,13 @@ class DataConfig:
     seed: int = field(default=0, metadata={"help": "seed of order, captions and augmentation"})
     prefetch: int = field(default=2, metadata={"help": "chunks that each worker prepares ahead"})
 
+    @property
+    def read_policy(self) -> ReadPolicy:
+        """Time-outs and retries of shards; ValueError where they make no sense."""
+        return ReadPolicy(read_timeout=self.read_timeout, retries=self.read_retries)
+
     def __post_init__(self) -> None:
+        self.read_policy  # noqa: B018  # refuses what makes no sense
         if self.csv_separator == r"\t":
             object.__setattr__(self, "csv_separator", "\t")
         if self.dataset_type not in get_args(DatasetType):

@@ -16,6 +16,7 @@ RESUMED, HALF, SKIPPED = UNCHARGED = ("resumed read", "half sample", "skipped me
 #: Fractions of fewer than this many samples or shards are judged only at the end of an epoch.
 WINDOWS = {"samples": 1000, "shards": 100}
 EXAMPLES = 5
+LOST_IN_A_ROW = 20
 
 
 class SampleFault(Exception):
@@ -39,12 +40,14 @@ class FaultCounter:
     """What was read and what was wrong with it.
 
     samples, shards: read or opened, good or bad. kinds: faults by kind. examples: the first few, with key and shard.
+    lost_in_a_row: shards that could not be read since the last sample.
     """
 
     samples: int = 0
     shards: int = 0
     kinds: Counter[str] = field(default_factory=Counter)
     examples: list[str] = field(default_factory=list)
+    lost_in_a_row: int = 0
 
     def add(self, fault: SampleFault, key: str = "", url: str = "") -> None:
         """Count one fault and keep it as an example while there are few."""
@@ -52,6 +55,16 @@ class FaultCounter:
         if len(self.examples) < EXAMPLES and fault.kind not in UNCHARGED:
             place = f"sample {key!r} of " if key else ""
             self.examples.append(f"{place}{url or '(no shard)'}: {fault}")
+
+    def lose_shard(self, fault: SampleFault, url: str) -> None:
+        """Count a shard that could not be read to its end; TooManyBadSamples after LOST_IN_A_ROW that gave no sample.
+
+        A source that is down costs minutes of retries per shard: it is not asked for all of them.
+        """
+        self.add(fault, url=url)
+        self.lost_in_a_row += 1
+        if self.lost_in_a_row >= LOST_IN_A_ROW:
+            self.fail(f"{self.lost_in_a_row} shards in a row gave no sample, the last one was {url}")
 
     def merge(self, other: FaultCounter) -> None:
         """Add what another counter saw."""

@@ -7,11 +7,13 @@ from collections.abc import Sequence
 
 from prolip.data.captions import PLAIN, CaptionSampler, Selector
 from prolip.data.config import DataConfig
+from prolip.data.entries import find_index, read_index
 from prolip.data.folders import Columns, read_csv, read_folder
 from prolip.data.samples import IMAGE_SUFFIXES
 from prolip.data.shards import COUNT_LIMIT, Shard, count_samples, expand_shards, is_local, local_path
 from prolip.data.streams import ResampledSource, RowSource, ShardSource, Source
 from prolip.data.synthetic import SyntheticSource
+from prolip.data.tar import ShardReader
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +62,11 @@ def build_shard_source(config: DataConfig, streams: int) -> tuple[Source, int]:
     if by_sample:
         check_splittable(shards, streams)
         log.info("%d shards for %d streams: every stream reads all and keeps its share", len(shards), streams)
-    size = config.train_num_samples or count_samples(urls, config.select)
+    index = read_index(config.shard_index) if config.shard_index else find_index(urls)
+    if index is not None:
+        index.count(urls)  # a shard that is missing there, or has another size, is told before training
+    reader = ShardReader(config.read_policy, index)
+    size = config.train_num_samples or count_samples(urls, config.select, index)
     if size == 0:
         wanted = f" that fits select {config.select!r}" if selector else ""
         raise ValueError(
@@ -70,8 +76,8 @@ def build_shard_source(config: DataConfig, streams: int) -> tuple[Source, int]:
         )
     if config.dataset_resampled:
         weights = tuple(shard.weight for shard in shards)
-        return ResampledSource(urls, weights, selector, config.shuffle_buffer), size
-    return ShardSource(urls, selector, config.shuffle_buffer, by_sample), size
+        return ResampledSource(urls, weights, selector, config.shuffle_buffer, reader), size
+    return ShardSource(urls, selector, config.shuffle_buffer, by_sample, reader), size
 
 
 def check_splittable(shards: Sequence[Shard], streams: int) -> None:

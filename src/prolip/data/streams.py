@@ -21,6 +21,7 @@ from prolip.data.cursor import Cursor, Opened, ShuffledShards
 from prolip.data.faults import FaultCounter, SampleFault, ShardFault
 from prolip.data.samples import Raw, Row, is_selected
 from prolip.data.shards import read_shard
+from prolip.data.tar import ShardReader
 
 #: A stream that finds no sample in this many passes is stopped: with `select`, single passes may well be empty.
 EMPTY_PASSES = 10
@@ -53,6 +54,7 @@ class ShardSource:
     selector: Selector | None = None
     shuffle_buffer: int = 5000
     by_sample: bool = False
+    reader: ShardReader = ShardReader()
 
     def stream(self, place: Place, faults: FaultCounter, cursor: Cursor | None = None) -> Iterator[Row]:
         """Passes over this stream's share, each through its own seeded shuffle buffer."""
@@ -78,11 +80,11 @@ class ShardSource:
     def _read(self, place: Place, number: int, url: str, faults: FaultCounter) -> Iterator[Raw]:
         """This stream's samples of a shard: all, or every S-th, from one that varies with the shard."""
         if not self.by_sample:
-            return checked_samples(url, self.selector, faults)
+            return checked_samples(url, self.selector, faults, self.reader)
         # every stream meets every fault: it is counted by the one whose turn it is
         counter = faults if number % place.streams == place.stream else FaultCounter()
         start = (place.stream - number) % place.streams
-        return islice(checked_samples(url, self.selector, counter), start, None, place.streams)
+        return islice(checked_samples(url, self.selector, counter, self.reader), start, None, place.streams)
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,7 @@ class ResampledSource:
     weights: tuple[float, ...]
     selector: Selector | None = None
     shuffle_buffer: int = 5000
+    reader: ShardReader = ShardReader()
 
     def stream(self, place: Place, faults: FaultCounter, cursor: Cursor | None = None) -> Iterator[Row]:
         """Rows of shards drawn by a generator of (seed, epoch, stream), through a seeded shuffle buffer."""
@@ -119,7 +122,7 @@ class ResampledSource:
                 return
 
     def _read(self, number: int, url: str, faults: FaultCounter) -> Iterator[Raw]:
-        return checked_samples(url, self.selector, faults)
+        return checked_samples(url, self.selector, faults, self.reader)
 
 
 @dataclass(frozen=True)
@@ -159,11 +162,12 @@ def permuted_shards(urls: Sequence[str], place: Place, turn: int) -> list[str]:
     return order
 
 
-def checked_samples(url: str, selector: Selector | None, faults: FaultCounter) -> Iterator[Raw]:
+def checked_samples(url: str, selector: Selector | None, faults: FaultCounter, reader: ShardReader) -> Iterator[Raw]:
     """The samples of a shard that the selector keeps; what goes wrong is counted, and ends no more than the shard."""
     faults.shards += 1
     try:
-        for raw in read_shard(url, lambda fault: faults.add(fault, url=url)):
+        for raw in read_shard(url, lambda fault: faults.add(fault, url=url), reader.policy, reader.entry(url)):
+            faults.lost_in_a_row = 0
             try:
                 keep = is_selected(raw, selector)
             except SampleFault as fault:
@@ -173,4 +177,4 @@ def checked_samples(url: str, selector: Selector | None, faults: FaultCounter) -
             if keep:
                 yield raw
     except ShardFault as fault:
-        faults.add(fault, url=url)
+        faults.lose_shard(fault, url)

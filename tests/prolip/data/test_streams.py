@@ -143,3 +143,17 @@ def test_streams_do_not_touch_the_global_generators(tmp_path):
     before = random.getstate()
     read(source, 20)
     assert random.getstate() == before
+
+
+def test_a_source_that_is_down_is_not_asked_for_all_its_shards(tmp_path):
+    urls = tuple(f"{tmp_path}/gone-{number}.tar" for number in range(1000))
+    faults = FaultCounter()
+    with pytest.raises(TooManyBadSamples, match="20 shards in a row gave no sample, the last one was .*gone-"):
+        read(ShardSource(urls), 1, faults=faults)
+    assert faults.shards == 20
+
+
+def test_single_shards_that_are_lost_do_not_end_a_stream(tmp_path):
+    good = write_shards(tmp_path, [2] * 30)
+    urls = tuple(good + [f"{tmp_path}/gone-{number}.tar" for number in range(30)])
+    assert len(keys(ShardSource(urls, shuffle_buffer=1), 60)) == 60

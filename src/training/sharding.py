@@ -1,0 +1,97 @@
+"""FSDP2: parameters, gradients and optimiser state in shards over the ranks, for towers that DDP has no room for.
+
+Checkpoints hold whole tensors, so a run may go on with DDP where it stopped with FSDP2, and the other way round.
+"""
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from prolip.model import ProLIP
+from training.distributed import World
+
+
+def shard_model(model: Any, here: World, dtype: torch.dtype | None = None) -> None:
+    """Shard both towers in place, block by block; dtype: what blocks are gathered in (embeddings and heads: float32).
+
+    Scale and bias are single numbers and stay whole: their gradients are averaged as they arrive.
+    """
+    mesh = init_device_mesh(here.device.type, (here.world_size,))
+    low = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    for tower in (model.visual, model.text):
+        for block in tower.transformer.resblocks:
+            fully_shard(block, mesh=mesh, mp_policy=low)
+        fully_shard(tower, mesh=mesh)
+    for parameter in model.parameters():
+        if not isinstance(parameter, DTensor) and parameter.requires_grad:
+            parameter.register_post_accumulate_grad_hook(average_gradient)
+
+
+def average_gradient(parameter: Tensor) -> None:
+    """The mean over ranks in place of this rank's gradient. (Averaging what is averaged already changes nothing, so
+    micro-batches may accumulate.)
+    """
+    assert parameter.grad is not None
+    dist.all_reduce(parameter.grad)
+    parameter.grad /= dist.get_world_size()
+
+
+def is_sharded(module: nn.Module) -> bool:
+    """Whether any parameter is in shards."""
+    return any(isinstance(parameter, DTensor) for parameter in module.parameters())
+
+
+def whole(value: Any, keep: bool = True) -> Any:
+    """The tensors of a state, gathered from all ranks, which all must call this; `keep`: on this rank, on the CPU."""
+    if isinstance(value, DTensor):
+        full = value.full_tensor()
+        return full.cpu() if keep else None
+    if isinstance(value, dict):
+        return {key: whole(part, keep) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(whole(part, keep) for part in value)
+    return value
+
+
+def like(value: Tensor, pattern: Tensor) -> Tensor:
+    """A whole tensor in the shards of `pattern`, if that has any; every rank gives the same one."""
+    if isinstance(pattern, DTensor) and not isinstance(value, DTensor) and value.shape == pattern.shape:
+        value = value.to(pattern.device)
+        return distribute_tensor(value, pattern.device_mesh, pattern.placements, src_data_rank=None)
+    return value
+
+
+def load_module(module: nn.Module, state: dict[str, Tensor]) -> None:
+    """Put whole tensors into a module, sharded or not."""
+    patterns = module.state_dict()
+    module.load_state_dict({name: like(value, patterns.get(name, value)) for name, value in state.items()})
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Put a whole state into an optimiser of sharded or whole parameters."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    moments = {
+        number: {k: like(part, parameters[number]) if isinstance(part, Tensor) else part for k, part in own.items()}
+        for number, own in state["state"].items()
+    }
+    optimizer.load_state_dict(state | {"state": moments})
+
+
+def whole_model(model: ProLIP, here: World) -> ProLIP | None:
+    """The model itself, or on rank 0 a copy of a sharded one with all its weights; all ranks must call this."""
+    if not is_sharded(model):
+        return model
+    state = whole(model.state_dict(), here.is_first)
+    if not here.is_first:
+        return None
+    copy = ProLIP(model.config)
+    copy.load_state_dict(state)
+    copy.visual.preprocess_cfg = model.visual.preprocess_cfg
+    copy.pixel_mean, copy.pixel_std = model.pixel_mean, model.pixel_std
+    return copy.to(here.device)
