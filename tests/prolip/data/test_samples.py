@@ -9,6 +9,7 @@ from tiny_tars import members, noisy, png
 
 from prolip.data import decoding
 from prolip.data.captions import CaptionSampler, caption_id
+from prolip.data.crops import RandomCrop
 from prolip.data.faults import SampleFault
 from prolip.data.samples import Decoder, Row, decode_image, preserved_rng, seed_rng
 
@@ -143,3 +144,45 @@ def test_ids_tell_the_drawn_caption_and_all_captions():
     example = decode(members(1), captions=CaptionSampler.parse("name,keywords"), with_ids=True)
     assert example.ids == tuple(map(caption_id, ("name 1", "word 1 0", "word 1 1", "word 1 2")))
     assert example.drawn_id == caption_id(example.text)
+
+
+def photo(width=60, height=50):
+    noise = np.random.default_rng(0).integers(0, 256, (9, 11, 3), dtype=np.uint8)
+    return saved(Image.fromarray(noise).resize((width, height)), "JPEG")
+
+
+def cropped(data, dct_scaled=False, seed=0, epoch=0, occurrence=0, key="k"):
+    crop = RandomCrop((16, 16), (0.5, 1.0), dct_scaled)
+    row = Row({"__key__": key, "jpg": data, "txt": b"a caption"}, occurrence)
+    return Decoder(crop, seed=seed)(row, epoch).image  # without preserved_rng: nothing global is drawn from
+
+
+@pytest.mark.parametrize("dct_scaled", [False, True])
+def test_boxes_follow_seed_epoch_key_and_occurrence_and_leave_the_global_generators_alone(dct_scaled):
+    seed_rng(7)
+    states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()  # noqa: NPY002
+    first = cropped(photo(), dct_scaled)
+    assert torch.equal(torch.get_rng_state(), states[0]) and random.getstate() == states[1]
+    assert np.random.get_state()[1].tolist() == states[2]  # noqa: NPY002
+    seed_rng(8)
+    assert first.dtype == torch.uint8 and torch.equal(first, cropped(photo(), dct_scaled))
+    for change in ({"seed": 1}, {"epoch": 1}, {"occurrence": 1}, {"key": "l"}):
+        assert not torch.equal(first, cropped(photo(), dct_scaled, **change))
+
+
+@pytest.mark.parametrize("dct_scaled", [False, True])
+@pytest.mark.parametrize("data", [b"", b"<html>no</html>", png()[:60], CUT_JPEG, b"\xff\xd8\xff", photo()[:-300]])
+def test_files_that_are_cropped_as_they_are_opened_have_the_same_faults(data, dct_scaled):
+    with pytest.raises(SampleFault, match="bad image"):
+        cropped(data, dct_scaled)
+
+
+def test_a_crop_that_fails_is_a_fault_of_the_sample(monkeypatch):
+    monkeypatch.setattr(RandomCrop, "draw", lambda *_: ((0, 0, 0, 5), 1))
+    with pytest.raises(SampleFault, match="failed transform: .*bytes: "):
+        cropped(photo())
+
+
+@pytest.mark.parametrize("width, height", [(1, 1), (1, 40), (300, 1)])
+def test_slivers_are_stretched_as_by_openclips_crop(width, height):
+    assert cropped(photo(width, height)).shape == (3, 16, 16)

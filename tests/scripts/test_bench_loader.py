@@ -1,0 +1,42 @@
+"""The loader's benchmark runs and prints what it promises; how fast things are is no test's business."""
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "scripts"))
+import bench_loader  # noqa: E402
+
+NUMBER = r"\d+\.\d+"
+
+
+@pytest.fixture(scope="module")
+def printed():
+    command = [sys.executable, ROOT / "scripts/bench_loader.py", "--sizes", "96x64", "--files", "2", "--turns", "3"]
+    words = ["--image-size", "32", "--rows", "4", "--device", "cpu"]
+    done = subprocess.run([*command, *words], env={"PYTHONPATH": str(ROOT / "src")}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+def test_all_ways_are_compared_with_both_of_openclips(printed):
+    spread = rf"{NUMBER} \({NUMBER} to {NUMBER}\)"
+    for name in ("openclip", "openclip + jitter", "ours", "ours, dct-scaled"):
+        assert re.search(rf"^\| {re.escape(name)} \| \d+ \| \d+ \| {NUMBER} \| {spread} \| {spread} \|$", printed, re.M)
+
+
+def test_errors_and_the_devices_share_are_told(printed):
+    assert re.search(rf"^\| ours \| [01] \| {NUMBER} \|", printed, re.M)
+    assert re.search(rf"^\| ours, dct-scaled \| \d+ \| {NUMBER} \|", printed, re.M)
+    assert re.search(rf"^jitter, grey, normalise: {NUMBER} ms per image$", printed, re.M)
+
+
+def test_files_are_jpegs_of_their_size_and_differ():
+    from prolip.data.decoding import decode_image
+
+    files = [bench_loader.picture(96, 64, seed) for seed in range(2)]
+    assert files[0] != files[1] and files[0] == bench_loader.picture(96, 64, 0)
+    assert decode_image(files[0]).size == (96, 64)
