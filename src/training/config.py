@@ -151,6 +151,9 @@ class RunConfig:
     val_select: str | None = option(None, "which concepts to evaluate, in the words of --select; without: all")
     val_frequency: int = option(0, "evaluate every so many epochs as well; 0: only at the end")
     stall_seconds: float = option(600.0, "a rank without a step for so long prints the stacks of its threads; 0: never")
+    peak_tflops: float | None = option(
+        None, "bf16 peak of one device, of which MFU is a share; without: known for A100, H100, H200 and B200"
+    )
     profile: int = option(0, "trace so many steps of rank 0, from the ninth on, into the run folder's profile/")
     wandb_project: str | None = option(None, "log to this project of Weights & Biases as well (pip install wandb)")
     traceback: bool = option(False, "show where an error came from")
@@ -166,6 +169,8 @@ class RunConfig:
                   "profile", "stall_seconds")  # fmt: skip
         for name in counts:
             _at_least(0, self, name)
+        if self.peak_tflops is not None:
+            _above(0, self, "peak_tflops")
         if self.fsdp and self.precision == "amp_fp16":
             raise FlagError("--fsdp with --precision amp_fp16: use amp_bf16 or fp32, shards have no loss scaling")
         if self.wandb_project and importlib.util.find_spec("wandb") is None:

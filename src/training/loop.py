@@ -57,6 +57,8 @@ class Run:
     clock: SaveClock
     parts: dict[str, list[nn.Parameter]]
     watchdog: Watchdog
+    # model FLOPs of a sample over the peak FLOP/s of all devices; None where that is not known
+    utilisation: float | None = None
     profiler: StepProfiler | None = None
     saver: Saver | None = None
     ledger: Ledger | None = None
@@ -194,6 +196,8 @@ def report(run: Run, watch: Stopwatch, started_at: int) -> None:
     left = seconds / (at.step - started_at) * (total - at.step)
     run.log.progress(progress_line(values, at.step, total, epoch, left, faults))
     extra = {"epoch": epoch, "samples": at.step * run.global_batch, "seconds": seconds}
+    if run.utilisation is not None:
+        extra["mfu"] = run.utilisation * values["samples_per_second"]
     extra |= {"memory_gib": peak_memory(run.world.device)} | parameter_norms(run.parts)
     if run.meter.bad_steps:
         extra["nonfinite_steps"] = run.meter.bad_steps

@@ -17,6 +17,7 @@ from prolip.checkpoint import save_pretrained
 from prolip.data.loader import build_loader
 from prolip.data.shards import expand_shards
 from prolip.methods import METHODS
+from prolip.model import ProLIP
 from prolip.ring import check_equal_batches
 from training.checkpointing import Saver, find_checkpoint, load_checkpoint
 from training.config import Config, RunConfig, check_precision, rows_per_rank, total_steps
@@ -37,6 +38,8 @@ from training.network import (
 )
 from training.norms import parts_of
 from training.optim import build_optimizer
+from training.plan.hardware import peak_of
+from training.plan.models import flops_per_sample
 from training.profiling import StepProfiler
 from training.runfolder import (
     clear_run_folder,
@@ -182,6 +185,7 @@ def build(
         stop=STOP,
         clock=save_clock(config, rows * here.world_size),
         parts=parts_of(objective),
+        utilisation=utilisation_per_rate(config, model, here, rows // settings.accum_freq),
         watchdog=Watchdog(settings.stall_seconds, here.rank),
         profiler=StepProfiler(folder, here.rank, settings.profile, log.say) if profiled(settings, here) else None,
         saver=open_saver(config, storage, folder, log) if here.is_first else None,
@@ -231,6 +235,17 @@ def open_saver(config: Config, storage: Storage, folder: Path, log: RunLog) -> S
         say=log.say,
         saved=lambda address, step: write_status(folder, "running", step=step, checkpoint=address),
     )
+
+
+def utilisation_per_rate(config: Config, model: ProLIP, here: World, local_batch: int) -> float | None:
+    """What samples/s are to be multiplied by for MFU: FLOPs of a sample / peak FLOP/s of all devices."""
+    peak = config.run.peak_tflops * 1e12 if config.run.peak_tflops else None
+    if peak is None and here.device.type == "cuda":
+        peak = peak_of(torch.cuda.get_device_name(here.device))
+    if peak is None:
+        return None
+    masked_views = getattr(config.objective, "alpha2", 0.0) > 0
+    return flops_per_sample(model.config, masked_views, local_batch) / (peak * here.world_size)
 
 
 def profiled(settings: RunConfig, here: World) -> bool:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from training.config import build_config
 from training.distributed import World
@@ -248,3 +249,14 @@ def test_lists_stay_when_a_batch_goes_to_the_device():
     batch = to_device({"image": torch.zeros(1), "key": ["a"]}, torch.device("meta"))
     assert batch["image"].device.type == "meta" and batch["key"] == ["a"]
 
+
+def test_model_flops_utilisation_is_flops_times_rate_over_peak(tmp_path):
+    run = make(tmp_path, peak_tflops=2.0)
+    train(run)
+    run.log.close()
+    row = json.loads((run.folder / "metrics.jsonl").read_text().splitlines()[-1])
+    with FlopCounterMode(display=False) as counter:
+        training_step(run, next(batches(run)), 0)
+    # the counter sees the loss and the heads' backward pass too, which the model's count leaves out or rounds
+    assert row["mfu"] == pytest.approx(counter.get_total_flops() / 8 * row["samples_per_second"] / 2e12, rel=0.1)
+    assert make(tmp_path / "other").utilisation is None

@@ -28,11 +28,11 @@ PUBLIC_FLAGS = """
 --keep-every-steps --known-matches --layer-decay --ledger --lock-image --lock-image-unlocked-groups --lock-text
 --lock-text-unlocked-layers --log-every-n-steps --logit-lr-mult --lr --lr-min-ratio --lr-scheduler --mask-fraction
 --mask-padding --mask-ratio --max-bad-fraction --max-nonfinite --max-samples --max-steps --method --model --momentum
---name --opt --output-dir --overwrite --precision --prefetch --pretrained --profile --read-retries --read-timeout
---resume --rotate --saturation --save-every-minutes --save-every-samples --save-every-steps --save-frequency --seed
---select --shard-index --shift --shuffle-buffer --stall-seconds --tokenizer --torchcompile --traceback --train-data
---train-data-upsampling-factors --train-num-samples --val-data --val-frequency --val-names --val-select
---wandb-project --warmup --wd --workers --zoom
+--name --opt --output-dir --overwrite --peak-tflops --precision --prefetch --pretrained --profile --read-retries
+--read-timeout --resume --rotate --saturation --save-every-minutes --save-every-samples --save-every-steps
+--save-frequency --seed --select --shard-index --shift --shuffle-buffer --stall-seconds --tokenizer --torchcompile
+--traceback --train-data --train-data-upsampling-factors --train-num-samples --val-data --val-frequency --val-names
+--val-select --wandb-project --warmup --wd --workers --zoom
 """.split()  # noqa: SIM905  easier to read
 
 

@@ -33,6 +33,12 @@ GPUS = {
 }
 
 
+def peak_of(device_name: str) -> float | None:
+    """Dense bf16 FLOP/s of a device by the name that CUDA gives it ("NVIDIA H100 80GB HBM3"); None if not known."""
+    known = [gpu.bf16 for name, gpu in GPUS.items() if name.split("-")[0] in device_name]
+    return known[0] * 1e12 if known else None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
     """W GPUs in nodes. Rates in FLOP/s and bytes/s, times in seconds."""

@@ -1,7 +1,7 @@
 """A model's parameters, FLOPs and shapes, counted on the meta device: nothing is allocated, nothing is a formula."""
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -66,8 +66,19 @@ def describe(name: str, method: str, local_batch: int) -> Model:
         near = nearest(name, known)
         remedy = f"did you mean {' or '.join(near)}?" if near else f"give one of {', '.join(list_models())}"
         raise FlagError(f"--model {name!r} is neither ours nor OpenCLIP's: {remedy}")
-    model = count(name)
-    if ours and method == "prolip":
+    return with_shares(count(name), ours and method == "prolip", local_batch)
+
+
+def flops_per_sample(config: Mapping[str, Any], masked_views: bool, local_batch: int) -> float:
+    """Model FLOPs of one sample, forward and backward, of a ProLIP configuration as a run has it."""
+    with torch.device("meta"):
+        model = ProLIP(config).requires_grad_(False)
+    return with_shares(count_model("", model), masked_views, local_batch).flops
+
+
+def with_shares(model: Model, masked_views: bool, local_batch: int) -> Model:
+    """The counts with every kind of pass weighted by its rows."""
+    if masked_views:
         masked = count_masked_rows(local_batch, ProLIPConfig().mask_fraction) / local_batch
         shares = {"image": 1.0, "masked image": masked, "text": 1 + masked}
     else:
@@ -79,7 +90,11 @@ def describe(name: str, method: str, local_batch: int) -> Model:
 @lru_cache(maxsize=8)
 def count(name: str) -> Model:
     """The counts of a bundled model, every kind of pass with share 1."""
-    model = build(name)
+    return count_model(name, build(name))
+
+
+def count_model(name: str, model: Any) -> Model:
+    """The counts of a model on the meta device."""
     size = model.visual.image_size
     height, width = (size, size) if isinstance(size, int) else size
     image = torch.empty(1, 3, height, width, device="meta")
