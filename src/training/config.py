@@ -55,6 +55,9 @@ class ModelConfig:
     lock_text: bool = option(False, "freeze the text tower")
     lock_text_unlocked_layers: int = option(0, "leave the last layers of a locked text tower unlocked; 1: the heads")
     grad_checkpointing: bool = option(False, "recompute activations in the backward pass: less memory, a third slower")
+    checkpoint_policy: Literal["full", "selective"] = option(
+        "full", "what --grad-checkpointing computes again: whole blocks, or all but matrix products and attention"
+    )
     torchcompile: bool = option(False, "compile both towers; the first steps take minutes")
     aug_cfg: dict[str, Any] = option(AUGMENTATION, "image augmentation as OpenCLIP's: --aug-cfg scale=(0.9,1.0) ...")
     device_augment: bool = option(False, "augment whole batches on the device by the `augment` flags, not by --aug-cfg")
