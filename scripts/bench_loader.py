@@ -15,11 +15,14 @@ noise, quality 90, 4:2:0 (--images takes a folder of JPEGs instead).
 "openclip + jitter" against "ours" is what a training run sees, when its device changes the colours; what that takes on
 the device is printed below, for this very core as well, though no one would train with it.
 
+--decoders compares, in the same manner, what decodes JPEGs alone, to an array in memory; torchcodec where it is installed.
+
 Errors are those of the pixels before any colour is changed, in levels of 255, against Pillow's crop of the same box.
 """
 from __future__ import annotations
 
 import argparse
+import contextlib
 import io
 import os
 import statistics
@@ -31,7 +34,9 @@ from random import Random
 from typing import Any
 
 import numpy as np
+import simplejpeg
 import torch
+import torchvision
 import webdataset
 from open_clip.transform import PreprocessCfg, image_transform_v2
 from PIL import Image, ImageDraw
@@ -101,6 +106,32 @@ def ways(size: int) -> dict[str, Way]:
         "ours": lambda data, seed: exact.from_file(data, Random(seed)),
         "ours, dct-scaled": lambda data, seed: scaled.from_file(data, Random(seed)),
     }
+
+
+def decoders() -> dict[str, Way]:
+    """Name -> bytes of a file to its pixels, in whichever layout the library hands them out."""
+    def as_tensor(data: bytes) -> Tensor:
+        return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+
+    found: dict[str, Way] = {
+        "pillow": lambda data, _: torch.from_numpy(np.array(decode_image(data))),
+        "simplejpeg": lambda data, _: torch.from_numpy(simplejpeg.decode_jpeg(data)),
+        "torchvision": lambda data, _: torchvision.io.decode_jpeg(as_tensor(data), torchvision.io.ImageReadMode.RGB),
+    }
+    with contextlib.suppress(ImportError):
+        from torchcodec.decoders import decode_jpeg
+
+        found["torchcodec"] = lambda data, _: decode_jpeg(as_tensor(data))
+    return found
+
+
+def report_decoders(label: str, files: list[bytes], turns: int) -> None:
+    """The table of the decoders."""
+    found = decoders()
+    processor = {name: [spent[0] for spent in spents] for name, spents in take_turns(found, files, turns).items()}
+    print(f"\nDecoding {label}\n| | ms | pillow / this |\n" + "|---" * 3 + "|")
+    for name, seconds in processor.items():
+        print(f"| {name} | {statistics.median(seconds) * 1e3:.2f} | {spread(processor['pillow'], seconds)} |")
 
 
 def take_turns(ways: dict[str, Way], files: list[bytes], turns: int) -> dict[str, list[tuple[float, float]]]:
@@ -177,6 +208,15 @@ def report(label: str, files: list[bytes], args: argparse.Namespace) -> None:
         print(f"| {name} | {most} | {mean:.4f} | {share:.2%} | {psnr:.1f} |", flush=True)
 
 
+def all_files(args: argparse.Namespace) -> dict[str, list[bytes]]:
+    """What to call them -> the files."""
+    if args.images:
+        found = sorted(path for path in args.images.iterdir() if path.suffix.lower() in (".jpg", ".jpeg"))
+        return {str(args.images): [path.read_bytes() for path in found]}
+    sizes = {size: [int(side) for side in size.split("x")] for size in args.sizes}
+    return {size: [picture(*sides, seed) for seed in range(args.files)] for size, sides in sizes.items()}
+
+
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", nargs="+", default=["512x512", "1024x768"], help="width x height of the files")
@@ -187,6 +227,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--image-size", type=int, default=224, help="size of the model's images")
     parser.add_argument("--rows", type=int, help="images of a batch on the device; without: 16 on a CPU, 512 on CUDA")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="device to time, too")
+    parser.add_argument("--decoders", action="store_true", help="compare decoders alone instead")
     parser.add_argument("--core", type=int, help="processor core to run on; without: the last one allowed")
     return parser.parse_args(argv)
 
@@ -196,13 +237,13 @@ def main(argv: list[str] | None = None) -> None:
     torch.set_num_threads(1)
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0)) if args.core is None else args.core})
-    if args.images:
-        found = sorted(path for path in args.images.iterdir() if path.suffix.lower() in (".jpg", ".jpeg"))
-        report(str(args.images), [path.read_bytes() for path in found], args)
-    else:
-        for size in args.sizes:
-            width, height = map(int, size.split("x"))
-            report(size, [picture(width, height, seed) for seed in range(args.files)], args)
+    for label, files in all_files(args).items():
+        if args.decoders:
+            report_decoders(label, files, args.turns)
+        else:
+            report(label, files, args)
+    if args.decoders:
+        return
     for device in dict.fromkeys(["cpu", args.device]):
         rows = args.rows or (512 if device == "cuda" else 16)
         print(f"\n{rows} images on {device}" + (" (this core)" if device == "cpu" else ""))

@@ -92,7 +92,7 @@ def build_augment(config: Config, model: nn.Module, here: World) -> DeviceAugmen
 
 def checkpoint_selectively(model: ProLIP) -> None:
     """Compute again in the backward pass what costs little (norms, activations, residuals) and keep what costs much
-    (matrix products, attention): about half the memory of all activations, for a few percent of the time.
+    (matrix products, attention).
     """
     contexts = partial(create_selective_checkpoint_contexts, list(KEPT))
     for tower in (model.visual, model.text):

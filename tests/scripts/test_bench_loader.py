@@ -34,6 +34,16 @@ def test_errors_and_the_devices_share_are_told(printed):
     assert re.search(rf"^jitter, grey, normalise: {NUMBER} ms per image$", printed, re.M)
 
 
+def test_decoders_are_compared_with_pillow(capsys):
+    files = [bench_loader.picture(64, 48, 0)]
+    bench_loader.report_decoders("64x48", files, 3)
+    text = capsys.readouterr().out
+    for name in ("pillow", "simplejpeg", "torchvision"):
+        assert re.search(rf"^\| {name} \| {NUMBER} \| {NUMBER} \(", text, re.M), text
+    sizes = {tuple(sorted(decode(files[0], 0).shape)) for decode in bench_loader.decoders().values()}
+    assert sizes == {(3, 48, 64)}
+
+
 def test_files_are_jpegs_of_their_size_and_differ():
     from prolip.data.decoding import decode_image
 
