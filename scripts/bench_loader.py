@@ -15,7 +15,7 @@ noise, quality 90, 4:2:0 (--images takes a folder of JPEGs instead).
 "openclip + jitter" against "ours" is what a training run sees, when its device changes the colours; what that takes on
 the device is printed below, for this very core as well, though no one would train with it.
 
---decoders compares, in the same manner, what decodes JPEGs alone, to an array in memory; torchcodec where it is installed.
+--decoders compares, in the same manner, decoding alone, to an array in memory; torchcodec where it is installed.
 
 Errors are those of the pixels before any colour is changed, in levels of 255, against Pillow's crop of the same box.
 """
