@@ -68,15 +68,21 @@ def folder(tmp_path_factory) -> Path:
     return folder
 
 
+def sbatch(cluster: Cluster, folder: Path, *words: str, **variables: str) -> str:
+    """Submit from the repository, without GPUs; returns the job's number."""
+    environment = {"PYTHON": sys.executable, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"} | variables
+    options = ["--parsable", "--gpus-per-node=0", "--cpus-per-task=1", f"--output={folder}/%j.out"]
+    return cluster.call("sbatch", *options, *words, cwd=ROOT, env=cluster.environment | environment).stdout.strip()
+
+
 def submit(cluster: Cluster, folder: Path, name: str, *flags: str, options: tuple[str, ...] = (), **more: str) -> str:
-    """sbatch our script for two nodes with one process each, from the repository; returns the job's number."""
-    environment = cluster.environment | {
-        "PYTHON": sys.executable, "PYTHONPATH": str(ROOT / "src"), "RUNS": str(folder), "NAME": name, "GPUS": "1",
-        "SHARDS": "data/emoji/{noto,twemoji}.tar", "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1",
+    """Train on two nodes with one process each; returns the job's number."""
+    variables = {
+        "RUNS": str(folder), "NAME": name, "GPUS": "1", "SHARDS": "data/emoji/{noto,twemoji}.tar",
+        "GLOO_SOCKET_IFNAME": "lo",
     } | more  # fmt: skip
-    words = ["--parsable", "--nodes=2", "--gpus-per-node=0", "--cpus-per-task=1", f"--output={folder}/%j.out", *options]
     script = ["slurm/train.sbatch", "--config", str(folder / "tiny.yaml"), *flags]
-    return cluster.call("sbatch", *words, *script, cwd=ROOT, env=environment).stdout.strip()
+    return sbatch(cluster, folder, "--nodes=2", *options, *script, **variables)
 
 
 def steps_done(run: Path) -> int:
@@ -167,6 +173,17 @@ def test_logs_of_every_try_node_and_rank_are_kept_with_the_environment(folder, w
     assert f"[rank 0] step {STEPS}/{STEPS}" in console
     record = (logs[0] / "environment.txt").read_text()
     assert "torch==" in record and "JobId=" in record
+
+
+def test_an_array_evaluates_a_run_and_its_checkpoint_alike(cluster, folder, whole):
+    checkpoint = whole / f"checkpoints/step_{STEPS}.pt"
+    job = sbatch(cluster, folder, "--array=0-1", "slurm/eval.sbatch", str(whole), str(checkpoint), "--",
+                 "--select", "group=activities")  # fmt: skip
+    for task in range(2):
+        end = cluster.wait_for_end(f"{job}_{task}", 180)
+        assert end["JobState"] == "COMPLETED", told(cluster, folder, end["JobId"])
+    figures = [json.loads((path / "eval/metrics.json").read_text()) for path in (whole, checkpoint.with_suffix(""))]
+    assert figures[0]["metrics"] == figures[1]["metrics"] and len(figures[0]["metrics"]) > 5
 
 
 def test_a_try_that_fails_at_once_is_not_requeued(cluster, folder, whole):
