@@ -1,7 +1,8 @@
 """What can be known before all nodes start: python slurm/preflight.py RANKS [flags of training.main]
 
-Prints the packages, then whether the flags fit RANKS processes, the tokenizer loads, and the first and the last shard
-can be read. Ends with 2 and one line where something is missing: one process fails in seconds, not all of them.
+Prints the packages, then whether the flags fit RANKS processes, weights to start from are there, the tokenizer loads,
+and the first and the last shard can be read. Ends with 2 and one line where something is missing: one process fails in
+seconds, not all of them.
 """
 from __future__ import annotations
 
@@ -16,6 +17,7 @@ from prolip.data.opening import ReadPolicy
 from prolip.data.shards import expand_shards
 from prolip.data.sources import dataset_kind
 from prolip.data.tar import read_shard
+from prolip.factory import find_weights
 from training.config import Config, rows_per_rank
 from training.flags import FlagError
 from training.main import explain, parse
@@ -62,6 +64,8 @@ def main(arguments: list[str]) -> int:
     try:
         ranks, config = int(arguments[0]), parse(arguments[1:])
         check_batch(config, ranks)
+        if config.model.pretrained:
+            find_weights(config.model.model, config.model.pretrained)
         build_tokenizer(config)
         print(check_shards(config))
     except Exception as error:

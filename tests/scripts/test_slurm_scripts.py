@@ -193,6 +193,7 @@ def test_the_check_reads_a_sample_of_the_first_and_the_last_shard(preflight):
         (["--train-data", "data/emoji/none-{0..9}.tar"], "none-"),
         (["--train-data", "data/emoji/noto.tar", "--global-batch-size", "33"], "batch 33 is not divisible by 2 ranks"),
         (["--train-data", "data/emoji/noto.tar", "--lrr", "1"], "--lr"),
+        (["--train-data", "data/emoji/noto.tar", "--pretrained", "runs/none/model"], "'runs/none/model' is no file"),
         ([], "give --train-data"),
     ],
 )
