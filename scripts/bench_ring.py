@@ -5,6 +5,7 @@
 
 Loss, forward and backward in float32, from leaves to their gradients, per rank:
   ring          ours: text blocks of D + 1 numbers and their gradients travel round while pairs are scored
+  gather        ours with all texts gathered at once, as is chosen on devices where they fit
   bidirectional OpenCLIP's SigLipLoss, which sends texts of D numbers both ways
   no exchange   ours with the very same computation, its messages replaced by buffers of this rank
 Step: forward, loss, backward and AdamW of a whole model inside DDP, on all ranks at once, and on rank 0 alone while the
@@ -73,7 +74,7 @@ def build_losses(options: argparse.Namespace, rank: int, device: torch.device) -
     leaves = (*image, *text, scale, bias)
 
     def ours() -> None:
-        ppcl_over_ranks(image, text, scale, bias).backward()
+        ppcl_over_ranks(image, text, scale, bias, exchange="ring").backward()
         clear(leaves)
 
     def theirs() -> None:
@@ -84,7 +85,11 @@ def build_losses(options: argparse.Namespace, rank: int, device: torch.device) -
         with no_exchange():
             ours()
 
-    return {"ring": ours, "bidirectional": theirs, "no exchange": alone}
+    def gathered() -> None:
+        ppcl_over_ranks(image, text, scale, bias, exchange="gather").backward()
+        clear(leaves)
+
+    return {"ring": ours, "gather": gathered, "bidirectional": theirs, "no exchange": alone}
 
 
 def clear(leaves: tuple[Tensor, ...]) -> None:

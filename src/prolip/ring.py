@@ -5,12 +5,13 @@ while pairs are scored. Memory per rank is O(B D + block B), B the local batch, 
 """
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from prolip.gathered import score_gathered
 from prolip.gaussian import Gaussian
 from prolip.losses import (
     Columns,
@@ -29,6 +30,9 @@ from prolip.losses import (
     zero_rows,
 )
 
+Exchange = Literal["ring", "gather"]
+# What a device may hold of other ranks' texts and their gradients: those of 65,536 pairs of width 1,152 take 0.56 GiB.
+GATHERED_BYTES = 600 * 2**20
 # The two streams of messages between the same neighbours are told apart by tag (gloo) and by order (NCCL).
 TEXT_TAG, IDS_TAG, GRADIENT_TAG = 11, 12, 13
 
@@ -90,6 +94,7 @@ def ppcl_over_ranks(
     labels: Matches | None = None,
     group: dist.ProcessGroup | None = None,
     block: int | None = None,
+    exchange: Exchange | None = None,
 ) -> Tensor:
     """This rank's share of PPCL on the global batch: sum over its images i and all ranks' texts j / B -> ().
 
@@ -102,6 +107,9 @@ def ppcl_over_ranks(
     forward pass, before any grad_output is known, and each rank multiplies them with its own: exact only if grad_output
     is the same on all ranks (same loss weights, same loss scale), as it is when every rank runs the same program.
 
+    exchange: "ring" (this module: memory O(B D + block B) whatever the world size) or "gather" (`prolip.gathered`: two
+    collectives whatever the world size, memory O(W B D)); chosen by `choose_exchange` without.
+
     All ranks of the group must call it, with equal B, D and dtype, labels on all or on none, and the same of the texts'
     tensors needing gradients (or all under no_grad). Without torch.distributed, or for W = 1, it is `ppcl`.
     """
@@ -110,14 +118,25 @@ def ppcl_over_ranks(
     with torch.autocast(image.mean.device.type, enabled=False):
         tensors = pack_inputs(image, text, scale, bias)
         check_matches(labels, len(image.mean))
-        ring = neighbours(group)
+        exchange = exchange or choose_exchange(world_size(group), len(image.mean), image.mean.shape[1], image.mean.device)
 
         def evaluate(inputs: tuple[Tensor, ...], needs: Needs) -> Evaluation:
             image_mean, image_trace, text_mean, text_trace, a, b = inputs
             images, texts = Packed(image_mean, image_trace), Packed(text_mean, text_trace)
-            return score_ring(images, texts, (a, b), labels, block, needs, ring)
+            if exchange == "gather":
+                return score_gathered(images, texts, (a, b), labels, block, needs, group)
+            return score_ring(images, texts, (a, b), labels, block, needs, neighbours(group))
 
         return differentiate(evaluate, tensors)
+
+
+def choose_exchange(ranks: int, rows: int, dim: int, device: torch.device) -> Exchange:
+    """"gather" for many ranks on a device where all texts and their gradients fit into GATHERED_BYTES, else "ring".
+
+    A CPU starts a block in no time, and hides the ring's messages behind its computation.
+    """
+    held = 2 * 4 * ranks * rows * (dim + 1)
+    return "gather" if device.type != "cpu" and ranks > 2 and held <= GATHERED_BYTES else "ring"
 
 
 def neighbours(group: dist.ProcessGroup | None) -> Neighbours:

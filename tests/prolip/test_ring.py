@@ -1,6 +1,8 @@
 """PPCL over real gloo processes equals one process on the concatenated batch, in value and in every gradient."""
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -10,13 +12,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 from prolip.gaussian import Gaussian, concatenate
 from prolip.losses import Matches, ppcl
-from prolip.ring import check_equal_batches, ppcl_over_ranks
+from prolip.ring import check_equal_batches, choose_exchange, ppcl_over_ranks
 
 RANKS, BATCH, DIM, SCALE, BIAS = 4, 5, 7, 6.0, -3.0
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
 # Which processes form a group: the worlds 1..4, and one whose ranks are not 0..W-1.
 GROUPS = {"1": [0], "2": [0, 1], "3": [0, 1, 2], "4": [0, 1, 2, 3], "2 of 4": [1, 3]}
-CASES = [(name, dtype, labelled) for name in GROUPS for dtype in TOLERANCE for labelled in (False, True)]
+EXCHANGES = ("ring", "gather")
+CASES = list(product(GROUPS, TOLERANCE, (False, True), EXCHANGES))
 
 
 def batch(member: int, dtype: torch.dtype) -> tuple[Gaussian, Gaussian]:
@@ -50,18 +53,18 @@ def gradients(loss: Tensor, image: Gaussian, text: Gaussian, scale: Tensor, bias
     return {"loss": loss.detach(), **dict(zip(names, torch.autograd.grad(loss, leaves)))}
 
 
-def ring_case(member: int, group, dtype: torch.dtype, labelled: bool) -> dict[str, Tensor]:
+def ring_case(member: int, group, dtype: torch.dtype, labelled: bool, exchange: str) -> dict[str, Tensor]:
     image, text = batch(member, dtype)
     scale, bias = scalars(dtype)
     labels = matches(member) if labelled else None
-    loss = ppcl_over_ranks(image, text, scale, bias, labels, group, block=2)
+    loss = ppcl_over_ranks(image, text, scale, bias, labels, group, block=2, exchange=exchange)
     found = gradients(loss, image, text, scale, bias)
     with torch.no_grad():
-        found["no_grad"] = ppcl_over_ranks(image, text, scale, bias, labels, group)
+        found["no_grad"] = ppcl_over_ranks(image, text, scale, bias, labels, group, exchange=exchange)
     only_text = Gaussian(text.mean.detach(), text.log_var)
-    frozen = ppcl_over_ranks(image.detach(), only_text, SCALE, BIAS, labels, group)
+    frozen = ppcl_over_ranks(image.detach(), only_text, SCALE, BIAS, labels, group, exchange=exchange)
     found["only text.log_var"] = torch.autograd.grad(frozen, text.log_var)[0]
-    frozen = ppcl_over_ranks(image, text.detach(), SCALE, BIAS, labels, group)
+    frozen = ppcl_over_ranks(image, text.detach(), SCALE, BIAS, labels, group, exchange=exchange)
     found["only image.mean"] = torch.autograd.grad(frozen, image.mean)[0]
     return found
 
@@ -103,10 +106,10 @@ def all_cases(rank: int) -> dict:
     groups = {name: dist.new_group(ranks) for name, ranks in GROUPS.items()}
     groups["4"] = None
     found: dict = {"unequal": unequal_case(rank)}
-    for name, dtype, labelled in CASES:
+    for name, *case in CASES:
         if rank in GROUPS[name]:
             member = GROUPS[name].index(rank)
-            found[name, dtype, labelled] = ring_case(member, groups[name], dtype, labelled)
+            found[(name, *case)] = ring_case(member, groups[name], *case)
     for name, ranks in GROUPS.items():
         if rank in ranks:
             found["ddp", name] = ddp_case(ranks.index(rank), groups[name])
@@ -131,11 +134,11 @@ def close(got: Tensor, want: Tensor, dtype: torch.dtype) -> None:
     torch.testing.assert_close(got, want, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize("name,dtype,labelled", CASES)
-def test_ring_matches_one_process_on_the_concatenated_batch(found, name, dtype, labelled):
+@pytest.mark.parametrize("name,dtype,labelled,exchange", CASES)
+def test_ranks_match_one_process_on_the_concatenated_batch(found, name, dtype, labelled, exchange):
     ranks = GROUPS[name]
     size = len(ranks)
-    got = [found[rank][name, dtype, labelled] for rank in ranks]
+    got = [found[rank][name, dtype, labelled, exchange] for rank in ranks]
     image, text, scale, bias, labels = whole(size, dtype, labelled)
     want = gradients(ppcl(image, text, scale, bias, labels), image, text, scale, bias)
     for key in ("loss", "scale", "bias"):
@@ -169,6 +172,13 @@ def test_unequal_batches_are_refused_on_every_rank_with_the_sizes_and_the_remedy
     for rank in range(RANKS):
         assert "[8, 7, 8, 7]" in found[rank]["unequal"]
         assert "use 7 on every rank" in found[rank]["unequal"]
+
+
+def test_devices_gather_what_fits_and_others_go_round_the_ring():
+    gpu, cpu = torch.device("cuda"), torch.device("cpu")
+    assert choose_exchange(32, 512, 768, gpu) == choose_exchange(1024, 64, 768, gpu) == "gather"
+    assert choose_exchange(2, 512, 768, gpu) == choose_exchange(1024, 512, 768, gpu) == "ring"
+    assert choose_exchange(32, 512, 768, cpu) == "ring"
 
 
 def test_one_process_without_torch_distributed_falls_back_to_ppcl():

@@ -27,6 +27,6 @@ def test_the_step_is_compared_with_siglips_and_with_the_released_views():
 def test_the_ring_is_compared_with_siglips_exchange_and_with_none():
     tiny = ("--model", "ProLIP-ViT-test", "--step-batch-size", "8", "--batch-size", "16", "--dim", "8", "--rounds", "2")
     text = run("bench_ring.py", *tiny)
-    for name in ("ring", "bidirectional", "no exchange"):
+    for name in ("ring", "gather", "bidirectional", "no exchange"):
         assert re.search(rf"^\| {name} \| {NUMBER} \| {NUMBER} \(", text, re.M), text
     assert re.search(rf"2 ranks have {NUMBER} \(.*\) times the throughput of one", text), text

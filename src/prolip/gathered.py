@@ -1,0 +1,65 @@
+"""PPCL over all ranks with all texts gathered at once: two collectives whatever the number of ranks.
+
+The ring of `prolip.ring` holds one text block at a time and starts some twenty kernels for each, so with hundreds of
+ranks and small local batches a device spends its time on starting kernels. Here every rank holds all texts and the sums
+of their gradients, 8 (D + 1) bytes per row of the global batch, and scores them in large blocks.
+"""
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from prolip.losses import (
+    Columns,
+    Evaluation,
+    Matches,
+    Needs,
+    Packed,
+    Positives,
+    add_pairs,
+    default_block,
+    finish,
+    zero_rows,
+)
+
+
+def score_gathered(
+    image: Packed,
+    text: Packed,
+    scale_bias: tuple[Tensor, Tensor],
+    labels: Matches | None,
+    block: int | None,
+    needs: Needs,
+    group: dist.ProcessGroup | None,
+) -> Evaluation:
+    """This rank's share of PPCL and the gradients of `ring.ppcl_over_ranks`, without a graph.
+
+    Texts travel as rows of [mean, trace]; their gradients come back in the same layout, added up over ranks.
+    """
+    size, rank = dist.get_world_size(group), dist.get_rank(group)
+    count, dim = text.mean.shape
+    everyone = gather(torch.cat([text.mean, text.trace.unsqueeze(1)], 1), size, group)
+    ids = () if labels is None else (labels.image, gather(labels.text.contiguous(), size, group))
+    wanted = needs.text_mean or needs.text_trace
+    sums = torch.zeros_like(everyone) if wanted else everyone[:0]
+    rows = zero_rows(image, needs)
+    block = block or default_block(len(everyone), everyone.device)
+    columns, out = Packed(everyone[:, :dim], everyone[:, dim]), columns_of(sums, dim, needs)
+    add_pairs(rows, columns, out, *scale_bias, Positives(rank * count, *ids), block)
+    own = sums.new_empty((count, dim + 1)) if wanted else sums
+    if wanted:
+        dist.reduce_scatter_tensor(own, sums, group=group)
+    return finish(rows, columns_of(own, dim, needs), scale_bias[0])
+
+
+def gather(own: Tensor, size: int, group: dist.ProcessGroup | None) -> Tensor:
+    """The tensors (n, ...) of all ranks, one after the other: (size * n, ...)."""
+    everyone = own.new_empty((size * len(own), *own.shape[1:]))
+    dist.all_gather_into_tensor(everyone, own, group=group)
+    return everyone
+
+
+def columns_of(sums: Tensor, dim: int, needs: Needs) -> Columns:
+    """Views of rows [d mean, d trace], those that are wanted."""
+    return Columns(sums[:, :dim] if needs.text_mean else None, sums[:, dim] if needs.text_trace else None)
