@@ -118,7 +118,8 @@ def ppcl_over_ranks(
     with torch.autocast(image.mean.device.type, enabled=False):
         tensors = pack_inputs(image, text, scale, bias)
         check_matches(labels, len(image.mean))
-        exchange = exchange or choose_exchange(world_size(group), len(image.mean), image.mean.shape[1], image.mean.device)
+        count, dim = image.mean.shape
+        exchange = exchange or choose_exchange(world_size(group), count, dim, image.mean.device)
 
         def evaluate(inputs: tuple[Tensor, ...], needs: Needs) -> Evaluation:
             image_mean, image_trace, text_mean, text_trace, a, b = inputs

@@ -143,8 +143,8 @@ def interleave_tensors(parts: Sequence[Tensor], pin: bool) -> Tensor:
 def start_worker(_: int) -> None:
     """A worker's settings: torch runs on one thread there by itself, tokenizers must not start threads after a fork."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    # A stop signal often goes to the whole group of processes. The run then still finishes its step and saves, for which
-    # it needs its workers; they end with it, at the latest after GRACE seconds.
+    # A stop signal often goes to the whole group of processes. The run then still finishes its step and saves, and for
+    # that it needs its workers; they end with it, at the latest after GRACE seconds.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: signal.alarm(GRACE))
 
