@@ -12,7 +12,7 @@ import torch
 from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 
-from prolip.data.augment import DeviceAugment
+from prolip.data.augment import DeviceTransform
 from prolip.methods.base import Batch, Objective, Terms, accumulate_backward
 from training.checkpointing import Saver
 from training.config import Config
@@ -46,7 +46,7 @@ class Run:
     autocast: Autocast
     ema: ModelEmaV3 | None
     loader: Any
-    augment: DeviceAugment | None
+    augment: DeviceTransform | None
     total_steps: int
     global_batch: int
     log: RunLog

@@ -17,7 +17,11 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 from torchvision.transforms import Compose, Normalize, PILToTensor, ToTensor
 
 import prolip
-from prolip.data.augment import DeviceAugment
+from prolip.data.augment import DeviceAugment, DeviceTransform
+from prolip.data.colour import ColourConfig, ColourJitter
+from prolip.data.crops import RandomCrop
+from prolip.data.fast_input import split_augmentation
+from prolip.data.loader import Transform
 from prolip.methods.base import Objective
 from prolip.model import ProLIP
 from training.config import Config, RunConfig
@@ -43,7 +47,7 @@ def build_tokenizer(config: Config) -> Any:
     return prolip.get_tokenizer(wanted.model, tokenizer=wanted.tokenizer, context_length=wanted.force_context_length)
 
 
-def build_model(config: Config, device: torch.device) -> tuple[ProLIP, Callable, Compose]:
+def build_model(config: Config, device: torch.device) -> tuple[ProLIP, Transform, Compose]:
     """(model in training precision, transform for training, transform for evaluation)."""
     wanted = config.model
     changes: dict[str, Any] = {"mask_padding": True} if wanted.mask_padding else {}
@@ -72,7 +76,18 @@ def build_model(config: Config, device: torch.device) -> tuple[ProLIP, Callable,
         checkpoint_selectively(model)
     elif wanted.grad_checkpointing:
         model.set_grad_checkpointing(True)
-    return model, unnormalised(preprocess) if wanted.device_augment else transform, preprocess
+    if wanted.device_augment:
+        return model, unnormalised(preprocess), preprocess
+    halves = split_transform(config, model)
+    return model, halves[0] if halves else transform, preprocess
+
+
+def split_transform(config: Config, model: ProLIP) -> tuple[RandomCrop, ColourConfig] | None:
+    """What workers and device make of --aug-cfg; None where OpenCLIP's transform is to do it all."""
+    wanted = config.model
+    if wanted.openclip_transform or config.data.dataset_type == "synthetic":
+        return None
+    return split_augmentation(wanted.aug_cfg, model.visual.image_size, wanted.dct_scaled_decoding)
 
 
 def unnormalised(preprocess: Compose) -> Compose:
@@ -81,13 +96,15 @@ def unnormalised(preprocess: Compose) -> Compose:
     return Compose([*pillow, PILToTensor()])
 
 
-def build_augment(config: Config, model: nn.Module, here: World) -> DeviceAugment:
-    """Augmentation and normalisation on the device, with the statistics that the model was made with."""
+def build_augment(config: Config, model: ProLIP, here: World) -> DeviceTransform | None:
+    """Augmentation and normalisation on the device, with the statistics that the model was made with; None where images
+    come normalised."""
     mean, std = (getattr(model, name).flatten().tolist() for name in ("pixel_mean", "pixel_std"))
-    augment = DeviceAugment(
-        config.augment, mean, std, seed=config.run.seed, rank=here.rank, world_size=here.world_size
-    )
-    return augment.to(here.device)
+    settings = {"seed": config.run.seed, "rank": here.rank, "world_size": here.world_size}
+    if config.model.device_augment:
+        return DeviceAugment(config.augment, mean, std, **settings).to(here.device)
+    halves = split_transform(config, model)
+    return ColourJitter(halves[1], mean, std, **settings).to(here.device) if halves else None
 
 
 def checkpoint_selectively(model: ProLIP) -> None:

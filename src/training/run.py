@@ -174,7 +174,7 @@ def build(
         autocast=autocast_for(settings.precision, here.device),
         ema=ema,
         loader=loader,
-        augment=build_augment(config, model, here) if config.model.device_augment else None,
+        augment=build_augment(config, model, here),
         total_steps=steps,
         global_batch=rows * here.world_size,
         log=log,

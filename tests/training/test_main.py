@@ -21,18 +21,19 @@ TINY = ["--model", "ProLIP-ViT-test", "--precision", "fp32", "--workers", "0", "
 PUBLIC_FLAGS = """
 --accum-freq --alpha1 --alpha2 --aspect --aug-cfg --batch-size --beta --beta1 --beta2 --brightness --caption-sampling
 --checkpoint-dir --checkpoint-policy --config --contrast --csv-caption-key --csv-img-key --csv-separator
---dataset-resampled --dataset-type --decay-fraction --deterministic --device --device-augment --ema-decay --epochs
---eps --fill --force-context-length --force-image-size --fsdp --global-batch-size --grad-checkpointing
---grad-clip-norm --greyscale-prob --help --hue --inclusion-eps --inclusion-form --inclusion-reduction
---inclusion-scale --init-logit-bias --init-logit-scale --init-unc-bias --init-uncertainty --jitter-prob
---keep-checkpoints --keep-every-steps --known-matches --layer-decay --ledger --lock-image --lock-image-unlocked-groups
---lock-text --lock-text-unlocked-layers --log-every-n-steps --logit-lr-mult --lr --lr-min-ratio --lr-scheduler
---mask-fraction --mask-padding --mask-ratio --max-bad-fraction --max-nonfinite --max-samples --max-steps --method
---model --momentum --name --opt --output-dir --overwrite --peak-tflops --precision --prefetch --pretrained --profile
---read-retries --read-timeout --resume --rotate --saturation --save-every-minutes --save-every-samples
---save-every-steps --save-frequency --seed --select --shard-index --shift --shuffle-buffer --stall-seconds --tokenizer
---torchcompile --traceback --train-data --train-data-upsampling-factors --train-num-samples --val-data --val-frequency
---val-names --val-select --wandb-project --warmup --wd --workers --zoom
+--dataset-resampled --dataset-type --dct-scaled-decoding --decay-fraction --deterministic --device --device-augment
+--ema-decay --epochs --eps --fill --force-context-length --force-image-size --fsdp --global-batch-size
+--grad-checkpointing --grad-clip-norm --greyscale-prob --help --hue --inclusion-eps --inclusion-form
+--inclusion-reduction --inclusion-scale --init-logit-bias --init-logit-scale --init-unc-bias --init-uncertainty
+--jitter-prob --keep-checkpoints --keep-every-steps --known-matches --layer-decay --ledger --lock-image
+--lock-image-unlocked-groups --lock-text --lock-text-unlocked-layers --log-every-n-steps --logit-lr-mult --lr
+--lr-min-ratio --lr-scheduler --mask-fraction --mask-padding --mask-ratio --max-bad-fraction --max-nonfinite
+--max-samples --max-steps --method --model --momentum --name --openclip-transform --opt --output-dir --overwrite
+--peak-tflops --precision --prefetch --pretrained --profile --read-retries --read-timeout --resume --rotate
+--saturation --save-every-minutes --save-every-samples --save-every-steps --save-frequency --seed --select
+--shard-index --shift --shuffle-buffer --stall-seconds --tokenizer --torchcompile --traceback --train-data
+--train-data-upsampling-factors --train-num-samples --val-data --val-frequency --val-names --val-select
+--wandb-project --warmup --wd --workers --zoom
 """.split()  # noqa: SIM905  easier to read
 
 

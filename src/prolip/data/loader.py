@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from prolip.data.captions import CaptionSampler
 from prolip.data.config import DataConfig
+from prolip.data.crops import RandomCrop
 from prolip.data.cursor import Cursor
 from prolip.data.faults import WINDOWS, FaultCounter, FaultGuard, SampleFault
 from prolip.data.samples import Decoder, Example, Row, preserved_rng
@@ -36,7 +37,7 @@ ORDER_SETTINGS = (
 GRACE = 120
 
 Batch = dict[str, Any]
-Transform = Callable[[Image.Image], Tensor]
+Transform = Callable[[Image.Image], Tensor] | RandomCrop
 
 
 @dataclass(frozen=True)
@@ -304,9 +305,10 @@ def build_loader(
 ) -> Loader:
     """The training loader of one rank, everything checked that can be checked before the first batch.
 
-    transform: RGB Pillow image -> (3, H, W). tokenizer: list[str] -> (n, L) int64, called with context_length too where
-    that is given. Synthetic data needs neither, but image_size and context_length. pin_memory: default where there is
-    CUDA. ValueError, FileNotFoundError: see `DataConfig`, `prolip.data.shards`, `prolip.data.folders`.
+    transform: RGB Pillow image -> (3, H, W), or a `RandomCrop`. tokenizer: list[str] -> (n, L) int64, called with
+    context_length too where that is given. Synthetic data needs neither, but image_size and context_length.
+    pin_memory: default where there is CUDA. ValueError, FileNotFoundError: see `DataConfig`, `prolip.data.shards`,
+    `prolip.data.folders`.
     """
     ranks, streams = world_size, world_size * max(config.workers, 1)
     if not 0 <= rank < ranks:
