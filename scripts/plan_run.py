@@ -31,7 +31,7 @@ def build_parser() -> Parser:
     parser = Parser(prog="plan_run.py", description="Plan a training run before it is started; see docs/scaling.md.")
     parser.add_argument("--show", nargs="+", choices=[*tables.SECTIONS, VERDICT], metavar="TABLE",
                         help="only these: " + ", ".join([*tables.SECTIONS, VERDICT]))
-    parser.add_argument("--simulate", action="store_true", help="play steps through, ring and loader event by event")
+    parser.add_argument("--simulate", action="store_true", help="play steps through, PPCL and loader event by event")
     parser.add_argument("--check-published", action="store_true", help="compare with runs that were published")
     parser.add_argument("--json", metavar="FILE", help="write all figures there as well: seconds, bytes, dollars")
     for section, config in question.SECTIONS.items():

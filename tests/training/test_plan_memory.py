@@ -12,11 +12,21 @@ from torch.utils._pytree import tree_leaves
 
 from prolip import create_model
 from prolip.gaussian import Gaussian
-from prolip.ring import ppcl_over_ranks
+from prolip.ring import GATHERED_BYTES, choose_exchange, ppcl_over_ranks
 from training.config import OptimConfig
 from training.optim import build_optimizer
 from training.plan.failures import checkpoint_bytes
-from training.plan.memory import FLOAT, HALF, activations, kept_per_token, loss_space, memory, stream_bytes
+from training.plan.memory import (
+    FLOAT,
+    HALF,
+    activations,
+    exchange_of,
+    gathered_bytes,
+    kept_per_token,
+    loss_space,
+    memory,
+    stream_bytes,
+)
 from training.plan.models import describe
 from training.plan.question import Training
 
@@ -126,7 +136,7 @@ class PeakMemory(TorchDispatchMode):
         self.alive -= size
 
 
-def loss_peak(rank, local, dim, block):
+def loss_peak(rank, local, dim, block, exchange="ring"):
     """Peak of PPCL's forward pass, gradients taken, above its inputs, of this rank."""
     generator = torch.Generator().manual_seed(rank)
 
@@ -138,16 +148,17 @@ def loss_peak(rank, local, dim, block):
     scale, bias = torch.tensor(10.0, requires_grad=True), torch.tensor(-10.0, requires_grad=True)
     mode = PeakMemory()
     with mode:
-        loss = ppcl_over_ranks(image, text, scale, bias, block=block)
+        loss = ppcl_over_ranks(image, text, scale, bias, block=block, exchange=exchange)
     del loss
     # The traces keep the variances of both for their gradients: part of the inputs.
     return mode.peak - 2 * local * dim * FLOAT
 
 
-def test_the_ring_holds_what_the_planner_says():
-    local, dim, block = 256, 96, 64
-    planned = loss_space(local, dim, ranks=3, block=block)
-    for measured in run_ranks(3, loss_peak, local, dim, block):
+@pytest.mark.parametrize("exchange, block", [("ring", 64), ("gather", 64), ("gather", 256)])
+def test_each_exchange_holds_what_the_planner_says(exchange, block):
+    local, dim = 256, 96
+    planned = loss_space(local, dim, ranks=3, block=block, exchange=exchange)
+    for measured in run_ranks(3, loss_peak, local, dim, block, exchange):
         assert measured == pytest.approx(planned, rel=0.03)
 
 
@@ -157,8 +168,26 @@ def test_the_loss_of_one_process_holds_what_the_planner_says(local, block):
     assert loss_peak(0, local, dim, block) == pytest.approx(loss_space(local, dim, 1, block), rel=0.03)
 
 
-def test_loss_memory_of_a_block_does_not_grow_with_the_number_of_ranks():
+def test_loss_memory_of_the_ring_does_not_grow_with_the_number_of_ranks_that_of_gathered_texts_does():
     assert loss_space(64, 768, 8, None) == loss_space(64, 768, 4096, None)
+    few, many = (loss_space(64, 768, ranks, 64, exchange="gather") for ranks in (8, 4096))
+    assert many > gathered_bytes(64, 768, 4096) == 512 * gathered_bytes(64, 768, 8) > 300 * few
+
+
+@pytest.mark.parametrize("gpus, batch", [(1, 64), (2, 16384), (3, 384), (8, 16384), (1024, 65536), (4096, 262144)])
+def test_auto_is_what_the_training_chooses_on_gpus(gpus, batch):
+    training, cuda = Training(gpus=[gpus], global_batch=batch), torch.device("cuda")
+    assert exchange_of(training, gpus, 768) == choose_exchange(gpus, batch // gpus, 768, cuda)
+    # What it is chosen by is what the planner reckons with.
+    fits = gathered_bytes(batch // gpus, 768, gpus) <= GATHERED_BYTES
+    assert exchange_of(training, gpus, 768) == ("gather" if fits and gpus > 2 else "ring")
+
+
+def test_an_exchange_that_is_asked_for_is_taken_and_counts_into_the_memory():
+    model = describe("ProLIP-ViT-B-16", "prolip", 512)
+    sizes = {e: memory(model, Training(gpus=[32], exchange=e), 32)["PPCL"] for e in ("auto", "ring", "gather")}
+    assert sizes["auto"] == sizes["gather"] > gathered_bytes(512, model.dim, 32) > sizes["ring"]
+    assert exchange_of(Training(gpus=[32], method="siglip"), 32, model.dim) == "ring"
 
 
 def test_a_checkpoint_is_as_large_as_its_tensors():

@@ -92,9 +92,34 @@ def test_micro_batches_take_less_memory_and_a_third_longer_in_the_towers():
     assert parts.memory["activations"] == pytest.approx(whole.memory["activations"] / 4)
     assert parts.memory["PPCL"] == whole.memory["PPCL"]
     assert parts.step.forward + parts.step.backward == pytest.approx(4 / 3 * (whole.step.forward + whole.step.backward))
-    assert parts.step.ring == whole.step.ring
+    assert parts.step.pairs == whole.step.pairs
     with pytest.raises(ValueError, match="give 15360 or 18432"):
         Training(gpus=[1024], accum_freq=3, global_batch=16384)
+
+
+def planned(exchange, gpus, **training):
+    choice = Training(gpus=[gpus], exchange=exchange, **training)
+    return make_plans(Question(training=choice, speed=Speed(mfu=0.4)))[0]
+
+
+def test_both_exchanges_are_planned_and_the_step_has_the_chosen_one():
+    auto, ring, gather = (planned(exchange, 256) for exchange in ("auto", "ring", "gather"))
+    assert auto == gather
+    assert ring.exchanges == gather.exchanges
+    assert (ring.step.pairs, gather.step.pairs) == (ring.exchanges["ring"], ring.exchanges["gather"])
+    saved = ring.step.pairs.seconds - gather.step.pairs.seconds
+    assert saved > 0.02 and ring.seconds - gather.seconds == pytest.approx(saved)
+    assert ring.verdict[0].startswith("ring: ") and "kernels started for each of its blocks" in ring.verdict[0]
+    assert any("gathered would save" in text and "leave --exchange out" in text for text in ring.verdict)
+    assert gather.verdict[0].startswith("PPCL with texts gathered: ") and "nothing hides" in gather.verdict[0]
+
+
+def test_texts_too_many_for_the_trainings_bound_are_named_with_what_gathering_would_save():
+    plan = planned("auto", 4096, global_batch=262144)
+    assert plan.step.pairs.exchange == "ring"
+    assert any("hold 1.6 GB: raise prolip.ring.GATHERED_BYTES" in text for text in plan.verdict)
+    small = planned("auto", 32, global_batch=262144)
+    assert small.step.pairs.exchange == "ring" and not any("gathered" in text for text in small.verdict)
 
 
 def test_an_unknown_price_is_asked_for_not_guessed(program, capsys):
@@ -135,6 +160,8 @@ REFUSED = [
      "--every-steps and --every-minutes contradict each other: give one cadence"),
     (["--store-gbs", "0"], "--store-gbs is 0.0: give a number above 0"),
     (["--stall-chance", "2"], "--stall-chance 2.0 is no chance: give 0 to 1"),
+    (["--exchange", "post"], "--exchange"),
+    (["--inter-hop-us", "-1"], "--inter-hop-us is -1.0: give 0 or more"),
     (["--link-rate", "5"], "unknown flag --link-rate"),
 ]
 

@@ -1,4 +1,4 @@
-"""The planner's messages are those that prolip.ring sends, counted on real ranks."""
+"""The planner's messages are those of prolip.ring and prolip.gathered, counted on real ranks."""
 from __future__ import annotations
 
 import pytest
@@ -9,19 +9,25 @@ from distributed_helpers import run_ranks
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import prolip.ring
+from prolip.gathered import score_gathered
 from prolip.gaussian import Gaussian
-from prolip.losses import Needs, Packed, Positives, add_pairs, zero_columns, zero_rows
+from prolip.losses import Columns, Matches, Needs, Packed, Positives, add_pairs, finish, zero_columns, zero_rows
 from prolip.ring import GRADIENT_TAG, TEXT_TAG, ppcl_over_ranks
 from training.plan.hardware import build_cluster
+from training.plan.memory import gathered_bytes
 from training.plan.models import describe
 from training.plan.question import Machines, Training
 from training.plan.simulate import Draws, Links, exchange
-from training.plan.traffic import ring, ring_message, step_times
+from training.plan.traffic import gather, payload, ring, scoring, step_times
 
 LOCAL, DIM = 6, 10
+ALL = Needs(*[True] * len(Needs._fields))
 WORLDS = {2: [0, 1], 3: [0, 1, 2], 4: [0, 1, 2, 3]}
 # Operations that make a view or a constant: no kernel.
-NO_KERNEL = ("view", "slice", "select", "permute", "transpose", "unsqueeze", "expand", "alias", "detach", "aten.t.")
+NO_KERNEL = (
+    "c10d", "empty", "view", "slice", "select", "split", "diagonal", "permute", "transpose", "unsqueeze", "expand",
+    "alias", "detach", "aten.t.",
+)  # fmt: skip
 
 
 def instrumented(rank):
@@ -49,16 +55,69 @@ def instrumented(rank):
             # Texts of rank r have variance r + 1 in every dimension: their traces tell whose they are.
             text = Gaussian(mean, torch.full((LOCAL, DIM), place + 1.0).log().requires_grad_())
             image = Gaussian(mean.detach().clone().requires_grad_(), text.log_var.detach().clone().requires_grad_())
-            ppcl_over_ranks(image, text, torch.tensor(1.0, requires_grad=True), 0.0, group=group)
+            ppcl_over_ranks(
+                image, text, torch.tensor(1.0, requires_grad=True), 0.0, group=group, exchange="ring"
+            )
         finally:
             prolip.ring.Transfer.__init__, prolip.ring.add_pairs = transfer, add
         found[size] = sent, [number - 1 for number in scored]
     return found
 
 
+class Collectives:
+    """Notes (operation, bytes put in, bytes got out) of the collectives of tensors while it is entered."""
+
+    names = ("all_gather_into_tensor", "reduce_scatter_tensor", "all_gather", "all_reduce", "broadcast")
+
+    def __enter__(self):
+        self.seen, self.honest = [], {name: getattr(dist, name) for name in self.names}
+        for name, function in self.honest.items():
+            setattr(dist, name, self.noting(name, function))
+        return self.seen
+
+    def noting(self, name, function):
+        def note(out, given=None, *rest, **options):
+            self.seen.append((name, getattr(given, "nbytes", None), getattr(out, "nbytes", None)))
+            return function(out, given, *rest, **options)
+
+        return note
+
+    def __exit__(self, *error):
+        for name, function in self.honest.items():
+            setattr(dist, name, function)
+
+
+def gathered(rank):
+    """World size -> (collectives of a step, the same with ids of captions, kernels that PPCL started)."""
+    found = {}
+    for size, members in WORLDS.items():
+        group = dist.new_group(members)
+        if rank not in members:
+            continue
+        image, text = (Gaussian(*(torch.randn(LOCAL, DIM, requires_grad=True) for _ in range(2))) for _ in range(2))
+        known, seen = Matches(*(torch.zeros(shape, dtype=torch.int64) for shape in ((LOCAL, 2), (LOCAL,)))), []
+        for labels in (None, known):
+            with Collectives() as collectives:
+                ppcl_over_ranks(image, text, torch.tensor(1.0), 0.0, labels, group=group, exchange="gather")
+            seen.append(collectives)
+        packed = [Packed(x.mean.detach(), x.trace.detach()) for x in (image, text)]
+        scale, bias = torch.tensor(1.0), torch.tensor(0.0)
+        with CountKernels() as counter:
+            score_gathered(*packed, (scale, bias), None, None, ALL, group)
+        with CountKernels() as after:
+            finish(zero_rows(packed[0], ALL), Columns(None, None), scale)
+        found[size] = *seen, len(counter.names) - len(after.names)
+    return found
+
+
 @pytest.fixture(scope="module")
 def real():
     return run_ranks(4, instrumented)
+
+
+@pytest.fixture(scope="module")
+def real_gathered():
+    return run_ranks(4, gathered)
 
 
 def cluster(gpus, **machines):
@@ -86,8 +145,56 @@ def test_blocks_are_scored_in_the_order_of_the_real_ring(real, size):
         assert others == simulated[rank].tolist()
 
 
+@pytest.mark.parametrize("size", WORLDS)
+def test_bytes_of_gathered_texts_are_those_that_the_collectives_get(real_gathered, size):
+    planned, (text, sums) = gather(LOCAL, DIM, cluster(size)), payload(LOCAL, DIM)
+    for rank in WORLDS[size]:
+        seen, with_ids, _ = real_gathered[rank][size]
+        assert seen == [("all_gather_into_tensor", text, size * text), ("reduce_scatter_tensor", size * sums, sums)]
+        assert len(seen) == planned.messages
+        # A rank passes on everything but one part: of what comes out of a gather, of what goes into a reduction.
+        assert [abs(out - given) for _, given, out in seen] == [planned.text_bytes, planned.sum_bytes]
+        assert seen[0][2] + seen[1][1] == gathered_bytes(LOCAL, DIM, size)
+        known = sum(given for name, given, _ in with_ids if name == "all_gather_into_tensor")
+        assert known == payload(LOCAL, DIM, ids=True)[0]
+    assert planned.sent == ring(LOCAL, DIM, cluster(size)).sent
+
+
+def test_gathered_texts_start_as_many_kernels_whatever_the_number_of_ranks(real_gathered):
+    counts = [real_gathered[0][size][2] for size in WORLDS]
+    assert counts[0] == counts[1] == counts[2]
+    # gloo copies once within its reduce-scatter; two kernels more than in most blocks of the ring turn the diagonal.
+    assert counts[0] + 1 == pytest.approx(Machines().block_kernels, abs=3)
+    planned = [gather(16, 768, cluster(gpus)).kernels for gpus in (8, 1024)]
+    assert planned[0] == planned[1] == Machines().block_kernels
+    assert ring(16, 768, cluster(1024)).kernels == 1024 * Machines().block_kernels
+
+
+@pytest.mark.parametrize(
+    "local, ranks, block, blocks", [(6, 4, None, 1), (6, 4, 2, 3), (6, 4, 4, 2), (2048, 8, None, 2)]
+)
+def test_blocks_of_gathered_texts_are_those_of_rows(local, ranks, block, blocks):
+    assert gather(local, 768, cluster(ranks), block).blocks == blocks
+    assert scoring(local, ranks * local, 768, cluster(ranks), block)[1] == blocks
+
+
+def test_collectives_are_exposed_and_take_a_hop_for_every_rank():
+    found = gather(16, 768, cluster(1024))
+    assert found.seconds - found.exposed == pytest.approx(found.scoring)
+    hops = 127 * 14e-6 + 896 * 3.4e-6
+    assert found.exposed == pytest.approx(2 * (found.text_bytes / 320e9 + 20e-6 + hops))
+    free = gather(16, 768, cluster(1024, intra_hop_us=0.0, inter_hop_us=0.0))
+    assert found.exposed - free.exposed == pytest.approx(2 * hops)
+
+
+def test_gathering_beats_the_ring_with_many_ranks_and_not_with_few():
+    for gpus, local, faster in ((1024, 16, True), (256, 64, True), (8, 2048, False)):
+        pair = [exchange(local, 768, cluster(gpus)).seconds for exchange in (gather, ring)]
+        assert (pair[0] < pair[1]) == faster, (gpus, pair)
+
+
 def test_ids_of_captions_add_eight_bytes_a_text():
-    assert ring_message(64, 768, ids=True)[0] == ring_message(64, 768)[0] + 8 * 64
+    assert payload(64, 768, ids=True)[0] == payload(64, 768)[0] + 8 * 64
 
 
 class CountKernels(TorchDispatchMode):
@@ -104,9 +211,8 @@ class CountKernels(TorchDispatchMode):
 
 
 def test_kernels_of_a_text_block_are_counted():
-    needs = Needs(*[True] * len(Needs._fields))
     image, text = (Packed(torch.randn(LOCAL, DIM), torch.rand(LOCAL)) for _ in range(2))
-    rows, out = zero_rows(image, needs), zero_columns(text, needs)
+    rows, out = zero_rows(image, ALL), zero_columns(text, ALL)
     scale, bias = torch.tensor(10.0), torch.tensor(-10.0)
     with CountKernels() as counter:
         add_pairs(rows, text, out, scale, bias, Positives(), LOCAL)

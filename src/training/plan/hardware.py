@@ -54,6 +54,8 @@ class Cluster:
     inter_rate: float
     intra_delay: float
     inter_delay: float
+    intra_hop: float
+    inter_hop: float
     launch: float
     block_kernels: int
     price: float | None
@@ -96,6 +98,8 @@ def build_cluster(machines: Machines, gpus: int) -> Cluster:
         inter_rate=inter * GB,
         intra_delay=machines.intra_us * 1e-6,
         inter_delay=machines.inter_us * 1e-6,
+        intra_hop=machines.intra_hop_us * 1e-6,
+        inter_hop=machines.inter_hop_us * 1e-6,
         launch=machines.launch_us * 1e-6,
         block_kernels=machines.block_kernels,
         price=sheet.price if machines.price is None else machines.price,

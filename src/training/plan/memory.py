@@ -4,6 +4,7 @@ from __future__ import annotations
 import torch
 
 from prolip.losses import default_block
+from prolip.ring import Exchange, choose_exchange
 from training.plan.models import Model, Pass
 from training.plan.question import Training
 
@@ -58,20 +59,37 @@ def backward_space(part: Pass, rows: float, half: int) -> float:
     return rows * part.tokens * (2 * half * part.hidden + half * part.width + FLOAT * part.width)
 
 
-def loss_space(local: int, dim: int, ranks: int, block: int | None, ids: int = 0) -> float:
-    """Bytes of PPCL on one rank beyond its inputs: text blocks, accumulators, pair matrices.
+def exchange_of(training: Training, gpus: int, dim: int) -> Exchange:
+    """How the texts come to all GPUs: as asked for, or as the training chooses it on GPUs."""
+    if training.exchange != "auto":
+        return training.exchange
+    if training.method == "siglip":  # its texts go both ways round a ring, one block at a time
+        return "ring"
+    return choose_exchange(gpus, training.global_batch // gpus, dim, torch.device("cuda"))
+
+
+def gathered_bytes(local: int, dim: int, ranks: int) -> int:
+    """Bytes of all texts and of the sums of their gradients, which a rank of prolip.gathered holds."""
+    return 2 * ranks * local * (dim + 1) * FLOAT
+
+
+def loss_space(local: int, dim: int, ranks: int, block: int | None, ids: int = 0, exchange: Exchange = "ring") -> float:
+    """Bytes of PPCL on one rank beyond its inputs: texts, accumulators, pair matrices.
 
     prolip.ring holds three text blocks (own, scored, under way) and five accumulators (own, being filled, sent,
-    received, that of the rows); one process holds two accumulators. add_pairs holds two (block, local) matrices and the
-    scaled rows, and a third matrix where one block follows another; ids: captions per image with --known-matches, two
-    matrices more.
+    received, that of the rows); prolip.gathered all texts, all their accumulators and that of the rows; one process two
+    accumulators. add_pairs holds two (block, columns) matrices and the scaled rows, three numbers per column, and a
+    third matrix where one block follows another; ids: captions per image with --known-matches, two matrices more.
     """
-    rows = min(local, block or default_block(local, torch.device("cuda")))
+    gathered = exchange == "gather" and ranks > 1
+    columns = ranks * local if gathered else local
+    rows = min(local, block or default_block(columns, torch.device("cuda")))
     packed = local * (dim + 1) * FLOAT
-    blocks = 2 if ranks == 1 else 3 + 5
+    held = gathered_bytes(local, dim, ranks) + packed if gathered else (2 if ranks == 1 else 3 + 5) * packed
     matrices = 2 + (rows < local) + (2 if ids else 0)
-    pairs = rows * local * FLOAT * matrices + rows * dim * FLOAT
-    return blocks * packed + pairs + (3 + ids) * local * ID * bool(ids)
+    pairs = rows * columns * FLOAT * matrices + rows * dim * FLOAT + 3 * columns * FLOAT
+    known = (ranks if gathered else 3) + ids
+    return held + pairs + known * local * ID * bool(ids)
 
 
 def memory(model: Model, training: Training, gpus: int) -> dict[str, float]:
@@ -88,7 +106,7 @@ def memory(model: Model, training: Training, gpus: int) -> dict[str, float]:
     weights = model.parameters * FLOAT / shards
     kept = sum(activations(part, micro * part.share, training.recompute, half) for part in model.passes)
     space = max(backward_space(part, micro * part.share, half) for part in model.passes)
-    ring = loss_space(local, model.dim, gpus, training.block)
+    pairs = loss_space(local, model.dim, gpus, training.block, exchange=exchange_of(training, gpus, model.dim))
     whole = model.largest * (2 * half + FLOAT) if shards > 1 else 0.0
     copies = model.cast * HALF if half == HALF and shards == 1 else 0.0
     return {
@@ -99,7 +117,7 @@ def memory(model: Model, training: Training, gpus: int) -> dict[str, float]:
         "bf16 copies of weights" if shards == 1 else "whole blocks": copies + whole,
         "activations": kept,
         "gradients of activations": space,
-        "PPCL": ring,
+        "PPCL": pairs,
         "input batch": local * model.pixels * (1 + FLOAT),
         "context, NCCL (assumed)": CONTEXT,
     }

@@ -3,25 +3,30 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from prolip.ring import GATHERED_BYTES, Exchange
 from training.plan.failures import HOUR, Risk, risk
 from training.plan.hardware import Cluster, build_cluster
 from training.plan.measured import Measurement, read_measurement
-from training.plan.memory import memory
+from training.plan.memory import gathered_bytes, memory
 from training.plan.models import PASSES, Model, describe
 from training.plan.question import Question, Supply
 from training.plan.simulate import Result, simulate
 from training.plan.supply import Feed, feed, missing_shards
-from training.plan.traffic import Step, gather_instead, step_times
+from training.plan.traffic import Pairs, Step, pairs, step_times
 
 ASSUMED_MFU = 0.3
 # Below so many samples per GPU a GPU computes less efficiently than the MFU says: launching kernels takes over.
 SMALL_BATCH = 64
+EXCHANGES: dict[Exchange, str] = {"ring": "ring", "gather": "PPCL with texts gathered"}
+# The gathered texts are worth naming where they save so much of the time and take less than so much of the memory.
+SAVING, ROOM = 0.5, 0.1
 # What a part of the step may take before the verdict names it; and how much longer than usual a shard may open.
 NOTABLE, PAUSE = 0.05, 3
 
 
 class Plan(NamedTuple):
-    """All of one column. seconds: of a step, the loader's pace included; cost: dollars, failures included."""
+    """All of one column. seconds: of a step, the loader's pace included; cost: dollars, failures included; exchanges:
+    PPCL by the ring and with all texts gathered, whichever of them the step has."""
 
     gpus: int
     local: int
@@ -33,9 +38,14 @@ class Plan(NamedTuple):
     seconds: float
     feed: Feed
     risk: Risk
-    gathered: tuple[float, float]
+    exchanges: dict[str, Pairs]
     simulated: Result | None
     verdict: list[str]
+
+    @property
+    def gathered(self) -> int:
+        """Bytes of all texts and the sums of their gradients."""
+        return gathered_bytes(self.local, self.model.dim, self.gpus)
 
     @property
     def per_gpu(self) -> float:
@@ -74,7 +84,7 @@ def make_plan(question: Question, gpus: int, run: Measurement | None, with_simul
     danger = risk(model, training, cluster, question.safety, seconds)
     plan = Plan(
         gpus, local, model, cluster, source, memory(model, training, gpus), step, seconds, fed, danger,
-        gather_instead(local, model.dim, cluster), simulated, [],
+        {name: pairs(name, local, model.dim, cluster, training.block) for name in EXCHANGES}, simulated, [],
     )
     return plan._replace(verdict=judge(plan, question.supply))
 
@@ -105,6 +115,7 @@ def judge(plan: Plan, supply: Supply) -> list[str]:
     found = [text for _, text in sorted(limits, key=lambda item: -item[0])] or ["computation"]
     if plan.feed.keeps_up and plan.feed.bridged < PAUSE * supply.open_ms * 1e-3:
         found.append(f"a shard that takes {plan.feed.bridged * 1e3:.0f} ms to open stops the step: raise --prefetch")
+    found += suggestions(plan)
     if plan.local % supply.cores_per_gpu:
         found.append(f"{plan.local} samples per GPU do not divide among {supply.cores_per_gpu} loader processes")
     if plan.local < SMALL_BATCH:
@@ -131,9 +142,8 @@ def delays(plan: Plan) -> list[tuple[float, str]]:
     if not plan.feed.keeps_up:
         found.append((1 - step.seconds / seconds, f"input: {slowest(plan.feed)} gives {plan.feed.limit:,.0f} of "
                       f"{plan.feed.wanted:,.0f} samples/s/GPU"))
-    why = "messages" if 2 * step.ring.exposed > step.ring.seconds else "kernels started for each of its blocks"
     parts = {
-        "ring": (step.ring.seconds, why),
+        EXCHANGES[step.pairs.exchange]: (step.pairs.seconds, why_pairs(plan)),
         "gradient exchange": (step.reduce_exposed, "not hidden behind the backward pass"),
         "optimiser": (step.optimiser, "the same for any batch"),
     }
@@ -143,6 +153,28 @@ def delays(plan: Plan) -> list[tuple[float, str]]:
     if plan.risk.share_lost > NOTABLE:
         found.append((plan.risk.share_lost, f"failures: {plan.risk.share_lost:.0%} of the time"))
     return found
+
+
+def why_pairs(plan: Plan) -> str:
+    """What takes the time of PPCL."""
+    parts = plan.step.pairs
+    if 2 * parts.exposed > parts.seconds:
+        return "messages" if parts.exchange == "ring" else "an all-gather and a reduce-scatter that nothing hides"
+    if parts.kernels * plan.cluster.launch > (1 - NOTABLE) * parts.scoring:
+        return "kernels started for each of its blocks"
+    return "pairs to score"
+
+
+def suggestions(plan: Plan) -> list[str]:
+    """That gathering texts would be worth its memory, where the ring takes a notable share of the step."""
+    ring, gathered = plan.exchanges["ring"], plan.exchanges["gather"]
+    if plan.step.pairs.exchange == "gather" or ring.seconds < NOTABLE * plan.seconds:
+        return []
+    if gathered.seconds > SAVING * ring.seconds or plan.gathered > ROOM * plan.cluster.memory:
+        return []
+    remedy = "leave --exchange out" if plan.gathered <= GATHERED_BYTES else "raise prolip.ring.GATHERED_BYTES"
+    return [f"texts gathered would save {(ring.seconds - gathered.seconds) * 1e3:.0f} ms of the step and hold "
+            f"{plan.gathered / 1e9:.2g} GB: {remedy}"]
 
 
 def slowest(fed: Feed) -> str:

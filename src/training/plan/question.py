@@ -31,6 +31,9 @@ class Training:
     )
     parallel: Literal["ddp", "fsdp"] = option("ddp", "ddp: all on every GPU; fsdp: parameters and state in shards")
     block: int | None = option(None, "rows of PPCL scored at a time; without: prolip.losses.default_block")
+    exchange: Literal["auto", "ring", "gather"] = option(
+        "auto", "how texts come to all GPUs; auto: as the training does, by prolip.ring.choose_exchange (siglip: ring)"
+    )
 
     def __post_init__(self) -> None:
         at_least(self, 1, "global_batch", "accum_freq", "samples", "block")
@@ -85,13 +88,15 @@ class Machines:
     inter_gbs: float | None = option(None, "GB/s of a GPU's own network link, one way; assumed 80% of its rate")
     intra_us: float = option(10.0, "microseconds before a message moves within a node; assumed")
     inter_us: float = option(20.0, "microseconds before a message moves between nodes; assumed")
+    intra_hop_us: float = option(3.4, "microseconds per hop of an all-gather within a node; NCCL's own figure")
+    inter_hop_us: float = option(14.0, "microseconds per hop of an all-gather between nodes; NCCL's own figure")
     launch_us: float = option(5.0, "microseconds per kernel that Python starts; assumed")
-    block_kernels: int = option(25, "kernels per text block of PPCL: 21 of prolip.losses.add_pairs, 4 around it")
+    block_kernels: int = option(25, "kernels per block of PPCL: 21 of prolip.losses.add_pairs, 4 around it")
 
     def __post_init__(self) -> None:
         at_least(self, 1, "gpus_per_node", "block_kernels")
         above_zero(self, "peak_tflops", "memory_gb", "price", "intra_gbs", "inter_gbs")
-        at_least(self, 0, "intra_us", "inter_us", "launch_us")
+        at_least(self, 0, "intra_us", "inter_us", "intra_hop_us", "inter_hop_us", "launch_us")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Steps of up to thousands of ranks, played through event by event: loader, towers, ring, gradient exchange.
+"""Steps of up to thousands of ranks, played through event by event: loader, towers, PPCL, gradient exchange.
 
 Every array has one entry per rank; times are seconds since the start of the simulation. What is not simulated is
 stated where it is left out. All factors are lognormal with median 1, drawn from one seed.
@@ -13,7 +13,7 @@ import numpy as np
 
 from training.plan.hardware import Cluster
 from training.plan.question import Noise, Supply
-from training.plan.traffic import Step
+from training.plan.traffic import Pairs, Step
 
 Array = np.ndarray[Any, Any]
 # Of the loader, in times that it takes to fill its queues; and the steps that are played before any is counted.
@@ -68,7 +68,7 @@ def ring_links(cluster: Cluster, step: Step) -> Links:
     crossing = (np.arange(cluster.gpus) % cluster.per_node == 0) & (cluster.nodes > 1)
     rate = np.where(crossing, min(cluster.inter_rate, cluster.intra_rate), cluster.intra_rate)
     delay = np.where(crossing, max(cluster.inter_delay, cluster.intra_delay), cluster.intra_delay)
-    return Links(step.ring.text_bytes / rate + delay, step.ring.sum_bytes / rate + delay)
+    return Links(step.pairs.text_bytes / rate + delay, step.pairs.sum_bytes / rate + delay)
 
 
 def from_left(x: Array) -> Array:
@@ -125,6 +125,15 @@ def exchange(start: Array, block: float, links: Links, draws: Draws, sigma: floa
     if home is not None:
         wait(home)
     return Exchange(now, waited, np.stack(scored, 1) if record else None)
+
+
+def collect(start: Array, pairs: Pairs, draws: Draws, sigma: float) -> Exchange:
+    """prolip.gathered.score_gathered on all ranks: each collective begins when the last rank has come to it, and leaves
+    all together."""
+    texts = start.max() + pairs.message_seconds
+    scored = texts + pairs.block_seconds * draws.factors(sigma, len(start), pairs.blocks).sum(1)
+    home = scored.max() + pairs.message_seconds
+    return Exchange(np.full_like(start, home), texts - start + home - scored, None)
 
 
 class Loader:
@@ -192,7 +201,7 @@ def simulate(
 ) -> Result:
     """Play `noise.sim_steps` steps after a few that are not counted.
 
-    Within a step: the batch is waited for; forward pass; ring; backward pass, behind which the gradients travel, bucket
+    Within a step: the batch is waited for; forward pass; PPCL; backward pass, behind which the gradients travel, bucket
     by bucket, and leave all ranks together; optimiser. The host is assumed to run ahead of the device, so a late batch
     shows when the device needs it.
     """
@@ -200,19 +209,23 @@ def simulate(
     lasting = draws.factors(noise.rank_sigma, cluster.gpus)
     loader = Loader(cluster, supply, noise, local, draws) if with_loader else None
     now, ends = np.zeros(cluster.gpus), [0.0]
-    waits = dict.fromkeys(("data", "ring", "gradients"), 0.0)
+    waits = dict.fromkeys(("data", "texts", "gradients"), 0.0)
     for index in range(WARM_UP + noise.sim_steps):
         begin = now if loader is None else np.maximum(now, loader.ready())
         if loader is not None:
             loader.take(begin)
         pace = lasting * draws.factors(noise.step_sigma, cluster.gpus)
-        loss = exchange(begin + step.forward * pace, step.ring.block_seconds, links, draws, noise.block_sigma)
+        start = begin + step.forward * pace
+        if step.pairs.exchange == "gather":
+            loss = collect(start, step.pairs, draws, noise.block_sigma)
+        else:
+            loss = exchange(start, step.pairs.block_seconds, links, draws, noise.block_sigma)
         own = loss.end + step.backward * pace
         first = begin if step.early else own - (own - loss.end) * step.last_share
         together = gradients(step, cluster.gpus, first, own)
         if index >= WARM_UP:
             waits["data"] += float((begin - now).mean())
-            waits["ring"] += float(loss.waited.mean())
+            waits["texts"] += float(loss.waited.mean())
             waits["gradients"] += float((together - own).mean())
         now = together + step.optimiser * lasting
         ends.append(float(now.max()))

@@ -68,18 +68,21 @@ def memory_rows(plan: Plan) -> list[Row]:
 def traffic_rows() -> list[Row]:
     """Per step and rank."""
     return [
-        ("PPCL ring: messages", lambda p: f"{p.step.ring.messages}"),
-        ("bytes of a message", lambda p: size(p.step.ring.text_bytes)),
-        ("sent by the ring", lambda p: size(p.step.ring.sent)),
-        ("one message", lambda p: span(p.step.ring.message_seconds)),
-        ("scoring one block", lambda p: span(p.step.ring.block_seconds)),
-        ("ring", lambda p: span(p.step.ring.seconds)),
-        ("of it waiting for messages", lambda p: span(p.step.ring.exposed)),
+        ("texts come by", lambda p: p.step.pairs.exchange if p.gpus > 1 else "-"),
+        ("messages or collectives", lambda p: f"{p.step.pairs.messages:,}"),
+        ("bytes sent in one", lambda p: size(p.step.pairs.text_bytes)),
+        ("bytes sent in all", lambda p: size(p.step.pairs.sent)),
+        ("one message or collective", lambda p: span(p.step.pairs.message_seconds)),
+        ("kernels started", lambda p: f"{p.step.pairs.kernels:,}"),
+        ("scoring pairs", lambda p: span(p.step.pairs.scoring)),
+        ("PPCL", lambda p: span(p.step.pairs.seconds)),
+        ("of it waiting for messages", lambda p: span(p.step.pairs.exposed)),
+        ("PPCL by the ring", lambda p: span(p.exchanges["ring"].seconds)),
+        ("PPCL with texts gathered", lambda p: span(p.exchanges["gather"].seconds)),
+        ("gathered texts and sums", lambda p: size(p.gathered)),
         ("gradients sent", lambda p: size(p.step.reduce_bytes)),
         ("gradient exchange", lambda p: span(p.step.reduce)),
         ("of it not hidden", lambda p: span(p.step.reduce_exposed)),
-        ("texts gathered at once instead", lambda p: span(p.gathered[0])),
-        ("memory for that", lambda p: size(p.gathered[1])),
     ]
 
 
@@ -132,7 +135,7 @@ def simulation_rows() -> list[Row]:
         ("step, 95th percentile", lambda p: span(float(np.percentile(result(p).steps, 95)))),
         ("step, longest", lambda p: span(float(result(p).steps.max()))),
         ("efficiency", lambda p: f"{result(p).efficiency:.1%}"),
-        *(wait(name) for name in ("data", "ring", "gradients")),
+        *(wait(name) for name in ("data", "texts", "gradients")),
     ]
 
 
@@ -195,11 +198,12 @@ def as_values(plan: Plan) -> dict[str, Any]:
         "mfu": plan.mfu,
         "cost": plan.cost,
         "memory": plan.memory,
-        "ring": plan.step.ring._asdict() | {"sent": plan.step.ring.sent},
+        "pairs": plan.step.pairs._asdict() | {"sent": plan.step.pairs.sent},
         "gradients": {
             "bytes": plan.step.reduce_bytes, "seconds": plan.step.reduce, "exposed": plan.step.reduce_exposed
         },
-        "gathered_at_once": {"seconds": plan.gathered[0], "bytes": plan.gathered[1]},
+        "exchanges": {name: pairs.seconds for name, pairs in plan.exchanges.items()},
+        "gathered_bytes": plan.gathered,
         "input": plan.feed._asdict() | {"keeps_up": plan.feed.keeps_up},
         "failures": plan.risk._asdict(),
         "simulation": None if simulated is None else {

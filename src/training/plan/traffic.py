@@ -7,30 +7,38 @@ from typing import NamedTuple
 import torch
 
 from prolip.losses import default_block
+from prolip.ring import Exchange
 from training.plan.hardware import Cluster
-from training.plan.memory import ADAM_STATES, FLOAT, HALF, ID, MIB
+from training.plan.memory import ADAM_STATES, FLOAT, HALF, ID, MIB, exchange_of
 from training.plan.models import PASSES, Model
 from training.plan.question import Training
 
 # Times that a matrix of pairs is read or written by them, and the share of the TF32 peak that their products reach.
 PAIR_VISITS, PRODUCT_SHARE = 14, 0.4
+# Times that columns are read or written for each block of rows: means twice, gradients to be zeroed and added to.
+COLUMN_VISITS = 5
 BUCKET = 25 * MIB
 # Parts of the pairs' work: scores, gradients of the rows, gradients of the columns.
 PAIR_PRODUCTS = 3
 
 
-class Ring(NamedTuple):
-    """PPCL's ring on one rank and in one step. Messages to the right neighbour, bytes, seconds.
+class Pairs(NamedTuple):
+    """PPCL over all ranks, on one rank and in one step. Bytes, seconds.
 
-    text_bytes, sum_bytes: of one message; messages: of both kinds together; block_seconds: scoring one text block;
-    message_seconds: one message over the slowest link; seconds: the whole exchange with its computation; exposed: what
-    of it the same work without messages would not take.
+    exchange: how texts come to all ranks; messages: to the right neighbour (ring), or collectives (gather), of texts
+    and of gradients together; text_bytes, sum_bytes: that a rank sends in one of each; blocks: text blocks (ring) or
+    blocks of rows (gather), scored one after the other; block_seconds: of one; kernels: started for all of them;
+    message_seconds: one message over the slowest link, or one collective; seconds: the whole exchange with its
+    computation; exposed: what of it the same work without messages would not take.
     """
 
+    exchange: Exchange
+    messages: int
     text_bytes: int
     sum_bytes: int
-    messages: int
+    blocks: int
     block_seconds: float
+    kernels: int
     message_seconds: float
     seconds: float
     exposed: float
@@ -39,6 +47,11 @@ class Ring(NamedTuple):
     def sent(self) -> int:
         """Bytes that a rank sends in a step."""
         return (self.messages + 1) // 2 * self.text_bytes + self.messages // 2 * self.sum_bytes
+
+    @property
+    def scoring(self) -> float:
+        """Seconds of computation."""
+        return self.blocks * self.block_seconds
 
 
 class Step(NamedTuple):
@@ -49,7 +62,7 @@ class Step(NamedTuple):
     forward: float
     backward: float
     optimiser: float
-    ring: Ring
+    pairs: Pairs
     reduce: float
     reduce_bytes: float
     reduce_exposed: float
@@ -60,58 +73,85 @@ class Step(NamedTuple):
     @property
     def computing(self) -> float:
         """Without any communication."""
-        return self.forward + self.backward + self.optimiser + self.ring.seconds - self.ring.exposed
+        return self.forward + self.backward + self.optimiser + self.pairs.scoring
 
     @property
     def seconds(self) -> float:
         """The step."""
-        return self.forward + self.ring.seconds + self.backward + self.reduce_exposed + self.optimiser
+        return self.forward + self.pairs.seconds + self.backward + self.reduce_exposed + self.optimiser
 
 
-def ring_message(local: int, dim: int, ids: bool = False) -> tuple[int, int]:
-    """Bytes of a text block [mean, trace] (with the texts' ids) and of the accumulator of its gradients."""
+def payload(local: int, dim: int, ids: bool = False) -> tuple[int, int]:
+    """Bytes of one rank's texts [mean, trace] (with their ids) and of the accumulator of their gradients."""
     packed = local * (dim + 1) * FLOAT
     return packed + local * ID * ids, packed
 
 
-def block_seconds(local: int, dim: int, cluster: Cluster, block: int | None = None) -> float:
-    """Seconds to score `local` images against `local` texts: the longest of products, memory and starting kernels."""
-    rows = min(local, block or default_block(local, torch.device("cuda")))
-    products = PAIR_PRODUCTS * 2 * local * local * dim / (PRODUCT_SHARE * cluster.tf32)
-    memory = PAIR_VISITS * FLOAT * local * local / cluster.memory_rate
-    kernels = math.ceil(local / rows) * cluster.block_kernels
-    return max(products + memory, kernels * cluster.launch)
+def scoring(local: int, columns: int, dim: int, cluster: Cluster, block: int | None = None) -> tuple[float, int]:
+    """(seconds, blocks of rows) to score `local` images against so many texts: the longer of products with memory and
+    of starting kernels, which are as many for a block of few pairs as for one of many."""
+    rows = min(local, block or default_block(columns, torch.device("cuda")))
+    blocks = math.ceil(local / rows)
+    products = PAIR_PRODUCTS * 2 * local * columns * dim / (PRODUCT_SHARE * cluster.tf32)
+    visits = PAIR_VISITS * local * columns + blocks * COLUMN_VISITS * columns * dim
+    return max(products + visits * FLOAT / cluster.memory_rate, blocks * cluster.block_kernels * cluster.launch), blocks
 
 
-def ring(local: int, dim: int, cluster: Cluster, block: int | None = None) -> Ring:
-    """W - 1 text messages and W - 1 accumulators per rank; at each step one of both and one block of pairs.
+def pairs(exchange: Exchange, local: int, dim: int, cluster: Cluster, block: int | None = None) -> Pairs:
+    """PPCL by this exchange; one GPU has nothing to exchange."""
+    if cluster.gpus == 1 or exchange == "ring":
+        return ring(local, dim, cluster, block)
+    return gather(local, dim, cluster, block)
+
+
+def ring(local: int, dim: int, cluster: Cluster, block: int | None = None) -> Pairs:
+    """prolip.ring: W - 1 text messages and W - 1 accumulators; at each step one of both and one text block.
 
     With equal ranks a step of the ring takes max(computation, both messages) over the slowest link, exact to within two
     messages; half of the own block comes first, half last, where the last accumulator comes home.
     """
     size = cluster.gpus
-    text, sums = ring_message(local, dim)
-    work = block_seconds(local, dim, cluster, block)
+    text, sums = payload(local, dim)
+    work, parts = scoring(local, local, dim, cluster, block)
+    kernels = size * parts * cluster.block_kernels
     if size == 1:
-        return Ring(text, sums, 0, work, 0.0, work, 0.0)
+        return Pairs("ring", 0, text, sums, 1, work, kernels, 0.0, work, 0.0)
     rate, delay = (cluster.intra_rate, cluster.intra_delay)
     if cluster.nodes > 1:
         rate, delay = min(rate, cluster.inter_rate), max(delay, cluster.inter_delay)
     message = max(text, sums) / rate + delay
     exposed = 2 * max(0.0, message - work / 2) + (size - 1) * max(0.0, 2 * message - work)
-    return Ring(text, sums, 2 * (size - 1), work, message, size * work + exposed, exposed)
+    return Pairs(
+        "ring", 2 * (size - 1), text, sums, size, work, kernels, message, size * work + exposed, exposed
+    )
 
 
-def gather_instead(local: int, dim: int, cluster: Cluster) -> tuple[float, float]:
-    """(seconds, bytes held) of one all-gather of the texts and one reduce-scatter of their gradients in the ring's
-    place: two collectives whatever the number of ranks, for a memory that grows with it."""
+def gather(local: int, dim: int, cluster: Cluster, block: int | None = None) -> Pairs:
+    """prolip.gathered: one all-gather of the texts, all pairs in large blocks, one reduce-scatter of the gradients.
+
+    Nothing hides the collectives. In each a rank sends its share of W - 1 parts of all.
+    """
     size = cluster.gpus
-    held = 2 * size * ring_message(local, dim)[0]
-    return held * (size - 1) / size / cluster.collective_rate + 2 * collective_delay(cluster), held
+    text, sums = ((size - 1) * part for part in payload(local, dim))
+    work, blocks = scoring(local, size * local, dim, cluster, block)
+    collective = text / cluster.collective_rate + gather_delay(cluster)
+    exposed = 2 * collective
+    return Pairs(
+        "gather", 2, text, sums, blocks, work / blocks, blocks * cluster.block_kernels, collective, work + exposed,
+        exposed,
+    )
+
+
+def gather_delay(cluster: Cluster) -> float:
+    """Seconds of an all-gather or reduce-scatter whatever its size: every part makes W - 1 hops, of which one less than
+    there are nodes lead from node to node. NCCL knows no tree for these two, and reckons so when it chooses."""
+    start = cluster.intra_delay if cluster.nodes == 1 else max(cluster.intra_delay, cluster.inter_delay)
+    inside = cluster.gpus - cluster.nodes
+    return start + inside * cluster.intra_hop + (cluster.nodes - 1) * cluster.inter_hop
 
 
 def collective_delay(cluster: Cluster) -> float:
-    """Seconds before a collective moves: up and down a tree of nodes, and round a node."""
+    """Seconds before an all-reduce moves: up and down a tree of nodes, and round a node."""
     return 2 * (math.log2(cluster.nodes) * cluster.inter_delay + math.log2(cluster.per_node) * cluster.intra_delay)
 
 
@@ -153,7 +193,7 @@ def step_times(model: Model, training: Training, cluster: Cluster, flops_rate: f
         forward,
         backward,
         optimiser_seconds(model, training, cluster),
-        ring(local, model.dim, cluster, training.block),
+        pairs(exchange_of(training, cluster.gpus, model.dim), local, model.dim, cluster, training.block),
         exchange,
         moved,
         exposed,
