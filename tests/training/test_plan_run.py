@@ -118,6 +118,7 @@ def test_texts_too_many_for_the_trainings_bound_are_named_with_what_gathering_wo
     plan = planned("auto", 4096, global_batch=262144)
     assert plan.step.pairs.exchange == "ring"
     assert any("hold 1.6 GB: raise prolip.ring.GATHERED_BYTES" in text for text in plan.verdict)
+    assert not any("gathered" in text for text in planned("auto", 4096, global_batch=262144, method="siglip").verdict)
     small = planned("auto", 32, global_batch=262144)
     assert small.step.pairs.exchange == "ring" and not any("gathered" in text for text in small.verdict)
 
@@ -161,6 +162,7 @@ REFUSED = [
     (["--store-gbs", "0"], "--store-gbs is 0.0: give a number above 0"),
     (["--stall-chance", "2"], "--stall-chance 2.0 is no chance: give 0 to 1"),
     (["--exchange", "post"], "--exchange"),
+    (["--exchange", "gather", "--method", "siglip"], "--exchange gather is of --method prolip: leave it out"),
     (["--inter-hop-us", "-1"], "--inter-hop-us is -1.0: give 0 or more"),
     (["--link-rate", "5"], "unknown flag --link-rate"),
 ]

@@ -86,7 +86,7 @@ def make_plan(question: Question, gpus: int, run: Measurement | None, with_simul
         gpus, local, model, cluster, source, memory(model, training, gpus), step, seconds, fed, danger,
         {name: pairs(name, local, model.dim, cluster, training.block) for name in EXCHANGES}, simulated, [],
     )
-    return plan._replace(verdict=judge(plan, question.supply))
+    return plan._replace(verdict=judge(plan, question))
 
 
 def flops_per_second(
@@ -109,13 +109,15 @@ def flops_per_second(
     )
 
 
-def judge(plan: Plan, supply: Supply) -> list[str]:
+def judge(plan: Plan, question: Question) -> list[str]:
     """What limits this run, the worst first, then what to look out for; "computation" if nothing limits it."""
+    supply = question.supply
     limits = [*refusals(plan, supply), *delays(plan)]
     found = [text for _, text in sorted(limits, key=lambda item: -item[0])] or ["computation"]
     if plan.feed.keeps_up and plan.feed.bridged < PAUSE * supply.open_ms * 1e-3:
         found.append(f"a shard that takes {plan.feed.bridged * 1e3:.0f} ms to open stops the step: raise --prefetch")
-    found += suggestions(plan)
+    if question.training.method == "prolip":
+        found += suggestions(plan)
     if plan.local % supply.cores_per_gpu:
         found.append(f"{plan.local} samples per GPU do not divide among {supply.cores_per_gpu} loader processes")
     if plan.local < SMALL_BATCH:

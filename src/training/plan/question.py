@@ -37,6 +37,8 @@ class Training:
 
     def __post_init__(self) -> None:
         at_least(self, 1, "global_batch", "accum_freq", "samples", "block")
+        if self.method == "siglip" and self.exchange == "gather":
+            raise FlagError("--exchange gather is of --method prolip: leave it out, SigLIP's texts go round a ring")
         if not self.gpus or min(self.gpus) < 1:
             raise FlagError(f"--gpus is {self.gpus}: give one or more numbers of at least 1, such as --gpus 8 32")
         for count in self.gpus:
