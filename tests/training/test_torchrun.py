@@ -115,18 +115,26 @@ def test_two_ranks_stop_together_at_a_loss_that_is_not_finite(runs):
     assert json.loads((runs / "burst" / "status.json").read_text())["state"] == "failed"
 
 
-def test_shards_train_as_ddp_and_go_on_from_its_checkpoints(runs):
-    """FSDP2 for 10 steps, then DDP for 10, and the other way round: losses, parameters and averages of one process."""
-    base = [*TRAINING, "--batch-size", "8", "--workers", "1", "--output-dir", runs, "--ema-decay", "0.9"]
-    for name, halves in (("shards-ddp", (["--fsdp"], [])), ("ddp-shards", ([], ["--fsdp"]))):
-        for half, steps, again in zip(halves, ("10", "20"), ([], ["--resume", "latest"])):
-            done = launch(2, *base, *half, "--name", name, "--max-steps", steps, "--lr-scheduler", "const", *again)
+ONE, DDP = (1, "--batch-size", "16", "--workers", "2"), (2, "--batch-size", "8", "--workers", "1")
+SHARDS = (*DDP, "--fsdp")
+# Ten steps the first way, then ten the second, from a checkpoint inside an epoch.
+CHANGES = {"shards-ddp": (SHARDS, DDP), "ddp-shards": (DDP, SHARDS), "one-two": (ONE, DDP), "two-one": (DDP, ONE)}
+
+
+def test_runs_go_on_with_other_ranks_or_in_shards_as_one_process_would(runs):
+    """FSDP2, DDP and one process take over from each other: all is as in one process."""
+    base = [*TRAINING, "--output-dir", runs, "--ema-decay", "0.9", "--lr-scheduler", "const"]
+    for name, halves in CHANGES.items():
+        for (ranks, *words), steps, again in zip(halves, ("10", "20"), ([], ["--resume", "latest"])):
+            done = launch(ranks, *base, *words, "--name", name, "--max-steps", steps, *again)
             assert done.returncode == 0, done.stderr[-3000:]
-    whole = launch(1, *base, "--batch-size", "16", "--workers", "2", "--name", "plain", "--lr-scheduler", "const")
+    ranks, *words = ONE
+    whole = launch(ranks, *base, *words, "--name", "plain")
     assert whole.returncode == 0, whole.stderr[-3000:]
-    for name in ("shards-ddp", "ddp-shards"):
+    for name in CHANGES:
         for a, b in zip(rows(runs / "plain"), rows(runs / name), strict=True):
-            assert all(b[term] == pytest.approx(a[term], rel=1e-5) for term in ("loss", "grad_norm", "grad_norm_text"))
+            assert b["loss"] == pytest.approx(a["loss"], rel=1e-5), (name, a["step"])
+            assert all(b[term] == pytest.approx(a[term], rel=1e-4) for term in ("grad_norm", "grad_norm_text"))
         for part in ("model", "model_ema"):
             want, got = (load_file(runs / run / part / "model.safetensors") for run in ("plain", name))
             for key, value in want.items():
@@ -134,7 +142,7 @@ def test_shards_train_as_ddp_and_go_on_from_its_checkpoints(runs):
                     continue
                 # an embedding whose gradient is next to nothing may go astray: AdamW makes the step of that, too
                 apart = (got[key] - value).abs()
-                assert apart.max() < 1e-4 and (apart > 2e-6).sum() <= 3, (name, key)
+                assert apart.max() < 1e-4 and (apart > 1e-5).sum() <= 3, (name, key)
 
 
 BAD_ON_ONE_RANK = """
