@@ -11,14 +11,20 @@ import prolip
 from training.network import checkpoint_selectively
 
 
-def backward(policy: str, precision: torch.dtype | None) -> tuple[list[torch.Tensor], int]:
-    """Gradients of a small model, and the bytes that its forward pass keeps for the backward pass."""
+def build(policy: str):
+    """A small model that recomputes by a policy."""
     torch.manual_seed(0)
     model = prolip.create_model("ProLIP-ViT-XS-16", force_image_size=64)
     if policy == "full":
         model.set_grad_checkpointing(True)
     elif policy == "selective":
         checkpoint_selectively(model)
+    return model
+
+
+def backward(policy: str, precision: torch.dtype | None) -> tuple[list[torch.Tensor], int]:
+    """Gradients of a small model, and the bytes that its forward pass keeps for the backward pass."""
+    model = build(policy)
     generator, kept = torch.Generator().manual_seed(1), {}
 
     def pack(tensor):
@@ -61,12 +67,7 @@ def test_recomputing_gives_the_same_gradients_from_less_memory(precision):
 def test_the_selective_policy_keeps_products_and_computes_norms_again():
     counts = {}
     for policy in ("none", "full", "selective"):
-        torch.manual_seed(0)
-        model = prolip.create_model("ProLIP-ViT-XS-16", force_image_size=64)
-        if policy == "full":
-            model.set_grad_checkpointing(True)
-        elif policy == "selective":
-            checkpoint_selectively(model)
+        model = build(policy)
         loss = model.encode_image(torch.randn(2, 3, 64, 64)).mean.pow(3).sum()
         with Calls() as calls:
             loss.backward()
