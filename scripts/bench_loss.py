@@ -37,6 +37,7 @@ from open_clip.loss import SigLipLoss
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
+from prolip import losses
 from prolip.gaussian import Gaussian
 from prolip.losses import ppcl
 
@@ -70,6 +71,15 @@ def ours(x: Inputs) -> Tensor:
     return ppcl(x.image, x.text, x.scale, x.bias)
 
 
+def plain(x: Inputs) -> Tensor:
+    """Ours without the Triton kernel."""
+    devices, losses.FUSED_DEVICES = losses.FUSED_DEVICES, frozenset()
+    try:
+        return ours(x)
+    finally:
+        losses.FUSED_DEVICES = devices
+
+
 def differences(x: Inputs) -> Tensor:
     """The distance through B x B x D differences of means and B x B x D sums of variances."""
     distance = (x.image.mean[:, None] - x.text.mean[None]).square().sum(-1) + summed_variances(x)
@@ -97,6 +107,7 @@ def siglip(x: Inputs) -> Tensor:
 
 LOSSES: dict[str, Callable[[Inputs], Tensor]] = {
     "ours": ours,
+    "plain": plain,
     "siglip": siglip,
     "variances": variances,
     "differences": differences,
@@ -229,6 +240,15 @@ def time_table(args: argparse.Namespace) -> None:
         )
 
 
+def kernel_table(args: argparse.Namespace) -> None:
+    """Milliseconds with and without the Triton kernel, which is for devices, at all batches."""
+    header("Time, ms", ["B", "ours", "without the kernel", "without / ours"])
+    for batch in (*args.batches, *args.large):
+        times = take_turns(["ours", "plain"], args.turns, Inputs(batch, args.dim, args.device), args.device)
+        medians = [f"{1e3 * statistics.median(x):.2f}" for x in times.values()]
+        row(batch, *medians, f"{median_ratio(times['plain'], times['ours']):.2f}")
+
+
 def memory_tables(args: argparse.Namespace) -> None:
     """MiB of each loss; the direct ones are left out of the large batches, where they would not fit."""
     columns = ["B", "ours", "SigLIP", *DIRECT, "ours / SigLIP", *(f"{name} / ours" for name in DIRECT)]
@@ -273,6 +293,8 @@ def main() -> None:
         f"{args.threads} threads, torch {torch.__version__}"
     )
     time_table(args)
+    if args.device in losses.FUSED_DEVICES:
+        kernel_table(args)
     memory_tables(args)
 
 

@@ -6,6 +6,7 @@ is ever kept. `ring.py` runs the same block kernel (`add_pairs`) over the texts 
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +20,8 @@ from prolip.measures import inclusion_test_per_dim
 # Pairs per block: what stays in a core's cache on CPU, what fills a device on one. MIN_ROWS keeps the matrix products
 # of a block efficient when the columns are many.
 PAIRS_CPU, PAIRS_DEVICE, MIN_ROWS = 1 << 18, 1 << 24, 256
+# Devices whose float32 blocks are scored by one Triton kernel.
+FUSED_DEVICES = frozenset({"cuda"})
 # softplus(z) equals z beyond this even in float64, and exp(z) does not overflow float32 before it.
 SOFTPLUS_LINEAR = 80.0
 NO_MATCH = -1
@@ -82,6 +85,14 @@ def negate(x: Tensor, view: Tensor) -> Tensor:
     """x after negating a view of it in place."""
     view.neg_()
     return x
+
+
+class BlockGradient(NamedTuple):
+    """The loss's gradient by the logits of one block of pairs (n, m), and its sums per row (n,) and per column (m,)."""
+
+    pairs: Tensor
+    rows: Tensor
+    columns: Tensor
 
 
 class Columns(NamedTuple):
@@ -155,38 +166,69 @@ def zero_columns(columns: Packed, needs: Needs) -> Columns:
     )
 
 
+def sum_block(
+    scaled: Tensor,
+    means: Tensor,
+    row_bias: Tensor,
+    column_bias: Tensor,
+    positives: Positives,
+    weight: float,
+    wanted: bool,
+) -> tuple[Tensor, BlockGradient | None]:
+    """The loss of one block of pairs, logits = scaled (n, D) @ means.T (D, m) + row_bias (n, 1) + column_bias (m,).
+
+    With z = -y logit: loss = sum softplus(z), gradient g = -y weight sigmoid(z), None unless `wanted`.
+    Workspace: two (n, m) matrices, with ids two more. `fused.sum_block` does the same on a device.
+    """
+    z = row_bias.unsqueeze(1) + column_bias
+    z.addmm_(scaled, means.T)
+    flip = positives.flip(z)
+    flip(z)
+    loss = F.softplus(z, threshold=SOFTPLUS_LINEAR).sum()
+    if not wanted:
+        return loss, None
+    gradient = flip(z.sigmoid_()).mul_(weight)
+    return loss, BlockGradient(gradient, gradient.sum(1), gradient.sum(0))
+
+
+def choose_sum_block(points: Packed) -> Callable[..., tuple[Tensor, BlockGradient | None]]:
+    """The Triton kernel for float32 on FUSED_DEVICES where Triton is installed, plain operations elsewhere."""
+    if points.mean.device.type in FUSED_DEVICES and points.mean.dtype == torch.float32 and find_spec("triton"):
+        from prolip import fused
+
+        return fused.sum_block
+    return sum_block
+
+
 def add_pairs(
     rows: Rows, columns: Packed, out: Columns, scale: Tensor, bias: Tensor, positives: Positives, block: int
 ) -> None:
     """Add all pairs of rows (n) and columns (m) to the sums in `rows` and `out`, in place, `block` rows at a time.
 
     logit_ij = scale (mean_i.mean_j - (trace_i + trace_j)/2) + bias, y_ij = +1 for positives, else -1;
-    loss = weight * sum -log sigmoid(y logit) = weight * sum softplus(z) with z = -y logit;
-    g = d loss / d logit = -y weight sigmoid(z).
-    Workspace: two (block, m) matrices, with ids two more.
+    loss = weight * sum -log sigmoid(y logit); g = d loss / d logit.
     """
     column_bias = -0.5 * scale * columns.trace
+    score_block = choose_sum_block(rows.points)
     for start in range(0, len(rows.points.trace), block):
         part = slice(start, start + block)
         here = rows.select(part)
         scaled = here.points.mean * scale
-        z = (bias - 0.5 * scale * here.points.trace).unsqueeze(1) + column_bias
-        z.addmm_(scaled, columns.mean.T)
-        flip = positives.select(part).flip(z)
-        flip(z)
-        rows.loss.add_(F.softplus(z, threshold=SOFTPLUS_LINEAR).sum())
-        if here.sums is None:
+        row_bias = bias - 0.5 * scale * here.points.trace
+        loss, gradient = score_block(
+            scaled, columns.mean, row_bias, column_bias, positives.select(part), rows.weight, here.sums is not None
+        )
+        rows.loss.add_(loss)
+        if gradient is None or here.sums is None:
             continue
-        gradient = flip(z.sigmoid_()).mul_(rows.weight)
-        column_sums = gradient.sum(0)
-        rows.weighted.add_(column_sums.dot(columns.trace))
-        here.sums.add_(gradient.sum(1))
+        rows.weighted.add_(gradient.columns.dot(columns.trace))
+        here.sums.add_(gradient.rows)
         if here.mean is not None:
-            here.mean.addmm_(gradient, columns.mean)
+            here.mean.addmm_(gradient.pairs, columns.mean)
         if out.mean is not None:
-            out.mean.addmm_(gradient.T, scaled)
+            out.mean.addmm_(gradient.pairs.T, scaled)
         if out.trace is not None:
-            out.trace.add_(column_sums * scale, alpha=-0.5)
+            out.trace.add_(gradient.columns * scale, alpha=-0.5)
 
 
 def finish(rows: Rows, out: Columns, scale: Tensor) -> Evaluation:
