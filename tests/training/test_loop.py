@@ -21,7 +21,7 @@ from training.terms import NonFiniteError
 WORLD = World()
 
 
-def make(tmp_path: Path, objective: dict | None = None, optim: dict | None = None, **run):
+def make(tmp_path: Path, objective: dict | None = None, optim: dict | None = None, world: World = WORLD, **run):
     """A run of the tiny model on synthetic images, ready for its first step."""
     config = build_config(
         "prolip",
@@ -29,11 +29,11 @@ def make(tmp_path: Path, objective: dict | None = None, optim: dict | None = Non
             "model": {"model": "ProLIP-ViT-test", "init_logit_bias": -2.0},
             "data": {"dataset_type": "synthetic", "train_num_samples": 24, "batch_size": 8, "workers": 0},
             "optim": {"warmup": 0, "lr": 1e-3} | (optim or {}),
-            "run": {"precision": "fp32", "log_every_n_steps": 1, "max_steps": 3, "device": "cpu"} | run,
+            "run": {"precision": "fp32", "log_every_n_steps": 1, "max_steps": 3, "device": str(world.device)} | run,
             "objective": objective or {},
         },
     )
-    return build(config, WORLD, tmp_path / "run", rows=8)
+    return build(config, world, tmp_path / "run", rows=8)
 
 
 def batches(run):
@@ -68,6 +68,21 @@ def test_a_step_waits_for_no_value(tmp_path, monkeypatch):
     for name in ("item", "tolist", "__bool__", "__float__", "__int__", "numpy"):
         monkeypatch.setattr(torch.Tensor, name, refuse)
     training_step(run, batch, 1)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("precision", ["fp32", "amp_bf16"])
+def test_on_cuda_a_step_does_not_stop_the_host(tmp_path, precision):
+    world = World(device=torch.device("cuda"))
+    run = make(tmp_path, optim={"grad_clip_norm": 1.0, "ema_decay": 0.9}, world=world, precision=precision)
+    stream = batches(run)
+    training_step(run, next(stream), 0)
+    batch = next(stream)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        training_step(run, batch, 1)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 def test_micro_batches_equal_the_large_batch(tmp_path):

@@ -368,3 +368,19 @@ def test_two_ranks_equal_one_process_on_the_interleaved_batch():
         assert_close(mean, terms)
         for _, share in shares:
             assert_close(share, grads)
+
+
+def test_all_passes_of_a_step_are_one_graph_that_other_masks_do_not_compile_again():
+    objective = make_objective()
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    embed = torch.compile(objective.embed, backend=backend, fullgraph=True, dynamic=False)
+    for number in range(3):
+        batch = objective.prepare(make_batch(8, seed=number), number)
+        for name, want in objective.embed(batch).items():
+            torch.testing.assert_close(embed(batch)[name], want)
+    assert len(graphs) == 1
