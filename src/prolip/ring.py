@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from prolip.gathered import score_gathered
+from prolip.gathered import row_width, score_gathered
 from prolip.gaussian import Gaussian
 from prolip.losses import (
     Columns,
@@ -31,8 +31,9 @@ from prolip.losses import (
 )
 
 Exchange = Literal["ring", "gather"]
-# What a device may hold of other ranks' texts and their gradients: those of 65,536 pairs of width 1,152 take 0.56 GiB.
-GATHERED_BYTES = 600 * 2**20
+# What a device may hold of other ranks' texts and their gradients: those of 262,144 pairs of width 768 take 1.5 GiB. It
+# is little of the 80 GB of a device; over 1,024 ranks the ring would take a tenth of a second longer at every step.
+GATHERED_BYTES = 2 * 2**30
 # The two streams of messages between the same neighbours are told apart by tag (gloo) and by order (NCCL).
 TEXT_TAG, IDS_TAG, GRADIENT_TAG = 11, 12, 13
 
@@ -136,7 +137,7 @@ def choose_exchange(ranks: int, rows: int, dim: int, device: torch.device) -> Ex
 
     A CPU starts a block in no time, and hides the ring's messages behind its computation.
     """
-    held = 2 * 4 * ranks * rows * (dim + 1)
+    held = 2 * 4 * ranks * rows * row_width(dim)
     return "gather" if device.type != "cpu" and ranks > 2 and held <= GATHERED_BYTES else "ring"
 
 

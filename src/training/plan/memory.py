@@ -1,8 +1,11 @@
 """Memory of one GPU at the peak of a step, in bytes: the start of the backward pass."""
 from __future__ import annotations
 
+import math
+
 import torch
 
+from prolip.gathered import row_width
 from prolip.losses import default_block
 from prolip.ring import Exchange, choose_exchange
 from training.plan.models import Model, Pass
@@ -13,6 +16,8 @@ FLOAT, HALF, ID = 4, 2, 8
 CONTEXT = 3e9
 ADAM_STATES = 2
 MIB = 2**20
+# Rows and columns whose pairs one program of the kernel in prolip.fused scores; it leaves one sum for each of them.
+TILE_ROWS, TILE_COLUMNS = 32, 128
 
 
 def kept_per_token(part: Pass, half: int, norm_input: int | None = None) -> dict[str, float]:
@@ -70,7 +75,7 @@ def exchange_of(training: Training, gpus: int, dim: int) -> Exchange:
 
 def gathered_bytes(local: int, dim: int, ranks: int) -> int:
     """Bytes of all texts and of the sums of their gradients, which a rank of prolip.gathered holds."""
-    return 2 * ranks * local * (dim + 1) * FLOAT
+    return 2 * ranks * local * row_width(dim) * FLOAT
 
 
 def loss_space(local: int, dim: int, ranks: int, block: int | None, ids: int = 0, exchange: Exchange = "ring") -> float:
@@ -78,18 +83,25 @@ def loss_space(local: int, dim: int, ranks: int, block: int | None, ids: int = 0
 
     prolip.ring holds three text blocks (own, scored, under way) and five accumulators (own, being filled, sent,
     received, that of the rows); prolip.gathered all texts, all their accumulators and that of the rows; one process two
-    accumulators. add_pairs holds two (block, columns) matrices and the scaled rows, three numbers per column, and a
-    third matrix where one block follows another; ids: captions per image with --known-matches, two matrices more.
+    accumulators. add_pairs on CUDA holds one (block, columns) matrix, the kernel's sums, the scaled rows and three
+    numbers per column, and a second matrix where one block follows another; ids: captions per image with
+    --known-matches. (On the CPU it is two matrices, three where one follows another, and two more with ids.)
     """
     gathered = exchange == "gather" and ranks > 1
     columns = ranks * local if gathered else local
     rows = min(local, block or default_block(columns, torch.device("cuda")))
     packed = local * (dim + 1) * FLOAT
     held = gathered_bytes(local, dim, ranks) + packed if gathered else (2 if ranks == 1 else 3 + 5) * packed
-    matrices = 2 + (rows < local) + (2 if ids else 0)
-    pairs = rows * columns * FLOAT * matrices + rows * dim * FLOAT + 3 * columns * FLOAT
+    matrices = 1 + (rows < local)
+    numbers = matrices * rows * columns + kernel_sums(rows, columns) + rows * dim + 3 * columns
     known = (ranks if gathered else 3) + ids
-    return held + pairs + known * local * ID * bool(ids)
+    return held + numbers * FLOAT + known * local * ID * bool(ids)
+
+
+def kernel_sums(rows: int, columns: int) -> int:
+    """Numbers that the kernel of prolip.fused leaves for a block: one per tile, per row of it and per column of it."""
+    down, across = math.ceil(rows / TILE_ROWS), math.ceil(columns / TILE_COLUMNS)
+    return down * across + rows * across + down * columns
 
 
 def memory(model: Model, training: Training, gpus: int) -> dict[str, float]:

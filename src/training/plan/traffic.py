@@ -6,15 +6,21 @@ from typing import NamedTuple
 
 import torch
 
+from prolip.gathered import row_width
 from prolip.losses import default_block
 from prolip.ring import Exchange
 from training.plan.hardware import Cluster
-from training.plan.memory import ADAM_STATES, FLOAT, HALF, ID, MIB, exchange_of
+from training.plan.memory import ADAM_STATES, FLOAT, HALF, ID, MIB, exchange_of, kernel_sums
 from training.plan.models import PASSES, Model
 from training.plan.question import Training
 
-# Times that a matrix of pairs is read or written by them, and the share of the TF32 peak that their products reach.
-PAIR_VISITS, PRODUCT_SHARE = 14, 0.4
+# Times that a matrix of pairs passes through memory: written by the product for the scores, read and written by the
+# kernel (prolip.fused), read by the products for the gradients of rows and of columns. The kernel's own sums come on top.
+PAIR_VISITS = 5
+# Written by the kernel, read where they are added up.
+SUM_VISITS = 2
+# Of the TF32 peak, that the products reach.
+PRODUCT_SHARE = 0.4
 # Times that columns are read or written for each block of rows: means twice, gradients to be zeroed and added to.
 COLUMN_VISITS = 5
 BUCKET = 25 * MIB
@@ -81,9 +87,12 @@ class Step(NamedTuple):
         return self.forward + self.pairs.seconds + self.backward + self.reduce_exposed + self.optimiser
 
 
-def payload(local: int, dim: int, ids: bool = False) -> tuple[int, int]:
-    """Bytes of one rank's texts [mean, trace] (with their ids) and of the accumulator of their gradients."""
-    packed = local * (dim + 1) * FLOAT
+def payload(local: int, width: int, ids: bool = False) -> tuple[int, int]:
+    """Bytes of one rank's texts (with their ids) and of the accumulator of their gradients.
+
+    width: numbers per text, D + 1 in the ring, `prolip.gathered.row_width` where texts are gathered.
+    """
+    packed = local * width * FLOAT
     return packed + local * ID * ids, packed
 
 
@@ -94,6 +103,7 @@ def scoring(local: int, columns: int, dim: int, cluster: Cluster, block: int | N
     blocks = math.ceil(local / rows)
     products = PAIR_PRODUCTS * 2 * local * columns * dim / (PRODUCT_SHARE * cluster.tf32)
     visits = PAIR_VISITS * local * columns + blocks * COLUMN_VISITS * columns * dim
+    visits += blocks * SUM_VISITS * kernel_sums(rows, columns)
     return max(products + visits * FLOAT / cluster.memory_rate, blocks * cluster.block_kernels * cluster.launch), blocks
 
 
@@ -111,7 +121,7 @@ def ring(local: int, dim: int, cluster: Cluster, block: int | None = None) -> Pa
     messages; half of the own block comes first, half last, where the last accumulator comes home.
     """
     size = cluster.gpus
-    text, sums = payload(local, dim)
+    text, sums = payload(local, dim + 1)
     work, parts = scoring(local, local, dim, cluster, block)
     kernels = size * parts * cluster.block_kernels
     if size == 1:
@@ -132,7 +142,7 @@ def gather(local: int, dim: int, cluster: Cluster, block: int | None = None) -> 
     Nothing hides the collectives. In each a rank sends its share of W - 1 parts of all.
     """
     size = cluster.gpus
-    text, sums = ((size - 1) * part for part in payload(local, dim))
+    text, sums = ((size - 1) * part for part in payload(local, row_width(dim)))
     work, blocks = scoring(local, size * local, dim, cluster, block)
     collective = text / cluster.collective_rate + gather_delay(cluster)
     exposed = 2 * collective
