@@ -3,7 +3,8 @@
     python scripts/sweep.py scripts/sweeps/siglip.yaml --output-dir runs/siglip
     python scripts/sweep.py scripts/sweeps/uncertainty.yaml --output-dir runs/uncertainty --only ppcl inclusion-1e-3
 
-A run that is finished is not trained again, so a sweep that was broken off goes on where it stood; --table only prints.
+A run that is finished is not trained again, so a sweep that was broken off goes on where it stood; --table only prints,
+--again reckons the uncertainty figures anew from the embeddings that the runs left.
 --jobs 2 trains two runs at a time, each on half the cores: on two cores that is 1.45 times the samples per second.
 A sweep file: recipe (a config of training.main), seeds, flags (of every run), variants (name -> flags) and columns
 (heading -> key of eval.json, or [key, factor]). Mean and half the spread over seeds are shown.
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import shlex
 import statistics
@@ -76,6 +78,18 @@ def train_all(sweep: dict[str, Any], variants: list[str], folder: Path, jobs: in
         sys.exit("\n".join(f"error: {failure}" for failure in failures))
 
 
+def reckon_again(folder: Path) -> None:
+    """Put the uncertainty figures of the embeddings in `folder`/eval into its eval.json."""
+    sys.path.insert(0, str(ROOT / "src"))
+    from prolip.evaluation import result, uncertainty
+
+    found = result.load(folder / "eval")
+    figures = uncertainty.figures(found.image, found.text, found.corpus, found.table, found.token_lengths)
+    finite = {key: value if math.isfinite(value) else None for key, value in figures.items()}
+    written = json.loads((folder / "eval.json").read_text()) | finite
+    (folder / "eval.json").write_text(json.dumps(written, indent=2))
+
+
 def figures_of(folder: Path) -> dict[str, float]:
     """eval.json, with the run's training seconds and samples per second, means over its log lines."""
     figures = json.loads((folder / "eval.json").read_text())
@@ -120,6 +134,7 @@ def main() -> None:
     parser.add_argument("--output-dir", type=Path, required=True, help="folder of the sweep's runs")
     parser.add_argument("--only", nargs="+", metavar="VARIANT", help="train only these variants")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time (default: %(default)s)")
+    parser.add_argument("--again", action="store_true", help="uncertainty figures anew from the runs' embeddings")
     parser.add_argument("--table", action="store_true", help="train nothing, print what is there")
     options = parser.parse_args()
     sweep, folder = read_sweep(options.sweep), options.output_dir.resolve()
@@ -130,6 +145,9 @@ def main() -> None:
         parser.error(f"no variant {', '.join(sorted(unknown))}: there are {', '.join(sweep['variants'])}")
     if not options.table:
         train_all(sweep, options.only or list(sweep["variants"]), folder, options.jobs)
+    if options.again:
+        for found in sorted(folder.glob("*/eval.json")):
+            reckon_again(found.parent)
     print("\n".join(table(sweep, folder)))
 
 

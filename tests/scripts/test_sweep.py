@@ -58,6 +58,10 @@ def test_a_sweep_trains_each_run_once_and_prints_a_row_per_variant(tmp_path):
     assert again.stdout == first.stdout and "training" not in again.stderr
     assert (tmp_path / "runs/siglip-s0/eval.json").stat().st_mtime_ns == written
 
+    (tmp_path / "runs/prolip-s0/eval.json").write_text(json.dumps({"names/i2t/R@1": figures["names/i2t/R@1"]}))
+    reckoned = call(str(path), "--output-dir", str(tmp_path / "runs"), "--table", "--again")
+    assert reckoned.stdout == first.stdout
+
 
 def test_a_run_that_fails_stops_the_sweep_with_its_message(tmp_path):
     path = write_sweep(tmp_path, {"wrong": "--lr -1", "late": ""}, [0])

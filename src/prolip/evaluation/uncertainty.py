@@ -59,6 +59,16 @@ def spearman(x: Sequence[float] | np.ndarray, y: Sequence[float] | np.ndarray) -
         return float(spearmanr(x, y).statistic)
 
 
+def partial_spearman(x: np.ndarray, y: np.ndarray, given: np.ndarray) -> float:
+    """Spearman's correlation of x and y at equal `given`: (r_xy - r_xz r_yz) / sqrt((1 - r_xz^2) (1 - r_yz^2)).
+
+    All (N,); NaN where a plain one is, or where `given` orders one side completely.
+    """
+    xy, xz, yz = spearman(x, y), spearman(x, given), spearman(y, given)
+    unexplained = (1 - xz**2) * (1 - yz**2)
+    return (xy - xz * yz) / unexplained**0.5 if unexplained > 0 else float("nan")
+
+
 def by_decile(trace: np.ndarray, value: np.ndarray, bins: int = 10) -> Deciles:
     """Mean value (a recall, say) by decile of trace; equal traces are split by index. trace, value: (Q,)."""
     groups = [group for group in np.array_split(np.argsort(trace, kind="stable"), bins) if len(group)]
@@ -128,6 +138,7 @@ def figures(
     """Every scalar of the uncertainty study; token_lengths (T,). Keys `trace/...`, `spearman/...`, `inclusion/...`.
 
     `spearman/trace_true_matches`: trace of a text against the logarithm of the number of concepts it is true of;
+    `..._given_tokens`: the same at equal numbers of tokens, as general captions here are longer than names;
     `spearman/trace_generality`: against its level (name 0 ... group 3); positive is the order the paper finds.
     """
     image_trace, text_trace = image.trace.numpy(), text.trace.numpy()
@@ -137,6 +148,7 @@ def figures(
     matches = np.log(table.true_matches)
     keywords = table.text[table.rows("keyword")]
     out["spearman/trace_true_matches"] = spearman(text_trace, matches)
+    out["spearman/trace_true_matches_given_tokens"] = partial_spearman(text_trace, matches, token_lengths)
     out["spearman/trace_true_matches_of_keywords"] = spearman(text_trace[keywords], matches[keywords])
     out["spearman/trace_generality"] = spearman(text_trace[table.text], generality(table))
     out["spearman/trace_tokens"] = spearman(text_trace, token_lengths)

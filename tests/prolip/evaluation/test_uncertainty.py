@@ -4,6 +4,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from scipy.stats import rankdata
 
 from prolip.data.emoji import LEVELS, Concept, Corpus, Drawing
 from prolip.evaluation import uncertainty
@@ -97,6 +98,17 @@ def test_lengths_are_grouped_with_quartiles():
     got = uncertainty.by_length(np.array([2, 1, 2, 2]), np.array([1.0, 9.0, 2.0, 6.0]))
     assert [(g.length, g.mean, g.texts) for g in got] == [(1, 9.0, 1), (2, 3.0, 3)]
     assert (got[1].lower, got[1].upper) == (1.5, 4.0)
+
+
+def test_partial_spearman_is_the_correlation_of_what_the_third_leaves_of_both_ranks():
+    draw = np.random.default_rng(0)
+    given = draw.normal(size=200)
+    x, y = given + draw.normal(size=200), given + draw.normal(size=200)
+    ranks = [rankdata(v) for v in (x, y, given)]
+    left = [r - np.polyval(np.polyfit(ranks[2], r, 1), ranks[2]) for r in ranks[:2]]
+    assert uncertainty.partial_spearman(x, y, given) == pytest.approx(np.corrcoef(*left)[0, 1])
+    assert uncertainty.spearman(x, y) > 0.3 > abs(uncertainty.partial_spearman(x, y, given))
+    assert math.isnan(uncertainty.partial_spearman(given, y, given))
 
 
 def test_spearman_ignores_the_scale_and_refuses_to_guess():
