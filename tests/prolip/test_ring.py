@@ -12,9 +12,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from prolip.gaussian import Gaussian, concatenate
 from prolip.losses import Matches, ppcl
-from prolip.ring import check_equal_batches, choose_exchange, ppcl_over_ranks
+from prolip.ring import GATHERED_BYTES, check_equal_batches, choose_exchange, ppcl_over_ranks
 
-RANKS, BATCH, DIM, SCALE, BIAS = 4, 5, 7, 6.0, -3.0
+# Gathered rows of 9 means and a trace are padded.
+RANKS, BATCH, DIM, SCALE, BIAS = 4, 5, 9, 6.0, -3.0
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
 # Which processes form a group: the worlds 1..4, and one whose ranks are not 0..W-1.
 GROUPS = {"1": [0], "2": [0, 1], "3": [0, 1, 2], "4": [0, 1, 2, 3], "2 of 4": [1, 3]}
@@ -179,6 +180,14 @@ def test_devices_gather_what_fits_and_others_go_round_the_ring():
     assert choose_exchange(32, 512, 768, gpu) == choose_exchange(1024, 64, 768, gpu) == "gather"
     assert choose_exchange(2, 512, 768, gpu) == choose_exchange(1024, 512, 768, gpu) == "ring"
     assert choose_exchange(32, 512, 768, cpu) == "ring"
+
+
+def test_the_bound_on_gathered_texts_counts_their_padding():
+    """With D = 768 a row is 772 numbers wide; a text and its sums take 8 times as many bytes."""
+    most = GATHERED_BYTES // (8 * 772 * 1024)
+    assert choose_exchange(1024, most, 768, torch.device("cuda")) == "gather"
+    assert choose_exchange(1024, most + 1, 768, torch.device("cuda")) == "ring"
+    assert (most + 1) * 1024 * 8 * 769 <= GATHERED_BYTES
 
 
 def test_one_process_without_torch_distributed_falls_back_to_ppcl():

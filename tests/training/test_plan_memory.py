@@ -7,11 +7,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from distributed_helpers import run_ranks
+from kernel_stand_in import blocks_as_on_cuda, needs_triton
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from prolip import create_model
 from prolip.gaussian import Gaussian
+from prolip.losses import Matches
 from prolip.ring import GATHERED_BYTES, choose_exchange, ppcl_over_ranks
 from training.config import OptimConfig
 from training.optim import build_optimizer
@@ -32,6 +34,7 @@ from training.plan.question import Training
 
 NAME = "ProLIP-ViT-S-16"
 TOLERANCE = 0.03  # heads and final norms, which the formula leaves out, are 1% of a small model
+LOSS_TOLERANCE = 0.01  # some numbers per row; the kernel's sums are 2% of the larger blocks here
 
 
 @pytest.fixture(scope="module")
@@ -136,8 +139,8 @@ class PeakMemory(TorchDispatchMode):
         self.alive -= size
 
 
-def loss_peak(rank, local, dim, block, exchange="ring"):
-    """Peak of PPCL's forward pass, gradients taken, above its inputs, of this rank."""
+def loss_peak(rank, local, dim, block, exchange="ring", labels=None):
+    """Peak of PPCL's forward pass by a GPU's path, gradients taken, above its inputs, of this rank."""
     generator = torch.Generator().manual_seed(rank)
 
     def gaussian():
@@ -147,25 +150,35 @@ def loss_peak(rank, local, dim, block, exchange="ring"):
     image, text = gaussian(), gaussian()
     scale, bias = torch.tensor(10.0, requires_grad=True), torch.tensor(-10.0, requires_grad=True)
     mode = PeakMemory()
-    with mode:
-        loss = ppcl_over_ranks(image, text, scale, bias, block=block, exchange=exchange)
+    with blocks_as_on_cuda(), mode:
+        loss = ppcl_over_ranks(image, text, scale, bias, labels, block=block, exchange=exchange)
     del loss
     # The traces keep the variances of both for their gradients: part of the inputs.
     return mode.peak - 2 * local * dim * FLOAT
 
 
+@needs_triton
 @pytest.mark.parametrize("exchange, block", [("ring", 64), ("gather", 64), ("gather", 256)])
 def test_each_exchange_holds_what_the_planner_says(exchange, block):
     local, dim = 256, 96
     planned = loss_space(local, dim, ranks=3, block=block, exchange=exchange)
     for measured in run_ranks(3, loss_peak, local, dim, block, exchange):
-        assert measured == pytest.approx(planned, rel=0.03)
+        assert measured == pytest.approx(planned, rel=LOSS_TOLERANCE)
 
 
+@needs_triton
 @pytest.mark.parametrize("local, block", [(256, 64), (256, 256)])
 def test_the_loss_of_one_process_holds_what_the_planner_says(local, block):
     dim = 96
-    assert loss_peak(0, local, dim, block) == pytest.approx(loss_space(local, dim, 1, block), rel=0.03)
+    assert loss_peak(0, local, dim, block) == pytest.approx(loss_space(local, dim, 1, block), rel=LOSS_TOLERANCE)
+
+
+@needs_triton
+def test_known_matches_take_no_matrix_on_a_gpu():
+    known = Matches(torch.zeros((256, 3), dtype=torch.int64), torch.zeros(256, dtype=torch.int64))
+    assert loss_peak(0, 256, 96, 256, labels=known) == loss_peak(0, 256, 96, 256)
+    ids = loss_space(256, 96, 3, 256, ids=3, exchange="gather") - loss_space(256, 96, 3, 256, exchange="gather")
+    assert ids == 8 * 256 * (3 + 3)
 
 
 def test_loss_memory_of_the_ring_does_not_grow_with_the_number_of_ranks_that_of_gathered_texts_does():
@@ -174,7 +187,7 @@ def test_loss_memory_of_the_ring_does_not_grow_with_the_number_of_ranks_that_of_
     assert many > gathered_bytes(64, 768, 4096) == 512 * gathered_bytes(64, 768, 8) > 300 * few
 
 
-@pytest.mark.parametrize("gpus, batch", [(1, 64), (2, 16384), (3, 384), (8, 16384), (1024, 65536), (4096, 262144)])
+@pytest.mark.parametrize("gpus, batch", [(1, 64), (2, 16384), (3, 384), (8, 16384), (1024, 262144), (4096, 524288)])
 def test_auto_is_what_the_training_chooses_on_gpus(gpus, batch):
     training, cuda = Training(gpus=[gpus], global_batch=batch), torch.device("cuda")
     assert exchange_of(training, gpus, 768) == choose_exchange(gpus, batch // gpus, 768, cuda)

@@ -93,7 +93,7 @@ class Machines:
     intra_hop_us: float = option(3.4, "microseconds per hop of an all-gather within a node; NCCL's own figure")
     inter_hop_us: float = option(14.0, "microseconds per hop of an all-gather between nodes; NCCL's own figure")
     launch_us: float = option(5.0, "microseconds per kernel that Python starts; assumed")
-    block_kernels: int = option(25, "kernels per block of PPCL: 21 of prolip.losses.add_pairs, 4 around it")
+    block_kernels: int = option(23, "kernels per block of PPCL: 19 of prolip.losses.add_pairs on CUDA, 4 around it")
 
     def __post_init__(self) -> None:
         at_least(self, 1, "gpus_per_node", "block_kernels")

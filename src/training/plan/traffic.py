@@ -15,7 +15,7 @@ from training.plan.models import PASSES, Model
 from training.plan.question import Training
 
 # Times that a matrix of pairs passes through memory: written by the product for the scores, read and written by the
-# kernel (prolip.fused), read by the products for the gradients of rows and of columns. The kernel's own sums come on top.
+# kernel (prolip.fused), read by the products for the gradients of rows and of columns. The kernel's sums come on top.
 PAIR_VISITS = 5
 # Written by the kernel, read where they are added up.
 SUM_VISITS = 2
