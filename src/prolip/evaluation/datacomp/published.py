@@ -20,7 +20,7 @@ HEADER = tuple(task.name for task in COUNTED)
 
 _PAIRS = ("Flickr", "MSCOCO", "iWildCam", "Camelyon17", "FMoW", "WinoGAViL", "Dollar Street", "GeoDE")
 PAIRS_FIRST = (*HEADER[:30], *_PAIRS)
-"""The order of two rows: under the header iWildCam would be 82% and Flickr 67%; so ViT-L's retrieval average follows."""
+"""The order of two rows: under the header iWildCam would be 82% and Flickr 67%; so ViT-L's retrieval follows."""
 
 _RECALL = ("Caltech-101", "FGVC Aircraft", "Oxford Flowers-102", "Oxford-IIIT Pet")
 _GROUPED = ("Camelyon17", "Flickr", "MSCOCO", *_RECALL, "WinoGAViL", "iWildCam", "FMoW", "Dollar Street", "GeoDE")
