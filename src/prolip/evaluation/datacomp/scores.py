@@ -10,15 +10,29 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from sklearn.metrics import f1_score
 from torch import Tensor
 
+from prolip.evaluation.classification import (
+    best,
+    group_metrics,
+    jaccard,
+    label_ranks,
+    macro_f1,
+    mean_per_class_recall,
+    predictions,
+)
 from prolip.evaluation.datacomp.tasks import AGGREGATES, BY_KEY, FACE_PROMPTS, FMOW_OTHER, Task
 from prolip.evaluation.metrics import Ranking, both_directions
 
-BLOCK = 4096
 CRIME, NON_HUMAN = (18, None), (14, 18)
 """Classes of the prompts "toxic", from and up to: 14 people by race and gender come first (CLIP section 7.1)."""
+
+GROUPED = {
+    "wilds/camelyon17": ("acc", 1, "slide"),
+    "fairness/dollar_street": ("acc_top5", 5, "income_ds"),
+    "fairness/geode": ("acc", 1, "region"),
+}
+"""Of the tasks with one grouping: the name of the accuracy, among how many classes, and the column of the groups."""
 
 
 class Association(NamedTuple):
@@ -40,43 +54,24 @@ class Aggregate(NamedTuple):
         return not self.missing
 
 
-def true_ranks(scores: Tensor, labels: Tensor) -> Tensor:
-    """Rank of the true class from 1, equal scores to the lower class: scores (N, C), labels (N,) -> (N,).
+def by_group(
+    name: str, hits: Tensor, fields: Sequence[str], columns: np.ndarray, without: str | None = None
+) -> dict[str, float]:
+    """Means of hits (N,) in groups of equal columns (N, F): `<name>_<field>:<value>`, `count_...` and `<name>_wg`.
 
-    In blocks of rows, so memory stays at a block's comparison. Raises ValueError for NaN scores and foreign labels.
+    With several fields a group is a combination. `<name>_wg` is the worst group, of those that have images (WILDS);
+    `<name>_wg_without_other` leaves out the group that is called `without`.
     """
-    if scores.dim() != 2 or labels.shape != scores.shape[:1]:
-        raise ValueError(f"scores {tuple(scores.shape)} and labels {tuple(labels.shape)} must be (N, C) and (N,)")
-    classes = torch.arange(scores.shape[1])
-    ranks = []
-    for rows, truth in zip(scores.split(BLOCK), labels.split(BLOCK)):
-        if rows.isnan().any():
-            raise ValueError("a score is NaN: look for a diverged model before ranking")
-        if bool(((truth < 0) | (truth >= len(classes))).any()):
-            raise ValueError(f"labels reach from {int(truth.min())} to {int(truth.max())}, there are {len(classes)} "
-                             "classes: do classnames.txt and the labels belong together?")  # fmt: skip
-        own = rows.gather(1, truth.unsqueeze(1))
-        before = (rows > own) | ((rows == own) & (classes < truth.unsqueeze(1)))
-        ranks.append(1 + before.sum(1))
-    return torch.cat(ranks)
-
-
-def by_group(name: str, hits: Tensor, fields: Sequence[str], groups: np.ndarray) -> dict[str, float]:
-    """Means of hits (N,) within groups (N, F) of equal values: `<name>_<field>:<value>`, `count_...`, `<name>_wg`.
-
-    `<name>_wg` is the worst group (WILDS: only groups that have images). With several fields a group is a combination.
-    """
-    out: dict[str, float] = {}
-    values, member = np.unique(groups, axis=0, return_inverse=True)
-    member = member.reshape(-1)  # NumPy 2.0 alone gave it another shape
-    sums = np.bincount(member, weights=hits.double().numpy(), minlength=len(values))
-    counts = np.bincount(member, minlength=len(values))
-    for row, total, count in zip(values, sums, counts):
-        label = "_".join(f"{field}:{int(value)}" for field, value in zip(fields, row))
-        out[f"{name}_{label}"] = float(total / count)
-        out[f"count_{label}"] = float(count)
-    out[f"{name}_wg"] = float((sums / counts).min())
-    return out
+    values, group = np.unique(columns, axis=0, return_inverse=True)
+    names = ["_".join(f"{field}:{int(value)}" for field, value in zip(fields, row)) for row in values]
+    share = hits.double().numpy()
+    excluded = [without] if without in names and len(names) > 1 else []
+    m = group_metrics(lambda rows: share[rows].mean(), group.reshape(-1), names, excluded)
+    out = {f"{name}_{label}": m[f"group/{label}"] for label in names}
+    out |= {f"count_{label}": m[f"size/{label}"] for label in names}
+    if without is not None and names != [without]:
+        out[f"{name}_wg_without_other"] = m["worst_group_kept"]
+    return out | {f"{name}_wg": m["worst_group"]}
 
 
 def classification_metrics(task: Task, scores: Tensor, labels: Tensor, groups: np.ndarray | None) -> dict[str, float]:
@@ -84,32 +79,21 @@ def classification_metrics(task: Task, scores: Tensor, labels: Tensor, groups: n
 
     groups: (N, columns of the task). Raises ValueError where a task needs groups and there are none.
     """
-    ranks = true_ranks(scores, labels)
-    hits = ranks <= 1
-    per_class = [hits[labels == c].double().mean() for c in labels.unique()]
+    ranks = label_ranks(scores, labels)
+    hits, predicted = ranks <= 1, predictions(scores)
     out = {"acc1": float(hits.double().mean())}
     if scores.shape[1] >= 5:
         out["acc5"] = float((ranks <= 5).double().mean())
-    out["mean_per_class_recall"] = float(torch.stack(per_class).mean())
+    out["mean_per_class_recall"] = mean_per_class_recall(predicted, labels)
+    if task.key == "wilds/iwildcam":
+        return out | {"F1-macro_all": macro_f1(predicted, labels)}
     if not task.groups:
         return out
     columns = group_columns(task, groups, len(labels))
-    extra = {
-        "wilds/iwildcam": lambda: _iwildcam(scores, labels, out),
-        "wilds/camelyon17": lambda: by_group("acc", hits, ["slide"], columns[:, [1]]),
-        "wilds/fmow": lambda: _fmow(hits, columns),
-        "fairness/dollar_street": lambda: by_group("acc_top5", ranks <= 5, ["income_ds"], columns[:, [0]]),
-        "fairness/geode": lambda: by_group("acc", hits, ["region"], columns[:, [0]]),
-    }
-    return out | extra[task.key]()
-
-
-def _iwildcam(scores: Tensor, labels: Tensor, plain: Mapping[str, float]) -> dict[str, float]:
-    """F1-macro_all: the mean F1 of the species that occur, as WILDS has it (absent ones would count as 0)."""
-    predicted = scores.argmax(1)
-    present = labels.unique().numpy()
-    f1 = f1_score(labels.numpy(), predicted.numpy(), labels=present, average="macro", zero_division=0)
-    return {"F1-macro_all": float(f1), "recall-macro_all": plain["mean_per_class_recall"]}
+    if task.key == "wilds/fmow":
+        return out | _fmow(hits, columns)
+    name, hit, field = GROUPED[task.key]
+    return out | by_group(name, hits if hit == 1 else ranks <= hit, [field], columns[:, [task.groups.index(field)]])
 
 
 def _fmow(hits: Tensor, columns: np.ndarray) -> dict[str, float]:
@@ -118,14 +102,10 @@ def _fmow(hits: Tensor, columns: np.ndarray) -> dict[str, float]:
     DataComp's code means to leave them out by the word "Other", which its groups are not called by.
     """
     years = by_group("acc", hits, ["year"], columns[:, [1]])
-    years["acc_worst_year"] = years.pop("acc_wg")
-    regions = by_group("acc", hits, ["region"], columns[:, [0]])
-    regions["acc_worst_region"] = regions.pop("acc_wg")
-    known = columns[:, 0] != FMOW_OTHER
-    if known.any():
-        named = by_group("acc", hits[torch.from_numpy(known)], ["region"], columns[known][:, [0]])
-        regions["acc_worst_region_without_other"] = named["acc_wg"]
-    return years | regions
+    regions = by_group("acc", hits, ["region"], columns[:, [0]], without=f"region:{FMOW_OTHER}")
+    names = {"acc_wg": "acc_worst_region", "acc_wg_without_other": "acc_worst_region_without_other"}
+    out = {names.get(key, key): value for key, value in regions.items()}
+    return out | {{"acc_wg": "acc_worst_year"}.get(key, key): value for key, value in years.items()}
 
 
 def group_columns(task: Task, groups: np.ndarray | None, images: int) -> np.ndarray:
@@ -157,23 +137,17 @@ def cue_prompt(cue: str) -> str:
     return f"{'An' if cue.startswith(tuple('aeiou')) else 'A'} {cue}"
 
 
-def jaccard(instance: Association) -> float:
-    """|chosen and true| / |chosen or true| when the n nearest are chosen, n the number that belong to the cue."""
-    truth = instance.associated.bool()
-    order = instance.scores.argsort(descending=True, stable=True)
-    chosen = torch.zeros_like(truth)
-    chosen[order[: int(truth.sum())]] = True
-    return float((chosen & truth).sum() / (chosen | truth).sum())
-
-
 def association_metrics(instances: Sequence[Association]) -> dict[str, float]:
-    """Mean Jaccard over all instances and by number of candidates; the main one is over 10 to 12 candidates.
+    """|chosen and true| / |chosen or true| when the n nearest candidates are chosen, n the number of true ones.
 
-    A number of candidates that no instance has is left out. Raises ValueError for an instance without a true candidate.
+    The mean over all instances and by number of candidates, numbers that none has left out; the main one is over 10 to
+    12. Raises ValueError for an instance without a true candidate.
     """
     if any(not bool(instance.associated.any()) for instance in instances):
         raise ValueError("an instance has no candidate that belongs to its cue: the file of instances is damaged")
-    values = np.array([jaccard(instance) for instance in instances])
+    true = [frozenset(instance.associated.nonzero().flatten().tolist()) for instance in instances]
+    chosen = [best(instance.scores, len(wanted)) for instance, wanted in zip(instances, true)]
+    values = np.array([jaccard([a], [b])["jaccard"] for a, b in zip(chosen, true)])
     sizes = np.array([len(instance.scores) for instance in instances])
     parts = {f"jaccard_score_{n}": sizes == n for n in (5, 6, 10, 12)}
     parts |= {"jaccard_score_5-6": sizes <= 6, "jaccard_score_10-12": sizes >= 10}

@@ -1,0 +1,218 @@
+"""Results that survive: one JSON line per finished task, tasks claimed by locks that die with their process.
+
+    OUTPUT/results.jsonl        a line per task, model and similarity; the last of a kind counts
+    OUTPUT/claims/<key>.lock    held (flock) while a process evaluates the task; who holds it is written inside
+
+A process that is killed loses its locks with it, so its task is taken up by the next one; what it was writing is at
+worst one line without its end, which readers skip. Where a file system has no flock between machines, share the tasks
+with --shard instead.
+"""
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import math
+import os
+import socket
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from prolip.evaluation.datacomp.tasks import BY_KEY, Task
+
+VERSION = 1
+"""Of the scoring: raised when a metric changes, so that older lines are not taken for today's."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a figure depends on besides its task: lines of another one are never taken.
+
+    model: its name, for readers; fingerprint: of its weights, preprocessing and tokenizer.
+    """
+
+    model: str
+    fingerprint: str
+    similarity: str
+    precision: str
+
+    @property
+    def label(self) -> str:
+        """For a table's row."""
+        extra = [self.similarity] + ([] if self.precision == "fp32" else [self.precision])
+        return f"{self.model} ({', '.join(extra)})"
+
+
+@dataclass(frozen=True)
+class TaskResult:
+    """One finished task. metrics: shares in [0, 1]; main_metric: one of their names, "" for the face sets."""
+
+    key: str
+    metrics: dict[str, float]
+    main_metric: str
+    info: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def task(self) -> Task:
+        """Its entry of the suite."""
+        return BY_KEY[self.key]
+
+    @property
+    def value(self) -> float | None:
+        """The main metric, None for the face sets."""
+        return self.metrics[self.main_metric] if self.main_metric else None
+
+    @property
+    def complete(self) -> bool:
+        """Whether it was measured on as many images (instances) as the published figures."""
+        return self.info.get("size") == self.task.size and not self.info.get("left_out")
+
+
+@dataclass(frozen=True)
+class Line:
+    """A result with what it belongs to; data: fingerprint of images, class names and prompts."""
+
+    identity: Identity
+    data: str
+    result: TaskResult
+    version: int = VERSION
+
+
+def data_mark(*parts: Any) -> str:
+    """16 hexadecimal digits of JSON values."""
+    return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=8).hexdigest()
+
+
+def to_json(line: Line) -> str:
+    """One line: DataComp's keys (key, dataset, metrics with main_metric among them) and ours. NaN becomes null."""
+    result = line.result
+    metrics: dict[str, Any] = {
+        name: value if value is None or math.isfinite(value) else None
+        for name, value in {**result.metrics, "main_metric": result.value}.items()
+    }
+    values = {"key": result.key, "dataset": result.task.name, "metrics": metrics, "main": result.main_metric}
+    values |= {"identity": asdict(line.identity), "data": line.data, "info": result.info, "version": line.version}
+    return json.dumps(values, allow_nan=False)
+
+
+def from_json(text: str) -> Line | None:
+    """A line that `to_json` wrote; None for one that broke off, is no result, or is of a task nobody knows."""
+    try:
+        values = json.loads(text)
+        numbers = {k: math.nan if v is None else v for k, v in values["metrics"].items() if k != "main_metric"}
+        result = TaskResult(values["key"], numbers, values["main"], values["info"])
+        line = Line(Identity(**values["identity"]), values["data"], result, values["version"])
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return line if result.key in BY_KEY and (not result.main_metric or result.main_metric in numbers) else None
+
+
+class Store:
+    """The folder of results; several processes may have it open."""
+
+    def __init__(self, folder: str | os.PathLike):
+        self.folder = Path(folder)
+        self.path = self.folder / "results.jsonl"
+        self.claims = self.folder / "claims"
+
+    def lines(self) -> list[Line]:
+        """All readable lines of today's scoring, in the order of the file."""
+        try:
+            text = self.path.read_text(encoding="utf-8", errors="replace")
+        except FileNotFoundError:
+            return []
+        read = (from_json(line) for line in text.split("\n") if line.strip())
+        return [line for line in read if line is not None and line.version == VERSION]
+
+    def finished(self, identity: Identity, marks: Mapping[str, str]) -> dict[str, TaskResult]:
+        """The results of this identity by key, for tasks whose data is as in `marks` (key -> data mark)."""
+        lines = [line for line in self.lines() if _same(line.identity, identity)]
+        return {line.result.key: line.result for line in lines if marks.get(line.result.key) == line.data}
+
+    def append(self, line: Line) -> None:
+        """Add a line: whole and on disk when this returns, after the lines of others, never within one."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        data = to_json(line).encode() + b"\n"
+        with open(self.path, "a+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # held until the file is closed
+            size = file.seek(0, os.SEEK_END)
+            if size:
+                file.seek(size - 1)
+                if file.read(1) != b"\n":  # a process was killed while it wrote
+                    data = b"\n" + data
+            os.write(file.fileno(), data)
+            os.fsync(file.fileno())
+
+    @contextmanager
+    def claim(self, key: str) -> Iterator[bool]:
+        """Hold a task inside the `with`; False where another process holds it."""
+        self.claims.mkdir(parents=True, exist_ok=True)
+        with open(self._claim_path(key), "a+") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield False
+                return
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on {socket.gethostname()}")
+            file.flush()
+            yield True
+            file.truncate(0)
+
+    def holder(self, key: str) -> str:
+        """Who wrote its name into a claim, for messages."""
+        try:
+            return self._claim_path(key).read_text().strip() or "another process"
+        except FileNotFoundError:
+            return "another process"
+
+    def _claim_path(self, key: str) -> Path:
+        return self.claims / f"{key.replace('/', '-')}.lock"
+
+
+def _same(one: Identity, other: Identity) -> bool:
+    """The name may differ, a folder may have moved: the fingerprint says what the weights are."""
+    return (one.fingerprint, one.similarity, one.precision) == (other.fingerprint, other.similarity, other.precision)
+
+
+def latest(lines: Iterable[Line]) -> dict[Identity, dict[str, TaskResult]]:
+    """Results by identity and key, a later line of a task in place of an earlier one; identities in order."""
+    out: dict[Identity, dict[str, TaskResult]] = {}
+    for line in lines:
+        known = next((identity for identity in out if _same(identity, line.identity)), line.identity)
+        out.setdefault(known, {})[line.result.key] = line.result
+    return out
+
+
+def parse_shard(text: str | None, environment: Mapping[str, str]) -> tuple[int, int]:
+    """(index, count) of "i/n", or of "array": this task of a SLURM array; (0, 1) without. ValueError for others."""
+    if text is None:
+        return 0, 1
+    if text == "array":
+        names = ("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_MIN", "SLURM_ARRAY_TASK_STEP", "SLURM_ARRAY_TASK_COUNT")
+        if names[0] not in environment or names[3] not in environment:
+            raise ValueError("--shard array outside of a SLURM array: submit with sbatch --array=0-7, or give i/n")
+        number, first, step, count = (int(environment.get(name, default)) for name, default in zip(names, "0011"))
+        index = (number - first) // step
+    else:
+        try:
+            index, count = (int(part) for part in text.split("/"))
+        except ValueError:
+            raise ValueError(f"--shard {text!r}: write i/n, the first of eight is 0/8") from None
+    if not 0 <= index < count:
+        raise ValueError(f"shard {index} of {count}: i counts from 0, the last of {count} is {count - 1}/{count}")
+    return index, count
+
+
+def shard(tasks: Sequence[Task], index: int, count: int) -> tuple[Task, ...]:
+    """This shard's tasks: the largest first, each to the shard with the fewest images, so that all end together."""
+    loads, mine = [0] * count, []
+    for task in sorted(tasks, key=lambda task: (-task.size, task.key)):
+        least = loads.index(min(loads))
+        loads[least] += task.size
+        if least == index:
+            mine.append(task.key)
+    return tuple(task for task in tasks if task.key in mine)
