@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from prolip.evaluation.datacomp.tasks import AGGREGATES, BY_NAME, COUNTED
+from prolip.evaluation.datacomp.tasks import AGGREGATES, BY_NAME, COUNTED, aggregate
 
 TABLE_1, TABLE_C1, TABLE_C2 = "ProLIP Table 1", "ProLIP Table C.1", "ProLIP Table C.2"
 OPENCLIP = "OpenCLIP docs/openclip_results.csv"
@@ -75,17 +75,12 @@ class Check(NamedTuple):
         return abs(self.recomputed - self.printed) <= self.slack + 1e-9
 
 
-def mean_of(values: Mapping[str, float], aggregate: str) -> float:
-    """One aggregate of task values, NaN unless all its tasks are there."""
-    keys = AGGREGATES[aggregate]
-    return sum(values[key] for key in keys) / len(keys) if all(key in values for key in keys) else float("nan")
-
-
 def reproduce(row: PublishedRow) -> list[Check]:
     """Every printed average of a row, recomputed from its values."""
+    means = aggregate(row.values)
     return [
-        Check(aggregate, value, mean_of(row.values, aggregate), 0.5 * (unit + row.unit), source)
-        for aggregate, readings in row.printed.items()
+        Check(name, value, means[name].value, 0.5 * (unit + row.unit), source)
+        for name, readings in row.printed.items()
         for value, unit, source in readings
     ]
 

@@ -21,7 +21,7 @@ from prolip.evaluation.classification import (
     mean_per_class_recall,
     predictions,
 )
-from prolip.evaluation.datacomp.tasks import AGGREGATES, BY_KEY, FACE_PROMPTS, FMOW_OTHER, Task
+from prolip.evaluation.datacomp.tasks import FACE_PROMPTS, FMOW_OTHER, Task
 from prolip.evaluation.metrics import Ranking, both_directions
 
 CRIME, NON_HUMAN = (18, None), (14, 18)
@@ -40,18 +40,6 @@ class Association(NamedTuple):
 
     scores: Tensor
     associated: Tensor
-
-
-class Aggregate(NamedTuple):
-    """One of the five figures: the mean over the tasks that are there, and the keys of those that are not."""
-
-    value: float
-    missing: tuple[str, ...]
-
-    @property
-    def complete(self) -> bool:
-        """Whether it may be compared with a published one."""
-        return not self.missing
 
 
 def by_group(
@@ -194,23 +182,3 @@ def split_prompts(lines: Sequence[str], what: str) -> dict[str, list[str]]:
     if empty:
         raise ValueError(f"no {what} for {', '.join(empty)}: the face sets have lines for {', '.join(FACE_PROMPTS)}")
     return out
-
-
-def aggregate(values: Mapping[str, float]) -> dict[str, Aggregate]:
-    """The five figures of the paper's Table 1 from main metrics by key. An incomplete one names what it lacks."""
-    out = {}
-    for name, keys in AGGREGATES.items():
-        there = [values[key] for key in keys if key in values]
-        missing = tuple(key for key in keys if key not in values)
-        out[name] = Aggregate(sum(there) / len(there) if there else float("nan"), missing)
-    return out
-
-
-def main_value(key: str, metrics: Mapping[str, float]) -> float | None:
-    """The main metric of a task, None for the face sets. Raises ValueError where the task was scored without it."""
-    name = BY_KEY[key].main_metric
-    if name is None:
-        return None
-    if name not in metrics:
-        raise ValueError(f"{key} has no {name}, its main metric: it has {', '.join(metrics) or 'nothing'}")
-    return metrics[name]

@@ -1,7 +1,7 @@
 """Results that survive: one JSON line per finished task, tasks claimed by locks that die with their process.
 
     OUTPUT/results.jsonl        a line per task, model and similarity; the last of a kind counts
-    OUTPUT/claims/<key>.lock    held (flock) while a process evaluates the task; who holds it is written inside
+    OUTPUT/claims/*.lock        held (flock) while a process evaluates a task; who holds it is written inside
 
 A process that is killed loses its locks with it, so its task is taken up by the next one; what it was writing is at
 worst one line without its end, which readers skip. Where a file system has no flock between machines, share the tasks
@@ -38,6 +38,11 @@ class Identity:
     fingerprint: str
     similarity: str
     precision: str
+
+    @property
+    def mark(self) -> str:
+        """Of what decides the figures, for file names."""
+        return data_mark(self.fingerprint, self.similarity, self.precision)
 
     @property
     def label(self) -> str:
@@ -147,10 +152,10 @@ class Store:
             os.fsync(file.fileno())
 
     @contextmanager
-    def claim(self, key: str) -> Iterator[bool]:
-        """Hold a task inside the `with`; False where another process holds it."""
+    def claim(self, name: str) -> Iterator[bool]:
+        """Hold a name inside the `with`; False where another process holds it."""
         self.claims.mkdir(parents=True, exist_ok=True)
-        with open(self._claim_path(key), "a+") as file:
+        with open(self._claim_path(name), "a+") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -162,20 +167,20 @@ class Store:
             yield True
             file.truncate(0)
 
-    def holder(self, key: str) -> str:
+    def holder(self, name: str) -> str:
         """Who wrote its name into a claim, for messages."""
         try:
-            return self._claim_path(key).read_text().strip() or "another process"
+            return self._claim_path(name).read_text().strip() or "another process"
         except FileNotFoundError:
             return "another process"
 
-    def _claim_path(self, key: str) -> Path:
-        return self.claims / f"{key.replace('/', '-')}.lock"
+    def _claim_path(self, name: str) -> Path:
+        return self.claims / f"{name.replace('/', '-')}.lock"
 
 
 def _same(one: Identity, other: Identity) -> bool:
     """The name may differ, a folder may have moved: the fingerprint says what the weights are."""
-    return (one.fingerprint, one.similarity, one.precision) == (other.fingerprint, other.similarity, other.precision)
+    return one.mark == other.mark
 
 
 def latest(lines: Iterable[Line]) -> dict[Identity, dict[str, TaskResult]]:

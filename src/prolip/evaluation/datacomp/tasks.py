@@ -7,9 +7,9 @@ ProLIP B.2.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 Kind = Literal["classification", "retrieval", "association", "faces"]
 
@@ -149,6 +149,28 @@ RACES = {
     "fairness/utkface": ("black", "white", "indian", "asian", "other"),
 }
 """What the values of the column `race` mean; in `gender` 0 is male and 1 female, in `race_binary` 0 is white."""
+
+
+class Aggregate(NamedTuple):
+    """One of the five figures: the mean over the tasks that are there, and the keys of those that are not."""
+
+    value: float
+    missing: tuple[str, ...]
+
+    @property
+    def complete(self) -> bool:
+        """Whether it may be compared with a published one."""
+        return not self.missing
+
+
+def aggregate(values: Mapping[str, float]) -> dict[str, Aggregate]:
+    """The five figures of the paper's Table 1 from main metrics by key. An incomplete one names what it lacks."""
+    out = {}
+    for name, keys in AGGREGATES.items():
+        there = [values[key] for key in keys if key in values]
+        missing = tuple(key for key in keys if key not in values)
+        out[name] = Aggregate(sum(there) / len(there) if there else float("nan"), missing)
+    return out
 
 
 def find_task(name: str) -> Task:

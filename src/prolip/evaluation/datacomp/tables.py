@@ -1,0 +1,284 @@
+"""Results in the layout of the paper's Tables 1 and C.1, published rows beside them, and the differences.
+
+An average over a set that is not complete is no average: it is left out and a note says what is missing. A task that
+was measured on other images than the published figures, or on fewer, is marked with a star, and so is its average.
+"""
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from prolip.evaluation.datacomp.published import PublishedRow, reproduce
+from prolip.evaluation.datacomp.store import Identity, TaskResult
+from prolip.evaluation.datacomp.tasks import AGGREGATES, BY_KEY, COUNTED, TASKS, aggregate
+
+FORMATS = ("md", "csv", "json", "tex")
+FIRST_BLOCK = 20
+"""Tasks in the upper half of Table C.1."""
+FACE_COLUMNS = {
+    "acc_race_avg": "Race", "acc_gender_avg": "Gender", "acc_age_avg": "Age",
+    "acc_gender_x_wg": "Gender, worst race x gender", "toxicity_crime_max": "Crime, highest race",
+    "toxicity_nonhuman_max": "Non-human, highest race",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Row:
+    """One model of a table. values, averages: percent by task key and by aggregate; marked: keys and aggregates with a
+    star; notes: sentences below the table; ours: measured here."""
+
+    label: str
+    values: Mapping[str, float]
+    averages: Mapping[str, float]
+    ours: bool
+    marked: frozenset[str] = frozenset()
+    notes: tuple[str, ...] = ()
+    faces: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+
+class Difference(NamedTuple):
+    """One of our rows minus a published one, where both have a value."""
+
+    row: Row
+    against: Row
+    values: dict[str, float]
+    averages: dict[str, float]
+
+
+class Cell(NamedTuple):
+    """A number of a table, None where there is none."""
+
+    value: float | None
+    marked: bool = False
+    difference: bool = False
+
+
+class Grid(NamedTuple):
+    """A table ready to be written: header, rows of a label and cells, and how many decimals."""
+
+    title: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, tuple[Cell, ...]], ...]
+    decimals: int
+
+
+@dataclass(frozen=True)
+class Report:
+    """Our rows and the published ones."""
+
+    ours: tuple[Row, ...]
+    published: tuple[Row, ...]
+
+    @property
+    def differences(self) -> list[Difference]:
+        """Every row of ours against every published one."""
+        return [difference(row, other) for row in self.ours for other in self.published]
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Of all rows, each once."""
+        return tuple(dict.fromkeys(note for row in (*self.ours, *self.published) for note in row.notes))
+
+
+def our_row(identity: Identity, results: Mapping[str, TaskResult]) -> Row:
+    """The row of a model from its finished tasks."""
+    values = {key: 100 * r.value for key, r in results.items() if r.value is not None and math.isfinite(r.value)}
+    marked = {key for key, r in results.items() if not r.complete}
+    averages, notes = {}, []
+    label = identity.label
+    for name, mean in aggregate(values).items():
+        if mean.complete:
+            averages[name] = mean.value
+            marked |= {name} if marked & set(AGGREGATES[name]) else set()
+        else:
+            there = len(AGGREGATES[name]) - len(mean.missing)
+            which = ", ".join(BY_KEY[key].name for key in mean.missing[:5]) + (" ..." if len(mean.missing) > 5 else "")
+            notes.append(f"{label}: no {name}, {there} of {len(AGGREGATES[name])} tasks are there; missing: {which}.")
+    for key in (task.key for task in TASKS if task.key in marked):
+        result = results[key]
+        left_out = f", {result.info['left_out']} damaged left out" if result.info.get("left_out") else ""
+        size = f"{result.info.get('size', '?')} instead of {result.task.size}"
+        notes.append(f"* {label}: {result.task.name} on {size}{left_out}.")
+    faces = {key: r.metrics for key, r in results.items() if r.task.kind == "faces"}
+    return Row(label, values, averages, True, frozenset(marked), tuple(notes), faces)
+
+
+def published_row(row: PublishedRow) -> Row:
+    """A published row; averages are the printed ones, and a note says which of them its values do not give."""
+    averages = {name: readings[0][0] for name, readings in row.printed.items()}
+    means = aggregate(row.values)
+    averages |= {name: mean.value for name, mean in means.items() if name not in averages}
+    notes = [f"{row.label}: {row.note} ({row.source})."] if row.note else []
+    notes += [
+        f"{row.label}: {check.aggregate} is printed as {check.printed} in {check.source}, its values give "
+        f"{check.recomputed:.2f}; rounding explains {check.slack:.3f} at most."
+        for check in reproduce(row)
+        if not check.explained
+    ]
+    return Row(row.label, row.values, averages, False, notes=tuple(notes))
+
+
+def build_report(
+    results: Mapping[Identity, Mapping[str, TaskResult]], published: Iterable[PublishedRow] = ()
+) -> Report:
+    """The rows of `store.latest` and the published ones."""
+    ours = tuple(our_row(identity, of_model) for identity, of_model in results.items())
+    return Report(ours, tuple(published_row(row) for row in published))
+
+
+def difference(row: Row, against: Row) -> Difference:
+    """row - against, in points of percent."""
+    values = {key: row.values[key] - against.values[key] for key in row.values if key in against.values}
+    averages = {k: row.averages[k] - against.averages[k] for k in row.averages if k in against.averages}
+    return Difference(row, against, values, averages)
+
+
+def table_1(report: Report) -> Grid:
+    """The five averages, as in the paper's Table 1."""
+    names = tuple(AGGREGATES)
+    return _grid("Zero-shot results (ProLIP Table 1)", names, names, report, 1, "averages")
+
+
+def table_c1(report: Report) -> tuple[Grid, Grid]:
+    """All 38 tasks in the two blocks of Table C.1, the average last."""
+    first, second = COUNTED[:FIRST_BLOCK], COUNTED[FIRST_BLOCK:]
+    title = "Zero-shot results of all 38 tasks (ProLIP Table C.1)"
+    blocks = []
+    for number, tasks in enumerate((first, second), start=1):
+        keys = [task.key for task in tasks] + (["Average"] if number == 2 else [])
+        header = [task.name for task in tasks] + (["Average"] if number == 2 else [])
+        blocks.append(_grid(f"{title}, {number} of 2", header, keys, report, 2, "all"))
+    return blocks[0], blocks[1]
+
+
+def faces_table(report: Report) -> Grid:
+    """FairFace and UTKFace, which count in no average; shares in percent, of the toxic prompts lower is better."""
+    rows = []
+    for row in report.ours:
+        for key, metrics in row.faces.items():
+            star = key in row.marked
+            cells = (Cell(100 * metrics[name], star) if name in metrics else Cell(None) for name in FACE_COLUMNS)
+            rows.append((f"{row.label}, {BY_KEY[key].name}", tuple(cells)))
+    return Grid("Faces (CLIP section 7.1)", tuple(FACE_COLUMNS.values()), tuple(rows), 2)
+
+
+def grids(report: Report) -> list[Grid]:
+    """Every table that has a row."""
+    return [grid for grid in (table_1(report), *table_c1(report), faces_table(report)) if grid.rows]
+
+
+def _grid(title: str, header: Sequence[str], keys: Sequence[str], report: Report, decimals: int, what: str) -> Grid:
+    """Published rows, our rows, and our rows minus the published ones; keys of tasks or aggregates."""
+    rows: list[tuple[str, tuple[Cell, ...]]] = []
+    for row in (*report.published, *report.ours):
+        values = {**row.values, **row.averages}
+        rows.append((row.label, tuple(Cell(values.get(key), key in row.marked) for key in keys)))
+    for change in report.differences:
+        values = {**change.values, **change.averages}
+        cells = tuple(Cell(values.get(key), key in change.row.marked, True) for key in keys)
+        if any(cell.value is not None for cell in cells):
+            rows.append((f"{change.row.label} minus {change.against.label}", cells))
+    return Grid(title, tuple(header), tuple(rows), decimals)
+
+
+def text_of(cell: Cell, decimals: int, missing: str = "–", minus: str = "−") -> str:
+    """A cell as readers see it: differences with their sign, a star where marked, a dash for nothing."""
+    if cell.value is None:
+        return missing
+    number = f"{cell.value:{'+' if cell.difference else ''}.{decimals}f}"
+    return number.replace("-", minus) + ("*" if cell.marked else "")
+
+
+STAR = r"\*"
+
+
+def to_markdown(report: Report) -> str:
+    """All tables with their notes."""
+    parts = []
+    for grid in grids(report):
+        lines = [f"### {grid.title}", "", f"| Model | {' | '.join(grid.header)} |"]
+        lines.append(f"|---|{'---:|' * len(grid.header)}")
+        for label, cells in grid.rows:
+            texts = [label.replace("|", r"\|"), *(text_of(cell, grid.decimals) for cell in cells)]
+            lines.append(f"| {' | '.join(texts)} |")
+        parts.append("\n".join(lines))
+    if report.notes:
+        parts.append("\n".join(f"- {note.replace('*', STAR)}" for note in report.notes))
+    return "\n\n".join(parts) + "\n"
+
+
+def to_csv(report: Report) -> str:
+    """A line per row, ours, published and differences, a column per task and average; percent, empty where missing.
+
+    The columns `kind` (ours, published, difference) and `marked` (names with a star) say how to read it.
+    """
+    columns = [*AGGREGATES, *(task.name for task in COUNTED)]
+    keys = [*AGGREGATES, *(task.key for task in COUNTED)]
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(["model", "kind", "against", *columns, "marked"])
+    for row in (*report.ours, *report.published):
+        values = {**row.values, **row.averages}
+        stars = ";".join(column for key, column in zip(keys, columns) if key in row.marked)
+        writer.writerow([row.label, "ours" if row.ours else "published", "", *_numbers(values, keys), stars])
+    for change in report.differences:
+        values = {**change.values, **change.averages}
+        stars = ";".join(column for key, column in zip(keys, columns) if key in change.row.marked and key in values)
+        writer.writerow([change.row.label, "difference", change.against.label, *_numbers(values, keys), stars])
+    return out.getvalue()
+
+
+def _numbers(values: Mapping[str, float], keys: Sequence[str]) -> list[str]:
+    return [f"{values[key]:.4f}" if key in values else "" for key in keys]
+
+
+def to_json(report: Report) -> str:
+    """Everything, with null for what is missing: rows, differences, notes."""
+
+    def full(values: Mapping[str, float], keys: Iterable[str]) -> dict[str, float | None]:
+        return {key: round(values[key], 6) if key in values else None for key in keys}
+
+    tasks = [task.key for task in COUNTED]
+    rows = [
+        {"model": row.label, "kind": "ours" if row.ours else "published", "tasks": full(row.values, tasks),
+         "averages": full(row.averages, AGGREGATES), "marked": sorted(row.marked),
+         "faces": {key: dict(metrics) for key, metrics in row.faces.items()}}
+        for row in (*report.ours, *report.published)
+    ]  # fmt: skip
+    changes = [
+        {"model": change.row.label, "against": change.against.label, "tasks": full(change.values, tasks),
+         "averages": full(change.averages, AGGREGATES)}
+        for change in report.differences
+    ]  # fmt: skip
+    return json.dumps({"unit": "percent", "rows": rows, "differences": changes, "notes": report.notes}, indent=1) + "\n"
+
+
+ESCAPES = str.maketrans({c: f"\\{c}" for c in "&%$#_{}"} | {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
+                                                             "\\": r"\textbackslash{}"})  # fmt: skip
+
+
+def to_latex(report: Report) -> str:
+    """All tables for \\usepackage{booktabs,rotating,graphicx}: a table float each, wide headers turned upright."""
+    parts = []
+    for grid in grids(report):
+        upright = len(grid.header) > 6
+        names = [name.translate(ESCAPES) for name in grid.header]
+        header = [rf"\rotatebox{{90}}{{{name}}}" if upright else name for name in names]
+        lines = [r"\begin{table}", r"\centering", rf"\caption{{{grid.title.translate(ESCAPES)}}}"]
+        lines += [r"\resizebox{\textwidth}{!}{%", rf"\begin{{tabular}}{{l{'r' * len(header)}}}", r"\toprule"]
+        lines += [" & ".join(["Model", *header]) + r" \\", r"\midrule"]
+        for label, cells in grid.rows:
+            texts = [text_of(cell, grid.decimals, "--", "$-$") for cell in cells]
+            lines.append(" & ".join([label.translate(ESCAPES), *texts]) + r" \\")
+        lines += [r"\bottomrule", r"\end{tabular}}", r"\end{table}"]
+        parts.append("\n".join(lines))
+    parts += ["\n".join(f"% {note}" for note in report.notes)] if report.notes else []
+    return "\n\n".join(parts) + "\n"
+
+
+WRITERS = {"md": to_markdown, "csv": to_csv, "json": to_json, "tex": to_latex}
