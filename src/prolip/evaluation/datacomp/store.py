@@ -15,7 +15,7 @@ import json
 import math
 import os
 import socket
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -190,34 +190,3 @@ def latest(lines: Iterable[Line]) -> dict[Identity, dict[str, TaskResult]]:
         known = next((identity for identity in out if _same(identity, line.identity)), line.identity)
         out.setdefault(known, {})[line.result.key] = line.result
     return out
-
-
-def parse_shard(text: str | None, environment: Mapping[str, str]) -> tuple[int, int]:
-    """(index, count) of "i/n", or of "array": this task of a SLURM array; (0, 1) without. ValueError for others."""
-    if text is None:
-        return 0, 1
-    if text == "array":
-        names = ("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_MIN", "SLURM_ARRAY_TASK_STEP", "SLURM_ARRAY_TASK_COUNT")
-        if names[0] not in environment or names[3] not in environment:
-            raise ValueError("--shard array outside of a SLURM array: submit with sbatch --array=0-7, or give i/n")
-        number, first, step, count = (int(environment.get(name, default)) for name, default in zip(names, "0011"))
-        index = (number - first) // step
-    else:
-        try:
-            index, count = (int(part) for part in text.split("/"))
-        except ValueError:
-            raise ValueError(f"--shard {text!r}: write i/n, the first of eight is 0/8") from None
-    if not 0 <= index < count:
-        raise ValueError(f"shard {index} of {count}: i counts from 0, the last of {count} is {count - 1}/{count}")
-    return index, count
-
-
-def shard(tasks: Sequence[Task], index: int, count: int) -> tuple[Task, ...]:
-    """This shard's tasks: the largest first, each to the shard with the fewest images, so that all end together."""
-    loads, mine = [0] * count, []
-    for task in sorted(tasks, key=lambda task: (-task.size, task.key)):
-        least = loads.index(min(loads))
-        loads[least] += task.size
-        if least == index:
-            mine.append(task.key)
-    return tuple(task for task in tasks if task.key in mine)

@@ -23,7 +23,8 @@ class Task:
     key, name: DataComp's; kind: how it is scored; size: test images (WinoGAViL: instances); main_metric: a key of the
     task's metrics, None for the face sets, which count in no average; classes: as many as the paper's test has;
     tags: the aggregates it belongs to; groups: columns of the `.npy` beside each image, in their order; repository:
-    the dataset on the Hugging Face Hub; folders: names that its folder may have, the first is the usual one.
+    the dataset on the Hugging Face Hub that is fetched; streamed: the one that is read over the network, None where
+    there is none in shards; folders: names that its folder may have, the first is that of the repository.
     """
 
     key: str
@@ -35,12 +36,8 @@ class Task:
     tags: tuple[str, ...]
     groups: tuple[str, ...]
     repository: str
+    streamed: str | None
     folders: tuple[str, ...]
-
-    @property
-    def folder(self) -> str:
-        """The usual name of its folder."""
-        return self.folders[0]
 
     @property
     def counted(self) -> bool:
@@ -56,22 +53,25 @@ def wds_folder(key: str) -> str:
 def _classes(key: str, name: str, size: int, classes: int, *tags: str, metric: str = "acc1",
              groups: tuple[str, ...] = ()) -> Task:  # fmt: skip
     """A classification task in the clip_benchmark layout."""
-    folder = wds_folder(key)
-    return Task(key, name, "classification", size, metric, classes, tags, groups, f"djghosh/{folder}", (folder,))
+    repository = f"djghosh/{wds_folder(key)}"
+    folders = (wds_folder(key),)
+    return Task(key, name, "classification", size, metric, classes, tags, groups, repository, repository, folders)
 
 
-def _pairs(key: str, name: str, size: int, repository: str) -> Task:
-    """A retrieval task; DataComp itself reads its pictures with another library, this is the same test set as wds."""
-    folder = repository.split("/")[1]
-    names = (folder, wds_folder(key), wds_folder(key.removeprefix("retrieval/")))
-    return Task(key, name, "retrieval", size, "mean_recall@1", None, (RETRIEVAL,), (), repository, names)
+def _pairs(key: str, name: str, size: int, shards: str) -> Task:
+    """A retrieval task: DataComp's table with a zip, or the same test set in shards."""
+    table = key.removeprefix("retrieval/")
+    folders = (table, f"wds_{shards}", wds_folder(key), wds_folder(table))
+    streamed = f"clip-benchmark/wds_{shards}"
+    return Task(key, name, "retrieval", size, "mean_recall@1", None, (RETRIEVAL,), (), f"nlphuji/{table}", streamed,
+                folders)  # fmt: skip
 
 
 def _faces(key: str, name: str, size: int) -> Task:
     """A set of faces with four sets of prompts: race, gender, age, toxic."""
-    folder = wds_folder(key)
+    repository = f"djghosh/{wds_folder(key)}"
     columns = ("age", "gender", "race", "race_binary")
-    return Task(key, name, "faces", size, None, None, (FAIRNESS,), columns, f"djghosh/{folder}", (folder,))
+    return Task(key, name, "faces", size, None, None, (FAIRNESS,), columns, repository, repository, (wds_folder(key),))
 
 
 RECALL = "mean_per_class_recall"
@@ -111,10 +111,10 @@ TASKS: tuple[Task, ...] = (
     _classes("wilds/iwildcam", "iWildCam", 42791, 182, WILDS, metric="F1-macro_all", groups=("location", *TIME, "y")),
     _classes("wilds/camelyon17", "Camelyon17", 85054, 2, WILDS, groups=("hospital", "slide", "y")),
     _classes("wilds/fmow", "FMoW", 22108, 62, WILDS, metric="acc_worst_region", groups=("region", "year", "y")),
-    _pairs("retrieval/flickr_1k_test_image_text_retrieval", "Flickr", 1000, "clip-benchmark/wds_flickr30k"),
-    _pairs("retrieval/mscoco_2014_5k_test_image_text_retrieval", "MSCOCO", 5000, "clip-benchmark/wds_mscoco_captions"),
+    _pairs("retrieval/flickr_1k_test_image_text_retrieval", "Flickr", 1000, "flickr30k"),
+    _pairs("retrieval/mscoco_2014_5k_test_image_text_retrieval", "MSCOCO", 5000, "mscoco_captions"),
     Task("misc/winogavil", "WinoGAViL", "association", 3563, "jaccard_score_10-12", None, (RETRIEVAL,), (),
-         "nlphuji/winogavil", ("winogavil", "wds_misc-winogavil_test", "wds_winogavil_test")),
+         "nlphuji/winogavil", None, ("winogavil", "wds_misc-winogavil_test", "wds_winogavil_test")),
     _classes("fairness/dollar_street", "Dollar Street", 3503, 58, FAIRNESS, metric="acc_top5_wg",
              groups=("income_ds", "income_meta", "region")),
     _classes("fairness/geode", "GeoDE", 12488, 40, FAIRNESS, metric="acc_wg", groups=("region", "country")),

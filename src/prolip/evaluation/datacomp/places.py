@@ -1,0 +1,105 @@
+"""Where the 40 datasets lie: a folder that holds their folders, a URL above them, or the hub itself."""
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from prolip.data.faults import FaultCounter
+from prolip.data.opening import is_local, local_path
+from prolip.evaluation.datacomp.tasks import Task
+from prolip.evaluation.datasets.base import DamagedData, Dataset
+from prolip.evaluation.datasets.places import join
+from prolip.evaluation.datasets.tables import CAPTION_TABLES, open_caption_table, open_winogavil
+from prolip.evaluation.datasets.wds import open_wds
+
+HUB = "hf-hub"
+"""The data directory that means: read each dataset from the hub while it is evaluated."""
+
+
+class Found(NamedTuple):
+    """The datasets that are there, by key, and why others cannot be read."""
+
+    datasets: dict[str, Dataset]
+    missing: dict[str, str]
+
+
+def open_task(task: Task, data_dir: str, damage: FaultCounter | None = None) -> Dataset:
+    """The dataset of a task below `data_dir`: the first of its folders that is there.
+
+    data_dir: a folder, a URL, or "hf-hub". FileNotFoundError or DamagedData where there is none to be read.
+    """
+    if data_dir == HUB:
+        if task.streamed is None:
+            raise FileNotFoundError("it cannot be read from the hub, it is a table with a zip: fetch it")
+        return open_wds(f"hf-hub:{task.streamed}", name=task.name, damage=damage)
+    if is_local(data_dir):
+        root = Path(local_path(data_dir))
+        folder = next((root / name for name in task.folders if (root / name).is_dir()), None)
+        if folder is None:
+            raise FileNotFoundError(f"no folder {' or '.join(task.folders)}")
+        return _reader(task, folder)(str(folder), name=task.name, damage=damage)
+    if task.kind == "association":
+        raise FileNotFoundError("a table with a zip is read from a local folder only")
+    return _open_first(task, data_dir, damage)
+
+
+def _reader(task: Task, folder: Path) -> Callable[..., Dataset]:
+    """What reads a local folder of a task."""
+    if task.kind == "association":
+        return open_winogavil
+    if task.kind == "retrieval" and any((folder / table).is_file() for table in CAPTION_TABLES):
+        return open_caption_table
+    return open_wds
+
+
+def _open_first(task: Task, data_dir: str, damage: FaultCounter | None) -> Dataset:
+    """The first folder below a URL that holds shards."""
+    for name in task.folders:
+        try:
+            return open_wds(join(data_dir, name), name=task.name, damage=damage)
+        except FileNotFoundError as error:
+            last = error
+    raise last
+
+
+def check_task(task: Task, dataset: Dataset) -> None:
+    """DamagedData for a dataset that is of another kind than its task."""
+    kind = "classification" if task.kind == "faces" else task.kind
+    if dataset.kind != kind:
+        raise DamagedData(f"it says that it is {dataset.kind}, wanted {kind}: is it the folder of another dataset?")
+
+
+def find_datasets(tasks: Sequence[Task], data_dir: str, skip_damaged: bool = False) -> Found:
+    """Open every dataset: reads no image, but sees that all shards are there. Errors become entries of `missing`.
+
+    Raises FileNotFoundError where `data_dir` itself is no folder.
+    """
+    if data_dir != HUB and is_local(data_dir) and not os.path.isdir(local_path(data_dir)):
+        raise FileNotFoundError(f"--data-dir {data_dir} is no folder: give the one that the datasets are fetched to, or"
+                                f" {HUB} to read them over the network")  # fmt: skip
+    found = Found({}, {})
+    for task in tasks:
+        try:
+            dataset = open_task(task, data_dir, FaultCounter() if skip_damaged else None)
+            check_task(task, dataset)
+        except (OSError, ValueError) as error:
+            found.missing[task.key] = str(error)
+        else:
+            found.datasets[task.key] = dataset
+    return found
+
+
+def missing_report(tasks: Sequence[Task], found: Found, data_dir: str) -> str:
+    """What is missing and the commands that fetch it; empty if nothing is."""
+    absent = [task for task in tasks if task.key in found.missing]
+    if not absent:
+        return ""
+    root = local_path(data_dir) if data_dir != HUB and is_local(data_dir) else "DATA"
+    lines = [f"{len(absent)} of {len(tasks)} datasets cannot be read at {data_dir}:"]
+    for task in absent:
+        folder = f"{root}/{task.repository.split('/')[1]}"
+        lines.append(f"  {task.name}: {found.missing[task.key]}")
+        lines.append(f"    hf download --repo-type dataset {task.repository} --local-dir {folder}")
+    return "\n".join(lines)
