@@ -125,17 +125,24 @@ def cue_prompt(cue: str) -> str:
     return f"{'An' if cue.startswith(tuple('aeiou')) else 'A'} {cue}"
 
 
-def association_metrics(instances: Sequence[Association]) -> dict[str, float]:
-    """|chosen and true| / |chosen or true| when the n nearest candidates are chosen, n the number of true ones.
+def jaccards(instances: Sequence[Association]) -> np.ndarray:
+    """|chosen and true| / |chosen or true| of every instance, (A,), the n nearest chosen where n candidates are true.
 
-    The mean over all instances and by number of candidates, numbers that none has left out; the main one is over 10 to
-    12. Raises ValueError for an instance without a true candidate.
+    Raises ValueError for an instance without a true candidate.
     """
     if any(not bool(instance.associated.any()) for instance in instances):
         raise ValueError("an instance has no candidate that belongs to its cue: the file of instances is damaged")
     true = [frozenset(instance.associated.nonzero().flatten().tolist()) for instance in instances]
     chosen = [best(instance.scores, len(wanted)) for instance, wanted in zip(instances, true)]
-    values = np.array([jaccard([a], [b])["jaccard"] for a, b in zip(chosen, true)])
+    return np.array([jaccard([a], [b])["jaccard"] for a, b in zip(chosen, true)])
+
+
+def association_metrics(instances: Sequence[Association]) -> dict[str, float]:
+    """Mean Jaccard over all instances and by number of candidates, numbers that none has left out.
+
+    The main one is over 10 to 12 candidates. Raises ValueError for an instance without a true candidate.
+    """
+    values = jaccards(instances)
     sizes = np.array([len(instance.scores) for instance in instances])
     parts = {f"jaccard_score_{n}": sizes == n for n in (5, 6, 10, 12)}
     parts |= {"jaccard_score_5-6": sizes <= 6, "jaccard_score_10-12": sizes >= 10}

@@ -4,59 +4,81 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from prolip.evaluation.datacomp.store import Identity, Line, Store, TaskResult
+from prolip.evaluation.datacomp.store import Identity, Line, Store, data_mark, finished
 from prolip.evaluation.datacomp.tasks import Task
+from prolip.evaluation.evaluate import TaskResult
 
 POLL = 5.0
 """Seconds between two looks at tasks that other processes hold."""
 
 
+Evaluate = Callable[[Task, tuple[Identity, ...]], Mapping[Identity, TaskResult]]
+Tell = Callable[[Task, Mapping[Identity, TaskResult]], None]
+
+
 def share_tasks(
     tasks: Sequence[Task],
     store: Store,
-    identity: Identity,
+    identities: Sequence[Identity],
     marks: Mapping[str, str],
-    evaluate: Callable[[Task], TaskResult],
+    evaluate: Evaluate,
     say: Callable[[str], None] = print,
+    tell: Tell = lambda task, results: None,
     poll: float = POLL,
 ) -> dict[str, str]:
     """Evaluate what is not finished yet and nobody else is at; returns why tasks failed, by key.
 
     Any number of processes may run this on one store: each task is evaluated once, results are on disk before the claim
     is let go, and the tasks of a process that is killed are taken up by the others, which wait for each other at the
-    end. marks: data marks by key. A task whose data cannot be read (OSError, ValueError) does not end the others.
+    end. identities: one model with one similarity or several, which share a task's embeddings; marks: data marks by
+    key; tell: of a task whose results are on disk. A task whose data cannot be read (OSError, ValueError) does not end
+    the others.
     """
     failed: dict[str, str] = {}
     told = ""
     while True:
-        finished = store.finished(identity, marks)
-        pending = [task for task in tasks if task.key not in finished and task.key not in failed]
+        wanted = wanted_of(tasks, store, identities, marks)
+        pending = [task for task in tasks if wanted[task.key] and task.key not in failed]
         if not pending:
             return failed
         held = []
         for task in pending:
-            with store.claim(claim_name(task, identity)) as mine:
+            name = claim_name(task, identities[0])
+            with store.claim(name) as mine:
                 if not mine:
-                    held.append(task)
-                elif task.key not in store.finished(identity, marks):  # another process may have just let it go
-                    try:
-                        result = evaluate(task)
-                    except (OSError, ValueError) as error:
-                        failed[task.key] = str(error)
-                        say(f"{task.name} failed: {error}")
-                    else:
+                    held.append(f"{task.name} ({store.holder(name)})")
+                    continue
+                still = wanted_of([task], store, identities, marks)[task.key]  # another may have just let it go
+                try:
+                    results = evaluate(task, still) if still else {}
+                except (OSError, ValueError) as error:
+                    failed[task.key] = str(error)
+                    say(f"{task.name} failed: {error}")
+                else:
+                    for identity, result in results.items():
                         store.append(Line(identity, marks[task.key], result))
+                    if results:
+                        tell(task, results)
         if len(held) == len(pending):
-            waiting = f"waiting for {', '.join(f'{t.name} ({store.holder(claim_name(t, identity))})' for t in held)}"
+            waiting = f"waiting for {', '.join(held)}"
             if waiting != told:
                 say(waiting)
             told = waiting
             time.sleep(poll)
 
 
+def wanted_of(
+    tasks: Sequence[Task], store: Store, identities: Sequence[Identity], marks: Mapping[str, str]
+) -> dict[str, tuple[Identity, ...]]:
+    """Which identities have no result of a task yet, by key."""
+    lines = store.lines()
+    there = [(identity, finished(lines, identity, marks)) for identity in identities]
+    return {task.key: tuple(identity for identity, keys in there if task.key not in keys) for task in tasks}
+
+
 def claim_name(task: Task, identity: Identity) -> str:
-    """The name of a task's claim: another model or similarity may be at the same task."""
-    return f"{task.key}-{identity.mark}"
+    """The name of a task's claim, whatever the similarity: another model may be at the same task."""
+    return f"{task.key}-{data_mark(identity.fingerprint, identity.precision)}"
 
 
 def parse_shard(text: str | None, environment: Mapping[str, str]) -> tuple[int, int]:

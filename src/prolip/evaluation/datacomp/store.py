@@ -4,11 +4,12 @@
     OUTPUT/claims/*.lock        held (flock) while a process evaluates a task; who holds it is written inside
 
 A process that is killed loses its locks with it, so its task is taken up by the next one; what it was writing is at
-worst one line without its end, which readers skip. Where a file system has no flock between machines, share the tasks
-with --shard instead.
+worst one line without its end, which readers skip. Where locks do not reach from machine to machine, --shard shares the
+tasks without them.
 """
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -17,12 +18,14 @@ import os
 import socket
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from prolip.evaluation.datacomp.tasks import BY_KEY, Task
+from prolip.evaluation.datacomp.tasks import BY_KEY
+from prolip.evaluation.evaluate import TaskResult
 
+TOLERANCE = 0.01
 VERSION = 1
 """Of the scoring: raised when a metric changes, so that older lines are not taken for today's."""
 
@@ -52,31 +55,6 @@ class Identity:
 
 
 @dataclass(frozen=True)
-class TaskResult:
-    """One finished task. metrics: shares in [0, 1]; main_metric: one of their names, "" for the face sets."""
-
-    key: str
-    metrics: dict[str, float]
-    main_metric: str
-    info: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def task(self) -> Task:
-        """Its entry of the suite."""
-        return BY_KEY[self.key]
-
-    @property
-    def value(self) -> float | None:
-        """The main metric, None for the face sets."""
-        return self.metrics[self.main_metric] if self.main_metric else None
-
-    @property
-    def complete(self) -> bool:
-        """Whether it was measured on as many images (instances) as the published figures."""
-        return self.info.get("size") == self.task.size and not self.info.get("left_out")
-
-
-@dataclass(frozen=True)
 class Line:
     """A result with what it belongs to; data: fingerprint of images, class names and prompts."""
 
@@ -84,6 +62,21 @@ class Line:
     data: str
     result: TaskResult
     version: int = VERSION
+
+
+def main_value(result: TaskResult) -> float | None:
+    """The main metric, None for the face sets."""
+    return result.value if result.main_metric else None
+
+
+def is_complete(result: TaskResult) -> bool:
+    """Whether it was measured on what the published figures were: all classes, and the images but for one in a hundred.
+
+    (What lies on the hub differs from DataComp's own count by a few instances.) Damaged images left out: never.
+    """
+    task, info = BY_KEY[result.key], result.info
+    classes = info.get("classes", task.classes) == task.classes
+    return classes and not info.get("damaged") and abs(info.get("size", 0) - task.size) <= TOLERANCE * task.size
 
 
 def data_mark(*parts: Any) -> str:
@@ -96,9 +89,9 @@ def to_json(line: Line) -> str:
     result = line.result
     metrics: dict[str, Any] = {
         name: value if value is None or math.isfinite(value) else None
-        for name, value in {**result.metrics, "main_metric": result.value}.items()
+        for name, value in {**result.metrics, "main_metric": main_value(result)}.items()
     }
-    values = {"key": result.key, "dataset": result.task.name, "metrics": metrics, "main": result.main_metric}
+    values = {"key": result.key, "dataset": BY_KEY[result.key].name, "metrics": metrics, "main": result.main_metric}
     values |= {"identity": asdict(line.identity), "data": line.data, "info": result.info, "version": line.version}
     return json.dumps(values, allow_nan=False)
 
@@ -132,17 +125,12 @@ class Store:
         read = (from_json(line) for line in text.split("\n") if line.strip())
         return [line for line in read if line is not None and line.version == VERSION]
 
-    def finished(self, identity: Identity, marks: Mapping[str, str]) -> dict[str, TaskResult]:
-        """The results of this identity by key, for tasks whose data is as in `marks` (key -> data mark)."""
-        lines = [line for line in self.lines() if _same(line.identity, identity)]
-        return {line.result.key: line.result for line in lines if marks.get(line.result.key) == line.data}
-
     def append(self, line: Line) -> None:
         """Add a line: whole and on disk when this returns, after the lines of others, never within one."""
         self.folder.mkdir(parents=True, exist_ok=True)
         data = to_json(line).encode() + b"\n"
         with open(self.path, "a+b") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)  # held until the file is closed
+            lock(file, fcntl.LOCK_EX)  # held until the file is closed
             size = file.seek(0, os.SEEK_END)
             if size:
                 file.seek(size - 1)
@@ -157,7 +145,7 @@ class Store:
         self.claims.mkdir(parents=True, exist_ok=True)
         with open(self._claim_path(name), "a+") as file:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 yield False
                 return
@@ -178,9 +166,26 @@ class Store:
         return self.claims / f"{name.replace('/', '-')}.lock"
 
 
+def lock(file: IO, how: int) -> None:
+    """flock; ValueError that says what to do where the file system has none."""
+    try:
+        fcntl.flock(file, how)
+    except OSError as error:
+        if error.errno in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
+            raise ValueError(f"{file.name} lies on a file system without locks ({error.strerror}): give an --output on "
+                             "another one") from error  # fmt: skip
+        raise
+
+
 def _same(one: Identity, other: Identity) -> bool:
     """The name may differ, a folder may have moved: the fingerprint says what the weights are."""
     return one.mark == other.mark
+
+
+def finished(lines: Iterable[Line], identity: Identity, marks: Mapping[str, str]) -> dict[str, TaskResult]:
+    """The results of an identity by key, of tasks whose data is as in `marks` (key -> data mark)."""
+    mine = (line for line in lines if _same(line.identity, identity))
+    return {line.result.key: line.result for line in mine if marks.get(line.result.key) == line.data}
 
 
 def latest(lines: Iterable[Line]) -> dict[Identity, dict[str, TaskResult]]:

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from prolip.evaluation.datacomp.published import PublishedRow, reproduce
-from prolip.evaluation.datacomp.store import Identity, TaskResult
+from prolip.evaluation.datacomp.store import Identity, is_complete, main_value
 from prolip.evaluation.datacomp.tasks import AGGREGATES, BY_KEY, COUNTED, TASKS, aggregate
+from prolip.evaluation.evaluate import TaskResult
 
 FORMATS = ("md", "csv", "json", "tex")
 FIRST_BLOCK = 20
@@ -87,8 +88,9 @@ class Report:
 
 def our_row(identity: Identity, results: Mapping[str, TaskResult]) -> Row:
     """The row of a model from its finished tasks."""
-    values = {key: 100 * r.value for key, r in results.items() if r.value is not None and math.isfinite(r.value)}
-    marked = {key for key, r in results.items() if not r.complete}
+    mains = {key: main_value(result) for key, result in results.items()}
+    values = {key: 100 * value for key, value in mains.items() if value is not None and math.isfinite(value)}
+    marked = {key for key, result in results.items() if not is_complete(result)}
     averages, notes = {}, []
     label = identity.label
     for name, mean in aggregate(values).items():
@@ -99,13 +101,20 @@ def our_row(identity: Identity, results: Mapping[str, TaskResult]) -> Row:
             there = len(AGGREGATES[name]) - len(mean.missing)
             which = ", ".join(BY_KEY[key].name for key in mean.missing[:5]) + (" ..." if len(mean.missing) > 5 else "")
             notes.append(f"{label}: no {name}, {there} of {len(AGGREGATES[name])} tasks are there; missing: {which}.")
-    for key in (task.key for task in TASKS if task.key in marked):
-        result = results[key]
-        left_out = f", {result.info['left_out']} damaged left out" if result.info.get("left_out") else ""
-        size = f"{result.info.get('size', '?')} instead of {result.task.size}"
-        notes.append(f"* {label}: {result.task.name} on {size}{left_out}.")
-    faces = {key: r.metrics for key, r in results.items() if r.task.kind == "faces"}
+    notes += [f"* {label}: {measured_on(results[task.key])}." for task in TASKS if task.key in marked]
+    faces = {key: result.metrics for key, result in results.items() if BY_KEY[key].kind == "faces"}
     return Row(label, values, averages, True, frozenset(marked), tuple(notes), faces)
+
+
+def measured_on(result: TaskResult) -> str:
+    """Of a result that is not complete: on what it was measured, and what the published figures were."""
+    task, info = BY_KEY[result.key], result.info
+    unit = "instances" if task.kind == "association" else "images"
+    got, wanted = f"{info.get('size', 'an unknown number of')} {unit}", f"{task.size} {unit}"
+    if info.get("classes", task.classes) != task.classes:
+        got, wanted = f"{got} of {info['classes']} classes", f"{wanted} of {task.classes}"
+    damaged = ", ".join(f"{kind} {count}" for kind, count in info.get("damaged", {}).get("kinds", {}).items())
+    return f"{task.name} on {got} instead of {wanted}" + (f"; left out: {damaged}" if damaged else "")
 
 
 def published_row(row: PublishedRow) -> Row:

@@ -1,0 +1,177 @@
+"""One entry of the suite: its dataset through a model, once, and the figures of every similarity asked for."""
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from prolip.evaluation.datacomp.scores import (
+    association_metrics,
+    classification_metrics,
+    face_metrics,
+    group_columns,
+    jaccards,
+    retrieval_metrics,
+    split_prompts,
+)
+from prolip.evaluation.datacomp.tasks import FACE_PROMPTS, Task
+from prolip.evaluation.datasets.base import Dataset
+from prolip.evaluation.embed import similarity_scores
+from prolip.evaluation.embedder import Embedder
+from prolip.evaluation.evaluate import (
+    TaskResult,
+    check_fits,
+    instances,
+    own_labels,
+    pair_scores,
+    relevance_of,
+    score_blocks,
+)
+from prolip.evaluation.feature_store import FeatureStore
+from prolip.evaluation.features import Features, compute_features, embed_classes, image_features
+from prolip.evaluation.study import Logit, study_classification, study_errors, study_retrieval
+from prolip.gaussian import Gaussian
+
+NEIGHBOURS = 50_000
+"""Images up to which R-AUROC is computed: it takes their square of scores."""
+OF_LOGITS = ("csd", "csd_similarity")
+
+Scored = tuple[dict[str, float], dict[str, float]]
+"""Metrics of a task, and its figures of uncertainty."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How entries are evaluated. uncertainty: with the figures of refusal and calibration; store: where embeddings are
+    kept; the rest as in `compute_features`."""
+
+    uncertainty: bool = True
+    batch_size: int = 256
+    workers: int | None = None
+    progress: bool = False
+    store: FeatureStore | None = None
+
+
+def evaluate_entry(
+    task: Task, dataset: Dataset, embedder: Embedder, similarities: Sequence[str], settings: Settings | None = None
+) -> dict[str, TaskResult]:
+    """The result of a task by similarity; images and texts are embedded once.
+
+    Metrics as `datacomp.scores` names them, with `refusal/...` and `calibration/...` of `evaluation.study` beside them.
+    Raises ValueError (DamagedData) for data that cannot be scored.
+    """
+    for similarity in similarities:
+        check_fits(similarity, embedder.card)
+    settings = settings or Settings()
+    store = settings.store or FeatureStore()
+    started = time.perf_counter()
+    options: dict[str, Any] = {"batch_size": settings.batch_size, "workers": settings.workers}
+    compute = image_features if task.kind == "faces" else compute_features
+    features = compute(dataset, embedder, store, progress=settings.progress, **options)
+    classes = face_classes(dataset, embedder, store) if task.kind == "faces" else {}
+    embedded = time.perf_counter() - started
+    out = {}
+    for similarity in similarities:
+        started = time.perf_counter()
+        if task.kind == "faces":
+            metrics, figures = score_faces(task, features, classes, similarity)
+        else:
+            metrics, figures = SCORES[task.kind](task, features, similarity)
+        metrics |= figures if settings.uncertainty else {}
+        seconds = round(embedded + time.perf_counter() - started, 2)
+        info = describe(features, similarity) | {"seconds": seconds}
+        out[similarity] = TaskResult(task.key, metrics, check_main(task, metrics), info)
+    return out
+
+
+def describe(features: Features, similarity: str) -> dict[str, Any]:
+    """What a reader of a result asks: on what, and how uncertain; `size` is what the published figures count."""
+    dataset = features.dataset
+    out: dict[str, Any] = {"size": len(dataset.associations) or len(features.keys), "images": len(features.keys)}
+    if dataset.kind == "classification" and features.text is not None:
+        out["classes"] = len(features.text.mean)
+    out |= {"similarity": similarity, "source": dataset.source, "probabilistic": features.model.probabilistic}
+    if features.model.probabilistic:
+        out["image_trace"] = float(features.image.trace.mean())
+        out |= {} if features.text is None else {"text_trace": float(features.text.trace.mean())}
+    return out | ({"damaged": features.damaged} if features.damaged else {})
+
+
+def check_main(task: Task, metrics: dict[str, float]) -> str:
+    """The name of the main metric, "" for the face sets. ValueError where the data does not give it."""
+    if task.main_metric is None:
+        return ""
+    if task.main_metric not in metrics:
+        raise ValueError(f"the data gives no {task.main_metric}, the main metric of {task.name}: is it the whole set? "
+                         f"It gives {', '.join(key for key in metrics if '/' not in key)}")  # fmt: skip
+    return task.main_metric
+
+
+def score_classification(task: Task, features: Features, similarity: str) -> Scored:
+    """Classes and, where the task has them, groups."""
+    scores = torch.cat([block for _, block in score_blocks(features, similarity)])
+    labels = own_labels(features)
+    metrics = classification_metrics(task, scores, labels, features.groups)
+    return metrics, class_study(scores, labels, features, features.text, similarity)
+
+
+def score_retrieval(task: Task, features: Features, similarity: str) -> Scored:
+    """Images and their own captions."""
+    own, _ = relevance_of(features)
+    image, text = (features.image, features.text) if features.model.probabilistic else (None, None)
+    scores, logit = pair_scores(features, similarity), logit_of(features, similarity)
+    i2t, t2i, study = study_retrieval(scores, own, image, text, logit)
+    return retrieval_metrics(i2t, t2i), study.figures()
+
+
+def score_associations(task: Task, features: Features, similarity: str) -> Scored:
+    """WinoGAViL. Refused by the negative of the best candidate's score, and by the cue's trace."""
+    scored = list(instances(features, similarity))
+    uncertainties: dict[str, np.ndarray | Tensor] = {"score": np.array([-float(x.scores.max()) for x in scored])}
+    if features.model.probabilistic and features.text is not None:
+        uncertainties["text"] = features.text.trace
+    return association_metrics(scored), study_errors(1 - jaccards(scored), uncertainties).figures()
+
+
+SCORES: dict[str, Callable[[Task, Features, str], Scored]] = {
+    "classification": score_classification, "retrieval": score_retrieval, "association": score_associations,
+}  # fmt: skip
+
+
+def face_classes(dataset: Dataset, embedder: Embedder, store: FeatureStore) -> dict[str, Gaussian]:
+    """The classes of race, gender, age and toxic, each with the prompts of its own."""
+    names = split_prompts(dataset.classnames, "class names")
+    templates = split_prompts(dataset.templates, "templates")
+    return {what: embed_classes(names[what], templates[what], embedder, store) for what in FACE_PROMPTS}
+
+
+def score_faces(task: Task, features: Features, classes: dict[str, Gaussian], similarity: str) -> Scored:
+    """The four classifications of the face sets; uncertainty against errors of gender, which both sets label alike."""
+    scores = {what: similarity_scores(features.image, z, similarity) for what, z in classes.items()}
+    predicted = {what: of_class.argmax(1) for what, of_class in scores.items()}
+    metrics = face_metrics(task, predicted, features.groups)
+    columns = group_columns(task, features.groups, len(features.keys))
+    gender = torch.from_numpy(columns[:, task.groups.index("gender")])
+    return metrics, class_study(scores["gender"], gender, features, classes["gender"], similarity)
+
+
+def class_study(
+    scores: Tensor, labels: Tensor, features: Features, classes: Gaussian | None, similarity: str
+) -> dict[str, float]:
+    """The figures of uncertainty of a classification."""
+    image, own = (features.image, classes) if features.model.probabilistic else (None, None)
+    neighbours = len(labels) <= NEIGHBOURS
+    return study_classification(scores, labels, image, own, logit_of(features, similarity), neighbours).figures()
+
+
+def logit_of(features: Features, similarity: str) -> Logit | None:
+    """What turns scores into match probabilities, for the similarity that the model was trained with."""
+    model = features.model
+    if similarity not in OF_LOGITS or model.logit_scale is None:
+        return None
+    return Logit(model.logit_scale, model.logit_bias)

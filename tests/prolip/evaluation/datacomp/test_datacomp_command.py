@@ -1,0 +1,158 @@
+"""The command around the tasks: what is missing, what is damaged, shards, tables of several runs."""
+import json
+import shutil
+
+import miniatures
+import pytest
+from datacomp_suite import Oracle, write_suite
+
+from prolip.evaluation.datacomp.__main__ import main, parse
+from prolip.evaluation.datacomp.tasks import TASKS, select_tasks
+
+FEW = select_tasks(["cifar10", "mnist", "retrieval", "geode", "utkface"])
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """(model, folder with all datasets)."""
+    root = tmp_path_factory.mktemp("datacomp")
+    model = miniatures.prolip_folder(root / "model")
+    write_suite(root / "data", TASKS, Oracle(model))
+    return model, root / "data"
+
+
+def command(data, out, *arguments):
+    model, folder = data
+    return ["--model", model, "--data-dir", str(folder), "--output", str(out), "--workers", "0", "--device", "cpu",
+            *arguments]  # fmt: skip
+
+
+def keys(out):
+    return [json.loads(line)["key"] for line in (out / "results.jsonl").read_text().splitlines()]
+
+
+def copy(data, to):
+    """The datasets of FEW elsewhere."""
+    names = [name for task in FEW for name in task.folders if (data[1] / name).is_dir()]
+    for name in names:
+        shutil.copytree(data[1] / name, to / name)
+    return data[0], to
+
+
+NAMES = [task.key for task in FEW]
+
+
+def test_missing_datasets_are_named_with_the_command_that_fetches_them_before_anything_runs(data, tmp_path, capsys):
+    model, folder = copy(data, tmp_path / "data")
+    shutil.rmtree(folder / "wds_mnist_test")
+    (folder / "wds_geode_test" / "test" / "0.tar").unlink()
+    with pytest.raises(SystemExit) as stop:
+        main(command((model, folder), tmp_path / "out", "--tasks", *NAMES))
+    assert stop.value.code == 2
+    out, err = capsys.readouterr()
+    assert f"2 of {len(FEW)} datasets cannot be read" in out
+    assert f"hf download --repo-type dataset djghosh/wds_mnist_test --local-dir {folder}/wds_mnist_test" in out
+    assert "MNIST: no folder wds_mnist_test" in out and "GeoDE:" in out and "0.tar" in out
+    assert "--allow-missing" in err and not (tmp_path / "out").exists()
+
+
+def test_the_rest_is_evaluated_where_missing_ones_are_allowed(data, tmp_path, capsys):
+    model, folder = copy(data, tmp_path / "data")
+    shutil.rmtree(folder / "winogavil")
+    outcome = main(command((model, folder), tmp_path / "out", "--allow-missing", "--tasks", *NAMES))
+    assert sorted(keys(tmp_path / "out")) == sorted(set(NAMES) - {"misc/winogavil"})
+    assert list(outcome.missing) == ["misc/winogavil"]
+    assert outcome.report.ours[0].averages == {}
+    assert "no Retrieval, 2 of 3 tasks are there; missing: WinoGAViL." in capsys.readouterr().out
+
+
+def test_a_damaged_dataset_fails_alone_and_is_taken_up_when_it_is_mended(data, tmp_path, capsys):
+    model, folder = copy(data, tmp_path / "data")
+    shard = folder / "wds_cifar10_test" / "test" / "0.tar"
+    whole = shard.read_bytes()
+    shard.write_bytes(whole[: len(whole) // 2])
+    arguments = command((model, folder), tmp_path / "out", "--tasks", *NAMES)
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
+    assert stop.value.code == 1
+    assert "CIFAR-10 failed" in capsys.readouterr().err
+    assert "cifar10" not in keys(tmp_path / "out") and len(keys(tmp_path / "out")) == len(FEW) - 1
+    shard.write_bytes(whole)
+    main(arguments)
+    assert keys(tmp_path / "out").count("cifar10") == 1 and len(keys(tmp_path / "out")) == len(FEW)
+
+
+def test_changed_data_is_evaluated_again(data, tmp_path):
+    model, folder = copy(data, tmp_path / "data")
+    arguments = command((model, folder), tmp_path / "out", "--tasks", "mnist", "cifar10")
+    main(arguments)
+    templates = folder / "wds_mnist_test" / "zeroshot_classification_templates.txt"
+    templates.write_text("a drawing of {c}\n")
+    main(arguments)
+    assert sorted(keys(tmp_path / "out")) == ["cifar10", "mnist", "mnist"]
+
+
+def test_shards_of_the_suite_make_the_whole_together(data, tmp_path):
+    main(command(data, tmp_path / "out", "--tasks", *NAMES, "--shard", "0/2", "--no-uncertainty"))
+    first = keys(tmp_path / "out")
+    assert 0 < len(first) < len(FEW)
+    main(command(data, tmp_path / "out", "--tasks", *NAMES, "--shard", "1/2", "--no-uncertainty"))
+    assert sorted(keys(tmp_path / "out")) == sorted(NAMES)
+
+
+def test_saved_embeddings_serve_a_later_similarity(data, tmp_path):
+    features = ["--save-features", str(tmp_path / "features"), "--tasks", "mnist", "utkface"]
+    main(command(data, tmp_path / "out", *features))
+    stored = {path: path.stat().st_mtime_ns for path in (tmp_path / "features").rglob("*.safetensors")}
+    main(command(data, tmp_path / "out", *features, "--similarity", "csd", "wasserstein2"))
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "features").rglob("*.safetensors")} == stored
+    assert sorted(keys(tmp_path / "out")) == ["fairness/utkface"] * 2 + ["mnist"] * 2
+
+
+def test_tables_of_several_runs_stand_side_by_side(data, tmp_path, capsys):
+    for name, similarity in (("a", "csd"), ("b", "mean")):
+        main(command(data, tmp_path / name, "--tasks", "imagenet", "--similarity", similarity))
+    folders = [str(tmp_path / "a"), str(tmp_path / "b")]
+    outcome = main(["--tables-of", *folders, "--output", str(tmp_path / "c"), "--published", "openai"])
+    assert [row.label.split()[-1] for row in outcome.report.ours] == ["(csd)", "(mean)"]
+    assert "OpenCLIP ViT-B-16, openai" in (tmp_path / "c" / "tables.md").read_text()
+    with pytest.raises(SystemExit):
+        main(["--tables-of", str(tmp_path / "none"), "--output", str(tmp_path / "d")])
+    assert "no result in" in capsys.readouterr().err
+
+
+def test_an_openclip_model_runs_beside_ours_without_uncertainty(data, tmp_path):
+    small = miniatures.small_openclip(tmp_path / "clip")
+    arguments = command(data, tmp_path / "out", "--tasks", *NAMES)
+    arguments[1:2] = ["ViT-mini", "--pretrained", str(tmp_path / "clip" / "weights.pt")]
+    outcome = main(arguments)
+    lines = [json.loads(line) for line in (tmp_path / "out" / "results.jsonl").read_text().splitlines()]
+    assert sorted(line["key"] for line in lines) == sorted(NAMES)
+    assert {line["identity"]["fingerprint"] for line in lines} == {small.fingerprint}
+    assert not any("trace" in key for line in lines for key in line["info"])
+    assert all("refusal/image/aurc" not in line["metrics"] for line in lines)
+    assert outcome.report.ours[0].label.startswith("ViT-mini:")
+
+
+@pytest.mark.parametrize("arguments, message", [
+    (["--tasks", "imagenett"], "no task 'imagenett'"), (["--similarity", "dot"], "dot"), (["--shard", "2/2"], "from 0"),
+    (["--published", "gpt"], "no published row"), (["--data-dir", "nowhere"], "nowhere is no folder"),
+])  # fmt: skip
+def test_mistakes_end_in_one_line_before_the_model_is_loaded(data, tmp_path, capsys, arguments, message):
+    with pytest.raises(SystemExit) as stop:
+        main(command(("ViT-does-not-exist", data[1]), tmp_path / "out", *arguments))
+    assert stop.value.code == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and message in error
+
+
+def test_the_list_shows_every_task_and_what_to_fetch(capsys):
+    main(["--list"])
+    out = capsys.readouterr().out
+    assert len(out.splitlines()) == 41 and "djghosh/wds_wilds-fmow_test" in out and "nlphuji/winogavil" in out
+
+
+def test_a_model_and_data_are_asked_for(capsys):
+    with pytest.raises(SystemExit):
+        parse(["--model", "x"])
+    assert "--data-dir" in capsys.readouterr().err
