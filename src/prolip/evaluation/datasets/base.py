@@ -1,7 +1,9 @@
 """What an evaluation reads: one image at a time with what is true of it, whatever the files look like."""
 from __future__ import annotations
 
+import hashlib
 import io
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -9,15 +11,21 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from PIL import Image
 
+from prolip.data.faults import FaultCounter, SampleFault
+
 Kind = Literal["classification", "multilabel", "retrieval", "association"]
+
+
+class DamagedData(ValueError):
+    """Files of a test set are damaged, incomplete or gone; the message names them and says what to do."""
 
 
 class Sample(NamedTuple):
     """One encoded image and what is known of it; unused fields are None.
 
     key: unique in its dataset; label: class, an int, or a multi-hot (C,) array for multilabel; groups: integers of the
-    file's metadata (a region, an income, a year: the task knows which); captions: all texts of the image;
-    cue, candidates, associated: WinoGAViL, where an instance has several images (see `Association`).
+    file's metadata (a region, an income, a year: the task knows which); captions: all texts of the image. WinoGAViL's
+    instances, which have several images each, are `Dataset.associations`.
     """
 
     key: str
@@ -27,7 +35,7 @@ class Sample(NamedTuple):
     captions: tuple[str, ...] | None = None
 
     def open(self) -> Image.Image:
-        """The picture in RGB. Raises OSError when the bytes are no picture."""
+        """The picture in RGB, as clip_benchmark and OpenCLIP convert it. Raises OSError where the bytes are none."""
         return Image.open(io.BytesIO(self.image)).convert("RGB")
 
 
@@ -45,9 +53,12 @@ class Dataset:
 
     samples: a new pass over all of them in the order of the files; classnames and templates ({} or {c} where the class
     goes) of classification and multilabel; associations: of WinoGAViL; size: images, None if only reading tells;
-    fingerprint: changes with the data (hash of names and sizes of the files, or of an index): the key of caches;
-    relevance: (images, texts) pairs that match beyond each image's own captions, by (image key, caption index); None:
-    own captions only; source: folder or URL, for messages.
+    fingerprint: changes with the data (names, sizes and samples of the files' bytes), not with class names or prompts:
+    the key of caches; relevance: (images, texts) pairs that match beyond each image's own captions, by (image key,
+    caption index in the order of the whole dataset); None: own captions only; source: folder or URL, for messages;
+    info: JSON values, `relevant_by: "label"` where a text is true of every image of its class; damage: None, and the
+    first damaged file or sample ends the evaluation (`DamagedData`), or a counter, and what is damaged is counted there
+    and left out: the result says so.
     """
 
     name: str
@@ -61,3 +72,21 @@ class Dataset:
     size: int | None = None
     relevance: frozenset[tuple[str, int]] | None = None
     info: dict[str, Any] = field(default_factory=dict)
+    damage: FaultCounter | None = None
+
+
+def note_fault(damage: FaultCounter | None, fault: SampleFault, key: str = "", place: str = "") -> None:
+    """Count a fault in `damage`; without a counter raise it as `DamagedData` with the sample's and the file's name."""
+    if damage is not None:
+        damage.add(fault, key, place)
+        return
+    where = " of ".join(part for part in (f"sample {key!r}" if key else "", place) if part)
+    raise DamagedData(
+        f"{where}: {fault}. Fetch this file again; --skip-damaged (in Python damage=FaultCounter()) evaluates what is "
+        "left and says in the result what was left out"
+    ) from fault
+
+
+def fingerprint(*parts: Any) -> str:
+    """32 hexadecimal digits of JSON values: equal parts, equal digits, on every machine."""
+    return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=16).hexdigest()

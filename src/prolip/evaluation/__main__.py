@@ -1,0 +1,147 @@
+"""Zero-shot classification and retrieval of one model on any data sets, with any similarities.
+
+    python -m prolip.evaluation --model local-dir:runs/demo/model --dataset wds:data/wds_cifar10_test --similarity csd
+    python -m prolip.evaluation --model ViT-B-16 --pretrained openai --dataset imagenet:data/val coco:coco.json,coco
+    python -m prolip.evaluation --features features --similarity wasserstein2
+
+The third form needs no model: it scores what --save-features has kept.
+"""
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from prolip.checkpoint import CheckpointError
+from prolip.data.faults import FaultCounter
+from prolip.evaluation.datasets.base import Dataset
+from prolip.evaluation.datasets.specs import FORMS, open_dataset
+from prolip.evaluation.embed import PRECISIONS, SIMILARITIES, check_similarity
+from prolip.evaluation.embedder import RANDOM, load_embedder
+from prolip.evaluation.evaluate import TaskResult, check_fits, evaluate_dataset
+from prolip.evaluation.feature_store import FeatureStore
+from prolip.evaluation.features import Features, compute_features, load_features
+
+#: Metrics of the table, in this order where a task has them.
+COLUMNS = (
+    "acc1", "acc5", "mean_per_class_recall", "mAP", "i2t/R@1", "i2t/R@5", "i2t/R@10", "i2t/mAP@R", "t2i/R@1",
+    "t2i/R@5", "t2i/R@10", "t2i/mAP@R", "mean_recall@1", "avg_jaccard_score", "jaccard_score_10-12",
+)  # fmt: skip
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser("python -m prolip.evaluation", description=__doc__, formatter_class=form)
+    add = parser.add_argument
+    add("--model", help="local-dir:FOLDER, hf-hub:NAME, or a name of ours or OpenCLIP's with --pretrained")
+    add("--pretrained", help=f"weights file or OpenCLIP's tag; {RANDOM} for untrained weights")
+    add("--tokenizer", help="another tokenizer than the model's: a folder of its files, or bpe")
+    add("--dataset", nargs="+", default=[], metavar="WORD:ADDRESS", help=FORMS)
+    add("--split", help="another split than test")
+    add("--similarity", nargs="+", default=["csd"], help=f"{', '.join(SIMILARITIES)} or measures (default: csd)")
+    add("--save-features", metavar="DIR", help="keep embeddings here, and take those that are here already")
+    add("--features", metavar="DIR", help="evaluate what --save-features kept, without a model")
+    add("--device", default="cpu")
+    add("--precision", default="fp32", choices=PRECISIONS)
+    add("--batch-size", type=int, default=256)
+    add("--workers", type=int, help="threads that decode images (default: cores - 1, at most 16)")
+    add("--confusion", action="store_true", help="counts of true and predicted classes in the JSON")
+    add("--skip-damaged", action="store_true", help="leave out damaged samples; the result says which")
+    add("--out", metavar="FILE", help="the results as JSON")
+    return parser.parse_args(arguments)
+
+
+def check(args: argparse.Namespace) -> None:
+    """ValueError for flags that do not go together, before anything is loaded."""
+    for similarity in args.similarity:
+        check_similarity(similarity)
+    if args.features and (args.model or args.dataset or args.save_features):
+        raise ValueError(
+            "--features evaluates without a model: drop --model, --dataset and --save-features, or give "
+            f"--save-features {args.features} instead, which takes what is there and adds the rest"
+        )
+    if not args.features and not (args.model and args.dataset):
+        raise ValueError("give --model and --dataset, or --features DIR to evaluate saved embeddings")
+
+
+def features_of(args: argparse.Namespace) -> Iterator[Features]:
+    """The features of all data sets: opened first, so that a missing one is known before the first is embedded."""
+    if args.features:
+        yield from load_features(FeatureStore(args.features))
+        return
+    datasets = [open_one(spec, args) for spec in args.dataset]
+    embedder = load_embedder(args.model, args.pretrained, args.device, args.precision, args.tokenizer)
+    for similarity in args.similarity:
+        check_fits(similarity, embedder.card)
+    store = FeatureStore(args.save_features)
+    for dataset in datasets:
+        yield compute_features(
+            dataset, embedder, store, args.batch_size, args.workers, progress=sys.stderr.isatty()
+        )
+
+
+def open_one(spec: str, args: argparse.Namespace) -> Dataset:
+    """A data set, with a counter for damage where it may be left out."""
+    return open_dataset(spec, args.split, FaultCounter() if args.skip_damaged else None)
+
+
+def run(args: argparse.Namespace) -> list[TaskResult]:
+    """Check, embed, score; the table and the JSON at the end, the JSON also after every data set."""
+    check(args)
+    results: list[TaskResult] = []
+    for features in features_of(args):
+        for similarity in args.similarity:
+            results.append(evaluate_dataset(features.dataset, features, similarity, confusion=args.confusion))
+        if args.out:
+            write(results, Path(args.out))
+    print(format_table(results) + (f"\n\nwritten to {args.out}" if args.out else ""))
+    return results
+
+
+def write(results: Sequence[TaskResult], path: Path) -> None:
+    """The results as one JSON list."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps([result.to_dict() for result in results], indent=1, allow_nan=False))
+
+
+def format_table(results: Sequence[TaskResult]) -> str:
+    """A line per task, model and similarity, shares in percent; one block per kind of task."""
+    blocks: dict[tuple[str, ...], list[TaskResult]] = {}
+    for result in results:
+        blocks.setdefault(tuple(name for name in COLUMNS if name in result.metrics), []).append(result)
+    lines = []
+    for columns, rows in blocks.items():
+        names = [[row.key, row.info["similarity"], str(row.info["images"])] for row in rows]
+        first, second = (max(len(name[i]) for name in names) for i in (0, 1))
+        widths = [max(7, len(column) + 2) for column in columns]
+        head = "".join(f"{column:>{width}}" for column, width in zip(columns, widths))
+        lines += ["", f"{'':<{first}}  {'':<{second}}  {'images':>7}{head}"]
+        for (key, similarity, images), row in zip(names, rows):
+            cells = "".join(f"{100 * row.metrics[column]:{width}.2f}" for column, width in zip(columns, widths))
+            lines.append(f"{key:<{first}}  {similarity:<{second}}  {images:>7}{cells}{left_out(row)}")
+    return "\n".join(lines[1:])
+
+
+def left_out(result: TaskResult) -> str:
+    """A remark for a result that lacks samples."""
+    damaged = result.info.get("damaged")
+    return f"  ! left out: {', '.join(f'{kind} {n}' for kind, n in damaged['kinds'].items())}" if damaged else ""
+
+
+def main(arguments: Sequence[str] | None = None) -> list[TaskResult]:
+    """The command: what the user can mend ends in one line and exit code 2."""
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    args = parse(arguments)
+    try:
+        return run(args)
+    except (FileNotFoundError, ValueError, CheckpointError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(2) from error
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,139 @@
+"""CUB captions (Reed et al. 2016): ten sentences for each picture of CUB-200-2011, with its splits.
+
+    CAPTIONS/001.Black_footed_Albatross/NAME.txt     a caption per line
+    IMAGES/001.Black_footed_Albatross/NAME.jpg
+    images.txt, train_test_split.txt                 CUB's own split, beside IMAGES: split "test"
+    testclasses.txt                                  50 classes that no model was trained on: split "unseen"
+    trainvalclasses.txt, seen_test_images.txt        held-out pictures of the other 150: split "seen"
+
+The last three are the files of PCME (Chun et al. 2021), which the probabilistic literature evaluates on; there a
+caption is true of every picture of its species.
+"""
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from prolip.data.faults import FaultCounter
+from prolip.data.shards import explain_missing
+from prolip.evaluation.datasets.base import DamagedData, Dataset, Sample, fingerprint
+from prolip.evaluation.datasets.folders import read_bytes
+from prolip.evaluation.datasets.places import check_files
+
+FILES = {
+    "test": ("images.txt", "train_test_split.txt"),
+    "unseen": ("testclasses.txt",),
+    "seen": ("trainvalclasses.txt", "seen_test_images.txt"),
+}
+
+
+class Picture(NamedTuple):
+    """An image with its captions; key: CLASS/NAME.jpg; label: the number of the species, from 0."""
+
+    path: str
+    key: str
+    label: int
+    captions: tuple[str, ...]
+
+
+def open_cub(
+    captions: str | os.PathLike,
+    images: str | os.PathLike,
+    split: str = "test",
+    lists: str | os.PathLike | None = None,
+    name: str | None = None,
+    damage: FaultCounter | None = None,
+) -> Dataset:
+    """The pictures of a split in the order of classes and names, with all their captions.
+
+    lists: the folder with the files of the split; default: looked for in the two folders and above them. A text is
+    relevant for all pictures of its species (info `relevant_by`). FileNotFoundError, ValueError, DamagedData before
+    anything is computed.
+    """
+    texts, root = Path(captions), Path(images)
+    for folder in (texts, root):
+        if not folder.is_dir():
+            raise FileNotFoundError(f"no folder {folder}: {explain_missing(str(folder))}")
+    if split not in FILES:
+        raise ValueError(f"CUB has no split {split!r}: give one of {', '.join(FILES)}")
+    places = [Path(lists)] if lists is not None else [texts, root, texts.resolve().parent, root.resolve().parent]
+    chosen = choose(split, [find_list(name, places) for name in FILES[split]], root)
+    classes = sorted(entry.name for entry in os.scandir(root) if entry.is_dir())
+    label = {folder: number for number, folder in enumerate(classes)}
+    captioned = [texts / f"{os.path.splitext(key)[0]}.txt" for key in chosen]
+    check_files([str(file) for file in captioned], f"captions of the split {split!r} of CUB")
+    pictures = [
+        Picture(str(root / key), key, label[key.split("/")[0]], read_captions(file))
+        for key, file in zip(chosen, captioned)
+    ]
+    sizes = check_files([picture.path for picture in pictures], f"images of the split {split!r} of CUB")
+    return Dataset(
+        name=name or f"cub_{split}",
+        kind="retrieval",
+        samples=partial(read_pictures, tuple(pictures), damage),
+        fingerprint=fingerprint("cub", [(p.key, p.label, size, p.captions) for p, size in zip(pictures, sizes)]),
+        source=f"{texts},{root}",
+        size=len(pictures),
+        info={"split": split, "relevant_by": "label"},
+        damage=damage,
+    )
+
+
+def find_list(name: str, places: list[Path]) -> Path:
+    """The file `name` in the first place that has it."""
+    for place in places:
+        if (place / name).is_file():
+            return place / name
+    looked = ", ".join(dict.fromkeys(str(place) for place in places))
+    raise FileNotFoundError(f"no {name} in {looked}: fetch it and give its folder with lists=")
+
+
+def choose(split: str, files: list[Path], root: Path) -> list[str]:
+    """The keys CLASS/NAME.jpg of a split, in alphabetical order."""
+    lines = [file.read_text(encoding="utf-8").split("\n") for file in files]
+    rows = [[line.strip() for line in content if line.strip()] for content in lines]
+    try:
+        if split == "test":
+            training = dict(line.split() for line in rows[1])
+            keys = [key for number, key in (line.split() for line in rows[0]) if training[number] == "0"]
+        else:
+            numbers = {int(line.split(".")[0]) for line in rows[0]}
+            keys = [
+                f"{folder.name}/{file.name}"
+                for folder in os.scandir(root)
+                if folder.is_dir() and int(folder.name.split(".")[0]) in numbers
+                for file in os.scandir(folder.path)
+                if file.name.lower().endswith((".jpg", ".jpeg"))
+            ]
+    except (ValueError, KeyError) as error:
+        names, what = " and ".join(file.name for file in files), f"{type(error).__name__}: {error}"
+        raise DamagedData(f"{names} with {root} do not fit ({what}): fetch them again") from error
+    if split == "seen":
+        held_out = set(rows[1])
+        keys = [key for key in keys if key in held_out]
+    if not keys:
+        raise ValueError(f"the split {split!r} has no picture in {root}: is it the folder of the class folders?")
+    return sorted(keys)
+
+
+def read_captions(file: Path) -> tuple[str, ...]:
+    """The lines of a caption file, without blank ones."""
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise DamagedData(f"{file} is no UTF-8 text ({error}): fetch it again") from error
+    captions = tuple(line.strip() for line in lines if line.strip())
+    if not captions:
+        raise DamagedData(f"{file} holds no caption: fetch it again")
+    return captions
+
+
+def read_pictures(pictures: tuple[Picture, ...], damage: FaultCounter | None) -> Iterator[Sample]:
+    """The samples."""
+    for picture in pictures:
+        data = read_bytes(picture.path, damage)
+        if data is not None:
+            yield Sample(picture.key, data, picture.label, captions=picture.captions)

@@ -1,0 +1,112 @@
+"""The emoji corpus as a retrieval task of clip_benchmark's layout, with its many-to-many labels.
+
+    python -m prolip.evaluation.datasets.emoji --data data/emoji/emojione.tar --out FOLDER
+
+Every distinct text stands once in the gallery: a name with its own drawing, another text with the first drawing that it
+is true of. `relevance.json` holds all further true pairs; a tool that does not read it sees one caption set per image.
+"""
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from webdataset import TarWriter
+
+from prolip.data import emoji
+from prolip.data.emoji import Corpus
+from prolip.evaluation.datasets.wds import COUNT, RELEVANCE, TYPE
+
+SHARD = 1000
+
+
+def write_emoji(corpus: Corpus, folder: str | os.PathLike, split: str = "test", shard: int = SHARD) -> Path:
+    """Write a corpus as `FOLDER/dataset_type.txt` and `FOLDER/SPLIT/...`; nshards.txt comes last.
+
+    Texts of concepts without a drawing are true of nothing that is shown; they are left out. ValueError for a corpus
+    without drawings, FileExistsError where the split is written already.
+    """
+    if not corpus.drawings:
+        raise ValueError("the corpus has no drawing: give shards, or a rule that leaves some")
+    folder = Path(folder)
+    if (folder / split / COUNT).exists():
+        raise FileExistsError(f"{folder / split} is written already: give another folder, or remove it")
+    owned = own_texts(corpus)
+    shared = relevance(corpus, owned)
+    (folder / split).mkdir(parents=True, exist_ok=True)
+    shards = -(-len(corpus.drawings) // shard)
+    for number in range(shards):
+        # Names, dates and owners are constant, so the same corpus gives the same bytes.
+        with TarWriter(str(folder / split / f"{number}.tar"), encoder=False, mtime=0, user="", group="") as writer:
+            for row in range(number * shard, min((number + 1) * shard, len(corpus.drawings))):
+                drawing = corpus.drawings[row]
+                texts = "\n".join(owned[row]).encode()
+                writer.write({"__key__": drawing.key, suffix_of(drawing.data): drawing.data, "txt": texts})
+    (folder / TYPE).write_text("retrieval\n")
+    (folder / split / RELEVANCE).write_text(json.dumps({"pairs": shared}))
+    (folder / split / COUNT).write_text(f"{shards}\n")
+    return folder
+
+
+def own_texts(corpus: Corpus) -> list[list[str]]:
+    """The texts that stand with each drawing: its concept's name, and what no drawing before it carries."""
+    table = corpus.caption_table()
+    true_of = table.text_relation[:, corpus.drawing_concepts]
+    shown = true_of.any(1)
+    owner = np.where(shown, true_of.argmax(1), -1)
+    row_of = {text: row for row, text in enumerate(table.texts)}
+    first = {concept: row for row, concept in reversed(list(enumerate(corpus.drawing_concepts.tolist())))}
+    for concept, row in first.items():
+        owner[row_of[corpus.concepts[concept].name]] = row
+    out: list[list[str]] = [[] for _ in corpus.drawings]
+    for text in np.flatnonzero(shown):
+        out[owner[text]].append(table.texts[text])
+    return out
+
+
+def relevance(corpus: Corpus, owned: list[list[str]]) -> dict[str, list[int]]:
+    """The true pairs beyond each drawing's own texts: image key -> rows of the gallery in the order of `owned`."""
+    table = corpus.caption_table()
+    row_of = {text: row for row, text in enumerate(table.texts)}
+    gallery = np.array([row_of[text] for texts in owned for text in texts])
+    owners = np.repeat(np.arange(len(owned)), [len(texts) for texts in owned])
+    true_of = table.text_relation[gallery]
+    out = {}
+    for row, concept in enumerate(corpus.drawing_concepts):
+        further = np.flatnonzero(true_of[:, concept] & (owners != row))
+        if len(further):
+            out[corpus.drawings[row].key] = further.tolist()
+    return out
+
+
+def suffix_of(data: bytes) -> str:
+    """The suffix that fits a picture's first bytes."""
+    if data[:4] == b"RIFF":
+        return "webp"
+    return "png" if data.startswith(b"\x89PNG") else "jpg"
+
+
+def main(arguments: Sequence[str] | None = None) -> Path:
+    """The command: what the user can mend ends in one line and exit code 2."""
+    parser = argparse.ArgumentParser("python -m prolip.evaluation.datasets.emoji", description=__doc__.split("\n")[0])
+    parser.add_argument("--data", nargs="+", required=True, metavar="TAR", help="shards of the corpus")
+    parser.add_argument("--select", help="which concepts, e.g. 'group=animals nature|food drink'")
+    parser.add_argument("--out", required=True, metavar="FOLDER")
+    args = parser.parse_args(arguments)
+    try:
+        corpus = emoji.read(args.data)
+        corpus = corpus.select(args.select) if args.select else corpus
+        folder = write_emoji(corpus, args.out)
+    except (FileNotFoundError, FileExistsError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(2) from error
+    print(f"{len(corpus.drawings)} drawings written; evaluate them with --dataset wds:{folder}")
+    return folder
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

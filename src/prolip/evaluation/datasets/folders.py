@@ -1,0 +1,160 @@
+"""Folders of class folders, as ImageNet's validation set is unpacked: FOLDER/CLASS/IMAGE."""
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import NamedTuple
+
+from open_clip.zero_shot_metadata import IMAGENET_CLASSNAMES, OPENAI_IMAGENET_TEMPLATES
+from timm.data import ImageNetInfo
+
+from prolip.data.faults import FaultCounter, SampleFault
+from prolip.data.samples import IMAGE_SUFFIXES
+from prolip.data.shards import explain_missing, listing
+from prolip.evaluation.datasets.base import DamagedData, Dataset, Sample, fingerprint, note_fault
+from prolip.evaluation.datasets.places import check_files
+
+WNID = re.compile(r"n\d{8}")
+#: For folders that are no ImageNet classes.
+PLAIN_TEMPLATES = ("a photo of a {c}.",)
+CLASSNAMES, TEMPLATES = "classnames.txt", "zeroshot_classification_templates.txt"
+
+
+class ImageFile(NamedTuple):
+    """A file, its path below the root (its key) and its class."""
+
+    path: str
+    key: str
+    label: int
+
+
+def open_folder(
+    root: str | os.PathLike,
+    name: str | None = None,
+    classnames: str | os.PathLike | None = None,
+    templates: str | os.PathLike | None = None,
+    damage: FaultCounter | None = None,
+) -> Dataset:
+    """Images in class folders; a class is its folder's rank in alphabetical order, as torchvision's ImageFolder has it.
+
+    classnames, templates: text files, a line per class folder and per prompt; default the files classnames.txt and
+    zeroshot_classification_templates.txt in the root or beside it. Without them folders named by WordNet ids are
+    ImageNet classes (all 1000 or the 200 of ImageNet-A, -O and -R) with OpenCLIP's names and its 80 prompts, and other
+    folders are called as they are named. FileNotFoundError, ValueError and DamagedData before anything is computed.
+    """
+    root = Path(root)
+    if not root.is_dir():
+        raise FileNotFoundError(f"no image folder {root}: {explain_missing(str(root))}")
+    folders = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith("."))
+    if not folders:
+        raise ValueError(f"{root} holds no class folder but {listing(str(root))}: give the folder above the classes")
+    files = [file for label, folder in enumerate(folders) for file in images_in(root, folder, label)]
+    sizes = check_files([file.path for file in files], f"images of {root}")
+    return Dataset(
+        name=name or root.resolve().name,
+        kind="classification",
+        samples=partial(read_files, tuple(files), damage),
+        fingerprint=fingerprint("folder", [(file.key, size) for file, size in zip(files, sizes)]),
+        source=str(root),
+        classnames=names_of(root, folders, classnames),
+        templates=templates_of(root, folders, templates),
+        size=len(files),
+        info={"folders": folders},
+        damage=damage,
+    )
+
+
+def images_in(root: Path, folder: str, label: int) -> list[ImageFile]:
+    """The images of one class in alphabetical order, subfolders too. DamagedData where there is none."""
+    found = []
+    for here, below, names in os.walk(root / folder, followlinks=True):
+        below.sort()
+        for name in sorted(names):
+            if os.path.splitext(name)[1][1:].lower() in IMAGE_SUFFIXES and not name.startswith("."):
+                path = os.path.join(here, name)
+                found.append(ImageFile(path, os.path.relpath(path, root).replace(os.sep, "/"), label))
+    if not found:
+        raise DamagedData(
+            f"the class folder {root / folder} holds no image ({', '.join(IMAGE_SUFFIXES)}): unpack it, or remove it"
+        )
+    return found
+
+
+def names_of(root: Path, folders: list[str], given: str | os.PathLike | None) -> tuple[str, ...]:
+    """The class names: of a file, of ImageNet, or of the folders."""
+    lines = lines_beside(root, CLASSNAMES, given)
+    if lines is not None:
+        if len(lines) != len(folders):
+            raise ValueError(
+                f"{len(lines)} class names for {len(folders)} class folders of {root} ({folders[0]}, ...): give one "
+                "name per folder, in alphabetical order of the folders"
+            )
+        return lines
+    if all(WNID.fullmatch(folder) for folder in folders):
+        known = imagenet_names()
+        strange = [folder for folder in folders if folder not in known]
+        if strange:
+            raise ValueError(
+                f"{len(strange)} folders of {root} are no classes of ImageNet-1k ({', '.join(strange[:3])}): give "
+                f"their names with a {CLASSNAMES} in the folder"
+            )
+        return tuple(known[folder] for folder in folders)
+    return tuple(folder.replace("_", " ") for folder in folders)
+
+
+def templates_of(root: Path, folders: list[str], given: str | os.PathLike | None) -> tuple[str, ...]:
+    """The prompts: of a file, OpenCLIP's 80 for ImageNet, or the plain one."""
+    lines = lines_beside(root, TEMPLATES, given)
+    if lines is None:
+        return imagenet_templates() if all(WNID.fullmatch(folder) for folder in folders) else PLAIN_TEMPLATES
+    for line in lines:
+        if "{c}" not in line and "{}" not in line:
+            raise ValueError(f"the prompt {line!r} of {given or TEMPLATES} has no {{c}} where the class goes")
+    return lines
+
+
+def lines_beside(root: Path, name: str, given: str | os.PathLike | None) -> tuple[str, ...] | None:
+    """The lines of a given file, or of the file `name` in the root or its parent; None without one."""
+    if given is not None and not Path(given).is_file():
+        raise FileNotFoundError(f"no file {given}: {explain_missing(str(given))}")
+    places = [Path(given)] if given is not None else [root / name, root.resolve().parent / name]
+    for place in places:
+        if place.is_file():
+            text = place.read_text(encoding="utf-8-sig").rstrip()
+            if not text:
+                raise ValueError(f"{place} is empty: write a line per entry, or remove it")
+            return tuple(line.strip() for line in text.splitlines())
+    return None
+
+
+@lru_cache(maxsize=1)
+def imagenet_names() -> dict[str, str]:
+    """WordNet id -> OpenCLIP's name of each of the 1000 classes."""
+    return dict(zip(ImageNetInfo("imagenet-1k").label_names(), IMAGENET_CLASSNAMES))
+
+
+def imagenet_templates() -> tuple[str, ...]:
+    """OpenCLIP's 80 prompts as strings with {c}."""
+    return tuple(template("{c}") for template in OPENAI_IMAGENET_TEMPLATES)
+
+
+def read_files(files: tuple[ImageFile, ...], damage: FaultCounter | None) -> Iterator[Sample]:
+    """The samples in the order of the classes."""
+    for file in files:
+        data = read_bytes(file.path, damage)
+        if data is not None:
+            yield Sample(file.key, data, file.label)
+
+
+def read_bytes(path: str, damage: FaultCounter | None) -> bytes | None:
+    """A file; None where it cannot be read and damage is counted."""
+    if damage is not None:
+        damage.samples += 1
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        note_fault(damage, SampleFault("missing image", error.strerror or str(error)), place=path)
+        return None

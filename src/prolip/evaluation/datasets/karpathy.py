@@ -1,0 +1,113 @@
+"""COCO and Flickr30k with the splits of Karpathy and Fei-Fei (2015): dataset_coco.json, dataset_flickr30k.json."""
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from prolip.data.faults import FaultCounter
+from prolip.data.shards import explain_missing
+from prolip.evaluation.datasets.base import DamagedData, Dataset, Sample, fingerprint
+from prolip.evaluation.datasets.folders import read_bytes
+from prolip.evaluation.datasets.places import check_files
+
+#: Captions per image that the field evaluates: COCO's 5K test is 5,000 images and 25,000 captions, though some images
+#: have six or seven.
+CAPTIONS = 5
+
+
+class Captioned(NamedTuple):
+    """An image file with its captions and the ids of the annotation files."""
+
+    path: str
+    key: str
+    image_id: int
+    captions: tuple[str, ...]
+    caption_ids: tuple[int, ...]
+
+
+def open_karpathy(
+    annotations: str | os.PathLike,
+    images: str | os.PathLike,
+    split: str = "test",
+    captions: int | None = CAPTIONS,
+    name: str | None = None,
+    damage: FaultCounter | None = None,
+) -> Dataset:
+    """The images of one split in the file's order, each with its first `captions` captions (None: all).
+
+    annotations: the JSON file; images: the folder above val2014/ and train2014/, or that of Flickr30k's files. info:
+    `image_ids` and `caption_ids` in the order of images and captions (COCO's ids, by which CxC and ECCV Caption name
+    them). FileNotFoundError for missing files, all images included, DamagedData for a file of another layout.
+    """
+    file, root = Path(annotations), Path(images)
+    if not root.is_dir():
+        raise FileNotFoundError(f"no image folder {root}: {explain_missing(str(root))}")
+    records, splits, known = read_records(file)
+    chosen = [record for record in records if record["split"] == split]
+    if not chosen:
+        raise ValueError(f"{file} has no images of the split {split!r}: it has {', '.join(splits)}")
+    rows = [parse_record(record, root, file, captions) for record in chosen]
+    sizes = check_files([row.path for row in rows], f"images of the split {split!r} of {file.name} below {root}")
+    return Dataset(
+        name=name or f"{known or file.stem}_karpathy_{split}",
+        kind="retrieval",
+        samples=partial(read_captioned, tuple(rows), damage),
+        fingerprint=fingerprint("karpathy", [(row.key, size, row.captions) for row, size in zip(rows, sizes)]),
+        source=f"{file},{root}",
+        size=len(rows),
+        info={
+            "split": split,
+            "image_ids": [row.image_id for row in rows],
+            "caption_ids": [number for row in rows for number in row.caption_ids],
+        },
+        damage=damage,
+    )
+
+
+def read_records(file: Path) -> tuple[list[dict[str, Any]], list[str], str]:
+    """The records of the JSON file, its splits, and the data set's name in it."""
+    if not file.is_file():
+        raise FileNotFoundError(f"no annotations {file}: {explain_missing(str(file))}")
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        records = content["images"]
+        splits = sorted({record["split"] for record in records})
+    except (ValueError, KeyError, TypeError) as error:
+        raise DamagedData(
+            f"{file} is no file of Karpathy's splits ({type(error).__name__}: {error}): want "
+            '{"images": [{"filename", "split", "sentences"}, ...]}; fetch dataset_coco.json or dataset_flickr30k.json'
+        ) from error
+    return records, splits, str(content.get("dataset", ""))
+
+
+def parse_record(record: dict[str, Any], root: Path, file: Path, wanted: int | None) -> Captioned:
+    """One image of the file. DamagedData where it lacks something, or captions."""
+    try:
+        name, sentences = record["filename"], record["sentences"]
+        texts = tuple(sentence["raw"].strip() for sentence in sentences)[:wanted]
+        ids = tuple(int(sentence["sentid"]) for sentence in sentences)[:wanted]
+        number = int(record.get("cocoid", record.get("imgid", -1)))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        name = record.get("filename", "?")
+        raise DamagedData(f"{file}: image {name!r} lacks {error}: fetch the file again") from error
+    if len(texts) < (wanted or 1) or not all(texts):
+        raise DamagedData(
+            f"{file}: {name} has {sum(map(bool, texts))} captions, wanted {wanted or 'at least 1'}: give captions=None "
+            "for as many as there are"
+        )
+    below = root / record.get("filepath", "") / name
+    path = below if below.is_file() else root / name
+    key = str(record["cocoid"]) if "cocoid" in record else name
+    return Captioned(str(path if path.is_file() else below), key, number, texts, ids)
+
+
+def read_captioned(rows: tuple[Captioned, ...], damage: FaultCounter | None) -> Iterator[Sample]:
+    """The samples in the order of the file."""
+    for row in rows:
+        data = read_bytes(row.path, damage)
+        if data is not None:
+            yield Sample(row.key, data, captions=row.captions)

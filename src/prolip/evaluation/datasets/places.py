@@ -1,0 +1,157 @@
+"""Small files and shards of a test set at a folder or behind a URL: what is there, what it says, whether it changed."""
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+from prolip.data.faults import ShardFault
+from prolip.data.opening import ReadPolicy, is_local, local_path, open_stream
+from prolip.data.shards import explain_missing, listing
+from prolip.evaluation.datasets.base import DamagedData
+
+#: Bytes of a shard's head, middle and tail that its mark is made of.
+SAMPLED = 2**16
+CONNECTIONS = 8
+NAMED = 3
+#: The page of a data set on the hub: its small files lie under raw/, its large ones under resolve/.
+HUB_PAGE = re.compile(r"(?P<repo>https?://[^/]+/datasets/[^/]+/[^/]+)/tree/(?P<branch>.+)")
+
+
+class Place(NamedTuple):
+    """Where a test set lies. metadata, data: folders or URLs above text files and shards; source: as given."""
+
+    source: str
+    metadata: str
+    data: str
+
+    @property
+    def local(self) -> bool:
+        """Whether it is a folder of this machine."""
+        return is_local(self.data)
+
+    def text(self, *parts: str, policy: ReadPolicy | None = None) -> str | None:
+        """A text file, None where there is none."""
+        return read_text(join(self.metadata, *parts), policy)
+
+    def lines(self, *parts: str, policy: ReadPolicy | None = None) -> tuple[str, ...]:
+        """The stripped lines of a text file without empty ones at its end, () where there is none."""
+        text = self.text(*parts, policy=policy)
+        return tuple(line.strip() for line in text.rstrip().splitlines()) if text else ()
+
+
+def find_place(source: str | os.PathLike) -> Place:
+    """A folder, any URL that shards may have, a page of the hub (.../datasets/ORG/NAME/tree/main) or hf-hub:ORG/NAME.
+
+    FileNotFoundError where a local folder is missing.
+    """
+    source = str(source)
+    if source.startswith("hf-hub:"):
+        from huggingface_hub.constants import ENDPOINT
+
+        source = f"{ENDPOINT}/datasets/{source.removeprefix('hf-hub:')}/tree/main"
+    page = HUB_PAGE.fullmatch(source.rstrip("/"))
+    if page:
+        repo, branch = page["repo"], page["branch"]
+        return Place(source, f"{repo}/raw/{branch}", f"{repo}/resolve/{branch}")
+    if is_local(source):
+        path = local_path(source)
+        if not os.path.isdir(path):
+            raise FileNotFoundError(f"no test set at {path}: {explain_missing(path)}")
+        return Place(source, path, path)
+    return Place(source, source, source)
+
+
+def join(base: str, *parts: str) -> str:
+    """A path or URL below another."""
+    return "/".join([base.rstrip("/"), *parts])
+
+
+def read_text(url: str, policy: ReadPolicy | None = None) -> str | None:
+    """The text of a file or URL, None where there is nothing; DamagedData where it cannot be read or is no UTF-8."""
+    try:
+        stream = open_stream(url, policy)
+        try:
+            parts = []
+            while part := stream.read(2**16):
+                parts.append(part)
+        finally:
+            stream.close()
+    except ShardFault as fault:
+        if isinstance(fault.__cause__, FileNotFoundError) or fault.message.startswith("HTTP 404"):
+            return None
+        raise DamagedData(f"{url} cannot be read ({fault.message}): check the address and the permission") from fault
+    try:
+        return b"".join(parts).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DamagedData(f"{url} is no UTF-8 text ({error}): fetch it again") from error
+
+
+def shard_marks(urls: Sequence[str], policy: ReadPolicy | None = None) -> list[str]:
+    """A mark of each shard that changes with it, and at once the check that all of them are there.
+
+    Of local files: size and the bytes at the head, in the middle and at the tail; of others what the server tells, size
+    and version. FileNotFoundError naming shards that are missing, DamagedData for those that cannot be opened.
+    """
+    missing = [url for url in urls if is_local(url) and not os.path.isfile(local_path(url))]
+    if missing:
+        more = f" and {len(missing) - NAMED} more" if len(missing) > NAMED else ""
+        raise FileNotFoundError(
+            f"{len(missing)} of {len(urls)} shards are missing: {', '.join(missing[:NAMED])}{more}: fetch them, or "
+            "correct nshards.txt"
+        )
+    with ThreadPoolExecutor(CONNECTIONS) as pool:
+        return list(pool.map(lambda url: shard_mark(url, policy), urls))
+
+
+def shard_mark(url: str, policy: ReadPolicy | None = None) -> str:
+    """The mark of one shard."""
+    if is_local(url):
+        return file_mark(local_path(url))
+    try:
+        stream = open_stream(url, policy)
+    except ShardFault as fault:
+        raise DamagedData(f"{url} cannot be read ({fault.message}): check the address and the permission") from fault
+    try:
+        return str(stream.identity)
+    finally:
+        stream.close()
+
+
+def file_mark(path: str | os.PathLike) -> str:
+    """Size and a hash of three samples of a file's bytes."""
+    size = os.path.getsize(path)
+    digest = hashlib.blake2b(digest_size=16)
+    with open(path, "rb") as file:
+        for start in sorted({0, max(0, size // 2 - SAMPLED // 2), max(0, size - SAMPLED)}):
+            file.seek(start)
+            digest.update(file.read(SAMPLED))
+    return f"{size} {digest.hexdigest()}"
+
+
+def check_files(paths: Sequence[str], what: str) -> list[int]:
+    """The sizes of local files. FileNotFoundError naming those that are missing, DamagedData those that are empty."""
+    sizes, missing, empty = [], [], []
+    for path in paths:
+        try:
+            sizes.append(os.stat(path).st_size)
+            if not sizes[-1]:
+                empty.append(path)
+        except OSError:
+            missing.append(path)
+    for kind, names in ((FileNotFoundError, missing), (DamagedData, empty)):
+        if names:
+            more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+            state = "are missing" if kind is FileNotFoundError else "are empty"
+            hint = f" {explain_missing(names[0])}" if kind is FileNotFoundError else " Fetch them again."
+            raise kind(f"{what}: {len(names)} of {len(paths)} files {state}: {', '.join(names[:NAMED])}{more}.{hint}")
+    return sizes
+
+
+def folder_holds(folder: str | os.PathLike) -> str:
+    """A message's "it holds ..." of a folder."""
+    return f"{folder} holds {listing(str(folder))}" if Path(folder).is_dir() else f"there is no folder {folder}"

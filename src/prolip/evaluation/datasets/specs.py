@@ -1,0 +1,53 @@
+"""Data sets by a word and an address, as commands take them: `wds:FOLDER`, `coco:JSON,ROOT`."""
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from prolip.data.faults import FaultCounter
+from prolip.evaluation.datasets.base import Dataset
+from prolip.evaluation.datasets.cub import open_cub
+from prolip.evaluation.datasets.folders import open_folder
+from prolip.evaluation.datasets.karpathy import open_karpathy
+from prolip.evaluation.datasets.tables import open_caption_table, open_winogavil
+from prolip.evaluation.datasets.wds import open_wds
+from prolip.model_config import near_matches
+
+
+class Reader(NamedTuple):
+    """A reader, how many comma-separated addresses it takes, and whether it has splits."""
+
+    open: Callable[..., Dataset]
+    form: str
+    addresses: int
+    splits: bool
+
+
+READERS = {
+    "wds": Reader(open_wds, "wds:FOLDER or URL", 1, True),
+    "imagenet": Reader(open_folder, "imagenet:FOLDER", 1, False),
+    "coco": Reader(open_karpathy, "coco:JSON,IMAGES", 2, True),
+    "flickr": Reader(open_karpathy, "flickr:JSON,IMAGES", 2, True),
+    "cub": Reader(open_cub, "cub:CAPTIONS,IMAGES", 2, True),
+    "captions": Reader(open_caption_table, "captions:FOLDER", 1, False),
+    "winogavil": Reader(open_winogavil, "winogavil:FOLDER", 1, False),
+}
+FORMS = ", ".join(reader.form for reader in READERS.values())
+
+
+def open_dataset(spec: str, split: str | None = None, damage: FaultCounter | None = None) -> Dataset:
+    """The data set that a word and its addresses name; ValueError for another word or number of addresses.
+
+    split: of readers that have splits, default test. Errors of the readers pass through.
+    """
+    word, colon, rest = spec.partition(":")
+    if not colon or word not in READERS:
+        raise ValueError(f"the data set {spec!r} begins with no known word: {near_matches(word, READERS)} ({FORMS})")
+    reader = READERS[word]
+    addresses = rest.split(",") if reader.addresses > 1 else [rest]
+    if len(addresses) != reader.addresses or not all(addresses):
+        raise ValueError(f"the data set {spec!r} has {len(addresses)} address(es): write {reader.form}")
+    if split is not None and not reader.splits:
+        raise ValueError(f"{reader.form} has no splits: drop --split {split}")
+    options = {"split": split} if split is not None else {}
+    return reader.open(*addresses, **options, damage=damage)

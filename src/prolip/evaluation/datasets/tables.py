@@ -1,0 +1,187 @@
+"""Tables with a zip of images, as DataComp's retrieval tasks and WinoGAViL lie on the hub (organisation nlphuji).
+
+    test_1k_flickr.csv        images_flickr_1k_test.zip         filename, raw: a JSON list of captions
+    test_5k_mscoco_2014.csv   images_mscoco_2014_5k_test.zip
+    winogavil_dataset.csv     winogavil_images.zip              ID, cue, candidates, associations: JSON lists of names
+
+The zip holds a folder of its own name; it may be unpacked beside the table.
+"""
+from __future__ import annotations
+
+import csv
+import json
+import os
+import zipfile
+import zlib
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from prolip.data.faults import FaultCounter, SampleFault
+from prolip.data.shards import explain_missing
+from prolip.evaluation.datasets.base import Association, DamagedData, Dataset, Sample, fingerprint, note_fault
+from prolip.evaluation.datasets.places import file_mark, folder_holds
+
+CAPTION_TABLES = {
+    "test_1k_flickr.csv": "images_flickr_1k_test",
+    "test_5k_mscoco_2014.csv": "images_mscoco_2014_5k_test",
+}
+WINOGAVIL, WINOGAVIL_IMAGES = "winogavil_dataset.csv", "winogavil_images"
+NAMED = 3
+
+
+class Images(NamedTuple):
+    """Image files in a folder or a zip: `members` maps a file's name to its path there."""
+
+    source: Path
+    members: dict[str, str]
+
+    def mark(self) -> str:
+        """Changes with the zip, or with names and sizes of the folder."""
+        if self.source.is_file():
+            return file_mark(self.source)
+        return fingerprint(sorted((name, os.path.getsize(path)) for name, path in self.members.items()))
+
+    def check(self, names: list[str], table: Path) -> None:
+        """FileNotFoundError naming files of the table that are not there."""
+        missing = [name for name in names if name not in self.members]
+        if missing:
+            more = f" and {len(missing) - NAMED} more" if len(missing) > NAMED else ""
+            raise FileNotFoundError(
+                f"{len(missing)} of {len(names)} images of {table.name} are not in {self.source}: "
+                f"{', '.join(missing[:NAMED])}{more}: fetch the zip again and unpack all of it, or leave it packed"
+            )
+
+    def read(self, names: list[str], damage: FaultCounter | None) -> Iterator[tuple[str, bytes]]:
+        """Name and bytes of files, in the order given."""
+        archive = zipfile.ZipFile(self.source) if self.source.is_file() else None
+        try:
+            for name in names:
+                if damage is not None:
+                    damage.samples += 1
+                try:
+                    member = self.members[name]
+                    data = archive.read(member) if archive is not None else Path(member).read_bytes()
+                except (OSError, zipfile.BadZipFile, zlib.error) as error:
+                    note_fault(damage, SampleFault("missing image", str(error)), name, str(self.source))
+                else:
+                    yield name, data
+        finally:
+            if archive is not None:
+                archive.close()
+
+
+def find_images(folder: Path, name: str) -> Images:
+    """The folder `name`, or `name.zip`, beside a table. FileNotFoundError, and DamagedData for a zip that is none."""
+    unpacked, packed = folder / name, folder / f"{name}.zip"
+    if unpacked.is_dir():
+        return Images(unpacked, {entry.name: entry.path for entry in os.scandir(unpacked) if entry.is_file()})
+    if not packed.is_file():
+        raise FileNotFoundError(f"neither {name}.zip nor {name}/ in {folder}: {folder_holds(folder)}; fetch the zip")
+    try:
+        with zipfile.ZipFile(packed) as archive:
+            inside = [member for member in archive.namelist() if not member.endswith("/") and "__MACOSX" not in member]
+    except zipfile.BadZipFile as error:
+        raise DamagedData(f"{packed} is no whole zip ({error}): fetch it again") from error
+    return Images(packed, {os.path.basename(member): member for member in inside})
+
+
+def read_table(table: Path, columns: tuple[str, ...], lists: tuple[str, ...]) -> list[dict[str, Any]]:
+    """The rows of a CSV with `columns`, of which `lists` hold JSON. FileNotFoundError, DamagedData."""
+    if not table.is_file():
+        raise FileNotFoundError(f"no {table}: {explain_missing(str(table))}")
+    with open(table, newline="", encoding="utf-8") as lines:
+        reader = csv.DictReader(lines)
+        absent = [column for column in columns if column not in (reader.fieldnames or [])]
+        if absent:
+            raise DamagedData(
+                f"{table} has no column {', '.join(absent)}; it has {', '.join(reader.fieldnames or []) or 'none'}: is "
+                "it the file of the hub?"
+            )
+        rows: list[dict[str, Any]] = list(reader)
+    for number, row in enumerate(rows, start=2):
+        for column in lists:
+            try:
+                row[column] = [str(value) for value in json.loads(row[column])]
+            except (ValueError, TypeError) as error:
+                what = f"{table} row {number}: {column} is no JSON list"
+                raise DamagedData(f"{what} ({error}): fetch it again") from error
+    if not rows:
+        raise DamagedData(f"{table} has no row: fetch it again")
+    return rows
+
+
+def open_caption_table(
+    folder: str | os.PathLike, name: str | None = None, damage: FaultCounter | None = None
+) -> Dataset:
+    """Flickr30k 1K or COCO 5K as DataComp evaluates them: retrieval with all captions of each row.
+
+    FileNotFoundError without table, zip or an image, DamagedData where they cannot be read.
+    """
+    folder = Path(folder)
+    table = next((folder / table for table in CAPTION_TABLES if (folder / table).is_file()), None)
+    if table is None:
+        raise FileNotFoundError(f"no {' or '.join(CAPTION_TABLES)} in {folder}: {folder_holds(folder)}")
+    rows = read_table(table, ("filename", "raw"), ("raw",))
+    images = find_images(folder, CAPTION_TABLES[table.name])
+    captions = {row["filename"]: tuple(text.strip() for text in row["raw"]) for row in rows}
+    if len(captions) < len(rows) or not all(captions.values()):
+        raise DamagedData(f"{table} names an image twice or without captions: fetch it again")
+    images.check(list(captions), table)
+    return Dataset(
+        name=name or folder.resolve().name,
+        kind="retrieval",
+        samples=partial(read_captioned, images, captions, damage),
+        fingerprint=fingerprint("captions", images.mark(), list(captions.items())),
+        source=str(folder),
+        size=len(captions),
+        damage=damage,
+    )
+
+
+def read_captioned(
+    images: Images, captions: dict[str, tuple[str, ...]], damage: FaultCounter | None
+) -> Iterator[Sample]:
+    """The samples in the order of the table."""
+    for name, data in images.read(list(captions), damage):
+        yield Sample(name, data, captions=captions[name])
+
+
+def open_winogavil(folder: str | os.PathLike, name: str = "winogavil", damage: FaultCounter | None = None) -> Dataset:
+    """WinoGAViL: which of the candidates belong to a cue. Every image is one sample, however many instances show it.
+
+    FileNotFoundError without table, zip or an image, DamagedData where they cannot be read or an association is no
+    candidate.
+    """
+    folder = Path(folder)
+    table = folder / WINOGAVIL
+    rows = read_table(table, ("cue", "candidates", "associations"), ("candidates", "associations"))
+    images = find_images(folder, WINOGAVIL_IMAGES)
+    instances = []
+    for number, row in enumerate(rows, start=2):
+        candidates, associated = tuple(row["candidates"]), frozenset(row["associations"])
+        if not associated or not associated <= set(candidates) or len(set(candidates)) < len(candidates):
+            what = f"{table} row {number}: associations {sorted(associated)} of {candidates}"
+            raise DamagedData(f"{what}: fetch it again")
+        instances.append(Association(row["cue"], candidates, associated))
+    names = list(dict.fromkeys(candidate for instance in instances for candidate in instance.images))
+    files = {candidate: f"{candidate}.jpg" for candidate in names}
+    images.check(list(files.values()), table)
+    return Dataset(
+        name=name,
+        kind="association",
+        samples=partial(read_candidates, images, files, damage),
+        fingerprint=fingerprint("winogavil", images.mark(), file_mark(table)),
+        source=str(folder),
+        associations=tuple(instances),
+        size=len(names),
+        damage=damage,
+    )
+
+
+def read_candidates(images: Images, files: dict[str, str], damage: FaultCounter | None) -> Iterator[Sample]:
+    """Every image once, keyed by the candidate's name."""
+    candidates = {file: candidate for candidate, file in files.items()}
+    for file, data in images.read(list(files.values()), damage):
+        yield Sample(candidates[file], data)

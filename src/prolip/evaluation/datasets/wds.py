@@ -1,0 +1,222 @@
+"""clip_benchmark's webdataset folders and URLs: classification, multi-label, groups beside labels, retrieval.
+
+    FOLDER/classnames.txt                            a class per line
+    FOLDER/zeroshot_classification_templates.txt     a prompt per line, {c} where the class goes
+    FOLDER/dataset_type.txt                          classification (or no file), multilabel, retrieval
+    FOLDER/test/nshards.txt                          how many shards
+    FOLDER/test/0.tar ...                            KEY.{webp,png,jpg,jpeg} with KEY.cls, KEY.npy or KEY.txt
+    FOLDER/test/relevance.json                       ours: further true pairs of images and captions
+
+`.npy` is the multi-hot label of a multilabel set and the metadata (region, income, ...) beside `.cls` elsewhere; `.txt`
+holds a caption per line. `relevance.json` is {"pairs": {image key: [caption index, ...]}}; the index counts the
+captions of all images in the order of the shards. Tools that do not know it see the captions of `.txt` alone.
+"""
+from __future__ import annotations
+
+import io
+import json
+import os
+from collections.abc import Iterator
+from functools import partial
+from typing import NamedTuple, get_args
+
+import numpy as np
+
+from prolip.data.connections import ReadPolicy
+from prolip.data.faults import UNCHARGED, FaultCounter, SampleFault
+from prolip.data.opening import is_local, local_path
+from prolip.data.samples import Raw, image_bytes
+from prolip.data.tar import read_shard
+from prolip.evaluation.datasets.base import DamagedData, Dataset, Kind, Sample, fingerprint, note_fault
+from prolip.evaluation.datasets.places import Place, find_place, folder_holds, join, shard_marks
+
+CLASSNAMES, TEMPLATES = "classnames.txt", "zeroshot_classification_templates.txt"
+TYPE, COUNT, RELEVANCE = "dataset_type.txt", "nshards.txt", "relevance.json"
+#: What a shard-wise data set may be; associations have files of their own.
+KINDS = tuple(kind for kind in get_args(Kind) if kind != "association")
+
+
+class Reading(NamedTuple):
+    """What a pass over the shards needs to know."""
+
+    urls: tuple[str, ...]
+    kind: Kind
+    classes: int
+    damage: FaultCounter | None
+    policy: ReadPolicy | None
+
+
+def open_wds(
+    source: str | os.PathLike,
+    split: str = "test",
+    name: str | None = None,
+    damage: FaultCounter | None = None,
+    policy: ReadPolicy | None = None,
+) -> Dataset:
+    """A data set in the layout above, at a folder, a URL that shards may have, or a page of the hub.
+
+    Everything but the inside of the shards is checked here. FileNotFoundError for files that are missing, DamagedData
+    for files that do not say what they should. damage: see `Dataset`; policy: time-outs and retries.
+    """
+    place = find_place(source)
+    count = shard_count(place, split, policy)
+    kind = read_kind(place, policy)
+    classnames = place.lines(CLASSNAMES, policy=policy)
+    templates = place.lines(TEMPLATES, policy=policy)
+    if kind != "retrieval":
+        check_classes(place, classnames, templates)
+    urls = tuple(join(place.data, split, f"{number}.tar") for number in range(count))
+    pairs = read_relevance(place, split, policy) if kind == "retrieval" else None
+    marks = shard_marks(urls, policy)
+    reading = Reading(urls, kind, len(classnames), damage, policy)
+    return Dataset(
+        name=name or default_name(place),
+        kind=kind,
+        samples=partial(read_samples, reading),
+        fingerprint=fingerprint("wds", kind, marks),
+        source=place.source,
+        classnames=() if kind == "retrieval" else classnames,
+        templates=() if kind == "retrieval" else templates,
+        relevance=pairs,
+        info={"split": split, "shards": count},
+        damage=damage,
+    )
+
+
+def default_name(place: Place) -> str:
+    """The last part of the address, without the `wds_` that folders begin with."""
+    path = local_path(place.source) if place.local else place.source.split("/tree/")[0]
+    return os.path.basename(os.path.abspath(path) if place.local else path.rstrip("/")).removeprefix("wds_")
+
+
+def shard_count(place: Place, split: str, policy: ReadPolicy | None) -> int:
+    """What nshards.txt says."""
+    text = place.text(split, COUNT, policy=policy)
+    if text is None:
+        where = folder_holds(place.data) if place.local else "the address answers that there is none"
+        raise FileNotFoundError(
+            f"no {split}/{COUNT} at {place.source}: {where}. Give the folder above {split}/ of a clip_benchmark data "
+            "set, or the split it has"
+        )
+    if not text.strip().isdecimal() or int(text) < 1:
+        raise DamagedData(f"{split}/{COUNT} at {place.source} says {text.strip()[:40]!r}: want the number of shards")
+    return int(text)
+
+
+def read_kind(place: Place, policy: ReadPolicy | None) -> Kind:
+    """What dataset_type.txt says; classification without it."""
+    kind = (place.text(TYPE, policy=policy) or "classification").strip().lower()
+    if kind not in KINDS:
+        raise DamagedData(f"{TYPE} at {place.source} says {kind[:40]!r}: want one of {', '.join(KINDS)}")
+    return kind  # type: ignore[return-value]
+
+
+def check_classes(place: Place, classnames: tuple[str, ...], templates: tuple[str, ...]) -> None:
+    """FileNotFoundError without names or prompts, DamagedData for prompts that name no class."""
+    for name, lines in ((CLASSNAMES, classnames), (TEMPLATES, templates)):
+        if not lines:
+            raise FileNotFoundError(f"no {name} at {place.source}, or an empty one: zero-shot evaluation needs it")
+    for template in templates:
+        if "{c}" not in template and "{}" not in template:
+            raise DamagedData(f"{TEMPLATES} at {place.source}: {template!r} has no {{c}} where the class goes")
+
+
+def read_relevance(place: Place, split: str, policy: ReadPolicy | None) -> frozenset[tuple[str, int]] | None:
+    """The pairs of relevance.json, None without the file."""
+    text = place.text(split, RELEVANCE, policy=policy)
+    if text is None:
+        return None
+    try:
+        pairs = json.loads(text)["pairs"]
+        return frozenset((str(key), int(index)) for key, indices in pairs.items() for index in indices)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DamagedData(
+            f'{split}/{RELEVANCE} at {place.source} is not {{"pairs": {{image key: [caption index, ...]}}}} '
+            f"({type(error).__name__}: {error}): write it again"
+        ) from error
+
+
+def read_samples(reading: Reading) -> Iterator[Sample]:
+    """All samples in the order of the shards. A key that an earlier shard had too becomes KEY@SHARD."""
+    seen: set[str] = set()
+    damage = reading.damage
+    for number, url in enumerate(reading.urls):
+        if damage is not None:
+            damage.shards += 1
+        try:
+            for raw in read_shard(url, None if damage is None else partial(count_member, damage, url), reading.policy):
+                if damage is not None:
+                    damage.samples += 1
+                key = raw["__key__"] if raw["__key__"] not in seen else f"{raw['__key__']}@{number}"
+                seen.add(key)
+                try:
+                    sample = parse(raw, key, reading)
+                except SampleFault as fault:
+                    note_fault(damage, fault, raw["__key__"], url)
+                else:
+                    yield sample
+        except SampleFault as fault:
+            note_fault(damage, fault, place=url)
+
+
+def count_member(damage: FaultCounter, url: str, fault: SampleFault) -> None:
+    """Count what does not end a shard; what costs no sample is not damage."""
+    if fault.kind not in UNCHARGED:
+        damage.add(fault, url=url)
+
+
+def parse(raw: Raw, key: str, reading: Reading) -> Sample:
+    """A raw sample with its label, groups or captions. SampleFault for what is missing or makes no sense."""
+    image = image_bytes(raw)
+    if reading.kind == "retrieval":
+        return Sample(key, image, captions=captions_of(raw))
+    if reading.kind == "multilabel":
+        label = array_of(raw)
+        if label is None or label.shape != (reading.classes,) or not np.isin(label, (0, 1)).all():
+            got = "no npy member" if label is None else f"an array {label.shape} of {label.dtype}"
+            raise SampleFault("bad label", f"{got}; wanted zeros and ones ({reading.classes},), one per class")
+        return Sample(key, image, label.astype(np.int64))
+    groups = array_of(raw)
+    if "cls" not in raw and groups is None:
+        members = ", ".join(part for part in raw if not part.startswith("__"))
+        raise SampleFault("missing label", f"members: {members}; wanted cls")
+    return Sample(key, image, class_of(raw, reading.classes) if "cls" in raw else None, groups)
+
+
+def class_of(raw: Raw, classes: int) -> int:
+    """The number in `.cls`."""
+    text = raw["cls"].decode(errors="replace").strip()
+    try:
+        label = int(text)
+    except ValueError:
+        raise SampleFault("bad label", f"cls says {text[:40]!r}; wanted a number") from None
+    if not 0 <= label < classes:
+        raise SampleFault("bad label", f"class {label}; {CLASSNAMES} has the classes 0 to {classes - 1}")
+    return label
+
+
+def array_of(raw: Raw) -> np.ndarray | None:
+    """The flat array in `.npy`, None without one."""
+    if "npy" not in raw:
+        return None
+    try:
+        return np.load(io.BytesIO(raw["npy"]), allow_pickle=False).reshape(-1)
+    except (ValueError, OSError, EOFError) as error:
+        raise SampleFault("bad array", f"npy cannot be read: {error}") from error
+
+
+def captions_of(raw: Raw) -> tuple[str, ...]:
+    """The lines of `.txt`, without blank ones."""
+    if "txt" not in raw:
+        members = ", ".join(part for part in raw if not part.startswith("__"))
+        raise SampleFault("missing text", f"members: {members}; wanted txt")
+    try:
+        lines = raw["txt"].decode().splitlines()
+    except UnicodeDecodeError as error:
+        raise SampleFault("bad text", str(error)) from error
+    return tuple(line for line in lines if line.strip())
+
+
+def is_wds(source: str | os.PathLike, split: str = "test") -> bool:
+    """Whether a local folder has this layout."""
+    return is_local(str(source)) and os.path.isfile(join(local_path(str(source)), split, COUNT))

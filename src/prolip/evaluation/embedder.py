@@ -1,0 +1,293 @@
+"""Any model as an evaluation wants it: images and texts in, Gaussians on the CPU out; ours and every OpenCLIP model."""
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import open_clip
+import torch
+import torch.nn.functional as F
+from open_clip.factory import parse_model_name
+from open_clip.pretrained import is_pretrained_cfg
+from PIL import Image
+from torch import Tensor, nn
+
+import prolip
+from prolip.checkpoint import CONFIG_NAMES, WEIGHT_NAMES, find_in, read_config
+from prolip.evaluation.embed import PRECISIONS, evaluating
+from prolip.gaussian import Gaussian, concatenate
+from prolip.hub import HubFileNotFoundError, hub_file, hub_files
+from prolip.model_config import is_released, near_matches
+from prolip.tokenizer import ALL_NAMES
+
+RANDOM = "random"
+#: Seed of weights that are asked to be random, so that they are the same in every process.
+SEED = 0
+TEXTS = ("a photo of a cat.", "Zürich, 12:30")
+
+
+@dataclass(frozen=True)
+class ModelCard:
+    """What results and stored features keep of a model.
+
+    fingerprint: of weights, preprocessing and tokenizer; probabilistic: whether its variances mean something;
+    logit_scale, logit_bias: a and b of the logit a * similarity + b, None where the model has none.
+    """
+
+    name: str
+    fingerprint: str
+    precision: str = "fp32"
+    probabilistic: bool = True
+    logit_scale: float | None = None
+    logit_bias: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values, which `ModelCard(**values)` takes."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Embedder:
+    """A model that evaluates.
+
+    encode_image: pixels (B, 3, H, W) -> Gaussian (B, D); encode_text: token ids (B, L) -> Gaussian (B, D); both with
+    unit means, float32, on the CPU, without a graph. preprocess: a Pillow image -> (3, H, W); tokenizer: list of texts
+    -> (B, L) ids. A deterministic model gives log_var = -inf, so its traces are exactly 0, and probabilistic is False.
+    logit_scale, logit_bias: as in `ModelCard`; fingerprint: 32 digits that change with weights, preprocessing and
+    tokenizer.
+    """
+
+    name: str
+    encode_image: Callable[[Tensor], Gaussian]
+    encode_text: Callable[[Tensor], Gaussian]
+    preprocess: Callable[[Image.Image], Tensor]
+    tokenizer: Callable[[list[str]], Tensor]
+    probabilistic: bool
+    logit_scale: float | None
+    logit_bias: float | None
+    device: torch.device
+    precision: str
+    fingerprint: str
+
+    @property
+    def card(self) -> ModelCard:
+        """What is kept of it."""
+        return ModelCard(
+            self.name, self.fingerprint, self.precision, self.probabilistic, self.logit_scale, self.logit_bias
+        )
+
+    def embed_texts(self, texts: Iterable[str], batch_size: int = 512) -> Gaussian:
+        """Any number of texts, (N, D). ValueError for none."""
+        iterator, parts = iter(texts), []
+        while group := list(islice(iterator, batch_size)):
+            parts.append(self.encode_text(self.tokenizer(group)))
+        if not parts:
+            raise ValueError("no text to embed: give at least one")
+        return concatenate(parts)
+
+
+class PointModel(nn.Module):
+    """A deterministic OpenCLIP model as a probabilistic one whose variances are 0."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.model = model
+
+    def encode_image(self, image: Tensor) -> Gaussian:
+        """Pixels (B, 3, H, W) -> points of unit length (B, D)."""
+        return as_points(self.model.encode_image(image))  # type: ignore[operator]
+
+    def encode_text(self, text: Tensor) -> Gaussian:
+        """Token ids (B, L) -> points of unit length (B, D)."""
+        return as_points(self.model.encode_text(text))  # type: ignore[operator]
+
+
+def as_points(features: Tensor) -> Gaussian:
+    """Features (B, D) as Gaussians of no extent: unit means in float32 and log_var = -inf."""
+    mean = F.normalize(features.float(), dim=-1)
+    return Gaussian(mean, torch.full_like(mean, -torch.inf))
+
+
+def load_embedder(
+    model: str,
+    pretrained: str | None = None,
+    device: torch.device | str = "cpu",
+    precision: str = "fp32",
+    tokenizer: str | None = None,
+) -> Embedder:
+    """A model by name, ready to evaluate.
+
+    model: `local-dir:FOLDER` or `hf-hub:ORG/NAME`, of our layout or OpenCLIP's; or a name of `prolip.list_models()` or
+    `open_clip.list_models()` with `pretrained`: a weights file or, for OpenCLIP's, a tag; "random" for untrained
+    weights, always the same. precision: fp32, or amp_bf16 / amp_fp16 for autocast (amp_fp16 needs a GPU). tokenizer:
+    instead of the model's own, a folder of tokenizer files or `bpe`. Weights are float32. ValueError and
+    FileNotFoundError say what to give for unknown names and missing weights.
+    """
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision {precision!r} is unknown: use one of {', '.join(PRECISIONS)}")
+    place = torch.device(device)
+    if place.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device {device!r}: this machine has no CUDA device; use cpu")
+    ours = is_prolip(model)
+    check_weights(model, pretrained, ours)
+    load = load_prolip if ours else load_openclip
+    network, preprocess, tokenize = load(model, None if pretrained == RANDOM else pretrained, tokenizer)
+    network = network.to(place).eval().requires_grad_(False)
+    inner = network.model if isinstance(network, PointModel) else network
+    scale, bias = (getattr(inner, name, None) for name in ("logit_scale", "logit_bias"))
+    return Embedder(
+        name=model if not pretrained else f"{model}:{pretrained}",
+        encode_image=encoder(network, "image", place, precision),
+        encode_text=encoder(network, "text", place, precision),
+        preprocess=preprocess,
+        tokenizer=tokenize,
+        probabilistic=not isinstance(network, PointModel),
+        logit_scale=None if scale is None else float(scale.exp()),
+        logit_bias=None if bias is None else float(bias),
+        device=place,
+        precision=precision,
+        fingerprint=model_fingerprint(network, preprocess, tokenize),
+    )
+
+
+def encoder(network: nn.Module, modality: str, device: torch.device, precision: str) -> Callable[[Tensor], Gaussian]:
+    """`network.encode_<modality>` of one batch: on `device` under autocast to `precision`, float32 on the CPU."""
+    encode = getattr(network, f"encode_{modality}")
+
+    def run(batch: Tensor) -> Gaussian:
+        with evaluating(network, device, precision):
+            z = encode(batch.to(device, non_blocking=True))
+            mean, log_var = z.mean.float().cpu(), z.log_var.float().cpu()
+        return Gaussian(mean.clone(), log_var.clone())  # ordinary tensors, not inference ones
+
+    return run
+
+
+class Loaded(NamedTuple):
+    """A network with `encode_image` and `encode_text` -> Gaussian, and what its inputs go through."""
+
+    network: nn.Module
+    preprocess: Callable[[Image.Image], Tensor]
+    tokenizer: Callable[[list[str]], Tensor]
+
+
+def load_prolip(model: str, pretrained: str | None, tokenizer: str | None) -> Loaded:
+    """One of ours."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(SEED)
+        network, _, preprocess = prolip.create_model_and_transforms(model, pretrained)
+    return Loaded(network, preprocess, prolip.get_tokenizer(model, tokenizer=tokenizer))
+
+
+def load_openclip(model: str, pretrained: str | None, tokenizer: str | None) -> Loaded:
+    """One of OpenCLIP's, in float32; its errors for weights that cannot be had or do not fit become ValueErrors."""
+    tokenize = openclip_tokenizer(model, tokenizer)
+    trained = pretrained is not None or parse_model_name(model)[0] is not None
+    # OpenCLIP only warns of weights it has not found, and fetches those of a text tower alone where none are asked for.
+    options: dict[str, Any] = {"pretrained": pretrained, "require_pretrained": trained, "pretrained_text": False}
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(SEED)
+            network, _, preprocess = open_clip.create_model_and_transforms(model, **options)
+    except (RuntimeError, OSError, ValueError) as error:
+        what = f"{model} with the weights {pretrained!r}" if pretrained else model
+        raise ValueError(
+            f"OpenCLIP cannot load {what}: {error}. Fetch the weights where there is a network and give the file: "
+            "--pretrained FILE"
+        ) from error
+    return Loaded(PointModel(network), preprocess, tokenize)
+
+
+def is_prolip(model: str) -> bool:
+    """Whether a name means one of our models. ValueError for a name that nobody knows."""
+    schema, name = parse_model_name(model)
+    if schema:
+        config, _ = read_config(config_file(model))
+        return "prolip_cfg" in config or is_released(config)
+    if model in prolip.list_models():
+        return True
+    known = open_clip.list_models()
+    if model.replace("/", "-") in known:
+        return False
+    raise ValueError(
+        f"unknown model {model!r}: {near_matches(model, [*prolip.list_models(), *known])} (or local-dir:<folder with "
+        "config.json and weights>, hf-hub:<org/name>)"
+    )
+
+
+def config_file(model: str) -> Path:
+    """The configuration behind a schema: OpenCLIP's own file name first, as OpenCLIP reads no other."""
+    schema, name = parse_model_name(model)
+    names = tuple(reversed(CONFIG_NAMES))  # config.json beside it may be of another library
+    return find_in(name, names, "configuration") if schema == "local-dir" else hub_file(name, names)
+
+
+def check_weights(model: str, pretrained: str | None, ours: bool) -> None:
+    """ValueError or FileNotFoundError where no weights are named, or none are there."""
+    schema, name = parse_model_name(model)
+    if schema:
+        if pretrained:
+            raise ValueError(f"{model} has its own weights, pretrained={pretrained!r} would be ignored: drop one")
+        if schema == "local-dir":
+            find_in(name, WEIGHT_NAMES, "weights")
+        return
+    tags = [] if ours else open_clip.list_pretrained_tags_by_model(model.replace("/", "-"))
+    if not pretrained:
+        offer = f"one of {', '.join(tags)}" if tags else "a weights file"
+        remedy = "local-dir:<run>/model, or --pretrained <weights file>" if ours else f"--pretrained with {offer}"
+        raise ValueError(
+            f"{model} names an architecture, and no weights are given: use {remedy}; --pretrained {RANDOM} evaluates "
+            "untrained weights"
+        )
+    known = pretrained == RANDOM or (not ours and is_pretrained_cfg(model.replace("/", "-"), pretrained))
+    if not known and not Path(pretrained).exists():
+        offer = f"; tags of {model}: {', '.join(tags)}" if tags else ""
+        raise FileNotFoundError(f"the weights {pretrained!r} are neither a file nor a tag{offer}")
+
+
+def openclip_tokenizer(model: str, tokenizer: str | None) -> Callable[[list[str]], Tensor]:
+    """OpenCLIP's tokenizer of a model, its files looked up in the cache first and asked of the hub only once.
+
+    tokenizer: a folder of files or `bpe`. FileNotFoundError naming what to fetch where the files are not to be had.
+    """
+    schema, name = parse_model_name(model)
+    config = read_config(config_file(model))[0] if schema else open_clip.get_model_config(name.replace("/", "-"))
+    text = config.get("text_cfg", {})
+    context = text.get("context_length", open_clip.tokenizer.DEFAULT_CONTEXT_LENGTH)
+    if tokenizer == "bpe":
+        return open_clip.SimpleTokenizer(context_length=context)
+    source = tokenizer or text.get("hf_tokenizer_name")
+    if not source:
+        return open_clip.get_tokenizer(model)
+    if schema == "local-dir" and tokenizer is None:
+        source = name
+    if not Path(source).is_dir():
+        try:
+            source = str(hub_files(source, ALL_NAMES))
+        except HubFileNotFoundError as error:
+            raise FileNotFoundError(
+                f"{model} reads texts with the tokenizer {source}, whose files are not on this machine ({error}). "
+                f"Where there is a network run `hf download {source} --local-dir <folder>`, copy the folder here and "
+                "give it: --tokenizer <folder>"
+            ) from error
+    options = {"tokenizer_mode": text.get("tokenizer_mode"), **(text.get("tokenizer_kwargs") or {})}
+    return open_clip.tokenizer.HFTokenizer(source, context_length=context, **options)
+
+
+def model_fingerprint(network: nn.Module, preprocess: Callable, tokenizer: Callable) -> str:
+    """32 digits of the weights' bytes, of a picture preprocessed and of two texts tokenised."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name, tensor in sorted(network.state_dict().items()):
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    ramp = torch.arange(97 * 61 * 3).remainder(251).to(torch.uint8).reshape(61, 97, 3)
+    digest.update(preprocess(Image.fromarray(ramp.numpy())).contiguous().numpy().tobytes())
+    digest.update(tokenizer(list(TEXTS)).numpy().tobytes())
+    return digest.hexdigest()
+
+
+__all__ = ["Embedder", "ModelCard", "PointModel", "as_points", "load_embedder"]

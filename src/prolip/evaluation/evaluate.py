@@ -1,0 +1,248 @@
+"""One task: from features to metrics, with every similarity, in bounded memory.
+
+Metrics are shares in [0, 1] by clip_benchmark's and DataComp's names where they have one: `acc1`, `acc5` (with five
+classes or more), `mean_per_class_recall`; `mAP`; `i2t/R@1` ... `rsum` and `mean_recall@1`; `jaccard_score_10-12`.
+"""
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from prolip.evaluation import classification, large
+from prolip.evaluation.datacomp.scores import Association as Instance
+from prolip.evaluation.datacomp.scores import association_metrics
+from prolip.evaluation.datasets.base import DamagedData, Dataset
+from prolip.evaluation.embed import check_similarity, similarity_scores
+from prolip.evaluation.embedder import Embedder, ModelCard
+from prolip.evaluation.feature_store import FeatureStore
+from prolip.evaluation.features import Features, compute_features
+from prolip.evaluation.large import PairScores, Relevance
+from prolip.evaluation.metrics import both_directions
+from prolip.gaussian import Gaussian
+
+TOP = 5
+#: Similarities that are defined for Gaussians of no extent.
+OF_POINTS = ("csd", "mean", "csd_similarity", "mean_cosine", "wasserstein2")
+MAIN = {
+    "classification": "acc1",
+    "multilabel": "mAP",
+    "retrieval": "mean_recall@1",
+    "association": "jaccard_score_10-12",
+}
+
+
+@dataclass(frozen=True)
+class TaskResult:
+    """The metrics of one task, JSON-able. main_metric: one of their names; info: what was run and what was left out."""
+
+    key: str
+    metrics: dict[str, float]
+    main_metric: str
+    info: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def value(self) -> float:
+        """The main metric."""
+        return self.metrics[self.main_metric]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values; what is not finite is null."""
+        finite = {name: value if math.isfinite(value) else None for name, value in self.metrics.items()}
+        return asdict(self) | {"metrics": finite}
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A classification, sample by sample, for group metrics and figures of uncertainty.
+
+    keys: N; labels: (N,) int64; groups: (N, G) or None; predictions: (N, k) the k nearest classes, nearest first (k: 5
+    or all classes); score: (N,) of the nearest; rank: (N,) of the own class, from 1; image: (N, D); classes: (C, D).
+    """
+
+    keys: tuple[str, ...]
+    labels: Tensor
+    groups: Any
+    predictions: Tensor
+    score: Tensor
+    rank: Tensor
+    image: Gaussian
+    classes: Gaussian
+
+
+def evaluate_dataset(
+    dataset: Dataset,
+    source: Embedder | Features,
+    similarity: str = "csd",
+    store: FeatureStore | None = None,
+    confusion: bool = False,
+    **options: Any,
+) -> TaskResult:
+    """The metrics of a data set by a model or by its features.
+
+    similarity: as in `similarity_scores`; a deterministic model takes those of points alone; confusion: the matrix of
+    counts in `info`, rows the true class; options: of `compute_features`. Raises ValueError for what cannot be scored
+    and DamagedData for a damaged set.
+    """
+    started = time.perf_counter()
+    card = source.card if isinstance(source, Embedder) else source.model
+    check_fits(similarity, card)
+    features = compute_features(dataset, source, store, **options) if isinstance(source, Embedder) else source
+    metrics, info = evaluate_features(features, similarity, confusion)
+    main = MAIN[dataset.kind] if MAIN[dataset.kind] in metrics else next(iter(metrics))
+    info |= {"model": card.to_dict(), "similarity": similarity, "images": len(features.keys), "source": dataset.source}
+    if features.damaged:
+        info["damaged"] = features.damaged
+    return TaskResult(dataset.name, metrics, main, info | {"seconds": round(time.perf_counter() - started, 2)})
+
+
+def evaluate_features(
+    features: Features, similarity: str = "csd", confusion: bool = False
+) -> tuple[dict[str, float], dict[str, Any]]:
+    """The metrics of a task by its kind, and what `info` holds of them."""
+    check_fits(similarity, features.model)
+    kind = features.dataset.kind
+    if kind == "retrieval":
+        return retrieval_metrics(features, similarity), {"texts": len(features.captions)}
+    if kind == "association":
+        return association_metrics(list(instances(features, similarity))), {}
+    if kind == "multilabel":
+        scores = torch.cat([block for _, block in score_blocks(features, similarity)])
+        return classification.multilabel(scores, own_labels(features)), {"classes": scores.shape[1]}
+    scored = score_classes(features, similarity)
+    info: dict[str, Any] = {"classes": len(scored.classes.mean)}
+    if confusion:
+        predicted = scored.predictions[:, 0]
+        info["confusion"] = classification.confusion_matrix(predicted, scored.labels, info["classes"]).tolist()
+    return classification_metrics(scored), info
+
+
+def check_fits(similarity: str, card: ModelCard) -> None:
+    """ValueError for an unknown similarity, or one that Gaussians of no extent do not have."""
+    check_similarity(similarity)
+    if not card.probabilistic and similarity not in OF_POINTS:
+        raise ValueError(
+            f"{card.name} is deterministic, its embeddings have no variance, and {similarity!r} needs one: use "
+            f"{', '.join(OF_POINTS)} (csd equals the cosine there)"
+        )
+
+
+# --- classes ---------------------------------------------------------------------------------------------------------
+def score_blocks(features: Features, similarity: str) -> Iterator[tuple[slice, Tensor]]:
+    """The rows of the (images, classes) scores, some at a time."""
+    scores = pair_scores(features, similarity)
+    return large.row_blocks(scores.image_rows, scores.images, scores.texts)
+
+
+def score_classes(features: Features, similarity: str = "csd", k: int = TOP) -> Scored:
+    """Every image against all classes; equal scores go to the lower class. ValueError without labels."""
+    labels, parts = own_labels(features), []
+    for rows, block in score_blocks(features, similarity):
+        order = block.argsort(dim=1, descending=True, stable=True)[:, :k]
+        best = block.gather(1, order[:, :1]).squeeze(1)
+        parts.append((order, best, classification.label_ranks(block, labels[rows])))
+    predictions, score, rank = (torch.cat(column) for column in zip(*parts))
+    return Scored(
+        features.keys, labels, features.groups, predictions, score, rank, features.image, texts_of(features)
+    )
+
+
+def classification_metrics(scored: Scored) -> dict[str, float]:
+    """acc1, acc5 (with five classes or more) and the mean per-class recall."""
+    out = {"acc1": float((scored.rank <= 1).double().mean())}
+    if len(scored.classes.mean) >= 5:
+        out["acc5"] = float((scored.rank <= 5).double().mean())
+    predicted = scored.predictions[:, 0]
+    return out | {"mean_per_class_recall": classification.mean_per_class_recall(predicted, scored.labels)}
+
+
+def own_labels(features: Features) -> Tensor:
+    """The labels. ValueError where the files have none, or more classes than there are names."""
+    if features.labels is None:
+        raise ValueError(
+            f"{features.dataset.source} has no labels (.cls), only metadata (.npy): sets of faces are scored by python "
+            "-m prolip.evaluation.datacomp"
+        )
+    return features.labels
+
+
+def texts_of(features: Features) -> Gaussian:
+    """The Gaussians of the texts. ValueError where only images were embedded."""
+    if features.text is None:
+        raise ValueError(f"the features of {features.dataset.name} have no texts: use compute_features")
+    return features.text
+
+
+# --- captions and cues -----------------------------------------------------------------------------------------------
+def pair_scores(features: Features, similarity: str) -> PairScores:
+    """Images against texts, computed when asked for."""
+    return PairScores.from_gaussians(features.image, texts_of(features), similarity)
+
+
+def retrieval_metrics(features: Features, similarity: str = "csd") -> dict[str, float]:
+    """Both directions by the most complete labels there are; where that is not each image's own captions, these too.
+
+    `i2t/...`, `t2i/...`, `rsum`, `mean_recall@1` (DataComp's main metric: both directions at 1), and `own/...`.
+    """
+    scores, (own, complete) = pair_scores(features, similarity), relevance_of(features)
+    labels = [own] if complete is None else [complete, own]
+    i2t = large.rank_sparse(scores.image_rows, *labels)
+    t2i = large.rank_sparse(scores.text_rows, *(relevance.transposed() for relevance in labels))
+    out: dict[str, float] = {}
+    for prefix, a, b in zip(("", "own/"), i2t, t2i):
+        both = both_directions(a, b)
+        both["mean_recall@1"] = (both["i2t/R@1"] + both["t2i/R@1"]) / 2
+        out |= {f"{prefix}{name}": value for name, value in both.items()}
+    return out
+
+
+def relevance_of(features: Features) -> tuple[Relevance, Relevance | None]:
+    """Images x texts: each image's own captions, and the complete labels where the data set has more than those.
+
+    DamagedData for a pair of `dataset.relevance` that names no image or no caption.
+    """
+    owners, images = features.owners, len(features.keys)
+    assert owners is not None
+    texts = torch.arange(len(owners))
+    own = Relevance.from_pairs(owners, texts, images, len(owners))
+    dataset = features.dataset
+    if dataset.info.get("relevant_by") == "label":
+        labels = own_labels(features)
+        pairs = (labels.unsqueeze(1) == labels[owners]).nonzero()
+        return own, Relevance.from_pairs(pairs[:, 0], pairs[:, 1], images, len(owners))
+    if dataset.relevance is None:
+        return own, None
+    row = {key: i for i, key in enumerate(features.keys)}
+    strange = [pair for pair in dataset.relevance if pair[0] not in row or not 0 <= pair[1] < len(owners)]
+    if strange:
+        raise DamagedData(
+            f"{len(strange)} relevant pairs of {dataset.source} name no image or none of its {len(owners)} captions, "
+            f"such as {strange[0]}: the list belongs to other shards"
+        )
+    further = torch.tensor([(row[key], index) for key, index in dataset.relevance]).reshape(-1, 2)
+    image, text = torch.cat([owners, further[:, 0]]), torch.cat([texts, further[:, 1]])
+    return own, Relevance.from_pairs(image, text, images, len(owners))
+
+
+def instances(features: Features, similarity: str = "csd") -> Iterator[Instance]:
+    """The candidates' scores against each cue. DamagedData where a candidate's image was left out."""
+    row = {key: i for i, key in enumerate(features.keys)}
+    text = texts_of(features)
+    for number, instance in enumerate(features.dataset.associations):
+        missing = [key for key in instance.images if key not in row]
+        if missing:
+            raise DamagedData(f"the cue {instance.cue!r} has candidates that were left out: {', '.join(missing)}")
+        candidates = features.image.select([row[key] for key in instance.images])
+        scores = similarity_scores(candidates, text.select(slice(number, number + 1)), similarity).squeeze(1)
+        yield Instance(scores, torch.tensor([key in instance.associated for key in instance.images]))
+
+
+__all__ = [
+    "Scored", "TaskResult", "classification_metrics", "evaluate_dataset", "evaluate_features", "retrieval_metrics",
+    "score_classes",
+]  # fmt: skip

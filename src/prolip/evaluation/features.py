@@ -1,0 +1,363 @@
+"""A test set as a model sees it: Gaussians of its images, and of its classes, captions or cues, computed once.
+
+Images are embedded once per (data, model, precision), texts once per (prompts, model, precision); with a
+`FeatureStore` on disk both are there next time, and `load_features` evaluates them without the model.
+"""
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from prolip.data.faults import SampleFault
+from prolip.evaluation.datacomp.scores import cue_prompt
+from prolip.evaluation.datasets.base import Association, DamagedData, Dataset, Sample, fingerprint, note_fault
+from prolip.evaluation.embedder import Embedder, ModelCard
+from prolip.evaluation.feature_store import FORMAT, FeatureStore, Record, is_points, pack, unpack
+from prolip.evaluation.zero_shot import mix_groups
+from prolip.gaussian import Gaussian, concatenate
+
+#: Prompts whose Gaussians are held at once while classes are mixed.
+PROMPTS = 4096
+#: Batches that are decoded ahead of the one that is embedded.
+AHEAD = 2
+#: Lists of a data set's info that have an entry per image or caption: of no use once some are left out.
+PER_SAMPLE = ("image_ids", "caption_ids")
+
+
+@dataclass(frozen=True)
+class Features:
+    """What an evaluation needs of a data set and a model.
+
+    dataset: its description (that of stored features has no images); keys: (N) of the images; image: (N, D); text:
+    (C, D) classes, (T, D) captions or (A, D) cues, None where only images were asked for; labels: (N,) or multi-hot
+    (N, C) int64; groups: (N, G); captions: T texts, owners: (T,) int64, the image that each stands with; damaged: what
+    was left out, counts by kind and examples, {} where nothing was.
+    """
+
+    dataset: Dataset
+    model: ModelCard
+    keys: tuple[str, ...]
+    image: Gaussian
+    labels: Tensor | None = None
+    groups: np.ndarray | None = None
+    captions: tuple[str, ...] = ()
+    owners: Tensor | None = None
+    text: Gaussian | None = None
+    damaged: dict[str, Any] = field(default_factory=dict)
+
+
+def compute_features(
+    dataset: Dataset,
+    embedder: Embedder,
+    store: FeatureStore | None = None,
+    batch_size: int = 256,
+    workers: int | None = None,
+    progress: bool = False,
+) -> Features:
+    """Images and texts of a data set through a model, or out of the store.
+
+    workers: threads that decode images, default as many as cores but one, at most 16, none on a single core. Raises
+    DamagedData where a sample is damaged (unless `dataset.damage` counts them) and ValueError for a set without images.
+    """
+    store = store or FeatureStore()
+    features = image_features(dataset, embedder, store, batch_size, workers, progress)
+    texts, counts = texts_of(features)
+    features = replace(features, text=embed_texts(texts, counts, embedder, store))
+    if not features.damaged:
+        store.write_task(dataset.name, task_key(features), describe(features))
+    return features
+
+
+def image_features(
+    dataset: Dataset,
+    embedder: Embedder,
+    store: FeatureStore | None = None,
+    batch_size: int = 256,
+    workers: int | None = None,
+    progress: bool = False,
+) -> Features:
+    """The images alone, with everything the samples say; see `compute_features`."""
+    store = store or FeatureStore()
+    key = image_key(dataset, embedder.card)
+    record = store.read("images", key, dataset.name)
+    if record is None:
+        record = embed_samples(dataset, embedder, batch_size, workers, progress)
+        if not record.values["damaged"]:  # what was left out may be there next time
+            store.write("images", key, record, dataset.name)
+    return from_record(dataset, embedder.card, record)
+
+
+def embed_texts(
+    texts: Sequence[str], counts: Sequence[int] | None, embedder: Embedder, store: FeatureStore
+) -> Gaussian:
+    """Texts (T, D); with counts, consecutive runs of them mixed to classes (C, D), see `zero_shot.mix_groups`."""
+    key = text_key(texts, counts, embedder.card)
+    record = store.read("texts", key)
+    if record is None:
+        z = embedder.embed_texts(texts) if counts is None else mix_prompts(texts, counts, embedder)
+        record = Record(pack("text", z), {"texts": len(texts), "model": embedder.name})
+        store.write("texts", key, record)
+    return unpack("text", record.tensors)
+
+
+def embed_classes(
+    classnames: Sequence[str], templates: Sequence[str], embedder: Embedder, store: FeatureStore | None = None
+) -> Gaussian:
+    """Every class as the mixture of its prompts, (C, D), cached by content: for label sets beside a data set's own."""
+    return embed_texts(*class_prompts(classnames, templates), embedder, store or FeatureStore())
+
+
+def load_features(store: FeatureStore) -> Iterator[Features]:
+    """All tasks of a store, one after the other, without models. FileNotFoundError; DamagedData for lost parts."""
+    for task in store.tasks():
+        model = ModelCard(**task["model"])
+        dataset = restore_dataset(task["dataset"])
+        images = store.read("images", task["images"], dataset.name)
+        texts = store.read("texts", task["texts"])
+        if images is None or texts is None:
+            what = "images" if images is None else "texts"
+            raise DamagedData(
+                f"the {what} of {dataset.name} by {model.name} in {store.folder} are damaged or gone: compute them "
+                "again with --model ... --save-features"
+            )
+        yield replace(from_record(dataset, model, images), text=unpack("text", texts.tensors))
+
+
+# --- texts -----------------------------------------------------------------------------------------------------------
+def texts_of(features: Features) -> tuple[list[str], list[int] | None]:
+    """The texts that images are compared with, and how many make a class (None: each stands for itself)."""
+    dataset = features.dataset
+    if dataset.kind == "retrieval":
+        return list(features.captions), None
+    if dataset.kind == "association":
+        return [cue_prompt(instance.cue) for instance in dataset.associations], None
+    return class_prompts(dataset.classnames, dataset.templates)
+
+
+def class_prompts(classnames: Sequence[str], templates: Sequence[str]) -> tuple[list[str], list[int]]:
+    """All prompts, class by class, and their number per class. ValueError without classes or prompts."""
+    if not classnames or not templates:
+        raise ValueError(f"{len(classnames)} class names and {len(templates)} prompts: give at least one of each")
+    for template in templates:
+        if "{c}" not in template and "{}" not in template:
+            raise ValueError(f"the prompt {template!r} has no {{c}} where the class goes")
+    prompts = [template.replace("{c}", name).replace("{}", name) for name in classnames for template in templates]
+    return prompts, [len(templates)] * len(classnames)
+
+
+def mix_prompts(prompts: Sequence[str], counts: Sequence[int], embedder: Embedder) -> Gaussian:
+    """Consecutive runs of prompts as mixtures (C, D), some classes at a time."""
+    iterator, parts, group = iter(prompts), [], []
+    for row, count in enumerate(counts, start=1):
+        group.append(count)
+        if sum(group) >= PROMPTS or row == len(counts):
+            parts.append(mix(embedder.embed_texts(islice(iterator, sum(group))), group))
+            group = []
+    return concatenate(parts)
+
+
+def mix(z: Gaussian, counts: Sequence[int]) -> Gaussian:
+    """`mix_groups`, also for points: the mean of variances that are 0 is 0, but `mixture` divides by their largest."""
+    if not is_points(z):
+        return mix_groups(z, counts)
+    mean = mix_groups(Gaussian(z.mean, torch.zeros_like(z.mean)), counts).mean
+    return Gaussian(mean, torch.full_like(mean, -torch.inf))
+
+
+# --- images ----------------------------------------------------------------------------------------------------------
+def embed_samples(
+    dataset: Dataset, embedder: Embedder, batch_size: int, workers: int | None, progress: bool
+) -> Record:
+    """One pass over the samples: decoded in threads, embedded in batches."""
+    if batch_size < 1:
+        raise ValueError(f"batch size {batch_size}: give 1 or more")
+    if dataset.damage is not None:
+        dataset.damage.drain()
+    threads = default_workers() if workers is None else workers
+    stream = decoded(dataset, embedder.preprocess, threads, AHEAD * batch_size)
+    parts, samples = [], []
+    with tqdm(desc=dataset.name, total=dataset.size, unit="", disable=not progress) as bar:
+        while batch := list(islice(stream, batch_size)):
+            parts.append(embedder.encode_image(torch.stack([pixels for _, pixels in batch])))
+            samples += [sample for sample, _ in batch]
+            bar.update(len(batch))
+    damaged = damage_of(dataset)
+    if not samples:
+        raise ValueError(f"no image in {dataset.source}: {damaged or 'the shards are empty'}")
+    if dataset.size is not None and len(samples) != dataset.size and not damaged:
+        raise DamagedData(f"{dataset.source} gave {len(samples)} images, wanted {dataset.size}: fetch it again")
+    return to_record(dataset, samples, concatenate(parts), damaged)
+
+
+def decoded(
+    dataset: Dataset, preprocess: Callable[[Any], Tensor], workers: int, ahead: int
+) -> Iterator[tuple[Sample, Tensor]]:
+    """Samples without their bytes, and their pixels, in order; `workers` threads decode up to `ahead` of them early.
+
+    Pillow and torch release the interpreter's lock where they work, so threads feed a GPU without copies between
+    processes.
+    """
+    def decode(sample: Sample) -> tuple[Sample, Tensor | Exception]:
+        bare = sample._replace(image=b"")
+        try:
+            return bare, preprocess(sample.open())
+        except Exception as error:  # Pillow's plugins raise OSError, SyntaxError, ValueError, struct.error and more
+            return bare, error
+
+    for sample, pixels in in_threads(decode, dataset.samples(), workers, ahead):
+        if isinstance(pixels, Exception):
+            fault = SampleFault("bad image", f"{type(pixels).__name__}: {pixels}")
+            note_fault(dataset.damage, fault, sample.key, dataset.source)
+        else:
+            yield sample, pixels
+
+
+def in_threads(work: Callable, items: Iterator, workers: int, ahead: int) -> Iterator:
+    """`map(work, items)` by threads, in order; no more than `ahead` items are taken early. workers 0: none."""
+    if workers < 1:
+        yield from map(work, items)
+        return
+    pool = ThreadPoolExecutor(workers)
+    try:
+        waiting: deque[Future] = deque(pool.submit(work, item) for item in islice(items, ahead))
+        while waiting:
+            done = waiting.popleft().result()
+            waiting.extend(pool.submit(work, item) for item in islice(items, 1))
+            yield done
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def default_workers() -> int:
+    """Threads that decode: all cores but the one that reads and batches, at most 16."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(16, cores - 1)
+
+
+def damage_of(dataset: Dataset) -> dict[str, Any]:
+    """What was left out; DamagedData where relevant pairs are counted by caption, which would now be others."""
+    counter = dataset.damage
+    if counter is None or not counter.kinds:
+        return {}
+    damaged = {"kinds": dict(counter.kinds), "examples": list(counter.examples)}
+    if dataset.relevance is not None:
+        raise DamagedData(
+            f"{dataset.source} has relevant pairs by the captions' places, which are wrong once samples are left out: "
+            f"{damaged}. Fetch these files again"
+        )
+    return damaged
+
+
+# --- records ---------------------------------------------------------------------------------------------------------
+def to_record(dataset: Dataset, samples: Sequence[Sample], image: Gaussian, damaged: dict[str, Any]) -> Record:
+    """What a pass has found, as tensors and JSON values. DamagedData where only some samples have labels or groups."""
+    tensors = pack("image", image)
+    for name in ("label", "groups"):
+        values = [getattr(sample, name) for sample in samples]
+        without = [sample.key for sample, value in zip(samples, values) if value is None]
+        if len(without) == len(samples):
+            continue
+        shapes = {np.shape(value) for value in values if value is not None}
+        if without or len(shapes) > 1:
+            what = f"{len(without)} of {len(samples)} have none ({', '.join(without[:3])})" if without else shapes
+            raise DamagedData(f"the {name} of the samples of {dataset.source} differ: {what}: fetch it again")
+        column = np.stack([np.asarray(value) for value in values])
+        tensors[name] = torch.from_numpy(column.astype(np.float64 if column.dtype.kind == "f" else np.int64))
+    values: dict[str, Any] = {"keys": [sample.key for sample in samples], "damaged": damaged}
+    if len(set(values["keys"])) < len(samples):
+        raise DamagedData(f"{dataset.source} has samples of one key: keys must be unique")
+    if dataset.kind == "retrieval":
+        counts = torch.tensor([len(sample.captions or ()) for sample in samples])
+        tensors["owners"] = torch.arange(len(samples)).repeat_interleave(counts)
+        values["captions"] = [caption for sample in samples for caption in sample.captions or ()]
+        if not values["captions"]:
+            raise DamagedData(f"{dataset.source} has no caption: is it a retrieval set?")
+    return Record(tensors, values)
+
+
+def from_record(dataset: Dataset, model: ModelCard, record: Record) -> Features:
+    """Features without texts."""
+    tensors, values = record
+    if values["damaged"]:
+        dataset = replace(dataset, info={k: v for k, v in dataset.info.items() if k not in PER_SAMPLE})
+    groups = tensors.get("groups")
+    labels = tensors.get("label")
+    return Features(
+        dataset=dataset,
+        model=model,
+        keys=tuple(values["keys"]),
+        image=unpack("image", tensors),
+        labels=None if labels is None else labels.long(),
+        groups=None if groups is None else groups.numpy(),
+        captions=tuple(values.get("captions", ())),
+        owners=tensors.get("owners"),
+        damaged=values["damaged"],
+    )
+
+
+def image_key(dataset: Dataset, model: ModelCard) -> str:
+    """What the images of a data set by a model are kept under."""
+    return fingerprint(FORMAT, dataset.kind, dataset.fingerprint, model.fingerprint, model.precision)
+
+
+def text_key(texts: Sequence[str], counts: Sequence[int] | None, model: ModelCard) -> str:
+    """What texts by a model are kept under."""
+    return fingerprint(FORMAT, list(texts), counts, model.fingerprint, model.precision)
+
+
+def task_key(features: Features) -> str:
+    """What a task is kept under: images, texts, and what is true of them."""
+    task = describe(features)
+    return fingerprint(task["images"], task["texts"], task["dataset"])
+
+
+def describe(features: Features) -> dict[str, Any]:
+    """A task as JSON values: the data set without images, the model, and where their embeddings are."""
+    dataset = features.dataset
+    return {
+        "dataset": {
+            "name": dataset.name, "kind": dataset.kind, "fingerprint": dataset.fingerprint, "source": dataset.source,
+            "classnames": list(dataset.classnames), "templates": list(dataset.templates), "size": dataset.size,
+            "associations": [[a.cue, list(a.images), sorted(a.associated)] for a in dataset.associations],
+            "relevance": None if dataset.relevance is None else sorted([list(pair) for pair in dataset.relevance]),
+            "info": dataset.info,
+        },
+        "model": features.model.to_dict(),
+        "images": image_key(dataset, features.model),
+        "texts": text_key(*texts_of(features), features.model),
+    }  # fmt: skip
+
+
+def restore_dataset(values: dict[str, Any]) -> Dataset:
+    """The data set that `describe` described; its images are not there."""
+    relevance = values["relevance"]
+
+    def samples() -> Iterator[Sample]:
+        raise FileNotFoundError(f"only the features of {values['name']} are here: its images are at {values['source']}")
+
+    return Dataset(
+        **values | {
+            "classnames": tuple(values["classnames"]),
+            "templates": tuple(values["templates"]),
+            "associations": tuple(
+                Association(cue, tuple(images), frozenset(true)) for cue, images, true in values["associations"]
+            ),
+            "relevance": None if relevance is None else frozenset((key, index) for key, index in relevance),
+            "samples": samples,
+        }
+    )  # fmt: skip
+
+
+__all__ = [
+    "Features", "compute_features", "embed_classes", "embed_texts", "image_features", "load_features", "mix",
+]  # fmt: skip

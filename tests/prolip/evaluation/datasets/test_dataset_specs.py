@@ -1,0 +1,43 @@
+"""Data sets by word and address: each word opens its format, everything else is refused."""
+import miniatures as mini
+import pytest
+
+from prolip.data.faults import FaultCounter
+from prolip.evaluation.datasets.specs import READERS, open_dataset
+
+
+def specs(root):
+    """A data set of every word."""
+    coco, flickr = mini.karpathy(root / "coco"), mini.karpathy(root / "flickr", dataset="flickr30k")
+    birds = mini.cub(root / "cub")
+    return {
+        "wds": str(mini.wds_classification(root / "wds")),
+        "imagenet": str(mini.class_folders(root / "val", ["a", "b"])),
+        "coco": f"{coco[0]},{coco[1]}",
+        "flickr": f"{flickr[0]},{flickr[1]}",
+        "cub": f"{birds[0]},{birds[1]}",
+        "captions": str(mini.caption_table(root / "table")),
+        "winogavil": str(mini.winogavil(root / "wino")),
+    }
+
+
+def test_every_word_opens_its_format(tmp_path):
+    made = specs(tmp_path)
+    assert set(made) == set(READERS)
+    damage = FaultCounter()
+    for word, address in made.items():
+        dataset = open_dataset(f"{word}:{address}", damage=damage)
+        assert next(dataset.samples()).open().size == (24, 24) and dataset.damage is damage
+    assert open_dataset(f"cub:{made['cub']}", split="unseen").size == 3
+
+
+@pytest.mark.parametrize("spec, split, message", [
+    ("data/val", None, "'data/val' begins with no known word"),
+    ("wsd:data", None, "did you mean wds"),
+    ("coco:a.json", None, r"has 1 address\(es\): write coco:JSON,IMAGES"),
+    ("cub:a,", None, r"write cub:CAPTIONS,IMAGES"),
+    ("winogavil:a", "val", "winogavil:FOLDER has no splits: drop --split val"),
+])  # fmt: skip
+def test_other_forms_are_refused(spec, split, message):
+    with pytest.raises(ValueError, match=message):
+        open_dataset(spec, split)

@@ -1,0 +1,70 @@
+"""Karpathy's JSON files: the test split in its order, five captions per image, COCO's ids."""
+import json
+
+import miniatures as mini
+import pytest
+
+from prolip.evaluation.datasets.base import DamagedData
+from prolip.evaluation.datasets.karpathy import open_karpathy
+
+
+def test_coco_keeps_order_ids_and_five_captions(tmp_path):
+    file, images = mini.karpathy(tmp_path, captions=7)
+    dataset = open_karpathy(file, images)
+    samples = list(dataset.samples())
+    chosen = [record for record in json.loads(file.read_text())["images"] if record["split"] == "test"]
+    assert dataset.kind == "retrieval" and dataset.size == len(samples) == 6 and dataset.name == "coco_karpathy_test"
+    assert [s.key for s in samples] == [str(r["cocoid"]) for r in chosen] == ["400", "399", "397", "396", "395", "394"]
+    assert [s.captions for s in samples] == [tuple(x["raw"] for x in r["sentences"][:5]) for r in chosen]
+    assert dataset.info["image_ids"] == [r["cocoid"] for r in chosen]
+    assert dataset.info["caption_ids"] == [i for r in chosen for i in r["sentids"][:5]]
+    assert samples[2].image == mini.picture(3, "JPEG")
+    assert len(next(open_karpathy(file, images, captions=None).samples()).captions) == 7
+
+
+def test_flickr_files_lie_in_one_folder(tmp_path):
+    file, images = mini.karpathy(tmp_path, dataset="flickr30k")
+    samples = list(open_karpathy(file, images).samples())
+    assert [s.key for s in samples] == ["1000.jpg", "1001.jpg", "1003.jpg", "1004.jpg", "1005.jpg", "1006.jpg"]
+    assert len(list(open_karpathy(file, images, split="train").samples())) == 1
+
+
+def test_the_fingerprint_changes_with_a_caption(tmp_path):
+    file, images = mini.karpathy(tmp_path)
+    before = open_karpathy(file, images).fingerprint
+    assert open_karpathy(file, images).fingerprint == before
+    content = json.loads(file.read_text())
+    content["images"][0]["sentences"][1]["raw"] += "!"
+    file.write_text(json.dumps(content))
+    assert open_karpathy(file, images).fingerprint != before
+
+
+def test_missing_images_are_named_before_anything_is_read(tmp_path):
+    file, images = mini.karpathy(tmp_path)
+    (images / "val2014" / "COCO_val2014_000000000396.jpg").unlink()
+    with pytest.raises(FileNotFoundError, match="1 of 6 files are missing: .*396.jpg"):
+        open_karpathy(file, images)
+    with pytest.raises(FileNotFoundError, match="no image folder"):
+        open_karpathy(file, tmp_path / "pictures")
+    with pytest.raises(FileNotFoundError, match="no annotations .*Did you mean dataset_coco.json"):
+        open_karpathy(tmp_path / "dataset_cocoo.json", images)
+
+
+@pytest.mark.parametrize("content, message", [
+    ('{"annotations": []}', "no file of Karpathy's splits"),
+    ("{", "no file of Karpathy's splits"),
+    ('{"images": [{"split": "test", "filename": "a.jpg"}]}', "'a.jpg' lacks 'sentences'"),
+])  # fmt: skip
+def test_a_file_of_another_layout_is_refused(tmp_path, content, message):
+    file, images = mini.karpathy(tmp_path)
+    file.write_text(content)
+    with pytest.raises(DamagedData, match=message):
+        open_karpathy(file, images)
+
+
+def test_too_few_captions_and_unknown_splits_are_refused(tmp_path):
+    file, images = mini.karpathy(tmp_path, captions=4)
+    with pytest.raises(DamagedData, match="has 4 captions, wanted 5: give captions=None"):
+        open_karpathy(file, images)
+    with pytest.raises(ValueError, match="no images of the split 'val': it has test, train"):
+        open_karpathy(file, images, split="val")

@@ -1,0 +1,228 @@
+"""clip_benchmark's folders and URLs: every sample as it was written, and whatever is wrong by its name."""
+import functools
+import json
+import shutil
+import threading
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+
+import fsspec
+import miniatures as mini
+import numpy as np
+import pytest
+from clip_benchmark.datasets.builder import build_wds_dataset
+from huggingface_hub import constants
+
+from prolip.data.faults import FaultCounter
+from prolip.evaluation.datasets.base import DamagedData
+from prolip.evaluation.datasets.wds import open_wds
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return mini.wds_classification(tmp_path / "wds_birds", columns=(3, 100))
+
+
+def test_samples_are_what_was_written_in_its_order(folder):
+    dataset = open_wds(folder)
+    assert (dataset.name, dataset.kind, dataset.relevance) == ("birds", "classification", None)
+    assert dataset.classnames == mini.CLASSES and dataset.templates == mini.TEMPLATES
+    samples = list(dataset.samples())
+    labels = np.random.default_rng(0).permutation(np.arange(13) % 7)
+    assert [sample.key for sample in samples] == [f"s{i:07d}" for i in range(13)]
+    assert [sample.label for sample in samples] == labels.tolist()
+    assert [sample.image for sample in samples] == [mini.picture(i) for i in range(13)]
+    assert all(sample.groups.shape == (2,) and sample.groups[0] < 3 for sample in samples)
+    assert samples[0].open().mode == "RGB"
+
+
+def test_every_pass_gives_the_same_samples(folder):
+    dataset = open_wds(folder)
+    first, second = ([(s.key, s.image, s.label) for s in dataset.samples()] for _ in range(2))
+    assert first == second and len(first) == 13
+
+
+def test_clip_benchmark_reads_the_same_pixels_and_labels(folder):
+    theirs = build_wds_dataset("wds/birds", np.asarray, split="test", data_dir=str(folder))
+    ours = list(open_wds(folder).samples())
+    pairs = list(theirs)
+    assert theirs.classes == list(mini.CLASSES) and theirs.templates == list(mini.TEMPLATES)
+    assert [label for _, label in pairs] == [sample.label for sample in ours]
+    for (pixels, _), sample in zip(pairs, ours):
+        np.testing.assert_array_equal(pixels, np.asarray(sample.open()))
+
+
+def test_a_multilabel_set_has_a_zero_or_one_for_every_class(tmp_path):
+    dataset = open_wds(mini.wds_multilabel(tmp_path))
+    labels = np.stack([sample.label for sample in dataset.samples()])
+    assert dataset.kind == "multilabel" and labels.shape == (14, 7)
+    assert set(np.unique(labels)) == {0, 1} and (np.diag(labels[:7]) == 1).all()
+
+
+def test_a_retrieval_set_has_a_caption_per_line(tmp_path):
+    mini.write_shards(tmp_path / "test", [("a", {"png": mini.picture(0), "txt": "one\n\nzwölf\n".encode()})])
+    (tmp_path / "dataset_type.txt").write_text("Retrieval")
+    (sample,) = open_wds(tmp_path).samples()
+    assert sample.captions == ("one", "zwölf") and sample.label is None
+
+
+def test_metadata_without_classes_is_read_for_sets_of_faces(tmp_path):
+    mini.wds_faces(tmp_path, {"race": 2, "age": 3}, columns=(2, 3))
+    samples = list(open_wds(tmp_path).samples())
+    assert all(sample.label is None and sample.groups.shape == (2,) for sample in samples)
+
+
+def test_keys_that_shards_share_are_told_apart(tmp_path):
+    mini.write_classes(tmp_path)
+    sample = {"png": mini.picture(0), "cls": b"1"}
+    mini.write_shards(tmp_path / "test", [("a", sample), ("b", sample), ("a", sample), ("c", sample)], shards=2)
+    assert [s.key for s in open_wds(tmp_path).samples()] == ["a", "b", "a@1", "c"]
+
+
+def test_the_fingerprint_follows_the_data_and_not_its_place_or_prompts(folder, tmp_path):
+    before = open_wds(folder).fingerprint
+    copy = shutil.copytree(folder, tmp_path / "elsewhere")
+    (copy / "classnames.txt").write_text("\n".join(f"class {i}" for i in range(7)))
+    assert open_wds(copy).fingerprint == before
+    shard = copy / "test" / "1.tar"
+    data = bytearray(shard.read_bytes())
+    data[len(data) // 2] ^= 1
+    shard.write_bytes(data)
+    assert open_wds(copy).fingerprint != before
+
+
+def spoil_count(folder):
+    (folder / "test" / "nshards.txt").write_text("two")
+
+
+def spoil_type(folder):
+    (folder / "dataset_type.txt").write_text("segmentation")
+
+
+def spoil_template(folder):
+    (folder / "zeroshot_classification_templates.txt").write_text("a photo of a {c}\na photo of it")
+
+
+@pytest.mark.parametrize("spoil, error, message", [
+    (lambda f: (f / "test" / "nshards.txt").unlink(), FileNotFoundError, "no test/nshards.txt at .*holds classnames"),
+    (lambda f: (f / "test" / "1.tar").unlink(), FileNotFoundError, "1 of 2 shards are missing: .*1.tar: fetch"),
+    (lambda f: (f / "classnames.txt").unlink(), FileNotFoundError, "no classnames.txt"),
+    (lambda f: (f / "zeroshot_classification_templates.txt").write_text(""), FileNotFoundError, "an empty one"),
+    (shutil.rmtree, FileNotFoundError, "no test set at .*wds_birds"),
+    (spoil_count, DamagedData, "says 'two': want the number of shards"),
+    (spoil_type, DamagedData, "says 'segmentation': want one of classification, multilabel, retrieval"),
+    (spoil_template, DamagedData, "'a photo of it' has no {c}"),
+])  # fmt: skip
+def test_what_is_wrong_around_the_shards_is_known_before_they_are_read(folder, spoil, error, message):
+    spoil(folder)
+    with pytest.raises(error, match=message):
+        open_wds(folder)
+
+
+def cut(folder):
+    shard = folder / "test" / "0.tar"
+    shard.write_bytes(shard.read_bytes()[:5000])
+
+
+def test_a_cut_shard_ends_the_evaluation_with_its_name(folder):
+    cut(folder)
+    with pytest.raises(DamagedData, match="0.tar: broken shard: .*Fetch this file again; --skip-damaged"):
+        list(open_wds(folder).samples())
+
+
+def test_a_cut_shard_is_counted_and_named_where_that_is_asked_for(folder):
+    cut(folder)
+    damage = FaultCounter()
+    kept = [sample.key for sample in open_wds(folder, damage=damage).samples()]
+    assert kept[-6:] == [f"s{i:07d}" for i in range(7, 13)] and len(kept) < 13
+    assert damage.kinds["broken shard"] == 1 and "0.tar" in damage.examples[0]
+    assert (damage.shards, damage.samples) == (2, len(kept))
+
+
+@pytest.mark.parametrize("members, message", [
+    ({"cls": b"7"}, "'x' of .*0.tar: bad label: class 7; classnames.txt has the classes 0 to 6"),
+    ({"cls": b"cat"}, "cls says 'cat'; wanted a number"),
+    ({"txt": b"no label"}, "missing label: members: png, txt; wanted cls"),
+    ({"cls": b"1", "npy": b"nonsense"}, "bad array"),
+])  # fmt: skip
+def test_a_sample_that_makes_no_sense_is_named(tmp_path, members, message):
+    mini.write_classes(tmp_path)
+    whole = ("y", {"png": mini.picture(0), "cls": b"0"})
+    mini.write_shards(tmp_path / "test", [("x", {"png": mini.picture(1), **members}), whole])
+    with pytest.raises(DamagedData, match=message):
+        list(open_wds(tmp_path).samples())
+    damage = FaultCounter()
+    assert [sample.key for sample in open_wds(tmp_path, damage=damage).samples()] == ["y"]
+    assert damage.bad_samples == 1 and damage.samples == 2
+
+
+def test_a_sample_without_image_and_a_doubled_key_are_damage(tmp_path):
+    mini.write_classes(tmp_path)
+    mini.write_shards(tmp_path / "test", [("x", {"cls": b"0"})])
+    with pytest.raises(DamagedData, match="missing image: members: cls"):
+        list(open_wds(tmp_path).samples())
+    sample = {"png": mini.picture(0), "cls": b"1"}
+    mini.write_shards(tmp_path / "test", [("a", sample), ("b", sample), ("a", sample)])
+    with pytest.raises(DamagedData, match="duplicate key"):
+        list(open_wds(tmp_path).samples())
+
+
+def test_labels_of_another_width_are_refused(tmp_path):
+    mini.wds_multilabel(tmp_path)
+    mini.write_classes(tmp_path, mini.CLASSES[:5])
+    with pytest.raises(DamagedData, match=r"bad label: an array \(7,\) of int64; wanted zeros and ones \(5,\)"):
+        list(open_wds(tmp_path).samples())
+
+
+def test_further_pairs_are_read_and_a_list_of_another_form_is_refused(tmp_path):
+    mini.wds_retrieval(tmp_path)
+    (tmp_path / "test" / "relevance.json").write_text(json.dumps({"pairs": {"s0000001": [0, 5], "s0000003": [7]}}))
+    assert open_wds(tmp_path).relevance == {("s0000001", 0), ("s0000001", 5), ("s0000003", 7)}
+    (tmp_path / "test" / "relevance.json").write_text("[1, 2]")
+    with pytest.raises(DamagedData, match='relevance.json at .* is not {"pairs"'):
+        open_wds(tmp_path)
+
+
+# --- elsewhere -------------------------------------------------------------------------------------------------------
+@pytest.fixture
+def served(tmp_path, folder, monkeypatch):
+    """The address of a web server for tmp_path, where the folder also lies as the hub shows a repository."""
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    for view in ("raw", "resolve"):
+        shutil.copytree(folder, tmp_path / "datasets" / "me" / "wds_birds" / view / "main")
+    (tmp_path / "datasets" / "me" / "wds_birds" / "raw" / "main" / "test" / "0.tar").write_text("a pointer")
+
+    class Silent(SimpleHTTPRequestHandler):
+        def log_message(self, *_):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Silent, directory=str(tmp_path)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.parametrize("address", ["{}/wds_birds", "{}/datasets/me/wds_birds/tree/main", "hf-hub:me/wds_birds"])
+def test_a_web_server_and_a_page_of_the_hub_give_the_samples_of_the_folder(folder, served, address, monkeypatch):
+    monkeypatch.setattr(constants, "ENDPOINT", served)
+    remote, local = open_wds(address.format(served)), open_wds(folder)
+    assert remote.classnames == local.classnames and remote.kind == "classification" and remote.name == "birds"
+    for a, b in zip(remote.samples(), local.samples(), strict=True):
+        assert (a.key, a.image, a.label) == (b.key, b.image, b.label)
+
+
+def test_an_object_store_gives_the_samples_of_the_folder(folder):
+    memory = fsspec.filesystem("memory")
+    for path in folder.rglob("*"):
+        if path.is_file():
+            memory.pipe(f"/bucket/{path.relative_to(folder)}", path.read_bytes())
+    remote = open_wds("memory://bucket")
+    assert [s.image for s in remote.samples()] == [s.image for s in open_wds(folder).samples()]
+    assert remote.classnames == mini.CLASSES
+
+
+def test_an_address_without_a_set_is_refused_before_anything_is_read(served):
+    with pytest.raises(FileNotFoundError, match="no test/nshards.txt at .*the address answers that there is none"):
+        open_wds(served + "/nothing")
+    with pytest.raises(FileNotFoundError, match="no val/nshards.txt"):
+        open_wds(served + "/wds_birds", split="val")

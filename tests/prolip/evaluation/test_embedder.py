@@ -1,0 +1,154 @@
+"""Embedders: our models and OpenCLIP's give what they give elsewhere; what cannot be loaded is refused by name."""
+import json
+from pathlib import Path
+
+import miniatures as mini
+import open_clip
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+
+import prolip
+from prolip.evaluation.embed import embed_texts, similarity_scores
+from prolip.evaluation.embedder import ModelCard, load_embedder
+
+TEXTS = ["a dog", "two cats on a boat", "", "sky"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return mini.prolip_folder(tmp_path_factory.mktemp("ours"))
+
+
+@pytest.fixture(scope="module")
+def ours(folder):
+    return load_embedder(folder)
+
+
+@pytest.fixture(scope="module")
+def theirs(tmp_path_factory):
+    return mini.small_openclip(tmp_path_factory.mktemp("theirs"))
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
+def test_a_model_of_ours_gives_its_gaussians(folder, ours):
+    model = prolip.create_model(folder).eval()
+    pixels = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    ids = prolip.get_tokenizer(folder)(TEXTS)
+    with torch.no_grad():
+        wanted = model.encode_image(pixels), model.encode_text(ids)
+    got = ours.encode_image(pixels), ours.encode_text(ids)
+    for a, b in zip(got, wanted):
+        torch.testing.assert_close(a.mean, b.mean)
+        torch.testing.assert_close(a.log_var, b.log_var)
+        assert a.mean.dtype == torch.float32 and not a.mean.requires_grad and not a.mean.is_inference()
+    assert ours.probabilistic and (got[0].trace > 0).all()
+    assert ours.logit_scale == pytest.approx(10) and ours.logit_bias == -10
+    assert torch.equal(ours.tokenizer(TEXTS), ids)
+
+
+def test_an_openclip_model_gives_points_whose_csd_is_the_cosine(theirs, tmp_path):
+    model, _, preprocess = open_clip.create_model_and_transforms("ViT-mini", theirs.name.removeprefix("ViT-mini:"))
+    pixels = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    ids = open_clip.get_tokenizer("ViT-mini")(TEXTS)
+    with torch.no_grad():
+        image, text = model.eval().encode_image(pixels), model.encode_text(ids)
+    got = theirs.encode_image(pixels), theirs.encode_text(theirs.tokenizer(TEXTS))
+    for a, b in zip(got, (image, text)):
+        torch.testing.assert_close(a.mean, F.normalize(b, dim=-1))
+        assert a.log_var.isneginf().all() and (a.trace == 0).all()
+    assert not theirs.probabilistic and theirs.logit_scale == pytest.approx(1 / 0.07) and theirs.logit_bias is None
+    torch.testing.assert_close(similarity_scores(*got), F.normalize(image) @ F.normalize(text).mT)
+
+
+def test_any_number_of_texts_is_embedded_as_one(ours, folder):
+    model = prolip.create_model(folder)
+    wanted = embed_texts(model, prolip.get_tokenizer(folder), TEXTS)
+    got = ours.embed_texts(iter(TEXTS), batch_size=3)
+    torch.testing.assert_close(got.mean, wanted.mean)
+    torch.testing.assert_close(got.log_var, wanted.log_var)
+    with pytest.raises(ValueError, match="no text to embed"):
+        ours.embed_texts([])
+
+
+def test_autocast_is_used_only_where_it_is_asked_for(folder, ours):
+    half = load_embedder(folder, precision="amp_bf16")
+    pixels = torch.randn(2, 3, 32, 32)
+    a, b = ours.encode_image(pixels), half.encode_image(pixels)
+    assert not torch.equal(a.mean, b.mean) and b.mean.dtype == torch.float32
+    torch.testing.assert_close(a.mean, b.mean, atol=0.05, rtol=0)
+    assert half.fingerprint == ours.fingerprint and (ours.precision, half.precision) == ("fp32", "amp_bf16")
+
+
+def test_the_fingerprint_follows_weights_preprocessing_and_tokenizer(folder, ours, tmp_path):
+    assert load_embedder(folder).fingerprint == ours.fingerprint
+    assert mini.small_prolip(tmp_path / "other", seed=1).fingerprint != ours.fingerprint
+    changed = tmp_path / "changed"
+    changed.mkdir()
+    source = Path(folder.removeprefix("local-dir:"))
+    (changed / "model.safetensors").write_bytes((source / "model.safetensors").read_bytes())
+    config = json.loads((source / "config.json").read_text())
+    config["preprocess_cfg"]["mean"] = [0.5, 0.5, 0.5]
+    (changed / "config.json").write_text(json.dumps(config))
+    assert load_embedder(f"local-dir:{changed}").fingerprint != ours.fingerprint
+    config["preprocess_cfg"]["mean"] = json.loads((source / "config.json").read_text())["preprocess_cfg"]["mean"]
+    config["model_cfg"]["text_cfg"]["tokenizer_kwargs"] = {"clean": "canonicalize"}
+    (changed / "config.json").write_text(json.dumps(config))
+    assert load_embedder(f"local-dir:{changed}").fingerprint != ours.fingerprint
+
+
+def test_random_weights_are_asked_for_by_name_and_always_the_same():
+    before = torch.random.get_rng_state()
+    one, two = load_embedder("ProLIP-ViT-test", "random"), load_embedder("ProLIP-ViT-test", "random")
+    assert one.fingerprint == two.fingerprint and torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_a_folder_in_openclips_layout_is_an_openclip_model(tmp_path, theirs):
+    model = open_clip.create_model("ViT-mini", theirs.name.removeprefix("ViT-mini:"))
+    config = {"model_cfg": mini.TINY_CLIP, "preprocess_cfg": {"mean": [0.5] * 3, "std": [0.5] * 3}}
+    (tmp_path / "open_clip_config.json").write_text(json.dumps(config))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "clip"}))  # of another library
+    save_file({k: v.contiguous() for k, v in model.state_dict().items()}, tmp_path / "open_clip_model.safetensors")
+    local = load_embedder(f"local-dir:{tmp_path}")
+    pixels = torch.randn(2, 3, 32, 32)
+    torch.testing.assert_close(local.encode_image(pixels).mean, theirs.encode_image(pixels).mean)
+    assert not local.probabilistic and local.fingerprint != theirs.fingerprint  # the pixels' mean is another one
+
+
+@pytest.mark.parametrize("model, pretrained, error, message", [
+    ("ProLIP-ViT-test", None, ValueError, "names an architecture, and no weights are given: use local-dir:<run>/model"),
+    ("ViT-B-32", None, ValueError, "--pretrained with one of openai, laion400m_e31.*--pretrained random"),
+    ("ViT-B-32", "laion3b", FileNotFoundError, "'laion3b' are neither a file nor a tag; tags of ViT-B-32: openai"),
+    ("ViT-B32", "openai", ValueError, "unknown model 'ViT-B32': did you mean .*ViT-B-32"),
+    ("ProLIP-ViT-tst", None, ValueError, "did you mean ProLIP-ViT-test"),
+    ("local-dir:/nowhere/model", None, FileNotFoundError, "/nowhere/model is no folder"),
+    ("ViT-B-16-SigLIP", "random", FileNotFoundError, "not on this machine.*hf download .*--tokenizer <folder>"),
+])  # fmt: skip
+def test_what_cannot_be_loaded_says_what_to_give(model, pretrained, error, message):
+    with pytest.raises(error, match=message):
+        load_embedder(model, pretrained)
+
+
+def test_weights_that_are_no_weights_are_refused(tmp_path, theirs, folder):
+    (tmp_path / "weights.pt").write_bytes(b"nothing")
+    with pytest.raises(ValueError, match="OpenCLIP cannot load ViT-mini with the weights"):
+        load_embedder("ViT-mini", str(tmp_path / "weights.pt"))
+    with pytest.raises(ValueError, match="has its own weights, pretrained='random' would be ignored"):
+        load_embedder(folder, "random")
+
+
+def test_unknown_precisions_and_absent_devices_are_refused(folder, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match="precision 'int8' is unknown: use one of fp32"):
+        load_embedder(folder, precision="int8")
+    with pytest.raises(ValueError, match="no CUDA device; use cpu"):
+        load_embedder(folder, device="cuda")
+
+
+def test_a_card_survives_json(ours):
+    assert ModelCard(**json.loads(json.dumps(ours.card.to_dict()))) == ours.card

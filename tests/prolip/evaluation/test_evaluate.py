@@ -1,0 +1,276 @@
+"""One task from files to figures, against clip_benchmark, scikit-learn, dense rankings and the definition in words."""
+import json
+from dataclasses import replace
+from functools import partial
+
+import miniatures as mini
+import numpy as np
+import open_clip
+import pytest
+import torch
+from clip_benchmark.datasets.builder import build_wds_dataset, image_captions_collate_fn
+from clip_benchmark.metrics import zeroshot_classification as zsc
+from clip_benchmark.metrics import zeroshot_retrieval as zsr
+from sklearn.metrics import accuracy_score, average_precision_score, balanced_accuracy_score, top_k_accuracy_score
+
+import prolip
+from prolip.data import emoji as corpus_data
+from prolip.evaluation import corpus, large, metrics
+from prolip.evaluation.datasets import emoji
+from prolip.evaluation.datasets.base import DamagedData
+from prolip.evaluation.datasets.cub import open_cub
+from prolip.evaluation.datasets.tables import open_winogavil
+from prolip.evaluation.datasets.wds import open_wds
+from prolip.evaluation.embed import similarity_scores
+from prolip.evaluation.embedder import load_embedder
+from prolip.evaluation.evaluate import TaskResult, evaluate_dataset, retrieval_metrics, score_classes
+from prolip.evaluation.features import compute_features
+from prolip.gaussian import Gaussian
+from prolip.measures import kl
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return mini.prolip_folder(tmp_path_factory.mktemp("ours"))
+
+
+@pytest.fixture(scope="module")
+def ours(folder):
+    return load_embedder(folder)
+
+
+@pytest.fixture(scope="module")
+def theirs(tmp_path_factory):
+    return mini.small_openclip(tmp_path_factory.mktemp("theirs"))
+
+
+@pytest.fixture(scope="module")
+def sets(tmp_path_factory):
+    root = tmp_path_factory.mktemp("sets")
+    return {
+        "single": mini.wds_classification(root / "wds_single", images=40),
+        "multi": mini.wds_multilabel(root / "wds_multi"),
+        "pairs": mini.wds_retrieval(root / "wds_pairs"),
+    }
+
+
+# --- clip_benchmark --------------------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def benchmark(theirs, sets):
+    """(model, tokenizer, loader of a set) as clip_benchmark itself has them for an OpenCLIP model."""
+    model, _, preprocess = open_clip.create_model_and_transforms("ViT-mini", theirs.name.removeprefix("ViT-mini:"))
+
+    def loader(name):
+        dataset = build_wds_dataset(f"wds/{name}", preprocess, data_dir=str(sets[name]))
+        batches = torch.utils.data.DataLoader(dataset.batched(6), batch_size=None, num_workers=0)
+        return dataset, batches
+
+    return model.eval(), open_clip.get_tokenizer("ViT-mini"), loader
+
+
+def test_classification_gives_clip_benchmarks_figures(theirs, sets, benchmark):
+    model, tokenizer, loader = benchmark
+    dataset, batches = loader("single")
+    classes = zsc.zero_shot_classifier(model, tokenizer, dataset.classes, dataset.templates, "cpu", amp=False)
+    logits, target = zsc.run_classification(model, classes, batches, "cpu", amp=False)
+    got = evaluate_dataset(open_wds(sets["single"]), theirs).metrics
+    # clip_benchmark's own `accuracy` fails with NumPy 2.4; this is what it computes
+    assert got["acc1"] == pytest.approx(float((logits.argmax(1) == target).float().mean()), abs=1e-6)
+    in_five = (logits.topk(5, 1)[1] == target[:, None]).any(1)
+    assert got["acc5"] == pytest.approx(float(in_five.float().mean()), abs=1e-6)
+    recall = balanced_accuracy_score(target, logits.argmax(1))
+    assert got["mean_per_class_recall"] == pytest.approx(recall, abs=1e-6)
+    assert 0 < got["acc1"] < got["acc5"] < 1  # figures that can be wrong
+
+
+def test_multilabel_gives_clip_benchmarks_figure(theirs, sets, benchmark):
+    model, tokenizer, loader = benchmark
+    dataset, batches = loader("multi")
+    wanted = zsc.evaluate(model, batches, tokenizer, dataset.classes, dataset.templates, "cpu", amp=False)
+    got = evaluate_dataset(open_wds(sets["multi"]), theirs)
+    assert got.value == pytest.approx(wanted["mean_average_precision"], abs=1e-6)
+    assert got.metrics["mAP_all_classes"] == pytest.approx(wanted["mean_average_precision"], abs=1e-6)
+
+
+def test_retrieval_gives_clip_benchmarks_figures(theirs, sets, benchmark):
+    model, tokenizer, _ = benchmark
+    _, _, preprocess = open_clip.create_model_and_transforms("ViT-mini")
+    dataset = build_wds_dataset("wds/pairs", preprocess, data_dir=str(sets["pairs"]))
+    batches = torch.utils.data.DataLoader(
+        dataset.batched(6, collation_fn=image_captions_collate_fn), batch_size=None, num_workers=0
+    )
+    wanted = zsr.evaluate(model, batches, tokenizer, "cpu", amp=False, recall_k_list=[1, 5, 10])
+    got = evaluate_dataset(open_wds(sets["pairs"]), theirs).metrics
+    for k in (1, 5, 10):
+        assert got[f"t2i/R@{k}"] == pytest.approx(wanted[f"image_retrieval_recall@{k}"], abs=1e-6)
+        assert got[f"i2t/R@{k}"] == pytest.approx(wanted[f"text_retrieval_recall@{k}"], abs=1e-6)
+    assert got["mean_recall@1"] == pytest.approx((got["i2t/R@1"] + got["t2i/R@1"]) / 2) and 0 < got["t2i/R@5"] < 1
+
+
+# --- classes ---------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("similarity", ["csd", "mean", "wasserstein2", "kl", "bhattacharyya"])
+def test_classification_agrees_with_scikit_learn_for_any_similarity(ours, sets, similarity):
+    features = compute_features(open_wds(sets["single"]), ours)
+    scores = similarity_scores(features.image, features.text, similarity).numpy()
+    labels = features.labels.numpy()
+    got = evaluate_dataset(features.dataset, features, similarity)
+    predicted = scores.argmax(1)
+    assert got.metrics["acc1"] == got.value == pytest.approx(accuracy_score(labels, predicted))
+    assert got.metrics["acc5"] == pytest.approx(top_k_accuracy_score(labels, scores, k=5, labels=range(7)))
+    assert got.metrics["mean_per_class_recall"] == pytest.approx(balanced_accuracy_score(labels, predicted))
+    assert got.info["similarity"] == similarity and got.info["images"] == 40 and got.info["classes"] == 7
+
+
+def test_an_asymmetric_measure_takes_the_image_first(ours, sets):
+    features = compute_features(open_wds(sets["single"]), ours)
+    image, text = features.image, features.text
+    wanted = -kl(Gaussian(image.mean[:, None], image.log_var[:, None]), Gaussian(text.mean[None], text.log_var[None]))
+    scored = score_classes(features, "kl")
+    assert torch.equal(scored.predictions[:, 0], wanted.argmax(1))
+
+
+def test_every_sample_keeps_what_figures_of_groups_and_uncertainty_need(tmp_path, ours):
+    features = compute_features(open_wds(mini.wds_classification(tmp_path, columns=(2,), images=20)), ours)
+    scored = score_classes(features, "csd", k=3)
+    scores = similarity_scores(features.image, features.text)
+    order = scores.argsort(dim=1, descending=True, stable=True)
+    assert torch.equal(scored.predictions, order[:, :3])
+    torch.testing.assert_close(scored.score, scores.amax(1))
+    own = (order == features.labels[:, None]).int().argmax(1) + 1
+    assert torch.equal(scored.rank, own) and scored.keys == features.keys
+    assert scored.groups.shape == (20, 1) and scored.image is features.image and scored.classes is features.text
+
+
+def test_blocks_of_scores_change_nothing(ours, sets, monkeypatch):
+    features = [compute_features(open_wds(sets[name]), ours) for name in ("single", "multi")]
+    whole = [evaluate_dataset(f.dataset, f).metrics for f in features]
+    monkeypatch.setattr(large, "row_blocks", partial(large.row_blocks, elements=20))
+    assert [evaluate_dataset(f.dataset, f).metrics for f in features] == whole
+
+
+def test_few_classes_have_no_top_five(tmp_path, ours):
+    dataset = open_wds(mini.wds_classification(tmp_path, classes=mini.CLASSES[:4], images=9))
+    assert set(evaluate_dataset(dataset, ours).metrics) == {"acc1", "mean_per_class_recall"}
+
+
+def test_the_confusion_matrix_counts_every_sample(ours, sets):
+    features = compute_features(open_wds(sets["single"]), ours)
+    got = evaluate_dataset(features.dataset, features, confusion=True)
+    matrix = np.array(got.info["confusion"])
+    np.testing.assert_array_equal(matrix.sum(1), np.bincount(features.labels.numpy(), minlength=7))
+    assert matrix.trace() / matrix.sum() == pytest.approx(got.metrics["acc1"])
+    assert "confusion" not in evaluate_dataset(features.dataset, features).info
+
+
+def test_a_multilabel_set_is_scored_by_average_precision(ours, sets):
+    features = compute_features(open_wds(sets["multi"]), ours)
+    scores, labels = similarity_scores(features.image, features.text).numpy(), features.labels.numpy()
+    wanted = np.mean([average_precision_score(labels[:, c], scores[:, c]) for c in range(7)])
+    assert evaluate_dataset(features.dataset, features).value == pytest.approx(wanted)
+
+
+# --- captions and cues -----------------------------------------------------------------------------------------------
+def dense(features, relevant, similarity="csd"):
+    """`metrics.retrieval` on whole matrices."""
+    return metrics.retrieval(similarity_scores(features.image, features.text, similarity), relevant)
+
+
+@pytest.mark.parametrize("similarity", ["csd", "mean", "inclusion_test"])
+def test_retrieval_equals_the_dense_ranking(ours, sets, similarity):
+    features = compute_features(open_wds(sets["pairs"]), ours)
+    relevant = torch.arange(12)[:, None] == features.owners
+    got = evaluate_dataset(features.dataset, features, similarity).metrics
+    wanted = dense(features, relevant, similarity)
+    assert {name: got[name] for name in wanted} == pytest.approx(wanted)
+    assert set(got) - set(wanted) == {"mean_recall@1"}
+
+
+def test_further_pairs_count_beside_the_own_captions(ours, sets):
+    features = compute_features(open_wds(sets["pairs"]), ours)
+    further = [("s0000000", 35), ("s0000000", 3), ("s0000007", 0)]
+    labelled = replace(features, dataset=replace(features.dataset, relevance=frozenset(further)))
+    own = torch.arange(12)[:, None] == features.owners
+    complete = own.clone()
+    complete[[0, 0, 7], [35, 3, 0]] = True
+    got = retrieval_metrics(labelled)
+    for prefix, relevant in (("", complete), ("own/", own)):
+        wanted = {f"{prefix}{name}": value for name, value in dense(features, relevant).items()}
+        assert {name: got[name] for name in wanted} == pytest.approx(wanted)
+    for pair in (("s0000099", 0), ("s0000000", 36)):
+        strange = replace(features, dataset=replace(features.dataset, relevance=frozenset([pair])))
+        with pytest.raises(DamagedData, match="1 relevant pairs of .* name no image or none of its 36 captions"):
+            retrieval_metrics(strange)
+
+
+def test_a_sentence_on_a_bird_is_true_of_its_species(tmp_path, ours):
+    features = compute_features(open_cub(*mini.cub(tmp_path)), ours)
+    species = torch.tensor([int(key[:3]) for key in features.keys])
+    relevant = species[:, None] == species[features.owners]
+    got = retrieval_metrics(features)
+    wanted = dense(features, relevant)
+    assert {name: got[name] for name in wanted} == pytest.approx(wanted)
+    own = dense(features, torch.arange(len(species))[:, None] == features.owners)
+    assert got["own/t2i/R@1"] == pytest.approx(own["t2i/R@1"]) and got["t2i/R-Precision"] != got["own/t2i/R-Precision"]
+
+
+def test_the_emoji_task_gives_the_figures_of_the_corpus(tmp_path, folder, ours):
+    shown = corpus_data.read("data/emoji/emojione.tar").select("group=food drink")
+    shown = replace(shown, drawings=shown.drawings[:40]).select("style=emojione")
+    kept = {drawing.concept for drawing in shown.drawings}
+    names = [concept.hexcode for i, concept in enumerate(shown.concepts) if i in kept]
+    shown = shown.select("hexcode=" + "|".join(names))
+    model, _, preprocess = prolip.create_model_and_transforms(folder)
+    wanted = corpus.evaluate(model.eval(), prolip.get_tokenizer(folder), preprocess, shown).metrics
+    got = evaluate_dataset(open_wds(emoji.write_emoji(shown, tmp_path)), ours).metrics
+    for way in ("i2t", "t2i"):
+        for name in ("R@1", "R@5", "R@10", "mAP@R", "R-Precision", "median_rank", "queries"):
+            assert got[f"{way}/{name}"] == pytest.approx(wanted[f"captions/{way}/{name}"])
+    assert got["own/i2t/R@1"] <= got["i2t/R@1"]
+
+
+def test_fewer_images_than_ranks_asked_for_are_no_trouble(tmp_path, ours):
+    got = evaluate_dataset(open_wds(mini.wds_retrieval(tmp_path, images=2, captions=1)), ours).metrics
+    assert got["i2t/R@5"] == got["t2i/R@10"] == 1
+
+
+def test_cues_pick_as_many_candidates_as_belong_to_them(tmp_path, ours):
+    features = compute_features(open_winogavil(mini.winogavil(tmp_path)), ours)
+    row = {key: i for i, key in enumerate(features.keys)}
+    prompts = ["An ocean", "A music", "An egypt", "A run", "A tree"]
+    values = []
+    for instance, prompt in zip(features.dataset.associations, prompts):
+        cue = ours.embed_texts([prompt])
+        score = {k: float(similarity_scores(features.image.select([row[k]]), cue)) for k in instance.images}
+        chosen = set(sorted(score, key=score.get, reverse=True)[: len(instance.associated)])
+        values.append(len(chosen & instance.associated) / len(chosen | instance.associated))
+    got = evaluate_dataset(features.dataset, features)
+    assert got.main_metric == "jaccard_score_10-12" and got.value == pytest.approx(np.mean(values[2:]))
+    assert got.metrics["avg_jaccard_score"] == pytest.approx(np.mean(values))
+    assert got.metrics["jaccard_score_5-6"] == pytest.approx(np.mean(values[:2]))
+    with pytest.raises(DamagedData, match="the cue .* has candidates that were left out"):
+        evaluate_dataset(features.dataset, replace(features, keys=("gone", *features.keys[1:])))
+
+
+# --- what is refused, what is kept -----------------------------------------------------------------------------------
+def test_a_deterministic_model_is_scored_by_its_points_alone(theirs, sets):
+    features = compute_features(open_wds(sets["single"]), theirs)
+    figures = [evaluate_dataset(features.dataset, features, s).metrics for s in ("csd", "mean", "wasserstein2")]
+    assert figures[0] == figures[1] == figures[2]
+    with pytest.raises(ValueError, match="deterministic, its embeddings have no variance, and 'kl' needs one: use csd"):
+        evaluate_dataset(open_wds(sets["single"]), theirs, "kl")
+    with pytest.raises(ValueError, match="unknown"):
+        evaluate_dataset(open_wds(sets["single"]), theirs, "nearness")
+
+
+def test_sets_of_faces_are_left_to_the_suite_that_knows_them(tmp_path, ours):
+    dataset = open_wds(mini.wds_faces(tmp_path, {"race": 2, "age": 2}, (2, 2)))
+    with pytest.raises(ValueError, match="has no labels .*prolip.evaluation.datacomp"):
+        evaluate_dataset(dataset, ours)
+
+
+def test_a_result_is_json(ours, sets):
+    result = evaluate_dataset(open_wds(sets["pairs"]), ours)
+    values = json.loads(json.dumps(result.to_dict(), allow_nan=False))
+    assert values["key"] == "pairs" and values["main_metric"] == "mean_recall@1" and values["metrics"] == result.metrics
+    assert values["info"]["model"]["fingerprint"] == ours.fingerprint
+    assert TaskResult("a", {"x": float("nan")}, "x").to_dict()["metrics"] == {"x": None}

@@ -1,0 +1,75 @@
+"""python -m prolip.evaluation: figures in a table and in JSON, with the model and without it, and errors in a line."""
+import json
+
+import miniatures as mini
+import pytest
+
+from prolip.evaluation.__main__ import main
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return mini.prolip_folder(tmp_path_factory.mktemp("ours"))
+
+
+@pytest.fixture(scope="module")
+def sets(tmp_path_factory):
+    root = tmp_path_factory.mktemp("sets")
+    classes, pairs = mini.wds_classification(root / "wds_birds"), mini.wds_retrieval(root / "wds_pairs")
+    return [f"wds:{classes}", f"wds:{pairs}"]
+
+
+def without_times(results):
+    return [{**r, "info": {k: v for k, v in r["info"].items() if k != "seconds"}} for r in results]
+
+
+def test_two_sets_by_two_similarities_with_the_model_and_then_without(tmp_path, model, sets, capsys):
+    similarities = ["--similarity", "csd", "wasserstein2"]
+    kept, out, again = tmp_path / "kept", tmp_path / "a" / "out.json", tmp_path / "again.json"
+    options = [*similarities, "--save-features", str(kept), "--out", str(out)]
+    results = main(["--model", model, "--dataset", *sets, *options])
+    table = capsys.readouterr().out
+    assert [(r.key, r.info["similarity"]) for r in results] == [
+        ("birds", "csd"), ("birds", "wasserstein2"), ("pairs", "csd"), ("pairs", "wasserstein2"),
+    ]  # fmt: skip
+    lines = [line.split() for line in table.splitlines()]
+    assert ["images", "acc1", "acc5", "mean_per_class_recall"] in lines
+    for result in results:
+        row = next(line for line in lines if line[:2] == [result.key, result.info["similarity"]])
+        assert row[2] == str(result.info["images"]) and f"{100 * result.value:.2f}" in row[3:]
+    assert json.loads(out.read_text()) == [result.to_dict() for result in results]
+    main(["--features", str(kept), *similarities, "--out", str(again)])
+    assert without_times(json.loads(again.read_text())) == without_times(json.loads(out.read_text()))
+
+
+def test_a_damaged_set_ends_in_a_line_or_in_a_remark(tmp_path, model, capsys):
+    folder = mini.wds_classification(tmp_path / "wds_cut")
+    shard = folder / "test" / "0.tar"
+    shard.write_bytes(shard.read_bytes()[:6000])
+    with pytest.raises(SystemExit) as stop:
+        main(["--model", model, "--dataset", f"wds:{folder}"])
+    assert stop.value.code == 2 and "0.tar: broken shard" in capsys.readouterr().err
+    (result,) = main(["--model", model, "--dataset", f"wds:{folder}", "--skip-damaged"])
+    assert result.info["damaged"]["kinds"]["broken shard"] == 1 and result.info["images"] < 13
+    assert "! left out: broken shard 1" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("flags, message", [
+    (["--dataset", "wds:nowhere"], "give --model and --dataset, or --features DIR"),
+    (["--model", "MODEL", "--dataset", "wds:/nowhere/wds_x"], "no test set at /nowhere/wds_x"),
+    (["--model", "ViT-B-32", "--dataset", "SET"], "no weights are given: use --pretrained"),
+    (["--model", "MODEL", "--dataset", "SET", "--similarity", "nearness"], "measure 'nearness' is unknown"),
+    (["--features", "kept", "--model", "MODEL"], "--features evaluates without a model: drop --model"),
+    (["--features", "/nowhere"], "no features in /nowhere"),
+])  # fmt: skip
+def test_mistakes_are_one_line_and_exit_code_2(flags, message, model, sets, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main([{"MODEL": model, "SET": sets[0]}.get(flag, flag) for flag in flags])
+    error = capsys.readouterr().err
+    assert stop.value.code == 2 and error.startswith("error: ") and message in error
+
+
+def test_a_missing_set_is_known_before_the_first_is_embedded(tmp_path, model, sets):
+    with pytest.raises(SystemExit):
+        main(["--model", model, "--dataset", sets[0], "wds:/nowhere", "--save-features", str(tmp_path / "kept")])
+    assert not (tmp_path / "kept").exists()

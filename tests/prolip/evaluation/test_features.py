@@ -1,0 +1,281 @@
+"""Features: computed once, in order, kept whole, and as good without the model as with it."""
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+
+import miniatures as mini
+import numpy as np
+import pytest
+import torch
+
+import prolip
+from prolip.data.faults import FaultCounter
+from prolip.evaluation import feature_store, features
+from prolip.evaluation.datasets.base import DamagedData, Dataset, Sample
+from prolip.evaluation.datasets.specs import open_dataset
+from prolip.evaluation.datasets.wds import open_wds
+from prolip.evaluation.embedder import load_embedder
+from prolip.evaluation.evaluate import evaluate_features
+from prolip.evaluation.feature_store import FeatureStore
+from prolip.evaluation.zero_shot import class_gaussians
+from prolip.gaussian import Gaussian, mixture
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return mini.prolip_folder(tmp_path_factory.mktemp("ours"))
+
+
+@pytest.fixture(scope="module")
+def ours(folder):
+    return load_embedder(folder)
+
+
+@pytest.fixture(scope="module")
+def theirs(tmp_path_factory):
+    return mini.small_openclip(tmp_path_factory.mktemp("theirs"))
+
+
+class Counted:
+    """An embedder that counts the batches it embeds."""
+
+    def __init__(self, embedder):
+        self.images = self.texts = 0
+        self.embedder = replace(embedder, encode_image=self.image, encode_text=self.text)
+        self._inner = embedder
+
+    def image(self, pixels):
+        self.images += 1
+        return self._inner.encode_image(pixels)
+
+    def text(self, ids):
+        self.texts += 1
+        return self._inner.encode_text(ids)
+
+
+def same(a: Gaussian, b: Gaussian) -> bool:
+    return torch.equal(a.mean, b.mean) and torch.equal(a.log_var, b.log_var)
+
+
+def datasets(root):
+    """A data set of every kind."""
+    return [
+        open_wds(mini.wds_classification(root / "wds_groups", columns=(3, 9))),
+        open_wds(mini.wds_multilabel(root / "wds_multi")),
+        open_wds(mini.wds_retrieval(root / "wds_pairs")),
+        open_dataset(f"winogavil:{mini.winogavil(root / 'wino')}"),
+        open_dataset("cub:{},{}".format(*mini.cub(root / "cub"))),
+    ]
+
+
+# --- images ----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("workers, batch_size", [(0, 5), (3, 4), (2, 100)])
+def test_images_are_embedded_in_order_whatever_decodes_them(tmp_path, ours, workers, batch_size):
+    dataset = open_wds(mini.wds_classification(tmp_path, columns=(3,)))
+    found = features.image_features(dataset, ours, batch_size=batch_size, workers=workers)
+    samples = list(dataset.samples())
+    wanted = ours.encode_image(torch.stack([ours.preprocess(sample.open()) for sample in samples]))
+    torch.testing.assert_close(found.image.mean, wanted.mean)
+    torch.testing.assert_close(found.image.log_var, wanted.log_var)
+    assert found.keys == tuple(sample.key for sample in samples)
+    assert found.labels.tolist() == [sample.label for sample in samples]
+    np.testing.assert_array_equal(found.groups, np.stack([sample.groups for sample in samples]))
+    assert found.text is None and found.damaged == {}
+
+
+def test_threads_do_not_read_far_ahead():
+    taken = []
+
+    def items() -> Iterator[int]:
+        for i in range(100):
+            taken.append(i)
+            yield i
+
+    stream = features.in_threads(lambda x: x * x, items(), workers=2, ahead=6)
+    assert [next(stream) for _ in range(10)] == [i * i for i in range(10)]
+    assert len(taken) <= 10 + 6
+    assert list(stream) == [i * i for i in range(10, 100)]
+
+
+def test_captions_know_their_image(tmp_path, ours):
+    dataset = open_wds(mini.wds_retrieval(tmp_path))
+    found = features.compute_features(dataset, ours, batch_size=5)
+    owned = [(i, caption) for i, sample in enumerate(dataset.samples()) for caption in sample.captions]
+    assert list(zip(found.owners.tolist(), found.captions)) == owned
+    wanted = ours.embed_texts([caption for _, caption in owned])
+    assert same(found.text, wanted)
+
+
+def broken(sample: Sample, key: str) -> Sample:
+    return sample._replace(image=sample.image[:200]) if sample.key == key else sample
+
+
+def test_a_picture_that_cannot_be_opened_is_named_or_left_out_and_said(tmp_path, ours):
+    whole = open_wds(mini.wds_classification(tmp_path / "wds"))
+
+    def samples():
+        return (broken(sample, "s0000004") for sample in whole.samples())
+
+    with pytest.raises(DamagedData, match="sample 's0000004' of .*wds: bad image: "):
+        features.image_features(replace(whole, samples=samples), ours)
+    store = FeatureStore(tmp_path / "store")
+    counting = replace(whole, samples=samples, damage=FaultCounter())
+    for _ in range(2):  # counts are those of one pass
+        found = features.compute_features(counting, ours, store)
+        assert len(found.keys) == 12 and "s0000004" not in found.keys
+        assert found.damaged["kinds"] == {"bad image": 1} and "s0000004" in found.damaged["examples"][0]
+    assert not list((tmp_path / "store").glob("images/*")) and not list((tmp_path / "store").glob("tasks/*"))
+
+
+def test_what_was_left_out_would_shift_pairs_by_place(tmp_path, ours):
+    pairs = open_wds(mini.wds_retrieval(tmp_path))
+
+    def samples():
+        return (broken(sample, "s0000001") for sample in pairs.samples())
+
+    labelled = replace(pairs, samples=samples, damage=FaultCounter(), relevance=frozenset([("s0000005", 2)]))
+    with pytest.raises(DamagedData, match="wrong once samples are left out"):
+        features.image_features(labelled, ours)
+    plain = replace(labelled, relevance=None, info={"caption_ids": [1, 2], "split": "test"})
+    assert features.image_features(plain, ours).dataset.info == {"split": "test"}
+
+
+def made(samples: list[Sample], kind="classification", **options) -> Dataset:
+    return Dataset("made", kind, lambda: iter(samples), "0", "memory", mini.CLASSES, mini.TEMPLATES, **options)
+
+
+@pytest.mark.parametrize("samples, options, message", [
+    ([Sample("a", mini.picture(0), 1), Sample("b", mini.picture(1))], {}, r"the label of .*: 1 of 2 have none \(b\)"),
+    ([Sample("a", mini.picture(0), 1), Sample("a", mini.picture(1), 2)], {}, "samples of one key"),
+    ([Sample("a", mini.picture(0), 1)], {"size": 2}, "gave 1 images, wanted 2"),
+    ([Sample("a", mini.picture(0), captions=())], {"kind": "retrieval"}, "has no caption"),
+    ([], {}, "no image in memory"),
+])  # fmt: skip
+def test_samples_that_do_not_fit_together_are_refused(ours, samples, options, message):
+    with pytest.raises(ValueError, match=message):
+        features.image_features(made(samples, **options), ours)
+
+
+# --- texts -----------------------------------------------------------------------------------------------------------
+def test_classes_are_the_mixtures_of_their_prompts(folder, ours, monkeypatch):
+    templates = [template.replace("{c}", "{}") for template in mini.TEMPLATES]
+    model, tokenizer = prolip.create_model(folder), prolip.get_tokenizer(folder)
+    wanted = class_gaussians(model, tokenizer, [[name] for name in mini.CLASSES], templates)
+    for prompts in (4096, 5):  # all at once, and two classes at a time
+        monkeypatch.setattr(features, "PROMPTS", prompts)
+        got = features.embed_classes(mini.CLASSES, mini.TEMPLATES, ours)
+        torch.testing.assert_close(got.mean, wanted.mean)
+        torch.testing.assert_close(got.log_var, wanted.log_var)
+
+
+def test_the_mixture_of_points_is_a_point(theirs):
+    z = theirs.embed_texts(["a", "b c", "d", "e", "f g"])
+    mixed = features.mix(z, [2, 3])
+    for row, part in zip(mixed.mean, (z.mean[:2], z.mean[2:])):
+        torch.testing.assert_close(row, torch.nn.functional.normalize(part.mean(0), dim=0))
+    assert mixed.log_var.isneginf().all()
+    # with any variance at all it is the mixture of the Gaussians
+    wide = Gaussian(z.mean, torch.full_like(z.mean, -3.0))
+    assert same(features.mix(wide, [5]), mixture(Gaussian(wide.mean[None], wide.log_var[None])))
+
+
+def test_prompts_need_a_place_for_the_class():
+    assert features.class_prompts(["x", "y"], ["a {c}", "{} b"]) == (["a x", "x b", "a y", "y b"], [2, 2])
+    with pytest.raises(ValueError, match="the prompt 'a' has no {c}"):
+        features.class_prompts(["x"], ["a"])
+    with pytest.raises(ValueError, match="0 class names and 1 prompts"):
+        features.class_prompts([], ["{c}"])
+
+
+def test_texts_are_embedded_once_by_content(ours):
+    counted, store = Counted(ours), FeatureStore()
+    one = features.embed_classes(["x", "y"], ["{c}"], counted.embedder, store)
+    assert same(features.embed_classes(["x", "y"], ["{c}"], counted.embedder, store), one) and counted.texts == 1
+    features.embed_classes(["y", "x"], ["{c}"], counted.embedder, store)
+    features.embed_classes(["x", "y"], ["a {c}"], counted.embedder, store)
+    assert counted.texts == 3
+
+
+# --- on disk ---------------------------------------------------------------------------------------------------------
+def test_everything_is_embedded_once_per_data_set_and_model(tmp_path, ours, theirs):
+    dataset, store = open_wds(mini.wds_classification(tmp_path / "wds")), FeatureStore(tmp_path / "store")
+    first = Counted(ours)
+    one = features.compute_features(dataset, first.embedder, store, batch_size=5)
+    assert (first.images, first.texts) == (3, 1)
+    again = features.compute_features(dataset, first.embedder, store)
+    assert (first.images, first.texts) == (3, 1) and same(one.image, again.image) and same(one.text, again.text)
+    other, half = Counted(theirs), Counted(replace(ours, precision="amp_bf16"))
+    for counted in (other, half):
+        features.compute_features(dataset, counted.embedder, store)
+        assert counted.images == 1 and counted.texts == 1
+    (tmp_path / "wds" / "classnames.txt").write_text("\n".join(f"kind {i}" for i in range(7)))
+    features.compute_features(open_wds(tmp_path / "wds"), first.embedder, store)
+    assert (first.images, first.texts) == (3, 2)  # other prompts, the same images
+
+
+@pytest.mark.parametrize("model", ["ours", "theirs"])
+def test_features_of_every_kind_are_as_good_without_the_model(tmp_path, model, request):
+    embedder, store = request.getfixturevalue(model), FeatureStore(tmp_path / "store")
+    computed = {d.name: features.compute_features(d, embedder, store) for d in datasets(tmp_path)}
+    loaded = {found.dataset.name: found for found in features.load_features(FeatureStore(tmp_path / "store"))}
+    assert set(loaded) == set(computed) == {"groups", "multi", "pairs", "winogavil", "cub_test"}
+    for name, a in computed.items():
+        b = loaded[name]
+        assert same(a.image, b.image) and same(a.text, b.text) and (a.keys, a.captions) == (b.keys, b.captions)
+        assert replace(a.dataset, samples=b.dataset.samples) == b.dataset and a.model == b.model
+        for field in ("labels", "owners", "groups"):
+            np.testing.assert_array_equal(getattr(a, field), getattr(b, field))
+        assert evaluate_features(a) == evaluate_features(b)
+        with pytest.raises(FileNotFoundError, match="only the features of"):
+            next(b.dataset.samples())
+
+
+def flip(path):
+    data = bytearray(path.read_bytes())
+    data[-100] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("kind", ["images", "texts"])
+@pytest.mark.parametrize("spoil", [
+    flip,
+    lambda path: path.write_bytes(path.read_bytes()[:-10]),
+    lambda path: path.write_bytes(b""),
+    lambda path: feature_store.write_record(path, "another key", feature_store.Record({}, {})),
+])  # fmt: skip
+def test_a_damaged_file_is_said_and_computed_again(tmp_path, ours, kind, spoil, caplog):
+    dataset, store = open_wds(mini.wds_classification(tmp_path / "wds")), FeatureStore(tmp_path / "store")
+    one = features.compute_features(dataset, ours, store)
+    (path,) = (tmp_path / "store" / kind).iterdir()
+    spoil(path)
+    with pytest.raises(DamagedData, match=f"the {kind} of wds by local-dir:.* are damaged or gone"):
+        list(features.load_features(store))
+    counted = Counted(ours)
+    with caplog.at_level(logging.WARNING):
+        again = features.compute_features(dataset, counted.embedder, store)
+    assert f"{path} is damaged" in caplog.text and "computing it again" in caplog.text
+    assert same(one.image, again.image) and same(one.text, again.text)
+    assert (counted.images, counted.texts) == ((1, 0) if kind == "images" else (0, 1))
+    features.compute_features(dataset, counted.embedder, store)
+    assert counted.images + counted.texts == 1  # it was mended
+
+
+def test_a_write_that_breaks_off_leaves_nothing(tmp_path, ours, monkeypatch):
+    def half(tensors, path, metadata):
+        path.write_bytes(b"half")
+        raise OSError("no space left")
+
+    monkeypatch.setattr(feature_store, "save_file", half)
+    dataset = open_wds(mini.wds_classification(tmp_path / "wds"))
+    with pytest.raises(OSError, match="no space left"):
+        features.compute_features(dataset, ours, FeatureStore(tmp_path / "s"))
+    assert not [path for path in (tmp_path / "s").rglob("*") if path.is_file()]
+
+
+def test_a_folder_without_features_is_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no features in .*--save-features"):
+        list(features.load_features(FeatureStore(tmp_path)))
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "tasks" / "a.json").write_text('{"format": "of tomorrow"}')
+    with pytest.raises(ValueError, match="describes no task .*'of tomorrow'"):
+        list(features.load_features(FeatureStore(tmp_path)))
