@@ -40,7 +40,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--no-uncertainty", action="store_true", help="without the figures of refusal and calibration")
     add("--shard", metavar="I/N", help="this process's part of the tasks, from 0; array: of a SLURM array")
     add("--published", nargs="+", metavar="NAME", help="published rows in the tables: parts of their names, all, none"
-        " (default: the paper's)")  # fmt: skip
+        " (default: the paper's and OpenCLIP's ViT-B-16 on DataComp-1B)")  # fmt: skip
     add("--tables-of", nargs="+", metavar="DIR", help="evaluate nothing: tables of the results in these folders")
     add("--device", default="auto", help="auto: the GPU of this process (torchrun, srun), else the CPU")
     add("--precision", default="fp32", choices=PRECISIONS)

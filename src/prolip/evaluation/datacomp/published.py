@@ -210,15 +210,17 @@ OPENCLIP_ROWS: tuple[PublishedRow, ...] = (
 )  # fmt: skip
 
 PUBLISHED: tuple[PublishedRow, ...] = (*PAPER, *OPENCLIP_ROWS)
+DEFAULT = (*PAPER, OPENCLIP_ROWS[0])
+"""Without a choice: the paper's rows, and the CLIP of the same size, data and length of training."""
 
 
 def find_published(names: Sequence[str] | None) -> tuple[PublishedRow, ...]:
-    """The paper's rows without names; otherwise all rows whose label has one of the names in it, whatever the case.
+    """`DEFAULT` without names; otherwise all rows whose label has one of the names in it, whatever the case.
 
     "all" and "none" are names too. Raises ValueError for a name that fits no row.
     """
     if not names:
-        return PAPER
+        return DEFAULT
     if "none" in names:
         return ()
     chosen: list[PublishedRow] = []

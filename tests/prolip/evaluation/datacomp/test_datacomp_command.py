@@ -1,6 +1,9 @@
 """The command around the tasks: what is missing, what is damaged, shards, tables of several runs."""
 import json
 import shutil
+import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import miniatures
 import pytest
@@ -107,6 +110,28 @@ def test_saved_embeddings_serve_a_later_similarity(data, tmp_path):
     main(command(data, tmp_path / "out", *features, "--similarity", "csd", "wasserstein2"))
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "features").rglob("*.safetensors")} == stored
     assert sorted(keys(tmp_path / "out")) == ["fairness/utkface"] * 2 + ["mnist"] * 2
+
+
+class Silent(SimpleHTTPRequestHandler):
+    def log_message(self, *arguments):
+        """Nothing."""
+
+
+def test_datasets_are_read_over_the_network(data, tmp_path):
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Silent, directory=str(data[1])))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    tasks = ["--tasks", "mnist", "mscoco_2014_5k_test_image_text_retrieval"]
+    try:
+        for place, out in ((f"http://127.0.0.1:{server.server_port}", "far"), (str(data[1]), "near")):
+            main(command((data[0], place), tmp_path / out, *tasks))
+    finally:
+        server.shutdown()
+        server.server_close()
+    far, near = (
+        [json.loads(line)["metrics"] for line in (tmp_path / out / "results.jsonl").read_text().splitlines()]
+        for out in ("far", "near")
+    )
+    assert len(far) == 2 and far == near
 
 
 def test_tables_of_several_runs_stand_side_by_side(data, tmp_path, capsys):

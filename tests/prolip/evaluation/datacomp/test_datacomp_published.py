@@ -82,7 +82,7 @@ def test_openclip_rows_are_the_files_of_known_models():
 
 
 def test_rows_are_chosen_by_a_part_of_their_label():
-    assert find_published(None) == PAPER
+    assert find_published(None) == (*PAPER, ROWS["OpenCLIP ViT-B-16, datacomp_xl_s13b_b90k"])
     assert find_published(["none"]) == ()
     assert find_published(["all"]) == PUBLISHED
     assert [row.seen for row in find_published(["prolip vit-b/16, 12"])] == ["12.8B"]
