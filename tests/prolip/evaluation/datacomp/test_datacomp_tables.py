@@ -63,6 +63,14 @@ def test_table_c1_has_all_tasks_in_two_blocks_and_the_average():
     assert cells(first, first.rows[-1][0]) == pytest.approx([1.0] * 20)
 
 
+def test_each_table_has_the_average_that_the_paper_prints_there():
+    made = build_report({ME: results()}, find_published(["ProLIP ViT-B/16, 1.28B"]))
+    label = "ProLIP ViT-B/16, 1.28B"
+    assert cells(table_1(made), label)[-1] == 57.3 and cells(table_c1(made)[1], label)[-1] == 56.90
+    ours = made.ours[0].label
+    assert cells(table_c1(made)[1], ours)[-1] == cells(table_1(made), ours)[-1]
+
+
 def test_a_missing_task_is_a_dash_and_its_averages_are_refused():
     made = report(without=["vtab/svhn"])
     label = made.ours[0].label
