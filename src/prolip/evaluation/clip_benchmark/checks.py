@@ -1,0 +1,170 @@
+"""Wrong input, found before a model is loaded: unknown models, missing weights, test sets that do not fit the task."""
+from __future__ import annotations
+
+import json
+import os
+from argparse import Namespace
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import open_clip
+from clip_benchmark import cli
+from open_clip.factory import parse_model_name
+
+from prolip.checkpoint import CONFIG_NAMES, read_config
+from prolip.evaluation.datasets.places import Place, find_place, join, shard_marks
+from prolip.evaluation.datasets.wds import CLASSNAMES, TEMPLATES, read_kind, shard_count
+from prolip.evaluation.embedder import is_prolip
+from prolip.factory import find_weights, get_model_config
+from prolip.hub import hub_file
+from prolip.model_config import is_released
+from prolip.tokenizer import get_tokenizer
+
+#: OpenCLIP's own name first: config.json may be another library's.
+HUB_CONFIGS = tuple(reversed(CONFIG_NAMES))
+#: The dataset_type.txt that each task of clip_benchmark can read.
+TYPES = {
+    "zeroshot_classification": ("classification", "multilabel"),
+    "linear_probe": ("classification",),
+    "zeroshot_retrieval": ("retrieval",),
+    "image_caption_selection": ("retrieval",),
+    "captioning": ("retrieval",),
+}
+
+
+def is_ours(run: Namespace) -> bool:
+    """Whether the run's model is a ProLIP model. Raises ValueError for a name that nobody knows."""
+    schema, place = parse_model_name(run.model)
+    if schema != "hf-hub" or not run.model_cache_dir:
+        return is_prolip(run.model)
+    config, _ = read_config(hub_file(place, HUB_CONFIGS, run.model_cache_dir))
+    return "prolip_cfg" in config or is_released(config)
+
+
+def check_model(run: Namespace, tokenizer: str | None) -> None:
+    """The model, its weights and its tokenizer are there. Raises ValueError or FileNotFoundError."""
+    if run.model_type == "prolip":
+        get_model_config(run.model, run.model_cache_dir)
+        if find_weights(run.model, run.pretrained or None, run.model_cache_dir) is None:
+            raise ValueError(f"{run.model} has no weights of its own: give --pretrained FILE, or a folder with weights"
+                             " as the model, --model local-dir:FOLDER")
+        get_tokenizer(run.model, cache_dir=run.model_cache_dir, tokenizer=tokenizer)
+    elif run.model_type == "open_clip" and parse_model_name(run.model)[0] is None:
+        tag, name = run.pretrained, run.model.replace("/", "-")  # OpenCLIP reads ViT-B/32 as ViT-B-32
+        if tag and not open_clip.pretrained.is_pretrained_cfg(name, tag) and not os.path.isfile(tag):
+            tags = open_clip.list_pretrained_tags_by_model(name)
+            known = f"choose from {', '.join(tags)}" if tags else "OpenCLIP has none for it"
+            raise ValueError(f"--pretrained {tag!r} is neither a file nor weights of {run.model}: {known}")
+
+
+def check_task(run: Namespace) -> None:
+    """The task can be run with this model. Raises ValueError."""
+    if run.task == "captioning" and run.model_type == "prolip":
+        raise ValueError(f"{run.model} writes no captions: --task captioning wants a model that does, such as"
+                         " OpenCLIP's coca_ViT-B-32")
+    if min(run.recall_k) < 1 or run.batch_size < 1 or run.num_workers < 0:
+        raise ValueError(f"got --recall_k {run.recall_k}, --batch_size {run.batch_size}, --num_workers"
+                         f" {run.num_workers}: want a k and a batch of 1 or more, and 0 workers or more")
+    for path in run.load_clfs:
+        if not os.path.isfile(path):
+            raise FileNotFoundError(f"--load_clfs: no file {path}: write one with --save_clf")
+
+
+def dataset_name(run: Namespace) -> str:
+    """The data set without `wds/`."""
+    return run.dataset.removeprefix("wds/")
+
+
+def root_of(run: Namespace) -> str:
+    """The folder or URL of the run's data set, its template filled in as clip_benchmark does. Raises ValueError."""
+    name = dataset_name(run)
+    try:
+        return run.dataset_root.format(dataset=name, dataset_cleaned=name.replace("/", "-"))
+    except (KeyError, IndexError, ValueError) as error:
+        raise ValueError(f"--dataset_root {run.dataset_root!r} has a field that is not known ({error}): use {{dataset}}"
+                         " or {dataset_cleaned}") from error
+
+
+def wds_place(run: Namespace) -> Place | None:
+    """Where a wds data set lies, None for others. Raises FileNotFoundError or ValueError."""
+    if not run.dataset.startswith("wds/"):
+        return None
+    root = root_of(run)
+    if root.startswith("hf-hub:"):
+        raise ValueError(f"--dataset_root {root}: clip_benchmark wants the page's address, https://<hub>/datasets/"
+                         f"{root.removeprefix('hf-hub:')}/tree/main")
+    return find_place(root)
+
+
+def check_wds(run: Namespace, place: Place) -> list[str]:
+    """The shards of every split that the task reads are there, and its texts: marks of the shards, which change with
+    them. Raises ValueError or FileNotFoundError.
+    """
+    kind = read_kind(place, None)
+    if kind not in TYPES[run.task]:
+        fits = [task for task, kinds in TYPES.items() if kind in kinds]
+        remedy = f"choose --task {' or '.join(fits)}" if fits else "correct dataset_type.txt"
+        raise ValueError(f"{place.source} is a test set of type {kind!r}, --task {run.task} wants"
+                         f" {' or '.join(TYPES[run.task])}: {remedy}")
+    if run.task in ("zeroshot_classification", "linear_probe"):
+        _check_texts(run, place)
+    splits = [run.split]
+    if run.task == "linear_probe":
+        if run.val_proportion is not None:
+            raise ValueError("--val_proportion needs a data set that knows its length, wds data sets are streams: give"
+                             " a split with --val_split, or neither")
+        splits += [split for split in (run.train_split, run.val_split) if split]
+    return shard_marks(
+        [join(place.data, split, f"{i}.tar") for split in splits for i in range(shard_count(place, split, None))]
+    )
+
+
+def _check_texts(run: Namespace, place: Place) -> None:
+    """Class names and templates, in the data set or in files given for it."""
+    for name, custom, flag in (
+        (CLASSNAMES, run.custom_classname_file, "custom_classname_file"),
+        (TEMPLATES, run.custom_template_file, "custom_template_file"),
+    ):
+        if custom:
+            _read_custom(custom, flag)
+            continue
+        lines = place.lines(name)
+        if not lines:
+            raise FileNotFoundError(f"no {name} in {place.source}: write one line per entry, or give --{flag}")
+        wrong = [line for line in lines if "{c}" not in line]
+        if wrong and name == TEMPLATES:
+            raise ValueError(f"{name} of {place.source} has the template {wrong[0]!r}: write {{c}} where the class"
+                             " goes")
+
+
+def _read_custom(path: str, flag: str) -> dict[str, Any]:
+    """A JSON file, at its path or among clip_benchmark's own, as clip_benchmark looks for it."""
+    packaged = Path(cli.__file__).parent / "datasets" / path
+    for place in (Path(path), packaged):
+        if place.is_file():
+            try:
+                return json.loads(place.read_text(encoding="utf-8"))
+            except json.JSONDecodeError as error:
+                raise ValueError(f"--{flag}: {place} is no JSON: {error}") from error
+    raise FileNotFoundError(f"--{flag}: no file {path}")
+
+
+def check_names(pretrained_models: Sequence[str]) -> None:
+    """Every --pretrained_model is a file, a collection, or `model,pretrained`. Raises ValueError."""
+    for name in pretrained_models:
+        if not os.path.isfile(name) and name not in cli.model_collection and name.count(",") != 1:
+            raise ValueError(f"--pretrained_model {name!r}: want 'model,pretrained' (nothing after the comma for a"
+                             " model with its own weights), a file of such lines, or one of"
+                             f" {', '.join(cli.model_collection)}")
+
+
+def check_outputs(runs: Sequence[Namespace]) -> None:
+    """No two different evaluations write the same file. Raises ValueError."""
+    first: dict[str, tuple] = {}
+    for run in runs:
+        what = (run.model, run.pretrained, run.dataset, run.language)
+        other = first.setdefault(run.output, what)
+        if other != what:
+            raise ValueError(f"{' '.join(other)} and {' '.join(what)} would both be written to {run.output}: name the"
+                             " file by {dataset}, {model}, {pretrained}, {language} in --output")

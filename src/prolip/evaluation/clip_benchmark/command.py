@@ -1,0 +1,216 @@
+"""prolip-clip-benchmark: clip_benchmark with ProLIP models, compared by csd.
+
+All of clip_benchmark's flags stand below, for its own models and for ours: --model local-dir:FOLDER, hf-hub:ORG/NAME,
+or a name such as ProLIP-ViT-B-16 with --pretrained FILE. Numbers are float32 unless --amp is given.
+"""
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import sys
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from unittest.mock import patch
+
+from clip_benchmark import cli
+from clip_benchmark import models as registry
+from clip_benchmark.datasets.builder import get_dataset_default_task
+from open_clip.factory import parse_model_name
+
+from prolip.evaluation.clip_benchmark import checks
+from prolip.evaluation.clip_benchmark.encoder import GaussianEncoder
+from prolip.evaluation.clip_benchmark.repairs import repaired
+from prolip.evaluation.datasets.wds import read_kind
+from prolip.evaluation.embed import SIMILARITIES
+from prolip.factory import create_model_and_transforms, find_weights
+from prolip.tokenizer import get_tokenizer
+
+PROG = "prolip-clip-benchmark"
+FIELDS = ("dataset", "model", "pretrained", "pretrained_full_path", "language", "task", "similarity")
+UPSTREAM_OUTPUT = "{dataset}_{pretrained}_{model}_{language}_{task}.json"
+OUR_OUTPUT = "{dataset}_{pretrained}_{model}_{similarity}_{language}_{task}.json"
+
+
+def own_parser() -> argparse.ArgumentParser:
+    """The flags that clip_benchmark has not, and those whose meaning we widen."""
+    parser = argparse.ArgumentParser(
+        PROG, usage=f"{PROG} eval [options]", description=__doc__, add_help=False, allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument(
+        "--similarity", default="csd", choices=list(SIMILARITIES),
+        help="how ProLIP models compare: csd, with their variances, or the cosine of the means (default: csd)",
+    )  # fmt: skip
+    parser.add_argument("--amp", action="store_true", help="mixed precision; without it all is computed in float32")
+    parser.add_argument("--tokenizer", help="a folder, a file or bpe: another tokenizer than the ProLIP model's own")
+    parser.add_argument(
+        "--pretrained", nargs="+", help="as below; models that have their own weights (local-dir:, hf-hub:) need none"
+    )
+    parser.add_argument(
+        "--output", help="as below, with {similarity} as one more field, which the default has for ProLIP models"
+    )
+    return parser
+
+
+def load_prolip(model_name, pretrained, cache_dir, device, *, similarity: str, tokenizer: str | None = None):
+    """clip_benchmark's loader of the model type `prolip`: (model, transform, tokenizer)."""
+    model, _, transform = create_model_and_transforms(
+        model_name, pretrained or None, device=device, cache_dir=cache_dir, require_pretrained=True
+    )
+    return GaussianEncoder(model, similarity), transform, get_tokenizer(
+        model_name, cache_dir=cache_dir, tokenizer=tokenizer
+    )
+
+
+@contextmanager
+def plugged_in(own: Namespace) -> Iterator[None]:
+    """clip_benchmark, repaired, with the model type `prolip`; as it was afterwards."""
+    loader = partial(load_prolip, similarity=own.similarity, tokenizer=own.tokenizer)
+    with repaired(), patch.dict(registry.TYPE2FUNC, prolip=loader):
+        registry.MODEL_TYPES.append("prolip")  # the parser's choices are this very list
+        try:
+            yield
+        finally:
+            registry.MODEL_TYPES.remove("prolip")
+
+
+def parse(own: Namespace, rest: Sequence[str]) -> Namespace:
+    """clip_benchmark's flags, by its own parser; own: ours, which were taken out of `rest`."""
+    rest = list(rest)
+    if not rest or ({"-h", "--help"} & set(rest) and rest[0] != "build"):
+        print(own_parser().format_help())  # ours on top, its own follows
+    if own.pretrained is not None:
+        rest += ["--pretrained", *own.pretrained]
+    if own.output is not None:
+        rest += ["--output", own.output]
+    with patch.object(sys, "argv", [PROG, *rest]):
+        upstream, base = cli.get_parser_args()
+    if not hasattr(base, "which"):
+        upstream.print_help()
+        raise SystemExit(2)
+    if own.amp and base.which == "eval" and not base.amp:
+        own_parser().error("--amp and --no_amp contradict each other: drop one")
+    return base
+
+
+def planned(own: Namespace, base: Namespace) -> list[Namespace]:
+    """Every evaluation that clip_benchmark would make of these arguments, completed and checked."""
+    checks.check_names(cli._as_list(base.pretrained_model))
+    base.amp = own.amp  # the original's default is autocast, which is bfloat16 on CPU and changes rankings
+    # With --skip_load the original ends in UnboundLocalError after its work. Features are still taken from their files.
+    base.skip_load = False
+    if own.pretrained is None and all(parse_model_name(model)[0] for model in base.model):
+        base.pretrained = [""]
+    runs: list[Namespace] = []
+    with patch.object(cli, "run", runs.append):
+        cli.main_eval(base)
+    for run in runs:
+        complete(run, own)
+        checks.check_task(run)
+    checks.check_outputs(runs)
+    for run in {(run.model, run.pretrained): run for run in runs}.values():
+        checks.check_model(run, own.tokenizer)
+    marks: dict[tuple, list[str]] = {}
+    for run in runs:
+        place, key = checks.wds_place(run), (run.dataset, run.task)
+        if key not in marks:
+            marks[key] = [] if place is None else checks.check_wds(run, place)
+        if run.task == "linear_probe":
+            run.feature_root = feature_folder(run, marks[key])
+    return runs
+
+
+def complete(run: Namespace, own: Namespace) -> None:
+    """Fill in what depends on the model and the data set: model type, weights, task, output."""
+    if run.model_type == "open_clip" and checks.is_ours(run):
+        run.model_type = "prolip"
+    if own.pretrained is None and not run.pretrained_model and (
+        run.model_type == "prolip" or parse_model_name(run.model)[0]
+    ):
+        run.pretrained = ""
+    if run.task == "auto":
+        run.task = get_dataset_default_task(checks.dataset_name(run))
+        place = checks.wds_place(run)
+        # The original knows the tasks of some names and takes all others for classification.
+        if run.task == "zeroshot_classification" and place is not None and read_kind(place, None) == "retrieval":
+            run.task = "zeroshot_retrieval"
+    run.output = output_of(run, own)
+
+
+def similarity_of(run: Namespace, own: Namespace) -> str:
+    """What the run compares by; a linear probe reads the means."""
+    if run.model_type != "prolip":
+        return "cosine"
+    return "mean" if run.task == "linear_probe" else own.similarity
+
+
+def output_of(run: Namespace, own: Namespace) -> str:
+    """The file of a run. The original puts the slashes of a model's name into it, and at the end finds no folder."""
+    template = run.output
+    if own.output is None and template == UPSTREAM_OUTPUT and run.model_type == "prolip":
+        template = OUR_OUTPUT
+    weights = os.path.basename(run.pretrained) if os.path.isfile(run.pretrained) else run.pretrained
+    values = (
+        checks.dataset_name(run), run.model, weights, run.pretrained, run.language, run.task, similarity_of(run, own)
+    )  # fmt: skip
+    try:
+        path = template.format(**{field: value.replace("/", "_") for field, value in zip(FIELDS, values)})
+    except (KeyError, IndexError, ValueError) as error:
+        raise ValueError(f"--output {template!r} has a field that is not known ({error}): use"
+                         f" {', '.join(f'{{{field}}}' for field in FIELDS)}") from error
+    return path
+
+
+def feature_folder(run: Namespace, shard_marks: Sequence[str]) -> str:
+    """The folder of a linear probe's features. The original names it by model and data set alone, and so takes features
+    of other weights, data, splits or precision for its own where it finds them.
+    """
+    what = [checks.root_of(run), run.split, run.train_split, run.val_split, run.amp, run.normalize, *shard_marks]
+    if run.val_proportion is not None:
+        what += [run.val_proportion, run.seed]  # the seed draws the validation set
+    weights: str | os.PathLike | None = run.pretrained
+    if run.model_type == "prolip":
+        weights = find_weights(run.model, run.pretrained or None, run.model_cache_dir)
+    if weights and os.path.isfile(weights):
+        status = os.stat(weights)
+        what += [os.path.abspath(weights), status.st_size, status.st_mtime_ns]
+    what += [run.model, run.dataset]
+    return os.path.join(run.feature_root, hashlib.sha256(json.dumps(what).encode()).hexdigest()[:16])
+
+
+def evaluate(run: Namespace, own: Namespace) -> None:
+    """One evaluation by clip_benchmark, its file completed with what was compared and how."""
+    path = run.output
+    os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+    if run.task == "linear_probe":
+        os.makedirs(run.feature_root, exist_ok=True)  # the original makes its last folder only
+    run.output = path.replace("{", "{{").replace("}", "}}")  # the original formats it
+    if cli.run(run) is None:
+        return  # --skip_existing
+    with open(path, encoding="utf-8") as file:
+        result = json.load(file)
+    result |= {"similarity": similarity_of(run, own), "amp": run.amp}
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump(result, file)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The console script: what the user can mend ends in one line and exit code 2, before a model is loaded."""
+    own, rest = own_parser().parse_known_args(list(sys.argv[1:] if argv is None else argv))
+    with plugged_in(own):
+        base = parse(own, rest)
+        if base.which == "build":
+            cli.main_build(base)
+            return 0
+        try:
+            runs = planned(own, base)
+        except (FileNotFoundError, ValueError) as error:
+            print(f"{PROG}: error: {error}", file=sys.stderr)
+            raise SystemExit(2) from error
+        for run in runs:
+            evaluate(run, own)
+    return 0

@@ -1,0 +1,201 @@
+"""The console script's flags, files, mistakes and traces left behind; its numbers are in test_clip_benchmark.py."""
+from __future__ import annotations
+
+import functools
+import http.server
+import importlib
+import json
+import re
+import sys
+import threading
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+import torch
+import wds_folders as wds
+from clip_benchmark import cli, models
+from clip_benchmark.datasets import builder
+from clip_benchmark.metrics import linear_probe, zeroshot_classification, zeroshot_retrieval
+from clip_benchmark_runs import TINY_CLIP, evaluate, save_model, save_openclip, write_sets
+
+from prolip.evaluation.clip_benchmark import checks, command, encoder
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory) -> Path:
+    return write_sets(tmp_path_factory.mktemp("sets"))
+
+
+@pytest.fixture(scope="module")
+def ours(tmp_path_factory) -> str:
+    return save_model(tmp_path_factory.mktemp("ours"), seed=5)
+
+
+@pytest.fixture(scope="module")
+def theirs(tmp_path_factory) -> tuple[str, str]:
+    return save_openclip(tmp_path_factory.mktemp("theirs"))
+
+
+@pytest.fixture(autouse=True)
+def work_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
+def test_mixed_precision_only_where_asked_for(folders, ours, monkeypatch):
+    seen = []
+    plain = encoder.GaussianEncoder.encode_image
+
+    def spy(self, *args, **kwargs):
+        seen.append(torch.is_autocast_enabled("cpu"))
+        return plain(self, *args, **kwargs)
+
+    monkeypatch.setattr(encoder.GaussianEncoder, "encode_image", spy)
+    for flags, amp in (([], False), (["--no_amp"], False), (["--amp"], True)):
+        seen.clear()
+        assert evaluate(folders / "single", "--model", ours, *flags)["amp"] is amp
+        assert set(seen) == {amp}
+
+
+def test_shards_of_two_sets_behind_urls_do_not_meet_in_one_cache(folders, ours):
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *_):
+            pass
+
+    handler = functools.partial(Quiet, directory=str(folders))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        base = f"http://127.0.0.1:{server.server_address[1]}"
+        for name in ("single", "few", "single"):
+            there = evaluate(f"{base}/{name}", "--model", ours, "--wds_cache_dir", "not/made/yet")
+            here = evaluate(folders / name, "--model", ours)
+            assert there["metrics"] == pytest.approx(here["metrics"])
+        server.shutdown()
+    assert len(list(Path("not/made/yet").iterdir())) == 2
+
+
+def test_several_models_and_sets_go_to_files_named_after_them(folders, ours, theirs):
+    root = str(folders / "{dataset}")
+    arguments = ["eval", "--dataset", "wds/single", "wds/pairs", "--dataset_root", root, "--num_workers", "0"]
+    models_given = ["--pretrained_model", f"{ours},", ",".join(theirs)]
+    assert command.main([*arguments, *models_given, "--quiet"]) == 0
+    names = {path.name for path in Path().glob("*.json")}
+    slug = ours.replace("/", "_")
+    assert names == {
+        f"single__{slug}_csd_en_zeroshot_classification.json",
+        f"pairs__{slug}_csd_en_zeroshot_retrieval.json",
+        "single_weights.pt_ViT-tiny-for-tests_en_zeroshot_classification.json",
+        "pairs_weights.pt_ViT-tiny-for-tests_en_zeroshot_retrieval.json",
+    }
+    stamps = {path: path.stat().st_mtime_ns for path in Path().glob("*.json")}
+    assert command.main([*arguments, *models_given, "--quiet", "--skip_existing"]) == 0
+    assert stamps == {path: path.stat().st_mtime_ns for path in Path().glob("*.json")}
+    assert command.main(["build", *sorted(names), "--output", "table.csv"]) == 0
+    assert len(Path("table.csv").read_text().splitlines()) == 5
+
+
+def wrong(folders: Path, ours: str) -> dict[str, tuple[list[str], str]]:
+    """Mistakes: flags after those of a good evaluation of `single`, and what the message says."""
+    return {
+        "model": (["--model", "ProLIP-ViT-B16"], "did you mean ProLIP-ViT-B-16"),
+        "folder as model": (["--model", str(folders)], "local-dir:"),
+        "no such folder": (["--model", f"local-dir:{folders / 'none'}"], "is no folder"),
+        "no weights": (["--model", "ProLIP-ViT-test"], "give --pretrained FILE"),
+        "two weights": (["--model", ours, "--pretrained", "x"], "drop one"),
+        "tag": (["--model", "ViT-B-32", "--pretrained", "laion3b"], "choose from openai"),
+        "pairs": (["--pretrained_model", "ViT-B-32"], "want 'model,pretrained'"),
+        "caption": (["--dataset_root", str(folders / "pairs"), "--task", "captioning"], "writes no captions"),
+        "task": (["--task", "zeroshot_retrieval"], "choose --task zeroshot_classification or linear_probe"),
+        "probe of sets of labels": (["--dataset_root", str(folders / "multi"), "--task", "linear_probe"], "multilabel"),
+        "no train split": (["--task", "linear_probe"], "no train/nshards.txt"),
+        "proportion": (["--task", "linear_probe", "--val_proportion", "0.1"], "--val_split"),
+        "root": (["--dataset_root", str(folders / "none")], "no test set at"),
+        "root's field": (["--dataset_root", "{name}"], "use {dataset} or {dataset_cleaned}"),
+        "split": (["--split", "dev"], "no dev/nshards.txt"),
+        "output": (["--output", "{modell}.json"], "has a field that is not known"),
+        "k": (["--recall_k", "0"], "want a k"),
+        "classifier": (["--load_clfs", "none.pt"], "no file none.pt"),
+        "templates": (["--custom_template_file", "none.json"], "no file none.json"),
+        "one file": (["--language", "en", "de", "--output", "x.json"], "would both be written to x.json"),
+    }
+
+
+@pytest.mark.parametrize("mistake", list(wrong(Path("x"), "y")))
+def test_mistakes_end_in_one_line_before_any_model_is_loaded(folders, ours, mistake, capsys, monkeypatch):
+    monkeypatch.setattr(cli, "load_clip", lambda *_, **__: pytest.fail("a model was loaded"))
+    flags, message = wrong(folders, ours)[mistake]
+    good = ["--dataset", "wds/single", "--dataset_root", str(folders / "single"), "--quiet"]
+    with pytest.raises(SystemExit) as left:
+        command.main(["eval", *good, *([] if "--model" in flags else ["--model", ours]), *flags])
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert left.value.code == 2 and len(lines) == 1 and message in lines[0]
+
+
+@pytest.mark.parametrize("damage", ["shard", "count", "classes", "template"])
+def test_a_broken_test_set_is_named_before_any_model_is_loaded(tmp_path, ours, damage, capsys, monkeypatch):
+    monkeypatch.setattr(cli, "load_clip", lambda *_, **__: pytest.fail("a model was loaded"))
+    root = wds.classification(tmp_path / "set", images=4)
+    path, text = {
+        "shard": (root / "test" / "1.tar", None),
+        "count": (root / "test" / "nshards.txt", "two"),
+        "classes": (root / "classnames.txt", None),
+        "template": (root / "zeroshot_classification_templates.txt", "a photo"),
+    }[damage]
+    path.unlink() if text is None else path.write_text(text)
+    with pytest.raises(SystemExit):
+        evaluate(root, "--model", ours)
+    assert path.name in capsys.readouterr().err
+
+
+def test_amp_and_no_amp_together_are_refused(ours, capsys):
+    with pytest.raises(SystemExit):
+        command.main(["eval", "--model", ours, "--amp", "--no_amp"])
+    assert "contradict" in capsys.readouterr().err
+
+
+def test_help_shows_our_flags_and_then_all_of_clip_benchmarks(capsys, monkeypatch):
+    with pytest.raises(SystemExit):
+        monkeypatch.setattr(sys, "argv", ["clip_benchmark", "eval", "--help"])
+        cli.main()
+    upstream = capsys.readouterr().out
+    with pytest.raises(SystemExit) as left:
+        command.main(["eval", "--help"])
+    shown = capsys.readouterr().out
+    assert left.value.code == 0
+    assert set(re.findall(r"--\w+", upstream)) <= set(re.findall(r"--\w+", shown))
+    assert shown.index("--similarity {csd,mean}") < shown.index("--skip_existing")
+
+
+def test_clip_benchmark_is_as_it_was_after_a_command(folders, ours):
+    def state():
+        modules = (cli, models, builder, zeroshot_classification, zeroshot_retrieval, linear_probe)
+        return [dict(vars(m)) for m in modules], list(models.MODEL_TYPES), torch.Tensor.cuda, torch.nn.Module.cuda
+
+    before = state()
+    evaluate(folders / "probe", "--model", ours, "--task", "linear_probe", "--fewshot_epochs", "1")
+    assert state() == before
+
+
+def test_the_console_script_is_declared_and_clip_benchmark_still_means_the_library():
+    text = (Path(__file__).parents[3] / "setup.py").read_text()
+    module, name = re.search(r"prolip-clip-benchmark=([\w.]+):(\w+)", text).groups()
+    assert getattr(importlib.import_module(module), name) is command.main
+    assert Path(cli.__file__).parent.parent.name == "site-packages"
+
+
+def test_released_and_plain_configurations_are_told_apart(ours, theirs, tmp_path):
+    def is_ours(model, cache_dir=None):
+        return checks.is_ours(Namespace(model=model, model_cache_dir=cache_dir))
+
+    assert is_ours(ours) and is_ours("ProLIP-ViT-B-16") and not is_ours(theirs[0])
+    for name, config, answer in (
+        ("released", {"embed_dim": 4, "vision_cfg": {"embed_unc": True}, "text_cfg": {}}, True),
+        ("plain", {"model_cfg": TINY_CLIP, "preprocess_cfg": {}}, False),
+    ):
+        cached = tmp_path / f"models--org--{name}"
+        for path, text in (("refs/main", "abc"), ("snapshots/abc/open_clip_config.json", json.dumps(config))):
+            (cached / path).parent.mkdir(parents=True)
+            (cached / path).write_text(text)
+        assert is_ours(f"local-dir:{cached / 'snapshots/abc'}") is answer
+        assert is_ours(f"hf-hub:org/{name}", str(tmp_path)) is answer
