@@ -52,9 +52,7 @@ def rank(scores: Tensor, relevant: Tensor) -> Ranking:
         raise ValueError(
             f"scores {tuple(scores.shape)} and relevant {tuple(relevant.shape)} must be one (queries, gallery) shape"
         )
-    if scores.isnan().any():
-        row, column = scores.isnan().nonzero()[0].tolist()
-        raise ValueError(f"the score of query {row} and item {column} is NaN: look for a diverged model before ranking")
+    refuse_nan(scores)
     order = scores.argsort(dim=1, descending=True, stable=True)
     hits = relevant.bool().gather(1, order)
     matches = hits.sum(1)
@@ -65,6 +63,15 @@ def rank(scores: Tensor, relevant: Tensor) -> Ranking:
     share = matches.double().where(found, torch.nan)
     precision = hits.cumsum(1).double() / position
     return Ranking(first, matches, (precision * counted).sum(1) / share, counted.sum(1) / share)
+
+
+def refuse_nan(scores: Tensor, first_query: int = 0) -> None:
+    """Raise ValueError for NaN among scores (Q, G), whose rows are queries from `first_query` on."""
+    if scores.isnan().any():
+        row, column = scores.isnan().nonzero()[0].tolist()
+        raise ValueError(
+            f"the score of query {first_query + row} and item {column} is NaN: look for a diverged model before ranking"
+        )
 
 
 def rank_in_blocks(
@@ -99,6 +106,48 @@ def both_directions(i2t: Ranking, t2i: Ranking, ks: Sequence[int] = KS) -> dict[
     pairs = (("i2t", i2t), ("t2i", t2i))
     out = {f"{way}/{key}": value for way, ranking in pairs for key, value in summarise(ranking, ks).items()}
     return out | {"rsum": 100 * sum(_mean(ranking.hit(k)[ranking.answerable]) for _, ranking in pairs for k in KS)}
+
+
+def hamming(queries: Tensor, gallery: Tensor) -> Tensor:
+    """Labels that differ, for all pairs of multi-hot label vectors: (Q, L), (G, L) -> (Q, G) int64."""
+    a, b = queries.float(), gallery.float()
+    return (a.sum(1, keepdim=True) + b.sum(1) - 2 * a @ b.mT).round().long()
+
+
+def plausible_match(
+    scores: Callable[[slice], Tensor],
+    query_labels: Tensor,
+    gallery_labels: Tensor,
+    zetas: Sequence[int] = (0, 1, 2),
+    block: int = 256,
+) -> dict[str, float]:
+    """R-Precision where a pair matches if its label vectors differ in at most zeta places, PCME 4.1.1 and C.1.
+
+    scores(rows) -> (len(rows), G) for queries (Q, L) and gallery (G, L), multi-hot; what has no label at all is left
+    out on both sides, as in the paper. `PMRP@<zeta>` for each zeta, `PMRP` their mean, `queries` those with a label.
+    Raises ValueError for labels of different widths.
+    """
+    query_labels, gallery_labels = query_labels.bool(), gallery_labels.bool()
+    if query_labels.shape[1:] != gallery_labels.shape[1:] or query_labels.dim() != 2:
+        raise ValueError(
+            f"labels {tuple(query_labels.shape)} and {tuple(gallery_labels.shape)}: give multi-hot rows over one set "
+            "of classes"
+        )
+    asked, kept = query_labels.any(1), gallery_labels.any(1)
+    values: dict[int, list[Tensor]] = {zeta: [] for zeta in zetas}
+    for start in range(0, len(query_labels), block):
+        rows = slice(start, min(start + block, len(query_labels)))
+        some = scores(rows).cpu()[asked[rows]][:, kept]
+        refuse_nan(some)
+        order = some.argsort(dim=1, descending=True, stable=True)
+        distance = hamming(query_labels[rows][asked[rows]], gallery_labels[kept]).gather(1, order)
+        for zeta in zetas:
+            hits = distance <= zeta
+            matches = hits.sum(1, keepdim=True)
+            within = hits & (torch.arange(hits.shape[1]) < matches)
+            values[zeta].append((within.sum(1).double() / matches.squeeze(1))[matches.squeeze(1) > 0])
+    out = {f"PMRP@{zeta}": _mean(torch.cat(parts)) for zeta, parts in values.items()}
+    return out | {"PMRP": sum(out.values()) / len(out), "queries": float(asked.sum())}
 
 
 def chance_recall(matches: Tensor, gallery: int, k: int) -> float:

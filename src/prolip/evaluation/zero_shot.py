@@ -3,11 +3,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import torch
-from sklearn.metrics import recall_score
-from torch import Tensor, nn
+from torch import nn
 
-from prolip.evaluation import metrics
+from prolip.evaluation.classification import classification as classification
 from prolip.evaluation.embed import embed_texts
 from prolip.gaussian import Gaussian, concatenate, mixture
 
@@ -44,17 +42,3 @@ def mix_groups(z: Gaussian, counts: Sequence[int], normalise: bool = True) -> Ga
     """Consecutive runs of `counts` Gaussians (N, D), each mixed with equal weights: (C, D)."""
     parts = zip(z.mean.split(list(counts)), z.log_var.split(list(counts)))
     return concatenate(mixture(Gaussian(*(x.unsqueeze(0) for x in part)), normalise=normalise) for part in parts)
-
-
-def classification(scores: Tensor, labels: Tensor, ks: Sequence[int] = (1, 5)) -> dict[str, float]:
-    """Accuracy of single-label classification: `top<k>` and the mean per-class recall of top-1.
-
-    scores (N, C), labels (N,) int64. A k beyond the classes counts as C; classes without an image are left out of the
-    per-class mean; equal scores go to the lower class.
-    """
-    relevant = torch.nn.functional.one_hot(labels, scores.shape[1]).bool()
-    ranking = metrics.rank(scores, relevant)
-    out = {f"top{k}": float(ranking.hit(k).double().mean()) for k in ks}
-    predicted = scores.argsort(dim=1, descending=True, stable=True)[:, 0]
-    recall = recall_score(labels.numpy(), predicted.numpy(), labels=labels.unique().numpy(), average="macro")
-    return out | {"mean_per_class_recall": float(recall), "classes": float(scores.shape[1])}

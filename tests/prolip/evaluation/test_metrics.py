@@ -139,3 +139,34 @@ def test_bad_matrices_are_refused():
     scores[1, 2] = NAN
     with pytest.raises(ValueError, match="query 1 and item 2 is NaN"):
         metrics.rank(scores, torch.zeros(2, 3, dtype=torch.bool))
+
+
+def test_plausible_matches_are_labels_that_differ_in_at_most_zeta_places():
+    g = torch.Generator().manual_seed(6)
+    a, b = (torch.rand(n, 6, generator=g) < 0.35 for n in (40, 30))
+    a[3], b[5] = False, False  # no label: left out on both sides
+    scores = torch.randint(0, 9, (40, 30), generator=g).float()
+    asked, kept = a.any(1), b.any(1)
+    got = metrics.plausible_match(scores.__getitem__, a, b, block=7)
+    for zeta in (0, 1, 2):
+        relevant = torch.tensor([[sum(x != y for x, y in zip(p, q)) <= zeta for q in b.tolist()] for p in a.tolist()])
+        values = oracle(scores[asked][:, kept], relevant[asked][:, kept])[3]
+        assert got[f"PMRP@{zeta}"] == pytest.approx(values.nanmean().item())
+    assert got["PMRP"] == pytest.approx(sum(got[f"PMRP@{zeta}"] for zeta in (0, 1, 2)) / 3)
+    assert got["queries"] == asked.sum() < 40
+
+
+def test_r_precision_of_classes_is_plausible_match_at_zeta_nought():
+    # CUB captions: one class each, a pair matches within a class (PCME 4.1.2).
+    g = torch.Generator().manual_seed(7)
+    classes, others = torch.arange(24) % 4, torch.arange(20) % 4
+    scores = torch.randn(24, 20, generator=g)
+    one_hot = torch.nn.functional.one_hot
+    got = metrics.plausible_match(scores.__getitem__, one_hot(classes), one_hot(others), zetas=(0,))
+    want = metrics.summarise(metrics.rank(scores, classes.unsqueeze(1) == others))["R-Precision"]
+    assert got["PMRP@0"] == pytest.approx(want)
+
+
+def test_labels_of_different_widths_are_refused():
+    with pytest.raises(ValueError, match="over one set of classes"):
+        metrics.plausible_match(lambda rows: torch.zeros(2, 2), torch.ones(2, 3), torch.ones(2, 4))

@@ -1,0 +1,171 @@
+"""Are probabilities true? Reliability by bins and expected calibration error, of matches and of classes.
+
+The match probability of a pair is sigmoid(scale * csd_similarity + bias), with scale and bias as they enter the logit
+(exp of the parameter `logit_scale`). It was trained on pairs of a batch, of which one in B matches; among all pairs of
+a test set, of which fewer match, it is too high if it is right about a batch: `mean_probability` over `base_rate` says
+by how much, and the bins of LOG_ODDS show where.
+"""
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from prolip.evaluation.large import Relevance
+from prolip.gaussian import upcast
+
+Array = np.ndarray | Tensor
+EQUAL = np.linspace(0, 1, 16)
+"""Edges of 15 bins of equal width (Guo et al., ICML 2017)."""
+LOG_ODDS = np.concatenate([[0], 1 / (1 + np.exp(-np.arange(-16.0, 17.0))), [1]])
+"""Edges one unit of log odds apart, for probabilities that are mostly tiny."""
+
+
+class Reliability(NamedTuple):
+    """Predicted probabilities in bins (lower, upper], the first with its lower edge; all (bins,).
+
+    count: predictions; probability: their mean; frequency: how often they came true; NaN in empty bins. brier: mean
+    square of probability - outcome, over all predictions.
+    """
+
+    lower: np.ndarray
+    upper: np.ndarray
+    count: np.ndarray
+    probability: np.ndarray
+    frequency: np.ndarray
+    brier: float
+
+    @property
+    def ece(self) -> float:
+        """Expected calibration error, sum_b count_b / N |probability_b - frequency_b|."""
+        return float(np.average(self._gaps, weights=self.count[self.count > 0]))
+
+    @property
+    def max_error(self) -> float:
+        """The largest gap of a bin."""
+        return float(self._gaps.max())
+
+    @property
+    def mean_probability(self) -> float:
+        """Mean prediction."""
+        return self._mean(self.probability)
+
+    @property
+    def base_rate(self) -> float:
+        """The share that came true."""
+        return self._mean(self.frequency)
+
+    @property
+    def _gaps(self) -> np.ndarray:
+        filled = self.count > 0
+        return np.abs(self.probability - self.frequency)[filled]
+
+    def _mean(self, values: np.ndarray) -> float:
+        filled = self.count > 0
+        return float(np.average(values[filled], weights=self.count[filled]))
+
+    def figures(self, prefix: str) -> dict[str, float]:
+        """`<prefix>/ece`, `max_error`, `mean_probability`, `base_rate`, `brier`."""
+        names = ("ece", "max_error", "mean_probability", "base_rate", "brier")
+        return {f"{prefix}/{name}": float(getattr(self, name)) for name in names}
+
+
+class Bins:
+    """Sums over bins of probability, for predictions that come in parts."""
+
+    def __init__(self, edges: np.ndarray = EQUAL):
+        edges = np.asarray(edges, dtype=np.float64)
+        if edges.ndim != 1 or len(edges) < 2 or (np.diff(edges) <= 0).any() or edges[0] != 0 or edges[-1] != 1:
+            raise ValueError(f"edges {edges}: give rising ones from 0 to 1")
+        self.edges = edges
+        self.count, self.true = (np.zeros(len(edges) - 1, dtype=np.int64) for _ in range(2))
+        self.total = np.zeros(len(edges) - 1)
+        self.squares = 0.0
+
+    def add(self, probability: np.ndarray, came_true: np.ndarray) -> None:
+        """All predictions of a part (n,), and those among them that came true (m,), both as probabilities."""
+        size = len(self.count)
+        place = self._place(probability)
+        self.count += np.bincount(place, minlength=size)
+        self.total += np.bincount(place, weights=probability, minlength=size)
+        self.true += np.bincount(self._place(came_true), minlength=size)
+        p, q = (x.astype(np.float64, copy=False) for x in (probability, came_true))
+        self.squares += float(p @ p - 2 * q.sum() + len(q))  # sum of (p - y)^2 for y of 0 or 1
+
+    def reliability(self) -> Reliability:
+        """Of everything that was added. Raises ValueError for nothing."""
+        if not self.count.sum():
+            raise ValueError("no prediction was added: calibration needs at least one")
+        filled = np.where(self.count > 0, self.count, np.nan)
+        probability, frequency = self.total / filled, self.true / filled
+        brier = self.squares / int(self.count.sum())
+        return Reliability(self.edges[:-1], self.edges[1:], self.count.copy(), probability, frequency, brier)
+
+    def _place(self, probability: np.ndarray) -> np.ndarray:
+        """The bin of each."""
+        return np.searchsorted(self.edges[1:-1], probability, side="left")
+
+
+class MatchReliability:
+    """The match probability of every pair of a score matrix, from blocks of csd_similarity as they stream by."""
+
+    def __init__(self, relevance: Relevance, scale: float, bias: float, edges: np.ndarray = LOG_ODDS):
+        self.relevance, self.scale, self.bias = relevance, scale, bias
+        self._bins = Bins(edges)
+
+    def update(self, rows: slice, block: Tensor) -> None:
+        """Take the scores (b, G) of these queries."""
+        probability = match_probability(block, self.scale, self.bias).cpu()
+        row, item = self.relevance.within(rows)
+        self._bins.add(probability.flatten().numpy(), probability[row, item].numpy())
+
+    def reliability(self) -> Reliability:
+        """Of all pairs that were seen."""
+        return self._bins.reliability()
+
+
+class Confidence:
+    """`confidence` of every sample, (N,), from blocks of scores as they stream by."""
+
+    def __init__(self, samples: int, scale: float):
+        self.scale = scale
+        self.probability = torch.full((samples,), torch.nan, dtype=torch.float64)
+
+    def update(self, rows: slice, block: Tensor) -> None:
+        """Take the scores (b, C) of these samples."""
+        self.probability[rows] = confidence(block, self.scale).double().cpu()
+
+
+def match_probability(similarity: Tensor, scale: float, bias: float) -> Tensor:
+    """sigmoid(scale * csd_similarity + bias), the probability that ProLIP (2) trains: any shape."""
+    return torch.sigmoid(scale * similarity + bias)
+
+
+def confidence(scores: Tensor, scale: float) -> Tensor:
+    """The softmax probability of the class chosen, max_c softmax(scale * scores)_c: (N, C) -> (N,)."""
+    logits = scale * upcast(scores)
+    return (logits.amax(1) - logits.logsumexp(1)).exp().clamp(max=1)  # rounding may give 1 + 1e-7
+
+
+def reliability(probability: Array, outcome: Array, edges: np.ndarray = EQUAL) -> Reliability:
+    """Reliability of predictions (N,) in [0, 1] with outcomes (N,) of 0 or 1.
+
+    Worked example, two bins: probabilities 0.2, 0.4 with outcomes 0, 1 and 0.9 with 1: gaps 0.2 and 0.1, so
+    ECE = (2 * 0.2 + 1 * 0.1) / 3. Raises ValueError for other shapes and values.
+    """
+    p, y = np.asarray(probability, dtype=np.float64), np.asarray(outcome).astype(np.float64)
+    if p.ndim != 1 or p.shape != y.shape:
+        raise ValueError(f"probabilities {p.shape} and outcomes {y.shape}: give one of each per prediction")
+    if not ((p >= 0) & (p <= 1)).all() or not np.isin(y, (0, 1)).all():
+        raise ValueError("probabilities must lie in [0, 1] and outcomes be 0 or 1: give sigmoid or softmax values")
+    bins = Bins(edges)
+    bins.add(p, p[y == 1])
+    return bins.reliability()
+
+
+def equal_mass(probability: Array, bins: int = 15) -> np.ndarray:
+    """Edges that hold about equally many of these predictions each, fewer where they repeat."""
+    inner = np.quantile(np.asarray(probability, dtype=np.float64), np.linspace(0, 1, bins + 1)[1:-1])
+    return np.unique(np.concatenate([[0.0], inner, [1.0]]))

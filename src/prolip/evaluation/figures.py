@@ -1,0 +1,188 @@
+"""Plots of what uncertainty is worth: risk against coverage, recall by decile of trace, reliability.
+
+Each function draws one figure and returns it, `draw` all those of a task's `Study`; `save` writes one. Colours are
+those of Okabe and Ito, told apart with every kind of colour vision, and each series has its own dashes and marker.
+"""
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
+
+from prolip.evaluation.calibration import Reliability
+from prolip.evaluation.refusal import RiskCoverage
+from prolip.evaluation.refusal import risk_coverage as curve_of
+from prolip.evaluation.study import Study
+from prolip.evaluation.uncertainty import Deciles, by_decile
+from prolip.report.style import MUTED, panels, styled
+
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+DASHES = ("-", (0, (6, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)), (0, (3, 1.5)), "-")
+MARKERS = "osD^vP"
+WIDTH, HEIGHT = 6.0, 3.9
+"""Inches; at 100 dots per inch 600 pixels wide, which the sizes of the letters are made for."""
+
+
+@styled
+def risk_coverage(curves: Mapping[str, RiskCoverage], title: str = "Refusing the most uncertain") -> Figure:
+    """Error of what is kept against the share kept, with random refusal and the oracle; curves of one error by name.
+
+    Curves of samples with different errors (two models) share no oracle: each gets its own, dotted in its colour.
+    """
+    _some(curves)
+    figure, (ax,) = panels(1, 1, width=WIDTH, height=HEIGHT)
+    shared = len({(round(c.oracle_aurc, 9), round(c.error, 9)) for c in curves.values()}) == 1
+    top = max(float(c.risk[_from(c)].max()) for c in curves.values())
+    for i, (name, curve) in enumerate(curves.items()):
+        rows = slice(_from(curve), None)
+        colour = COLOURS[i % len(COLOURS)]
+        label = f"{name}  (AURC {curve.aurc:.3f}, gain {curve.gain:.0%})" if np.isfinite(curve.gain) else name
+        ax.plot(curve.coverage[rows], curve.risk[rows], color=colour, linestyle=DASHES[i % len(DASHES)], label=label)
+        if not shared or i == 0:
+            faint = {"color": MUTED if shared else colour, "linewidth": 1.2}
+            ax.axhline(curve.error, linestyle="--", **faint, label="random" if i == 0 else None)
+            ax.plot(curve.coverage, curve.oracle, linestyle=":", **faint, label="oracle" if i == 0 else None)
+    ax.set(xlim=(0, 1), ylim=(0, 1.06 * top or 1), xlabel="coverage: share that is answered", ylabel="error of these")
+    ax.set_title(title)
+    _percent(ax, "xy")
+    _legend_below(ax)
+    return figure
+
+
+@styled
+def recall_by_decile(
+    deciles: Mapping[str, Deciles], value: str = "R@1", title: str = "By decile of uncertainty"
+) -> Figure:
+    """Mean value of queries in groups of rising uncertainty, PCME++ figure 3; several series by name."""
+    _some(deciles)
+    figure, (ax,) = panels(1, 1, width=WIDTH, height=HEIGHT)
+    for i, (name, series) in enumerate(deciles.items()):
+        place = np.arange(1, len(series.value) + 1)
+        rho = f"$\\rho$ {series.spearman_bins:+.2f}" if np.isfinite(series.spearman_bins) else "constant"
+        ax.plot(
+            place, series.value, color=COLOURS[i % len(COLOURS)], linestyle=DASHES[i % len(DASHES)],
+            marker=MARKERS[i % len(MARKERS)], markersize=5.5, label=f"{name}  ({rho})",
+        )  # fmt: skip
+    most = max(len(series.value) for series in deciles.values())
+    ax.set_xticks(range(1, most + 1))
+    ax.set_ylim(bottom=0)
+    ax.set(xlabel="tenth of the queries, certain to uncertain", ylabel=value)
+    ax.set_title(title)
+    _percent(ax, "y")
+    _legend_below(ax)
+    return figure
+
+
+@styled
+def reliability(found: Mapping[str, Reliability], title: str = "Reliability", log_odds: bool = False) -> Figure:
+    """How often a prediction came true against the probability given, and how many predictions there were below.
+
+    log_odds: both axes in log odds, for probabilities that are mostly tiny; bins that never (or always) came true have
+    no log odds and are left out.
+    """
+    _some(found)
+    heights = {"height_ratios": (3.4, 1)}
+    figure, (ax, below) = panels(2, 1, width=WIDTH, height=2.5, sharex=True, gridspec_kw=heights)
+    span = _span(found) if log_odds else (0.0, 1.0)
+    scale = _log_odds if log_odds else np.asarray
+    diagonal = scale(np.array(span))
+    ax.plot(diagonal, diagonal, color=MUTED, linestyle="--", linewidth=1.2, label="calibrated")
+    for i, (name, rel) in enumerate(found.items()):
+        form = {"color": COLOURS[i % len(COLOURS)], "linestyle": DASHES[i % len(DASHES)], "marker": MARKERS[i % 6]}
+        filled = _inside(rel.probability) if log_odds else rel.count > 0
+        kept = filled & _inside(rel.frequency) if log_odds else filled
+        label = f"{name}  (ECE {rel.ece:.3g})"
+        ax.plot(scale(rel.probability[kept]), scale(rel.frequency[kept]), markersize=5.5, label=label, **form)
+        below.plot(scale(rel.probability[filled]), rel.count[filled] / rel.count.sum(), markersize=4, **form)
+    ax.set(ylabel="came true")
+    ax.set_title(title)
+    below.set(xlabel="probability given", ylabel="share", yscale="log")
+    _probability_axes(ax, below, span, log_odds)
+    ax.legend(loc="upper left")
+    return figure
+
+
+def draw(study: Study, name: str = "") -> dict[str, Figure]:
+    """Every plot of a task by file name: `risk_coverage...`, `by_decile...`, `reliability...`; name: for the titles."""
+    out: dict[str, Figure] = {}
+    for part, (error, uncertainties) in study.samples.items():
+        what = part.removeprefix("refusal").replace("/", "_")
+        title = " ".join(filter(None, (name, what.strip("_"))))
+        curves = {key: curve_of(u, error) for key, u in uncertainties.items()}
+        out[f"risk_coverage{what}"] = risk_coverage(curves, f"Refusing the most uncertain: {title}".rstrip(": "))
+        traces = {key: by_decile(u, 1 - error) for key, u in uncertainties.items()}
+        out[f"by_decile{what}"] = recall_by_decile(traces, "1 - error", f"By uncertainty: {title}".rstrip(": "))
+    for part, found in study.reliability.items():
+        what = part.removeprefix("calibration/")
+        title = " ".join(filter(None, (name, what)))
+        out[f"reliability_{what}"] = reliability({what: found}, f"Reliability: {title}", log_odds=what == "match")
+    return out
+
+
+def save(figure: Figure, path: str | Path, dpi: int = 150) -> Path:
+    """Write a PNG (or what the ending says), making its folder."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=dpi)
+    return path
+
+
+def _some(series: Mapping) -> None:
+    """Raise ValueError for an empty figure."""
+    if not series:
+        raise ValueError("nothing to draw: give at least one named series")
+
+
+def _from(curve: RiskCoverage) -> int:
+    """The first point drawn: the risk of the first few samples is noise that would set the scale."""
+    return min(len(curve.risk) - 1, max(0, min(len(curve.risk) // 50, 200)))
+
+
+def _percent(ax: Axes, which: str) -> None:
+    """Shares as percent."""
+    for letter in which:
+        getattr(ax, f"{letter}axis").set_major_formatter(PercentFormatter(1, decimals=None))
+
+
+def _legend_below(ax: Axes) -> None:
+    """The legend beneath the axes, where no curve can hide it."""
+    ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=2, columnspacing=1.4, handlelength=2.6)
+
+
+def _log_odds(p: np.ndarray) -> np.ndarray:
+    """log p / (1 - p)."""
+    p = np.asarray(p, dtype=np.float64)
+    return np.log(p) - np.log1p(-p)
+
+
+def _inside(p: np.ndarray) -> np.ndarray:
+    """Which probabilities have log odds; those of empty bins, NaN, have none."""
+    return (p > 0) & (p < 1)
+
+
+def _span(found: Mapping[str, Reliability]) -> tuple[float, float]:
+    """The probabilities that occur, as ends of the log-odds axis."""
+    seen = [rel.probability[_inside(rel.probability)] for rel in found.values()]
+    every = np.concatenate([*seen, [0.05, 0.95]])
+    return float(every.min()), float(every.max())
+
+
+def _probability_axes(ax: Axes, below: Axes, span: tuple[float, float], log_odds: bool) -> None:
+    """Ticks at round probabilities on either scale."""
+    if not log_odds:
+        ax.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
+        for axis in (ax.xaxis, ax.yaxis, below.xaxis):
+            axis.set_major_formatter(PercentFormatter(1, decimals=0))
+        return
+    ticks = np.array([1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 0.01, 0.1, 0.5, 0.9, 0.99, 0.999])
+    ticks = ticks[(ticks >= span[0] / 2) & (1 - ticks >= (1 - span[1]) / 2)]
+    names = [f"{p:.4g}" if 1e-4 < p < 1 else f"$10^{{{round(np.log10(p))}}}$" for p in ticks]
+    low, high = _log_odds(np.array(span))
+    ax.set_xlim(low - 0.4, high + 0.4)
+    ax.set_ylim(low - 0.8, high + 0.8)
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_ticks(_log_odds(ticks), names)

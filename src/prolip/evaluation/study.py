@@ -1,0 +1,199 @@
+"""The uncertainty study of any task: its per-sample arrays, and every figure that follows from them.
+
+A `Study` holds what was right, what could be refused by, and how well probabilities were kept; `Study.figures` is the
+flat table, `evaluation.figures.draw` the plots. Models without uncertainty are refused by their scores alone.
+"""
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from prolip.evaluation.calibration import Confidence, MatchReliability, Reliability, match_probability, reliability
+from prolip.evaluation.large import (
+    BLOCK,
+    MatchRanks,
+    Nearest,
+    PairScores,
+    Reader,
+    Relevance,
+    Rows,
+    check_fit,
+    row_blocks,
+)
+from prolip.evaluation.metrics import KS, Ranking, both_directions
+from prolip.evaluation.refusal import recall_auroc, refusal_figures
+from prolip.gaussian import Gaussian
+
+Array = np.ndarray | Tensor
+Side = tuple[str, Gaussian | None]
+
+
+class Logit(NamedTuple):
+    """scale * csd_similarity + bias, as they enter, not their logarithms; bias None for models without sigmoid (CLIP).
+
+    Such a model has a softmax confidence and no match probability: `calibration/match...` is left out.
+    """
+
+    scale: float
+    bias: float | None = None
+
+
+class Samples(NamedTuple):
+    """Errors (N,), less is better, and uncertainties (N,) by name."""
+
+    error: np.ndarray
+    uncertainties: dict[str, np.ndarray]
+
+
+class Study(NamedTuple):
+    """samples by prefix (`refusal`, or one for each direction), reliability by prefix, and single figures by key."""
+
+    samples: dict[str, Samples]
+    reliability: dict[str, Reliability]
+    extra: dict[str, float]
+
+    def figures(self) -> dict[str, float]:
+        """`refusal/...` as `refusal_figures` names them, `calibration/...` as `Reliability.figures` does."""
+        out: dict[str, float] = {}
+        for prefix, (error, uncertainties) in self.samples.items():
+            out |= refusal_figures(error, uncertainties, prefix)
+        out |= self.extra
+        for prefix, found in self.reliability.items():
+            out |= found.figures(prefix)
+        return out
+
+
+def study_errors(error: Array, uncertainties: Mapping[str, Array]) -> Study:
+    """Of any task that has an error per sample (1 - Jaccard of an instance, 1 - AP of an image): (N,) each."""
+    return Study({"refusal": _samples(error, uncertainties)}, {}, {})
+
+
+def study_classification(
+    scores: PairScores | Tensor,
+    labels: Tensor,
+    image: Gaussian | None = None,
+    classes: Gaussian | None = None,
+    logit: Logit | None = None,
+    neighbours: bool = True,
+    elements: int = BLOCK,
+) -> Study:
+    """Of a single-label task, error = the wrong class: scores of images against classes (N, C), labels (N,).
+
+    image (N, D), classes (C, D): None for a model without uncertainty; logit: given only if scores are csd_similarity
+    (the cosine where there are no variances); neighbours: R-AUROC too, which takes N^2 scores. Refused by `score` (the
+    negative of the best), `image` (its trace), `pair` (plus the trace of the class chosen); `refusal/R-AUROC`,
+    `refusal/1-NN`; `calibration/confidence/...` of the class chosen, by softmax, and `calibration/match/...` of all
+    pairs of image and class, by sigmoid.
+    """
+    scores = scores if isinstance(scores, PairScores) else PairScores.from_matrix(scores)
+    relevance = Relevance.from_pairs(torch.arange(len(labels)), labels, len(labels), scores.texts)
+    check_fit(scores, relevance)
+    nearest, pairs = Nearest(scores.images), _pairs(relevance, logit)
+    sure = None if logit is None else Confidence(scores.images, logit.scale)
+    _read(scores.image_rows, relevance, elements, [nearest, *filter(None, (pairs, sure))])
+
+    right = nearest.item == labels.cpu()
+    uncertainties, extra = {"score": -nearest.score}, {}
+    if image is not None:
+        uncertainties["image"] = image.trace
+        if classes is not None:
+            uncertainties["pair"] = image.trace + classes.trace[nearest.item]
+        if neighbours and len(labels) > 1:
+            extra = {f"refusal/{key}": value for key, value in recall_auroc(image, labels).items()}
+    found = {} if sure is None else {"calibration/confidence": reliability(sure.probability, right)}
+    if pairs is not None:
+        found["calibration/match"] = pairs.reliability()
+    return Study({"refusal": _samples(~right, uncertainties)}, found, extra)
+
+
+def study_retrieval(
+    scores: PairScores,
+    relevance: Relevance,
+    image: Gaussian | None = None,
+    text: Gaussian | None = None,
+    logit: Logit | None = None,
+    elements: int = BLOCK,
+) -> tuple[Ranking, Ranking, Study]:
+    """(images to texts, texts to images, study) of a retrieval task, from one pass over the scores per direction.
+
+    relevance: images x texts; the rest as in `study_classification`. Error = no match in the first place, of queries
+    that have one somewhere. Refused by `score` (the negative of the first place's), by the trace of the query, of the
+    item in first place (`image`, `text`), and of both (`pair`), so `auroc` is R-AUROC across modalities.
+    `calibration/match`: all pairs; `calibration/match_i2t`, `match_t2i`: each query with its first place.
+    """
+    check_fit(scores, relevance)
+    pairs = _pairs(relevance, logit)  # of one direction: they are the same in both
+    readers = [] if pairs is None else [pairs]
+    i2t, first_texts = _rank(scores.image_rows, relevance, elements, readers)
+    t2i, first_images = _rank(scores.text_rows, relevance.transposed(), elements)
+
+    samples = {
+        "refusal/i2t": _queries(i2t, first_texts, ("image", image), ("text", text)),
+        "refusal/t2i": _queries(t2i, first_images, ("text", text), ("image", image)),
+    }
+    found: dict[str, Reliability] = {}
+    if pairs is not None:
+        found["calibration/match"] = pairs.reliability()
+        for way, ranking, first in (("i2t", i2t, first_texts), ("t2i", t2i, first_images)):
+            probability = match_probability(first.score, pairs.scale, pairs.bias)
+            found[f"calibration/match_{way}"] = reliability(probability, ranking.hit(1))
+    return i2t, t2i, Study({key: kept for key, kept in samples.items() if len(kept.error)}, found, {})
+
+
+def retrieval_figures(
+    scores: PairScores,
+    relevance: Relevance,
+    image: Gaussian | None = None,
+    text: Gaussian | None = None,
+    logit: Logit | None = None,
+    ks: Sequence[int] = KS,
+) -> dict[str, float]:
+    """`large.retrieval` and `study_retrieval(...).figures()` in one table, from one pass per direction."""
+    i2t, t2i, study = study_retrieval(scores, relevance, image, text, logit)
+    return both_directions(i2t, t2i, ks) | study.figures()
+
+
+def _pairs(relevance: Relevance, logit: Logit | None) -> MatchReliability | None:
+    """The reader of match probabilities, for models that have them."""
+    if logit is None or logit.bias is None:
+        return None
+    return MatchReliability(relevance, logit.scale, logit.bias)
+
+
+def _read(scores: Rows, relevance: Relevance, elements: int, readers: Sequence[Reader]) -> None:
+    """One pass over the scores of all queries, every block given to every reader."""
+    for rows, block in row_blocks(scores, relevance.queries, relevance.gallery, elements):
+        for reader in readers:
+            reader.update(rows, block)
+
+
+def _rank(scores: Rows, relevance: Relevance, elements: int, others: Sequence[Reader] = ()) -> tuple[Ranking, Nearest]:
+    """Ranks of the matches and first places of one direction; other readers see the blocks too."""
+    ranks, nearest = MatchRanks(relevance), Nearest(relevance.queries)
+    _read(scores, relevance, elements, [ranks, nearest, *others])
+    return ranks.rankings()[0], nearest
+
+
+def _queries(ranking: Ranking, nearest: Nearest, query: Side, item: Side) -> Samples:
+    """The answerable queries of one direction."""
+    kept = ranking.answerable
+    (name, asked), (other, gallery) = query, item
+    uncertainties = {"score": -nearest.score}
+    if asked is not None and gallery is not None:
+        found = gallery.trace[nearest.item]
+        uncertainties |= {name: asked.trace, other: found, "pair": asked.trace + found}
+    return _samples((~ranking.hit(1))[kept], {key: u[kept] for key, u in uncertainties.items()})
+
+
+def _samples(error: Array, uncertainties: Mapping[str, Array]) -> Samples:
+    """As float64 arrays."""
+    return Samples(_array(error), {name: _array(u) for name, u in uncertainties.items()})
+
+
+def _array(x: Array) -> np.ndarray:
+    """float64, on the CPU."""
+    return np.asarray(x.cpu() if isinstance(x, Tensor) else x, dtype=np.float64)

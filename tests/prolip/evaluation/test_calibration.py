@@ -1,0 +1,109 @@
+"""Reliability and calibration error, against scikit-learn, direct sums and worked examples."""
+import numpy as np
+import pytest
+import torch
+from sklearn.calibration import calibration_curve
+from sklearn.metrics import brier_score_loss
+
+from prolip.evaluation import calibration, large
+from prolip.evaluation.large import Relevance
+
+
+def test_the_worked_example_of_three_predictions():
+    got = calibration.reliability([0.2, 0.4, 0.9], [0, 1, 1], np.array([0, 0.5, 1]))
+    assert got.count.tolist() == [2, 1]
+    np.testing.assert_allclose(got.probability, [0.3, 0.9])
+    np.testing.assert_allclose(got.frequency, [0.5, 1.0])
+    assert got.ece == pytest.approx((2 * 0.2 + 0.1) / 3) and got.max_error == pytest.approx(0.2)
+    assert got.mean_probability == pytest.approx(0.5) and got.base_rate == pytest.approx(2 / 3)
+    assert got.brier == pytest.approx((0.04 + 0.36 + 0.01) / 3)
+
+
+@pytest.mark.parametrize("bins", [5, 15])
+def test_bins_are_sklearns(bins):
+    rng = np.random.default_rng(0)
+    probability = np.concatenate([rng.random(200) ** 3, np.linspace(0, 1, bins + 1)])  # and all edges
+    outcome = rng.random(len(probability)) < probability**0.5
+    got = calibration.reliability(torch.from_numpy(probability), torch.from_numpy(outcome), np.linspace(0, 1, bins + 1))
+    frequency, mean = calibration_curve(outcome, probability, n_bins=bins)
+    filled = got.count > 0
+    np.testing.assert_allclose(got.frequency[filled], frequency)
+    np.testing.assert_allclose(got.probability[filled], mean)
+    assert got.brier == pytest.approx(brier_score_loss(outcome, probability))
+    assert got.ece == pytest.approx(np.abs(frequency - mean) @ got.count[filled] / len(probability))
+
+
+def test_true_probabilities_have_a_small_error_and_sharpened_ones_a_large_one():
+    rng = np.random.default_rng(1)
+    logits = rng.normal(size=20000) * 2
+    true = 1 / (1 + np.exp(-logits))
+    outcome = rng.random(20000) < true
+    assert calibration.reliability(true, outcome).ece < 0.015
+    assert calibration.reliability(1 / (1 + np.exp(-3 * logits)), outcome).ece > 0.1
+
+
+def test_match_probabilities_of_blocks_are_those_of_all_pairs():
+    g = torch.Generator().manual_seed(2)
+    scores, relevant = torch.rand(11, 7, generator=g) - 0.5, torch.rand(11, 7, generator=g) < 0.2
+    reader = calibration.MatchReliability(Relevance.from_dense(relevant), scale=12.0, bias=-3.0)
+    for rows, block in large.row_blocks(scores.__getitem__, 11, 7, elements=21):
+        reader.update(rows, block)
+    got = reader.reliability()
+    probability = 1 / (1 + torch.exp(-(12 * scores.double() - 3)))
+    want = calibration.reliability(probability.flatten(), relevant.flatten(), calibration.LOG_ODDS)
+    np.testing.assert_array_equal(got.count, want.count)
+    np.testing.assert_allclose(got.probability, want.probability, rtol=1e-5)
+    np.testing.assert_allclose(got.frequency, want.frequency)
+    assert got.brier == pytest.approx(want.brier, rel=1e-5) and got.count.sum() == 77
+    assert got.base_rate == pytest.approx(relevant.double().mean().item())
+
+
+def test_log_odds_edges_are_units_apart_and_hold_everything():
+    inner = calibration.LOG_ODDS[1:-1]
+    np.testing.assert_allclose(np.diff(np.log(inner / (1 - inner))), 1, rtol=1e-6)
+    tiny = calibration.reliability([1e-12, 0.0, 1.0], [0, 0, 1], calibration.LOG_ODDS)
+    assert tiny.count[0] == 2 and tiny.count[-1] == 1 and tiny.ece < 1e-11
+
+
+def test_confidence_is_the_largest_softmax_probability():
+    scores = torch.randn(9, 5, generator=torch.Generator().manual_seed(3))
+    want = (20 * scores).softmax(1).amax(1)
+    torch.testing.assert_close(calibration.confidence(scores, 20.0), want)
+    assert calibration.confidence(torch.tensor([[1e4, 0.0]]), 100.0).item() == 1.0
+    reader = calibration.Confidence(9, 20.0)
+    for rows in (slice(0, 4), slice(4, 9)):
+        reader.update(rows, scores[rows])
+    torch.testing.assert_close(reader.probability.float(), want, rtol=1e-5, atol=1e-5)
+
+
+def test_equal_mass_bins_hold_equally_many():
+    probability = np.random.default_rng(4).random(1500) ** 4
+    edges = calibration.equal_mass(probability, 10)
+    got = calibration.reliability(probability, np.zeros(1500), edges)
+    assert len(edges) == 11 and got.count.min() >= 149 and got.count.max() <= 151
+    assert len(calibration.equal_mass(np.zeros(9), 10)) == 2
+
+
+def test_figures_are_named_by_their_prefix():
+    got = calibration.reliability([0.5, 0.5], [0, 1]).figures("calibration/match")
+    assert got == {
+        "calibration/match/ece": 0, "calibration/match/max_error": 0, "calibration/match/mean_probability": 0.5,
+        "calibration/match/base_rate": 0.5, "calibration/match/brier": 0.25,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: calibration.reliability([0.5], [0, 1]), "give one of each per prediction"),
+        (lambda: calibration.reliability([1.5], [1]), "must lie in \\[0, 1\\]"),
+        (lambda: calibration.reliability([float("nan")], [1]), "must lie in \\[0, 1\\]"),
+        (lambda: calibration.reliability([0.5], [2]), "outcomes be 0 or 1"),
+        (lambda: calibration.reliability([], []), "no prediction was added"),
+        (lambda: calibration.Bins(np.array([0, 0.5, 0.5, 1])), "give rising ones from 0 to 1"),
+        (lambda: calibration.Bins(np.array([0.1, 1])), "give rising ones from 0 to 1"),
+    ],
+)
+def test_wrong_inputs_are_refused_with_what_is_wanted(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

@@ -1,0 +1,180 @@
+"""Retrieval from blocks of scores and lists of matches, against the dense metrics and worked examples."""
+import numpy as np
+import pytest
+import torch
+
+from prolip.evaluation import large, metrics
+from prolip.evaluation.embed import similarity_scores
+from prolip.evaluation.large import MatchRanks, Nearest, PairScores, Relevance
+from prolip.gaussian import Gaussian
+
+
+def tied_problem(seed, queries=23, gallery=17, share=0.15):
+    """Scores of few values, and relevance with an unanswerable query and one that everything answers."""
+    g = torch.Generator().manual_seed(seed)
+    scores = torch.randint(-2, 4, (queries, gallery), generator=g).float()
+    relevant = torch.rand(queries, gallery, generator=g) < share
+    relevant[3], relevant[4] = False, True
+    return scores, relevant
+
+
+def gaussians(count, seed, dim=6):
+    g = torch.Generator().manual_seed(seed)
+    mean = torch.nn.functional.normalize(torch.randn(count, dim, generator=g), dim=-1)
+    return Gaussian(mean, torch.randn(count, dim, generator=g) - 3)
+
+
+def assert_same(got, wanted):
+    for ours, theirs in zip(got, wanted, strict=True):
+        torch.testing.assert_close(ours.double(), theirs.double(), equal_nan=True, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("elements", [1, 40, 10**9])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_ranks_are_those_of_sorting_the_whole_matrix_ties_included(elements, dtype):
+    for seed in range(3):
+        scores, relevant = tied_problem(seed)
+        rows = scores.to(dtype).__getitem__
+        (got,) = large.rank_sparse(rows, Relevance.from_dense(relevant), elements=elements)
+        assert_same(got, metrics.rank(scores, relevant))
+
+
+@pytest.mark.parametrize("count", ["_ranks_by_sorting", "_ranks_by_counting", "_ranks_by_counting_in_parallel"])
+def test_sorting_and_counting_give_the_same_ranks(count, monkeypatch):
+    monkeypatch.setattr(large, "BLOCK", 40)  # the parallel one in chunks of two pairs
+    scores, relevant = tied_problem(5)
+    row, item = relevant.nonzero(as_tuple=True)
+    order = scores.argsort(dim=1, descending=True, stable=True).tolist()
+    expected = [order[r].index(i) + 1 for r, i in zip(row.tolist(), item.tolist())]
+    assert getattr(large, count)(scores, row, item).tolist() == expected
+
+
+def test_queries_with_many_matches_are_sorted_and_the_others_counted(monkeypatch):
+    scores, relevant = tied_problem(6, queries=30, gallery=40, share=0.1)
+    relevant[::7] = torch.rand(len(relevant[::7]), 40, generator=torch.Generator().manual_seed(0)) < 0.6
+    sorted_rows = []
+    original = large._ranks_by_sorting
+    monkeypatch.setattr(large, "SORT_FROM", 12)
+    monkeypatch.setattr(large, "_ranks_by_sorting", lambda s, *r: sorted_rows.append(len(s)) or original(s, *r))
+    (got,) = large.rank_sparse(scores.__getitem__, Relevance.from_dense(relevant))
+    assert_same(got, metrics.rank(scores, relevant))
+    assert sorted_rows == [int((relevant.sum(1) >= 12).sum())]
+
+
+def test_several_relevances_share_one_pass():
+    scores, relevant = tied_problem(1)
+    other = tied_problem(2)[1]
+    asked = []
+
+    def rows(some):
+        asked.append(some)
+        return scores[some]
+
+    got = large.rank_sparse(rows, Relevance.from_dense(relevant), Relevance.from_dense(other), elements=5 * 17)
+    for ranking, truth in zip(got, (relevant, other), strict=True):
+        assert_same(ranking, metrics.rank(scores, truth))
+    assert [(s.start, s.stop) for s in asked] == [(0, 5), (5, 10), (10, 15), (15, 20), (20, 23)]
+
+
+def test_matches_that_the_gallery_lacks_count_in_r():
+    # R = 3, two of them in the gallery at ranks 1 and 3: AP@R = (1/1 + 2/3) / 3 and R-Precision = 2/3.
+    relevance = Relevance.from_ids({7: [10, 12, 99], 8: [98]}, query_ids=[7, 8, 9], gallery_ids=[10, 11, 12])
+    assert relevance.absent.tolist() == [1, 1, 0]
+    scores = torch.tensor([[0.9, 0.5, 0.1], [1.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
+    (got,) = large.rank_sparse(scores.__getitem__, relevance)
+    assert got.matches.tolist() == [3, 0, 0] and got.first.tolist() == [1, 0, 0]
+    assert got.ap_at_r[0].item() == pytest.approx((1 + 2 / 3) / 3)
+    assert got.r_precision[0].item() == pytest.approx(2 / 3)
+    assert metrics.summarise(got)["queries_without_match"] == 2
+
+
+def test_memory_is_bounded_and_rows_without_a_match_are_not_scored():
+    queries, gallery, elements = 1000, 300, 3000
+    relevance = Relevance.from_pairs([5, 5, 777, 999], [0, 299, 3, 3], queries, gallery)
+    sizes, seen = [], []
+
+    def rows(some):
+        seen.extend(range(some.start, some.stop))
+        block = torch.arange(gallery).flip(0).expand(some.stop - some.start, gallery).float()
+        sizes.append(block.numel())
+        return block
+
+    (got,) = large.rank_sparse(rows, relevance, elements=elements)
+    assert max(sizes) <= elements and len(seen) == len(set(seen)) == 30
+    assert got.first[[5, 777, 999]].tolist() == [1, 4, 4] and int((got.first > 0).sum()) == 3
+
+
+def test_both_directions_equal_the_dense_metrics():
+    scores, relevant = tied_problem(8)
+    got = large.retrieval(PairScores.from_matrix(scores), Relevance.from_dense(relevant), ks=(1, 3, 50), elements=30)
+    assert got == pytest.approx(metrics.retrieval(scores, relevant, ks=(1, 3, 50)), nan_ok=True)
+
+
+@pytest.mark.parametrize("similarity", ["csd", "mean", "log_inclusion"])
+def test_scores_of_gaussians_are_one_matrix_in_both_directions(similarity):
+    image, text = gaussians(7, 0), gaussians(9, 1)
+    whole = similarity_scores(image, text, similarity)
+    scores = PairScores.from_gaussians(image, text, similarity)
+    torch.testing.assert_close(scores.image_rows(slice(2, 5)), whole[2:5])
+    torch.testing.assert_close(scores.text_rows(slice(2, 5)), whole.mT[2:5])
+    some, others = torch.tensor([6, 0, 3]), torch.tensor([8, 1])
+    part = scores.subset(some, others)
+    assert (part.images, part.texts) == (3, 2)
+    torch.testing.assert_close(part.image_rows(slice(1, 3)), whole[[0, 3]][:, others])
+    torch.testing.assert_close(part.text_rows(slice(0, 1)), whole[some][:, [8]].mT)
+
+
+def test_a_matrix_may_lie_in_a_file(tmp_path):
+    matrix = np.random.default_rng(0).normal(size=(6, 8)).astype(np.float32)
+    np.save(tmp_path / "scores.npy", matrix)
+    scores = PairScores.from_matrix(np.load(tmp_path / "scores.npy", mmap_mode="r"))
+    assert (scores.images, scores.texts) == (6, 8)
+    np.testing.assert_array_equal(scores.image_rows(slice(1, 3)), matrix[1:3])
+    np.testing.assert_array_equal(scores.text_rows(slice(1, 3)), matrix[:, 1:3].T)
+    some = torch.tensor([5, 0]), torch.tensor([7, 2, 1])
+    np.testing.assert_array_equal(scores.subset(*some).image_rows(slice(0, 2)), matrix[[5, 0]][:, [7, 2, 1]])
+
+
+def test_the_nearest_item_is_the_first_of_the_best():
+    scores, _ = tied_problem(9)
+    nearest = Nearest(len(scores))
+    for rows, block in large.row_blocks(scores.__getitem__, *scores.shape, elements=50):
+        nearest.update(rows, block)
+    assert nearest.item.tolist() == [row.index(max(row)) for row in scores.tolist()]
+    assert nearest.score.tolist() == [max(row) for row in scores.tolist()]
+
+
+def test_relevance_is_the_same_from_pairs_lists_ids_and_a_matrix():
+    lists = [[2, 0, 2], [], [1]]
+    want = Relevance.from_lists(lists, 3)
+    assert list(zip(want.query.tolist(), want.item.tolist())) == [(0, 0), (0, 2), (2, 1)]
+    dense = torch.tensor([[1, 0, 1], [0, 0, 0], [0, 1, 0]])
+    ids = Relevance.from_ids({50: [12, 10], 70: [11]}, [50, 60, 70], [10, 11, 12])
+    pairs = Relevance.from_pairs(torch.tensor([2, 0, 0, 0]), torch.tensor([1, 2, 0, 2]), 3, 3)
+    for got in (Relevance.from_dense(dense), ids, pairs, want.transposed().transposed()):
+        for a, b in zip((got.query, got.item, got.absent), (want.query, want.item, want.absent)):
+            assert a.tolist() == b.tolist()
+    back = want.transposed()
+    assert list(zip(back.query.tolist(), back.item.tolist())) == [(0, 0), (1, 2), (2, 0)]
+    row, item = want.within(slice(1, 3))
+    assert row.tolist() == [1] and item.tolist() == [1]
+
+
+def test_wrong_inputs_are_refused_by_name():
+    scores, relevant = tied_problem(0)
+    relevance = Relevance.from_dense(relevant)
+    with pytest.raises(ValueError, match="names item 17, but there are 17"):
+        Relevance.from_pairs([0, 0], [3, 17], 23, 17)
+    with pytest.raises(ValueError, match="names query -1, but there are 23"):
+        Relevance.from_pairs([-1], [0], 23, 17)
+    with pytest.raises(ValueError, match="one score matrix together"):
+        MatchRanks(relevance, relevance.transposed())
+    with pytest.raises(ValueError, match=r"shape \(23, 16\), wanted \(23, 17\)"):
+        large.rank_sparse(lambda rows: scores[rows, :16], relevance)
+    with pytest.raises(ValueError, match="relevance of 17 images and 23 texts for scores of 23 and 17"):
+        large.retrieval(PairScores.from_matrix(scores), relevance.transposed())
+    scores[20, 2] = float("nan")
+    with pytest.raises(ValueError, match="query 20 and item 2 is NaN"):
+        large.rank_sparse(scores.__getitem__, relevance, elements=40)
+    with pytest.raises(ValueError, match="measure 'cosine' is unknown"):
+        PairScores.from_gaussians(gaussians(2, 0), gaussians(2, 1), "cosine")

@@ -1,0 +1,130 @@
+"""Risk-coverage curves and their areas, against loops, permutations, scikit-learn and worked examples."""
+import math
+from itertools import permutations
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import spearmanr
+from sklearn.metrics import roc_auc_score
+
+from prolip.evaluation import refusal
+from prolip.gaussian import Gaussian
+
+
+def test_the_worked_example_of_four_samples():
+    # From certain to uncertain the errors are 0, 1, 0, 1: the risks are 0, 1/2, 1/3, 2/4.
+    curve = refusal.risk_coverage(np.array([0.3, 0.1, 0.4, 0.2]), np.array([0, 0, 1, 1]))
+    np.testing.assert_allclose(curve.coverage, [0.25, 0.5, 0.75, 1])
+    np.testing.assert_allclose(curve.risk, [0, 1 / 2, 1 / 3, 1 / 2])
+    np.testing.assert_allclose(curve.oracle, [0, 0, 1 / 3, 1 / 2])
+    assert curve.aurc == pytest.approx(1 / 3) and curve.oracle_aurc == pytest.approx(5 / 24)
+    assert curve.excess == pytest.approx(1 / 8) and curve.error == 0.5
+    assert curve.gain == pytest.approx((1 / 2 - 1 / 3) / (1 / 2 - 5 / 24))
+    assert curve.at(0.75) == pytest.approx(1 / 3) and curve.at(0.5) == 0.5 and curve.at(0.01) == 0
+
+
+def test_areas_are_those_of_a_loop_for_graded_errors():
+    rng = np.random.default_rng(0)
+    uncertainty, error = rng.random(40), rng.random(40)
+    order = sorted(range(40), key=lambda i: uncertainty[i])
+    risks = [sum(error[i] for i in order[: n + 1]) / (n + 1) for n in range(40)]
+    best = [sum(sorted(error)[: n + 1]) / (n + 1) for n in range(40)]
+    curve = refusal.risk_coverage(torch.from_numpy(uncertainty), torch.from_numpy(error))
+    assert curve.aurc == pytest.approx(np.mean(risks)) and curve.oracle_aurc == pytest.approx(np.mean(best))
+
+
+def test_equal_uncertainties_give_the_mean_over_all_orders():
+    uncertainty, error = np.array([1.0, 2, 2, 2, 3, 3]), np.array([0.0, 1, 0, 0.5, 1, 0])
+    curves = []
+    for order in permutations(range(6)):
+        if all(uncertainty[a] <= uncertainty[b] for a, b in zip(order, order[1:])):
+            curves.append(np.cumsum(error[list(order)]) / np.arange(1, 7))
+    assert len(curves) == 12
+    np.testing.assert_allclose(refusal.risk_coverage(uncertainty, error).risk, np.mean(curves, axis=0))
+
+
+def test_gain_is_one_for_the_oracle_nought_for_none_and_negative_for_the_opposite():
+    error = np.random.default_rng(1).random(200) < 0.3
+    assert refusal.risk_coverage(error, error).gain == pytest.approx(1)
+    none = refusal.risk_coverage(np.zeros(200), error)
+    assert none.gain == pytest.approx(0) and none.aurc == pytest.approx(error.mean())
+    assert refusal.risk_coverage(~error, error).gain < -0.5
+    assert math.isnan(refusal.risk_coverage(np.arange(5), np.ones(5)).gain)
+
+
+def test_auroc_is_sklearns_and_knows_infinite_uncertainty():
+    rng = np.random.default_rng(2)
+    uncertainty, wrong = rng.integers(0, 8, 60).astype(float), rng.random(60) < 0.4
+    assert refusal.auroc(uncertainty, wrong) == pytest.approx(roc_auc_score(wrong, uncertainty))
+    assert refusal.auroc(np.array([np.inf, 1, -np.inf]), np.array([True, False, False])) == 1.0
+    assert math.isnan(refusal.auroc(uncertainty, np.ones(60)))
+
+
+def clouds(count=30, dim=4, seed=0):
+    """Samples of three classes, more uncertain the farther they lie from their own class's centre."""
+    g = torch.Generator().manual_seed(seed)
+    labels = torch.arange(count) % 3
+    noise = torch.rand(count, 1, generator=g) * 1.5
+    mean = torch.eye(3, dim)[labels] + noise * torch.randn(count, dim, generator=g)
+    mean = torch.nn.functional.normalize(mean, dim=-1)
+    return Gaussian(mean, noise.log().expand(-1, dim).contiguous()), labels
+
+
+@pytest.mark.parametrize("elements", [1, 100, 10**6])
+def test_the_nearest_other_sample_decides_right_and_wrong(elements):
+    z, labels = clouds()
+    cosines = (z.mean @ z.mean.mT).tolist()
+    expected = []
+    for i, row in enumerate(cosines):
+        j = max((j for j in range(len(row)) if j != i), key=lambda j: row[j])
+        expected.append(bool(labels[j] != labels[i]))
+    assert refusal.nearest_neighbour_wrong(z, labels, elements=elements).tolist() == expected
+    got = refusal.recall_auroc(z, labels)
+    assert got["1-NN"] == pytest.approx(1 - np.mean(expected)) and 0 < got["1-NN"] < 1
+    assert got["R-AUROC"] == pytest.approx(roc_auc_score(expected, z.trace))
+    assert got["R-AUROC"] > 0.6  # noise was given away by the trace
+
+
+def test_neighbours_may_be_ranked_by_any_similarity():
+    z, labels = clouds(seed=3)
+    z = Gaussian(z.mean, torch.where(torch.arange(30)[:, None] == 7, -9.0, 3.0).expand(-1, 4))
+    wrong = refusal.nearest_neighbour_wrong(z, labels, "csd")  # all others so uncertain that sample 7 is nearest to all
+    assert wrong.tolist()[:7] == [bool(labels[i] != labels[7]) for i in range(7)]
+
+
+def test_the_table_holds_every_figure():
+    rng = np.random.default_rng(3)
+    uncertainty, wrong = rng.random(50), rng.random(50) < 0.5
+    got = refusal.refusal_figures(wrong, {"image": uncertainty, "nothing": np.zeros(50)}, "refusal/i2t")
+    curve = refusal.risk_coverage(uncertainty, wrong)
+    assert got["refusal/i2t/image/aurc"] == curve.aurc
+    assert got["refusal/i2t/image/aurc_excess"] == pytest.approx(
+        got["refusal/i2t/image/aurc"] - got["refusal/i2t/image/aurc_oracle"]
+    )
+    assert got["refusal/i2t/image/error@80"] == pytest.approx(wrong[uncertainty.argsort()[:40]].mean())
+    tenths = [got[f"refusal/i2t/image/error_decile{i}"] for i in range(1, 11)]
+    assert tenths[9] == pytest.approx(wrong[uncertainty.argsort()[45:]].mean())
+    assert np.mean(tenths) == pytest.approx(wrong.mean())
+    assert got["refusal/i2t/image/spearman"] == pytest.approx(spearmanr(uncertainty, wrong).statistic)
+    assert got["refusal/i2t/image/auroc"] == pytest.approx(roc_auc_score(wrong, uncertainty))
+    assert got["refusal/i2t/nothing/aurc_gain"] == pytest.approx(0)
+    assert got["refusal/i2t/nothing/auroc"] == 0.5 and math.isnan(got["refusal/i2t/nothing/spearman"])
+    assert all(type(value) is float for value in got.values())
+    graded = refusal.refusal_figures(rng.random(50), {"image": uncertainty})
+    assert "refusal/image/aurc" in graded and "refusal/image/auroc" not in graded
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: refusal.risk_coverage(np.zeros(3), np.zeros(2)), "give one of each per sample"),
+        (lambda: refusal.risk_coverage(np.zeros(0), np.zeros(0)), "at least one sample"),
+        (lambda: refusal.risk_coverage(np.zeros(2), np.array([1, np.nan])), "0 uncertainties and 1 errors are NaN"),
+        (lambda: refusal.nearest_neighbour_wrong(clouds(1)[0], [0]), "needs two samples or more"),
+        (lambda: refusal.nearest_neighbour_wrong(clouds(3)[0], [0]), "one class label each"),
+    ],
+)
+def test_wrong_inputs_are_refused_with_what_is_wanted(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
