@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import hashlib
+import pickle
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -14,6 +15,7 @@ import torch.nn.functional as F
 from open_clip.factory import parse_model_name
 from open_clip.pretrained import is_pretrained_cfg
 from PIL import Image
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 import prolip
@@ -193,7 +195,7 @@ def load_openclip(model: str, pretrained: str | None, tokenizer: str | None) -> 
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(SEED)
             network, _, preprocess = open_clip.create_model_and_transforms(model, **options)
-    except (RuntimeError, OSError, ValueError) as error:
+    except (RuntimeError, OSError, ValueError, EOFError, pickle.UnpicklingError, SafetensorError) as error:
         what = f"{model} with the weights {pretrained!r}" if pretrained else model
         raise ValueError(
             f"OpenCLIP cannot load {what}: {error}. Fetch the weights where there is a network and give the file: "

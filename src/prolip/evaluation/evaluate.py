@@ -212,9 +212,8 @@ def relevance_of(features: Features) -> tuple[Relevance, Relevance | None]:
     own = Relevance.from_pairs(owners, texts, images, len(owners))
     dataset = features.dataset
     if dataset.info.get("relevant_by") == "label":
-        labels = own_labels(features)
-        pairs = (labels.unsqueeze(1) == labels[owners]).nonzero()
-        return own, Relevance.from_pairs(pairs[:, 0], pairs[:, 1], images, len(owners))
+        image, text = same_label(own_labels(features), owners)
+        return own, Relevance.from_pairs(image, text, images, len(owners))
     if dataset.relevance is None:
         return own, None
     row = {key: i for i, key in enumerate(features.keys)}
@@ -227,6 +226,16 @@ def relevance_of(features: Features) -> tuple[Relevance, Relevance | None]:
     further = torch.tensor([(row[key], index) for key, index in dataset.relevance]).reshape(-1, 2)
     image, text = torch.cat([owners, further[:, 0]]), torch.cat([texts, further[:, 1]])
     return own, Relevance.from_pairs(image, text, images, len(owners))
+
+
+def same_label(labels: Tensor, owners: Tensor) -> tuple[Tensor, Tensor]:
+    """All pairs of an image and a text whose image has its label, label by label: (P,), (P,)."""
+    pairs = [
+        torch.cartesian_prod((labels == label).nonzero().flatten(), (labels[owners] == label).nonzero().flatten())
+        for label in labels.unique()
+    ]
+    image, text = torch.cat(pairs).unbind(1)
+    return image, text
 
 
 def instances(features: Features, similarity: str = "csd") -> Iterator[Instance]:

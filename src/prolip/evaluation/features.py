@@ -263,15 +263,15 @@ def to_record(dataset: Dataset, samples: Sequence[Sample], image: Gaussian, dama
     """What a pass has found, as tensors and JSON values. DamagedData where only some samples have labels or groups."""
     tensors = pack("image", image)
     for name in ("label", "groups"):
-        values = [getattr(sample, name) for sample in samples]
-        without = [sample.key for sample, value in zip(samples, values) if value is None]
+        given = [getattr(sample, name) for sample in samples]
+        without = [sample.key for sample, value in zip(samples, given) if value is None]
         if len(without) == len(samples):
             continue
-        shapes = {np.shape(value) for value in values if value is not None}
+        shapes = {np.shape(value) for value in given if value is not None}
         if without or len(shapes) > 1:
             what = f"{len(without)} of {len(samples)} have none ({', '.join(without[:3])})" if without else shapes
             raise DamagedData(f"the {name} of the samples of {dataset.source} differ: {what}: fetch it again")
-        column = np.stack([np.asarray(value) for value in values])
+        column = np.stack([np.asarray(value) for value in given])
         tensors[name] = torch.from_numpy(column.astype(np.float64 if column.dtype.kind == "f" else np.int64))
     values: dict[str, Any] = {"keys": [sample.key for sample in samples], "damaged": damaged}
     if len(set(values["keys"])) < len(samples):
