@@ -35,18 +35,22 @@ IMAGENET_FIRST = (
 """The columns of OpenCLIP's file."""
 
 
+Reading = tuple[float, float, str]
+"""A printed figure: percent, the unit of its last digit, where it is printed."""
+
+
 @dataclass(frozen=True)
 class PublishedRow:
     """One model as printed.
 
-    values: task key -> percent; printed: aggregate -> (percent, unit of its last digit, source); unit: of the values'
-    last digit; note: what a reader should know of the reading.
+    values: task key -> percent; printed: aggregate -> how it is printed, in one place or two; unit: of the values' last
+    digit; note: what a reader should know of the reading.
     """
 
     model: str
     seen: str
     values: Mapping[str, float]
-    printed: Mapping[str, tuple[tuple[float, float, str], ...]]
+    printed: Mapping[str, tuple[Reading, ...]]
     unit: float
     source: str
     note: str = ""
@@ -114,7 +118,7 @@ def _paper(  # a row of the paper: five aggregates to one decimal, and the avera
     note: str = "",
 ) -> PublishedRow:  # fmt: skip
     five = [float(number) for number in aggregates.split()]
-    printed = {name: ((value, 0.1, table),) for name, value in zip(AGGREGATES, five)}
+    printed: dict[str, tuple[Reading, ...]] = {name: ((value, 0.1, table),) for name, value in zip(AGGREGATES, five)}
     printed["Average"] += ((average, 0.01, TABLE_C1),)
     return PublishedRow(model, seen, _values(order, values), printed, 0.01, TABLE_C1, note)
 

@@ -91,7 +91,7 @@ def to_json(line: Line) -> str:
         name: value if value is None or math.isfinite(value) else None
         for name, value in {**result.metrics, "main_metric": main_value(result)}.items()
     }
-    values = {"key": result.key, "dataset": BY_KEY[result.key].name, "metrics": metrics, "main": result.main_metric}
+    values: dict[str, Any] = {"key": result.key, "dataset": BY_KEY[result.key].name, "metrics": metrics, "main": result.main_metric}
     values |= {"identity": asdict(line.identity), "data": line.data, "info": result.info, "version": line.version}
     return json.dumps(values, allow_nan=False)
 

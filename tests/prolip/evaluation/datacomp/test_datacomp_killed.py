@@ -1,50 +1,57 @@
-"""Two real processes at one suite: one is killed in the middle, the other ends it, a third finds nothing to do."""
+"""A real process at the suite is stopped, then killed, while another one works on: nothing is lost or done twice."""
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
+from functools import partial
 from pathlib import Path
 
 import miniatures
+import pytest
 from datacomp_suite import Oracle, write_suite
 
+from prolip.evaluation.datacomp import run
 from prolip.evaluation.datacomp.__main__ import main
+from prolip.evaluation.datacomp.sharing import share_tasks
 from prolip.evaluation.datacomp.tasks import TASKS
 
 SOURCE = Path(__file__).parents[4] / "src"
 
 
-def start(arguments):
-    environment = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen([sys.executable, "-m", "prolip.evaluation.datacomp", *arguments], text=True,
-                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment)  # fmt: skip
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    monkeypatch.setattr(run, "share_tasks", partial(share_tasks, poll=0.05))
 
 
-def finished_tasks(output):
-    """The tasks that a process says it has finished, as it says so."""
+def tasks_told(output):
+    """What a process says of tasks it has finished, as it says it."""
     return (line for line in output if line.startswith("["))
 
 
-def test_of_two_processes_one_is_killed_and_the_other_ends_the_suite_once(tmp_path):
+def test_a_killed_process_loses_no_finished_task_and_another_one_takes_up_the_rest(tmp_path, capsys):
     model, out = miniatures.prolip_folder(tmp_path / "model"), tmp_path / "out"
     write_suite(tmp_path / "data", TASKS, Oracle(model))
     arguments = ["--model", model, "--data-dir", str(tmp_path / "data"), "--output", str(out), "--device", "cpu"]
-    victim, other = start(arguments), start(arguments)
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
+    victim = subprocess.Popen([sys.executable, "-m", "prolip.evaluation.datacomp", *arguments], text=True,
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment)  # fmt: skip
     try:
-        said = finished_tasks(victim.stdout)
-        assert next(said)  # a task is on disk, and the next one is being evaluated
-        os.kill(victim.pid, signal.SIGKILL)
-        text = other.communicate(timeout=120)[0]
-        assert other.returncode == 0, text
+        assert next(tasks_told(victim.stdout))
+        os.kill(victim.pid, signal.SIGSTOP)  # alive and at the next task, whose claim it holds
+        before = (out / "results.jsonl").read_text()
+        threading.Timer(1.0, victim.kill).start()
+        main(arguments)
+        assert victim.wait(10) == -signal.SIGKILL
     finally:
-        for process in (victim, other):
-            process.kill()
-            process.wait()
-            process.stdout.close()
-    keys = [json.loads(line)["key"] for line in (out / "results.jsonl").read_text().splitlines()]
+        victim.kill()
+        victim.wait()
+        victim.stdout.close()
+    after = (out / "results.jsonl").read_text()
+    assert after.startswith(before) and before.count("\n") >= 1
+    keys = [json.loads(line)["key"] for line in after.splitlines()]
     assert sorted(keys) == sorted(task.key for task in TASKS)  # each once
-    assert len(list(finished_tasks(text.splitlines()))) < len(TASKS)
-    before = (out / "results.jsonl").read_bytes()
+    assert len(list(tasks_told(capsys.readouterr().out.splitlines()))) == len(TASKS) - before.count("\n")
     main(arguments)
-    assert (out / "results.jsonl").read_bytes() == before
+    assert (out / "results.jsonl").read_text() == after
