@@ -91,9 +91,9 @@ def to_json(line: Line) -> str:
         name: value if value is None or math.isfinite(value) else None
         for name, value in {**result.metrics, "main_metric": main_value(result)}.items()
     }
-    values: dict[str, Any] = {"key": result.key, "dataset": BY_KEY[result.key].name, "metrics": metrics, "main": result.main_metric}
-    values |= {"identity": asdict(line.identity), "data": line.data, "info": result.info, "version": line.version}
-    return json.dumps(values, allow_nan=False)
+    values: dict[str, Any] = {"key": result.key, "dataset": BY_KEY[result.key].name, "metrics": metrics}
+    values |= {"main": result.main_metric, "identity": asdict(line.identity), "data": line.data}
+    return json.dumps(values | {"info": result.info, "version": line.version}, allow_nan=False)
 
 
 def from_json(text: str) -> Line | None:
