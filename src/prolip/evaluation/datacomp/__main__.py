@@ -38,6 +38,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--allow-missing", action="store_true", help="evaluate what is there; averages that lack a task are left out")
     add("--skip-damaged", action="store_true", help="leave out damaged samples; the tables mark such tasks")
     add("--no-uncertainty", action="store_true", help="without the figures of refusal and calibration")
+    add("--plots", action="store_true", help="draw refusal and calibration of every task: OUTPUT/plots/TASK/*.png")
     add("--shard", metavar="I/N", help="this process's part of the tasks, from 0; array: of a SLURM array")
     add("--published", nargs="+", metavar="NAME", help="published rows in the tables: parts of their names, all, none"
         " (default: the paper's and OpenCLIP's ViT-B-16 on DataComp-1B)")  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,23 +35,24 @@ from prolip.evaluation.evaluate import (
 )
 from prolip.evaluation.feature_store import FeatureStore
 from prolip.evaluation.features import Features, compute_features, embed_classes, image_features
-from prolip.evaluation.study import Logit, study_classification, study_errors, study_retrieval
+from prolip.evaluation.study import Logit, Study, study_classification, study_errors, study_retrieval
 from prolip.gaussian import Gaussian
 
 NEIGHBOURS = 50_000
 """Images up to which R-AUROC is computed: it takes their square of scores."""
 OF_LOGITS = ("csd", "csd_similarity")
 
-Scored = tuple[dict[str, float], dict[str, float]]
-"""Metrics of a task, and its figures of uncertainty."""
+Scored = tuple[dict[str, float], Study]
+"""Metrics of a task, and what there is to say of its uncertainty."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How entries are evaluated. uncertainty: with the figures of refusal and calibration; store: where embeddings are
-    kept; the rest as in `compute_features`."""
+    """How entries are evaluated. uncertainty: with the figures of refusal and calibration; plots: a folder for their
+    pictures; store: where embeddings are kept; the rest as in `compute_features`."""
 
     uncertainty: bool = True
+    plots: Path | None = None
     batch_size: int = 256
     workers: int | None = None
     progress: bool = False
@@ -79,14 +81,27 @@ def evaluate_entry(
     for similarity in similarities:
         started = time.perf_counter()
         if task.kind == "faces":
-            metrics, figures = score_faces(task, features, classes, similarity)
+            metrics, study = score_faces(task, features, classes, similarity)
         else:
-            metrics, figures = SCORES[task.kind](task, features, similarity)
-        metrics |= figures if settings.uncertainty else {}
+            metrics, study = SCORES[task.kind](task, features, similarity)
+        metrics |= study.figures() if settings.uncertainty else {}
+        if settings.plots is not None:
+            plot(study, task, similarity, settings.plots)
         seconds = round(embedded + time.perf_counter() - started, 2)
         info = describe(features, similarity) | {"seconds": seconds}
         out[similarity] = TaskResult(task.key, metrics, check_main(task, metrics), info)
     return out
+
+
+def plot(study: Study, task: Task, similarity: str, folder: Path) -> None:
+    """FOLDER/KEY-SIMILARITY/*.png: risk by coverage, error by decile of uncertainty, reliability."""
+    from matplotlib import pyplot
+
+    from prolip.evaluation.figures import draw, save  # late: only plots need matplotlib
+
+    for name, figure in draw(study, task.name).items():
+        save(figure, folder / f"{task.key.replace('/', '-')}-{similarity}" / f"{name}.png")
+        pyplot.close(figure)
 
 
 def describe(features: Features, similarity: str) -> dict[str, Any]:
@@ -126,7 +141,7 @@ def score_retrieval(task: Task, features: Features, similarity: str) -> Scored:
     image, text = (features.image, features.text) if features.model.probabilistic else (None, None)
     scores, logit = pair_scores(features, similarity), logit_of(features, similarity)
     i2t, t2i, study = study_retrieval(scores, own, image, text, logit)
-    return retrieval_metrics(i2t, t2i), study.figures()
+    return retrieval_metrics(i2t, t2i), study
 
 
 def score_associations(task: Task, features: Features, similarity: str) -> Scored:
@@ -135,7 +150,7 @@ def score_associations(task: Task, features: Features, similarity: str) -> Score
     uncertainties: dict[str, np.ndarray | Tensor] = {"score": np.array([-float(x.scores.max()) for x in scored])}
     if features.model.probabilistic and features.text is not None:
         uncertainties["text"] = features.text.trace
-    return association_metrics(scored), study_errors(1 - jaccards(scored), uncertainties).figures()
+    return association_metrics(scored), study_errors(1 - jaccards(scored), uncertainties)
 
 
 SCORES: dict[str, Callable[[Task, Features, str], Scored]] = {
@@ -162,11 +177,11 @@ def score_faces(task: Task, features: Features, classes: dict[str, Gaussian], si
 
 def class_study(
     scores: Tensor, labels: Tensor, features: Features, classes: Gaussian | None, similarity: str
-) -> dict[str, float]:
-    """The figures of uncertainty of a classification."""
+) -> Study:
+    """The uncertainty of a classification."""
     image, own = (features.image, classes) if features.model.probabilistic else (None, None)
     neighbours = len(labels) <= NEIGHBOURS
-    return study_classification(scores, labels, image, own, logit_of(features, similarity), neighbours).figures()
+    return study_classification(scores, labels, image, own, logit_of(features, similarity), neighbours)
 
 
 def logit_of(features: Features, similarity: str) -> Logit | None:

@@ -27,6 +27,8 @@ from prolip.evaluation.feature_store import FeatureStore, replacing
 Say = Callable[[str], None]
 GENDER = "acc_gender_avg"
 """Shown of the face sets, which have no main metric."""
+SHOWN = 8
+"""Notes below the printed table."""
 
 
 class Outcome(NamedTuple):
@@ -57,8 +59,9 @@ def run(args: argparse.Namespace, say: Say = print) -> Outcome:
         check_fits(similarity, embedder.card)
     store = Store(args.output)
     settings = Settings(
-        uncertainty=not args.no_uncertainty, batch_size=args.batch_size, workers=args.workers,
-        progress=sys.stderr.isatty(), store=FeatureStore(args.save_features),
+        uncertainty=not args.no_uncertainty, plots=Path(args.output) / "plots" if args.plots else None,
+        batch_size=args.batch_size, workers=args.workers, progress=sys.stderr.isatty(),
+        store=FeatureStore(args.save_features),
     )  # fmt: skip
     failed = evaluate_all(mine, found.datasets, embedder, args.similarity, store, settings, say)
     report = write_tables([args.output], args.output, published, say) if store.lines() else Report((), ())
@@ -172,20 +175,22 @@ def write_tables(
 
 
 def summary(report: Report) -> str:
-    """Our rows task by task, Table 1 with the published rows, and the notes of ours."""
+    """Our rows task by task, Table 1 with the published rows, and the first notes of ours."""
     out = []
     for row in report.ours:
         out += ["", row.label]
         for task in TASKS:
-            if task.key in row.values:
+            if task.key in row.results:
                 star = "*" if task.key in row.marked else ""
-                out.append(f"  {task.name:<24}{task.main_metric or '':<24}{row.values[task.key]:6.2f}{star}")
+                out.append(f"  {task.name:<24}{task.main_metric or GENDER:<24}{figure(row.results[task.key])}{star}")
     grid = table_1(report)
     width = max(len(label) for label, _ in grid.rows)
     out += ["", f"{'':<{width}}" + "".join(f"{name:>17}" for name in grid.header)]
     for label, cells in grid.rows:
         out.append(f"{label:<{width}}" + "".join(f"{text_of(cell, grid.decimals):>17}" for cell in cells))
-    return "\n".join([*out, "", *(note for row in report.ours for note in row.notes)])
+    notes = [note for row in report.ours for note in row.notes]
+    more = [f"and {len(notes) - SHOWN} more notes in tables.md"] if len(notes) > SHOWN else []
+    return "\n".join([*out, "", *notes[:SHOWN], *more])
 
 
 def listing() -> str:

@@ -28,12 +28,21 @@ FACE_COLUMNS = {
     "acc_gender_x_wg": "Gender, worst race x gender", "toxicity_crime_max": "Crime, highest race",
     "toxicity_nonhuman_max": "Non-human, highest race",
 }  # fmt: skip
+QUERIES = {
+    "classification": (("refusal", "image"),), "faces": (("refusal", "image"),), "association": (("refusal", "text"),),
+    "retrieval": (("refusal/i2t", "image"), ("refusal/t2i", "text")),
+}  # fmt: skip
+"""Where a kind of task has its figures of refusal, and whose trace is the query's."""
+UNCERTAINTY = {
+    "score/error": "Error", "{}/aurc": "AURC", "{}/aurc_gain": "Gain", "{}/spearman": "Spearman", "{}/auroc": "AUROC",
+    "score/aurc": "AURC by score",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Row:
     """One model of a table. values, averages: percent by task key and by aggregate; marked: keys and aggregates with a
-    star; notes: sentences below the table; ours: measured here."""
+    star; notes: sentences below the table; ours: measured here; results: everything measured, by task key."""
 
     label: str
     values: Mapping[str, float]
@@ -41,7 +50,12 @@ class Row:
     ours: bool
     marked: frozenset[str] = frozenset()
     notes: tuple[str, ...] = ()
-    faces: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    results: Mapping[str, TaskResult] = field(default_factory=dict)
+
+    @property
+    def faces(self) -> dict[str, dict[str, float]]:
+        """The metrics of the face sets."""
+        return {key: r.metrics for key, r in self.results.items() if BY_KEY[key].kind == "faces"}
 
 
 class Difference(NamedTuple):
@@ -106,8 +120,7 @@ def our_row(identity: Identity, results: Mapping[str, TaskResult]) -> Row:
             which = ", ".join(BY_KEY[key].name for key in mean.missing[:5]) + (" ..." if len(mean.missing) > 5 else "")
             notes.append(f"{label}: no {name}, {there} of {len(AGGREGATES[name])} tasks are there; missing: {which}.")
     notes += [f"* {label}: {measured_on(results[task.key])}." for task in TASKS if task.key in marked]
-    faces = {key: result.metrics for key, result in results.items() if BY_KEY[key].kind == "faces"}
-    return Row(label, values, averages, True, frozenset(marked), tuple(notes), faces)
+    return Row(label, values, averages, True, frozenset(marked), tuple(notes), results)
 
 
 def measured_on(result: TaskResult) -> str:
@@ -181,9 +194,33 @@ def faces_table(report: Report) -> Grid:
     return Grid("Faces (CLIP section 7.1)", tuple(FACE_COLUMNS.values()), tuple(rows), 2)
 
 
+def uncertainty_table(report: Report) -> Grid:
+    """What the traces are worth, task by task: each query refused by its own trace, or by its score.
+
+    Of classes and faces the query is an image, of retrieval an image (i2t) or a text (t2i), of WinoGAViL a cue.
+    """
+    rows = []
+    for row in report.ours:
+        for task in TASKS:
+            if task.key not in row.results:
+                continue
+            m, info = row.results[task.key].metrics, row.results[task.key].info
+            for prefix, own in QUERIES[task.kind]:
+                if f"{prefix}/score/aurc" not in m:
+                    continue
+                values = [info.get(f"{own}_trace"), *(m.get(f"{prefix}/{name.format(own)}") for name in UNCERTAINTY)]
+                values.append(m.get("calibration/match/ece"))
+                cells = (Cell(None if x is None or math.isnan(x) else x, task.key in row.marked) for x in values)
+                way = prefix.removeprefix("refusal").replace("/", " ")
+                rows.append((f"{row.label}, {task.name}{way}", tuple(cells)))
+    header = ("Mean trace", *UNCERTAINTY.values(), "ECE of matches")
+    return Grid("Uncertainty: errors refused by the query's trace", header, tuple(rows), 3)
+
+
 def grids(report: Report) -> list[Grid]:
     """Every table that has a row."""
-    return [grid for grid in (table_1(report), *table_c1(report), faces_table(report)) if grid.rows]
+    every = (table_1(report), *table_c1(report), faces_table(report), uncertainty_table(report))
+    return [grid for grid in every if grid.rows]
 
 
 def _grid(title: str, header: Sequence[str], keys: Sequence[str], report: Report, decimals: int) -> Grid:

@@ -112,6 +112,13 @@ def test_saved_embeddings_serve_a_later_similarity(data, tmp_path):
     assert sorted(keys(tmp_path / "out")) == ["fairness/utkface"] * 2 + ["mnist"] * 2
 
 
+def test_plots_of_a_task_lie_beside_the_tables(data, tmp_path):
+    main(command(data, tmp_path / "out", "--tasks", "renderedsst2", "--plots"))
+    plots = sorted(path.name for path in (tmp_path / "out" / "plots" / "renderedsst2-csd").iterdir())
+    assert {"risk_coverage.png", "by_decile.png"} <= set(plots)
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in (tmp_path / "out" / "plots").rglob("*.png"))
+
+
 class Silent(SimpleHTTPRequestHandler):
     def log_message(self, *arguments):
         """Nothing."""

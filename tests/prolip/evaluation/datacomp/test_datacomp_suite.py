@@ -7,6 +7,7 @@ import pytest
 from datacomp_suite import SIMILARITIES, Oracle, write_suite
 
 from prolip.evaluation.datacomp.__main__ import main
+from prolip.evaluation.datacomp.tables import uncertainty_table
 from prolip.evaluation.datacomp.tasks import AGGREGATES, BY_KEY, COUNTED, TASKS
 
 
@@ -84,7 +85,20 @@ def test_tables_lie_beside_the_results(suite):
     assert "FairFace" in text and "UTKFace" in text
     assert (suite.out / "tables.csv").read_text().count("\n") == 1 + 2 + 1 + 2
     assert len(json.loads((suite.out / "tables.json").read_text())["rows"]) == 3
-    assert (suite.out / "tables.tex").read_text().count(r"\begin{table}") == 4
+    assert (suite.out / "tables.tex").read_text().count(r"\begin{table}") == 5
+
+
+def test_the_table_of_uncertainty_has_a_line_per_query_and_its_figures(suite):
+    grid = uncertainty_table(suite.outcome.report)
+    assert len(grid.rows) == len(SIMILARITIES) * (len(TASKS) + 2)  # retrieval has two directions
+    metrics = suite.results["wilds/fmow", "csd"]["metrics"]
+    cells = dict(zip(grid.header, next(cells for label, cells in grid.rows if label.endswith("(csd), FMoW"))))
+    assert cells["Error"].value == pytest.approx(1 - metrics["acc1"])
+    assert cells["AURC"].value == metrics["refusal/image/aurc"] != metrics["refusal/score/aurc"]
+    label = next(label for label, _ in grid.rows if label.endswith("(csd), Flickr t2i"))
+    cells = dict(zip(grid.header, dict(grid.rows)[label]))
+    found = suite.results["retrieval/flickr_1k_test_image_text_retrieval", "csd"]["metrics"]["image_retrieval_recall@1"]
+    assert cells["Error"].value == pytest.approx(1 - found)
 
 
 def test_all_forty_take_less_than_a_minute_of_one_core(suite):
