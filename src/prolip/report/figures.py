@@ -17,18 +17,19 @@ from prolip.report.runs import RunFolder
 from prolip.report.style import BAD, GOOD, IMAGE, INK, LEVEL_COLOURS, MUTED, TEXT, panels, styled
 
 NO_TERMS = ("kind", "step", "epoch", "samples", "seconds", "time", "lr", "grad_norm", "scale", "bias", "faults")
-RATES = ("samples_per_second", "samples_per_s", "data_wait", "eta")
-COLOURS = {"trace_image": IMAGE, "trace_text": TEXT, "vib_image": IMAGE, "vib_text": TEXT,
+RATES = ("samples_per_second", "samples_per_s", "data_wait", "eta", "mfu", "memory_gib")
+NORMS = ("grad_norm", "param_norm")
+COLOURS = {"trace_image": IMAGE, "trace_text": TEXT, "vib_image": IMAGE, "vib_text": TEXT, "grad_norm_image": IMAGE, "grad_norm_text": TEXT,
            "inclusion_image": IMAGE, "inclusion_text": TEXT, "inclusion_image_text": "#5f1f3c"}  # fmt: skip
 
 
 @styled
 def learning_curves(run: RunFolder) -> Figure | None:
-    """Loss and its terms, logit scale and bias, mean traces, validation recall, learning rate, over steps."""
+    """Loss and its terms, logit scale and bias, mean traces, learning rate, gradients, validation recall, over steps."""
     names = list(dict.fromkeys(key for line in run.train for key, value in line.items() if _is_number(value)))
     if len(run.train) < 2:
         return None
-    terms = [n for n in names if n not in NO_TERMS and n not in RATES and not n.startswith("trace_")]
+    terms = [n for n in names if n not in NO_TERMS and n not in RATES and not n.startswith(("trace_", *NORMS))]
     main = [n for n in terms if n in ("loss", "ppcl") or not n.startswith(("inclusion", "vib"))]
     groups: list[tuple[str, Sequence[str]]] = [
         ("Loss", main),
@@ -38,6 +39,7 @@ def learning_curves(run: RunFolder) -> Figure | None:
         ("Logit scale a", [n for n in names if n == "scale"]),
         ("Logit bias b", [n for n in names if n == "bias"]),
         ("Learning rate", [n for n in names if n == "lr"]),
+        ("Gradient norm", [n for n in names if n in ("grad_norm_image", "grad_norm_text")]),
     ]
     drawn = [(title, run.train, keys) for title, keys in groups if keys]
     recalls = [key for key in ("names/i2t/R@1", "names/t2i/R@1", "names/i2t/R@5") if any(key in e for e in run.evals)]
@@ -209,7 +211,7 @@ def _is_number(value: Any) -> bool:
 
 def _short(key: str) -> str:
     """A legend entry without what the panel's title says."""
-    for prefix in ("inclusion_", "vib_", "trace_"):
+    for prefix in ("inclusion_", "vib_", "trace_", "grad_norm_"):
         if key.startswith(prefix):
             return {"image_text": "image in text"}.get(key.removeprefix(prefix), key.removeprefix(prefix))
     return key

@@ -75,6 +75,14 @@ def test_unknown_terms_of_another_method_are_drawn_and_gaps_are_left_out(tmp_pat
     assert {line.get_label(): len(line.get_xdata()) for line in loss.lines} == {"loss": 4, "uniformity": 3}
 
 
+def test_what_is_watched_beside_the_loss_is_no_term_of_it(tmp_path):
+    watched = ("grad_norm_logit", "grad_norm_image", "param_norm_text", "memory_gib", "mfu", "samples_per_second", "lr")
+    lines = [{"step": i, "loss": 1.0} | dict.fromkeys(watched, 5.0) for i in range(1, 5)]
+    drawn = figures.learning_curves(runs.RunFolder(tmp_path, train=lines))
+    panels = {axes.get_title(loc="left"): len(axes.lines) for axes in drawn.axes if axes.get_visible()}
+    assert panels == {"Loss": 1, "Learning rate": 1, "Gradient norm": 1}
+
+
 def test_every_figure_is_drawn(result, tmp_path):
     drawn = figures.draw_all(runs.read(write_run(tmp_path / "demo", result)))
     assert set(drawn) == {
