@@ -47,6 +47,7 @@ class ModelConfig:
         False, "--pretrained is a deterministic OpenCLIP model of the same size: what it lacks keeps its initial values"
     )
     init_unc_bias: float | None = option(None, "initial log sigma^2 of every dimension; paper: -10")
+    init_unc_gain: float | None = option(None, "initial spread of log sigma^2 over inputs, the model config's: 0.1")
     mask_padding: bool = option(False, "hide padding from the text tower's attention; the paper does not")
     init_logit_scale: float | None = option(None, "initial a as it enters the logit a * similarity + b; paper: 10")
     init_logit_bias: float | None = option(None, "initial b; paper: -10, near -log(global batch) for small batches")

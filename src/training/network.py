@@ -53,7 +53,7 @@ def build_model(config: Config, device: torch.device) -> tuple[ProLIP, Transform
     changes: dict[str, Any] = {"mask_padding": True} if wanted.mask_padding else {}
     if wanted.init_logit_scale is not None:
         changes["init_logit_scale"] = math.log(wanted.init_logit_scale)
-    for name in ("init_logit_bias", "init_unc_bias"):
+    for name in ("init_logit_bias", "init_unc_bias", "init_unc_gain"):
         if getattr(wanted, name) is not None:
             changes[name] = getattr(wanted, name)
     warnings.filterwarnings("ignore", "Unused augmentation cfg items")  # OpenCLIP names those that it has just used

@@ -24,7 +24,7 @@ PUBLIC_FLAGS = """
 --dataset-resampled --dataset-type --dct-scaled-decoding --decay-fraction --deterministic --device --device-augment
 --ema-decay --epochs --eps --fill --force-context-length --force-image-size --fsdp --global-batch-size
 --grad-checkpointing --grad-clip-norm --greyscale-prob --help --hue --inclusion-eps --inclusion-form
---inclusion-reduction --inclusion-scale --init-logit-bias --init-logit-scale --init-unc-bias --init-uncertainty
+--inclusion-reduction --inclusion-scale --init-logit-bias --init-logit-scale --init-unc-bias --init-unc-gain --init-uncertainty
 --jitter-prob --keep-checkpoints --keep-every-steps --known-matches --layer-decay --ledger --lock-image
 --lock-image-unlocked-groups --lock-text --lock-text-unlocked-layers --log-every-n-steps --logit-lr-mult --lr
 --lr-min-ratio --lr-scheduler --mask-fraction --mask-padding --mask-ratio --max-bad-fraction --max-nonfinite
@@ -74,6 +74,7 @@ def test_help_lists_every_flag_under_its_group(capsys):
     for title in ("model:", "data:", "augment:", "optim:", "run:", "objective:"):
         assert title in text
     assert "highest learning rate (default: 0.0005)" in text
+    assert "default: 2,048 samples of a rank, between 2 and 32 chunks" in " ".join(text.split())
 
 
 def test_every_flag_is_explained():
@@ -90,6 +91,13 @@ def test_flags_override_a_config_file_and_take_back_its_length(tmp_path):
     assert (config.method, config.run.seed, config.run.epochs, config.run.max_steps) == ("siglip", 5, None, 7)
     assert config.run.global_batch_size == 32 and config.data.workers == 2
     assert parse(["--config", str(path)]).run.epochs == 3
+
+
+def test_prefetch_is_a_whole_number_or_left_to_the_batch(capsys):
+    assert parse(["--prefetch", "8"]).data.prefetch == 8
+    assert parse(["--prefetch", "none"]).data.prefetch is parse([]).data.prefetch is None
+    assert "invalid int value: 'many'" in refused(capsys, "--prefetch", "many")
+    assert "prefetch is 0: give 1 or more" in refused(capsys, "--prefetch", "0")
 
 
 def test_another_method_drops_the_files_settings_of_the_old_one(tmp_path):
