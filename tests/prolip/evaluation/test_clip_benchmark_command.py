@@ -4,6 +4,7 @@ from __future__ import annotations
 import functools
 import http.server
 import importlib
+import io
 import json
 import re
 import sys
@@ -182,6 +183,19 @@ def test_the_console_script_is_declared_and_clip_benchmark_still_means_the_libra
     module, name = re.search(r"prolip-clip-benchmark=([\w.]+):(\w+)", text).groups()
     assert getattr(importlib.import_module(module), name) is command.main
     assert Path(cli.__file__).parent.parent.name == "site-packages"
+
+
+def test_a_set_on_the_hub_is_given_by_its_name(ours, monkeypatch):
+    own, rest = command.own_parser().parse_known_args(["--similarity", "mean"])
+    run = Namespace(
+        model=ours, pretrained="", pretrained_model="", model_type="prolip", model_cache_dir=None, task="linear_probe",
+        dataset="wds/set", dataset_root="hf-hub:org/wds_{dataset}", language="en", output="{dataset}.json",
+    )  # fmt: skip
+    command.complete(run, own)
+    asked = []
+    monkeypatch.setattr(builder.os, "popen", lambda command, mode: asked.append(command) or io.StringIO("1"))
+    builder.build_wds_dataset("set", None, data_dir=checks.root_of(run))
+    assert asked and all("/datasets/org/wds_set/raw/main/" in command for command in asked)
 
 
 def test_released_and_plain_configurations_are_told_apart(ours, theirs, tmp_path):

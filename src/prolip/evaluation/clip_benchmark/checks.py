@@ -90,11 +90,7 @@ def wds_place(run: Namespace) -> Place | None:
     """Where a wds data set lies, None for others. Raises FileNotFoundError or ValueError."""
     if not run.dataset.startswith("wds/"):
         return None
-    root = root_of(run)
-    if root.startswith("hf-hub:"):
-        raise ValueError(f"--dataset_root {root}: clip_benchmark wants the page's address, https://<hub>/datasets/"
-                         f"{root.removeprefix('hf-hub:')}/tree/main")
-    return find_place(root)
+    return find_place(root_of(run))
 
 
 def check_wds(run: Namespace, place: Place) -> list[str]:

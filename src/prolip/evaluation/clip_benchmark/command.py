@@ -132,9 +132,11 @@ def complete(run: Namespace, own: Namespace) -> None:
         run.model_type == "prolip" or parse_model_name(run.model)[0]
     ):
         run.pretrained = ""
+    place = checks.wds_place(run)
+    if place is not None and run.dataset_root.startswith("hf-hub:"):
+        run.dataset_root = place.source  # the original knows pages of the hub by their address only
     if run.task == "auto":
         run.task = get_dataset_default_task(checks.dataset_name(run))
-        place = checks.wds_place(run)
         # The original knows the tasks of some names and takes all others for classification.
         if run.task == "zeroshot_classification" and place is not None and read_kind(place, None) == "retrieval":
             run.task = "zeroshot_retrieval"

@@ -62,12 +62,12 @@ class GaussianEncoder(nn.Module):
 
     def encode_image(self, image: Tensor, normalize: bool = True) -> Tensor:
         """Images (B, 3, H, W) -> (B, D + 2), or (B, D) for the means."""
-        z = self.model.encode_image(image, normalize=normalize)
+        z = self.model.encode_image(image, normalize=normalize)  # type: ignore[operator]
         return image_vectors(z).as_subclass(Scored) if self.similarity == "csd" else z.mean
 
     def encode_text(self, text: Tensor, normalize: bool = True) -> Tensor:
         """Token ids (B, L) -> (B, D + 2), or (B, D) for the means."""
-        z = self.model.encode_text(text, normalize=normalize)
+        z = self.model.encode_text(text, normalize=normalize)  # type: ignore[operator]
         return text_vectors(z).as_subclass(Scored) if self.similarity == "csd" else z.mean
 
 

@@ -9,6 +9,7 @@ import inspect
 import math
 import os
 import re
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -87,7 +88,9 @@ def build_wds_dataset(dataset_name, transform, split="test", data_dir="root", ca
     if cache_dir:
         cache_dir = os.path.join(os.path.expanduser(cache_dir), folder_name(f"{data_dir}/{split}"))
         os.makedirs(cache_dir, exist_ok=True)
-    dataset = ORIGINAL["build_wds_dataset"](dataset_name, transform, split, data_dir, cache_dir)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"WebDataset\(shardshuffle")  # advice to who wrote the call, not to users
+        dataset = ORIGINAL["build_wds_dataset"](dataset_name, transform, split, data_dir, cache_dir)
     check = partial(check_unless_idle, shards=len(dataset.pipeline[0].urls))
     dataset.pipeline = [check if stage is check_empty else stage for stage in dataset.pipeline]
     return dataset
