@@ -24,7 +24,8 @@ PUBLIC_FLAGS = """
 --dataset-resampled --dataset-type --dct-scaled-decoding --decay-fraction --deterministic --device --device-augment
 --ema-decay --epochs --eps --fill --force-context-length --force-image-size --fsdp --global-batch-size
 --grad-checkpointing --grad-clip-norm --greyscale-prob --help --hue --inclusion-eps --inclusion-form
---inclusion-reduction --inclusion-scale --init-logit-bias --init-logit-scale --init-unc-bias --init-unc-gain --init-uncertainty
+--inclusion-reduction --inclusion-scale --init-logit-bias --init-logit-scale --init-unc-bias
+--init-unc-gain --init-uncertainty
 --jitter-prob --keep-checkpoints --keep-every-steps --known-matches --layer-decay --ledger --lock-image
 --lock-image-unlocked-groups --lock-text --lock-text-unlocked-layers --log-every-n-steps --logit-lr-mult --lr
 --lr-min-ratio --lr-scheduler --mask-fraction --mask-padding --mask-ratio --max-bad-fraction --max-nonfinite

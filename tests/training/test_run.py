@@ -285,6 +285,15 @@ def test_initial_values_are_those_of_the_flags(tmp_path):
     assert 0.5 < row["trace_image"] / (32 * torch.tensor(-5.0).exp()) < 2
 
 
+def test_a_larger_gain_spreads_the_first_variances(tmp_path):
+    spread = []
+    for name, flags in (("narrow", ["--init-unc-gain", "0.01"]), ("wide", ["--init-unc-gain", "2"])):
+        folder = start(tmp_path, name, "--max-steps", "3", "--lr", "1e-9", *flags)
+        head = prolip.create_model(f"local-dir:{folder / 'model'}").visual.uncertainty_proj
+        spread.append(head.weight.std().item() * head.in_features**0.5)
+    assert spread == pytest.approx([0.01, 2], rel=0.1)
+
+
 def test_a_locked_tower_stays(tmp_path):
     folder = start(tmp_path, "run", "--max-steps", "3", "--lock-text")
     trained = prolip.create_model(f"local-dir:{folder / 'model'}").state_dict()
