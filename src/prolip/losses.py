@@ -229,6 +229,7 @@ def add_pairs(
             out.mean.addmm_(gradient.pairs.T, scaled)
         if out.trace is not None:
             out.trace.add_(gradient.columns * scale, alpha=-0.5)
+        del gradient  # or its matrix would still be there while the next block's is written
 
 
 def finish(rows: Rows, out: Columns, scale: Tensor) -> Evaluation:

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch.autograd import gradcheck
 from torch.distributions import Normal, kl_divergence
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from prolip import losses
 from prolip.gaussian import Gaussian
 from prolip.losses import MIN_ROWS, PAIRS_CPU, Matches, default_block, inclusion_loss, ppcl, vib
 
@@ -255,6 +257,20 @@ def test_ppcl_makes_and_keeps_no_matrix_of_all_pairs(labelled):
     assert made.largest == max(block * rows, 16 * rows if labelled else 0) < rows * rows
     # Gradients of means (2 B D), exp(log_var) of both traces (2 B D), gradients of traces, and scalars.
     assert sum(x.numel() for x in kept) <= 4 * rows * dim + 2 * rows + 8
+
+
+def test_the_matrix_of_a_block_is_gone_before_the_next_one_is_made(monkeypatch):
+    made: list[weakref.ref[Tensor]] = []
+
+    def watched(*arguments):
+        assert [matrix() for matrix in made] == [None] * len(made)
+        loss, gradient = losses.sum_block(*arguments)
+        made.append(weakref.ref(gradient.pairs))
+        return loss, gradient
+
+    monkeypatch.setattr(losses, "choose_sum_block", lambda points: watched)
+    ppcl(gaussian(8, 4, 22), gaussian(8, 4, 23), *scalars(), block=3)
+    assert len(made) == 3
 
 
 def test_default_block_bounds_the_workspace_linearly_in_the_batch():

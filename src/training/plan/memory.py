@@ -84,16 +84,15 @@ def loss_space(local: int, dim: int, ranks: int, block: int | None, ids: int = 0
     prolip.ring holds three text blocks (own, scored, under way) and five accumulators (own, being filled, sent,
     received, that of the rows); prolip.gathered all texts, all their accumulators and that of the rows; one process two
     accumulators. add_pairs on CUDA holds one (block, columns) matrix, the kernel's sums, the scaled rows and three
-    numbers per column, and a second matrix where one block follows another; ids: captions per image with
-    --known-matches. (On the CPU it is two matrices, three where one follows another, and two more with ids.)
+    numbers per column; ids: captions per image with --known-matches. (On the CPU it is two matrices, and two more with
+    ids.)
     """
     gathered = exchange == "gather" and ranks > 1
     columns = ranks * local if gathered else local
     rows = min(local, block or default_block(columns, torch.device("cuda")))
     packed = local * (dim + 1) * FLOAT
     held = gathered_bytes(local, dim, ranks) + packed if gathered else (2 if ranks == 1 else 3 + 5) * packed
-    matrices = 1 + (rows < local)
-    numbers = matrices * rows * columns + kernel_sums(rows, columns) + rows * dim + 3 * columns
+    numbers = rows * columns + kernel_sums(rows, columns) + rows * dim + 3 * columns
     known = (ranks if gathered else 3) + ids
     return held + numbers * FLOAT + known * local * ID * bool(ids)
 
