@@ -119,6 +119,7 @@ class Oracle:
         out = {"acc_gender_avg": mean(gender)}
         out["acc_age_avg"] = mean(p == row["age"] for p, row in zip(predicted["age"], rows))
         white = [(p == 1) == (row["binary"] == 0) for p, row in zip(predicted["race"], rows)]
+        out["acc_race_avg"] = mean(white)
         out["acc_race_wg"] = worst(white, [row["binary"] for row in rows])
         out["acc_gender_x_wg"] = worst(gender, [(row["race"], row["gender"]) for row in rows])
         crime = [p >= 18 for p in predicted["toxic"]]

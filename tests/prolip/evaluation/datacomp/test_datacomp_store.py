@@ -141,8 +141,8 @@ def work(folder, log, pause, ready=None):
 
 
 def test_two_processes_share_the_tasks_and_none_is_evaluated_twice(tmp_path):
-    ready = fork.Barrier(2)
-    both = [fork.Process(target=work, args=(tmp_path, tmp_path / "log", 0.1, ready)) for _ in range(2)]
+    ready = fork.Barrier(2)  # the slow one finds tasks that were open when it looked and are finished now
+    both = [fork.Process(target=work, args=(tmp_path, tmp_path / "log", pause, ready)) for pause in (0.02, 0.3)]
     for process in both:
         process.start()
     for process in both:
