@@ -94,6 +94,13 @@ def test_a_saved_config_is_the_same_config(tmp_path, method):
     assert (again.augment, again.data) == (made.augment, made.data)
 
 
+@pytest.mark.parametrize("prefetch", [None, 8])
+def test_a_saved_config_keeps_what_was_left_to_the_batch(tmp_path, prefetch):
+    saved = json.loads(json.dumps(config(data={"prefetch": prefetch}).to_dict()))
+    assert saved["data"]["prefetch"] == prefetch
+    assert build_config(saved.pop("method"), saved).data.prefetch == prefetch
+
+
 def test_a_run_folder_or_yaml_is_read_too(tmp_path):
     (tmp_path / "config.json").write_text('{"method": "clip", "optim": {"lr": 0.1}}')
     assert read_config_file(str(tmp_path))["optim"] == {"lr": 0.1}

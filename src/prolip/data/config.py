@@ -1,6 +1,7 @@
 """The settings of the training data, checked as far as that needs no file."""
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
@@ -9,6 +10,10 @@ from prolip.data.opening import ReadPolicy
 from prolip.data.shards import parse_factors
 
 DatasetType = Literal["auto", "webdataset", "csv", "folder", "synthetic"]
+
+#: Samples of a rank that wait ready by default, and the bounds of the chunks per worker that hold them. Two small
+#: batches are gone while one shard opens, and then every rank waits for that one worker.
+SAMPLES_AHEAD, LEAST_AHEAD, MOST_AHEAD = 2048, 2, 32
 
 
 @dataclass(kw_only=True, frozen=True)
@@ -71,7 +76,13 @@ class DataConfig:
         default=False, metadata={"help": "add the identities of all captions of each sample to the batches"}
     )
     seed: int = field(default=0, metadata={"help": "seed of order, captions and augmentation"})
-    prefetch: int = field(default=2, metadata={"help": "chunks that each worker prepares ahead"})
+    prefetch: int | None = field(
+        default=None,
+        metadata={
+            "help": f"chunks that each worker prepares ahead; default: {SAMPLES_AHEAD:,} samples of a rank, between "
+            f"{LEAST_AHEAD} and {MOST_AHEAD} chunks"
+        },
+    )
 
     @property
     def read_policy(self) -> ReadPolicy:
@@ -85,8 +96,9 @@ class DataConfig:
         if self.dataset_type not in get_args(DatasetType):
             raise ValueError(f"dataset_type {self.dataset_type!r}: use one of {', '.join(get_args(DatasetType))}")
         for name, least in (("batch_size", 1), ("workers", 0), ("shuffle_buffer", 1), ("prefetch", 1)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} is {getattr(self, name)}: give {least} or more")
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ValueError(f"{name} is {value}: give {least} or more")
         if self.train_num_samples is not None and self.train_num_samples < 1:
             raise ValueError(f"train_num_samples is {self.train_num_samples}: give 1 or more, or leave it out")
         if not 0 <= self.max_bad_fraction <= 1:
@@ -103,6 +115,17 @@ class DataConfig:
                     "add --dataset-resampled, or leave the factors out"
                 )
             parse_factors(self.train_data_upsampling_factors, len((self.train_data or "").split("::")))
+
+
+def chunks_ahead(prefetch: int | None, batch_size: int) -> int:
+    """Chunks that each worker prepares ahead: `prefetch`, or those that hold SAMPLES_AHEAD samples of a rank.
+
+    batch_size: samples of a rank and step. A batch takes one chunk of every worker, so chunks ahead are batches ahead,
+    however many workers there are.
+    """
+    if prefetch is not None:
+        return prefetch
+    return min(MOST_AHEAD, max(LEAST_AHEAD, math.ceil(SAMPLES_AHEAD / batch_size)))
 
 
 def check_divisible(batch_size: int, workers: int) -> None:

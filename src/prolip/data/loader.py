@@ -4,6 +4,7 @@ Every worker collates its own rows into chunks of batch_size / workers; the main
 """
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -17,7 +18,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from prolip.data.captions import CaptionSampler
-from prolip.data.config import DataConfig
+from prolip.data.config import DataConfig, chunks_ahead
 from prolip.data.crops import RandomCrop
 from prolip.data.cursor import Cursor
 from prolip.data.faults import WINDOWS, FaultCounter, FaultGuard, SampleFault
@@ -150,6 +151,23 @@ def start_worker(_: int) -> None:
     signal.signal(signal.SIGTERM, lambda *_: signal.alarm(GRACE))
 
 
+def raise_file_limit() -> None:
+    """Let this process, and the workers that it starts, open as many files as its hard limit allows.
+
+    Every tensor that waits between a worker and this process is an open file: workers x chunks ahead x 2, or x 4 with
+    known matches, of which the usual soft limit of 1,024 is soon reached.
+    """
+    try:
+        import resource
+    except ImportError:  # Windows shares tensors without file descriptors
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        # A system may name no hard limit and still refuse a soft one without end.
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
 # --- the loader ------------------------------------------------------------------------------------------------------
 class Loader:
     """Iterate once per epoch, after `set_epoch(e)`: exactly `num_batches` batches on every rank.
@@ -178,7 +196,7 @@ class Loader:
                 chunks,
                 batch_size=None,
                 num_workers=self.config.workers,
-                prefetch_factor=self.config.prefetch,
+                prefetch_factor=chunks_ahead(self.config.prefetch, self.config.batch_size),
                 persistent_workers=True,
                 worker_init_fn=start_worker,
                 collate_fn=unchanged,
@@ -248,6 +266,8 @@ class Loader:
             self._taken, self._cursors = 0, {}
             self._guard.start_epoch()
         try:
+            if self._workers is not None:
+                raise_file_limit()
             chunks = iter(self._chunks if self._workers is None else self._workers)
             while self._taken < self.num_batches:
                 parts = [next(chunks) for _ in range(max(self.config.workers, 1))]
