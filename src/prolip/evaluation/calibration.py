@@ -26,21 +26,21 @@ LOG_ODDS = np.concatenate([[0], 1 / (1 + np.exp(-np.arange(-16.0, 17.0))), [1]])
 class Reliability(NamedTuple):
     """Predicted probabilities in bins (lower, upper], the first with its lower edge; all (bins,).
 
-    count: predictions; probability: their mean; frequency: how often they came true; NaN in empty bins. brier: mean
+    counts: predictions; probability: their mean; frequency: how often they came true; NaN in empty bins. brier: mean
     square of probability - outcome, over all predictions.
     """
 
     lower: np.ndarray
     upper: np.ndarray
-    count: np.ndarray
+    counts: np.ndarray
     probability: np.ndarray
     frequency: np.ndarray
     brier: float
 
     @property
     def ece(self) -> float:
-        """Expected calibration error, sum_b count_b / N |probability_b - frequency_b|."""
-        return float(np.average(self._gaps, weights=self.count[self.count > 0]))
+        """Expected calibration error, sum_b counts_b / N |probability_b - frequency_b|."""
+        return float(np.average(self._gaps, weights=self.counts[self.counts > 0]))
 
     @property
     def max_error(self) -> float:
@@ -59,12 +59,12 @@ class Reliability(NamedTuple):
 
     @property
     def _gaps(self) -> np.ndarray:
-        filled = self.count > 0
+        filled = self.counts > 0
         return np.abs(self.probability - self.frequency)[filled]
 
     def _mean(self, values: np.ndarray) -> float:
-        filled = self.count > 0
-        return float(np.average(values[filled], weights=self.count[filled]))
+        filled = self.counts > 0
+        return float(np.average(values[filled], weights=self.counts[filled]))
 
     def figures(self, prefix: str) -> dict[str, float]:
         """`<prefix>/ece`, `max_error`, `mean_probability`, `base_rate`, `brier`."""

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from prolip.evaluation.large import BLOCK, PairScores, Relevance, rank_sparse
+from prolip.evaluation.large import PairScores, Relevance, rank_sparse
 from prolip.evaluation.metrics import KS, Ranking, both_directions, plausible_match
 
 PACKAGE = "eccv_caption"
@@ -85,7 +85,7 @@ def evaluate(
     caption_ids: Sequence[int],
     annotations: Annotations | None = None,
     ks: Sequence[int] = KS,
-    elements: int = BLOCK,
+    elements: int | None = None,
 ) -> dict[str, float]:
     """Every figure of the four benchmarks, shares in [0, 1]; scores: images x captions in the order of the ids.
 
@@ -182,7 +182,7 @@ def _places(what: str, ids: Sequence[int], annotated: Sequence[int] | dict[int, 
 
 
 def _rank_both(
-    scores: PairScores, image_ids: list[int], caption_ids: list[int], sets: Sequence[Positives], elements: int
+    scores: PairScores, image_ids: list[int], caption_ids: list[int], sets: Sequence[Positives], elements: int | None
 ) -> list[tuple[Ranking, Ranking]]:
     """(images to captions, captions to images) for every label set, the scores read once per direction."""
     i2t = [Relevance.from_ids(labels.captions_of, image_ids, caption_ids) for labels in sets]
@@ -207,7 +207,7 @@ def _fold_recalls(
     caption_ids: list[int],
     labels: Annotations,
     ks: Sequence[int],
-    elements: int,
+    elements: int | None,
 ) -> dict[str, float]:
     """COCO 1K: recalls within each fifth of the test set, averaged."""
     folds = []

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
+from scipy.stats import binomtest
 
 from prolip.evaluation.calibration import Reliability
 from prolip.evaluation.refusal import RiskCoverage
@@ -36,17 +38,17 @@ def risk_coverage(curves: Mapping[str, RiskCoverage], title: str = "Refusing the
     _some(curves)
     figure, (ax,) = panels(1, 1, width=WIDTH, height=HEIGHT)
     shared = len({(round(c.oracle_aurc, 9), round(c.error, 9)) for c in curves.values()}) == 1
-    top = max(float(c.risk[_from(c)].max()) for c in curves.values())
+    top = max(float(c.risk[_from(c) :].max()) for c in curves.values())
     for i, (name, curve) in enumerate(curves.items()):
         rows = slice(_from(curve), None)
         colour = COLOURS[i % len(COLOURS)]
         label = f"{name}  (AURC {curve.aurc:.3f}, gain {curve.gain:.0%})" if np.isfinite(curve.gain) else name
         ax.plot(curve.coverage[rows], curve.risk[rows], color=colour, linestyle=DASHES[i % len(DASHES)], label=label)
-        if not shared or i == 0:
-            faint = {"color": MUTED if shared else colour, "linewidth": 1.2}
-            ax.axhline(curve.error, linestyle="--", **faint, label="random" if i == 0 else None)
-            ax.plot(curve.coverage, curve.oracle, linestyle=":", **faint, label="oracle" if i == 0 else None)
-    ax.set(xlim=(0, 1), ylim=(0, 1.06 * top or 1), xlabel="coverage: share that is answered", ylabel="error of these")
+    for i, curve in enumerate(list(curves.values())[: 1 if shared else None]):  # last in the legend
+        faint: Any = {"color": MUTED if shared else COLOURS[i % len(COLOURS)], "linewidth": 1.2}
+        ax.axhline(curve.error, linestyle="--", **faint, label="random" if i == 0 else None)
+        ax.plot(curve.coverage, curve.oracle, linestyle=":", **faint, label="oracle" if i == 0 else None)
+    ax.set(xlim=(0, 1.01), ylim=(0, 1.06 * top or 1), xlabel="coverage: share answered", ylabel="error of the answered")
     ax.set_title(title)
     _percent(ax, "xy")
     _legend_below(ax)
@@ -81,8 +83,8 @@ def recall_by_decile(
 def reliability(found: Mapping[str, Reliability], title: str = "Reliability", log_odds: bool = False) -> Figure:
     """How often a prediction came true against the probability given, and how many predictions there were below.
 
-    log_odds: both axes in log odds, for probabilities that are mostly tiny; bins that never (or always) came true have
-    no log odds and are left out.
+    Vertical lines are 95% (Wilson) intervals. log_odds: both axes in log odds, for probabilities that are mostly tiny;
+    bins that never (or always) came true have no log odds and are left out.
     """
     _some(found)
     heights = {"height_ratios": (3.4, 1)}
@@ -92,12 +94,16 @@ def reliability(found: Mapping[str, Reliability], title: str = "Reliability", lo
     diagonal = scale(np.array(span))
     ax.plot(diagonal, diagonal, color=MUTED, linestyle="--", linewidth=1.2, label="calibrated")
     for i, (name, rel) in enumerate(found.items()):
-        form = {"color": COLOURS[i % len(COLOURS)], "linestyle": DASHES[i % len(DASHES)], "marker": MARKERS[i % 6]}
-        filled = _inside(rel.probability) if log_odds else rel.count > 0
+        colour = COLOURS[i % len(COLOURS)]
+        form: Any = {"color": colour, "linestyle": DASHES[i % len(DASHES)], "marker": MARKERS[i % len(MARKERS)]}
+        filled = _inside(rel.probability) if log_odds else rel.counts > 0
         kept = filled & _inside(rel.frequency) if log_odds else filled
+        x = scale(rel.probability[kept])
         label = f"{name}  (ECE {rel.ece:.3g})"
-        ax.plot(scale(rel.probability[kept]), scale(rel.frequency[kept]), markersize=5.5, label=label, **form)
-        below.plot(scale(rel.probability[filled]), rel.count[filled] / rel.count.sum(), markersize=4, **form)
+        ax.plot(x, scale(rel.frequency[kept]), markersize=5.5, label=label, **form)
+        low, high = _interval(rel)
+        ax.vlines(x, scale(low[kept]), scale(high[kept]), color=colour, linewidth=1.1, alpha=0.7)
+        below.plot(scale(rel.probability[filled]), rel.counts[filled] / rel.counts.sum(), markersize=4, **form)
     ax.set(ylabel="came true")
     ax.set_title(title)
     below.set(xlabel="probability given", ylabel="share", yscale="log")
@@ -108,7 +114,7 @@ def reliability(found: Mapping[str, Reliability], title: str = "Reliability", lo
 
 def draw(study: Study, name: str = "") -> dict[str, Figure]:
     """Every plot of a task by file name: `risk_coverage...`, `by_decile...`, `reliability...`; name: for the titles."""
-    out: dict[str, Figure] = {}
+    out: dict[str, Figure | None] = {}
     for part, (error, uncertainties) in study.samples.items():
         what = part.removeprefix("refusal").replace("/", "_")
         title = " ".join(filter(None, (name, what.strip("_"))))
@@ -120,7 +126,7 @@ def draw(study: Study, name: str = "") -> dict[str, Figure]:
         what = part.removeprefix("calibration/")
         title = " ".join(filter(None, (name, what)))
         out[f"reliability_{what}"] = reliability({what: found}, f"Reliability: {title}", log_odds=what == "match")
-    return out
+    return {key: figure for key, figure in out.items() if figure is not None}
 
 
 def save(figure: Figure, path: str | Path, dpi: int = 150) -> Path:
@@ -143,14 +149,18 @@ def _from(curve: RiskCoverage) -> int:
 
 
 def _percent(ax: Axes, which: str) -> None:
-    """Shares as percent."""
+    """Shares as percent, with a decimal where the axis spans less than five."""
     for letter in which:
-        getattr(ax, f"{letter}axis").set_major_formatter(PercentFormatter(1, decimals=None))
+        low, high = getattr(ax, f"get_{letter}lim")()
+        formatter = PercentFormatter(1, decimals=0 if high - low > 0.05 else 1)
+        getattr(ax, f"{letter}axis").set_major_formatter(formatter)
 
 
 def _legend_below(ax: Axes) -> None:
-    """The legend beneath the axes, where no curve can hide it."""
-    ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=2, columnspacing=1.4, handlelength=2.6)
+    """The legend beneath the axes, where no curve can hide it; in one column if names are long."""
+    _, labels = ax.get_legend_handles_labels()
+    columns = 2 if max(map(len, labels)) < 36 else 1
+    ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=columns, columnspacing=1.4, handlelength=2.6)
 
 
 def _log_odds(p: np.ndarray) -> np.ndarray:
@@ -162,6 +172,13 @@ def _log_odds(p: np.ndarray) -> np.ndarray:
 def _inside(p: np.ndarray) -> np.ndarray:
     """Which probabilities have log odds; those of empty bins, NaN, have none."""
     return (p > 0) & (p < 1)
+
+
+def _interval(rel: Reliability) -> tuple[np.ndarray, np.ndarray]:
+    """Lower and upper ends of the frequency of every bin."""
+    true = np.rint(np.nan_to_num(rel.frequency) * rel.counts).astype(int)
+    found = [binomtest(k, max(n, 1)).proportion_ci(method="wilson") for k, n in zip(true.tolist(), rel.counts.tolist())]
+    return np.array([ci.low for ci in found]), np.array([ci.high for ci in found])
 
 
 def _span(found: Mapping[str, Reliability]) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""Retrieval when the score matrix is too large to hold or to sort: 25k x 5k in a second, 1M x 1M in bounded memory.
+"""Retrieval when the score matrix is too large to hold or to sort: 25k x 5k in seconds, 1M x 1M in bounded memory.
 
 Every metric of `prolip.evaluation.metrics` is a function of the ranks of the *matches* alone, and a rank is one plus
 the number of gallery items above: nothing is sorted, relevance is a list of pairs, and the scores of a few queries at a
@@ -19,8 +19,8 @@ from prolip.evaluation.embed import check_similarity, similarity_scores
 from prolip.evaluation.metrics import KS, Ranking, both_directions, refuse_nan
 from prolip.gaussian import Gaussian, upcast
 
-BLOCK = 2**24
-"""Default `elements`: 64 MiB of float32 scores at a time."""
+BLOCK, ROWS = 2**22, 64
+"""Scores at a time (16 MiB of float32), but no fewer rows: each block reads the whole gallery's embeddings."""
 SORT_FROM = 256
 """A query with this many matches is sorted: a stable sort costs about as much as that many counts, measured."""
 
@@ -115,7 +115,7 @@ class PairScores:
             r, c = (x.numpy() if isinstance(x, Tensor) else x for x in (rows, columns))
             return torch.from_numpy(np.array(scores[r, c]))  # of a mapped file, only this part is read
 
-        return cls(*scores.shape, block)
+        return cls(scores.shape[0], scores.shape[1], block)
 
     @classmethod
     def from_gaussians(cls, image: Gaussian, text: Gaussian, similarity: str = "csd") -> PairScores:
@@ -144,14 +144,14 @@ class PairScores:
 
 
 def row_blocks(
-    scores: Rows, queries: int, gallery: int, elements: int = BLOCK, wanted: Callable[[slice], bool] | None = None
+    scores: Rows, queries: int, gallery: int, elements: int | None = None, wanted: Callable[[slice], bool] | None = None
 ) -> Iterator[tuple[slice, Tensor]]:
-    """The rows of a score matrix, as many at a time as make `elements` scores (one at the least), float32 or float64.
+    """The rows of a score matrix, some at a time, float32 or float64.
 
-    scores(rows) -> (len(rows), gallery); wanted: whether a block of rows is to be scored at all. Raises ValueError for
-    another shape or NaN.
+    scores(rows) -> (len(rows), gallery); elements: the most scores at a time, if a row has no more: default BLOCK, or
+    ROWS rows; wanted: whether a block of rows is to be scored at all. Raises ValueError for another shape or NaN.
     """
-    step = max(1, elements // max(gallery, 1))
+    step = max(1, elements // max(gallery, 1)) if elements else max(ROWS, BLOCK // max(gallery, 1))
     for start in range(0, queries, step):
         rows = slice(start, min(start + step, queries))
         if wanted is not None and not wanted(rows):
@@ -261,7 +261,7 @@ def _ranks_by_counting(scores: Tensor, row: Tensor, item: Tensor) -> Tensor:
 def _ranks_by_counting_in_parallel(scores: Tensor, row: Tensor, item: Tensor) -> Tensor:
     """The same for devices where a kernel per match would be too small: all matches of a chunk at once."""
     column = torch.arange(scores.shape[1], device=scores.device)
-    chunk = max(1, BLOCK // max(scores.shape[1], 1))
+    chunk = max(1, len(scores))  # as much memory again as the scores
     parts = []
     for r, m in zip(row.to(scores.device).split(chunk), item.to(scores.device).split(chunk)):
         lines, m = scores[r], m.unsqueeze(1)
@@ -289,10 +289,10 @@ def ranking_of(relevance: Relevance, ranks: Tensor) -> Ranking:
     return Ranking(first, matches, ap, zeros.index_add(0, query, within) / share)
 
 
-def rank_sparse(scores: Rows, *relevances: Relevance, elements: int = BLOCK) -> list[Ranking]:
+def rank_sparse(scores: Rows, *relevances: Relevance, elements: int | None = None) -> list[Ranking]:
     """`metrics.rank` for every relevance, from one pass over the rows of scores; rows without a match are not scored.
 
-    Memory: `elements` scores, and a few words for each query and each relevant pair.
+    Memory: a few times `elements` scores (see `row_blocks`), and a few words for each query and each relevant pair.
     """
     ranks = MatchRanks(*relevances)
     for rows, block in row_blocks(scores, ranks.queries, ranks.gallery, elements, ranks.wants):
@@ -310,7 +310,7 @@ def check_fit(scores: PairScores, relevance: Relevance) -> None:
 
 
 def retrieval(
-    scores: PairScores, relevance: Relevance, ks: Sequence[int] = KS, elements: int = BLOCK
+    scores: PairScores, relevance: Relevance, ks: Sequence[int] = KS, elements: int | None = None
 ) -> dict[str, float]:
     """`metrics.retrieval` without the matrix; relevance: images x texts, many-to-many."""
     check_fit(scores, relevance)

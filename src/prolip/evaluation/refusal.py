@@ -15,7 +15,7 @@ import torch
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
-from prolip.evaluation.large import BLOCK, Nearest, PairScores, row_blocks
+from prolip.evaluation.large import Nearest, PairScores, row_blocks
 from prolip.evaluation.uncertainty import by_decile
 from prolip.gaussian import Gaussian
 
@@ -90,7 +90,9 @@ def auroc(uncertainty: Array, wrong: Array) -> float:
     return float(roc_auc_score(wrong > 0, order))
 
 
-def nearest_neighbour_wrong(z: Gaussian, labels: Array, similarity: str = "mean", elements: int = BLOCK) -> Tensor:
+def nearest_neighbour_wrong(
+    z: Gaussian, labels: Array, similarity: str = "mean", elements: int | None = None
+) -> Tensor:
     """Whether the nearest other sample has another class: (N, D), (N,) -> (N,) bool.
 
     similarity: the URL benchmark takes the cosine of the embeddings, "mean" here. A sample that is alone in its class

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from prolip.evaluation.calibration import Confidence, MatchReliability, Reliability, match_probability, reliability
 from prolip.evaluation.large import (
-    BLOCK,
     MatchRanks,
     Nearest,
     PairScores,
@@ -79,7 +78,7 @@ def study_classification(
     classes: Gaussian | None = None,
     logit: Logit | None = None,
     neighbours: bool = True,
-    elements: int = BLOCK,
+    elements: int | None = None,
 ) -> Study:
     """Of a single-label task, error = the wrong class: scores of images against classes (N, C), labels (N,).
 
@@ -94,7 +93,8 @@ def study_classification(
     check_fit(scores, relevance)
     nearest, pairs = Nearest(scores.images), _pairs(relevance, logit)
     sure = None if logit is None else Confidence(scores.images, logit.scale)
-    _read(scores.image_rows, relevance, elements, [nearest, *filter(None, (pairs, sure))])
+    readers: list[Reader] = [reader for reader in (nearest, pairs, sure) if reader is not None]
+    _read(scores.image_rows, relevance, elements, readers)
 
     right = nearest.item == labels.cpu()
     uncertainties, extra = {"score": -nearest.score}, {}
@@ -116,7 +116,7 @@ def study_retrieval(
     image: Gaussian | None = None,
     text: Gaussian | None = None,
     logit: Logit | None = None,
-    elements: int = BLOCK,
+    elements: int | None = None,
 ) -> tuple[Ranking, Ranking, Study]:
     """(images to texts, texts to images, study) of a retrieval task, from one pass over the scores per direction.
 
@@ -164,14 +164,16 @@ def _pairs(relevance: Relevance, logit: Logit | None) -> MatchReliability | None
     return MatchReliability(relevance, logit.scale, logit.bias)
 
 
-def _read(scores: Rows, relevance: Relevance, elements: int, readers: Sequence[Reader]) -> None:
+def _read(scores: Rows, relevance: Relevance, elements: int | None, readers: Sequence[Reader]) -> None:
     """One pass over the scores of all queries, every block given to every reader."""
     for rows, block in row_blocks(scores, relevance.queries, relevance.gallery, elements):
         for reader in readers:
             reader.update(rows, block)
 
 
-def _rank(scores: Rows, relevance: Relevance, elements: int, others: Sequence[Reader] = ()) -> tuple[Ranking, Nearest]:
+def _rank(
+    scores: Rows, relevance: Relevance, elements: int | None, others: Sequence[Reader] = ()
+) -> tuple[Ranking, Nearest]:
     """Ranks of the matches and first places of one direction; other readers see the blocks too."""
     ranks, nearest = MatchRanks(relevance), Nearest(relevance.queries)
     _read(scores, relevance, elements, [ranks, nearest, *others])

@@ -11,7 +11,7 @@ from prolip.evaluation.large import Relevance
 
 def test_the_worked_example_of_three_predictions():
     got = calibration.reliability([0.2, 0.4, 0.9], [0, 1, 1], np.array([0, 0.5, 1]))
-    assert got.count.tolist() == [2, 1]
+    assert got.counts.tolist() == [2, 1]
     np.testing.assert_allclose(got.probability, [0.3, 0.9])
     np.testing.assert_allclose(got.frequency, [0.5, 1.0])
     assert got.ece == pytest.approx((2 * 0.2 + 0.1) / 3) and got.max_error == pytest.approx(0.2)
@@ -26,11 +26,11 @@ def test_bins_are_sklearns(bins):
     outcome = rng.random(len(probability)) < probability**0.5
     got = calibration.reliability(torch.from_numpy(probability), torch.from_numpy(outcome), np.linspace(0, 1, bins + 1))
     frequency, mean = calibration_curve(outcome, probability, n_bins=bins)
-    filled = got.count > 0
+    filled = got.counts > 0
     np.testing.assert_allclose(got.frequency[filled], frequency)
     np.testing.assert_allclose(got.probability[filled], mean)
     assert got.brier == pytest.approx(brier_score_loss(outcome, probability))
-    assert got.ece == pytest.approx(np.abs(frequency - mean) @ got.count[filled] / len(probability))
+    assert got.ece == pytest.approx(np.abs(frequency - mean) @ got.counts[filled] / len(probability))
 
 
 def test_true_probabilities_have_a_small_error_and_sharpened_ones_a_large_one():
@@ -51,10 +51,10 @@ def test_match_probabilities_of_blocks_are_those_of_all_pairs():
     got = reader.reliability()
     probability = 1 / (1 + torch.exp(-(12 * scores.double() - 3)))
     want = calibration.reliability(probability.flatten(), relevant.flatten(), calibration.LOG_ODDS)
-    np.testing.assert_array_equal(got.count, want.count)
+    np.testing.assert_array_equal(got.counts, want.counts)
     np.testing.assert_allclose(got.probability, want.probability, rtol=1e-5)
     np.testing.assert_allclose(got.frequency, want.frequency)
-    assert got.brier == pytest.approx(want.brier, rel=1e-5) and got.count.sum() == 77
+    assert got.brier == pytest.approx(want.brier, rel=1e-5) and got.counts.sum() == 77
     assert got.base_rate == pytest.approx(relevant.double().mean().item())
 
 
@@ -62,7 +62,7 @@ def test_log_odds_edges_are_units_apart_and_hold_everything():
     inner = calibration.LOG_ODDS[1:-1]
     np.testing.assert_allclose(np.diff(np.log(inner / (1 - inner))), 1, rtol=1e-6)
     tiny = calibration.reliability([1e-12, 0.0, 1.0], [0, 0, 1], calibration.LOG_ODDS)
-    assert tiny.count[0] == 2 and tiny.count[-1] == 1 and tiny.ece < 1e-11
+    assert tiny.counts[0] == 2 and tiny.counts[-1] == 1 and tiny.ece < 1e-11
 
 
 def test_confidence_is_the_largest_softmax_probability():
@@ -80,7 +80,7 @@ def test_equal_mass_bins_hold_equally_many():
     probability = np.random.default_rng(4).random(1500) ** 4
     edges = calibration.equal_mass(probability, 10)
     got = calibration.reliability(probability, np.zeros(1500), edges)
-    assert len(edges) == 11 and got.count.min() >= 149 and got.count.max() <= 151
+    assert len(edges) == 11 and got.counts.min() >= 149 and got.counts.max() <= 151
     assert len(calibration.equal_mass(np.zeros(9), 10)) == 2
 
 

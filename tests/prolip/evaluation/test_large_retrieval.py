@@ -40,9 +40,8 @@ def test_ranks_are_those_of_sorting_the_whole_matrix_ties_included(elements, dty
 
 
 @pytest.mark.parametrize("count", ["_ranks_by_sorting", "_ranks_by_counting", "_ranks_by_counting_in_parallel"])
-def test_sorting_and_counting_give_the_same_ranks(count, monkeypatch):
-    monkeypatch.setattr(large, "BLOCK", 40)  # the parallel one in chunks of two pairs
-    scores, relevant = tied_problem(5)
+def test_sorting_and_counting_give_the_same_ranks(count):
+    scores, relevant = tied_problem(5, share=0.4)  # several matches per row: the parallel one takes them in chunks
     row, item = relevant.nonzero(as_tuple=True)
     order = scores.argsort(dim=1, descending=True, stable=True).tolist()
     expected = [order[r].index(i) + 1 for r, i in zip(row.tolist(), item.tolist())]
@@ -102,6 +101,17 @@ def test_memory_is_bounded_and_rows_without_a_match_are_not_scored():
     (got,) = large.rank_sparse(rows, relevance, elements=elements)
     assert max(sizes) <= elements and len(seen) == len(set(seen)) == 30
     assert got.first[[5, 777, 999]].tolist() == [1, 4, 4] and int((got.first > 0).sum()) == 3
+
+
+def test_blocks_are_of_a_bounded_size_or_of_a_few_rows(monkeypatch):
+    def sizes(queries, gallery, **options):
+        rows = large.row_blocks(lambda some: torch.zeros(some.stop - some.start, gallery), queries, gallery, **options)
+        return [len(block) for _, block in rows]
+
+    monkeypatch.setattr(large, "BLOCK", 1000)
+    monkeypatch.setattr(large, "ROWS", 4)
+    assert sizes(25, 100) == [10, 10, 5] and sizes(9, 5000) == [4, 4, 1] and sizes(3, 0) == [3]
+    assert sizes(4, 5000, elements=10_000) == [2, 2] and sizes(2, 5000, elements=1) == [1, 1]
 
 
 def test_both_directions_equal_the_dense_metrics():

@@ -59,7 +59,7 @@ def test_reliability_is_drawn_against_the_diagonal(samples, log_odds):
     upper, below = figures.reliability({"match": found}, log_odds=log_odds).axes
     diagonal, ours = lines(upper)["calibrated"], upper.lines[1]
     np.testing.assert_allclose(diagonal.get_xdata(), diagonal.get_ydata())
-    kept = (found.frequency > 0) & (found.frequency < 1) if log_odds else found.count > 0
+    kept = (found.frequency > 0) & (found.frequency < 1) if log_odds else found.counts > 0
     want = found.frequency[kept]
     np.testing.assert_allclose(ours.get_ydata(), np.log(want / (1 - want)) if log_odds else want)
     assert sum(below.lines[0].get_ydata()) == pytest.approx(1) and "ECE" in ours.get_label()
