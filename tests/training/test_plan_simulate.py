@@ -7,10 +7,12 @@ import time
 import numpy as np
 import pytest
 
+from prolip.data.config import chunks_ahead
 from training.plan.hardware import build_cluster
 from training.plan.models import describe
 from training.plan.question import Machines, Noise, Supply, Training
 from training.plan.simulate import Draws, Links, Loader, collect, exchange, ring_links, simulate
+from training.plan.supply import feed
 from training.plan.traffic import step_times
 
 QUIET = Noise(rank_sigma=0, step_sigma=0, block_sigma=0, image_sigma=0, open_sigma=0, sim_steps=5)
@@ -129,7 +131,7 @@ def test_a_loader_with_enough_cores_never_stalls():
     cluster, step = setting(8)
     cores = 2 * int(512 / step.seconds / 250) + 1
     noise = Noise(sim_steps=200, stall_chance=0.0)
-    supply = Supply(cores_per_gpu=cores, prefetch=8, shard_samples=1000)
+    supply = Supply(cores_per_gpu=cores, prefetch=16, shard_samples=1000)
     assert simulate(cluster, step, supply, noise, 512).waits["data"] == 0
 
 
@@ -172,10 +174,38 @@ def test_prefetch_bridges_pauses():
     cluster, step = setting(8)
     noise = Noise(sim_steps=60, open_sigma=0.0)
     late = [
-        simulate(cluster, step, Supply(prefetch=chunks, open_ms=1500.0, shard_samples=500), noise, 512).waits["data"]
+        simulate(cluster, step, Supply(prefetch=chunks, open_ms=1500.0, shard_samples=2000), noise, 512).waits["data"]
         for chunks in (1, 2, 16)
     ]
     assert late[0] > late[1] > late[2] == 0
+
+
+@pytest.mark.parametrize("local", [16, 100, 512, 4096])
+def test_the_planner_prepares_as_many_chunks_ahead_as_the_loader(local):
+    cluster, step = setting(8, local)
+    noise, least = Noise(sim_steps=4), Supply(prefetch=2, open_ms=600.0)
+    default, same = Supply(open_ms=600.0), Supply(prefetch=chunks_ahead(None, local), open_ms=600.0)
+    assert feed(local, step.seconds, cluster, default) == feed(local, step.seconds, cluster, same)
+    longer = feed(local, step.seconds, cluster, default).bridged - feed(local, step.seconds, cluster, least).bridged
+    assert longer == pytest.approx((chunks_ahead(None, local) - 2) * step.seconds)
+    left, given = (simulate(cluster, step, supply, noise, local).steps for supply in (default, same))
+    assert np.array_equal(left, given)
+
+
+def test_small_batches_are_not_held_up_by_shards_that_open_late():
+    cluster, step = setting(64, 64)
+    few, default = (
+        simulate(cluster, step, Supply(prefetch=prefetch, shard_samples=1000), Noise(), 64) for prefetch in (2, None)
+    )
+    assert few.steps.mean() > 1.5 * default.steps.mean()
+
+
+def test_a_shard_that_opens_later_than_the_chunks_last_is_waited_for_in_the_first_steps_too(monkeypatch):
+    monkeypatch.setattr("training.plan.simulate.WARM_UP", 0)
+    cluster, step = setting(8, 64)
+    quiet = dataclasses.replace(QUIET, sim_steps=20)
+    supply = Supply(open_ms=2e3 * 32 * step.seconds, shard_samples=400)
+    assert simulate(cluster, step, supply, quiet, 64).steps.max() > 10 * step.seconds
 
 
 def test_the_same_seed_gives_the_same_steps_and_another_one_others():

@@ -107,7 +107,9 @@ class Supply:
 
     images_per_core: float = option(250.0, "images/s that one core decodes and crops; assumed, measure yours")
     cores_per_gpu: int = option(16, "loader processes per GPU, the training's --workers, a core each")
-    prefetch: int = option(2, "chunks that each process prepares ahead, as the loader's --prefetch")
+    prefetch: int | None = option(
+        None, "chunks that each process prepares ahead; without: as the loader's --prefetch, by the batch per GPU"
+    )
     shard_samples: int = option(10_000, "samples in a shard")
     sample_kb: float = option(40.0, "kB of a sample in its shard; 40: LAION-5B, 240 TB of 5.85 billion")
     dataset_samples: float | None = option(None, "samples in the data, to see whether there are shards for all streams")

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from prolip.data.config import chunks_ahead
 from training.plan.hardware import Cluster
 from training.plan.question import Noise, Supply
 from training.plan.traffic import Pairs, Step
@@ -137,7 +138,7 @@ def collect(start: Array, pairs: Pairs, draws: Draws, sigma: float) -> Exchange:
 
 
 class Loader:
-    """Loader processes of all ranks: (W, K) workers, each preparing chunks of its rank's batch, `prefetch` ahead.
+    """Loader processes of all ranks: (W, K) workers, each preparing `chunks_ahead` chunks of its rank's batch.
 
     A step takes one chunk of every worker of its rank. The time of a chunk of n images is n / rate times a lognormal
     factor whose sigma is that of a mean of n images (Fenton-Wilkinson: sigma_n^2 = log(1 + (e^(sigma^2) - 1) / n)); or
@@ -155,9 +156,22 @@ class Loader:
         self.read_seconds = self.images * supply.sample_kb * 1e3 / stream
         self.left = draws.generator.uniform(0, supply.shard_samples, self.shape)
         # Begun long before the first step: all queues are full.
-        head_start = -HEAD_START * supply.prefetch * max(self.images / supply.images_per_core, self.read_seconds)
+        ahead = chunks_ahead(supply.prefetch, local)
+        head_start = -HEAD_START * ahead * max(self.images / supply.images_per_core, self.read_seconds)
         self.done = np.full(self.shape, head_start)
-        self.taken: deque[Array] = deque([self.done[:, 0]] * supply.prefetch, maxlen=supply.prefetch)
+        self.taken: deque[Array] = deque([self.done[:, 0]] * ahead, maxlen=ahead)
+
+    def settle(self, seconds: float) -> float:
+        """When the next step begins, after as many steps of so many seconds as chunks are ahead.
+
+        Until then workers are ahead by chunks that nobody held them back from, which hides every shard that opens late.
+        """
+        now = 0.0
+        for _ in range(len(self.taken)):
+            now = max(now, float(self.ready().max()))
+            self.take(np.full(len(self.done), now))
+            now += seconds
+        return now
 
     def ready(self) -> Array:
         """When the next batch of each rank is complete, (W,)."""
@@ -208,7 +222,8 @@ def simulate(
     draws, links = Draws(noise.seed), ring_links(cluster, step)
     lasting = draws.factors(noise.rank_sigma, cluster.gpus)
     loader = Loader(cluster, supply, noise, local, draws) if with_loader else None
-    now, ends = np.zeros(cluster.gpus), [0.0]
+    begins = 0.0 if loader is None else loader.settle(step.seconds)
+    now, ends = np.full(cluster.gpus, begins), [begins]
     waits = dict.fromkeys(("data", "texts", "gradients"), 0.0)
     for index in range(WARM_UP + noise.sim_steps):
         begin = now if loader is None else np.maximum(now, loader.ready())

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from prolip.data.config import chunks_ahead
 from training.plan.hardware import GB, Cluster
 from training.plan.question import Supply
 
@@ -38,11 +39,11 @@ def feed(local: int, step_seconds: float, cluster: Cluster, supply: Supply) -> F
     """What a batch of `local` samples per GPU every `step_seconds` asks for.
 
     A loader process decodes while its shard streams in, so each of the two limits it alone; opening a shard is waited
-    for. Every process keeps one shard open. A chunk may begin `prefetch` steps before it is due.
+    for. Every process keeps one shard open. A chunk may begin `chunks_ahead` steps before it is due.
     """
     size = supply.sample_kb * 1e3
     cores = supply.cores_per_gpu
-    wanted = local / step_seconds
+    wanted, ahead = local / step_seconds, chunks_ahead(supply.prefetch, local)
     opening = supply.open_ms * 1e-3 / supply.shard_samples
     per_core = 1 / (1 / supply.images_per_core + opening)
     per_stream = 1 / (size / (supply.stream_mbs * 1e6) + opening)
@@ -55,7 +56,7 @@ def feed(local: int, step_seconds: float, cluster: Cluster, supply: Supply) -> F
         wanted * cluster.gpus / supply.shard_samples,
         wanted * cluster.gpus * size,
         cores * cluster.gpus,
-        max(0.0, supply.prefetch * step_seconds - local / cores * max(1 / per_core, 1 / per_stream)),
+        max(0.0, ahead * step_seconds - local / cores * max(1 / per_core, 1 / per_stream)),
     )
 
 
