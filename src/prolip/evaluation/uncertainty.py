@@ -69,6 +69,12 @@ def partial_spearman(x: np.ndarray, y: np.ndarray, given: np.ndarray) -> float:
     return (xy - xz * yz) / unexplained**0.5 if unexplained > 0 else float("nan")
 
 
+def spread(trace: np.ndarray) -> float:
+    """(95th - 5th percentile) / median: near 0 the trace is one number for all inputs and can order none. (N,)."""
+    low, middle, high = np.quantile(trace, (0.05, 0.5, 0.95))
+    return float((high - low) / middle) if middle else float("nan")
+
+
 def by_decile(trace: np.ndarray, value: np.ndarray, bins: int = 10) -> Deciles:
     """Mean value (a recall, say) by decile of trace; equal traces are split by index. trace, value: (Q,)."""
     groups = [group for group in np.array_split(np.argsort(trace, kind="stable"), bins) if len(group)]
@@ -137,12 +143,14 @@ def figures(
 ) -> dict[str, float]:
     """Every scalar of the uncertainty study; token_lengths (T,). Keys `trace/...`, `spearman/...`, `inclusion/...`.
 
+    `trace/..._spread`: width of the middle 90% over the median;
     `spearman/trace_true_matches`: trace of a text against the logarithm of the number of concepts it is true of;
     `..._given_tokens`: the same at equal numbers of tokens, as general captions here are longer than names;
     `spearman/trace_generality`: against its level (name 0 ... group 3); positive is the order the paper finds.
     """
     image_trace, text_trace = image.trace.numpy(), text.trace.numpy()
     out = {"trace/image": float(image_trace.mean()), "trace/text": float(text_trace.mean())}
+    out |= {"trace/image_spread": spread(image_trace), "trace/text_spread": spread(text_trace)}
     out |= {f"trace/{level}": float(x.mean()) for level, x in trace_by_level(text_trace, table).items()}
     out["trace/text_over_image"] = out["trace/text"] / out["trace/image"] if out["trace/image"] else float("nan")
     matches = np.log(table.true_matches)

@@ -100,6 +100,11 @@ def test_lengths_are_grouped_with_quartiles():
     assert (got[1].lower, got[1].upper) == (1.5, 4.0)
 
 
+def test_spread_is_the_width_of_nine_tenths_over_the_median():
+    assert uncertainty.spread(np.arange(101.0) + 50) == pytest.approx(0.9)
+    assert uncertainty.spread(np.full(9, 0.7)) == 0 and math.isnan(uncertainty.spread(np.zeros(3)))
+
+
 def test_partial_spearman_is_the_correlation_of_what_the_third_leaves_of_both_ranks():
     draw = np.random.default_rng(0)
     given = draw.normal(size=200)
