@@ -24,6 +24,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from prolip.checkpoint import _replacing as replacing  # whole files only, for everyone that the umask lets read
 from prolip.gaussian import Gaussian
 
 log = logging.getLogger(__name__)
@@ -127,25 +128,6 @@ def checksum(tensors: Mapping[str, Tensor]) -> str:
         value = zlib.crc32(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode(), value)
         value = zlib.crc32(tensor.numpy().tobytes(), value)
     return f"{value:08x}"
-
-
-class replacing:  # noqa: N801 (a context manager used like a function)
-    """Yield a temporary path beside `target` and rename it over `target` when the block succeeds."""
-
-    def __init__(self, target: Path):
-        self.target = target
-        self.temporary = target.with_name(f".{target.name}.{os.getpid()}")
-
-    def __enter__(self) -> Path:
-        return self.temporary
-
-    def __exit__(self, kind, value, traceback) -> None:
-        if kind is not None:
-            self.temporary.unlink(missing_ok=True)
-            return
-        with self.temporary.open("rb") as written:
-            os.fsync(written.fileno())
-        os.replace(self.temporary, self.target)
 
 
 def pack(name: str, z: Gaussian) -> dict[str, Tensor]:

@@ -1,5 +1,6 @@
 """Features: computed once, in order, kept whole, and as good without the model as with it."""
 import logging
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -270,6 +271,17 @@ def test_a_write_that_breaks_off_leaves_nothing(tmp_path, ours, monkeypatch):
     with pytest.raises(OSError, match="no space left"):
         features.compute_features(dataset, ours, FeatureStore(tmp_path / "s"))
     assert not [path for path in (tmp_path / "s").rglob("*") if path.is_file()]
+
+
+def test_others_may_read_what_was_kept(tmp_path, ours):
+    dataset = open_wds(mini.wds_classification(tmp_path / "wds"))
+    before = os.umask(0o027)
+    try:
+        features.compute_features(dataset, ours, FeatureStore(tmp_path / "store"))
+    finally:
+        os.umask(before)
+    files = [path for path in (tmp_path / "store").rglob("*") if path.is_file()]
+    assert [path.stat().st_mode & 0o777 for path in files] == [0o640] * 3
 
 
 def test_a_folder_without_features_is_refused(tmp_path):
