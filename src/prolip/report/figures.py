@@ -19,13 +19,14 @@ from prolip.report.style import BAD, GOOD, IMAGE, INK, LEVEL_COLOURS, MUTED, TEX
 NO_TERMS = ("kind", "step", "epoch", "samples", "seconds", "time", "lr", "grad_norm", "scale", "bias", "faults")
 RATES = ("samples_per_second", "samples_per_s", "data_wait", "eta", "mfu", "memory_gib")
 NORMS = ("grad_norm", "param_norm")
-COLOURS = {"trace_image": IMAGE, "trace_text": TEXT, "vib_image": IMAGE, "vib_text": TEXT, "grad_norm_image": IMAGE, "grad_norm_text": TEXT,
-           "inclusion_image": IMAGE, "inclusion_text": TEXT, "inclusion_image_text": "#5f1f3c"}  # fmt: skip
+COLOURS = {"trace_image": IMAGE, "trace_text": TEXT, "vib_image": IMAGE, "vib_text": TEXT,
+           "grad_norm_image": IMAGE, "grad_norm_text": TEXT, "inclusion_image": IMAGE, "inclusion_text": TEXT,
+           "inclusion_image_text": "#5f1f3c"}  # fmt: skip
 
 
 @styled
 def learning_curves(run: RunFolder) -> Figure | None:
-    """Loss and its terms, logit scale and bias, mean traces, learning rate, gradients, validation recall, over steps."""
+    """Loss and its terms, logit scale and bias, traces, learning rate, gradients, validation recall, over steps."""
     names = list(dict.fromkeys(key for line in run.train for key, value in line.items() if _is_number(value)))
     if len(run.train) < 2:
         return None
