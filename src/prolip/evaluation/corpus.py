@@ -183,6 +183,8 @@ def format_table(result: Result) -> str:
             )
             lines.append(f"{kind:<26}{100 * top1:8.2f}{100 * top5:8.2f}{100 * recall:9.2f}{count:8.0f}")
     lines += ["", "mean trace                " + "  ".join(f"{k} {m[f'trace/{k}']:.4g}" for k in (*LEVELS, "image"))]
+    spreads = "  ".join(f"{kind}s {100 * m[f'trace/{kind}_spread']:.2f}%" for kind in ("text", "image"))
+    lines.append(f"middle 90% over median    {spreads}")
     for prefix in ("spearman/", "inclusion/", "recall_by_trace/"):
         lines.append("")
         lines += [f"{k:<56}{v:9.3f}" for k, v in m.items() if k.startswith(prefix) and not k.endswith("/median")]
