@@ -140,7 +140,11 @@ class PeakMemory(TorchDispatchMode):
 
 
 def loss_peak(rank, local, dim, block, exchange="ring", labels=None):
-    """Peak of PPCL's forward pass by a GPU's path, gradients taken, above its inputs, of this rank."""
+    """Peak of PPCL's forward pass by a GPU's path, gradients taken, above its inputs, of this rank.
+
+    The least of five passes: a thread of gloo may let go of what it sent only after the next blocks are made, which can
+    but add to a peak.
+    """
     generator = torch.Generator().manual_seed(rank)
 
     def gaussian():
@@ -149,12 +153,14 @@ def loss_peak(rank, local, dim, block, exchange="ring", labels=None):
 
     image, text = gaussian(), gaussian()
     scale, bias = torch.tensor(10.0, requires_grad=True), torch.tensor(-10.0, requires_grad=True)
-    mode = PeakMemory()
-    with blocks_as_on_cuda(), mode:
-        loss = ppcl_over_ranks(image, text, scale, bias, labels, block=block, exchange=exchange)
-    del loss
+    peaks = []
+    for _ in range(5):
+        with blocks_as_on_cuda(), PeakMemory() as mode:
+            loss = ppcl_over_ranks(image, text, scale, bias, labels, block=block, exchange=exchange)
+        del loss
+        peaks.append(mode.peak)
     # The traces keep the variances of both for their gradients: part of the inputs.
-    return mode.peak - 2 * local * dim * FLOAT
+    return min(peaks) - 2 * local * dim * FLOAT
 
 
 @needs_triton
