@@ -1,6 +1,6 @@
 """All that PPCL does to a block of products, in one pass over it: a Triton kernel for CUDA devices.
 
-As separate operations it is nine passes, and a device spends more time moving the block through memory than on the
+As separate operations it is seven passes, and a device spends more time moving the block through memory than on the
 matrix products beside it. The matrix products stay with the library that is best at them.
 """
 from __future__ import annotations

@@ -1,1 +1,25 @@
-"""Tests below this folder import its helper modules (miniatures, ...): pytest puts a conftest's folder on the path."""
+"""Models that tests below this folder share; its being here also puts the folder's helper modules on the path."""
+from __future__ import annotations
+
+import miniatures as mini
+import pytest
+
+from prolip.evaluation.embedder import load_embedder
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory):
+    """`local-dir:` address of a small ProLIP model."""
+    return mini.prolip_folder(tmp_path_factory.mktemp("small_prolip"))
+
+
+@pytest.fixture(scope="session")
+def ours(folder):
+    """It, loaded."""
+    return load_embedder(folder)
+
+
+@pytest.fixture(scope="session")
+def theirs(tmp_path_factory):
+    """A small deterministic model of OpenCLIP's, loaded."""
+    return mini.small_openclip(tmp_path_factory.mktemp("small_openclip"))

@@ -16,21 +16,6 @@ from prolip.evaluation.embedder import ModelCard, load_embedder
 TEXTS = ["a dog", "two cats on a boat", "", "sky"]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return mini.prolip_folder(tmp_path_factory.mktemp("ours"))
-
-
-@pytest.fixture(scope="module")
-def ours(folder):
-    return load_embedder(folder)
-
-
-@pytest.fixture(scope="module")
-def theirs(tmp_path_factory):
-    return mini.small_openclip(tmp_path_factory.mktemp("theirs"))
-
-
 @pytest.fixture(autouse=True)
 def offline(monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

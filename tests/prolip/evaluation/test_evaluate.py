@@ -22,26 +22,10 @@ from prolip.evaluation.datasets.cub import open_cub
 from prolip.evaluation.datasets.tables import open_winogavil
 from prolip.evaluation.datasets.wds import open_wds
 from prolip.evaluation.embed import similarity_scores
-from prolip.evaluation.embedder import load_embedder
 from prolip.evaluation.evaluate import TaskResult, evaluate_dataset, retrieval_metrics, score_classes
 from prolip.evaluation.features import compute_features
 from prolip.gaussian import Gaussian
 from prolip.measures import kl
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return mini.prolip_folder(tmp_path_factory.mktemp("ours"))
-
-
-@pytest.fixture(scope="module")
-def ours(folder):
-    return load_embedder(folder)
-
-
-@pytest.fixture(scope="module")
-def theirs(tmp_path_factory):
-    return mini.small_openclip(tmp_path_factory.mktemp("theirs"))
 
 
 @pytest.fixture(scope="module")

@@ -15,26 +15,10 @@ from prolip.evaluation import feature_store, features
 from prolip.evaluation.datasets.base import DamagedData, Dataset, Sample
 from prolip.evaluation.datasets.specs import open_dataset
 from prolip.evaluation.datasets.wds import open_wds
-from prolip.evaluation.embedder import load_embedder
 from prolip.evaluation.evaluate import evaluate_features
 from prolip.evaluation.feature_store import FeatureStore
 from prolip.evaluation.zero_shot import class_gaussians
 from prolip.gaussian import Gaussian, mixture
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return mini.prolip_folder(tmp_path_factory.mktemp("ours"))
-
-
-@pytest.fixture(scope="module")
-def ours(folder):
-    return load_embedder(folder)
-
-
-@pytest.fixture(scope="module")
-def theirs(tmp_path_factory):
-    return mini.small_openclip(tmp_path_factory.mktemp("theirs"))
 
 
 class Counted:

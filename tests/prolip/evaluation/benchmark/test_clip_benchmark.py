@@ -14,7 +14,7 @@ import torch.nn.functional as F
 import wds_folders as wds
 from clip_benchmark import cli
 from clip_benchmark.metrics import zeroshot_classification
-from clip_benchmark_runs import evaluate, save_model, save_openclip, write_sets
+from clip_benchmark_runs import evaluate, save_model
 from sklearn.metrics import average_precision_score
 
 import prolip
@@ -32,31 +32,10 @@ TEMPLATES = [template.replace("{c}", "{}") for template in wds.TEMPLATES]
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory) -> Path:
-    return write_sets(tmp_path_factory.mktemp("sets"))
-
-
-@pytest.fixture(scope="module")
-def ours(tmp_path_factory) -> str:
-    return save_model(tmp_path_factory.mktemp("ours"), seed=5)
-
-
-@pytest.fixture(scope="module")
 def loaded(ours):
     """(model, preprocess, tokenizer), loaded without clip_benchmark."""
     model, _, preprocess = prolip.create_model_and_transforms(ours)
     return model, preprocess, prolip.get_tokenizer(ours)
-
-
-@pytest.fixture(scope="module")
-def theirs(tmp_path_factory) -> tuple[str, str]:
-    return save_openclip(tmp_path_factory.mktemp("theirs"))
-
-
-@pytest.fixture(autouse=True)
-def work_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
 
 def alone(monkeypatch, folder: Path, *flags: str) -> dict:
