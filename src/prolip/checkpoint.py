@@ -268,16 +268,16 @@ def save_pretrained(model: ProLIP, folder: str | os.PathLike, tokenizer: Any = N
     folder.mkdir(parents=True, exist_ok=True)
     config = {"model_cfg": model.config, "preprocess_cfg": getattr(model.visual, "preprocess_cfg", {})}
     tensors = {key: value.detach().cpu().contiguous().clone() for key, value in model.state_dict().items()}
-    with _replacing(folder / WEIGHT_NAMES[0]) as temporary:
+    with replacing(folder / WEIGHT_NAMES[0]) as temporary:
         save_file(tensors, temporary, metadata={"format": "pt"})
-    with _replacing(folder / CONFIG_NAMES[0]) as temporary:
+    with replacing(folder / CONFIG_NAMES[0]) as temporary:
         temporary.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     if hasattr(tokenizer, "save_pretrained"):
         tokenizer.save_pretrained(folder)
     return folder
 
 
-class _replacing:  # noqa: N801 (a context manager used like a function)
+class replacing:  # noqa: N801 (a context manager used like a function)
     """Yield a temporary path beside `target` and rename it over `target` when the block succeeds."""
 
     def __init__(self, target: Path):

@@ -90,5 +90,6 @@ def mixture(z: Gaussian, weights: Tensor | None = None, normalise: bool = True) 
     mean = (weights * z.mean).sum(-2)
     # No log of a weight: its gradient at 0 is infinite. The shift is a constant, it cancels in value and gradient.
     shift = z.log_var.detach().amax(-2, keepdim=True)
+    shift = shift.masked_fill(shift.isneginf(), 0.0)  # points, of variance 0, mix to a point
     log_var = (weights * (z.log_var - shift).exp()).sum(-2).log() + shift.squeeze(-2)
     return Gaussian(F.normalize(mean, dim=-1) if normalise else mean, log_var)

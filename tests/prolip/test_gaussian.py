@@ -97,6 +97,16 @@ def test_mixture_of_one_prompt_is_that_prompt():
     assert torch.equal(out.log_var, z.log_var[:, 0])
 
 
+def test_the_mixture_of_points_is_a_point():
+    """Models without variances have log_var = -inf: classes of theirs are points too."""
+    points = Gaussian(torch.randn(2, 3, 4), torch.full((2, 3, 4), -torch.inf))
+    mixed = mixture(points)
+    torch.testing.assert_close(mixed.mean, torch.nn.functional.normalize(points.mean.mean(1), dim=-1))
+    assert mixed.log_var.isneginf().all()
+    one = Gaussian(points.mean, points.log_var.clone().index_fill_(1, torch.tensor(1), -3.0))  # beside a Gaussian
+    torch.testing.assert_close(mixture(one).var, torch.full((2, 4), torch.tensor(-3.0).exp().item() / 3))
+
+
 def test_mixture_gradients_are_right_also_at_weights_of_exactly_zero():
     mean, log_var = (x.clone().requires_grad_() for x in gaussian(2, 4, 3))
     weights = torch.tensor([[0.0, 0.5, 0.5, 0.0], [0.1, 0.2, 0.3, 0.4]], dtype=torch.float64, requires_grad=True)

@@ -139,20 +139,32 @@ def load_embedder(
     load = load_prolip if ours else load_openclip
     network, preprocess, tokenize = load(model, None if pretrained == RANDOM else pretrained, tokenizer)
     network = network.to(place).eval().requires_grad_(False)
+    name = model if not pretrained else f"{model}:{pretrained}"
+    return embedder_of(name, Loaded(network, preprocess, tokenize), place, precision)
+
+
+def embedder_of(
+    name: str, loaded: Loaded, device: torch.device, precision: str = "fp32", fingerprint: str | None = None
+) -> Embedder:
+    """A network that is on `device` already, as an evaluation wants it.
+
+    fingerprint: without it that of the weights, which takes seconds per gigabyte; what is never stored needs none.
+    """
+    network, preprocess, tokenize = loaded
     inner = network.model if isinstance(network, PointModel) else network
-    scale, bias = (getattr(inner, name, None) for name in ("logit_scale", "logit_bias"))
+    scale, bias = (getattr(inner, part, None) for part in ("logit_scale", "logit_bias"))
     return Embedder(
-        name=model if not pretrained else f"{model}:{pretrained}",
-        encode_image=encoder(network, "image", place, precision),
-        encode_text=encoder(network, "text", place, precision),
+        name=name,
+        encode_image=encoder(network, "image", device, precision),
+        encode_text=encoder(network, "text", device, precision),
         preprocess=preprocess,
         tokenizer=tokenize,
         probabilistic=not isinstance(network, PointModel),
         logit_scale=None if scale is None else float(scale.exp()),
         logit_bias=None if bias is None else float(bias),
-        device=place,
+        device=device,
         precision=precision,
-        fingerprint=model_fingerprint(network, preprocess, tokenize),
+        fingerprint=model_fingerprint(network, preprocess, tokenize) if fingerprint is None else fingerprint,
     )
 
 
@@ -292,4 +304,4 @@ def model_fingerprint(network: nn.Module, preprocess: Callable, tokenizer: Calla
     return digest.hexdigest()
 
 
-__all__ = ["Embedder", "ModelCard", "PointModel", "as_points", "load_embedder"]
+__all__ = ["Embedder", "ModelCard", "PointModel", "as_points", "embedder_of", "load_embedder"]

@@ -24,7 +24,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from prolip.checkpoint import _replacing as replacing  # whole files only, for everyone that the umask lets read
+from prolip.checkpoint import replacing
 from prolip.gaussian import Gaussian
 
 log = logging.getLogger(__name__)

@@ -20,9 +20,18 @@ from tqdm import tqdm
 
 from prolip.data.faults import SampleFault
 from prolip.evaluation.datacomp.scores import cue_prompt
-from prolip.evaluation.datasets.base import Association, DamagedData, Dataset, Sample, fingerprint, note_fault
+from prolip.evaluation.datasets.base import (
+    WHOLE,
+    Association,
+    DamagedData,
+    Dataset,
+    Sample,
+    Share,
+    fingerprint,
+    note_fault,
+)
 from prolip.evaluation.embedder import Embedder, ModelCard
-from prolip.evaluation.feature_store import FORMAT, FeatureStore, Record, is_points, pack, unpack
+from prolip.evaluation.feature_store import FORMAT, FeatureStore, Record, pack, unpack
 from prolip.evaluation.zero_shot import mix_groups
 from prolip.gaussian import Gaussian, concatenate
 
@@ -161,46 +170,46 @@ def mix_prompts(prompts: Sequence[str], counts: Sequence[int], embedder: Embedde
     for row, count in enumerate(counts, start=1):
         group.append(count)
         if sum(group) >= PROMPTS or row == len(counts):
-            parts.append(mix(embedder.embed_texts(islice(iterator, sum(group))), group))
+            parts.append(mix_groups(embedder.embed_texts(islice(iterator, sum(group))), group))
             group = []
     return concatenate(parts)
-
-
-def mix(z: Gaussian, counts: Sequence[int]) -> Gaussian:
-    """`mix_groups`, also for points: the mean of variances that are 0 is 0, but `mixture` divides by their largest."""
-    if not is_points(z):
-        return mix_groups(z, counts)
-    mean = mix_groups(Gaussian(z.mean, torch.zeros_like(z.mean)), counts).mean
-    return Gaussian(mean, torch.full_like(mean, -torch.inf))
 
 
 # --- images ----------------------------------------------------------------------------------------------------------
 def embed_samples(
     dataset: Dataset, embedder: Embedder, batch_size: int, workers: int | None, progress: bool
 ) -> Record:
-    """One pass over the samples: decoded in threads, embedded in batches."""
+    """One pass over the samples."""
+    samples, parts = embed_share(dataset, embedder, batch_size, workers, progress)
+    return to_record(dataset, samples, parts)
+
+
+def embed_share(
+    dataset: Dataset,
+    embedder: Embedder,
+    batch_size: int,
+    workers: int | None = None,
+    progress: bool = False,
+    share: Share = WHOLE,
+) -> tuple[list[Sample], list[Gaussian]]:
+    """The samples of a share without their bytes, and their Gaussians: decoded in threads, embedded in batches."""
     if batch_size < 1:
         raise ValueError(f"batch size {batch_size}: give 1 or more")
     if dataset.damage is not None:
         dataset.damage.drain()
     threads = default_workers() if workers is None else workers
-    stream = decoded(dataset, embedder.preprocess, threads, AHEAD * batch_size)
+    stream = decoded(dataset, embedder.preprocess, threads, AHEAD * batch_size, share)
     parts, samples = [], []
     with tqdm(desc=dataset.name, total=dataset.size, unit="", disable=not progress) as bar:
         while batch := list(islice(stream, batch_size)):
             parts.append(embedder.encode_image(torch.stack([pixels for _, pixels in batch])))
             samples += [sample for sample, _ in batch]
             bar.update(len(batch))
-    damaged = damage_of(dataset)
-    if not samples:
-        raise ValueError(f"no image in {dataset.source}: {damaged or 'the shards are empty'}")
-    if dataset.size is not None and len(samples) != dataset.size and not damaged:
-        raise DamagedData(f"{dataset.source} gave {len(samples)} images, wanted {dataset.size}: fetch it again")
-    return to_record(dataset, samples, concatenate(parts), damaged)
+    return samples, parts
 
 
 def decoded(
-    dataset: Dataset, preprocess: Callable[[Any], Tensor], workers: int, ahead: int
+    dataset: Dataset, preprocess: Callable[[Any], Tensor], workers: int, ahead: int, share: Share = WHOLE
 ) -> Iterator[tuple[Sample, Tensor]]:
     """Samples without their bytes, and their pixels, in order; `workers` threads decode up to `ahead` of them early.
 
@@ -214,7 +223,7 @@ def decoded(
         except Exception as error:  # Pillow's plugins raise OSError, SyntaxError, ValueError, struct.error and more
             return bare, error
 
-    for sample, pixels in in_threads(decode, dataset.samples(), workers, ahead):
+    for sample, pixels in in_threads(decode, dataset.samples(share), workers, ahead):
         if isinstance(pixels, Exception):
             fault = SampleFault("bad image", f"{type(pixels).__name__}: {pixels}")
             note_fault(dataset.damage, fault, sample.key, dataset.source)
@@ -259,9 +268,17 @@ def damage_of(dataset: Dataset) -> dict[str, Any]:
 
 
 # --- records ---------------------------------------------------------------------------------------------------------
-def to_record(dataset: Dataset, samples: Sequence[Sample], image: Gaussian, damaged: dict[str, Any]) -> Record:
-    """What a pass has found, as tensors and JSON values. DamagedData where only some samples have labels or groups."""
-    tensors = pack("image", image)
+def to_record(dataset: Dataset, samples: Sequence[Sample], parts: Sequence[Gaussian]) -> Record:
+    """What a pass has found, as tensors and JSON values.
+
+    ValueError where it has found nothing, DamagedData where samples are missing, or only some have labels or groups.
+    """
+    damaged = damage_of(dataset)
+    if not samples:
+        raise ValueError(f"no image in {dataset.source}: {damaged or 'the shards are empty'}")
+    if dataset.size is not None and len(samples) != dataset.size and not damaged:
+        raise DamagedData(f"{dataset.source} gave {len(samples)} images, wanted {dataset.size}: fetch it again")
+    tensors = pack("image", concatenate(parts))
     for name in ("label", "groups"):
         given = [getattr(sample, name) for sample in samples]
         without = [sample.key for sample, value in zip(samples, given) if value is None]
@@ -342,7 +359,7 @@ def restore_dataset(values: dict[str, Any]) -> Dataset:
     """The data set that `describe` described; its images are not there."""
     relevance = values["relevance"]
 
-    def samples() -> Iterator[Sample]:
+    def samples(share: Share = WHOLE) -> Iterator[Sample]:
         raise FileNotFoundError(f"only the features of {values['name']} are here: its images are at {values['source']}")
 
     return Dataset(
@@ -359,5 +376,5 @@ def restore_dataset(values: dict[str, Any]) -> Dataset:
 
 
 __all__ = [
-    "Features", "compute_features", "embed_classes", "embed_texts", "image_features", "load_features", "mix",
+    "Features", "compute_features", "embed_classes", "embed_texts", "image_features", "load_features",
 ]  # fmt: skip

@@ -18,7 +18,7 @@ from prolip.evaluation.datasets.wds import open_wds
 from prolip.evaluation.evaluate import evaluate_features
 from prolip.evaluation.feature_store import FeatureStore
 from prolip.evaluation.zero_shot import class_gaussians
-from prolip.gaussian import Gaussian, mixture
+from prolip.gaussian import Gaussian
 
 
 class Counted:
@@ -98,8 +98,8 @@ def broken(sample: Sample, key: str) -> Sample:
 def test_a_picture_that_cannot_be_opened_is_named_or_left_out_and_said(tmp_path, ours):
     whole = open_wds(mini.wds_classification(tmp_path / "wds"))
 
-    def samples():
-        return (broken(sample, "s0000004") for sample in whole.samples())
+    def samples(share):
+        return (broken(sample, "s0000004") for sample in whole.samples(share))
 
     with pytest.raises(DamagedData, match="sample 's0000004' of .*wds: bad image: "):
         features.image_features(replace(whole, samples=samples), ours)
@@ -115,8 +115,8 @@ def test_a_picture_that_cannot_be_opened_is_named_or_left_out_and_said(tmp_path,
 def test_what_was_left_out_would_shift_pairs_by_place(tmp_path, ours):
     pairs = open_wds(mini.wds_retrieval(tmp_path))
 
-    def samples():
-        return (broken(sample, "s0000001") for sample in pairs.samples())
+    def samples(share):
+        return (broken(sample, "s0000001") for sample in pairs.samples(share))
 
     labelled = replace(pairs, samples=samples, damage=FaultCounter(), relevance=frozenset([("s0000005", 2)]))
     with pytest.raises(DamagedData, match="wrong once samples are left out"):
@@ -126,7 +126,7 @@ def test_what_was_left_out_would_shift_pairs_by_place(tmp_path, ours):
 
 
 def made(samples: list[Sample], kind="classification", **options) -> Dataset:
-    return Dataset("made", kind, lambda: iter(samples), "0", "memory", mini.CLASSES, mini.TEMPLATES, **options)
+    return Dataset("made", kind, lambda share: iter(samples), "0", "memory", mini.CLASSES, mini.TEMPLATES, **options)
 
 
 @pytest.mark.parametrize("samples, options, message", [
@@ -151,17 +151,6 @@ def test_classes_are_the_mixtures_of_their_prompts(folder, ours, monkeypatch):
         got = features.embed_classes(mini.CLASSES, mini.TEMPLATES, ours)
         torch.testing.assert_close(got.mean, wanted.mean)
         torch.testing.assert_close(got.log_var, wanted.log_var)
-
-
-def test_the_mixture_of_points_is_a_point(theirs):
-    z = theirs.embed_texts(["a", "b c", "d", "e", "f g"])
-    mixed = features.mix(z, [2, 3])
-    for row, part in zip(mixed.mean, (z.mean[:2], z.mean[2:])):
-        torch.testing.assert_close(row, torch.nn.functional.normalize(part.mean(0), dim=0))
-    assert mixed.log_var.isneginf().all()
-    # with any variance at all it is the mixture of the Gaussians
-    wide = Gaussian(z.mean, torch.full_like(z.mean, -3.0))
-    assert same(features.mix(wide, [5]), mixture(Gaussian(wide.mean[None], wide.log_var[None])))
 
 
 def test_prompts_need_a_place_for_the_class():

@@ -4,15 +4,17 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from itertools import islice
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 from PIL import Image
 
 from prolip.data.faults import FaultCounter, SampleFault
 
+T = TypeVar("T")
 Kind = Literal["classification", "multilabel", "retrieval", "association"]
 
 
@@ -20,12 +22,27 @@ class DamagedData(ValueError):
     """Files of a test set are damaged, incomplete or gone; the message names them and says what to do."""
 
 
+class Share(NamedTuple):
+    """One of `of` parts of a data set, which together hold every sample once: what a process of several reads."""
+
+    number: int = 0
+    of: int = 1
+
+    def take(self, items: Iterable[T]) -> Iterator[tuple[int, T]]:
+        """Every `of`-th item, with its number among all of them."""
+        return islice(enumerate(items), self.number, None, self.of)
+
+
+WHOLE = Share()
+
+
 class Sample(NamedTuple):
     """One encoded image and what is known of it; unused fields are None.
 
     key: unique in its dataset; label: class, an int, or a multi-hot (C,) array for multilabel; groups: integers of the
-    file's metadata (a region, an income, a year: the task knows which); captions: all texts of the image. WinoGAViL's
-    instances, which have several images each, are `Dataset.associations`.
+    file's metadata (a region, an income, a year: the task knows which); captions: all texts of the image; place:
+    (shard, number in it), by which samples of all shares are put in order. WinoGAViL's instances, which have several
+    images each, are `Dataset.associations`.
     """
 
     key: str
@@ -33,6 +50,7 @@ class Sample(NamedTuple):
     label: int | np.ndarray | None = None
     groups: np.ndarray | None = None
     captions: tuple[str, ...] | None = None
+    place: tuple[int, int] = (0, 0)
 
     def open(self) -> Image.Image:
         """The picture in RGB, as clip_benchmark and OpenCLIP convert it. Raises OSError where the bytes are none."""
@@ -51,19 +69,19 @@ class Association(NamedTuple):
 class Dataset:
     """A test set that can be read again and again, streamed.
 
-    samples: a new pass over all of them in the order of the files; classnames and templates ({} or {c} where the class
-    goes) of classification and multilabel; associations: of WinoGAViL; size: images, None if only reading tells;
-    fingerprint: changes with the data (names, sizes and samples of the files' bytes), not with class names or prompts:
-    the key of caches; relevance: (images, texts) pairs that match beyond each image's own captions, by (image key,
-    caption index in the order of the whole dataset); None: own captions only; source: folder or URL, for messages;
-    info: JSON values, `relevant_by: "label"` where a text is true of every image of its class; damage: None, and the
-    first damaged file or sample ends the evaluation (`DamagedData`), or a counter, and what is damaged is counted there
-    and left out: the result says so.
+    samples: a new pass over all of them in the order of the files, or over a `Share`; classnames and templates ({} or
+    {c} where the class goes) of classification and multilabel; associations: of WinoGAViL; size: images, None if only
+    reading tells; fingerprint: changes with the data (names, sizes and samples of the files' bytes), not with class
+    names or prompts: the key of caches; relevance: (images, texts) pairs that match beyond each image's own captions,
+    by (image key, caption index in the order of the whole dataset); None: own captions only; source: folder or URL,
+    for messages; info: JSON values, `relevant_by: "label"` where a text is true of every image of its class; damage:
+    None, and the first damaged file or sample ends the evaluation (`DamagedData`), or a counter, and what is damaged is
+    counted there and left out: the result says so.
     """
 
     name: str
     kind: Kind
-    samples: Callable[[], Iterator[Sample]]
+    samples: Callable[..., Iterator[Sample]]
     fingerprint: str
     source: str
     classnames: tuple[str, ...] = ()

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from prolip.data.faults import FaultCounter
 from prolip.data.shards import explain_missing
-from prolip.evaluation.datasets.base import DamagedData, Dataset, Sample, fingerprint
+from prolip.evaluation.datasets.base import WHOLE, DamagedData, Dataset, Sample, Share, fingerprint
 from prolip.evaluation.datasets.folders import read_bytes
 from prolip.evaluation.datasets.places import check_files
 
@@ -131,9 +131,11 @@ def read_captions(file: Path) -> tuple[str, ...]:
     return captions
 
 
-def read_pictures(pictures: tuple[Picture, ...], damage: FaultCounter | None) -> Iterator[Sample]:
+def read_pictures(
+    pictures: tuple[Picture, ...], damage: FaultCounter | None, share: Share = WHOLE
+) -> Iterator[Sample]:
     """The samples."""
-    for picture in pictures:
+    for number, picture in share.take(pictures):
         data = read_bytes(picture.path, damage)
         if data is not None:
-            yield Sample(picture.key, data, picture.label, captions=picture.captions)
+            yield Sample(picture.key, data, picture.label, captions=picture.captions, place=(0, number))

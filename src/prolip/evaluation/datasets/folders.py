@@ -14,7 +14,7 @@ from timm.data import ImageNetInfo
 from prolip.data.faults import FaultCounter, SampleFault
 from prolip.data.samples import IMAGE_SUFFIXES
 from prolip.data.shards import explain_missing, listing
-from prolip.evaluation.datasets.base import DamagedData, Dataset, Sample, fingerprint, note_fault
+from prolip.evaluation.datasets.base import WHOLE, DamagedData, Dataset, Sample, Share, fingerprint, note_fault
 from prolip.evaluation.datasets.places import check_files
 
 WNID = re.compile(r"n\d{8}")
@@ -141,12 +141,14 @@ def imagenet_templates() -> tuple[str, ...]:
     return tuple(template("{c}") for template in OPENAI_IMAGENET_TEMPLATES)
 
 
-def read_files(files: tuple[ImageFile, ...], damage: FaultCounter | None) -> Iterator[Sample]:
+def read_files(
+    files: tuple[ImageFile, ...], damage: FaultCounter | None, share: Share = WHOLE
+) -> Iterator[Sample]:
     """The samples in the order of the classes."""
-    for file in files:
+    for number, file in share.take(files):
         data = read_bytes(file.path, damage)
         if data is not None:
-            yield Sample(file.key, data, file.label)
+            yield Sample(file.key, data, file.label, place=(0, number))
 
 
 def read_bytes(path: str, damage: FaultCounter | None) -> bytes | None:

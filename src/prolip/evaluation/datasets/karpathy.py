@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from prolip.data.faults import FaultCounter
 from prolip.data.shards import explain_missing
-from prolip.evaluation.datasets.base import DamagedData, Dataset, Sample, fingerprint
+from prolip.evaluation.datasets.base import WHOLE, DamagedData, Dataset, Sample, Share, fingerprint
 from prolip.evaluation.datasets.folders import read_bytes
 from prolip.evaluation.datasets.places import check_files
 
@@ -105,9 +105,11 @@ def parse_record(record: dict[str, Any], root: Path, file: Path, wanted: int | N
     return Captioned(str(path if path.is_file() else below), key, number, texts, ids)
 
 
-def read_captioned(rows: tuple[Captioned, ...], damage: FaultCounter | None) -> Iterator[Sample]:
+def read_captioned(
+    rows: tuple[Captioned, ...], damage: FaultCounter | None, share: Share = WHOLE
+) -> Iterator[Sample]:
     """The samples in the order of the file."""
-    for row in rows:
+    for number, row in share.take(rows):
         data = read_bytes(row.path, damage)
         if data is not None:
-            yield Sample(row.key, data, captions=row.captions)
+            yield Sample(row.key, data, captions=row.captions, place=(0, number))

@@ -20,7 +20,16 @@ from typing import Any, NamedTuple
 
 from prolip.data.faults import FaultCounter, SampleFault
 from prolip.data.shards import explain_missing
-from prolip.evaluation.datasets.base import Association, DamagedData, Dataset, Sample, fingerprint, note_fault
+from prolip.evaluation.datasets.base import (
+    WHOLE,
+    Association,
+    DamagedData,
+    Dataset,
+    Sample,
+    Share,
+    fingerprint,
+    note_fault,
+)
 from prolip.evaluation.datasets.places import file_mark, folder_holds
 
 CAPTION_TABLES = {
@@ -53,11 +62,13 @@ class Images(NamedTuple):
                 f"{', '.join(missing[:NAMED])}{more}: fetch the zip again and unpack all of it, or leave it packed"
             )
 
-    def read(self, names: list[str], damage: FaultCounter | None) -> Iterator[tuple[str, bytes]]:
-        """Name and bytes of files, in the order given."""
+    def read(
+        self, names: list[str], damage: FaultCounter | None, share: Share = WHOLE
+    ) -> Iterator[tuple[int, str, bytes]]:
+        """Number, name and bytes of a share of these files, in the order given."""
         archive = zipfile.ZipFile(self.source) if self.source.is_file() else None
         try:
-            for name in names:
+            for number, name in share.take(names):
                 if damage is not None:
                     damage.samples += 1
                 try:
@@ -66,7 +77,7 @@ class Images(NamedTuple):
                 except (OSError, zipfile.BadZipFile, zlib.error) as error:
                     note_fault(damage, SampleFault("missing image", str(error)), name, str(self.source))
                 else:
-                    yield name, data
+                    yield number, name, data
         finally:
             if archive is not None:
                 archive.close()
@@ -141,11 +152,11 @@ def open_caption_table(
 
 
 def read_captioned(
-    images: Images, captions: dict[str, tuple[str, ...]], damage: FaultCounter | None
+    images: Images, captions: dict[str, tuple[str, ...]], damage: FaultCounter | None, share: Share = WHOLE
 ) -> Iterator[Sample]:
     """The samples in the order of the table."""
-    for name, data in images.read(list(captions), damage):
-        yield Sample(name, data, captions=captions[name])
+    for number, name, data in images.read(list(captions), damage, share):
+        yield Sample(name, data, captions=captions[name], place=(0, number))
 
 
 def open_winogavil(folder: str | os.PathLike, name: str = "winogavil", damage: FaultCounter | None = None) -> Dataset:
@@ -180,8 +191,10 @@ def open_winogavil(folder: str | os.PathLike, name: str = "winogavil", damage: F
     )
 
 
-def read_candidates(images: Images, files: dict[str, str], damage: FaultCounter | None) -> Iterator[Sample]:
+def read_candidates(
+    images: Images, files: dict[str, str], damage: FaultCounter | None, share: Share = WHOLE
+) -> Iterator[Sample]:
     """Every image once, keyed by the candidate's name."""
     candidates = {file: candidate for candidate, file in files.items()}
-    for file, data in images.read(list(files.values()), damage):
-        yield Sample(candidates[file], data)
+    for number, file, data in images.read(list(files.values()), damage, share):
+        yield Sample(candidates[file], data, place=(0, number))

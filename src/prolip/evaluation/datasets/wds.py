@@ -16,7 +16,7 @@ from __future__ import annotations
 import io
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import NamedTuple, get_args
 
@@ -27,7 +27,7 @@ from prolip.data.faults import UNCHARGED, FaultCounter, SampleFault
 from prolip.data.opening import is_local, local_path
 from prolip.data.samples import Raw, image_bytes
 from prolip.data.tar import read_shard
-from prolip.evaluation.datasets.base import DamagedData, Dataset, Kind, Sample, fingerprint, note_fault
+from prolip.evaluation.datasets.base import WHOLE, DamagedData, Dataset, Kind, Sample, Share, fingerprint, note_fault
 from prolip.evaluation.datasets.places import Place, find_place, folder_holds, join, shard_marks
 
 CLASSNAMES, TEMPLATES = "classnames.txt", "zeroshot_classification_templates.txt"
@@ -136,21 +136,31 @@ def read_relevance(place: Place, split: str, policy: ReadPolicy | None) -> froze
         ) from error
 
 
-def read_samples(reading: Reading) -> Iterator[Sample]:
-    """All samples in the order of the shards. A key that an earlier shard had too becomes KEY@SHARD."""
-    seen: set[str] = set()
+def read_samples(reading: Reading, share: Share = WHOLE) -> Iterator[Sample]:
+    """All samples in the order of the shards, `unique_keys` given. A share is whole shards, or where these are fewer
+    than shares every so-many-th sample.
+    """
+    if len(reading.urls) >= share.of:
+        yield from unique_keys(raw_samples(reading, share.take(reading.urls)))
+        return
+    if share.number and reading.damage is not None:  # every share reads everything; the first one counts
+        reading = reading._replace(damage=FaultCounter())
+    yield from (sample for _, sample in share.take(unique_keys(raw_samples(reading, enumerate(reading.urls)))))
+
+
+def raw_samples(reading: Reading, urls: Iterable[tuple[int, str]]) -> Iterator[Sample]:
+    """The samples of numbered shards, under the keys that they have there."""
     damage = reading.damage
-    for number, url in enumerate(reading.urls):
+    for number, url in urls:
         if damage is not None:
             damage.shards += 1
         try:
-            for raw in read_shard(url, None if damage is None else partial(count_member, damage, url), reading.policy):
+            fault_of_member = None if damage is None else partial(count_member, damage, url)
+            for inside, raw in enumerate(read_shard(url, fault_of_member, reading.policy)):
                 if damage is not None:
                     damage.samples += 1
-                key = raw["__key__"] if raw["__key__"] not in seen else f"{raw['__key__']}@{number}"
-                seen.add(key)
                 try:
-                    sample = parse(raw, key, reading)
+                    sample = parse(raw, reading)._replace(place=(number, inside))
                 except SampleFault as fault:
                     note_fault(damage, fault, raw["__key__"], url)
                 else:
@@ -159,15 +169,24 @@ def read_samples(reading: Reading) -> Iterator[Sample]:
             note_fault(damage, fault, place=url)
 
 
+def unique_keys(samples: Iterable[Sample]) -> Iterator[Sample]:
+    """The same samples; a key that an earlier shard had too becomes KEY@SHARD."""
+    seen: set[str] = set()
+    for sample in samples:
+        key = sample.key if sample.key not in seen else f"{sample.key}@{sample.place[0]}"
+        seen.add(key)
+        yield sample._replace(key=key)
+
+
 def count_member(damage: FaultCounter, url: str, fault: SampleFault) -> None:
     """Count what does not end a shard; what costs no sample is not damage."""
     if fault.kind not in UNCHARGED:
         damage.add(fault, url=url)
 
 
-def parse(raw: Raw, key: str, reading: Reading) -> Sample:
+def parse(raw: Raw, reading: Reading) -> Sample:
     """A raw sample with its label, groups or captions. SampleFault for what is missing or makes no sense."""
-    image = image_bytes(raw)
+    key, image = raw["__key__"], image_bytes(raw)
     if reading.kind == "retrieval":
         return Sample(key, image, captions=captions_of(raw))
     if reading.kind == "multilabel":

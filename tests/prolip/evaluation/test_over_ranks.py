@@ -1,0 +1,138 @@
+"""An evaluation shared out over gloo processes against one process."""
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import miniatures as mini
+import pytest
+import torch
+from distributed_helpers import run_ranks
+
+from prolip.data.faults import FaultCounter
+from prolip.evaluation import over_ranks
+from prolip.evaluation.datasets.base import DamagedData, Share
+from prolip.evaluation.datasets.specs import open_dataset
+from prolip.evaluation.embedder import load_embedder
+from prolip.evaluation.evaluate import evaluate_dataset
+from prolip.evaluation.over_ranks import TaskLost, agree, evaluate_over_ranks
+
+
+def make_sets(root: Path) -> list[str]:
+    """One set of every kind; of one shard and of three, with keys that repeat in other shards."""
+    file, images = mini.karpathy(root / "coco")
+    captions, pictures = mini.cub(root / "cub")
+    return [
+        f"wds:{mini.wds_classification(root / 'single', images=40)}",
+        f"wds:{mini.wds_multilabel(root / 'multi')}",
+        f"wds:{mini.wds_retrieval(root / 'pairs', images=12, shards=3)}",
+        f"imagenet:{mini.class_folders(root / 'folders', ['cat', 'dog', 'fish'], images=3)}",
+        f"coco:{file},{images}",
+        f"cub:{captions},{pictures}",
+        f"captions:{mini.caption_table(root / 'table')}",
+        f"winogavil:{mini.winogavil(root / 'wino')}",
+    ]
+
+
+@pytest.fixture(scope="module")
+def sets(tmp_path_factory) -> list[str]:
+    return make_sets(tmp_path_factory.mktemp("sets"))
+
+
+def metrics_of_rank(rank: int, folder: str, sets: list[str]) -> list:
+    embedder = load_embedder(folder)
+    found = [evaluate_over_ranks(open_dataset(spec), embedder, batch_size=4, workers=1) for spec in sets]
+    return [None if result is None else (result.key, result.metrics, result.info["images"]) for result in found]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_ranks_together_give_the_metrics_of_one_process(folder, sets, world_size):
+    embedder = load_embedder(folder)
+    wanted = [evaluate_dataset(open_dataset(spec), embedder, batch_size=4) for spec in sets]
+    first, *others = run_ranks(world_size, metrics_of_rank, folder, sets)
+    assert all(answer == [None] * len(sets) for answer in others)
+    for result, (key, metrics, images) in zip(wanted, first, strict=True):
+        assert (key, images) == (result.key, result.info["images"]) and metrics.keys() == result.metrics.keys()
+        for name, value in metrics.items():
+            assert math.isclose(value, result.metrics[name], rel_tol=1e-6, abs_tol=1e-6), (key, name)
+
+
+@pytest.mark.parametrize("of", [1, 2, 3, 5])
+def test_shares_hold_every_sample_once_in_an_order_that_can_be_restored(sets, of):
+    for spec in sets:
+        dataset = open_dataset(spec)
+        parts = [sample for number in range(of) for sample in dataset.samples(Share(number, of))]
+        whole = list(dataset.samples())
+        assert [s.key for s in sorted(parts, key=lambda s: s.place)] == [s.key for s in whole], spec
+
+
+def test_keys_that_repeat_are_told_apart_as_in_one_pass(tmp_path, ours):
+    png = mini.picture(0)
+    names = [("a", "x"), ("b", "y"), ("a", "z"), ("c", "x"), ("a", "y"), ("d", "z")]
+    mini.write_shards(tmp_path / "test", [(key, {"png": png, "txt": text.encode()}) for key, text in names], shards=3)
+    (tmp_path / "dataset_type.txt").write_text("retrieval")
+    dataset = open_dataset(f"wds:{tmp_path}")
+    found = [(list(dataset.samples(Share(number, 2))), [], None) for number in range(2)]
+    found = [(samples, [over_ranks.pack("image", blank(len(samples)))], None) for samples, _, _ in found]
+    assert list(over_ranks.merge(dataset, ours, found).keys) == [sample.key for sample in dataset.samples()]
+
+
+def blank(rows: int):
+    from prolip.gaussian import Gaussian
+
+    return Gaussian(torch.ones(rows, 4), torch.zeros(rows, 4))
+
+
+def damaged_on_ranks(rank: int, folder: str, source: str) -> tuple:
+    embedder, answers = load_embedder(folder), []
+    dataset = open_dataset(source, damage=FaultCounter())
+    for _ in range(2):  # counts are those of one pass
+        result = evaluate_over_ranks(dataset, embedder, workers=0)
+        answers.append(None if result is None else (result.info["damaged"], result.info["images"]))
+    try:
+        evaluate_over_ranks(open_dataset(source), embedder, workers=0)
+    except TaskLost as lost:
+        answers.append(str(lost))
+    return tuple(answers)
+
+
+@pytest.mark.parametrize("shards", [1, 4])
+def test_damage_on_any_rank_is_counted_once_or_told_to_all(tmp_path, folder, shards):
+    root = mini.wds_classification(tmp_path / "wds_birds", images=12)
+    samples = [
+        (s.key, {"png": s.image if i != 5 else s.image[:100], "cls": str(s.label).encode()})
+        for i, s in enumerate(open_dataset(f"wds:{root}").samples())
+    ]
+    mini.write_shards(root / "test", samples, shards=shards)
+    first, second, third = run_ranks(3, damaged_on_ranks, folder, f"wds:{root}")
+    for damaged, images in first[:2]:
+        assert damaged["kinds"] == {"bad image": 1} and images == 11 and "s0000005" in damaged["examples"][0]
+    assert second[:2] == third[:2] == (None, None)
+    assert first[2] == second[2] == third[2] and "s0000005" in first[2] and "rank" in first[2]
+
+
+def stumble(rank: int, kind: str) -> str:
+    def work():
+        if rank == 1:
+            raise {"data": DamagedData, "bug": TypeError}[kind]("gone")
+
+    try:
+        agree(work)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "fine"
+
+
+def test_an_error_of_one_rank_ends_the_work_of_all():
+    told = "rank 1: DamagedData: gone"
+    assert run_ranks(3, stumble, "data") == [f"TaskLost: {told}"] * 3
+    assert run_ranks(2, stumble, "bug") == ["PeerError: rank 1: TypeError: gone", "TypeError: gone"]
+
+
+def test_without_a_process_group_it_is_the_evaluation_of_one_process(sets, ours):
+    dataset = open_dataset(sets[0])
+    result = evaluate_over_ranks(dataset, ours)
+    assert result.metrics == evaluate_dataset(dataset, ours).metrics
+    with pytest.raises(TaskLost, match="gave 9 images, wanted 10"):
+        evaluate_over_ranks(replace(open_dataset(sets[3]), size=10), ours)
