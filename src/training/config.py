@@ -160,10 +160,6 @@ class RunConfig:
     ledger: bool = option(False, "write the keys of all samples trained on, by step, into the run folder's ledger/")
     max_nonfinite: int = option(0, "steps with a term that is not finite to pass over before the run stops")
     log_every_n_steps: int = option(100, "steps between lines of the log")
-    val_data: str | None = option(None, "shards of the corpus to evaluate on, at the end of the run")
-    val_names: str | None = option(None, "shards whose names the drawings must be told from as well")
-    val_select: str | None = option(None, "which concepts to evaluate, in the words of --select; without: all")
-    val_frequency: int = option(0, "evaluate every so many epochs as well; 0: only at the end")
     stall_seconds: float = option(600.0, "a rank without a step for so long prints the stacks of its threads; 0: never")
     peak_tflops: float | None = option(
         None, "bf16 peak of one device, of which MFU is a share; without: known for A100, H100, H200 and B200"
@@ -179,8 +175,8 @@ class RunConfig:
         cadences = [name for name in ("save_every_steps", "save_every_samples") if getattr(self, name) is not None]
         for name in ("accum_freq", "log_every_n_steps", *lengths, *cadences):
             _at_least(1, self, name)
-        counts = ("save_frequency", "keep_checkpoints", "keep_every_steps", "max_nonfinite", "val_frequency", "seed",
-                  "profile", "stall_seconds")  # fmt: skip
+        counts = ("save_frequency", "keep_checkpoints", "keep_every_steps", "max_nonfinite", "seed", "profile",
+                  "stall_seconds")  # fmt: skip
         for name in counts:
             _at_least(0, self, name)
         if self.peak_tflops is not None:
@@ -195,15 +191,61 @@ class RunConfig:
             raise FlagError("--keep-every-steps without --keep-checkpoints: say how many of the newest to keep")
         if self.global_batch_size is not None:
             _at_least(1, self, "global_batch_size")
-        for name in ("val_frequency", "val_names", "val_select"):
-            if getattr(self, name) and not self.val_data:
-                raise FlagError(f"{flag_of(name)} without --val-data: give the shards to evaluate on")
         if self.name is not None and (not self.name or Path(self.name).name != self.name or self.name in (".", "..")):
             raise FlagError(f"--name {self.name!r} is no folder name: give the folder above it as --output-dir")
         if self.resume in ("latest", "auto") and self.name is None:
             raise FlagError(f"--resume {self.resume} without --name: give the name of the run to go on with")
         if self.resume and self.overwrite:
             raise FlagError("--resume goes on with a run and --overwrite deletes it: give one of them")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValidationConfig:
+    """What is measured on the way and at the end, and which model is kept for it."""
+
+    val_data: str | None = option(None, "shards of the emoji corpus to evaluate on")
+    val_names: str | None = option(None, "shards whose names the drawings must be told from as well")
+    val_select: str | None = option(None, "which concepts to evaluate, in the words of --select; without: all")
+    imagenet_val: str | None = option(None, "folder of ImageNet's validation images, a folder per class: imagenet/acc1")
+    coco_test: str | None = option(None, "JSON,IMAGES: Karpathy's file and the folder of COCO's images: coco/i2t/R@1")
+    val_tasks: tuple[str, ...] = option(
+        (), "further test sets as python -m prolip.evaluation names them: wds:FOLDER, flickr:JSON,IMAGES, ..."
+    )
+    val_frequency: int = option(0, "evaluate every so many epochs as well; 0: only at the end")
+    val_every_steps: int | None = option(None, "evaluate whenever so many steps are done as well")
+    val_batch_size: int = option(256, "images that a rank embeds at a time")
+    best_metric: str | None = option(
+        None, "keep the model with the highest value of this figure in best/: imagenet/acc1, ema/coco/i2t/R@1, ..."
+    )
+    best_lowest: bool = option(False, "of --best-metric, the lowest value is the best")
+
+    def __post_init__(self) -> None:
+        for name in ("val_names", "val_select"):
+            if getattr(self, name) and not self.val_data:
+                raise FlagError(f"{flag_of(name)} without --val-data: give the shards to evaluate on")
+        for name in ("val_frequency", "val_every_steps", "best_metric"):
+            if getattr(self, name) and not self.asked_for:
+                raise FlagError(
+                    f"{flag_of(name)} without anything to evaluate on: give --val-tasks, --imagenet-val, --coco-test "
+                    "or --val-data"
+                )
+        if self.best_lowest and not self.best_metric:
+            raise FlagError("--best-lowest without --best-metric: name the figure, such as imagenet/acc1")
+        _at_least(0, self, "val_frequency")
+        for name in ("val_batch_size", *(["val_every_steps"] if self.val_every_steps is not None else [])):
+            _at_least(1, self, name)
+
+    @property
+    def asked_for(self) -> bool:
+        """Whether anything is to be evaluated on."""
+        return bool(self.val_data or self.specs)
+
+    @property
+    def specs(self) -> dict[str, str]:
+        """Address of every test set beside the corpus -> what its figures begin with ("": the set's own name)."""
+        named = {"imagenet": ("imagenet", self.imagenet_val), "coco": ("coco", self.coco_test)}
+        chosen = {f"{word}:{place}": name for name, (word, place) in named.items() if place}
+        return chosen | dict.fromkeys(self.val_tasks, "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,6 +258,7 @@ class Config:
     augment: AugmentConfig
     optim: OptimConfig
     run: RunConfig
+    val: ValidationConfig
     objective: Any
 
     def __post_init__(self) -> None:
@@ -247,6 +290,7 @@ def section_types(method: str) -> dict[str, type]:
         "augment": AugmentConfig,
         "optim": OptimConfig,
         "run": RunConfig,
+        "val": ValidationConfig,
         "objective": METHODS[method][0],
     }
 

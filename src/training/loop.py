@@ -3,10 +3,10 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from timm.utils import ModelEmaV3
@@ -28,6 +28,22 @@ from training.snapshot import Position, SaveClock, save
 from training.stopping import Stopped, StopSignal
 from training.terms import StepGate, TermMeter
 from training.watchdog import Watchdog
+
+if TYPE_CHECKING:  # evaluations bring scipy and more, which runs without any need not load
+    from prolip.evaluation.result import Result
+    from training.validation import Best, Validation
+
+#: What the figures of the averaged model begin with.
+EMA = "ema/"
+
+
+@dataclass
+class Found:
+    """What an evaluation has found, on the first rank: figures by name, what to tell, the corpus's whole result."""
+
+    figures: dict[str, float] = field(default_factory=dict)
+    headlines: list[str] = field(default_factory=list)
+    corpus: Result | None = None
 
 
 @dataclass(kw_only=True)
@@ -63,8 +79,11 @@ class Run:
     saver: Saver | None = None
     ledger: Ledger | None = None
     tokenizer: Any = None
-    evaluate: Callable[[nn.Module], Any] | None = None
-    results: dict[str, Any] = field(default_factory=dict)
+    validation: Validation | None = None
+    best: Best | None = None
+    # of the last evaluation, by what begins the figures of a model: "" or "ema/"
+    found: dict[str, Found] = field(default_factory=dict)
+    measured_at: int | None = None
     at: Position = field(default_factory=Position)
 
 
@@ -134,6 +153,8 @@ def train(run: Run) -> None:
                 report(run, watch, started_at)
             if run.at.step < run.total_steps:
                 between_steps(run, watch)
+                if run.config.val.val_every_steps and run.at.step % run.config.val.val_every_steps == 0:
+                    evaluate(run, watch)
             elif run.at.batch_in_epoch < run.loader.num_batches:
                 break  # at the end of an epoch, the loader is asked once more: it judges the faults of the whole epoch
         else:
@@ -216,28 +237,44 @@ def total_faults(counts: list[dict[str, int]]) -> dict[str, int]:
 
 def between_epochs(run: Run, watch: Stopwatch) -> None:
     """Checkpoint and evaluate when it is time to; neither counts as training time."""
-    start, settings = time.perf_counter(), run.config.run
+    start = time.perf_counter()
     ended = run.at.step == run.total_steps
-    if ended or (settings.save_frequency and run.at.epoch % settings.save_frequency == 0):
+    if ended or (run.config.run.save_frequency and run.at.epoch % run.config.run.save_frequency == 0):
         checked_save(run)
-    if run.evaluate and (ended or (settings.val_frequency and run.at.epoch % settings.val_frequency == 0)):
-        evaluate(run)
+    watch.pause(time.perf_counter() - start)
+    if ended or (run.config.val.val_frequency and run.at.epoch % run.config.val.val_frequency == 0):
+        evaluate(run, watch)
+
+
+def evaluate(run: Run, watch: Stopwatch) -> None:
+    """Measure the model by all ranks, its averaged twin too where there is one, unless that was done at this step."""
+    if run.validation is None or run.measured_at == run.at.step:
+        return
+    start, run.measured_at = time.perf_counter(), run.at.step
+    models = {"": run.objective.model} | ({EMA: run.ema.module} if run.ema is not None else {})
+    with run.watchdog.pause():
+        ready = {prefix: whole_model(model, run.world, everywhere=True) for prefix, model in models.items()}
+        run.found = {prefix: run.validation.measure(model, run.world) for prefix, model in ready.items() if model}
+        if run.world.is_first:
+            tell_figures(run, ready)
+        run.network.train()
+        wait_for_all(run.world)
     watch.pause(time.perf_counter() - start)
 
 
-def evaluate(run: Run) -> None:
-    """Figures on rank 0, of the averaged weights too where there are any; the other ranks wait."""
-    models = {"eval": run.objective.model} | ({"eval_ema": run.ema.module} if run.ema is not None else {})
-    with run.watchdog.pause():
-        ready = {name: whole_model(model, run.world) for name, model in models.items()}
-        if run.world.is_first and run.evaluate is not None:
-            run.results = {name: run.evaluate(model) for name, model in ready.items() if model is not None}
-            run.log.metrics(run.at.step, figures(run.results), kind="eval")
-            run.network.train()
-        wait_for_all(run.world)
+def tell_figures(run: Run, models: dict[str, Any]) -> None:
+    """The figures to the log, their headlines to the person, and the model to best/ where it is the best so far."""
+    values = figures(run.found)
+    run.log.metrics(run.at.step, values, kind="eval")
+    for prefix, found in run.found.items():
+        if found.headlines:
+            run.log.say(f"step {run.at.step}: {prefix}" + f"  {prefix}".join(found.headlines))
+    if run.best is not None:
+        remark = run.best.offer(run.at.step, values, models, run.tokenizer)
+        if remark:
+            run.log.say(remark)
 
 
-def figures(results: dict[str, Any]) -> dict[str, float]:
+def figures(found: dict[str, Found]) -> dict[str, float]:
     """Name -> figure of the model, and ema/name -> figure of the averaged weights."""
-    prefixes = {"eval": "", "eval_ema": "ema/"}
-    return {prefixes[kind] + name: value for kind, result in results.items() for name, value in result.metrics.items()}
+    return {prefix + name: value for prefix, part in found.items() for name, value in part.figures.items()}

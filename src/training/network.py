@@ -41,7 +41,7 @@ DTYPES = {"amp_bf16": torch.bfloat16, "amp_fp16": torch.float16}
 
 def build_tokenizer(config: Config) -> Any:
     """The model's tokenizer, or --tokenizer; none where no text is read."""
-    if config.data.dataset_type == "synthetic" and not config.run.val_data:
+    if config.data.dataset_type == "synthetic" and not config.val.asked_for:
         return None
     wanted = config.model
     return prolip.get_tokenizer(wanted.model, tokenizer=wanted.tokenizer, context_length=wanted.force_context_length)

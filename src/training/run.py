@@ -4,10 +4,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from timm.utils import ModelEmaV3
@@ -15,7 +14,6 @@ from torch import nn
 
 from prolip.checkpoint import save_pretrained
 from prolip.data.loader import build_loader
-from prolip.data.shards import expand_shards
 from prolip.methods import METHODS
 from prolip.model import ProLIP
 from prolip.ring import check_equal_batches
@@ -25,7 +23,7 @@ from training.distributed import Agreement, World, seed_everything, share_object
 from training.flags import FlagError
 from training.ledger import Ledger
 from training.log import RunLog, count_parameters, describe, duration
-from training.loop import Run, figures, train
+from training.loop import EMA, Run, figures, train
 from training.network import (
     attention_for,
     autocast_for,
@@ -55,6 +53,9 @@ from training.stopping import EXIT_STOPPED, STOP, Stopped
 from training.storage import Storage
 from training.terms import StepGate, TermMeter
 from training.watchdog import Watchdog
+
+if TYPE_CHECKING:
+    from training.validation import Best, Validation
 
 
 def run(config: Config) -> Path:
@@ -150,9 +151,7 @@ def build(
     optimizer = build_optimizer(objective, config.optim)
     if config.model.torchcompile:
         compile_towers(model)
-    evaluation = None
-    if settings.val_data:
-        evaluation = partial(build_evaluation(config, here, tokenizer, preprocess), similarity=objective.similarity)
+    validation, best = build_validation(config, here, folder, objective.similarity, tokenizer, preprocess)
     take_folder(config, here, folder, held or contextlib.ExitStack())
     storage = Storage(settings.checkpoint_dir or str(folder / "checkpoints"))
     address, passed_over = choose_checkpoint(settings.resume, storage, here)
@@ -190,7 +189,8 @@ def build(
         profiler=StepProfiler(folder, here.rank, settings.profile, log.say) if profiled(settings, here) else None,
         saver=open_saver(config, storage, folder, log) if here.is_first else None,
         ledger=ledger,
-        evaluate=evaluation,
+        validation=validation,
+        best=best,
         tokenizer=tokenizer,
     )
     log.say(summary(run))
@@ -270,14 +270,19 @@ def open_ledger(folder: Path, here: World, begin: int) -> Ledger:
     return Ledger(folder, here.rank)
 
 
-def build_evaluation(config: Config, here: World, tokenizer: Any, preprocess: Any) -> Callable[..., Any]:
-    """Model -> `Result` on --val-data, which is read before the first step: what is missing shows now."""
-    from prolip.evaluation.corpus import evaluate, gallery  # brings scipy, which most runs do without
+def build_validation(
+    config: Config, here: World, folder: Path, similarity: str, tokenizer: Any, preprocess: Any
+) -> tuple[Validation | None, Best | None]:
+    """What measures the model on the way, and what keeps the best one; None where nothing is asked for."""
+    if not config.val.asked_for:
+        return None, None
+    from training.validation import Best, check_metric, open_validation
 
-    run = config.run
-    shards = [[shard.url for shard in expand_shards(data)] if data else None for data in (run.val_data, run.val_names)]
-    corpus = gallery(shards[0] or [], run.val_select, shards[1])
-    return partial(evaluate, tokenizer=tokenizer, preprocess=preprocess, shards=corpus, device=here.device)
+    validation = open_validation(config.val, config.run.precision, similarity, tokenizer, preprocess, here)
+    if not config.val.best_metric:
+        return validation, None
+    check_metric(config.val.best_metric, validation, averaged=bool(config.optim.ema_decay))
+    return validation, Best(folder / "best", config.val.best_metric, config.val.best_lowest)
 
 
 def take_folder(config: Config, here: World, folder: Path, held: contextlib.ExitStack) -> None:
@@ -335,7 +340,7 @@ def finish(run: Run, seconds: float) -> None:
     model = whole_model(run.objective.model, run.world)
     ema = None if run.ema is None else whole_model(run.ema.module, run.world)
     if run.world.is_first and model is not None:
-        if run.results:
+        if run.found:
             leave_figures(run)
         if run.saver is not None:
             run.saver.settle(final=True)
@@ -350,7 +355,9 @@ def leave_figures(run: Run) -> None:
     """The last evaluation: a table for the person, eval.json, and folders with embeddings for the report."""
     from prolip.evaluation.corpus import format_table
 
-    for folder, result in run.results.items():
-        result.save(run.folder / folder)
-        run.log.say(f"{folder}: {format_table(result)}")
-    write_json(run.folder / "eval.json", {"step": run.at.step, **figures(run.results)})
+    for prefix, found in run.found.items():
+        if found.corpus is not None:
+            folder = "eval_ema" if prefix == EMA else "eval"
+            found.corpus.save(run.folder / folder)
+            run.log.say(f"{folder}: {format_table(found.corpus)}")
+    write_json(run.folder / "eval.json", {"step": run.at.step, **figures(run.found)})

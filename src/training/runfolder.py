@@ -16,7 +16,7 @@ from training.flags import FlagError
 LOCK = ".lock"
 OURS = (
     "config.json", "status.json", "metrics.jsonl", "eval.json", "eval", "eval_ema", "tensorboard", "checkpoints",
-    "ledger", "profile", "model", "model_ema",
+    "ledger", "profile", "model", "model_ema", "best",
 )  # fmt: skip
 
 

@@ -83,14 +83,19 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> N
     optimizer.load_state_dict(state | {"state": moments})
 
 
-def whole_model(model: ProLIP, here: World) -> ProLIP | None:
-    """The model itself, or on rank 0 a copy of a sharded one with all its weights; all ranks must call this."""
+def whole_model(model: ProLIP, here: World, everywhere: bool = False) -> ProLIP | None:
+    """The model itself, or on rank 0 a copy of a sharded one with all its weights; all ranks must call this.
+
+    everywhere: the copy on every rank.
+    """
     if not is_sharded(model):
         return model
-    state = whole(model.state_dict(), here.is_first)
-    if not here.is_first:
+    keep = here.is_first or everywhere
+    state = whole(model.state_dict(), keep)
+    if not keep:
         return None
-    copy = ProLIP(model.config)
+    with torch.random.fork_rng(devices=[]):  # the weights that are drawn here are overwritten
+        copy = ProLIP(model.config)
     copy.load_state_dict(state)
     copy.visual.preprocess_cfg = model.visual.preprocess_cfg
     copy.pixel_mean, copy.pixel_std = model.pixel_mean, model.pixel_std

@@ -19,7 +19,8 @@ TINY = {
     },
     "optim": {"warmup": 1},
     "run": {
-        "max_steps": 2, "precision": "fp32", "device": "cpu", "log_every_n_steps": 1,
+        "max_steps": 2, "precision": "fp32", "device": "cpu", "log_every_n_steps": 1},
+    "val": {
         "val_data": str(ROOT / "data/emoji/emojione.tar"), "val_select": "group=food drink",
     },
 }  # fmt: skip

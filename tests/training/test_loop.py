@@ -13,7 +13,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from training.config import build_config
 from training.distributed import World
-from training.loop import evaluate, figures, to_device, total_faults, train, training_step
+from training.log import Stopwatch
+from training.loop import Found, evaluate, figures, to_device, total_faults, train, training_step
 from training.norms import gradient_norms, parameter_norms, parts_of
 from training.run import build
 from training.terms import NonFiniteError
@@ -244,15 +245,15 @@ def test_logged_losses_are_means_over_the_interval(tmp_path):
 def test_evaluation_leaves_the_model_in_training_mode(tmp_path):
     run = make(tmp_path, optim={"ema_decay": 0.9})
 
-    class Figures:
-        def __init__(self, model):
+    class Measuring:
+        def measure(self, model, here):
             model.eval()
-            self.metrics = {"names/i2t/R@1": float(model is run.ema.module)}
+            return Found({"names/i2t/R@1": float(model is run.ema.module)})
 
-    run.evaluate = Figures
-    evaluate(run)
+    run.validation = Measuring()
+    evaluate(run, Stopwatch())
     assert run.objective.model.training
-    assert figures(run.results) == {"names/i2t/R@1": 0.0, "ema/names/i2t/R@1": 1.0}
+    assert figures(run.found) == {"names/i2t/R@1": 0.0, "ema/names/i2t/R@1": 1.0}
 
 
 def test_faults_are_summed_over_ranks_and_what_was_read_well_is_left_out():

@@ -19,11 +19,12 @@ TINY = ["--model", "ProLIP-ViT-test", "--precision", "fp32", "--workers", "0", "
 
 # Frozen: other people's scripts type these. Add freely; rename or remove only with an entry in flags.RETIRED.
 PUBLIC_FLAGS = """
---accum-freq --alpha1 --alpha2 --aspect --aug-cfg --batch-size --beta --beta1 --beta2 --brightness --caption-sampling
---checkpoint-dir --checkpoint-policy --config --contrast --csv-caption-key --csv-img-key --csv-separator
+--accum-freq --alpha1 --alpha2 --aspect --aug-cfg --batch-size --best-lowest --best-metric --beta --beta1 --beta2
+--brightness --caption-sampling
+--checkpoint-dir --checkpoint-policy --coco-test --config --contrast --csv-caption-key --csv-img-key --csv-separator
 --dataset-resampled --dataset-type --dct-scaled-decoding --decay-fraction --deterministic --device --device-augment
 --ema-decay --epochs --eps --fill --force-context-length --force-image-size --fsdp --global-batch-size
---grad-checkpointing --grad-clip-norm --greyscale-prob --help --hue --inclusion-eps --inclusion-form
+--grad-checkpointing --grad-clip-norm --greyscale-prob --help --hue --imagenet-val --inclusion-eps --inclusion-form
 --inclusion-reduction --inclusion-scale --init-logit-bias --init-logit-scale --init-unc-bias
 --init-unc-gain --init-uncertainty
 --jitter-prob --keep-checkpoints --keep-every-steps --known-matches --layer-decay --ledger --lock-image
@@ -33,7 +34,8 @@ PUBLIC_FLAGS = """
 --peak-tflops --precision --prefetch --pretrained --profile --read-retries --read-timeout --resume --rotate
 --saturation --save-every-minutes --save-every-samples --save-every-steps --save-frequency --seed --select
 --shard-index --shift --shuffle-buffer --stall-seconds --tokenizer --torchcompile --traceback --train-data
---train-data-upsampling-factors --train-num-samples --val-data --val-frequency --val-names --val-select
+--train-data-upsampling-factors --train-num-samples
+--val-batch-size --val-data --val-every-steps --val-frequency --val-names --val-select --val-tasks
 --wandb-project --warmup --wd --workers --zoom
 """.split()  # noqa: SIM905  easier to read
 

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
@@ -25,10 +27,14 @@ from torch import Tensor
 from prolip.evaluation.large import PairScores, Relevance, rank_sparse
 from prolip.evaluation.metrics import KS, Ranking, both_directions, plausible_match
 
+log = logging.getLogger(__name__)
+
 PACKAGE = "eccv_caption"
 LABELS = {"coco": "original", "cxc": "cxc", "eccv": "eccv"}
 """Our name of a label set: the package's."""
 FOLDS = 5
+#: Captions of the Karpathy test split, five for each of 5,000 images.
+CAPTIONS_OF_SPLIT = 25_000
 
 
 class Positives(NamedTuple):
@@ -114,6 +120,33 @@ def evaluate(
     return out
 
 
+def figures_of_split(
+    scores: PairScores, image_ids: Sequence[int], caption_ids: Sequence[int]
+) -> dict[str, float]:
+    """`evaluate` where the ids are those of COCO's whole Karpathy test split, {} for any other set of captions.
+
+    Without the package that carries the labels: {} and a line in the log that says how to get it.
+    """
+    try:
+        annotations = _packaged()
+    except FileNotFoundError as error:
+        if len(caption_ids) == CAPTIONS_OF_SPLIT:
+            log.warning("COCO 1K, CxC and ECCV Caption are left out: %s", error)
+        return {}
+    if not set(annotations.captions) <= set(caption_ids) or not annotations.coco.captions_of.keys() <= set(image_ids):
+        return {}
+    return evaluate(scores, image_ids, caption_ids, annotations)
+
+
+def figure_names(ks: Sequence[int] = KS) -> list[str]:
+    """The names that `evaluate` gives its figures."""
+    ways = ("i2t", "t2i")
+    recalls = [f"{way}/R@{k}" for way in ways for k in ks]
+    names = [f"{prefix}/{key}" for prefix in ("coco_5k", "coco_1k", "cxc") for key in (*recalls, "rsum")]
+    kinds = ("mAP@R", "R-Precision", *(f"R@{k}" for k in ks))
+    return names + [f"eccv/{way}{kind}" for kind in kinds for way in ("i2t/", "t2i/", "")]
+
+
 def category_labels(instances: str | Path, image_ids: Sequence[int]) -> Tensor:
     """Which of COCO's categories each image shows, from instances_val2014.json: (N, 80) bool.
 
@@ -146,6 +179,12 @@ def plausible(scores: PairScores, labels: Tensor, image_of: Sequence[int] | Tens
     i2t = plausible_match(scores.image_rows, labels, caption_labels)
     t2i = plausible_match(scores.text_rows, caption_labels, labels)
     return {f"{way}/{key}": value for way, found in (("i2t", i2t), ("t2i", t2i)) for key, value in found.items()}
+
+
+@lru_cache(maxsize=1)
+def _packaged() -> Annotations:
+    """The installed package's label sets, read once."""
+    return load_annotations()
 
 
 def _package_data() -> Path:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from prolip.evaluation import classification, large
+from prolip.evaluation import classification, coco, large
 from prolip.evaluation.datacomp.scores import Association as Instance
 from prolip.evaluation.datacomp.scores import association_metrics
 from prolip.evaluation.datasets.base import DamagedData, Dataset
@@ -23,7 +23,7 @@ from prolip.evaluation.embedder import Embedder, ModelCard
 from prolip.evaluation.feature_store import FeatureStore
 from prolip.evaluation.features import Features, compute_features
 from prolip.evaluation.large import PairScores, Relevance
-from prolip.evaluation.metrics import both_directions
+from prolip.evaluation.metrics import both_directions, retrieval_names
 from prolip.gaussian import Gaussian
 
 TOP = 5
@@ -101,6 +101,24 @@ def evaluate_dataset(
     return TaskResult(dataset.name, metrics, main, info | {"seconds": round(time.perf_counter() - started, 2)})
 
 
+def metric_names(dataset: Dataset) -> list[str]:
+    """What the metrics of a task will be called, known before any is computed."""
+    if dataset.kind == "association":
+        blank = [
+            Instance(torch.zeros(len(one.images)), torch.tensor([key in one.associated for key in one.images]))
+            for one in dataset.associations
+        ]
+        return list(association_metrics(blank))
+    if dataset.kind == "multilabel":
+        return list(classification.multilabel(torch.zeros(1, 1), torch.ones(1, 1)))
+    if dataset.kind == "classification":
+        return ["acc1", *(["acc5"] if len(dataset.classnames) >= TOP else []), "mean_per_class_recall"]
+    names = [*retrieval_names(), "mean_recall@1"]
+    if dataset.relevance is not None or dataset.info.get("relevant_by") == "label":
+        names += [f"own/{name}" for name in names]
+    return names + (coco.figure_names() if len(dataset.info.get("caption_ids", ())) >= coco.CAPTIONS_OF_SPLIT else [])
+
+
 def evaluate_features(
     features: Features, similarity: str = "csd", confusion: bool = False
 ) -> tuple[dict[str, float], dict[str, Any]]:
@@ -155,7 +173,7 @@ def score_classes(features: Features, similarity: str = "csd", k: int = TOP) -> 
 def classification_metrics(scored: Scored) -> dict[str, float]:
     """acc1, acc5 (with five classes or more) and the mean per-class recall."""
     out = {"acc1": float((scored.rank <= 1).double().mean())}
-    if len(scored.classes.mean) >= 5:
+    if len(scored.classes.mean) >= TOP:
         out["acc5"] = float((scored.rank <= 5).double().mean())
     predicted = scored.predictions[:, 0]
     return out | {"mean_per_class_recall": classification.mean_per_class_recall(predicted, scored.labels)}
@@ -187,7 +205,8 @@ def pair_scores(features: Features, similarity: str) -> PairScores:
 def retrieval_metrics(features: Features, similarity: str = "csd") -> dict[str, float]:
     """Both directions by the most complete labels there are; where that is not each image's own captions, these too.
 
-    `i2t/...`, `t2i/...`, `rsum`, `mean_recall@1` (DataComp's main metric: both directions at 1), and `own/...`.
+    `i2t/...`, `t2i/...`, `rsum`, `mean_recall@1` (DataComp's main metric: both directions at 1), and `own/...`; of
+    COCO's Karpathy test split also `coco_5k/...`, `coco_1k/...`, `cxc/...` and `eccv/...`, see `coco.evaluate`.
     """
     scores, (own, complete) = pair_scores(features, similarity), relevance_of(features)
     labels = [own] if complete is None else [complete, own]
@@ -198,6 +217,9 @@ def retrieval_metrics(features: Features, similarity: str = "csd") -> dict[str, 
         both = both_directions(a, b)
         both["mean_recall@1"] = (both["i2t/R@1"] + both["t2i/R@1"]) / 2
         out |= {f"{prefix}{name}": value for name, value in both.items()}
+    info = features.dataset.info
+    if "caption_ids" in info:
+        out |= coco.figures_of_split(scores, info["image_ids"], info["caption_ids"])
     return out
 
 
@@ -252,6 +274,6 @@ def instances(features: Features, similarity: str = "csd") -> Iterator[Instance]
 
 
 __all__ = [
-    "Scored", "TaskResult", "classification_metrics", "evaluate_dataset", "evaluate_features", "retrieval_metrics",
-    "score_classes",
+    "Scored", "TaskResult", "classification_metrics", "evaluate_dataset", "evaluate_features", "metric_names",
+    "retrieval_metrics", "score_classes",
 ]  # fmt: skip

@@ -108,6 +108,11 @@ def both_directions(i2t: Ranking, t2i: Ranking, ks: Sequence[int] = KS) -> dict[
     return out | {"rsum": 100 * sum(_mean(ranking.hit(k)[ranking.answerable]) for _, ranking in pairs for k in KS)}
 
 
+def retrieval_names() -> list[str]:
+    """The names that `both_directions` gives its figures."""
+    return list(retrieval(torch.zeros(1, 1), torch.ones(1, 1, dtype=torch.bool)))
+
+
 def hamming(queries: Tensor, gallery: Tensor) -> Tensor:
     """Labels that differ, for all pairs of multi-hot label vectors: (Q, L), (G, L) -> (Q, G) int64."""
     a, b = queries.float(), gallery.float()

@@ -1,13 +1,19 @@
 """COCO 5K, 1K, CxC and ECCV Caption equal the figures of eccv_caption; and PMRP by COCO's categories."""
 import json
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from prolip.evaluation import coco, metrics
+from prolip.evaluation.datasets.base import Dataset
+from prolip.evaluation.embedder import ModelCard
+from prolip.evaluation.evaluate import retrieval_metrics
+from prolip.evaluation.features import Features
 from prolip.evaluation.large import PairScores
+from prolip.gaussian import Gaussian
 
 KS = (1, 5, 10)
 IMAGES, PER_IMAGE = 40, 5
@@ -103,6 +109,28 @@ def test_a_score_function_gives_what_its_matrix_gives(split):
     assert coco.evaluate(scores, images, captions, annotations, elements=700) == coco.evaluate(
         PairScores.from_matrix(matrix), images, captions, annotations
     )
+
+
+def test_retrieval_on_cocos_test_split_has_the_figures_of_all_its_labels(split, monkeypatch):
+    folder, images, captions = split
+    annotations = coco.load_annotations(folder)
+    monkeypatch.setattr(coco, "_packaged", lambda: annotations)
+    generator = torch.Generator().manual_seed(4)
+    image, text = (
+        Gaussian(torch.randn(rows, 8, generator=generator), torch.zeros(rows, 8)) for rows in (IMAGES, len(captions))
+    )
+    info = {"image_ids": images, "caption_ids": captions}
+    dataset = Dataset("coco", "retrieval", lambda share: iter(()), "0", "memory", info=info)
+    features = Features(
+        dataset, ModelCard("m", ""), tuple(map(str, images)), image, captions=("a",) * len(captions),
+        owners=torch.arange(IMAGES).repeat_interleave(PER_IMAGE), text=text,
+    )  # fmt: skip
+    found = retrieval_metrics(features)
+    want = coco.evaluate(PairScores.from_gaussians(image, text, "csd"), images, captions, annotations)
+    assert {key: found[key] for key in want} == want and sorted(want) == sorted(coco.figure_names())
+    assert found["coco_5k/i2t/R@5"] == found["i2t/R@5"]  # each image's own captions
+    half = replace(features, dataset=replace(dataset, info={**info, "caption_ids": captions[:-1] + [10**6]}))
+    assert "eccv/mAP@R" not in retrieval_metrics(half)
 
 
 def test_captions_beyond_the_split_are_left_out_of_every_gallery(split):
