@@ -87,7 +87,7 @@ def flags_of(words: list[str]) -> list[str]:
     return words[words.index("training.main") + 1 :]
 
 
-@pytest.mark.parametrize("script", ["train.sbatch", "eval.sbatch"])
+@pytest.mark.parametrize("script", ["train.sbatch", "eval.sbatch", "datacomp.sbatch"])
 def test_scripts_are_valid_bash(script):
     assert subprocess.run(["bash", "-n", SLURM / script], capture_output=True).stderr == b""
 
@@ -313,6 +313,33 @@ def test_a_checkpoint_is_exported_first(start, address, out):
     status, words, _, _ = start("eval.sbatch", address)
     assert status == 0 and words[:3] == ["slurm/export.py", address, f"{out}/model"]
     assert evaluations(words) == [f"local-dir:{out}/model"] and words[-1] == f"{out}/eval"
+
+
+def test_datacomps_tasks_are_shared_out_over_an_array(start, runs):
+    status, words, _, _ = start("datacomp.sbatch", "runs/a", "--", "--tasks", "vtab", DATA="data")
+    assert status == 0
+    assert words[1:] == [
+        "prolip.evaluation.datacomp", "--model", "local-dir:runs/a/model", "--data-dir", "data", "--output",
+        "runs/a/datacomp", "--device", "cuda", "--tasks", "vtab",
+    ]  # fmt: skip
+    assert "array" in start("datacomp.sbatch", "runs/a", DATA="data", SLURM_ARRAY_TASK_COUNT="4")[1]
+    words = start("datacomp.sbatch", "ViT-B-16", "--", "--pretrained", "openai", DATA="hf-hub", OUT="out")[1]
+    assert evaluations(words) == ["ViT-B-16"] and words[-2:] == ["--pretrained", "openai"] and "out" in words
+
+
+@pytest.mark.parametrize(
+    ("words", "variables", "message"),
+    [
+        ([], {"DATA": "data"}, "got no model"),
+        (["runs/a"], {}, "DATA is not set"),
+        (["runs/a", "runs/b"], {"DATA": "data"}, "one model at a time"),
+        (["runs"], {"DATA": "data"}, "runs holds no model/"),
+        (["ViT-B-16"], {"DATA": "data"}, "OUT is not set"),
+    ],
+)
+def test_what_datacomps_script_lacks_is_named(start, runs, words, variables, message):
+    status, started, _, output = start("datacomp.sbatch", *words, **variables)
+    assert (status, started) == (2, []) and message in output
 
 
 def test_the_exported_model_is_the_one_that_the_run_left(tmp_path):

@@ -13,6 +13,7 @@ import json
 import logging
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from prolip.checkpoint import CheckpointError
@@ -22,7 +23,7 @@ from prolip.evaluation.datasets.specs import FORMS, open_dataset
 from prolip.evaluation.embed import PRECISIONS, SIMILARITIES, check_similarity
 from prolip.evaluation.embedder import RANDOM, load_embedder
 from prolip.evaluation.evaluate import TaskResult, check_fits, evaluate_dataset
-from prolip.evaluation.feature_store import FeatureStore
+from prolip.evaluation.feature_store import FeatureStore, slug
 from prolip.evaluation.features import Features, compute_features, load_features
 
 #: Metrics of the table, in this order where a task has them.
@@ -30,6 +31,17 @@ COLUMNS = (
     "acc1", "acc5", "mean_per_class_recall", "mAP", "i2t/R@1", "i2t/R@5", "i2t/R@10", "i2t/mAP@R", "t2i/R@1",
     "t2i/R@5", "t2i/R@10", "t2i/mAP@R", "mean_recall@1", "avg_jaccard_score", "jaccard_score_10-12",
 )  # fmt: skip
+
+#: Figures of refusal, and what the table calls them: error of all, of the surest 80% and half, area under risk and
+#: coverage and its least value, rank correlation with the error, and how well errors are told from the rest.
+REFUSAL = {
+    "error": "error", "error@80": "80% kept", "error@50": "50% kept", "aurc": "AURC", "aurc_oracle": "oracle",
+    "spearman": "rho", "auroc": "AUROC",
+}  # fmt: skip
+SINGLES = {
+    "refusal/R-AUROC": "R-AUROC", "refusal/1-NN": "1-NN", "calibration/match/ece": "ECE of matches",
+    "calibration/confidence/ece": "ECE of confidence",
+}  # fmt: skip
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -49,6 +61,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--precision", default="fp32", choices=PRECISIONS)
     add("--batch-size", type=int, default=256)
     add("--workers", type=int, help="threads that decode images (default: cores - 1, at most 16)")
+    add("--uncertainty", action="store_true", help="also refusal by score and traces, calibration of match probability")
+    add("--plots", metavar="DIR", help="draw these: DIR/TASK-MODEL-SIMILARITY/*.png")
     add("--confusion", action="store_true", help="counts of true and predicted classes in the JSON")
     add("--skip-damaged", action="store_true", help="leave out damaged samples; the result says which")
     add("--out", metavar="FILE", help="the results as JSON")
@@ -93,13 +107,27 @@ def run(args: argparse.Namespace) -> list[TaskResult]:
     """Check, embed, score; the table and the JSON at the end, the JSON also after every data set."""
     check(args)
     results: list[TaskResult] = []
+    wanted = args.uncertainty or args.plots
     for features in features_of(args):
         for similarity in args.similarity:
-            results.append(evaluate_dataset(features.dataset, features, similarity, confusion=args.confusion))
+            result = evaluate_dataset(features.dataset, features, similarity, confusion=args.confusion)
+            results.append(with_uncertainty(result, features, similarity, args.plots) if wanted else result)
         if args.out:
             write(results, Path(args.out))
-    print(format_table(results) + (f"\n\nwritten to {args.out}" if args.out else ""))
+    tables = [format_table(results), *([format_uncertainty(results)] if wanted else [])]
+    print("\n\n".join(tables) + (f"\n\nwritten to {args.out}" if args.out else ""))
     return results
+
+
+def with_uncertainty(result: TaskResult, features: Features, similarity: str, plots: str | None) -> TaskResult:
+    """The result with the figures of `Study` beside its metrics, and its plots where there is a folder for them."""
+    from prolip.evaluation.task_study import plot, study_features
+
+    study = study_features(features, similarity)
+    if plots:
+        name = f"{result.key}-{features.model.name}-{similarity}"
+        plot(study, result.key, Path(plots) / slug(name))
+    return replace(result, metrics=result.metrics | study.figures())
 
 
 def write(results: Sequence[TaskResult], path: Path) -> None:
@@ -124,6 +152,23 @@ def format_table(results: Sequence[TaskResult]) -> str:
             cells = "".join(f"{100 * row.metrics[column]:{width}.2f}" for column, width in zip(columns, widths))
             lines.append(f"{key:<{first}}  {similarity:<{second}}  {images:>7}{cells}{left_out(row)}")
     return "\n".join(lines[1:])
+
+
+def format_uncertainty(results: Sequence[TaskResult]) -> str:
+    """A line per task, similarity and what was refused by; then the single figures of each task."""
+    rows, singles = [], []
+    for result in results:
+        name, m = f"{result.key}  {result.info['similarity']}", result.metrics
+        for place in (key.removesuffix("/aurc") for key in m if key.endswith("/aurc")):
+            way = place.removeprefix("refusal/").replace("/", " by ")
+            rows.append((f"{name}  {way}", [m.get(f"{place}/{figure}") for figure in REFUSAL]))
+        told = [f"{title} {m[key]:.4f}" for key, title in SINGLES.items() if key in m]
+        singles += [f"{name}  {', '.join(told)}"] if told else []
+    width = max(len(name) for name, _ in rows)
+    lines = [f"{'refused':<{width}}" + "".join(f"{title:>11}" for title in REFUSAL.values())]
+    for name, values in rows:
+        lines.append(f"{name:<{width}}" + "".join(f"{'-':>11}" if x is None else f"{x:11.4f}" for x in values))
+    return "\n".join(lines + singles)
 
 
 def left_out(result: TaskResult) -> str:

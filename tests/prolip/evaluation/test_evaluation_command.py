@@ -42,6 +42,24 @@ def test_two_sets_by_two_similarities_with_the_model_and_then_without(tmp_path, 
     assert without_times(json.loads(again.read_text())) == without_times(json.loads(out.read_text()))
 
 
+def test_uncertainty_of_every_kind_of_task_in_a_table_and_as_plots(tmp_path, model, sets, capsys):
+    multi, cues = mini.wds_multilabel(tmp_path / "wds_many"), mini.winogavil(tmp_path / "wino")
+    results = main([
+        "--model", model, "--dataset", *sets, f"wds:{multi}", f"winogavil:{cues}", "--plots", str(tmp_path / "plots"),
+    ])  # fmt: skip
+    table = capsys.readouterr().out
+    for result, places in zip(results, (["image", "pair"], ["i2t by pair", "t2i by text"], ["image"], ["text"])):
+        for place in ["score", *places] if "by" not in places[0] else places:
+            line = next(line for line in table.splitlines() if line.startswith(f"{result.key}  csd  {place}"))
+            key = f"refusal/{place.replace(' by ', '/')}"
+            assert f"{result.metrics[key + '/aurc']:.4f}" in line.split()
+        assert list((tmp_path / "plots").glob(f"{result.key}-*-csd/risk_coverage*.png"))
+    assert "birds  csd  R-AUROC" in table and "ECE of matches" in table
+    classes, _, many, _ = (result.metrics for result in results)
+    assert classes["refusal/score/error"] == pytest.approx(1 - classes["acc1"])
+    assert 0 <= many["refusal/image/aurc_oracle"] <= many["refusal/image/aurc"] <= 1
+
+
 def test_a_damaged_set_ends_in_a_line_or_in_a_remark(tmp_path, model, capsys):
     folder = mini.wds_classification(tmp_path / "wds_cut")
     shard = folder / "test" / "0.tar"

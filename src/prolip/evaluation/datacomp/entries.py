@@ -7,16 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor
 
 from prolip.evaluation.datacomp.scores import (
     association_metrics,
     classification_metrics,
     face_metrics,
     group_columns,
-    jaccards,
     retrieval_metrics,
     split_prompts,
 )
@@ -29,18 +26,14 @@ from prolip.evaluation.evaluate import (
     check_fits,
     instances,
     own_labels,
-    pair_scores,
     relevance_of,
     score_blocks,
 )
 from prolip.evaluation.feature_store import FeatureStore
 from prolip.evaluation.features import Features, compute_features, embed_classes, image_features
-from prolip.evaluation.study import Logit, Study, study_classification, study_errors, study_retrieval
+from prolip.evaluation.study import Study
+from prolip.evaluation.task_study import association_study, class_study, plot, retrieval_study
 from prolip.gaussian import Gaussian
-
-NEIGHBOURS = 50_000
-"""Images up to which R-AUROC is computed: it takes their square of scores."""
-OF_LOGITS = ("csd", "csd_similarity")
 
 Scored = tuple[dict[str, float], Study]
 """Metrics of a task, and what there is to say of its uncertainty."""
@@ -86,22 +79,11 @@ def evaluate_entry(
             metrics, study = SCORES[task.kind](task, features, similarity)
         metrics |= study.figures() if settings.uncertainty else {}
         if settings.plots is not None:
-            plot(study, task, similarity, settings.plots)
+            plot(study, task.name, settings.plots / f"{task.key.replace('/', '-')}-{similarity}")
         seconds = round(embedded + time.perf_counter() - started, 2)
         info = describe(features, similarity) | {"seconds": seconds}
         out[similarity] = TaskResult(task.key, metrics, check_main(task, metrics), info)
     return out
-
-
-def plot(study: Study, task: Task, similarity: str, folder: Path) -> None:
-    """FOLDER/KEY-SIMILARITY/*.png: risk by coverage, error by decile of uncertainty, reliability."""
-    from matplotlib import pyplot
-
-    from prolip.evaluation.figures import draw, save  # late: only plots need matplotlib
-
-    for name, figure in draw(study, task.name).items():
-        save(figure, folder / f"{task.key.replace('/', '-')}-{similarity}" / f"{name}.png")
-        pyplot.close(figure)
 
 
 def describe(features: Features, similarity: str) -> dict[str, Any]:
@@ -138,19 +120,14 @@ def score_classification(task: Task, features: Features, similarity: str) -> Sco
 def score_retrieval(task: Task, features: Features, similarity: str) -> Scored:
     """Images and their own captions."""
     own, _ = relevance_of(features)
-    image, text = (features.image, features.text) if features.model.probabilistic else (None, None)
-    scores, logit = pair_scores(features, similarity), logit_of(features, similarity)
-    i2t, t2i, study = study_retrieval(scores, own, image, text, logit)
+    i2t, t2i, study = retrieval_study(features, own, similarity)
     return retrieval_metrics(i2t, t2i), study
 
 
 def score_associations(task: Task, features: Features, similarity: str) -> Scored:
-    """WinoGAViL. Refused by the negative of the best candidate's score, and by the cue's trace."""
+    """WinoGAViL."""
     scored = list(instances(features, similarity))
-    uncertainties: dict[str, np.ndarray | Tensor] = {"score": np.array([-float(x.scores.max()) for x in scored])}
-    if features.model.probabilistic and features.text is not None:
-        uncertainties["text"] = features.text.trace
-    return association_metrics(scored), study_errors(1 - jaccards(scored), uncertainties)
+    return association_metrics(scored), association_study(scored, features)
 
 
 SCORES: dict[str, Callable[[Task, Features, str], Scored]] = {
@@ -173,20 +150,3 @@ def score_faces(task: Task, features: Features, classes: dict[str, Gaussian], si
     columns = group_columns(task, features.groups, len(features.keys))
     gender = torch.from_numpy(columns[:, task.groups.index("gender")])
     return metrics, class_study(scores["gender"], gender, features, classes["gender"], similarity)
-
-
-def class_study(
-    scores: Tensor, labels: Tensor, features: Features, classes: Gaussian | None, similarity: str
-) -> Study:
-    """The uncertainty of a classification."""
-    image, own = (features.image, classes) if features.model.probabilistic else (None, None)
-    neighbours = len(labels) <= NEIGHBOURS
-    return study_classification(scores, labels, image, own, logit_of(features, similarity), neighbours)
-
-
-def logit_of(features: Features, similarity: str) -> Logit | None:
-    """What turns scores into match probabilities, for the similarity that the model was trained with."""
-    model = features.model
-    if similarity not in OF_LOGITS or model.logit_scale is None:
-        return None
-    return Logit(model.logit_scale, model.logit_bias)

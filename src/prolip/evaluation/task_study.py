@@ -1,0 +1,99 @@
+"""What uncertainty is worth on a task: the `Study` of its features, whatever its kind, and its plots."""
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from prolip.evaluation.classification import average_precision
+from prolip.evaluation.datacomp.scores import Association as Instance
+from prolip.evaluation.datacomp.scores import jaccards
+from prolip.evaluation.evaluate import instances, own_labels, pair_scores, relevance_of, score_blocks
+from prolip.evaluation.features import Features
+from prolip.evaluation.large import Relevance
+from prolip.evaluation.metrics import Ranking
+from prolip.evaluation.study import Logit, Study, study_classification, study_errors, study_retrieval
+from prolip.gaussian import Gaussian
+
+NEIGHBOURS = 50_000
+"""Images up to which R-AUROC is computed: it takes their square of scores."""
+OF_LOGITS = ("csd", "csd_similarity")
+
+
+def study_features(features: Features, similarity: str = "csd") -> Study:
+    """What can be refused by, and how well probabilities are kept, on any task.
+
+    Error of a query: the wrong class, no match in the first place (by the most complete labels), 1 - average precision
+    of an image's classes, 1 - Jaccard of a cue. ValueError where the set has no labels.
+    """
+    kind = features.dataset.kind
+    if kind == "retrieval":
+        own, complete = relevance_of(features)
+        return retrieval_study(features, own if complete is None else complete, similarity)[2]
+    if kind == "association":
+        return association_study(list(instances(features, similarity)), features)
+    scores = torch.cat([block for _, block in score_blocks(features, similarity)])
+    labels = own_labels(features)
+    if kind == "multilabel":
+        return multilabel_study(scores, labels, features)
+    return class_study(scores, labels, features, features.text, similarity)
+
+
+def class_study(
+    scores: Tensor, labels: Tensor, features: Features, classes: Gaussian | None, similarity: str
+) -> Study:
+    """Of a classification: scores (N, C), labels (N,)."""
+    image, own = (features.image, classes) if features.model.probabilistic else (None, None)
+    neighbours = len(labels) <= NEIGHBOURS
+    return study_classification(scores, labels, image, own, logit_of(features, similarity), neighbours)
+
+
+def multilabel_study(scores: Tensor, labels: Tensor, features: Features) -> Study:
+    """Of sets of labels (N, C), multi-hot. Refused by the negative of the best class's score, and by the image's trace.
+
+    Images without any label have no precision, and are left out.
+    """
+    error = 1 - average_precision(scores.mT, labels.mT)
+    kept = ~np.isnan(error)
+    uncertainties: dict[str, np.ndarray | Tensor] = {"score": -scores.amax(1)[kept]}
+    if features.model.probabilistic:
+        uncertainties["image"] = features.image.trace[kept]
+    return study_errors(error[kept], uncertainties)
+
+
+def retrieval_study(features: Features, relevance: Relevance, similarity: str) -> tuple[Ranking, Ranking, Study]:
+    """Of retrieval in both directions, with the rankings."""
+    image, text = (features.image, features.text) if features.model.probabilistic else (None, None)
+    return study_retrieval(pair_scores(features, similarity), relevance, image, text, logit_of(features, similarity))
+
+
+def association_study(scored: list[Instance], features: Features) -> Study:
+    """Of WinoGAViL. Refused by the negative of the best candidate's score, and by the cue's trace."""
+    uncertainties: dict[str, np.ndarray | Tensor] = {"score": np.array([-float(x.scores.max()) for x in scored])}
+    if features.model.probabilistic and features.text is not None:
+        uncertainties["text"] = features.text.trace
+    return study_errors(1 - jaccards(scored), uncertainties)
+
+
+def logit_of(features: Features, similarity: str) -> Logit | None:
+    """What turns scores into match probabilities, for the similarity that the model was trained with."""
+    model = features.model
+    if similarity not in OF_LOGITS or model.logit_scale is None:
+        return None
+    return Logit(model.logit_scale, model.logit_bias)
+
+
+def plot(study: Study, title: str, folder: Path) -> None:
+    """FOLDER/*.png: risk by coverage, error by decile of uncertainty, reliability."""
+    from matplotlib import pyplot
+
+    from prolip.evaluation.figures import draw, save  # late: only plots need matplotlib
+
+    for name, figure in draw(study, title).items():
+        save(figure, folder / f"{name}.png")
+        pyplot.close(figure)
+
+
+__all__ = ["class_study", "logit_of", "plot", "study_features"]
