@@ -1,9 +1,12 @@
-"""The emoji corpus as a retrieval task of clip_benchmark's layout, with its many-to-many labels.
+"""The emoji corpus as tasks of clip_benchmark's layout: retrieval with its many-to-many labels, and classification.
 
     python -m prolip.evaluation.datasets.emoji --data data/emoji/emojione.tar --out FOLDER
+    python -m prolip.evaluation.datasets.emoji --data data/emoji/emojione.tar --out FOLDER --classes subgroup
 
-Every distinct text stands once in the gallery: a name with its own drawing, another text with the first drawing that it
-is true of. `relevance.json` holds all further true pairs; a tool that does not read it sees one caption set per image.
+Retrieval: every distinct text stands once in the gallery, a name with its own drawing, another text with the first
+drawing that it is true of. `relevance.json` holds all further true pairs; a tool that does not read it sees one caption
+set per image. Classification: a drawing's class is its concept's subgroup or group, with `zero_shot.TEMPLATES` as
+prompts.
 """
 from __future__ import annotations
 
@@ -19,37 +22,69 @@ from webdataset import TarWriter
 
 from prolip.data import emoji
 from prolip.data.emoji import Corpus
-from prolip.evaluation.datasets.wds import COUNT, RELEVANCE, TYPE
+from prolip.evaluation.datasets.wds import CLASSNAMES, COUNT, RELEVANCE, TYPE
+from prolip.evaluation.datasets.wds import TEMPLATES as TEMPLATE_FILE
+from prolip.evaluation.zero_shot import TEMPLATES
 
 SHARD = 1000
 
 
 def write_emoji(corpus: Corpus, folder: str | os.PathLike, split: str = "test", shard: int = SHARD) -> Path:
-    """Write a corpus as `FOLDER/dataset_type.txt` and `FOLDER/SPLIT/...`; nshards.txt comes last.
+    """Write a corpus as a retrieval task; nshards.txt comes last.
 
     Texts of concepts without a drawing are true of nothing that is shown; they are left out. ValueError for a corpus
     without drawings, FileExistsError where the split is written already.
     """
+    folder = new_folder(corpus, folder, split)
+    owned = own_texts(corpus)
+    shared = relevance(corpus, owned)
+    shards = write_shards(corpus, folder / split, shard, "txt", ["\n".join(texts) for texts in owned])
+    (folder / TYPE).write_text("retrieval\n")
+    (folder / split / RELEVANCE).write_text(json.dumps({"pairs": shared}))
+    (folder / split / COUNT).write_text(f"{shards}\n")
+    return folder
+
+
+def write_emoji_classes(
+    corpus: Corpus, folder: str | os.PathLike, level: str = "subgroup", split: str = "test", shard: int = SHARD
+) -> Path:
+    """Write a corpus as a classification task: every drawing and the `level`, subgroup or group, of its concept.
+
+    Classes are those that have a drawing, in alphabetical order. Errors as `write_emoji`.
+    """
+    folder = new_folder(corpus, folder, split)
+    own = [getattr(corpus.concepts[concept], level) for concept in corpus.drawing_concepts.tolist()]
+    classes = sorted(set(own))
+    shards = write_shards(corpus, folder / split, shard, "cls", [str(classes.index(name)) for name in own])
+    (folder / CLASSNAMES).write_text("\n".join(classes) + "\n")
+    (folder / TEMPLATE_FILE).write_text("\n".join(t.replace("{}", "{c}") for t in TEMPLATES) + "\n")
+    (folder / TYPE).write_text("classification\n")
+    (folder / split / COUNT).write_text(f"{shards}\n")
+    return folder
+
+
+def new_folder(corpus: Corpus, folder: str | os.PathLike, split: str) -> Path:
+    """The folder, with one for the split, unless there is nothing to write or something is written already."""
     if not corpus.drawings:
         raise ValueError("the corpus has no drawing: give shards, or a rule that leaves some")
     folder = Path(folder)
     if (folder / split / COUNT).exists():
         raise FileExistsError(f"{folder / split} is written already: give another folder, or remove it")
-    owned = own_texts(corpus)
-    shared = relevance(corpus, owned)
     (folder / split).mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def write_shards(corpus: Corpus, folder: Path, shard: int, suffix: str, contents: Sequence[str]) -> int:
+    """Drawings, each with one text member, in shards of `shard`; returns how many."""
     shards = -(-len(corpus.drawings) // shard)
     for number in range(shards):
         # Names, dates and owners are constant, so the same corpus gives the same bytes.
-        with TarWriter(str(folder / split / f"{number}.tar"), encoder=False, mtime=0, user="", group="") as writer:
+        with TarWriter(str(folder / f"{number}.tar"), encoder=False, mtime=0, user="", group="") as writer:
             for row in range(number * shard, min((number + 1) * shard, len(corpus.drawings))):
                 drawing = corpus.drawings[row]
-                texts = "\n".join(owned[row]).encode()
-                writer.write({"__key__": drawing.key, suffix_of(drawing.data): drawing.data, "txt": texts})
-    (folder / TYPE).write_text("retrieval\n")
-    (folder / split / RELEVANCE).write_text(json.dumps({"pairs": shared}))
-    (folder / split / COUNT).write_text(f"{shards}\n")
-    return folder
+                content = contents[row].encode()
+                writer.write({"__key__": drawing.key, suffix_of(drawing.data): drawing.data, suffix: content})
+    return shards
 
 
 def own_texts(corpus: Corpus) -> list[list[str]]:
@@ -95,12 +130,13 @@ def main(arguments: Sequence[str] | None = None) -> Path:
     parser = argparse.ArgumentParser("python -m prolip.evaluation.datasets.emoji", description=__doc__.split("\n")[0])
     parser.add_argument("--data", nargs="+", required=True, metavar="TAR", help="shards of the corpus")
     parser.add_argument("--select", help="which concepts, e.g. 'group=animals nature|food drink'")
+    parser.add_argument("--classes", choices=("subgroup", "group"), help="classification by these instead of retrieval")
     parser.add_argument("--out", required=True, metavar="FOLDER")
     args = parser.parse_args(arguments)
     try:
         corpus = emoji.read(args.data)
         corpus = corpus.select(args.select) if args.select else corpus
-        folder = write_emoji(corpus, args.out)
+        folder = write_emoji_classes(corpus, args.out, args.classes) if args.classes else write_emoji(corpus, args.out)
     except (FileNotFoundError, FileExistsError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from error

@@ -53,6 +53,17 @@ def test_every_text_stands_once_and_every_true_pair_is_kept(tmp_path, corpus):
     assert [sample.image for sample in samples] == [drawing.data for drawing in corpus.drawings]
 
 
+@pytest.mark.parametrize("level", ["subgroup", "group"])
+def test_drawings_are_classified_by_their_subgroup_or_group(tmp_path, corpus, level):
+    dataset = open_wds(emoji.write_emoji_classes(corpus, tmp_path / "wds_classes", level, shard=3))
+    assert dataset.kind == "classification" and dataset.info["shards"] == 2
+    shown = [getattr(corpus.concepts[drawing.concept], level) for drawing in corpus.drawings]
+    assert [dataset.classnames[sample.label] for sample in dataset.samples()] == shown
+    assert set(dataset.classnames) == set(shown) and "a drawing of {c}" in dataset.templates
+    theirs = build_wds_dataset("wds/classes", lambda image: image, split="test", data_dir=str(tmp_path / "wds_classes"))
+    assert [theirs.classes[label] for _, label in theirs] == shown
+
+
 def test_a_name_stands_with_its_own_drawing(tmp_path, corpus):
     samples = list(open_wds(emoji.write_emoji(corpus, tmp_path)).samples())
     # "cat" is a keyword of the first drawing, too
