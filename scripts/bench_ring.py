@@ -34,6 +34,7 @@ from prolip import ring
 from prolip.gaussian import Gaussian
 from prolip.methods.prolip import ProLIPConfig, ProLIPObjective
 from prolip.ring import ppcl_over_ranks
+from training.host_memory import keep_freed_memory
 
 Step = Callable[[], None]
 
@@ -180,6 +181,8 @@ def spread(values: list[float]) -> str:
 def work(rank: int, options: argparse.Namespace, port: int) -> None:
     """One rank: measure, and rank 0 prints."""
     torch.set_num_threads(options.threads)
+    if options.device == "cpu":
+        keep_freed_memory()  # as training.main does
     device = torch.device("cuda", rank) if options.device == "cuda" else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)

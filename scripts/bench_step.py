@@ -33,6 +33,7 @@ from prolip.factory import get_model_config
 from prolip.masking import count_masked_rows
 from prolip.methods.base import Batch
 from prolip.methods.prolip import ProLIPConfig, ProLIPObjective
+from training.host_memory import keep_freed_memory
 from training.network import attention_for
 
 Step = Callable[[], None]
@@ -200,6 +201,8 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     device = torch.device(options.device)
+    if device.type == "cpu":
+        keep_freed_memory()  # as training.main does, here for all
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {options.threads} threads"
     print(f"{options.model}, batch {options.batch_size}, {options.precision}, {where}, torch {torch.__version__}\n")
     with attention_for(f"amp_{options.precision}", device):  # what training.main would take; the same for all

@@ -21,6 +21,7 @@ from training.checkpointing import Saver, find_checkpoint, load_checkpoint
 from training.config import Config, RunConfig, check_precision, rows_per_rank, total_steps
 from training.distributed import Agreement, World, seed_everything, share_object, wait_for_all, world
 from training.flags import FlagError
+from training.host_memory import keep_freed_memory
 from training.ledger import Ledger
 from training.log import RunLog, count_parameters, describe, duration
 from training.loop import EMA, Run, figures, train
@@ -62,6 +63,8 @@ def run(config: Config) -> Path:
     """A whole run, from nothing to the folder that holds its model; returns the folder."""
     with world(config.run.device) as here, contextlib.ExitStack() as held:
         check_precision(config.run.precision, here.device)
+        if here.device.type == "cpu":
+            keep_freed_memory()
         rows = rows_per_rank(config, here.world_size)
         check_equal_batches(rows)
         folder = Path(config.run.output_dir) / share_object(config.run.name or default_name(config), here)
