@@ -15,6 +15,7 @@ import sys
 from collections.abc import Sequence
 
 from prolip.evaluation.datacomp.places import HUB
+from prolip.evaluation.datacomp.published import PUBLISHED, describe
 from prolip.evaluation.datacomp.run import Outcome, listing, run
 from prolip.evaluation.datacomp.tasks import BY_KEY
 from prolip.evaluation.embed import PRECISIONS, SIMILARITIES
@@ -48,8 +49,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--batch-size", type=int, default=256)
     add("--workers", type=int, help="threads that decode images (default: cores - 1, at most 16)")
     add("--list", action="store_true", help="show all tasks and what to fetch for them")
+    add("--list-published", action="store_true", help="show published rows and which of their averages do not follow")
     args = parser.parse_args(arguments)
-    if not (args.list or args.tables_of or (args.model and args.data_dir)):
+    if not (args.list or args.list_published or args.tables_of or (args.model and args.data_dir)):
         parser.error("give --model and --data-dir (or --tables-of DIR, or --list)")
     return args
 
@@ -58,8 +60,8 @@ def main(arguments: Sequence[str] | None = None) -> Outcome | None:
     """The command: what the user can mend ends in a line and exit code 2; tasks that failed in exit code 1."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     args = parse(arguments)
-    if args.list:
-        print(listing())
+    if args.list or args.list_published:
+        print(listing() if args.list else describe(PUBLISHED))
         return None
     try:
         outcome = run(args, lambda text: print(text, flush=True))

@@ -178,6 +178,13 @@ def test_mistakes_end_in_one_line_before_the_model_is_loaded(data, tmp_path, cap
     assert error.startswith("error: ") and message in error
 
 
+def test_published_rows_are_listed_with_the_averages_that_do_not_follow(capsys):
+    main(["--list-published"])
+    told = capsys.readouterr().out.splitlines()
+    assert "ProLIP ViT-B/16, 12.8B: all 6 printed averages follow from its 38 values" in told
+    assert sum("ProLIP ViT-B/16, 1.28B: " in line and "is printed as" in line for line in told) == 5
+
+
 def test_the_list_shows_every_task_and_what_to_fetch(capsys):
     main(["--list"])
     out = capsys.readouterr().out
