@@ -1,10 +1,35 @@
 """Probabilistic language-image pre-training: every image and every text is a Gaussian."""
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from prolip import losses, measures
-from prolip.factory import create_model, create_model_and_transforms, list_models
 from prolip.gaussian import Gaussian
-from prolip.tokenizer import get_tokenizer
+
+if TYPE_CHECKING:
+    from prolip.factory import create_model, create_model_and_transforms, list_models
+    from prolip.tokenizer import get_tokenizer
 
 __all__ = [
     "Gaussian", "create_model", "create_model_and_transforms", "get_tokenizer", "list_models", "losses", "measures",
 ]  # fmt: skip
 __version__ = "0.1.0"
+
+# OpenCLIP takes seconds and 240 MB to import, and Gaussians, measures, losses and metrics do without it.
+_LATE = {
+    "create_model": "factory", "create_model_and_transforms": "factory", "list_models": "factory",
+    "get_tokenizer": "tokenizer",
+}  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    """What needs OpenCLIP, when it is first asked for."""
+    if name not in _LATE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_LATE[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    """With what is imported late."""
+    return sorted({*globals(), *_LATE})

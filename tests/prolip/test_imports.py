@@ -1,0 +1,26 @@
+"""What is imported when: Gaussians and metrics do without OpenCLIP, and every public name is there."""
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import prolip
+
+SOURCE = str(Path(__file__).parents[2] / "src")
+
+
+@pytest.mark.parametrize("module", ["prolip", "prolip.measures", "prolip.ring", "prolip.evaluation.coco"])
+def test_what_needs_no_towers_does_not_import_them(module):
+    code = f"import sys, {module}; print([name for name in ('open_clip', 'torchvision') if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={"PYTHONPATH": SOURCE})
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_every_public_name_is_there_and_no_other():
+    assert set(prolip.__all__) <= set(dir(prolip))
+    assert all(getattr(prolip, name) is not None for name in prolip.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'create_modell'"):
+        prolip.create_modell  # noqa: B018
