@@ -73,6 +73,14 @@ def test_figures_come_at_the_steps_asked_for_and_once_at_the_end(run):
     assert [row["step"] for row in metrics(run) if row["kind"] == "train"] == list(range(1, STEPS + 1))
 
 
+def test_an_evaluation_that_is_due_for_two_reasons_is_done_once(sets, tmp_path):
+    folder = start(
+        tmp_path, "both", "--val-tasks", sets["drawings"], "--train-num-samples", "64", "--max-steps", "6",
+        "--val-frequency", "1", "--val-every-steps", "2",
+    )  # fmt: skip
+    assert [row["step"] for row in metrics(folder) if row["kind"] == "eval"] == [2, 4, 6]
+
+
 def test_the_last_figures_are_those_of_the_saved_models(run, sets):
     found = json.loads((run / "eval.json").read_text())
     assert found["step"] == STEPS

@@ -1,0 +1,82 @@
+"""The study of a task's features, kind by kind, against a few lines of NumPy and scikit-learn."""
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import average_precision_score
+
+from prolip.evaluation.datasets.base import Dataset
+from prolip.evaluation.embedder import ModelCard
+from prolip.evaluation.evaluate import evaluate_features
+from prolip.evaluation.features import Features
+from prolip.evaluation.task_study import study_features
+from prolip.gaussian import Gaussian
+from prolip.measures import pairwise_csd_similarity
+
+N, C, D = 30, 6, 5
+
+
+def gaussian(rows: int, seed: int) -> Gaussian:
+    generator = torch.Generator().manual_seed(seed)
+    mean = torch.nn.functional.normalize(torch.randn(rows, D, generator=generator), dim=-1)
+    return Gaussian(mean, torch.randn(rows, D, generator=generator) - 3)
+
+
+def features_of(kind: str, labels: torch.Tensor | None = None, probabilistic: bool = True, **more) -> Features:
+    dataset = Dataset("made", kind, lambda share: iter(()), "0", "memory", tuple("abcdef"), ("{c}",))
+    card = ModelCard("m", "", probabilistic=probabilistic, logit_scale=10.0, logit_bias=-3.0)
+    keys = tuple(map(str, range(N)))
+    texts = 2 * N if labels is None else C
+    return Features(dataset, card, keys, gaussian(N, 0), labels, text=gaussian(texts, 1), **more)
+
+
+def scores_of(features: Features) -> np.ndarray:
+    return pairwise_csd_similarity(features.image, features.text).numpy()
+
+
+def test_of_sets_of_labels_the_error_is_what_each_images_precision_lacks():
+    labels = (torch.rand(N, C, generator=torch.Generator().manual_seed(2)) < 0.3).long()
+    labels[3] = 0  # has no precision
+    features = features_of("multilabel", labels)
+    error, uncertainties = study_features(features).samples["refusal"]
+    kept = labels.any(1).numpy()
+    assert not kept.all()
+    scores = scores_of(features)
+    wanted = [1 - average_precision_score(row, own) for row, own in zip(labels.numpy()[kept], scores[kept])]
+    np.testing.assert_allclose(error, wanted, atol=1e-6)
+    np.testing.assert_allclose(uncertainties["score"], -scores.max(1)[kept], atol=1e-5)
+    np.testing.assert_allclose(uncertainties["image"], features.image.trace.numpy()[kept], atol=1e-6)
+
+
+def test_of_classes_it_is_the_wrong_class():
+    labels = torch.randint(C, (N,), generator=torch.Generator().manual_seed(3))
+    features = features_of("classification", labels)
+    study = study_features(features)
+    error, uncertainties = study.samples["refusal"]
+    chosen = scores_of(features).argmax(1)
+    np.testing.assert_array_equal(error, chosen != labels.numpy())
+    pair = features.image.trace + features.text.trace[torch.from_numpy(chosen)]
+    np.testing.assert_allclose(uncertainties["pair"], pair.numpy(), rtol=1e-6)
+    assert {"calibration/match", "calibration/confidence"} == set(study.reliability)
+    assert error.mean() == pytest.approx(1 - evaluate_features(features)[0]["acc1"])
+
+
+def test_of_captions_it_is_no_match_in_the_first_place_by_the_most_complete_labels():
+    owners = torch.arange(N).repeat_interleave(2)
+    features = features_of("retrieval", captions=("x",) * (2 * N), owners=owners)
+    own = study_features(features).samples["refusal/i2t"].error
+    nearest = scores_of(features).argmax(1)
+    np.testing.assert_array_equal(own, owners.numpy()[nearest] != np.arange(N))
+    further = frozenset((str(image), int(text)) for image, text in enumerate(nearest) if image % 2)
+    more = dataclasses.replace(features, dataset=dataclasses.replace(features.dataset, relevance=further))
+    complete = study_features(more).samples["refusal/i2t"].error
+    np.testing.assert_array_equal(complete, own * (np.arange(N) % 2 == 0))
+
+
+def test_a_deterministic_model_is_refused_by_its_scores_alone():
+    labels = torch.randint(C, (N,), generator=torch.Generator().manual_seed(3))
+    features = features_of("classification", labels, probabilistic=False)
+    assert set(study_features(features).samples["refusal"].uncertainties) == {"score"}
