@@ -2,12 +2,15 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import miniatures as mini
 import pytest
 import torch
+import torch.distributed as dist
 from distributed_helpers import run_ranks
 
 from prolip.data.faults import FaultCounter
@@ -110,6 +113,27 @@ def test_damage_on_any_rank_is_counted_once_or_told_to_all(tmp_path, folder, sha
         assert damaged["kinds"] == {"bad image": 1} and images == 11 and "s0000005" in damaged["examples"][0]
     assert second[:2] == third[:2] == (None, None)
     assert first[2] == second[2] == third[2] and "s0000005" in first[2] and "rank" in first[2]
+
+
+def wait_for_the_slow_one(rank: int, folder: str, source: str, store: str) -> int | None:
+    """Collectives of the training give up after two seconds; reading takes rank 1 five."""
+    dist.destroy_process_group()
+    dist.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=timedelta(seconds=2)
+    )
+    waiting = dist.new_group(backend="gloo", timeout=timedelta(seconds=60))
+    dataset = open_dataset(source)
+
+    def slow(share):
+        time.sleep(5 * share.number)
+        yield from dataset.samples(share)
+
+    result = evaluate_over_ranks(replace(dataset, samples=slow), load_embedder(folder), group=waiting, workers=0)
+    return None if result is None else result.info["images"]
+
+
+def test_a_slow_rank_runs_nobody_into_the_time_out_of_the_training(tmp_path, folder, sets):
+    assert run_ranks(2, wait_for_the_slow_one, folder, sets[0], str(tmp_path / "store")) == [40, None]
 
 
 def stumble(rank: int, kind: str) -> str:
