@@ -17,6 +17,7 @@ from prolip.methods.base import Batch, Objective, Terms, accumulate_backward
 from training.checkpointing import Saver
 from training.config import Config
 from training.distributed import Agreement, World, gather_objects, wait_for_all
+from training.found import EMA, Found, figures
 from training.ledger import Ledger
 from training.log import RunLog, Stopwatch, peak_memory, progress_line
 from training.network import Autocast
@@ -30,20 +31,7 @@ from training.terms import StepGate, TermMeter
 from training.watchdog import Watchdog
 
 if TYPE_CHECKING:  # evaluations bring scipy and more, which runs without any need not load
-    from prolip.evaluation.result import Result
     from training.validation import Best, Validation
-
-#: What the figures of the averaged model begin with.
-EMA = "ema/"
-
-
-@dataclass
-class Found:
-    """What an evaluation has found, on the first rank: figures by name, what to tell, the corpus's whole result."""
-
-    figures: dict[str, float] = field(default_factory=dict)
-    headlines: list[str] = field(default_factory=list)
-    corpus: Result | None = None
 
 
 @dataclass(kw_only=True)
@@ -274,7 +262,3 @@ def tell_figures(run: Run, models: dict[str, Any]) -> None:
         if remark:
             run.log.say(remark)
 
-
-def figures(found: dict[str, Found]) -> dict[str, float]:
-    """Name -> figure of the model, and ema/name -> figure of the averaged weights."""
-    return {prefix + name: value for prefix, part in found.items() for name, value in part.figures.items()}

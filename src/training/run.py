@@ -21,10 +21,11 @@ from training.checkpointing import Saver, find_checkpoint, load_checkpoint
 from training.config import Config, RunConfig, check_precision, rows_per_rank, total_steps
 from training.distributed import Agreement, World, seed_everything, share_object, wait_for_all, world
 from training.flags import FlagError
+from training.found import EMA, figures
 from training.host_memory import keep_freed_memory
 from training.ledger import Ledger
 from training.log import RunLog, count_parameters, describe, duration
-from training.loop import EMA, Run, figures, train
+from training.loop import Run, train
 from training.network import (
     attention_for,
     autocast_for,

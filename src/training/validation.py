@@ -27,7 +27,7 @@ from prolip.evaluation.result import Result
 from training.config import ValidationConfig
 from training.distributed import World
 from training.flags import FlagError, nearest
-from training.loop import EMA, Found
+from training.found import EMA, Found
 from training.runfolder import write_json
 
 #: How the corpus's figures begin, beside the rankings, whose names are known in full.

@@ -13,8 +13,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from training.config import build_config
 from training.distributed import World
+from training.found import Found, figures
 from training.log import Stopwatch
-from training.loop import Found, evaluate, figures, to_device, total_faults, train, training_step
+from training.loop import evaluate, to_device, total_faults, train, training_step
 from training.norms import gradient_norms, parameter_norms, parts_of
 from training.run import build
 from training.terms import NonFiniteError
