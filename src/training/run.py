@@ -13,8 +13,9 @@ from timm.utils import ModelEmaV3
 from torch import nn
 
 from prolip.checkpoint import save_pretrained
-from prolip.data.loader import build_loader
+from prolip.data.loader import Loader, build_loader
 from prolip.methods import METHODS
+from prolip.methods.base import Objective
 from prolip.model import ProLIP
 from prolip.ring import check_equal_batches
 from training.checkpointing import Saver, find_checkpoint, load_checkpoint
@@ -136,25 +137,9 @@ def build(
         torch.set_float32_matmul_precision("high")
     tokenizer = build_tokenizer(config)  # before the model: what is missing shows at once
     model, transform, preprocess = build_model(config, here.device)
-    loader = build_loader(
-        dataclasses.replace(config.data, batch_size=rows),
-        transform,
-        tokenizer,
-        rank=here.rank,
-        world_size=here.world_size,
-        image_size=model.visual.image_size,
-        context_length=model.context_length,
-        pin_memory=here.device.type == "cuda",
-    )
+    loader = open_loader(config, here, rows, model, transform, tokenizer)
     steps = total_steps(config, loader.num_batches, rows * here.world_size)
-    ranks = {"seed": settings.seed, "rank": here.rank, "world_size": here.world_size}
-    objective = METHODS[config.method][1](model, config.objective, **ranks).to(here.device)
-    ema = build_ema(config, model)
-    if settings.fsdp:
-        shard(config, here, [model] if ema is None else [model, ema.module])
-    optimizer = build_optimizer(objective, config.optim)
-    if config.model.torchcompile:
-        compile_towers(model)
+    objective, ema, optimizer = build_trained(config, here, model)
     validation, best = build_validation(config, here, folder, objective.similarity, tokenizer, preprocess)
     take_folder(config, here, folder, held or contextlib.ExitStack())
     storage = Storage(settings.checkpoint_dir or str(folder / "checkpoints"))
@@ -205,6 +190,35 @@ def build(
     elif settings.resume:
         log.say(f"{storage.url} holds no checkpoint: starting at step 0")
     return run
+
+
+def open_loader(config: Config, here: World, rows: int, model: ProLIP, transform: Any, tokenizer: Any) -> Loader:
+    """This rank's batches of `rows` samples, in the sizes that the model takes."""
+    return build_loader(
+        dataclasses.replace(config.data, batch_size=rows),
+        transform,
+        tokenizer,
+        rank=here.rank,
+        world_size=here.world_size,
+        image_size=model.visual.image_size,
+        context_length=model.context_length,
+        pin_memory=here.device.type == "cuda",
+    )
+
+
+def build_trained(
+    config: Config, here: World, model: ProLIP
+) -> tuple[Objective, ModelEmaV3 | None, torch.optim.Optimizer]:
+    """The model inside its method, its averaged twin, and the optimiser; sharded and compiled where asked for."""
+    ranks = {"seed": config.run.seed, "rank": here.rank, "world_size": here.world_size}
+    objective = METHODS[config.method][1](model, config.objective, **ranks).to(here.device)
+    ema = build_ema(config, model)
+    if config.run.fsdp:
+        shard(config, here, [model] if ema is None else [model, ema.module])
+    optimizer = build_optimizer(objective, config.optim)
+    if config.model.torchcompile:
+        compile_towers(model)
+    return objective, ema, optimizer
 
 
 def build_ema(config: Config, model: nn.Module) -> ModelEmaV3 | None:
