@@ -140,7 +140,7 @@ def build(
     loader = open_loader(config, here, rows, model, transform, tokenizer)
     steps = total_steps(config, loader.num_batches, rows * here.world_size)
     objective, ema, optimizer = build_trained(config, here, model)
-    validation, best = build_validation(config, here, folder, objective.similarity, tokenizer, preprocess)
+    validation = build_validation(config, here, objective.similarity, tokenizer, preprocess)
     take_folder(config, here, folder, held or contextlib.ExitStack())
     storage = Storage(settings.checkpoint_dir or str(folder / "checkpoints"))
     address, passed_over = choose_checkpoint(settings.resume, storage, here)
@@ -179,7 +179,7 @@ def build(
         saver=open_saver(config, storage, folder, log) if here.is_first else None,
         ledger=ledger,
         validation=validation,
-        best=best,
+        best=open_best(config, folder),
         tokenizer=tokenizer,
     )
     log.say(summary(run))
@@ -289,18 +289,26 @@ def open_ledger(folder: Path, here: World, begin: int) -> Ledger:
 
 
 def build_validation(
-    config: Config, here: World, folder: Path, similarity: str, tokenizer: Any, preprocess: Any
-) -> tuple[Validation | None, Best | None]:
-    """What measures the model on the way, and what keeps the best one; None where nothing is asked for."""
+    config: Config, here: World, similarity: str, tokenizer: Any, preprocess: Any
+) -> Validation | None:
+    """What measures the model on the way; None where nothing is asked for."""
     if not config.val.asked_for:
-        return None, None
-    from training.validation import Best, check_metric, open_validation
+        return None
+    from training.validation import check_metric, open_validation
 
     validation = open_validation(config.val, config.run.precision, similarity, tokenizer, preprocess, here)
+    if config.val.best_metric:
+        check_metric(config.val.best_metric, validation, averaged=bool(config.optim.ema_decay))
+    return validation
+
+
+def open_best(config: Config, folder: Path) -> Best | None:
+    """What keeps the best model; made when the folder is taken, or it would go on from a run that is overwritten."""
     if not config.val.best_metric:
-        return validation, None
-    check_metric(config.val.best_metric, validation, averaged=bool(config.optim.ema_decay))
-    return validation, Best(folder / "best", config.val.best_metric, config.val.best_lowest)
+        return None
+    from training.validation import Best
+
+    return Best(folder / "best", config.val.best_metric, config.val.best_lowest)
 
 
 def take_folder(config: Config, here: World, folder: Path, held: contextlib.ExitStack) -> None:

@@ -87,7 +87,7 @@ def left_out(info: Mapping[str, Any]) -> str:
 
 def decoding_threads() -> int:
     """Threads of this rank that decode: its part of the machine's cores."""
-    return default_workers() // int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    return default_workers(processes=int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
 
 
 def open_validation(

@@ -19,7 +19,7 @@ from prolip.evaluation.evaluate import evaluate_dataset, metric_names
 from training.distributed import World
 from training.flags import FlagError
 from training.main import main, parse
-from training.validation import Best, check_metric, open_validation
+from training.validation import Best, check_metric, decoding_threads, open_validation
 
 STEPS = 6
 
@@ -174,6 +174,21 @@ def test_two_sets_of_one_name_are_refused(sets):
         make(sets, "--val-tasks", sets["drawings"], sets["drawings"] + "/")
 
 
+def test_a_run_that_is_overwritten_leaves_no_best_figure_to_beat(sets, tmp_path):
+    words = ["--val-tasks", sets["drawings"], "--max-steps", "3", "--best-metric", "drawings/i2t/median_rank"]
+    folder = start(tmp_path, "again", *words)  # the highest median rank, so that every figure is below the one below
+    (folder / "best" / "best.json").write_text(json.dumps({"step": 1, "metric": words[-1], "value": 1e9}))
+    start(tmp_path, "again", *words, "--overwrite")
+    assert json.loads((folder / "best" / "best.json").read_text())["step"] == 3
+
+
+@pytest.mark.parametrize("cores, processes, threads", [(128, 8, 15), (32, 8, 3), (2, 2, 0), (1, 1, 0), (256, 1, 16)])
+def test_ranks_of_one_machine_share_its_cores(monkeypatch, cores, processes, threads):
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(cores)))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
+    assert decoding_threads() == threads
+
+
 def test_a_set_that_is_lost_on_the_way_does_not_end_the_run(sets, run):
     validation = make(sets)
     embedder = load_embedder(f"local-dir:{run / 'model'}")
@@ -184,12 +199,14 @@ def test_a_set_that_is_lost_on_the_way_does_not_end_the_run(sets, run):
         return (sample._replace(image=b"") if sample.key == "3" else sample for sample in whole.samples(share))
 
     broken = dataclasses.replace(whole, samples=broken_samples)
+    empty = dataclasses.replace(whole, name="gone", samples=lambda share: iter(()))
     validation = dataclasses.replace(
-        validation, tasks=(lost, broken), preprocess=embedder.preprocess, tokenizer=embedder.tokenizer
+        validation, tasks=(lost, broken, empty), preprocess=embedder.preprocess, tokenizer=embedder.tokenizer
     )
     found = validation.measure(prolip.create_model(f"local-dir:{run / 'model'}"), World())
     assert found.headlines[0].startswith("imagenet was lost: FileNotFoundError")
     assert "bad image 1" in found.headlines[1] and "coco/i2t/R@1" in found.figures
+    assert found.headlines[2].startswith("gone was lost: DamagedData: no image in")
 
 
 

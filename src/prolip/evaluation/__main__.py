@@ -164,7 +164,7 @@ def format_uncertainty(results: Sequence[TaskResult]) -> str:
             rows.append((f"{name}  {way}", [m.get(f"{place}/{figure}") for figure in REFUSAL]))
         told = [f"{title} {m[key]:.4f}" for key, title in SINGLES.items() if key in m]
         singles += [f"{name}  {', '.join(told)}"] if told else []
-    width = max(len(name) for name, _ in rows)
+    width = max((len(name) for name, _ in rows), default=0)
     lines = [f"{'refused':<{width}}" + "".join(f"{title:>11}" for title in REFUSAL.values())]
     for name, values in rows:
         lines.append(f"{name:<{width}}" + "".join(f"{'-':>11}" if x is None else f"{x:11.4f}" for x in values))

@@ -247,10 +247,10 @@ def in_threads(work: Callable, items: Iterator, workers: int, ahead: int) -> Ite
         pool.shutdown(cancel_futures=True)
 
 
-def default_workers() -> int:
-    """Threads that decode: all cores but the one that reads and batches, at most 16."""
+def default_workers(processes: int = 1) -> int:
+    """Threads that decode: all cores but the one that reads and batches, at most 16; of `processes` that share them."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(16, cores - 1)
+    return max(0, min(16, cores // processes - 1))
 
 
 def damage_of(dataset: Dataset) -> dict[str, Any]:
@@ -271,11 +271,11 @@ def damage_of(dataset: Dataset) -> dict[str, Any]:
 def to_record(dataset: Dataset, samples: Sequence[Sample], parts: Sequence[Gaussian]) -> Record:
     """What a pass has found, as tensors and JSON values.
 
-    ValueError where it has found nothing, DamagedData where samples are missing, or only some have labels or groups.
+    DamagedData where it has found nothing, samples are missing, or only some have labels or groups.
     """
     damaged = damage_of(dataset)
     if not samples:
-        raise ValueError(f"no image in {dataset.source}: {damaged or 'the shards are empty'}")
+        raise DamagedData(f"no image in {dataset.source}: {damaged or 'the shards are empty'}")
     if dataset.size is not None and len(samples) != dataset.size and not damaged:
         raise DamagedData(f"{dataset.source} gave {len(samples)} images, wanted {dataset.size}: fetch it again")
     tensors = pack("image", concatenate(parts))
