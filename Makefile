@@ -32,7 +32,9 @@ $(READY): requirements.txt setup.py
 	  echo 'error: $(PYTHON) cannot make virtual environments. On Debian and Ubuntu: apt-get install python3-venv' >&2; exit 1; }
 	@echo 'Installing into $(VENV), once; PyTorch is most of the download and takes some minutes.'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test]' || { \
+	  echo 'error: the installation broke off, for the reason above. It takes about 7 GB here and, meanwhile, 3 GB of'; \
+	  echo "temporary files; free now:"; df -h . "$${TMPDIR:-/tmp}"; echo 'Make room, or get the network back, and run it again.'; exit 1; } >&2
 	@touch $@
 
 clean:
