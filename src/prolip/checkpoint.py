@@ -24,9 +24,10 @@ CONFIG_NAMES = ("config.json", "open_clip_config.json")
 WEIGHT_NAMES = ("model.safetensors", "open_clip_model.safetensors", "pytorch_model.bin", "open_clip_pytorch_model.bin")
 CONTAINERS = ("state_dict", "model")
 WRAPPERS = ("module.", "_orig_mod.", "model.")
-# A plain CLIP checkpoint keeps the text tower's parts at its top level, a JIT archive some numbers beside them.
+# A plain CLIP checkpoint keeps the text tower's parts at its top level.
 PLAIN_TEXT = ("token_embedding.", "positional_embedding", "transformer.", "ln_final.", "text_projection")
-ARCHIVE_NUMBERS = ("input_resolution", "context_length", "vocab_size")
+# What a TorchScript archive of a CLIP model holds besides its weights.
+ARCHIVE_EXTRAS = ("input_resolution", "context_length", "vocab_size", "attn_mask", "text.attn_mask")
 IMAGE_POSITIONS, TEXT_POSITIONS = "visual.positional_embedding", "text.positional_embedding"
 SHOWN = 8
 
@@ -56,7 +57,11 @@ def read_state_dict(path: str | os.PathLike, weights_only: bool = True) -> dict[
         raise CheckpointError(f"{path} holds more than tensors, or is no torch file ({str(error).splitlines()[0]}):"
                               " if you trust its source, pass weights_only=False") from error
     except Exception as error:  # a damaged file makes torch raise whatever its bytes happen to mean
-        raise CheckpointError(f"{path} cannot be read, is it complete? ({error})") from error
+        problem = f"cannot be read, is it complete? ({error})"
+        if "TorchScript" in str(error):
+            problem = ("is a TorchScript archive, which holds code: if you trust its source, pass weights_only=False, or"
+                       " save torch.jit.load(<file>).state_dict() with torch.save and give that file")
+        raise CheckpointError(f"{path} {problem}") from error
     if isinstance(state, torch.jit.ScriptModule):
         state = state.state_dict()
     return unwrap(state, path)
@@ -120,7 +125,7 @@ def to_custom_text(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     plain = "token_embedding.weight" in state
     renamed = {}
     for key, value in state.items():
-        if plain and key in ARCHIVE_NUMBERS:
+        if key in ARCHIVE_EXTRAS:
             continue
         renamed[f"text.{key}" if plain and key.startswith(PLAIN_TEXT) else key] = value
     return renamed
@@ -140,7 +145,7 @@ def from_deterministic(
     }
     if any(name in state for name in ("visual.unc_embedding", "text.unc_emb")):
         raise CheckpointError("these weights have [UNC] tokens already: load them without init_uncertainty")
-    if "text.text_projection" in state:  # a bare matrix (width, D) where ours is a Linear
+    if "text.text_projection" in state and "text.text_projection.weight" in own:  # a matrix (width, D), a Linear
         state["text.text_projection.weight"] = state.pop("text.text_projection").t().contiguous()
     if "logit_bias" not in state:  # a softmax loss's scale means nothing to a sigmoid loss
         state.pop("logit_scale", None)
@@ -251,11 +256,15 @@ def read_config(path: str | os.PathLike) -> tuple[dict[str, Any], dict[str, Any]
     path = Path(path)
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
+    except ValueError as error:  # no JSON, or no text
         raise ValueError(f"{path} is no JSON: {error}") from error
-    if "model_cfg" in config:
-        return config["model_cfg"], config.get("preprocess_cfg") or {}
-    return config, {}
+    model, preprocess = config, {}
+    if isinstance(config, dict) and "model_cfg" in config:
+        model, preprocess = config["model_cfg"], config.get("preprocess_cfg") or {}
+    if not isinstance(model, dict):
+        raise ValueError(f"{path} holds no model configuration: got {type(model).__name__}, want an object with"
+                         " embed_dim, vision_cfg and text_cfg, at the top level or under model_cfg")
+    return model, preprocess
 
 
 def save_pretrained(model: ProLIP, folder: str | os.PathLike, tokenizer: Any = None) -> Path:

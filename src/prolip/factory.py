@@ -25,6 +25,19 @@ CONFIG_DIR = Path(__file__).parent / "model_configs"
 AUTOCAST = ("amp", "amp_bf16", "amp_bfloat16")
 CASTS = {"bf16": torch.bfloat16, "fp16": torch.float16, "pure_bf16": torch.bfloat16, "pure_fp16": torch.float16}
 PRECISIONS = ("fp32", *AUTOCAST, *CASTS)
+# Options of OpenCLIP's create_model that mean nothing here: the values that ask for nothing, and what to do otherwise.
+WHOLE = "weights of a whole model are loaded: pretrained=<file> (init_uncertainty=True if they are OpenCLIP's)"
+OPENCLIP_ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
+    "jit": ((False, None), "no ProLIP model is scripted: use torch.compile"),
+    "force_custom_text": ((False, True, None), ""),
+    "force_patch_dropout": ((None, 0.0), "patches are dropped with encode_image(x, keep=...)"),
+    "pretrained_image": ((False, None), WHOLE),
+    "pretrained_text": ((True, False, None), ""),
+    "pretrained_image_path": ((None,), WHOLE),
+    "pretrained_text_path": ((None,), WHOLE),
+}
+# Published OpenCLIP models have a transformers model beside them, which takes the plain names.
+FOREIGN_FIRST = tuple(sorted(WEIGHT_NAMES, key=lambda name: not name.startswith("open_clip")))
 
 
 @lru_cache(maxsize=1)
@@ -54,23 +67,37 @@ def get_model_config(model_name: str, cache_dir: str | None = None) -> tuple[dic
 
 
 def find_weights(model_name: str, pretrained: str | None, cache_dir: str | None = None) -> Path | None:
-    """The weights file that a name and `pretrained` mean, or none."""
+    """The weights file that a name and `pretrained` mean, or none; a local folder may hold a configuration alone."""
     schema, name = parse_model_name(model_name)
-    if schema and pretrained:
+    bare = schema == "local-dir" and not any((Path(name) / known).is_file() for known in WEIGHT_NAMES)
+    if schema and pretrained and not bare:
         raise ValueError(f"{model_name} has its own weights, pretrained={pretrained!r} would be ignored: drop one")
-    if schema == "local-dir":
-        return find_in(name, WEIGHT_NAMES, "weights")
-    if schema == "hf-hub":
-        return hub_file(name, WEIGHT_NAMES, cache_dir)
+    if schema and not pretrained:
+        return _named_weights(schema, name, WEIGHT_NAMES, cache_dir)
     if not pretrained:
         return None
+    schema, name = parse_model_name(pretrained)
+    if schema:
+        return _named_weights(schema, name, FOREIGN_FIRST, cache_dir)
     path = Path(pretrained)
     if path.is_dir():
-        return find_in(path, WEIGHT_NAMES, "weights")
+        return find_in(path, FOREIGN_FIRST, "weights")
     if not path.is_file():
-        raise FileNotFoundError(f"pretrained={pretrained!r} is no file: give a weights file, or name published weights"
-                                " as the model, hf-hub:<org/name>")
+        raise FileNotFoundError(f"pretrained={pretrained!r} is no file: give a weights file, a folder that holds one, or"
+                                " published weights, hf-hub:<org/name>")
     return path
+
+
+def _named_weights(schema: str, name: str, order: tuple[str, ...], cache_dir: str | None) -> Path:
+    return find_in(name, order, "weights") if schema == "local-dir" else hub_file(name, order, cache_dir)
+
+
+def _drop_openclip_only(options: dict[str, Any]) -> dict[str, Any]:
+    """The options without those of OpenCLIP's that ask for nothing; refuse those that ask for what is not there."""
+    for name, (neutral, remedy) in OPENCLIP_ONLY.items():
+        if name in options and options[name] not in neutral:
+            raise ValueError(f"{name}={options[name]!r} is OpenCLIP's alone: leave it out; {remedy}")
+    return {name: value for name, value in options.items() if name not in OPENCLIP_ONLY}
 
 
 def create_model(  # noqa: PLR0913 (OpenCLIP's signature)
@@ -93,12 +120,14 @@ def create_model(  # noqa: PLR0913 (OpenCLIP's signature)
 ) -> ProLIP:
     """Build a ProLIP model by name, with weights where the name or `pretrained` gives them.
 
-    model_name: one of `list_models()`, `hf-hub:<org/name>`, or `local-dir:<folder>`. pretrained: a weights file, for
-    names without a schema. precision: `fp32`; `bf16`, `fp16` (weights of the blocks cast; norms, heads, embeddings,
-    scale and bias float32); `pure_bf16`, `pure_fp16` (embeddings cast too); the `amp` names build float32 weights for
-    autocast. force_image_size, force_context_length: positions are interpolated when weights are loaded.
+    model_name: one of `list_models()`, `hf-hub:<org/name>`, or `local-dir:<folder>`. pretrained: a weights file, a
+    folder with one, or `hf-hub:<org/name>`; for names without a schema, and for folders that hold a configuration alone.
+    precision: `fp32`; `bf16`, `fp16` (weights of the blocks cast; norms, heads, embeddings, scale and bias float32);
+    `pure_bf16`, `pure_fp16` (embeddings cast too); the `amp` names build float32 weights for autocast.
+    force_image_size, force_context_length: positions are interpolated when weights are loaded.
     init_uncertainty: `pretrained` is a deterministic OpenCLIP model of the same size, see `load_checkpoint`.
-    model_kwargs: keys of the configuration or of its `prolip_cfg`, such as init_logit_bias=-5 or mask_padding=True.
+    model_kwargs: keys of the configuration or of its `prolip_cfg`, such as init_logit_bias=-5 or mask_padding=True;
+    OpenCLIP's other options, such as jit, at their defaults.
     The model is in training mode, as OpenCLIP's.
     """
     if precision not in PRECISIONS:
@@ -111,13 +140,14 @@ def create_model(  # noqa: PLR0913 (OpenCLIP's signature)
         preprocess.pop("size", None)
     if force_context_length is not None:
         config["text_cfg"]["context_length"] = force_context_length
-    model = ProLIP(override(config, **model_kwargs), low_precision=precision in CASTS, output_dict=bool(output_dict))
+    config = override(config, **_drop_openclip_only(model_kwargs))
     weights = find_weights(model_name, pretrained, cache_dir) if load_weights else None
-    if weights is not None:
-        load_checkpoint(model, weights, init_uncertainty=init_uncertainty, weights_only=weights_only)
-    elif require_pretrained or init_uncertainty:
+    if weights is None and (require_pretrained or init_uncertainty):
         raise ValueError(f"no weights to load for {model_name}: give pretrained=<file>, or a name with hf-hub: or"
                          " local-dir: (and leave load_weights on)")
+    model = ProLIP(config, low_precision=precision in CASTS, output_dict=bool(output_dict))
+    if weights is not None:
+        load_checkpoint(model, weights, init_uncertainty=init_uncertainty, weights_only=weights_only)
     _set_preprocessing(model, preprocess, force_preprocess_cfg)
     if precision in CASTS:
         cast_to(model, CASTS[precision], pure=precision.startswith("pure"))

@@ -52,8 +52,6 @@ def build_towers(
         kwargs["norm_layer"] = partial(norm, **(cfg.norm_kwargs or {}))
         kwargs["act_layer"] = partial(act, **(cfg.act_kwargs or {}))
         kwargs["output_dim"] = config["embed_dim"]
-    if vision.width % vision.head_width:
-        raise ValueError(f"vision_cfg.width {vision.width} is no multiple of head_width {vision.head_width}")
     return (
         ProbabilisticVisionTransformer(heads=vision.width // vision.head_width, **vision_kwargs),
         ProbabilisticTextTransformer(mask_padding=own.mask_padding, pad_id=own.pad_token_id, **text_kwargs),

@@ -15,9 +15,13 @@ from prolip.towers import check_form
 TOP_KEYS = ("embed_dim", "vision_cfg", "text_cfg", "prolip_cfg", "quick_gelu", "init_logit_scale", "init_logit_bias")
 VISION_KEYS = tuple(f.name for f in fields(CLIPVisionCfg))
 TEXT_KEYS = tuple(f.name for f in fields(CLIPTextCfg))
+DEFAULTS = {block: {f.name: f.default for f in fields(cfg)} for block, cfg in (
+    ("vision_cfg", CLIPVisionCfg), ("text_cfg", CLIPTextCfg)
+)}
 # What OpenCLIP's configurations may hold that no probabilistic tower has.
 FOREIGN = ("timm_", "hf_model_name", "hf_pooler_type", "hf_proj_type")
 SIGLIP_PAD, SIGLIP_MASK = 1, 32000
+POSITIONS = ("learnable", "sin_cos_2d")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +73,7 @@ def check_keys(given: Iterable[str], known: Iterable[str], where: str) -> None:
 def is_released(config: Mapping[str, Any]) -> bool:
     """Whether this is the configuration of a published ProLIP checkpoint: `embed_unc` inside the towers' blocks."""
     return "prolip_cfg" not in config and any(
-        "embed_unc" in config.get(block, {}) for block in ("vision_cfg", "text_cfg")
+        "embed_unc" in (config.get(block) or {}) for block in ("vision_cfg", "text_cfg")
     )
 
 
@@ -81,7 +85,7 @@ def convert_released(config: Mapping[str, Any]) -> dict[str, Any]:
     out: dict[str, Any] = copy.deepcopy(dict(config))
     biases = set()
     for block in ("vision_cfg", "text_cfg"):
-        if not out[block].pop("embed_unc", False):
+        if not out.get(block) or not out[block].pop("embed_unc", False):
             raise ValueError(f"{block}.embed_unc is not set: both towers of a ProLIP checkpoint have it")
         biases.add(float(out[block].pop("init_unc_bias", -10.0)))
     if len(biases) > 1:
@@ -107,17 +111,19 @@ def complete(config: Mapping[str, Any]) -> dict[str, Any]:
     for key in ("embed_dim", "vision_cfg", "text_cfg", "prolip_cfg"):
         if key not in out:
             remedy = "" if key != "prolip_cfg" else (
-                ": it is a plain OpenCLIP model; initialise a ProLIP model of its size from its weights with"
-                " create_model(<ProLIP name>, pretrained=<weights file>, init_uncertainty=True)"
+                ": it is a plain OpenCLIP model. To start from its weights, give it in a folder's config.json a block"
+                ' "prolip_cfg" (for the bundled BPE {"mask_token_id": 49408, "special_token_ids": [49406, 49407]}, and'
+                " text_cfg.vocab_size 49409): create_model('local-dir:<folder>', pretrained=<weights file>,"
+                " init_uncertainty=True)"
             )
             raise ValueError(f"the model configuration has no {key}{remedy}")
+        if key != "embed_dim" and not isinstance(out[key], Mapping):
+            raise ValueError(f"{key} of the model configuration is {out[key]!r}: give name -> value")
     check_keys(out["vision_cfg"], VISION_KEYS, "vision_cfg")
     check_keys(out["text_cfg"], TEXT_KEYS, "text_cfg")
     check_keys(out["prolip_cfg"], PROLIP_KEYS, "prolip_cfg")
-    for block in ("vision_cfg", "text_cfg"):
-        for key in out[block]:
-            if key.startswith(FOREIGN):
-                raise ValueError(f"{block}.{key}: towers of other libraries have no [UNC]; give width, layers, heads")
+    for block, defaults in DEFAULTS.items():
+        _check_tower(block, {**defaults, **out[block]})
     cfg = ProLIPCfg(**out["prolip_cfg"])
     _check_tokens(cfg, out["text_cfg"])
     out["prolip_cfg"] = {**asdict(cfg), "special_token_ids": list(cfg.special_token_ids)}
@@ -126,6 +132,23 @@ def complete(config: Mapping[str, Any]) -> dict[str, Any]:
         value = out.get(key)
         out[key] = float(default if value is None else value)
     return out
+
+
+def _check_tower(block: str, tower: Mapping[str, Any]) -> None:
+    """Refuse towers that are no transformers of OpenCLIP's; a block with all its defaults has `timm_model_name: null`."""
+    for key, value in tower.items():
+        if key.startswith(FOREIGN) and value != DEFAULTS[block][key]:
+            raise ValueError(f"{block}.{key}: towers of other libraries have no [UNC]; give width, layers, heads")
+    if not isinstance(tower["layers"], int):
+        raise ValueError(f"{block}.layers is {tower['layers']!r}, as a ResNet's: only a transformer has [UNC], give its"
+                         " number of blocks")
+    if tower["scaled_cosine_attn"]:
+        raise ValueError(f"{block}.scaled_cosine_attn: OpenCLIP's does not run on batches of sequences; use qk_norm")
+    if tower.get("pos_embed_type", "learnable") not in POSITIONS:
+        raise ValueError(f"{block}.pos_embed_type is {tower['pos_embed_type']!r}: choose {' or '.join(POSITIONS)}")
+    divisor = "heads" if block == "text_cfg" else "head_width"
+    if tower["width"] % tower[divisor]:
+        raise ValueError(f"{block}.width {tower['width']} is no multiple of {divisor} {tower[divisor]}: change one")
 
 
 def _check_tokens(cfg: ProLIPCfg, text_cfg: Mapping[str, Any]) -> None:

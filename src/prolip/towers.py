@@ -5,8 +5,10 @@ checkpoints of both need no renaming. `tests/prolip/test_towers.py` pins every p
 """
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
-from open_clip.transformer import TextTransformer, VisionTransformer
+from open_clip.transformer import TextTransformer, VisionTransformer, to_2tuple
 from torch import Tensor, nn
 
 from prolip.gaussian import Gaussian
@@ -26,6 +28,19 @@ def check_form(form: str) -> None:
     """Refuse a forward pass nobody trained with."""
     if form not in FORMS:
         raise ValueError(f"forward is {form!r}: choose one of {', '.join(FORMS)}")
+
+
+def check_grid(image_size: int | Sequence[int], patch_size: int | Sequence[int], conv_stem: bool) -> None:
+    """Refuse an image without a patch; and what a stem cannot halve: oblong patches, pixels beyond the last whole one."""
+    if conv_stem and len(set(to_2tuple(patch_size))) > 1:
+        raise ValueError(f"vision_cfg.patch_size {patch_size} is not square, which a convolutional stem needs")
+    for image, patch in zip(to_2tuple(image_size), to_2tuple(patch_size)):
+        if image < patch:
+            raise ValueError(f"vision_cfg.image_size {image} is below the patch_size {patch}: no patch is left, enlarge"
+                             " the image")
+        if conv_stem and image % patch:
+            raise ValueError(f"vision_cfg.image_size {image} is no multiple of the patch_size {patch}, which a"
+                             f" convolutional stem needs: use {image - image % patch} or {image - image % patch + patch}")
 
 
 class ProbabilisticVisionTransformer(VisionTransformer):
@@ -48,6 +63,7 @@ class ProbabilisticVisionTransformer(VisionTransformer):
         **kwargs,
     ):
         check_form(form)
+        check_grid(kwargs["image_size"], kwargs["patch_size"], conv_stem)
         for key in ("attentional_pool", "patch_dropout"):
             if kwargs.get(key):
                 raise ValueError(
@@ -101,6 +117,7 @@ class ProbabilisticVisionTransformer(VisionTransformer):
             tokens = self.conv1(self._blank_others(x, keep)).flatten(2).transpose(1, 2)
             return tokens.gather(1, keep.unsqueeze(-1).expand(-1, -1, tokens.shape[-1]))
         batch, (rows, columns), (height, width) = x.shape[0], self.grid_size, self.patch_size
+        x = x[..., : rows * height, : columns * width]  # as the convolution: it ends with the last whole patch
         patches = x.reshape(batch, -1, rows, height, columns, width).permute(0, 2, 4, 1, 3, 5)
         sample = torch.arange(batch, device=x.device).unsqueeze(1)
         kept = patches[sample, keep // columns, keep % columns]

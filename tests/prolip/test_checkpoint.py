@@ -184,6 +184,35 @@ def test_openclip_weights_initialise_everything_that_they_have(kind):
     ]
 
 
+@pytest.mark.parametrize("kind", ["plain", "custom"])
+def test_openclips_own_configuration_with_a_block_of_ours_takes_its_weights(kind, tmp_path):
+    """The way from any published OpenCLIP model: its text projection has no bias, so it is a matrix in ours too."""
+    source = openclip(kind)
+    config = {**OPENCLIP, "text_cfg": OPENCLIP["text_cfg"] | {"vocab_size": 49409}, "prolip_cfg": {
+        "mask_token_id": 49408, "special_token_ids": [49406, 49407]
+    }}
+    (tmp_path / "config.json").write_text(json.dumps({"model_cfg": config, "preprocess_cfg": {}}))
+    torch.save(source.state_dict(), tmp_path / "clip.pt")
+    model = prolip.create_model(f"local-dir:{tmp_path}", pretrained=str(tmp_path / "clip.pt"), init_uncertainty=True)
+    theirs = source.text_projection if kind == "plain" else source.text.text_projection
+    assert torch.equal(model.text.text_projection, theirs) and torch.equal(model.visual.proj, source.visual.proj)
+    assert prolip.get_tokenizer(f"local-dir:{tmp_path}")("a cat").shape == (1, 12)
+
+
+@pytest.mark.filterwarnings("ignore")  # torch calls TorchScript deprecated
+def test_a_torchscript_archive_is_refused_with_what_to_do_and_then_read(tmp_path):
+    """OpenAI's weights came as such archives; those of OpenCLIP hold the causal mask as well."""
+    source = openclip("plain").eval()
+    inputs = {"encode_image": torch.zeros(1, 3, 32, 32), "encode_text": torch.ones(1, 12, dtype=torch.int64)}
+    torch.jit.trace_module(source, inputs, check_trace=False).save(str(tmp_path / "clip.pt"))
+    with pytest.raises(CheckpointError, match="clip.pt is a TorchScript archive.*weights_only=False.*state_dict"):
+        read_state_dict(tmp_path / "clip.pt")
+    torch.save(torch.jit.load(str(tmp_path / "clip.pt")).state_dict(), tmp_path / "plain.pt")
+    for name, trusting in (("clip.pt", {"weights_only": False}), ("plain.pt", {})):
+        model = build(pretrained=str(tmp_path / name), init_uncertainty=True, **trusting)
+        assert torch.equal(model.visual.proj, source.visual.proj)
+
+
 def test_the_kept_and_the_loaded_are_all_there_is():
     """No tensor is left at its initial value without being reported."""
     model, fresh = build(), build().state_dict()

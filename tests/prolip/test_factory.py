@@ -1,7 +1,9 @@
 """create_model and its relatives: every bundled name builds; whatever is asked wrongly is answered with what to ask."""
+import inspect
 import json
 import time
 
+import open_clip
 import pytest
 import torch
 from open_clip.transform import AugmentationCfg
@@ -77,10 +79,36 @@ def test_a_name_near_nothing_lists_all():
     ({"text_cfg": {"hf_model_name": "roberta"}}, ValueError, "text_cfg.hf_model_name: towers of other libraries"),
     ({"text_cfg": {"pad_id": 7}}, ValueError, "text_cfg.pad_id is 7 and prolip_cfg.pad_token_id 0"),
     ({"vision_cfg": {"head_width": 5}}, ValueError, "width 32 is no multiple of head_width 5"),
+    ({"text_cfg": {"heads": 5}}, ValueError, "text_cfg.width 32 is no multiple of heads 5"),
+    ({"vision_cfg": {"timm_model_name": "resnet50"}}, ValueError, "vision_cfg.timm_model_name: towers of other"),
+    ({"vision_cfg": {"layers": [3, 4, 6, 3]}}, ValueError, r"vision_cfg.layers is \[3, 4, 6, 3\], as a ResNet's"),
+    ({"vision_cfg": {"pos_embed_type": "rope"}}, ValueError, "'rope': choose learnable or sin_cos_2d"),
+    ({"text_cfg": {"scaled_cosine_attn": True}}, ValueError, "text_cfg.scaled_cosine_attn: .*use qk_norm"),
+    ({"force_image_size": 0}, ValueError, "image_size 0 is below the patch_size 8"),
+    ({"jit": True}, ValueError, "jit=True is OpenCLIP's alone: leave it out; .*torch.compile"),
+    ({"force_patch_dropout": 0.5}, ValueError, "force_patch_dropout=0.5 .*keep="),
+    ({"pretrained_image_path": "vit.pt"}, ValueError, "pretrained_image_path='vit.pt' .*pretrained=<file>"),
 ])
 def test_wrong_options_are_refused_with_the_remedy(kwargs, error, message):
     with pytest.raises(error, match=message):
         prolip.create_model("ProLIP-ViT-test", **kwargs)
+
+
+@pytest.mark.parametrize("name", ["create_model", "create_model_and_transforms"])
+def test_every_option_of_openclips_is_taken_at_its_default(name):
+    """What is written for OpenCLIP's factory names them all: its own training program does."""
+    options = {
+        key: parameter.default for key, parameter in inspect.signature(getattr(open_clip, name)).parameters.items()
+        if parameter.kind is not parameter.VAR_KEYWORD and key != "model_name"
+    }
+    assert {"jit", "force_custom_text", "pretrained_text", "output_dict"} <= set(options)
+    made = getattr(prolip, name)("ProLIP-ViT-test", **options)
+    assert (made if name == "create_model" else made[0]).embed_dim == 32
+
+
+def test_a_block_with_all_of_openclips_defaults_is_a_transformer():
+    options = {"timm_model_name": None, "timm_pool": "avg"}
+    assert prolip.create_model("ProLIP-ViT-test", vision_cfg=options, text_cfg={"hf_model_name": None}).embed_dim == 32
 
 
 def test_options_reach_the_model():
@@ -121,6 +149,57 @@ def test_transforms_are_openclips_for_the_models_size():
 def test_a_schema_with_pretrained_is_refused_since_one_would_be_ignored(tmp_path):
     with pytest.raises(ValueError, match="would be ignored: drop one"):
         prolip.create_model("local-dir:tests/fixtures/released_prolip_tiny", pretrained="x.pt")
+
+
+def test_a_folder_with_a_configuration_alone_takes_weights_from_elsewhere(tmp_path):
+    from prolip.checkpoint import save_pretrained
+
+    source = prolip.create_model("ProLIP-ViT-test")
+    save_pretrained(source, tmp_path / "weights")
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "config.json").write_text((tmp_path / "weights" / "config.json").read_text())
+    weights = tmp_path / "weights"
+    for pretrained in (weights, f"local-dir:{weights}", weights / "model.safetensors"):
+        made = prolip.create_model(f"local-dir:{tmp_path}/own", pretrained=str(pretrained))
+        assert torch.equal(made.visual.proj, source.visual.proj)
+    with pytest.raises(ValueError, match="would be ignored: drop one"):
+        prolip.create_model(f"local-dir:{weights}", pretrained=str(weights))
+
+
+def test_a_hub_name_may_be_given_as_pretrained_and_openclips_file_comes_before_its_neighbour(monkeypatch, tmp_path):
+    """Published OpenCLIP models have model.safetensors too: the weights of a transformers model."""
+    from safetensors.torch import save_file
+
+    monkeypatch.setattr(hub, "reachable", lambda: pytest.fail("asked for the network"))
+    snapshot = tmp_path / "models--org--clip" / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    (tmp_path / "models--org--clip" / "refs").mkdir()
+    (tmp_path / "models--org--clip" / "refs" / "main").write_text("abc")
+    source = prolip.create_model("ProLIP-ViT-test")
+    save_file(source.state_dict(), snapshot / "open_clip_model.safetensors")
+    save_file({"vision_model.embeddings": torch.zeros(1)}, snapshot / "model.safetensors")
+    made = prolip.create_model("ProLIP-ViT-test", pretrained="hf-hub:org/clip", cache_dir=str(tmp_path))
+    assert torch.equal(made.visual.proj, source.visual.proj)
+
+
+def test_weights_that_are_not_there_are_said_before_a_model_is_built(monkeypatch):
+    monkeypatch.setattr(factory, "ProLIP", lambda *args, **kwargs: pytest.fail("built a model first"))
+    with pytest.raises(FileNotFoundError, match="is no file"):
+        prolip.create_model("ProLIP-ViT-test", pretrained="absent.pt")
+
+
+@pytest.mark.parametrize("content, message", [
+    (b"[]", "config.json holds no model configuration: got list, want an object"),
+    (b"3", "got int"),
+    (b'{"model_cfg": null}', "got NoneType"),
+    (b"\xff\xfe\x00", "config.json is no JSON"),
+    (b'{"embed_dim": 8, "vision_cfg": null, "text_cfg": {}, "prolip_cfg": {}}', "vision_cfg .* is None: give name"),
+    (b'{"embed_dim": 8, "vision_cfg": {"embed_unc": true}}', "text_cfg.embed_unc is not set"),
+])
+def test_a_configuration_that_is_none_is_refused_by_name(tmp_path, content, message):
+    (tmp_path / "config.json").write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        prolip.create_model(f"local-dir:{tmp_path}")
 
 
 def test_a_local_folder_that_is_incomplete_says_what_is_missing(tmp_path):

@@ -159,6 +159,28 @@ def test_dropping_works_for_images_and_patches_that_are_not_square():
     torch.testing.assert_close(tower._embeds(x, keep), chosen)
 
 
+def test_dropping_works_for_images_that_are_no_whole_number_of_patches():
+    """The published SO400M models see 384 pixels in patches of 14; the last 6 of them belong to no patch."""
+    tower, x = vision(image_size=18).double(), images(size=18).double()
+    keep = keep_subsets(3, tower.num_patches, 5)
+    every = tower._embeds(x)
+    assert every.shape[1] == 2 + 16
+    torch.testing.assert_close(tower._embeds(x, keep), every.gather(1, torch.cat(
+        [torch.tensor([[0, 1]] * 3), keep + 2], dim=1
+    ).unsqueeze(-1).expand(-1, -1, 16)))
+
+
+@pytest.mark.parametrize("changes, message", [
+    ({"image_size": 3}, "image_size 3 is below the patch_size 4: .*enlarge"),
+    ({"image_size": (16, 0)}, "image_size 0 is below the patch_size 4"),
+    ({"image_size": 18, "conv_stem": True}, "18 is no multiple of the patch_size 4, .*stem needs: use 16 or 20"),
+    ({"patch_size": (4, 8), "conv_stem": True}, r"patch_size \(4, 8\) is not square"),
+])
+def test_a_grid_that_cannot_be_is_refused_before_anything_is_built(changes, message):
+    with pytest.raises(ValueError, match=message):
+        vision(**changes)
+
+
 @pytest.mark.parametrize("keep", [torch.zeros(2, 4, dtype=torch.int64), torch.zeros(3, 4), torch.zeros(3).long()])
 def test_a_keep_that_does_not_fit_is_refused(keep):
     with pytest.raises(ValueError, match=r"want \(3, K\) torch.int64"):
