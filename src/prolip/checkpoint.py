@@ -59,8 +59,8 @@ def read_state_dict(path: str | os.PathLike, weights_only: bool = True) -> dict[
     except Exception as error:  # a damaged file makes torch raise whatever its bytes happen to mean
         problem = f"cannot be read, is it complete? ({error})"
         if "TorchScript" in str(error):
-            problem = ("is a TorchScript archive, which holds code: if you trust its source, pass weights_only=False, or"
-                       " save torch.jit.load(<file>).state_dict() with torch.save and give that file")
+            problem = ("is a TorchScript archive, which holds code: if you trust its source, pass weights_only=False,"
+                       " or save torch.jit.load(<file>).state_dict() with torch.save and give that file")
         raise CheckpointError(f"{path} {problem}") from error
     if isinstance(state, torch.jit.ScriptModule):
         state = state.state_dict()
@@ -258,13 +258,12 @@ def read_config(path: str | os.PathLike) -> tuple[dict[str, Any], dict[str, Any]
         config = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:  # no JSON, or no text
         raise ValueError(f"{path} is no JSON: {error}") from error
-    model, preprocess = config, {}
-    if isinstance(config, dict) and "model_cfg" in config:
-        model, preprocess = config["model_cfg"], config.get("preprocess_cfg") or {}
+    wrapped = isinstance(config, dict) and "model_cfg" in config
+    model = config["model_cfg"] if wrapped else config
     if not isinstance(model, dict):
         raise ValueError(f"{path} holds no model configuration: got {type(model).__name__}, want an object with"
                          " embed_dim, vision_cfg and text_cfg, at the top level or under model_cfg")
-    return model, preprocess
+    return model, (config.get("preprocess_cfg") or {}) if wrapped else {}
 
 
 def save_pretrained(model: ProLIP, folder: str | os.PathLike, tokenizer: Any = None) -> Path:

@@ -83,8 +83,8 @@ def find_weights(model_name: str, pretrained: str | None, cache_dir: str | None 
     if path.is_dir():
         return find_in(path, FOREIGN_FIRST, "weights")
     if not path.is_file():
-        raise FileNotFoundError(f"pretrained={pretrained!r} is no file: give a weights file, a folder that holds one, or"
-                                " published weights, hf-hub:<org/name>")
+        raise FileNotFoundError(f"pretrained={pretrained!r} is no file: give a weights file, a folder that holds one,"
+                                " or published weights, hf-hub:<org/name>")
     return path
 
 
@@ -121,7 +121,7 @@ def create_model(  # noqa: PLR0913 (OpenCLIP's signature)
     """Build a ProLIP model by name, with weights where the name or `pretrained` gives them.
 
     model_name: one of `list_models()`, `hf-hub:<org/name>`, or `local-dir:<folder>`. pretrained: a weights file, a
-    folder with one, or `hf-hub:<org/name>`; for names without a schema, and for folders that hold a configuration alone.
+    folder with one, or `hf-hub:<org/name>`; for names without a schema, and folders that hold a configuration alone.
     precision: `fp32`; `bf16`, `fp16` (weights of the blocks cast; norms, heads, embeddings, scale and bias float32);
     `pure_bf16`, `pure_fp16` (embeddings cast too); the `amp` names build float32 weights for autocast.
     force_image_size, force_context_length: positions are interpolated when weights are loaded.

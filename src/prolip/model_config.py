@@ -135,7 +135,7 @@ def complete(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_tower(block: str, tower: Mapping[str, Any]) -> None:
-    """Refuse towers that are no transformers of OpenCLIP's; a block with all its defaults has `timm_model_name: null`."""
+    """Refuse towers that are no transformers of OpenCLIP's. A block with all defaults has `timm_model_name: null`."""
     for key, value in tower.items():
         if key.startswith(FOREIGN) and value != DEFAULTS[block][key]:
             raise ValueError(f"{block}.{key}: towers of other libraries have no [UNC]; give width, layers, heads")

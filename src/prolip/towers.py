@@ -31,7 +31,7 @@ def check_form(form: str) -> None:
 
 
 def check_grid(image_size: int | Sequence[int], patch_size: int | Sequence[int], conv_stem: bool) -> None:
-    """Refuse an image without a patch; and what a stem cannot halve: oblong patches, pixels beyond the last whole one."""
+    """Refuse an image without a patch, and for a stem oblong patches and pixels beyond the last whole one."""
     if conv_stem and len(set(to_2tuple(patch_size))) > 1:
         raise ValueError(f"vision_cfg.patch_size {patch_size} is not square, which a convolutional stem needs")
     for image, patch in zip(to_2tuple(image_size), to_2tuple(patch_size)):
@@ -39,8 +39,9 @@ def check_grid(image_size: int | Sequence[int], patch_size: int | Sequence[int],
             raise ValueError(f"vision_cfg.image_size {image} is below the patch_size {patch}: no patch is left, enlarge"
                              " the image")
         if conv_stem and image % patch:
+            below = image - image % patch
             raise ValueError(f"vision_cfg.image_size {image} is no multiple of the patch_size {patch}, which a"
-                             f" convolutional stem needs: use {image - image % patch} or {image - image % patch + patch}")
+                             f" convolutional stem needs: use {below} or {below + patch}")
 
 
 class ProbabilisticVisionTransformer(VisionTransformer):
