@@ -19,7 +19,7 @@ def main(arguments: Sequence[str] | None = None) -> Path:
     args = parser.parse_args(arguments)
     try:
         page = make_report(args.folder, args.eval, args.out, args.seed, args.title)
-    except FileNotFoundError as error:
+    except (OSError, ValueError) as error:
         parser.error(str(error))
     print(f"{page} ({page.stat().st_size / 1e6:.1f} MB)")
     return page

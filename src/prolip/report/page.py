@@ -17,6 +17,17 @@ from prolip.evaluation.result import Result
 from prolip.report import examples, figures, readings, style
 from prolip.report.runs import RunFolder, flatten, read
 
+CREDITS = {
+    "noto": "Noto Emoji, Google, Apache-2.0",
+    "noto-v1": "Noto Emoji, Google, Apache-2.0",
+    "twemoji": "Twemoji, Twitter and contributors, CC-BY-4.0",
+    "emojione": "EmojiOne 2, CC-BY-4.0",
+    "fluent-emoji-flat": "Fluent Emoji, Microsoft, MIT",
+    "fluent-emoji": "Fluent Emoji, Microsoft, MIT",
+    "fluent-emoji-high-contrast": "Fluent Emoji, Microsoft, MIT",
+}
+"""Whose the drawings of each style are, as data/emoji/LICENSES has it: a page that shows them says so."""
+
 
 @dataclass(frozen=True)
 class Headline:
@@ -73,6 +84,7 @@ def render(run: RunFolder, pictures: dict[str, bytes], seed: int = 0, title: str
         "settings": flatten(run.config) if run.config else {},
         "result": result,
         "unseen": is_unseen(run),
+        "credits": list(dict.fromkeys(CREDITS.get(s, s) for s in result.info["styles"])) if result else [],
         "headlines": headlines(result) if result else [],
         "reading": readings.read_all(result) if result else {},
         "images": examples.image_examples(result, seed=seed) if result else [],
@@ -95,9 +107,12 @@ def headlines(result: Result) -> list[Headline]:
         "names/t2i/R@5": "have it among the first five drawings",
     }
     out = [Headline(percent(m[key]), said, f"chance {percent(m[_chance(key)])}") for key, said in words.items()]
-    members, prompts = (percent(m[f"zero_shot/subgroup{kind}/top1"]) for kind in ("_members", ""))
-    said = f"of the drawings go to the right one of {classes} subgroups, told by the names of its members"
-    out.append(Headline(members, f"{said}; {prompts} if told by its own name", f"chance {percent(1 / classes)}"))
+    members, name, prompts = (percent(m[f"zero_shot/subgroup{kind}/top1"]) for kind in ("_members", "_plain", ""))
+    said = (
+        f"of the drawings go to the right one of {classes} subgroups, told by the names of its members; {name} by its "
+        f"own name, {prompts} by prompts around it"
+    )
+    out.append(Headline(members, said, f"chance {percent(1 / classes)}"))
     said = f"mAP@R of drawings against all {texts:,} texts: names, keywords, subgroups, groups"
     return [*out, Headline(percent(m["captions/i2t/mAP@R"]), said, "every true caption counts")]
 

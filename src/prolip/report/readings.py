@@ -3,11 +3,15 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from prolip.data.emoji import LEVELS
+from prolip.evaluation import uncertainty
 from prolip.evaluation.result import Result
 
 WEAK = 0.1  # |Spearman| below which no order is claimed
 FLAT = 1.02  # ratio of traces below which they count as equal
+ALIKE = 0.1  # spread of equally long texts over that of all, below which a trace tells the length alone
 
 
 def read_all(result: Result) -> dict[str, str]:
@@ -72,10 +76,20 @@ def levels(result: Result) -> str:
 
 
 def length(result: Result) -> str:
-    """Short against long texts."""
+    """Short against long texts, and whether the length is all that a trace tells, which need not be a rising order."""
     rho = result.metrics["spearman/trace_tokens"]
     said = _direction(rho, "longer", "shorter")
-    return f"Here the rank correlation with the number of tokens is {_signed(rho)}: {said}."
+    said = f"Here the rank correlation with the number of tokens is {_signed(rho)}: {said}."
+    trace, lengths = result.text.trace.numpy(), result.token_lengths
+    usual = int(np.bincount(lengths).argmax())
+    alike, overall = trace[lengths == usual], uncertainty.spread(trace)
+    if len(alike) < 20 or not uncertainty.spread(alike) < ALIKE * overall:
+        return said
+    return (
+        f"{said} The middle 90% of the {len(alike):,} texts of {usual} tokens lie within "
+        f"{_share(uncertainty.spread(alike))} of their median, of all texts within {_share(overall)}: each length has "
+        "a trace of its own, and what a text says hardly changes it."
+    )
 
 
 def matches(result: Result) -> str:
@@ -113,6 +127,11 @@ def _direction(rho: float, positive: str, negative: str) -> str:
 def _signed(value: float) -> str:
     """+0.12, or that it is not defined."""
     return f"{value:+.2f}" if math.isfinite(value) else "undefined (constant)"
+
+
+def _share(value: float) -> str:
+    """A share of one as percent with two significant digits, however small."""
+    return f"{float(f'{100 * value:.1e}'):g}%" if value >= 1e-6 else "less than 0.0001%"
 
 
 def _yes(value: bool) -> str:

@@ -5,6 +5,7 @@ import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 from prolip.evaluation.result import Result, load
 
@@ -28,25 +29,44 @@ class RunFolder:
 def read(folder: str | Path, evaluation: str = "eval") -> RunFolder:
     """Read a run; evaluation: the name of its evaluation's folder.
 
-    Raises FileNotFoundError if the folder holds nothing of a run.
+    Raises FileNotFoundError if the folder holds nothing of a run, ValueError naming the file that cannot be read.
     """
     folder = Path(folder)
     if not folder.is_dir():
         raise FileNotFoundError(f"no run folder {folder}: give one that training wrote, e.g. runs/demo")
     config = folder / "config.json"
     lines = read_lines(folder / "metrics.jsonl")
-    result = load(folder / evaluation) if (folder / evaluation / "metrics.json").exists() else None
+    result = read_result(folder / evaluation) if (folder / evaluation / "metrics.json").exists() else None
     if not (config.exists() or lines or result):
         raise FileNotFoundError(
             f"{folder} has neither config.json nor metrics.jsonl nor {evaluation}/metrics.json: is it a run folder?"
         )
     return RunFolder(
         folder,
-        json.loads(config.read_text()) if config.exists() else None,
+        read_config(config) if config.exists() else None,
         [line for line in lines if line.get("kind", "train") == "train"],
         [line for line in lines if line.get("kind") == "eval"],
         result,
     )
+
+
+def read_result(folder: Path) -> Result:
+    """An evaluation's files. Raises ValueError with the remedy if they are damaged."""
+    try:
+        return load(folder)
+    except (ValueError, KeyError, TypeError, EOFError, BadZipFile) as error:
+        raise ValueError(
+            f"the evaluation in {folder} cannot be read ({error}): delete that folder, or write it anew with "
+            f"python -m prolip.evaluation.corpus --out {folder}"
+        ) from error
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """config.json. Raises ValueError with the remedy if it is damaged."""
+    try:
+        return json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path} is no JSON ({error}): delete it, and the page leaves the settings out") from error
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

@@ -56,7 +56,7 @@ def make_result(noise=0.6, traces=None, seed=0):
     result.metrics |= retrieval_figures(result)
     result.metrics |= uncertainty.figures(image, text, corpus, table, result.token_lengths)
     labels = torch.from_numpy(corpus.drawing_concepts % 3)
-    for kind in ("subgroup", "subgroup_members"):
+    for kind in ("subgroup", "subgroup_plain", "subgroup_members"):
         scores = torch.rand(len(labels), 3, generator=g)
         result.metrics |= {f"zero_shot/{kind}/{k}": v for k, v in classification(scores, labels).items()}
     return result

@@ -1,11 +1,13 @@
 """The page: self-contained, honest about what it shows, whole with parts missing."""
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from report_stand_in import make_result, write_run
 
-from prolip.report import examples, page, readings
+from prolip.report import examples, page, readings, runs
 from prolip.report.__main__ import main
 
 
@@ -33,6 +35,23 @@ def test_headlines_are_the_metrics(html, result):
     for key in ("names/i2t/R@1", "names/t2i/R@5", "captions/i2t/mAP@R", "zero_shot/subgroup_members/top1"):
         assert f'<div class="number">{page.percent(result.metrics[key])}</div>' in text
     assert "22 drawings get their own name first, out of 24 names" in text and "chance 4.2%" in text
+    plain, prompts = (page.percent(result.metrics[f"zero_shot/subgroup{kind}/top1"]) for kind in ("_plain", ""))
+    assert plain != prompts and f"{plain} by its own name, {prompts} by prompts around it" in text
+
+
+def test_designers_are_credited_as_the_corpus_has_it():
+    licences = (Path(__file__).parents[3] / "data/emoji/LICENSES/README.md").read_text()
+    styles = {}
+    for line in licences.splitlines():
+        cells = [cell.strip() for cell in line.split("|")]
+        if "`" in line and len(cells) > 5:
+            styles |= dict.fromkeys(re.findall(r"`([\w-]+)\.tar`", cells[1]), cells[4])
+    assert set(styles) == set(page.CREDITS)
+    assert all(page.CREDITS[style].endswith(f", {licence}") for style, licence in styles.items())
+    shown = make_result()
+    shown.info["styles"] = ["emojione", "noto", "noto-v1", "mine"]
+    text = page.render(runs.RunFolder(Path("run"), result=shown), {})
+    assert "Drawings: EmojiOne 2, CC-BY-4.0; Noto Emoji, Google, Apache-2.0; mine (" in text
 
 
 def test_texts_are_escaped(html):
@@ -64,6 +83,19 @@ def test_a_folder_that_is_no_run_ends_with_a_message(tmp_path, capsys):
     with pytest.raises(SystemExit) as stop:
         main([str(tmp_path)])
     assert stop.value.code == 2 and "is it a run folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("damaged", "remedy"),
+    [("config.json", "delete it"), ("eval/metrics.json", "write it anew"), ("eval/embeddings.npz", "write it anew")],
+)
+def test_a_damaged_file_is_named_with_what_to_do(damaged, remedy, result, tmp_path, capsys):
+    folder = write_run(tmp_path / "demo", result)
+    (folder / damaged).write_bytes((folder / damaged).read_bytes()[:50])
+    with pytest.raises(SystemExit) as stop:
+        main([str(folder)])
+    said = capsys.readouterr().err
+    assert stop.value.code == 2 and str((folder / damaged).parent) in said and remedy in said
 
 
 def test_examples_are_seeded_marked_by_the_labels_and_failures_are_failures():
@@ -113,6 +145,18 @@ def test_the_order_of_levels_is_told_as_it_came_out(traces, order, words):
     result = make_result(traces=traces)
     assert readings.order_of_levels(result) == order
     assert words in readings.levels(result)
+
+
+def test_a_trace_that_is_one_number_for_each_length_is_told_though_it_does_not_rise():
+    result = make_result()
+    words = result.token_lengths
+    trace = torch.from_numpy(np.where(words == 1, 0.7, 0.6) + np.where(words % 3 == 0, 0.2, 0))
+    result.text = result.text._replace(log_var=(trace.float() / 24).log()[:, None].expand(-1, 24).clone())
+    assert "each length has a trace of its own" in readings.length(result)
+    noise = torch.rand(len(trace), 1, generator=torch.Generator().manual_seed(0))
+    result.text = result.text._replace(log_var=result.text.log_var + 0.3 * noise)
+    assert "each length" not in readings.length(result)
+    assert [readings._share(x) for x in (0.0123, 8.6e-6, 0.4, 0)] == ["1.2%", "0.00086%", "40%", "less than 0.0001%"]
 
 
 def test_the_verdict_counts_what_holds():
