@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -88,11 +89,12 @@ def sum_block(
     column_sums = block.new_empty((tiles[0], m) if wanted else 0)
     row_ids, column_ids, ids = known_ids(positives)
     kernel: Any = _pairs_kernel
-    kernel[tiles](
-        block, row_bias, column_bias, row_ids, column_ids, losses, row_sums, column_sums, weight, n, m,
-        NO_DIAGONAL if positives.diagonal is None else positives.diagonal,
-        IDS=ids, GRADIENT=wanted, TILE_N=TILE_ROWS, TILE_M=TILE_COLUMNS, num_warps=WARPS,
-    )  # fmt: skip
+    with torch.cuda.device_of(block):  # Triton starts kernels on the current device, wherever their tensors are
+        kernel[tiles](
+            block, row_bias, column_bias, row_ids, column_ids, losses, row_sums, column_sums, weight, n, m,
+            NO_DIAGONAL if positives.diagonal is None else positives.diagonal,
+            IDS=ids, GRADIENT=wanted, TILE_N=TILE_ROWS, TILE_M=TILE_COLUMNS, num_warps=WARPS,
+        )  # fmt: skip
     if not wanted:
         return losses.sum(), None
     return losses.sum(), BlockGradient(block, row_sums.sum(1), column_sums.sum(0))

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from prolip.gaussian import Gaussian
 from prolip.measures import inclusion_test_per_dim
@@ -269,9 +268,12 @@ class GradientsInForward(torch.autograd.Function):
         return loss
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-        """grad_output times the kept gradients."""
+        """grad_output times the kept gradients; RuntimeError where these are to be differentiated again."""
+        # `once_differentiable` lets a constant grad_output pass, and second derivatives are left out without a word.
+        if torch.is_grad_enabled():
+            raise RuntimeError("ppcl is differentiable once, its gradients are made in the forward pass and have no"
+                               " graph: leave out create_graph=True")
         return (None, *(None if g is None else g * grad_output for g in ctx.saved_tensors))
 
 
@@ -298,8 +300,16 @@ def pack_inputs(image: Gaussian, text: Gaussian, scale: Tensor | float, bias: Te
 def as_scalar(value: Tensor | float, like: Tensor) -> Tensor:
     """A tensor of one element or a number as () with the dtype and device of `like`, keeping the graph."""
     if isinstance(value, Tensor):
+        if value.numel() != 1:
+            raise ValueError(f"scale and bias of ppcl are one number each, got a tensor of shape {tuple(value.shape)}")
         return value.to(like).reshape(())
     return like.new_full((), value)
+
+
+def check_block(block: int | None) -> None:
+    """Raise ValueError unless it is a number of rows, or None."""
+    if block is not None and block < 1:
+        raise ValueError(f"block={block} rows score no pair: give 1 or more, or None")
 
 
 def check_matches(labels: Matches | None, rows: int) -> None:
@@ -335,8 +345,9 @@ def ppcl(
     image, text: (B, D); scale, bias: as they enter the logit (scale = exp of the learnable), one element or a number;
     labels: known matches as further positives; block: rows scored at a time, chosen by `default_block` without.
     Runs in float32 (float64 stays) whatever the autocast dtype; memory O(B D + block B); differentiable once.
-    Raises ValueError for shapes that do not fit.
+    Raises ValueError for shapes that do not fit, RuntimeError for a second derivative.
     """
+    check_block(block)
     with torch.autocast(image.mean.device.type, enabled=False):
         tensors = pack_inputs(image, text, scale, bias)
         check_matches(labels, len(image.mean))
@@ -375,7 +386,10 @@ def vib(z: Gaussian) -> Tensor:
     """KL(Z || N(0, I)) per dimension, mean over batch and D of 1/2 (mean^2 + v - log v - 1), ProLIP eq. 6 -> ().
 
     z: (..., D). v - 1 is expm1(log_var), exact to first order near v = 1. An empty batch gives 0 with a graph.
+    Raises ValueError where mean and log_var differ in shape.
     """
+    if (mean := tuple(z.mean.shape)) != (log_var := tuple(z.log_var.shape)):
+        raise ValueError(f"vib got mean {mean} and log_var {log_var}: give one variance per dimension")
     with torch.autocast(z.mean.device.type, enabled=False):
         z = z.float()
         return 0.5 * mean_or_zero(z.mean.square() + (z.log_var.expm1() - z.log_var))

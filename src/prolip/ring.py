@@ -21,6 +21,7 @@ from prolip.losses import (
     Packed,
     Positives,
     add_pairs,
+    check_block,
     check_matches,
     default_block,
     differentiate,
@@ -116,6 +117,7 @@ def ppcl_over_ranks(
     """
     if world_size(group) == 1:
         return ppcl(image, text, scale, bias, labels, block)
+    check_block(block)
     with torch.autocast(image.mean.device.type, enabled=False):
         tensors = pack_inputs(image, text, scale, bias)
         check_matches(labels, len(image.mean))

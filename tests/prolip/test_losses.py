@@ -100,15 +100,31 @@ def test_ppcl_gives_the_one_gradient_that_is_needed(needed):
     torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-12)
 
 
-def test_ppcl_backward_multiplies_by_grad_output_each_time_and_is_differentiable_once():
+def test_ppcl_backward_multiplies_by_grad_output_each_time():
     image, text, (scale, bias) = gaussian(5, 4, 4), gaussian(5, 4, 5), scalars()
     loss = ppcl(image, text, scale, bias)
     (once,) = torch.autograd.grad(loss, image.mean, retain_graph=True)
     (thrice,) = torch.autograd.grad(3 * loss, image.mean, retain_graph=True)
     torch.testing.assert_close(thrice, 3 * once)
-    (graph,) = torch.autograd.grad(loss * scale, image.mean, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        graph.sum().backward()
+
+
+@pytest.mark.parametrize("factor", [1.0, 2.0])
+def test_ppcl_refuses_second_derivatives_instead_of_leaving_them_out(factor):
+    """Also where the gradient that comes in is a constant, with which the kept ones would pass for constants too."""
+    image, text, (scale, bias) = gaussian(5, 4, 4), gaussian(5, 4, 5), scalars()
+    for weight in (factor, factor * scale):
+        loss = ppcl(image, text, scale, bias) * weight
+        with pytest.raises(RuntimeError, match="ppcl is differentiable once.*leave out create_graph=True"):
+            torch.autograd.grad(loss, image.mean, create_graph=True)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_ppcl_compiles_as_one_graph_with_its_gradients(backend):
+    image, text, (scale, bias) = gaussian(5, 4, 4), gaussian(5, 4, 5), scalars()
+    leaves = leaves_of(image, text, scale, bias)
+    compiled = torch.compile(lambda a, b, c, d, s, t: ppcl(Gaussian(a, b), Gaussian(c, d), s, t),
+                             backend=backend, fullgraph=True)
+    assert_same_value_and_gradients(compiled(*leaves), ppcl(image, text, scale, bias), leaves)
 
 
 def test_ppcl_without_grad_mode_has_no_graph_and_the_same_value():
@@ -225,6 +241,22 @@ def test_ppcl_refuses_shapes_that_do_not_fit(shapes):
     image, text = (Gaussian(torch.zeros(s), torch.zeros(s)) for s in shapes)
     with pytest.raises(ValueError, match=r"ppcl got .*give \(B, D\)"):
         ppcl(image, text, 1.0, 0.0)
+
+
+@pytest.mark.parametrize("block", [0, -1])
+def test_ppcl_refuses_blocks_without_rows(block):
+    """A negative block would score no pair at all, and give 0."""
+    image, text = gaussian(3, 4, 0), gaussian(3, 4, 1)
+    with pytest.raises(ValueError, match=f"block={block} rows score no pair: give 1 or more"):
+        ppcl(image, text, 1.0, 0.0, block=block)
+
+
+def test_ppcl_refuses_several_scales_and_vib_variances_that_do_not_fit():
+    image, text = gaussian(3, 4, 0), gaussian(3, 4, 1)
+    with pytest.raises(ValueError, match=r"one number each, got a tensor of shape \(2,\)"):
+        ppcl(image, text, torch.ones(2), 0.0)
+    with pytest.raises(ValueError, match=r"vib got mean \(3, 4\) and log_var \(3, 1\)"):
+        vib(Gaussian(image.mean, image.log_var[:, :1]))
 
 
 def test_ppcl_refuses_labels_that_do_not_fit():
