@@ -2,9 +2,10 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import pickle
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, is_dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,7 +37,7 @@ TEXTS = ("a photo of a cat.", "Zürich, 12:30")
 class ModelCard:
     """What results and stored features keep of a model.
 
-    fingerprint: of weights, preprocessing and tokenizer; probabilistic: whether its variances mean something;
+    fingerprint: of weights, settings, preprocessing and tokenizer; probabilistic: whether its variances mean something;
     logit_scale, logit_bias: a and b of the logit a * similarity + b, None where the model has none.
     """
 
@@ -59,8 +60,8 @@ class Embedder:
     encode_image: pixels (B, 3, H, W) -> Gaussian (B, D); encode_text: token ids (B, L) -> Gaussian (B, D); both with
     unit means, float32, on the CPU, without a graph. preprocess: a Pillow image -> (3, H, W); tokenizer: list of texts
     -> (B, L) ids. A deterministic model gives log_var = -inf, so its traces are exactly 0, and probabilistic is False.
-    logit_scale, logit_bias: as in `ModelCard`; fingerprint: 32 digits that change with weights, preprocessing and
-    tokenizer.
+    logit_scale, logit_bias: as in `ModelCard`; fingerprint: 32 digits that change with weights, settings, preprocessing
+    and tokenizer.
     """
 
     name: str
@@ -293,15 +294,37 @@ def openclip_tokenizer(model: str, tokenizer: str | None) -> Callable[[list[str]
 
 
 def model_fingerprint(network: nn.Module, preprocess: Callable, tokenizer: Callable) -> str:
-    """32 digits of the weights' bytes, of a picture preprocessed and of two texts tokenised."""
+    """32 digits of the tensors' bytes, the settings of all modules, a picture preprocessed and two texts tokenised."""
     digest = hashlib.blake2b(digest_size=16)
-    for name, tensor in sorted(network.state_dict().items()):
+    # Masks and the like are buffers that are not saved, but built from the configuration.
+    for name, tensor in sorted((dict(network.named_buffers()) | network.state_dict()).items()):
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    # The same weights make another model with other activations, heads or padding.
+    for name, module in network.named_modules():
+        digest.update(json.dumps([name, type(module).__qualname__, settings(module)], sort_keys=True).encode())
     ramp = torch.arange(97 * 61 * 3).remainder(251).to(torch.uint8).reshape(61, 97, 3)
     digest.update(preprocess(Image.fromarray(ramp.numpy())).contiguous().numpy().tobytes())
     digest.update(tokenizer(list(TEXTS)).numpy().tobytes())
     return digest.hexdigest()
+
+
+def settings(module: nn.Module) -> dict[str, Any]:
+    """The attributes of a module that are neither tensors nor modules, as JSON values."""
+    return {key: plain(value) for key, value in vars(module).items() if key[0] != "_" and key != "training"}
+
+
+def plain(value: Any) -> Any:
+    """A setting as JSON values: numbers and texts themselves, of functions and foreign objects the name."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if is_dataclass(value) and not isinstance(value, type):
+        return plain(vars(value))
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    return getattr(value, "__qualname__", type(value).__qualname__)
 
 
 __all__ = ["Embedder", "ModelCard", "PointModel", "as_points", "embedder_of", "load_embedder"]

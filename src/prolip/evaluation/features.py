@@ -5,6 +5,7 @@ Images are embedded once per (data, model, precision), texts once per (prompts, 
 """
 from __future__ import annotations
 
+import logging
 import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -34,6 +35,8 @@ from prolip.evaluation.embedder import Embedder, ModelCard
 from prolip.evaluation.feature_store import FORMAT, FeatureStore, Record, pack, unpack
 from prolip.evaluation.zero_shot import mix_groups
 from prolip.gaussian import Gaussian, concatenate
+
+log = logging.getLogger(__name__)
 
 #: Prompts whose Gaussians are held at once while classes are mixed.
 PROMPTS = 4096
@@ -99,11 +102,20 @@ def image_features(
     store = store or FeatureStore()
     key = image_key(dataset, embedder.card)
     record = store.read("images", key, dataset.name)
-    if record is None:
+    if record is None or is_stale(record, dataset):
         record = embed_samples(dataset, embedder, batch_size, workers, progress)
         if not record.values["damaged"]:  # what was left out may be there next time
             store.write("images", key, record, dataset.name)
     return from_record(dataset, embedder.card, record)
+
+
+def is_stale(record: Record, dataset: Dataset) -> bool:
+    """Whether the archives were written to since this record was made of them, which the log then says."""
+    before, now = record.values.get("state"), dataset.state
+    if not before or now is None or before[0] != now[0] or before[1] == now[1]:
+        return False
+    log.warning("%s was written to since its images were embedded: embedding them again", dataset.source)
+    return True
 
 
 def embed_texts(
@@ -290,7 +302,7 @@ def to_record(dataset: Dataset, samples: Sequence[Sample], parts: Sequence[Gauss
             raise DamagedData(f"the {name} of the samples of {dataset.source} differ: {what}: fetch it again")
         column = np.stack([np.asarray(value) for value in given])
         tensors[name] = torch.from_numpy(column.astype(np.float64 if column.dtype.kind == "f" else np.int64))
-    values: dict[str, Any] = {"keys": [sample.key for sample in samples], "damaged": damaged}
+    values: dict[str, Any] = {"keys": [sample.key for sample in samples], "damaged": damaged, "state": dataset.state}
     if len(set(values["keys"])) < len(samples):
         raise DamagedData(f"{dataset.source} has samples of one key: keys must be unique")
     if dataset.kind == "retrieval":

@@ -56,7 +56,11 @@ def picture(number: int, kind: str = "PNG", size: int = 24) -> bytes:
     """An encoded picture, different for every number."""
     rng = np.random.default_rng(number)
     ramp = np.linspace(0, 1, size)[:, None, None] * rng.uniform(-200, 200, 3) + rng.uniform(30, 220, 3)
-    pixels = np.clip(ramp + rng.normal(0, 25, (size, size, 3)), 0, 255).astype(np.uint8)
+    return encoded(np.clip(ramp + rng.normal(0, 25, (size, size, 3)), 0, 255).astype(np.uint8), kind)
+
+
+def encoded(pixels: np.ndarray, kind: str = "PNG") -> bytes:
+    """Pixels (H, W, 3) as a file."""
     out = io.BytesIO()
     Image.fromarray(pixels).save(out, kind)
     return out.getvalue()

@@ -87,6 +87,26 @@ def test_the_fingerprint_follows_weights_preprocessing_and_tokenizer(folder, our
     assert load_embedder(f"local-dir:{changed}").fingerprint != ours.fingerprint
 
 
+def test_the_fingerprint_follows_settings_that_leave_the_weights_alone(folder, ours, theirs, tmp_path):
+    source, weights = Path(folder.removeprefix("local-dir:")), theirs.name.removeprefix("ViT-mini:")
+    config = json.loads((source / "config.json").read_text())
+    ids = ours.tokenizer(TEXTS)
+    for number, change in enumerate([("prolip_cfg", "mask_padding", True), ("text_cfg", "heads", 1)]):
+        other = tmp_path / str(number)
+        other.mkdir()
+        (other / "model.safetensors").write_bytes((source / "model.safetensors").read_bytes())
+        section, key, value = change
+        changed = {**config["model_cfg"], section: {**config["model_cfg"][section], key: value}}
+        (other / "config.json").write_text(json.dumps({**config, "model_cfg": changed}))
+        model = load_embedder(f"local-dir:{other}")
+        assert not torch.allclose(model.encode_text(ids).mean, ours.encode_text(ids).mean, atol=1e-3)
+        assert model.fingerprint != ours.fingerprint
+    (tmp_path / "ViT-mini-quick.json").write_text(json.dumps({**mini.TINY_CLIP, "quick_gelu": True}))
+    open_clip.add_model_config(tmp_path / "ViT-mini-quick.json")
+    assert load_embedder("ViT-mini-quick", weights).fingerprint != theirs.fingerprint
+    assert load_embedder("ViT-mini", weights).fingerprint == theirs.fingerprint
+
+
 def test_random_weights_are_asked_for_by_name_and_always_the_same():
     before = torch.random.get_rng_state()
     one, two = load_embedder("ProLIP-ViT-test", "random"), load_embedder("ProLIP-ViT-test", "random")

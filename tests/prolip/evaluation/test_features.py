@@ -1,6 +1,8 @@
 """Features: computed once, in order, kept whole, and as good without the model as with it."""
 import logging
 import os
+import shutil
+import tarfile
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -185,6 +187,32 @@ def test_everything_is_embedded_once_per_data_set_and_model(tmp_path, ours, thei
     (tmp_path / "wds" / "classnames.txt").write_text("\n".join(f"kind {i}" for i in range(7)))
     features.compute_features(open_wds(tmp_path / "wds"), first.embedder, store)
     assert (first.images, first.texts) == (3, 2)  # other prompts, the same images
+
+
+def test_a_label_corrected_in_a_shard_is_seen_though_its_size_is_the_same(tmp_path, ours, caplog):
+    folder, store = tmp_path / "wds", FeatureStore(tmp_path / "store")
+    mini.write_classes(folder)
+    noise = np.random.default_rng(0).integers(0, 255, (40, 64, 64, 3), dtype=np.uint8)  # no sample of the mark hits it
+    pictures = [mini.encoded(pixels) for pixels in noise]
+    mini.write_shards(folder / "test", [(f"s{i}", {"png": data, "cls": b"1"}) for i, data in enumerate(pictures)])
+    before = features.compute_features(open_wds(folder), ours, store)
+    shard = folder / "test" / "0.tar"
+    with tarfile.open(shard) as archive:
+        place = archive.getmember("s10.cls").offset_data
+    data = bytearray(shard.read_bytes())
+    data[place] = ord("5")
+    shard.write_bytes(data)
+    os.utime(shard, ns=(0, shard.stat().st_mtime_ns + 1))  # clocks of file systems may be coarse
+    counted, corrected = Counted(ours), open_wds(folder)
+    assert corrected.fingerprint == before.dataset.fingerprint
+    with caplog.at_level(logging.WARNING):
+        after = features.compute_features(corrected, counted.embedder, store)
+    assert (before.labels[10], after.labels[10], counted.images) == (1, 5, 1)
+    assert "was written to since its images were embedded" in caplog.text
+    shutil.copytree(folder, tmp_path / "elsewhere", copy_function=shutil.copy)  # another place, another time
+    features.compute_features(open_wds(tmp_path / "elsewhere"), counted.embedder, FeatureStore(tmp_path / "store"))
+    features.compute_features(open_wds(folder), counted.embedder, FeatureStore(tmp_path / "store"))
+    assert counted.images == 2  # the name of the data set is another one; nothing else was embedded again
 
 
 @pytest.mark.parametrize("model", ["ours", "theirs"])

@@ -13,7 +13,7 @@ from clip_benchmark import cli
 from open_clip.factory import parse_model_name
 
 from prolip.checkpoint import CONFIG_NAMES, read_config
-from prolip.evaluation.datasets.places import Place, find_place, join, shard_marks
+from prolip.evaluation.datasets.places import Place, archive_state, find_place, join, shard_marks
 from prolip.evaluation.datasets.wds import CLASSNAMES, TEMPLATES, read_kind, shard_count
 from prolip.evaluation.embedder import is_prolip
 from prolip.factory import find_weights, get_model_config
@@ -111,9 +111,8 @@ def check_wds(run: Namespace, place: Place) -> list[str]:
             raise ValueError("--val_proportion needs a data set that knows its length, wds data sets are streams: give"
                              " a split with --val_split, or neither")
         splits += [split for split in (run.train_split, run.val_split) if split]
-    return shard_marks(
-        [join(place.data, split, f"{i}.tar") for split in splits for i in range(shard_count(place, split, None))]
-    )
+    urls = [join(place.data, split, f"{i}.tar") for split in splits for i in range(shard_count(place, split, None))]
+    return [*shard_marks(urls), str(archive_state(urls))]
 
 
 def _check_texts(run: Namespace, place: Place) -> None:

@@ -72,11 +72,13 @@ class Dataset:
     samples: a new pass over all of them in the order of the files, or over a `Share`; classnames and templates ({} or
     {c} where the class goes) of classification and multilabel; associations: of WinoGAViL; size: images, None if only
     reading tells; fingerprint: changes with the data (names, sizes and samples of the files' bytes), not with class
-    names or prompts: the key of caches; relevance: (images, texts) pairs that match beyond each image's own captions,
-    by (image key, caption index in the order of the whole dataset); None: own captions only; source: folder or URL,
-    for messages; info: JSON values, `relevant_by: "label"` where a text is true of every image of its class; damage:
-    None, and the first damaged file or sample ends the evaluation (`DamagedData`), or a counter, and what is damaged is
-    counted there and left out: the result says so.
+    names or prompts: the key of caches; state: where its archives lie and when one of them was last written, None where
+    that is not known (the fingerprint reads samples of their bytes, and may miss a label that was corrected);
+    relevance: (images, texts) pairs that match beyond each image's own captions, by (image key, caption index in the
+    order of the whole dataset); None: own captions only; source: folder or URL, for messages; info: JSON values,
+    `relevant_by: "label"` where a text is true of every image of its class; damage: None, and the first damaged file or
+    sample ends the evaluation (`DamagedData`), or a counter, and what is damaged is counted there and left out: the
+    result says so.
     """
 
     name: str
@@ -91,6 +93,7 @@ class Dataset:
     relevance: frozenset[tuple[str, int]] | None = None
     info: dict[str, Any] = field(default_factory=dict)
     damage: FaultCounter | None = None
+    state: tuple[str, int] | None = field(default=None, compare=False)
 
 
 def note_fault(damage: FaultCounter | None, fault: SampleFault, key: str = "", place: str = "") -> None:

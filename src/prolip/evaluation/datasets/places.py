@@ -133,6 +133,14 @@ def file_mark(path: str | os.PathLike) -> str:
     return f"{size} {digest.hexdigest()}"
 
 
+def archive_state(paths: Sequence[str]) -> tuple[str, int] | None:
+    """The folder of local archives and when one of them was last written, in ns; None for others."""
+    if not all(is_local(path) for path in paths):
+        return None
+    files = [os.path.abspath(local_path(path)) for path in paths]
+    return os.path.dirname(files[0]), max(os.stat(file).st_mtime_ns for file in files)
+
+
 def check_files(paths: Sequence[str], what: str) -> list[int]:
     """The sizes of local files. FileNotFoundError naming those that are missing, DamagedData those that are empty."""
     sizes, missing, empty = [], [], []

@@ -30,7 +30,7 @@ from prolip.evaluation.datasets.base import (
     fingerprint,
     note_fault,
 )
-from prolip.evaluation.datasets.places import file_mark, folder_holds
+from prolip.evaluation.datasets.places import archive_state, file_mark, folder_holds
 
 CAPTION_TABLES = {
     "test_1k_flickr.csv": "images_flickr_1k_test",
@@ -51,6 +51,10 @@ class Images(NamedTuple):
         if self.source.is_file():
             return file_mark(self.source)
         return fingerprint(sorted((name, os.path.getsize(path)) for name, path in self.members.items()))
+
+    def state(self) -> tuple[str, int] | None:
+        """`Dataset.state`; None for a folder, whose mark has the size of every file."""
+        return archive_state([str(self.source)]) if self.source.is_file() else None
 
     def check(self, names: list[str], table: Path) -> None:
         """FileNotFoundError naming files of the table that are not there."""
@@ -148,6 +152,7 @@ def open_caption_table(
         source=str(folder),
         size=len(captions),
         damage=damage,
+        state=images.state(),
     )
 
 
@@ -188,6 +193,7 @@ def open_winogavil(folder: str | os.PathLike, name: str = "winogavil", damage: F
         associations=tuple(instances),
         size=len(names),
         damage=damage,
+        state=images.state(),
     )
 
 

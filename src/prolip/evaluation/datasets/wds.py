@@ -28,7 +28,7 @@ from prolip.data.opening import is_local, local_path
 from prolip.data.samples import Raw, image_bytes
 from prolip.data.tar import read_shard
 from prolip.evaluation.datasets.base import WHOLE, DamagedData, Dataset, Kind, Sample, Share, fingerprint, note_fault
-from prolip.evaluation.datasets.places import Place, find_place, folder_holds, join, shard_marks
+from prolip.evaluation.datasets.places import Place, archive_state, find_place, folder_holds, join, shard_marks
 
 CLASSNAMES, TEMPLATES = "classnames.txt", "zeroshot_classification_templates.txt"
 TYPE, COUNT, RELEVANCE = "dataset_type.txt", "nshards.txt", "relevance.json"
@@ -80,6 +80,7 @@ def open_wds(
         relevance=pairs,
         info={"split": split, "shards": count},
         damage=damage,
+        state=archive_state(urls),
     )
 
 
