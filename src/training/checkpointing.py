@@ -47,9 +47,8 @@ class Saver:
 
     def submit(self, state: dict[str, Any]) -> None:
         """Copy `state` to the host and have it written; waits for the checkpoint before, if that is still under way."""
-        copy = on_host(state | {"format": FORMAT})
-        self.settle()
-        self.pending = self.thread.submit(self._write, copy)
+        self.settle()  # before the copy: the host holds one checkpoint at a time
+        self.pending = self.thread.submit(self._write, on_host(state | {"format": FORMAT}))
 
     def settle(self, final: bool = False) -> None:
         """Wait for the write that is under way; with `final`, CheckpointNotWritten where it failed."""
@@ -78,11 +77,20 @@ class Saver:
 
         self.storage.write(name, fill)
         seconds = time.perf_counter() - start
-        self.say(f"saved {self.storage.path(name)} ({size / 2**20:.0f} MiB in {seconds:.1f} s)")
-        self.saved(self.storage.path(name), state["step"])
-        for step in obsolete(list_steps(self.storage), self.keep, self.keep_every):
+        address = self.storage.path(name)
+        self.say(f"saved {address} ({size / 2**20:.0f} MiB in {seconds:.1f} s)")
+        try:
+            self.saved(address, state["step"])
+            self._retain(state["step"])
+        except Exception as error:  # the checkpoint itself is there
+            self.say(f"warning: behind {address}, the status or an old checkpoint could not be changed: "
+                     f"{type(error).__name__}: {error}")  # fmt: skip
+        return address
+
+    def _retain(self, newest: int) -> None:
+        """Delete what is to go of the checkpoints up to the one that was just written."""
+        for step in obsolete([step for step in list_steps(self.storage) if step <= newest], self.keep, self.keep_every):
             self.storage.delete(f"step_{step}.pt")
-        return self.storage.path(name)
 
 
 def on_host(value: Any) -> Any:

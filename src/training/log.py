@@ -1,12 +1,13 @@
 """What a person sees of a run, and what is kept of it: progress line, metrics.jsonl, TensorBoard."""
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import resource
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -22,9 +23,13 @@ NO_TERMS = ("loss", "lr", "grad_norm", "samples_per_second", "data_wait", *LOGIT
 
 
 class Stopwatch:
-    """Seconds and samples since the last lap, and how much of the time went into waiting for data."""
+    """Seconds and samples since the last lap, and how much of the time went into waiting for data.
 
-    def __init__(self) -> None:
+    before: seconds of training before this process went on with the run.
+    """
+
+    def __init__(self, before: float = 0.0) -> None:
+        self.before = before
         self.start = self.lap_start = time.perf_counter()
         self.waited = 0.0
         self.samples = 0
@@ -38,8 +43,8 @@ class Stopwatch:
         return rates
 
     def elapsed(self) -> float:
-        """Seconds of training so far."""
-        return time.perf_counter() - self.start
+        """Seconds of training so far, those before included."""
+        return self.before + time.perf_counter() - self.start
 
     def pause(self, seconds: float) -> None:
         """Leave time that went into something else (evaluation, saving) out of rates and sums."""
@@ -48,29 +53,33 @@ class Stopwatch:
 
 
 class RunLog:
-    """Lines for a person on `stream`, objects for programs in metrics.jsonl, curves in TensorBoard and W&B; rank 0."""
+    """Lines for a person on `stream`, objects for programs in metrics.jsonl, curves in TensorBoard and W&B; rank 0.
 
-    def __init__(
-        self,
-        folder: Path,
-        is_first: bool = True,
-        stream: TextIO | None = None,
-        resume_at: int | None = None,
-        wandb_project: str | None = None,
-    ):
+    Nothing is written into the folder before `open`.
+    """
+
+    def __init__(self, folder: Path, is_first: bool = True, stream: TextIO | None = None):
         self.stream = stream or sys.stdout
-        self.is_first = is_first
+        self.folder, self.is_first = folder, is_first
         self.colours = is_first and self.stream.isatty()
-        if not is_first:
+        self.file: TextIO | None = None
+        self.board: Any = None
+        self.wandb: Any = None
+
+    def open(self, resume_at: int | None = None, again: str | None = None, wandb_project: str | None = None) -> None:
+        """Open the files; with resume_at those of a run that goes on behind that step, see `keep_until_step`."""
+        if not self.is_first:
             return
         from torch.utils.tensorboard import SummaryWriter  # slow to import
 
-        path = folder / "metrics.jsonl"
+        path = self.folder / "metrics.jsonl"
         if resume_at is not None and path.exists():
-            keep_until_step(path, resume_at)
+            keep_until_step(path, resume_at, again)
         self.file = open(path, "a", buffering=1)  # noqa: SIM115  closed in close()
-        self.board = SummaryWriter(str(folder / "tensorboard"), purge_step=resume_at)
-        self.wandb = start_wandb(wandb_project, folder) if wandb_project else None
+        # TensorBoard hides what it has from purge_step on
+        purge = None if resume_at is None else resume_at + 1
+        self.board = SummaryWriter(str(self.folder / "tensorboard"), purge_step=purge)
+        self.wandb = start_wandb(wandb_project, self.folder) if wandb_project else None
 
     def say(self, text: str) -> None:
         """A line for the person, at once."""
@@ -78,16 +87,19 @@ class RunLog:
             print(text, file=self.stream, flush=True)
 
     def metrics(self, step: int, values: Mapping[str, Any], kind: str = "train") -> None:
-        """One object in metrics.jsonl, one point per number in TensorBoard."""
-        if not self.is_first:
+        """One object in metrics.jsonl, one point per number in TensorBoard, those of counts by kind too."""
+        if self.file is None:
             return
         finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
-        self.file.write(json.dumps({"kind": kind, "step": step, **finite}) + "\n")
+        try:
+            self.file.write(json.dumps({"kind": kind, "step": step, **finite}) + "\n")
+            for name, value in flattened(values):
+                if isinstance(value, (int, float)):
+                    self.board.add_scalar(f"{kind}/{name}", value, step)
+        except OSError as error:  # a full disk; what TensorBoard's thread met comes with a later call
+            self.say(f"warning: the figures of step {step} were NOT logged, the run goes on: {error}")
         if self.wandb is not None:
-            self.wandb.log({f"{kind}/{name}": value for name, value in finite.items()}, step=step)
-        for name, value in values.items():
-            if isinstance(value, (int, float)):
-                self.board.add_scalar(f"{kind}/{name}", value, step)
+            self.wandb.log({f"{kind}/{name}": value for name, value in flattened(finite)}, step=step)
 
     def progress(self, line: str) -> None:
         """The progress line: figures bold on a terminal, plain in a file."""
@@ -97,11 +109,22 @@ class RunLog:
         self.say(line)
 
     def close(self) -> None:
-        if self.is_first:
-            self.file.close()
-            self.board.close()
+        if self.file is not None:
+            with contextlib.suppress(OSError):  # told before
+                self.file.close()
+            with contextlib.suppress(OSError):
+                self.board.close()
             if self.wandb is not None:
                 self.wandb.finish()
+
+
+def flattened(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """name, value; and name/kind, value of what is counted by kind."""
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from ((f"{name}/{kind}", part) for kind, part in value.items())
+        else:
+            yield name, value
 
 
 def start_wandb(project: str, folder: Path) -> Any:

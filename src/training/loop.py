@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -122,9 +122,11 @@ def move_parameters(run: Run, terms: Terms) -> None:
 
 def train(run: Run) -> None:
     """From where the run stands to its last step: steps, log, checkpoints, evaluations. Stopped: it was asked to."""
-    watch = Stopwatch()
+    watch = Stopwatch(run.at.seconds)
     started_at = run.at.step
     run.network.train()
+    if run.at.step and evaluation_due(run):  # the run ended before it, or in it
+        evaluate(run, watch)
     while run.at.step < run.total_steps:
         run.loader.set_epoch(run.at.epoch)
         for batch in timed(iter(run.loader), watch):
@@ -141,7 +143,7 @@ def train(run: Run) -> None:
                 report(run, watch, started_at)
             if run.at.step < run.total_steps:
                 between_steps(run, watch)
-                if run.config.val.val_every_steps and run.at.step % run.config.val.val_every_steps == 0:
+                if evaluation_due(run):
                     evaluate(run, watch)
             elif run.at.batch_in_epoch < run.loader.num_batches:
                 break  # at the end of an epoch, the loader is asked once more: it judges the faults of the whole epoch
@@ -156,23 +158,31 @@ def between_steps(run: Run, watch: Stopwatch) -> None:
     stop, minutes = run.agreement.exchange(run.stop.number, int(run.clock.by_minutes()))
     if not (stop or minutes or run.clock.by_steps(run.at.step)):
         return
-    start = time.perf_counter()
-    checked_save(run)
-    watch.pause(time.perf_counter() - start)
     if stop:
-        if run.saver is not None:
-            with run.watchdog.pause():
-                run.saver.settle(final=True)
-        raise Stopped(
-            f"{signal.Signals(stop).name} at step {run.at.step} of {run.total_steps}, which is saved: "
-            f"--name {run.folder.name} --resume latest goes on"
-        )
+        end_here(run, watch, stop)
+    checked_save(run, watch)
 
 
-def checked_save(run: Run) -> None:
-    """A checkpoint of finite parameters only."""
+def end_here(run: Run, watch: Stopwatch, stop: int) -> None:
+    """Raise Stopped behind a checkpoint of the present step; all ranks together. stop: number of the signal."""
+    if run.clock.saved_step != run.at.step:
+        checked_save(run, watch)
+    if run.saver is not None:
+        with run.watchdog.pause():
+            run.saver.settle(final=True)
+    raise Stopped(
+        f"{signal.Signals(stop).name} at step {run.at.step} of {run.total_steps}, which is saved: "
+        f"--name {run.folder.name} --resume latest goes on"
+    )
+
+
+def checked_save(run: Run, watch: Stopwatch) -> None:
+    """A checkpoint of finite parameters only; not counted as training time."""
+    start = time.perf_counter()
     warn_of_bad_steps(run)
+    run.at.seconds = watch.elapsed()
     save(run)
+    watch.pause(time.perf_counter() - start)
 
 
 def warn_of_bad_steps(run: Run) -> None:
@@ -202,7 +212,7 @@ def report(run: Run, watch: Stopwatch, started_at: int) -> None:
     values = means | watch.lap() | {"lr": run.config.optim.lr * factor}
     epoch = at.epoch + at.batch_in_epoch / run.loader.num_batches
     faults = total_faults(gather_objects(dict(run.loader.faults()), run.world))
-    left = seconds / (at.step - started_at) * (total - at.step)
+    left = (seconds - watch.before) / (at.step - started_at) * (total - at.step)
     run.log.progress(progress_line(values, at.step, total, epoch, left, faults))
     extra = {"epoch": epoch, "samples": at.step * run.global_batch, "seconds": seconds}
     if run.utilisation is not None:
@@ -225,40 +235,68 @@ def total_faults(counts: list[dict[str, int]]) -> dict[str, int]:
 
 def between_epochs(run: Run, watch: Stopwatch) -> None:
     """Checkpoint and evaluate when it is time to; neither counts as training time."""
-    start = time.perf_counter()
-    ended = run.at.step == run.total_steps
-    if ended or (run.config.run.save_frequency and run.at.epoch % run.config.run.save_frequency == 0):
-        checked_save(run)
-    watch.pause(time.perf_counter() - start)
-    if ended or (run.config.val.val_frequency and run.at.epoch % run.config.val.val_frequency == 0):
+    every = run.config.run.save_frequency
+    if run.at.step == run.total_steps or (every and run.at.epoch % every == 0):
+        checked_save(run, watch)
+    if evaluation_due(run):
         evaluate(run, watch)
 
 
+def evaluation_due(run: Run) -> bool:
+    """Whether the model is to be measured where the run stands: at its end, by steps, or between epochs."""
+    at, wanted = run.at, run.config.val
+    by_steps = bool(wanted.val_every_steps) and at.step % (wanted.val_every_steps or 1) == 0
+    by_epochs = bool(wanted.val_frequency) and at.batch_in_epoch == 0 and at.epoch % wanted.val_frequency == 0
+    return at.step == run.total_steps or by_steps or by_epochs
+
+
 def evaluate(run: Run, watch: Stopwatch) -> None:
-    """Measure the model by all ranks, its averaged twin too where there is one, unless that was done at this step."""
+    """Measure the model by all ranks, its averaged twin too where there is one, unless that was done at this step.
+
+    Stopped, between two test sets, where any rank was asked to: the evaluation is made up for when the run goes on.
+    """
     if run.validation is None or run.measured_at == run.at.step:
         return
-    start, run.measured_at = time.perf_counter(), run.at.step
+    start, run.found = time.perf_counter(), {}
+
+    def stop_if_asked() -> None:
+        stop = max(gather_objects(run.stop.number, run.world))
+        if stop:
+            end_here(run, watch, stop)
+
     models = {"": run.objective.model} | ({EMA: run.ema.module} if run.ema is not None else {})
     with run.watchdog.pause():
-        ready = {prefix: whole_model(model, run.world, everywhere=True) for prefix, model in models.items()}
-        run.found = {prefix: run.validation.measure(model, run.world) for prefix, model in ready.items() if model}
+        remarks = [measure(run, run.validation, prefix, model, stop_if_asked) for prefix, model in models.items()]
+        run.measured_at = run.at.step
         if run.world.is_first:
-            tell_figures(run, ready)
+            tell_figures(run, "".join(remarks))
         run.network.train()
         wait_for_all(run.world)
     watch.pause(time.perf_counter() - start)
 
 
-def tell_figures(run: Run, models: dict[str, Any]) -> None:
-    """The figures to the log, their headlines to the person, and the model to best/ where it is the best so far."""
-    values = figures(run.found)
-    run.log.metrics(run.at.step, values, kind="eval")
+def measure(run: Run, validation: Validation, prefix: str, model: Any, between: Callable[[], None]) -> str:
+    """One model's figures, and a remark where it is the best so far. A whole copy of one in shards lasts no longer."""
+    model = whole_model(model, run.world, everywhere=True)
+    run.found[prefix] = validation.measure(model, run.world, between)
+    return offer_best(run, prefix, model)
+
+
+def offer_best(run: Run, prefix: str, model: Any) -> str:
+    """Have the model kept in best/ where its figures are the best so far; what there is to say about it, or nothing."""
+    if run.best is None or run.best.prefix != prefix or not run.world.is_first:
+        return ""
+    try:
+        return run.best.offer(run.at.step, figures({prefix: run.found[prefix]}), model, run.tokenizer)
+    except Exception as error:  # files have exceptions of many kinds
+        return f"warning: the best model was NOT kept, the run goes on: {type(error).__name__}: {error}"
+
+
+def tell_figures(run: Run, remark: str) -> None:
+    """The figures to the log, which says with them that the evaluation is done; their headlines to the person."""
+    run.log.metrics(run.at.step, figures(run.found), kind="eval")
     for prefix, found in run.found.items():
         if found.headlines:
             run.log.say(f"step {run.at.step}: {prefix}" + f"  {prefix}".join(found.headlines))
-    if run.best is not None:
-        remark = run.best.offer(run.at.step, values, models, run.tokenizer)
-        if remark:
-            run.log.say(remark)
-
+    if remark:
+        run.log.say(remark)

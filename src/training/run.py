@@ -18,13 +18,11 @@ from prolip.methods import METHODS
 from prolip.methods.base import Objective
 from prolip.model import ProLIP
 from prolip.ring import check_equal_batches
-from training.checkpointing import Saver, find_checkpoint, load_checkpoint
-from training.config import Config, RunConfig, check_precision, rows_per_rank, total_steps
+from training.checkpointing import load_checkpoint
+from training.config import Config, check_precision, rows_per_rank, total_steps
 from training.distributed import Agreement, World, seed_everything, share_object, wait_for_all, world
-from training.flags import FlagError
 from training.found import EMA, figures
 from training.host_memory import keep_freed_memory
-from training.ledger import Ledger
 from training.log import RunLog, count_parameters, describe, duration
 from training.loop import Run, train
 from training.network import (
@@ -41,17 +39,10 @@ from training.norms import parts_of
 from training.optim import build_optimizer
 from training.plan.hardware import peak_of
 from training.plan.models import flops_per_sample
-from training.profiling import StepProfiler
-from training.runfolder import (
-    clear_run_folder,
-    keep_until_step,
-    lock_run_folder,
-    open_run_folder,
-    write_json,
-    write_status,
-)
+from training.resuming import go_on, open_records, take_folder
+from training.runfolder import write_json, write_status
 from training.sharding import whole_model
-from training.snapshot import SaveClock, restore
+from training.snapshot import SaveClock
 from training.stopping import EXIT_STOPPED, STOP, Stopped
 from training.storage import Storage
 from training.terms import StepGate, TermMeter
@@ -127,7 +118,7 @@ def default_name(config: Config) -> str:
 def build(
     config: Config, here: World, folder: Path, rows: int, held: contextlib.ExitStack | None = None
 ) -> Run:
-    """Every part of the run, checked before the folder is touched; resumed where the config says so.
+    """Every part of the run, checked before anything in the folder changes; resumed where the config says so.
 
     The folder is locked until `held` is closed.
     """
@@ -141,16 +132,9 @@ def build(
     steps = total_steps(config, loader.num_batches, rows * here.world_size)
     objective, ema, optimizer = build_trained(config, here, model)
     validation = build_validation(config, here, objective.similarity, tokenizer, preprocess)
-    take_folder(config, here, folder, held or contextlib.ExitStack())
     storage = Storage(settings.checkpoint_dir or str(folder / "checkpoints"))
-    address, passed_over = choose_checkpoint(settings.resume, storage, here)
+    address, passed_over = take_folder(config, here, folder, storage, held or contextlib.ExitStack())
     checkpoint = load_checkpoint(address) if address else None
-    if here.is_first:
-        write_json(folder / "config.json", config.to_dict())
-    begin = checkpoint["step"] if checkpoint else 0
-    resume_at = begin if settings.resume else None
-    log = RunLog(folder, here.is_first, resume_at=resume_at, wandb_project=settings.wandb_project)
-    ledger = open_ledger(folder, here, begin) if settings.ledger else None
     run = Run(
         config=config,
         world=here,
@@ -165,7 +149,7 @@ def build(
         augment=build_augment(config, model, here),
         total_steps=steps,
         global_batch=rows * here.world_size,
-        log=log,
+        log=RunLog(folder, here.is_first),
         # GradScaler meets infinite gradients by design and skips the step; everything else must be finite.
         meter=TermMeter(("grad_norm",) if settings.precision == "amp_fp16" else (), settings.max_nonfinite),
         gate=StepGate(settings.max_nonfinite, here),
@@ -175,20 +159,18 @@ def build(
         parts=parts_of(objective),
         utilisation=utilisation_per_rate(config, model, here, rows // settings.accum_freq),
         watchdog=Watchdog(settings.stall_seconds, here.rank),
-        profiler=StepProfiler(folder, here.rank, settings.profile, log.say) if profiled(settings, here) else None,
-        saver=open_saver(config, storage, folder, log) if here.is_first else None,
-        ledger=ledger,
         validation=validation,
         best=open_best(config, folder),
         tokenizer=tokenizer,
     )
-    log.say(summary(run))
+    run.log.say(summary(run))
     for reason in passed_over:
-        log.say(f"passed over {reason}")
-    if checkpoint:
+        run.log.say(f"passed over {reason}")
+    if address and checkpoint:
         go_on(run, address, checkpoint)
     elif settings.resume:
-        log.say(f"{storage.url} holds no checkpoint: starting at step 0")
+        run.log.say(f"{storage.url} holds no checkpoint: starting at step 0")
+    open_records(run, storage)
     return run
 
 
@@ -228,31 +210,6 @@ def build_ema(config: Config, model: nn.Module) -> ModelEmaV3 | None:
     return ModelEmaV3(model, decay=config.optim.ema_decay, use_warmup=True, foreach=not config.run.fsdp)
 
 
-def choose_checkpoint(resume: str | None, storage: Storage, here: World) -> tuple[str | None, list[str]]:
-    """(address of the checkpoint to go on from, what was passed over): looked for by rank 0, the same on all ranks."""
-    answer: tuple[str | None, list[str]] | str = (None, [])
-    if resume and here.is_first:
-        try:
-            answer = find_checkpoint(resume, storage)
-        except FlagError as error:
-            answer = str(error)
-    answer = share_object(answer, here)
-    if isinstance(answer, str):
-        raise FlagError(answer)
-    return answer
-
-
-def open_saver(config: Config, storage: Storage, folder: Path, log: RunLog) -> Saver:
-    """The writer of checkpoints, in a folder without the half files of a process that was killed."""
-    for name in storage.sweep():
-        log.say(f"removed {storage.path(name)}: a checkpoint that was being written when the run was killed")
-    return Saver(
-        storage,
-        keep=config.run.keep_checkpoints,
-        keep_every=config.run.keep_every_steps,
-        say=log.say,
-        saved=lambda address, step: write_status(folder, "running", step=step, checkpoint=address),
-    )
 
 
 def utilisation_per_rate(config: Config, model: ProLIP, here: World, local_batch: int) -> float | None:
@@ -266,10 +223,6 @@ def utilisation_per_rate(config: Config, model: ProLIP, here: World, local_batch
     return flops_per_sample(model.config, masked_views, local_batch) / (peak * here.world_size)
 
 
-def profiled(settings: RunConfig, here: World) -> bool:
-    """Whether this rank's steps are traced."""
-    return here.is_first and settings.profile > 0
-
 
 def save_clock(config: Config, global_batch: int) -> SaveClock:
     """The cadence of checkpoints within epochs; samples in steps, rounded up."""
@@ -278,14 +231,6 @@ def save_clock(config: Config, global_batch: int) -> SaveClock:
     cadences = [steps for steps in (settings.save_every_steps or 0, by_samples) if steps]
     return SaveClock(every_steps=min(cadences, default=0), every_minutes=settings.save_every_minutes or 0.0)
 
-
-def open_ledger(folder: Path, here: World, begin: int) -> Ledger:
-    """This rank's ledger; lines of steps that will be done again are dropped, those of ranks that are no more, too."""
-    if here.is_first:
-        for path in (folder / "ledger").glob("rank_*.jsonl"):
-            keep_until_step(path, begin)
-    wait_for_all(here)
-    return Ledger(folder, here.rank)
 
 
 def build_validation(
@@ -311,31 +256,6 @@ def open_best(config: Config, folder: Path) -> Best | None:
     return Best(folder / "best", config.val.best_metric, config.val.best_lowest)
 
 
-def take_folder(config: Config, here: World, folder: Path, held: contextlib.ExitStack) -> None:
-    """Make the run folder and lock it, on rank 0, for as long as `held`; every rank refuses one that is taken."""
-    refusal = None
-    if here.is_first:
-        try:
-            open_run_folder(folder, config.run.overwrite, bool(config.run.resume))
-            held.enter_context(lock_run_folder(folder))
-            if config.run.overwrite:
-                clear_run_folder(folder)
-        except FlagError as error:
-            refusal = str(error)
-    refusal = share_object(refusal, here)
-    if refusal:
-        raise FlagError(refusal)
-
-
-def go_on(run: Run, address: str | None, state: dict[str, Any]) -> None:
-    """Restore a run from a checkpoint and say which."""
-    restore(run, state)
-    run.log.say(f"going on from {address} at step {run.at.step}")
-    if run.at.step >= run.total_steps:
-        raise FlagError(
-            f"{address} is at step {run.at.step} of {run.total_steps}: the run has ended; "
-            "give a larger --epochs or --max-steps to train longer"
-        )
 
 
 def summary(run: Run) -> str:
@@ -363,6 +283,13 @@ def summary(run: Run) -> str:
 
 def finish(run: Run, seconds: float) -> None:
     """Leave the trained model, its averaged twin and the last figures in the run folder."""
+    with run.watchdog.pause():
+        leave_models(run, seconds)
+        wait_for_all(run.world)
+
+
+def leave_models(run: Run, seconds: float) -> None:
+    """`finish` without the meeting of the ranks at its end."""
     model = whole_model(run.objective.model, run.world)
     ema = None if run.ema is None else whole_model(run.ema.module, run.world)
     if run.world.is_first and model is not None:
@@ -374,7 +301,6 @@ def finish(run: Run, seconds: float) -> None:
         if ema is not None:
             save_pretrained(ema, run.folder / "model_ema", tokenizer=run.tokenizer)
         run.log.say(f"done in {duration(seconds)}: model in {run.folder / 'model'}")
-    wait_for_all(run.world)
 
 
 def leave_figures(run: Run) -> None:

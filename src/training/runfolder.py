@@ -7,7 +7,7 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -101,13 +101,33 @@ def write_status(folder: Path, state: str, **facts: Any) -> None:
     write_json(folder / "status.json", {"state": state, **facts, "time": time.strftime("%Y-%m-%dT%H:%M:%S%z")})
 
 
-def keep_until_step(path: Path, step: int) -> None:
-    """Drop the lines of a .jsonl file beyond a step: a resumed run writes them again. A cut last line goes too."""
-    kept = []
-    for line in path.read_text().splitlines():
-        try:
-            if json.loads(line)["step"] <= step:
-                kept.append(line)
-        except (ValueError, KeyError, TypeError):
-            continue
-    path.write_text("".join(line + "\n" for line in kept))
+def rows_of(path: Path) -> Iterator[tuple[bytes, int, str | None]]:
+    """(line, step, kind) of a .jsonl file; a cut last line, and what has no step, is left out."""
+    with open(path, "rb") as file:
+        for line in file:
+            try:
+                row = json.loads(line)
+                step = int(row["step"])
+            except (ValueError, KeyError, TypeError):
+                continue
+            yield line.rstrip(b"\n"), step, row.get("kind")
+
+
+def keep_until_step(path: Path, step: int, again: str | None = None) -> None:
+    """Drop the lines of a .jsonl file beyond a step: a resumed run writes them again. A cut last line goes too.
+
+    again: the kind of lines that are dropped at that step itself as well.
+    """
+
+    def write(file: Path) -> None:
+        with open(file, "wb") as kept:
+            for line, at, kind in rows_of(path):
+                if at < step or (at == step and (again is None or kind != again)):
+                    kept.write(line + b"\n")
+
+    write_atomically(path, write)
+
+
+def evaluated_at(path: Path, step: int) -> bool:
+    """Whether the log holds the figures of an evaluation at this step."""
+    return path.exists() and any(kind == "eval" and at == step for _, at, kind in rows_of(path))

@@ -1,6 +1,7 @@
 """Where checkpoints lie: a local folder, or any URL that fsspec can write to."""
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -59,6 +60,20 @@ class Storage:
         with tempfile.TemporaryDirectory(prefix="checkpoint-") as folder:
             self.filesystem.get_file(f"{self.root}/{name}", str(Path(folder) / name))
             yield Path(folder) / name
+
+    def holds(self, address: str) -> bool:
+        """Whether a file with this address would be one of those here."""
+        other = Storage(address.rpartition("/")[0] or ".")
+        if self.local is not None and other.local is not None:
+            return other.local.resolve() == self.local.resolve()
+        return other.url == self.url
+
+    def rename(self, name: str, new: str) -> None:
+        """Give a file another name, in the place of what has it."""
+        if self.local is not None:
+            os.replace(self.local / name, self.local / new)
+        else:
+            self.filesystem.mv(f"{self.root}/{name}", f"{self.root}/{new}")
 
     def delete(self, name: str) -> None:
         """Remove a file."""

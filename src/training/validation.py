@@ -49,10 +49,11 @@ class Validation:
     precision: str
     batch_size: int
 
-    def measure(self, model: nn.Module, here: World) -> Found:
+    def measure(self, model: nn.Module, here: World, between: Callable[[], object] = lambda: None) -> Found:
         """Every figure of a model, which all ranks hold; of them the first one learns the figures.
 
-        A test set that cannot be read is told and passed over: a run does not end for it.
+        A test set that cannot be read is told and passed over: a run does not end for it. between: called by all ranks
+        before each test set; it may raise.
         """
         found = Found()
         if self.corpus is not None and here.is_first:
@@ -60,6 +61,7 @@ class Validation:
             found.figures |= found.corpus.metrics
         embedder = self.embedder(model, here)
         for task in self.tasks:
+            between()
             try:
                 result = evaluate_over_ranks(
                     task, embedder, self.similarity, here.waiting, self.batch_size, decoding_threads()
@@ -124,21 +126,20 @@ def open_task(spec: str, name: str) -> Dataset:
 class Best:
     """The model with the best value of a figure so far, in `folder`: model.safetensors, config.json and best.json.
 
-    A run that goes on begins with what best.json holds. lowest: small values are better.
+    A run that goes on begins with what best.json holds. lowest: small values are better. prefix: what begins the
+    figures of the model that it chooses, "" or "ema/".
     """
 
     def __init__(self, folder: Path, metric: str, lowest: bool = False):
         self.folder, self.metric, self.lowest = folder, metric, lowest
+        self.prefix = EMA if metric.startswith(EMA) else ""
         self.value: float | None = None
         if (folder / "best.json").exists():
             kept = json.loads((folder / "best.json").read_text())
             self.value = kept["value"] if kept["metric"] == metric else None
 
-    def offer(self, step: int, figures: Mapping[str, float], models: Mapping[str, Any], tokenizer: Any) -> str:
-        """Keep the model of `figures` if it is better than all before; what there is to say about it, or nothing.
-
-        models: what begins the figures of a model ("" or "ema/") -> the model.
-        """
+    def offer(self, step: int, figures: Mapping[str, float], model: Any, tokenizer: Any) -> str:
+        """Keep the model of `figures` if it is better than all before; what there is to say about it, or nothing."""
         value = figures.get(self.metric)
         if value is None:
             near = nearest(self.metric, figures)
@@ -147,7 +148,6 @@ class Best:
         better = value == value and (self.value is None or (value < self.value if self.lowest else value > self.value))
         if not better:
             return ""
-        model = models[EMA if self.metric.startswith(EMA) else ""]
         save_pretrained(model, self.folder, tokenizer=tokenizer)
         write_json(self.folder / "best.json", {"step": step, "metric": self.metric, "value": value})
         before = "" if self.value is None else f", before {self.value:.4g}"

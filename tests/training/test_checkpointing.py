@@ -133,6 +133,31 @@ def test_a_write_that_fails_is_told_and_only_the_last_one_stops_the_run(tmp_path
     assert list_steps(storage) == [2]
 
 
+@pytest.mark.parametrize("part", ["status", "retention"])
+def test_a_checkpoint_that_is_there_is_not_called_unwritten(tmp_path, part):
+    """What follows the write may fail: a full disk of the run folder, a store that deletes nothing."""
+    storage, said = Storage(str(tmp_path)), []
+
+    def fail(*things):
+        raise OSError("no")
+
+    saver = Saver(storage, keep=1, say=said.append, saved=fail if part == "status" else lambda address, step: None)
+    storage.delete = fail
+    for step in (1, 2):
+        saver.submit(state(step))
+    saver.settle(final=True)
+    saver.close()
+    assert saver.last == f"{tmp_path}/step_2.pt" and list_steps(storage) == [2, 1]
+    assert any(text.startswith(f"warning: behind {tmp_path}/step_2.pt, ") for text in said)
+    assert not any("NOT" in text for text in said)
+
+
+def test_retention_counts_what_is_behind_the_newest_for_nothing(tmp_path):
+    """Files of later steps, which another course of the run left, are no reason to delete."""
+    save(tmp_path, 8, 9)
+    assert list_steps(save(tmp_path, 3, 4, keep=1)) == [9, 8, 4]
+
+
 def test_latest_passes_over_damaged_files_and_names_them(tmp_path):
     storage = save(tmp_path, 1, 2)
     good = (tmp_path / "step_2.pt").read_bytes()

@@ -6,6 +6,7 @@ import json
 
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from training.distributed import World
 from training.log import RunLog, duration, progress_line
@@ -95,6 +96,7 @@ def test_durations_read_like_a_clock(seconds, text):
 
 def test_metrics_are_one_valid_object_per_line(tmp_path):
     log = RunLog(tmp_path, stream=io.StringIO())
+    log.open()
     log.metrics(10, {"loss": 1.0, "grad_norm": float("inf")})
     log.metrics(20, {"loss": 0.5, "faults": {"bad image": 1}})
     log.metrics(20, {"i2t_r1": 0.5}, kind="eval")
@@ -127,3 +129,44 @@ def test_other_ranks_write_nothing(tmp_path):
     log.metrics(1, {"loss": 1.0})
     log.close()
     assert stream.getvalue() == "" and not list(tmp_path.iterdir())
+
+
+def points(folder) -> dict[str, list[tuple[int, float]]]:
+    """What TensorBoard shows: tag -> (step, value)."""
+    board = EventAccumulator(str(folder / "tensorboard"))
+    board.Reload()
+    return {tag: [(event.step, event.value) for event in board.Scalars(tag)] for tag in board.Tags()["scalars"]}
+
+
+def test_skipped_samples_by_kind_are_curves_too(tmp_path):
+    log = RunLog(tmp_path, stream=io.StringIO())
+    log.open()
+    log.metrics(20, {"loss": 0.5, "faults": {"bad image": 3}})
+    log.close()
+    assert points(tmp_path) == {"train/loss": [(20, 0.5)], "train/faults/bad image": [(20, 3.0)]}
+
+
+def test_curves_of_a_resumed_run_have_every_step_once(tmp_path):
+    """Ten was the last step that counts, 20 is done again."""
+    for resume_at, steps in ((None, (10, 20)), (10, (20, 30))):
+        log = RunLog(tmp_path, stream=io.StringIO())
+        log.open(resume_at)
+        for step in steps:
+            log.metrics(step, {"loss": step + (resume_at or 0.0)})
+        log.close()
+    assert points(tmp_path)["train/loss"] == [(10, 10.0), (20, 30.0), (30, 40.0)]
+    assert [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == [10, 20, 30]
+
+
+def test_a_log_that_cannot_be_written_does_not_end_the_run(tmp_path):
+    """A full disk: told, and what is written later is whole."""
+    stream = io.StringIO()
+    log = RunLog(tmp_path, stream=stream)
+    log.open()
+    honest, log.file = log.file, open("/dev/full", "w", buffering=1)  # noqa: SIM115
+    log.metrics(1, {"loss": 1.0})
+    assert "warning: the figures of step 1 were NOT logged, the run goes on: [Errno 28]" in stream.getvalue()
+    log.file = honest
+    log.metrics(2, {"loss": 1.0})
+    log.close()
+    assert json.loads((tmp_path / "metrics.jsonl").read_text())["step"] == 2

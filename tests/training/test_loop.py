@@ -4,6 +4,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import weakref
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,9 @@ from training.found import Found, figures
 from training.log import Stopwatch
 from training.loop import evaluate, to_device, total_faults, train, training_step
 from training.norms import gradient_norms, parameter_norms, parts_of
-from training.run import build
+from training.run import build, finish
 from training.terms import NonFiniteError
+from training.validation import Best
 
 WORLD = World()
 
@@ -247,7 +249,7 @@ def test_evaluation_leaves_the_model_in_training_mode(tmp_path):
     run = make(tmp_path, optim={"ema_decay": 0.9})
 
     class Measuring:
-        def measure(self, model, here):
+        def measure(self, model, here, between):
             model.eval()
             return Found({"names/i2t/R@1": float(model is run.ema.module)})
 
@@ -255,6 +257,49 @@ def test_evaluation_leaves_the_model_in_training_mode(tmp_path):
     evaluate(run, Stopwatch())
     assert run.objective.model.training
     assert figures(run.found) == {"names/i2t/R@1": 0.0, "ema/names/i2t/R@1": 1.0}
+
+
+class Measured:
+    """Stands in for the test sets."""
+
+    def measure(self, model, here, between):
+        return Found({"f": 1.0})
+
+
+def test_models_in_shards_are_made_whole_one_at_a_time(tmp_path, monkeypatch):
+    run = make(tmp_path, optim={"ema_decay": 0.9})
+    copies: list[weakref.ref] = []
+
+    def whole(model, here, everywhere):
+        assert all(copy() is None for copy in copies)
+        copy = nn.Linear(1, 1)
+        copies.append(weakref.ref(copy))
+        return copy
+
+    monkeypatch.setattr("training.loop.whole_model", whole)
+    run.validation = Measured()
+    evaluate(run, Stopwatch())
+    assert len(copies) == 2 and copies[1]() is None and figures(run.found) == {"f": 1.0, "ema/f": 1.0}
+
+
+@pytest.mark.parametrize("metric, kept", [("f", "plain"), ("ema/f", "averaged")])
+def test_the_best_is_chosen_among_the_models_that_its_figure_is_of(tmp_path, monkeypatch, metric, kept):
+    run = make(tmp_path, optim={"ema_decay": 0.9})
+    run.validation, run.best, saved = Measured(), Best(tmp_path / "best", metric), []
+    monkeypatch.setattr("training.validation.save_pretrained", lambda model, folder, tokenizer: saved.append(model))
+    (tmp_path / "best").mkdir()
+    evaluate(run, Stopwatch())
+    assert saved == [{"plain": run.objective.model, "averaged": run.ema.module}[kept]]
+
+
+def test_a_best_model_that_cannot_be_kept_does_not_end_the_run(tmp_path, capsys):
+    run = make(tmp_path)
+    (tmp_path / "file").touch()
+    run.validation, run.best = Measured(), Best(tmp_path / "file" / "best", "f")
+    evaluate(run, Stopwatch())
+    run.log.close()
+    assert "warning: the best model was NOT kept, the run goes on: NotADirectoryError" in capsys.readouterr().out
+    assert json.loads((run.folder / "metrics.jsonl").read_text())["f"] == 1.0
 
 
 def test_faults_are_summed_over_ranks_and_what_was_read_well_is_left_out():
@@ -277,3 +322,11 @@ def test_model_flops_utilisation_is_flops_times_rate_over_peak(tmp_path):
     # the counter sees the loss and the heads' backward pass too, which the model's count leaves out or rounds
     assert row["mfu"] == pytest.approx(counter.get_total_flops() / 8 * row["samples_per_second"] / 2e12, rel=0.1)
     assert make(tmp_path / "other").utilisation is None
+
+
+def test_the_last_writes_are_no_standstill(tmp_path, monkeypatch):
+    run, paused = make(tmp_path), []
+    monkeypatch.setattr("training.run.save_pretrained", lambda *things, **more: paused.append(run.watchdog.paused))
+    finish(run, 1.0)
+    run.log.close()
+    assert paused == [1] and run.watchdog.paused == 0

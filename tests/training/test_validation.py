@@ -213,7 +213,6 @@ def test_a_set_that_is_lost_on_the_way_does_not_end_the_run(sets, run):
 def test_best_follows_its_direction_through_gaps_and_restarts(tmp_path, monkeypatch):
     saved = []
     monkeypatch.setattr("training.validation.save_pretrained", lambda model, folder, tokenizer: saved.append(model))
-    models = {"": "plain", "ema/": "averaged"}
     for lowest, wanted in ((False, [0.2, 0.5]), (True, [0.2, 0.1])):
         folder = tmp_path / str(lowest)
         folder.mkdir()
@@ -221,8 +220,8 @@ def test_best_follows_its_direction_through_gaps_and_restarts(tmp_path, monkeypa
         for step, value in enumerate([float("nan"), 0.2, 0.2, 0.5, 0.1]):
             if step == 3:
                 best = Best(folder, "ema/x/f", lowest)  # a run that goes on
-            if "so far" in best.offer(step, {"ema/x/f": value}, models, None):
+            if "so far" in best.offer(step, {"ema/x/f": value}, "averaged", None):
                 kept.append(value)
         assert kept == wanted and json.loads((folder / "best.json").read_text())["value"] == wanted[-1]
     assert set(saved) == {"averaged"}
-    assert "no figure 'ema/x/f' to choose by; near it: ema/x/g" in best.offer(9, {"ema/x/g": 1.0}, models, None)
+    assert "no figure 'ema/x/f' to choose by; near it: ema/x/g" in best.offer(9, {"ema/x/g": 1.0}, "averaged", None)

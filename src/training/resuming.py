@@ -1,0 +1,194 @@
+"""Taking a run's folder and going on from a checkpoint; nothing that is there changes before all of it is accepted."""
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from training.checkpointing import Saver, find_checkpoint, list_steps
+from training.config import Config, RunConfig
+from training.distributed import World, share_object, wait_for_all
+from training.flags import FlagError
+from training.ledger import Ledger
+from training.loop import Run
+from training.profiling import StepProfiler
+from training.runfolder import (
+    clear_run_folder,
+    evaluated_at,
+    keep_until_step,
+    lock_run_folder,
+    open_run_folder,
+    write_json,
+    write_status,
+)
+from training.snapshot import restore
+from training.storage import Storage
+
+#: What begins the name of a checkpoint that a run has left behind by going on from an earlier one.
+SUPERSEDED = "superseded_"
+# Settings that say where a run lies, not what it is.
+PLACE = ("run.name", "run.output_dir")
+
+Choice = tuple[str | None, list[str]]
+
+
+# --- the folder ------------------------------------------------------------------------------------------------------
+def take_folder(config: Config, here: World, folder: Path, storage: Storage, held: contextlib.ExitStack) -> Choice:
+    """Make and lock the run folder, on rank 0, for as long as `held`, and find the checkpoint to go on from.
+
+    Returns (its address or None, what was passed over), the same on all ranks; every rank refuses what is taken.
+    """
+    answer: Choice | str = (None, [])
+    if here.is_first:
+        try:
+            answer = claim(config.run, folder, storage, held)
+        except FlagError as error:
+            answer = str(error)
+    answer = share_object(answer, here)
+    if isinstance(answer, str):
+        raise FlagError(answer)
+    return answer
+
+
+def claim(settings: RunConfig, folder: Path, storage: Storage, held: contextlib.ExitStack) -> Choice:
+    """`take_folder` for one process; with --overwrite the run that was there is deleted, behind all checks."""
+    open_run_folder(folder, settings.overwrite, bool(settings.resume))
+    held.enter_context(lock_run_folder(folder))
+    open_run_folder(folder, settings.overwrite, bool(settings.resume))  # another run may have begun while this waited
+    if settings.checkpoint_dir:
+        check_writable(storage)
+        if storage.local is not None:
+            held.enter_context(lock_run_folder(storage.local))
+    chosen = find_checkpoint(settings.resume, storage) if settings.resume else (None, [])
+    steps = list_steps(storage)
+    goes_on = chosen[0] is not None and storage.holds(chosen[0])
+    if steps and not goes_on and not (settings.overwrite and own_checkpoints(folder, storage)):
+        raise FlagError(
+            f"{storage.url} holds the checkpoints of another run, up to step {steps[0]}: give another --checkpoint-dir "
+            "(and --name), or go on with that run by --resume latest"
+        )
+    if settings.overwrite:
+        for step in steps:
+            storage.delete(f"step_{step}.pt")
+        clear_run_folder(folder)
+    return chosen
+
+
+def check_writable(storage: Storage) -> None:
+    """FlagError where no file can be written: before the first step, not at the first checkpoint."""
+    try:
+        storage.write(".probe.tmp", lambda file: file.write_bytes(b"probe"))
+        storage.delete(".probe.tmp")
+    except Exception as error:  # every store has its own exceptions
+        raise FlagError(
+            f"--checkpoint-dir {storage.url} cannot be written ({type(error).__name__}: {error}): give a folder or URL "
+            "that this machine may write to"
+        ) from None
+
+
+def own_checkpoints(folder: Path, storage: Storage) -> bool:
+    """Whether the checkpoints there are those of the run that the folder holds."""
+    saved = folder / "config.json"
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        place = json.loads(saved.read_text())["run"]["checkpoint_dir"]
+        if place:
+            return Storage(place).url == storage.url
+    return storage.url == Storage(str(folder / "checkpoints")).url
+
+
+# --- going on --------------------------------------------------------------------------------------------------------
+def go_on(run: Run, address: str, state: dict[str, Any]) -> None:
+    """Put a run where a checkpoint stands; FlagError or ValueError where the two are not one run, or it has ended."""
+    step, total = state["step"], run.total_steps
+    if step > total or (step == total and is_finished(run.folder)):
+        raise FlagError(
+            f"{address} is at step {step} of {total}: the run has ended; "
+            "give a larger --epochs or --max-steps to train longer"
+        )
+    restore(run, state)
+    run.log.say(f"going on from {address} at step {step}")
+    if step == total:
+        run.log.say("all steps are done: what is missing is the last evaluation and the model")
+    changed = list(changed_settings(state["config"], run.config.to_dict()))
+    if changed:
+        run.log.say(f"note: other settings than the checkpoint's, from here on: {'; '.join(changed)}")
+    if state["total_steps"] != total and run.config.optim.lr_scheduler != "const":
+        run.log.say(f"note: the checkpoint's run was to take {state['total_steps']} steps, this one takes {total}, and "
+                    f"the {run.config.optim.lr_scheduler} schedule is that of {total} from here on")  # fmt: skip
+
+
+def is_finished(folder: Path) -> bool:
+    """Whether the run in the folder has left its model."""
+    try:
+        return json.loads((folder / "status.json").read_text())["state"] == "finished"
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def changed_settings(saved: Mapping[str, Any], now: Mapping[str, Any], above: str = "") -> Iterator[str]:
+    """`section.setting: old -> new` of what both configs have and do not agree on."""
+    for name in saved:
+        path = above + name
+        if name not in now or path in PLACE:
+            continue
+        old, new = saved[name], now[name]
+        if isinstance(old, dict) and isinstance(new, dict) and not above:
+            yield from changed_settings(old, new, f"{path}.")
+        elif old != new:
+            yield f"{path}: {old} -> {new}"
+
+
+# --- what is written from here on ------------------------------------------------------------------------------------
+def open_records(run: Run, storage: Storage) -> None:
+    """Open what the run writes: its config, log, ledger, profile and checkpoints, without what it will do again."""
+    settings, begin, here = run.config.run, run.at.step, run.world
+    going_on, measured = bool(settings.resume), None
+    if here.is_first:
+        write_json(run.folder / "config.json", run.config.to_dict())
+        # the last figures are needed once more to end a run: those of the log do not hold all of them
+        measured = begin if begin < run.total_steps and evaluated_at(run.folder / "metrics.jsonl", begin) else None
+        supersede(storage, begin, run.log.say)
+        run.saver = open_saver(run, storage)
+    run.measured_at = share_object(measured, here)
+    again = "eval" if begin == run.total_steps else None
+    run.log.open(begin if going_on else None, again, settings.wandb_project)
+    run.ledger = open_ledger(run.folder, here, begin) if settings.ledger else None
+    if here.is_first and settings.profile:
+        run.profiler = StepProfiler(run.folder, here.rank, settings.profile, run.log.say)
+
+
+def supersede(storage: Storage, begin: int, say: Callable[[str], None]) -> None:
+    """Take the checkpoints behind step `begin` out of the run's: it does these steps again.
+
+    Left among them, a damaged one would count as one of the newest, for which good ones are deleted, and an earlier
+    course of the run would be what `latest` finds.
+    """
+    for step in list_steps(storage):
+        if step > begin:
+            name = f"step_{step}.pt"
+            storage.rename(name, SUPERSEDED + name)
+            say(f"{storage.path(name)} is behind step {begin}, from which the run goes on: now {SUPERSEDED}{name}")
+
+
+def open_saver(run: Run, storage: Storage) -> Saver:
+    """The writer of checkpoints, in a folder without the half files of a process that was killed."""
+    for name in storage.sweep():
+        run.log.say(f"removed {storage.path(name)}: a checkpoint that was being written when the run was killed")
+    return Saver(
+        storage,
+        keep=run.config.run.keep_checkpoints,
+        keep_every=run.config.run.keep_every_steps,
+        say=run.log.say,
+        saved=lambda address, step: write_status(run.folder, "running", step=step, checkpoint=address),
+    )
+
+
+def open_ledger(folder: Path, here: World, begin: int) -> Ledger:
+    """This rank's ledger; lines of steps that will be done again are dropped, those of ranks that are no more, too."""
+    if here.is_first:
+        for path in (folder / "ledger").glob("rank_*.jsonl"):
+            keep_until_step(path, begin)
+    wait_for_all(here)
+    return Ledger(folder, here.rank)

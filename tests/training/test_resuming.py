@@ -1,0 +1,326 @@
+"""Going on with a run, or not: what is refused changes nothing, and nothing good is lost on the way."""
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from test_run import ROOT, metrics, stop_after
+
+import training.validation
+from training.checkpointing import list_steps, load_checkpoint
+from training.flags import FlagError
+from training.main import main
+from training.resuming import changed_settings, claim
+from training.runfolder import evaluated_at, keep_until_step, lock_run_folder
+from training.snapshot import fit_optimizer
+from training.stopping import EXIT_STOPPED
+from training.storage import Storage
+
+SYNTHETIC = [
+    "--dataset-type", "synthetic", "--train-num-samples", "64", "--model", "ProLIP-ViT-test", "--precision", "fp32",
+    "--device", "cpu", "--batch-size", "8", "--workers", "0", "--warmup", "1", "--log-every-n-steps", "1",
+    "--save-frequency", "0",
+]  # fmt: skip
+EVALUATION = ["--val-data", str(ROOT / "data/emoji/emojione.tar"), "--val-select", "group=activities"]
+
+
+def words(folder: Path, name: str, *more: str) -> list[str]:
+    return [*SYNTHETIC, "--output-dir", str(folder), "--name", name, *map(str, more)]
+
+
+def start(folder: Path, name: str, *more: str) -> Path:
+    assert main(words(folder, name, *more)) == 0
+    return folder / name
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def steps_in(place: Path) -> list[int]:
+    return list_steps(Storage(str(place)))
+
+
+# --- which checkpoints are the run's ---------------------------------------------------------------------------------
+def test_a_damaged_newest_checkpoint_is_not_one_that_good_ones_are_deleted_for(tmp_path):
+    folder = start(tmp_path, "run", "--max-steps", 9, "--save-every-steps", 3) / "checkpoints"
+    (folder / "step_9.pt").write_bytes((folder / "step_9.pt").read_bytes()[:500])
+    start(tmp_path, "run", "--max-steps", 8, "--save-every-steps", 1, "--keep-checkpoints", 1, "--resume", "latest")
+    assert steps_in(folder) == [8] and load_checkpoint(folder / "step_8.pt")["step"] == 8
+    assert (folder / "superseded_step_9.pt").stat().st_size == 500
+
+
+@pytest.mark.parametrize("place", ["own", "elsewhere", "memory"])
+def test_a_run_that_goes_back_leaves_its_later_checkpoints_behind(tmp_path, place, capsys):
+    """`latest` is the newest of the course that was taken, not of the one that was left."""
+    where = {"own": [], "elsewhere": ["--checkpoint-dir", tmp_path / "c"],
+             "memory": ["--checkpoint-dir", f"memory://{tmp_path.name}-back"]}[place]  # fmt: skip
+    run = start(tmp_path, "run", "--max-steps", 9, "--save-every-steps", 3, *where)
+    storage = Storage(str(where[1] if where else run / "checkpoints"))
+    start(tmp_path, "run", "--max-steps", 5, "--resume", storage.path("step_3.pt"), *where)
+    assert list_steps(storage) == [5, 3]
+    assert {"superseded_step_6.pt", "superseded_step_9.pt"} <= set(storage.names())
+    assert "step_9.pt is behind step 3, from which the run goes on" in capsys.readouterr().out
+    assert [row["step"] for row in metrics(run)] == [1, 2, 3, 4, 5]
+
+
+def test_overwriting_deletes_the_runs_checkpoints_wherever_they_lie(tmp_path):
+    place = tmp_path / "c"
+    start(tmp_path, "run", "--max-steps", 9, "--save-every-steps", 3, "--checkpoint-dir", place)
+    again = ["--save-every-steps", 1, "--keep-checkpoints", 2, "--checkpoint-dir", place]
+    start(tmp_path, "run", "--max-steps", 5, *again, "--overwrite")
+    assert steps_in(place) == [5, 4]
+
+
+@pytest.mark.parametrize("more", [[], ["--overwrite"], ["--resume", "first/checkpoint"]])
+def test_the_checkpoints_of_another_run_are_left_alone(tmp_path, capsys, more):
+    """A saved config names its --checkpoint-dir: another run from it must not write there."""
+    place = tmp_path / "c"
+    first = start(tmp_path, "first", "--max-steps", 2, "--checkpoint-dir", place)
+    if more[:1] == ["--resume"]:
+        more = ["--resume", start(tmp_path, "other", "--max-steps", 1, "--warmup", 0) / "checkpoints" / "step_1.pt"]
+    before = files(place)
+    assert main(["--config", str(first / "config.json"), "--name", "second", *map(str, more)]) == 2
+    assert "holds the checkpoints of another run, up to step 2: give another --checkpoint-dir" in (
+        capsys.readouterr().err
+    )
+    assert files(place) == before
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_the_first_step(tmp_path, capsys):
+    (tmp_path / "file").touch()
+    for place in (tmp_path / "file" / "c", "/proc/nowhere"):
+        assert main(words(tmp_path, "run", "--max-steps", 2, "--checkpoint-dir", place)) == 2
+        assert f"--checkpoint-dir {place} cannot be written" in capsys.readouterr().err
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def test_a_run_that_began_while_another_waited_for_its_folder_is_not_written_into(tmp_path):
+    """Two starts of one name: both found the folder free, the second one gets it when the first is through."""
+    from contextlib import ExitStack
+
+    from training.config import RunConfig
+
+    folder = tmp_path / "run"
+    folder.mkdir()
+    held = lock_run_folder(folder)
+
+    def first_run() -> None:
+        (folder / "config.json").touch()
+        held.close()
+
+    threading.Timer(0.3, first_run).start()
+    with ExitStack() as stack, pytest.raises(FlagError, match="already holds a run"):
+        claim(RunConfig(), folder, Storage(str(folder / "checkpoints")), stack)
+
+
+# --- which run it is -------------------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory) -> Path:
+    """Three steps of a run, with a checkpoint behind each of the last two."""
+    return start(tmp_path_factory.mktemp("runs"), "run", "--max-steps", 3, "--save-every-steps", 2)
+
+
+@pytest.mark.parametrize(
+    "more, message",
+    [
+        (["--opt", "lion"], "was trained with --opt adamw, this run has lion: give --opt adamw"),
+        (["--method", "siglip"], "was trained with --method prolip, this run has siglip: give --method prolip"),
+        (["--lock-image"], "did not train the same parameters (model.visual.class_embedding is trained, here not"),
+        (["--force-image-size", "48"], "is of another model (model.visual.positional_embedding is (18, 32), here (38"),
+        (["--batch-size", "4"], "give --global-batch-size 8"),
+        (["--ema-decay", "0.9"], "holds no averaged weights"),
+        (["--seed", "4"], "in another order of the data: seed was 0, is 4"),
+        (["--max-steps", "2", "--warmup", "0"], "is at step 3 of 2: the run has ended"),
+        (["--resume", "2"], "another order"),  # an earlier step, at which the log would be cut
+    ],
+)
+def test_what_is_refused_changes_nothing(stopped, capsys, more, message):
+    before = files(stopped)
+    if more[0] == "--resume":
+        more = ["--resume", str(stopped / "checkpoints" / "step_2.pt"), "--train-num-samples", "72"]
+    more = [*([] if "--resume" in more else ["--resume", "latest"]), *more]
+    assert main(words(stopped.parent, "run", "--max-steps", 6, *more)) == 2
+    assert message in capsys.readouterr().err
+    after = files(stopped)
+    assert {name for name in before | after if before.get(name) != after.get(name)} <= {".lock"}
+
+
+def test_settings_that_change_are_told_and_in_force(tmp_path, capsys):
+    run = start(tmp_path, "run", "--max-steps", 3)
+    more = ["--wd", 0.5, "--beta2", 0.5, "--logit-lr-mult", 7, "--layer-decay", 0.5, "--lr-scheduler", "const"]
+    start(tmp_path, "run", "--max-steps", 4, "--resume", "latest", *more)
+    text = capsys.readouterr().out
+    for change in ("optim.wd: 0.2 -> 0.5", "optim.beta2: 0.95 -> 0.5", "run.max_steps: 3 -> 4"):
+        assert change in text
+    states = [load_checkpoint(run / "checkpoints" / f"step_{step}.pt")["optimizer"] for step in (3, 4)]
+    groups = {name: group for group in states[1]["param_groups"] for name in group["names"]}
+    assert all(group["betas"] == (0.9, 0.5) for group in groups.values())
+    assert groups["model.visual.proj"]["weight_decay"] == 0.5 and groups["model.logit_scale"]["weight_decay"] == 0
+    assert groups["model.logit_scale"]["lr"] == pytest.approx(7 * 5e-4)
+    assert groups["model.visual.conv1.weight"]["lr"] == pytest.approx(0.125 * 5e-4)
+    # the other groups hold other numbers of parameters, and each one kept its own moments: one step away from them
+    moments = [
+        {name: state["state"][number]["exp_avg"] for group in state["param_groups"]
+         for number, name in zip(group["params"], group["names"])} for state in states
+    ]  # fmt: skip
+    assert moments[0].keys() == moments[1].keys() and len(states[0]["param_groups"]) < len(states[1]["param_groups"])
+    for name, old in moments[0].items():
+        assert old.shape == moments[1][name].shape
+        if old.numel() > 500 and old.norm() > 0:
+            assert torch.cosine_similarity(old.flatten(), moments[1][name].flatten(), dim=0) > 0.3, name
+
+
+def test_a_schedule_of_another_length_is_told(tmp_path, capsys):
+    start(tmp_path, "run", "--max-steps", 3)
+    start(tmp_path, "run", "--max-steps", 5, "--resume", "latest")
+    text = capsys.readouterr().out
+    assert "was to take 3 steps, this one takes 5, and the cosine schedule is that of 5 from here on" in text
+
+
+def test_moments_go_by_name_and_settings_by_the_run():
+    saved = {"state": {0: "a", 1: "b", 2: "c"}, "param_groups": [
+        {"params": [0, 1], "names": ["x", "y"], "weight_decay": 0.1, "k": 5}, {"params": [2], "names": ["z"], "k": 6}]}
+    groups = [{"params": ["Z", "X"], "names": ["z", "x"], "weight_decay": 0.3}, {"params": ["Y"], "names": ["y"]}]
+    assert fit_optimizer(saved, groups) == {"state": {0: "c", 1: "a", 2: "b"}, "param_groups": [
+        {"params": [0, 1], "names": ["z", "x"], "weight_decay": 0.3, "k": 6},
+        {"params": [2], "names": ["y"], "weight_decay": 0.1, "k": 5}]}  # fmt: skip
+
+
+def test_only_what_both_configs_have_can_change():
+    old = {"method": "a", "optim": {"lr": 1, "gone": 2}, "run": {"name": "x", "seed": 1}}
+    new = {"method": "a", "optim": {"lr": 2, "new": 3}, "run": {"name": "y", "seed": 1}}
+    assert list(changed_settings(old, new)) == ["optim.lr: 1 -> 2"]
+
+
+# --- what was under way ----------------------------------------------------------------------------------------------
+def evaluations(folder: Path) -> list[int]:
+    return [row["step"] for row in metrics(folder) if row["kind"] == "eval"]
+
+
+@pytest.mark.parametrize("where", ["evaluation", "model"])
+def test_a_run_that_is_killed_behind_its_last_step_is_brought_to_its_end(tmp_path, monkeypatch, where):
+    """In its last evaluation, or while it writes its model: the model is missing, and no step is left to do."""
+    def killed(*things, **more):
+        raise KeyboardInterrupt
+
+    target = {"evaluation": "training.validation.Validation.measure", "model": "training.run.save_pretrained"}[where]
+    command = words(tmp_path, "run", "--max-steps", 3, *EVALUATION, "--resume", "auto")
+    with monkeypatch.context() as patch:
+        patch.setattr(target, killed)
+        assert main(command) == 130
+    run = tmp_path / "run"
+    assert not (run / "model" / "model.safetensors").exists()
+    assert main(command) == 0
+    assert (run / "model" / "model.safetensors").exists() and json.loads((run / "eval.json").read_text())["step"] == 3
+    assert evaluations(run) == [3] and [row["step"] for row in metrics(run) if row["kind"] == "train"] == [1, 2, 3]
+    assert main(command) == 2  # it has ended now
+
+
+def test_an_evaluation_that_a_stop_or_a_kill_came_before_is_made_up_for(tmp_path, monkeypatch):
+    """Due at step 2, at which the run is stopped; at step 4 of the next try, in which it is killed; then once each."""
+    command = words(tmp_path, "run", "--max-steps", 6, "--val-every-steps", 2, "--save-every-steps", 1, *EVALUATION)
+    assert stop_after(2, command) == EXIT_STOPPED
+    assert evaluations(tmp_path / "run") == []
+    honest = training.validation.Validation.measure
+
+    def killed_at_4(self, *things):
+        if len(list((tmp_path / "run" / "checkpoints").glob("step_4.pt"))):
+            raise KeyboardInterrupt
+        return honest(self, *things)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training.validation.Validation, "measure", killed_at_4)
+        patch.setattr(training.checkpointing.Saver, "submit", written_at_once(training.checkpointing.Saver.submit))
+        assert main([*command, "--resume", "latest"]) == 130
+    assert evaluations(tmp_path / "run") == [2]
+    assert main([*command, "--resume", "latest"]) == 0
+    assert evaluations(tmp_path / "run") == [2, 4, 6]
+
+
+def written_at_once(submit):
+    def and_wait(self, state):
+        submit(self, state)
+        self.settle()
+
+    return and_wait
+
+
+def test_an_evaluation_that_is_done_is_not_done_again(tmp_path):
+    command = words(tmp_path, "run", "--max-steps", 5, "--val-every-steps", 2, "--save-every-steps", 2, *EVALUATION)
+    assert stop_after(3, command) == EXIT_STOPPED
+    (tmp_path / "run" / "checkpoints" / "step_3.pt").unlink()
+    assert main([*command, "--resume", "latest"]) == 0
+    assert evaluations(tmp_path / "run") == [2, 4, 5]
+
+
+def test_a_stop_is_heard_between_the_test_sets_of_an_evaluation(tmp_path, monkeypatch):
+    """The run ends behind a checkpoint of the present step, and does the evaluation when it goes on."""
+    root = tmp_path / "classes"
+    for number, name in enumerate(("red", "blue")):
+        (root / name).mkdir(parents=True)
+        from PIL import Image
+
+        Image.new("RGB", (32, 32), name).save(root / name / f"{number}.png")
+    sets = ["--imagenet-val", root, "--val-tasks", f"imagenet:{root}/"]
+    command = words(tmp_path, "run", "--max-steps", 4, "--val-every-steps", 2, *sets, "--resume", "auto")
+    honest, measured = training.validation.evaluate_over_ranks, []
+
+    def evaluate(task, *more):
+        measured.append(task.name)
+        if len(measured) == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return honest(task, *more)
+
+    monkeypatch.setattr(training.validation, "evaluate_over_ranks", evaluate)
+    assert stop_after(99, command) == EXIT_STOPPED
+    status = json.loads((tmp_path / "run" / "status.json").read_text())
+    assert (status["state"], status["step"]) == ("stopped", 2) and measured == ["imagenet"]
+    assert evaluations(tmp_path / "run") == []
+    assert main(command) == 0
+    assert evaluations(tmp_path / "run") == [2, 4] and len(measured) == 5
+
+
+def test_seconds_of_training_go_on(tmp_path, monkeypatch):
+    monkeypatch.setattr("training.log.Stopwatch.elapsed", lambda watch: watch.before + 100.0)
+    command = words(tmp_path, "run", "--max-steps", 4)
+    assert stop_after(2, command) == EXIT_STOPPED
+    assert main([*command, "--resume", "latest"]) == 0
+    assert [row["seconds"] for row in metrics(tmp_path / "run")] == [100, 100, 200, 200]
+
+
+def test_a_log_that_is_cut_short_while_it_is_shortened_is_whole(tmp_path):
+    """Killed in the middle: the file has all its lines, or those that are to stay."""
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(json.dumps({"step": step, "kind": "train", "x": "y" * 200}) + "\n" for step in range(2000)))
+    before = path.read_bytes()
+    script = (
+        "import os, sys, training.runfolder as r; from pathlib import Path\n"
+        "honest = r.rows_of\n"
+        "def killed(path):\n"
+        "    for number, row in enumerate(honest(path)):\n"
+        "        if number == 1500: os.kill(os.getpid(), 9)\n"
+        "        yield row\n"
+        "r.rows_of = killed\n"
+        "r.keep_until_step(Path(sys.argv[1]), 1900)\n"
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run([sys.executable, "-c", script, str(path)], env=environment, capture_output=True)
+    assert done.returncode == -signal.SIGKILL and path.read_bytes() == before
+    keep_until_step(path, 1900)
+    assert path.read_bytes() == b"".join(before.splitlines(keepends=True)[:1901])
+
+
+def test_what_is_no_line_of_the_log_is_no_hindrance(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 1, "kind": "eval"}\n\xff\x00garbage\n[1]\n{"step": null}\n{"step": 2}\n{"step": 3, "k')
+    assert evaluated_at(path, 1) and not evaluated_at(path, 2) and not evaluated_at(tmp_path / "none", 1)
+    keep_until_step(path, 1, again="eval")
+    assert path.read_bytes() == b""
