@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from prolip.evaluation.large import Relevance
+from prolip.evaluation.metrics import Array, as_array
 from prolip.gaussian import upcast
 
-Array = np.ndarray | Tensor
 EQUAL = np.linspace(0, 1, 16)
 """Edges of 15 bins of equal width (Guo et al., ICML 2017)."""
 LOG_ODDS = np.concatenate([[0], 1 / (1 + np.exp(-np.arange(-16.0, 17.0))), [1]])
@@ -155,7 +155,7 @@ def reliability(probability: Array, outcome: Array, edges: np.ndarray = EQUAL) -
     Worked example, two bins: probabilities 0.2, 0.4 with outcomes 0, 1 and 0.9 with 1: gaps 0.2 and 0.1, so
     ECE = (2 * 0.2 + 1 * 0.1) / 3. Raises ValueError for other shapes and values.
     """
-    p, y = np.asarray(probability, dtype=np.float64), np.asarray(outcome).astype(np.float64)
+    p, y = as_array(probability, np.float64), as_array(outcome, np.float64)
     if p.ndim != 1 or p.shape != y.shape:
         raise ValueError(f"probabilities {p.shape} and outcomes {y.shape}: give one of each per prediction")
     if not ((p >= 0) & (p <= 1)).all() or not np.isin(y, (0, 1)).all():
@@ -167,5 +167,5 @@ def reliability(probability: Array, outcome: Array, edges: np.ndarray = EQUAL) -
 
 def equal_mass(probability: Array, bins: int = 15) -> np.ndarray:
     """Edges that hold about equally many of these predictions each, fewer where they repeat."""
-    inner = np.quantile(np.asarray(probability, dtype=np.float64), np.linspace(0, 1, bins + 1)[1:-1])
+    inner = np.quantile(as_array(probability, np.float64), np.linspace(0, 1, bins + 1)[1:-1])
     return np.unique(np.concatenate([[0.0], inner, [1.0]]))

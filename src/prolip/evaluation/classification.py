@@ -11,7 +11,8 @@ import torch
 from sklearn import metrics as sk
 from torch import Tensor
 
-Array = np.ndarray | Tensor
+from prolip.evaluation.metrics import Array, as_array
+
 KS = (1, 5)
 
 
@@ -51,20 +52,20 @@ def top_k_accuracy(scores: Tensor, labels: Tensor, ks: Sequence[int] = KS) -> di
 
 def mean_per_class_recall(predicted: Array, labels: Array) -> float:
     """Recall of every class that has a sample, averaged: (N,), (N,)."""
-    truth = np.asarray(labels)
-    return float(sk.recall_score(truth, np.asarray(predicted), labels=np.unique(truth), average="macro"))
+    truth = as_array(labels)
+    return float(sk.recall_score(truth, as_array(predicted), labels=np.unique(truth), average="macro"))
 
 
 def macro_f1(predicted: Array, labels: Array) -> float:
     """F1 averaged over the classes that have a sample, as WILDS scores iWildCam: (N,), (N,)."""
-    truth = np.asarray(labels)
-    scored = sk.f1_score(truth, np.asarray(predicted), labels=np.unique(truth), average="macro", zero_division=0)
+    truth = as_array(labels)
+    scored = sk.f1_score(truth, as_array(predicted), labels=np.unique(truth), average="macro", zero_division=0)
     return float(scored)
 
 
 def confusion_matrix(predicted: Array, labels: Array, classes: int) -> np.ndarray:
     """(C, C) counts, rows the true class, columns the predicted one."""
-    return sk.confusion_matrix(np.asarray(labels), np.asarray(predicted), labels=np.arange(classes))
+    return sk.confusion_matrix(as_array(labels), as_array(predicted), labels=np.arange(classes))
 
 
 def classification(scores: Tensor, labels: Tensor, ks: Sequence[int] = KS) -> dict[str, float]:
@@ -90,7 +91,7 @@ def group_metrics(
     is the same when nothing is excluded (FMoW's worst region with and without its tiny "Other"). Raises ValueError for
     a group without a name, an excluded name that is none, and when no group is kept.
     """
-    groups = np.asarray(groups)
+    groups = as_array(groups)
     named: dict[str, np.ndarray] = {}
     for number in np.unique(groups):
         named[_group_name(int(number), names)] = np.flatnonzero(groups == number)
@@ -125,14 +126,15 @@ def group_accuracy(
 
 def average_precision(scores: Array, targets: Array) -> np.ndarray:
     """Average precision of every class over the samples, NaN for a class without any: (N, C), (N, C) -> (C,)."""
-    scores, targets = np.asarray(scores, dtype=np.float64), np.asarray(targets).astype(bool)
+    scores, targets = as_array(scores, np.float64), as_array(targets).astype(bool)
     if scores.shape != targets.shape or scores.ndim != 2:
         raise ValueError(f"scores {scores.shape} and targets {targets.shape}: give (samples, classes) twice, multi-hot")
     if np.isnan(scores).any():
         raise ValueError("there are NaN scores: look for a diverged model before ranking")
     out = np.full(scores.shape[1], np.nan)
     for c in np.flatnonzero(targets.any(0)):
-        out[c] = sk.average_precision_score(targets[:, c], scores[:, c])
+        # It depends on the order alone, and scikit-learn refuses infinite scores: give it the order.
+        out[c] = sk.average_precision_score(targets[:, c], np.unique(scores[:, c], return_inverse=True)[1])
     return out
 
 
@@ -160,7 +162,7 @@ def jaccard(chosen: Sequence[Collection], true: Sequence[Collection]) -> dict[st
 
 def best(scores: Array, count: int) -> frozenset[int]:
     """Indices of the `count` highest scores (C,), equal ones by index: WinoGAViL's answer of known size."""
-    return frozenset(np.argsort(-np.asarray(scores, dtype=np.float64), kind="stable")[:count].tolist())
+    return frozenset(np.argsort(-as_array(scores, np.float64), kind="stable")[:count].tolist())
 
 
 def _group_name(number: int, names: Sequence[str] | Mapping[int, str] | None) -> str:

@@ -13,10 +13,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from scipy.stats import hypergeom
 from torch import Tensor
 
+Array = np.ndarray | Tensor
 KS = (1, 5, 10)
 
 
@@ -79,7 +81,7 @@ def rank_in_blocks(
 ) -> Ranking:
     """`rank` without the whole (Q, G) matrix: both functions give the rows of a slice of queries."""
     parts = []
-    for start in range(0, queries, block):
+    for start in range(0, max(queries, 1), block):
         rows = slice(start, min(start + block, queries))
         parts.append(rank(scores(rows), relevant(rows)))
     return Ranking(*(torch.cat(columns) for columns in zip(*parts)))
@@ -162,6 +164,14 @@ def chance_recall(matches: Tensor, gallery: int, k: int) -> float:
         return float("nan")
     counts = matches.cpu().numpy()
     return float(1 - hypergeom.pmf(0, gallery, counts, min(k, gallery)).mean())
+
+
+def as_array(values: Array | Sequence, dtype: type | None = None) -> np.ndarray:
+    """Values as a NumPy array: of tensors of any device, with a graph or without; bfloat16 is none of NumPy's types."""
+    if isinstance(values, Tensor):
+        values = values.detach().cpu()
+        values = (values.float() if values.dtype == torch.bfloat16 else values).numpy()
+    return np.asarray(values, dtype=dtype)
 
 
 def _mean(values: Tensor) -> float:

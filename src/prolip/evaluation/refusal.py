@@ -16,10 +16,10 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from prolip.evaluation.large import Nearest, PairScores, row_blocks
+from prolip.evaluation.metrics import Array, as_array
 from prolip.evaluation.uncertainty import by_decile
 from prolip.gaussian import Gaussian
 
-Array = np.ndarray | Tensor
 COVERAGES = (0.9, 0.8, 0.5)
 
 
@@ -95,10 +95,10 @@ def nearest_neighbour_wrong(
 ) -> Tensor:
     """Whether the nearest other sample has another class: (N, D), (N,) -> (N,) bool.
 
-    similarity: the URL benchmark takes the cosine of the embeddings, "mean" here. A sample that is alone in its class
-    is always wrong, as in URL. Raises ValueError for fewer than two samples.
+    labels: numbers or names; similarity: the URL benchmark takes the cosine of the embeddings, "mean" here. A sample
+    that is alone in its class is always wrong, as in URL. Raises ValueError for fewer than two samples.
     """
-    labels = torch.as_tensor(labels)
+    labels = torch.from_numpy(np.unique(as_array(labels), return_inverse=True)[1])
     count = len(z.mean)
     if count < 2 or labels.shape != (count,):
         raise ValueError(
@@ -146,7 +146,7 @@ def refusal_figures(error: Array, uncertainties: Mapping[str, Array], prefix: st
 
 def _checked(uncertainty: Array, error: Array) -> tuple[np.ndarray, np.ndarray]:
     """Both as float64 arrays (N,). Raises ValueError."""
-    u, e = (np.asarray(x.cpu() if isinstance(x, Tensor) else x, np.float64) for x in (uncertainty, error))
+    u, e = (as_array(x, np.float64) for x in (uncertainty, error))
     if u.ndim != 1 or u.shape != e.shape or not len(u):
         raise ValueError(f"uncertainty {u.shape} and error {e.shape}: give one of each per sample, at least one sample")
     if np.isnan(u).any() or np.isnan(e).any():

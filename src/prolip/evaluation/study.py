@@ -23,11 +23,10 @@ from prolip.evaluation.large import (
     check_fit,
     row_blocks,
 )
-from prolip.evaluation.metrics import KS, Ranking, both_directions
+from prolip.evaluation.metrics import KS, Array, Ranking, as_array, both_directions
 from prolip.evaluation.refusal import recall_auroc, refusal_figures
 from prolip.gaussian import Gaussian
 
-Array = np.ndarray | Tensor
 Side = tuple[str, Gaussian | None]
 
 
@@ -193,9 +192,4 @@ def _queries(ranking: Ranking, nearest: Nearest, query: Side, item: Side) -> Sam
 
 def _samples(error: Array, uncertainties: Mapping[str, Array]) -> Samples:
     """As float64 arrays."""
-    return Samples(_array(error), {name: _array(u) for name, u in uncertainties.items()})
-
-
-def _array(x: Array) -> np.ndarray:
-    """float64, on the CPU."""
-    return np.asarray(x.cpu() if isinstance(x, Tensor) else x, dtype=np.float64)
+    return Samples(as_array(error, np.float64), {name: as_array(u, np.float64) for name, u in uncertainties.items()})

@@ -33,6 +33,12 @@ def test_bins_are_sklearns(bins):
     assert got.ece == pytest.approx(np.abs(frequency - mean) @ got.counts[filled] / len(probability))
 
 
+def test_half_precision_is_read_as_it_is():
+    probability = torch.rand(50, generator=torch.Generator().manual_seed(3)).bfloat16()
+    outcome = torch.arange(50) % 2
+    assert calibration.reliability(probability, outcome).ece == calibration.reliability(probability.double(), outcome).ece
+
+
 def test_true_probabilities_have_a_small_error_and_sharpened_ones_a_large_one():
     rng = np.random.default_rng(1)
     logits = rng.normal(size=20000) * 2

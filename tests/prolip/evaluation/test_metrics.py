@@ -2,6 +2,7 @@
 import math
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 from sklearn.metrics import average_precision_score, top_k_accuracy_score
@@ -120,6 +121,18 @@ def test_blocks_equal_the_whole_matrix(block):
     got = metrics.rank_in_blocks(scores.__getitem__, relevant.__getitem__, 20, block)
     for ours, whole in zip(got, metrics.rank(scores, relevant)):
         torch.testing.assert_close(ours, whole, equal_nan=True)
+
+
+def test_no_query_in_no_block_is_an_empty_ranking():
+    got = metrics.rank_in_blocks(torch.zeros(0, 3).__getitem__, torch.zeros(0, 3, dtype=torch.bool).__getitem__, 0)
+    assert [len(column) for column in got] == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_tensors_of_any_dtype_with_a_graph_or_without_are_arrays(dtype):
+    values = torch.tensor([0.5, -2.0, 3.0], dtype=dtype, requires_grad=True)
+    assert metrics.as_array(values, np.float64).tolist() == metrics.as_array([0.5, -2, 3]).tolist() == [0.5, -2, 3]
+    assert metrics.as_array(values, np.float64).dtype == np.float64
 
 
 def test_chance_is_what_random_orders_give():

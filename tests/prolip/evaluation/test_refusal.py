@@ -86,6 +86,14 @@ def test_the_nearest_other_sample_decides_right_and_wrong(elements):
     assert got["R-AUROC"] > 0.6  # noise was given away by the trace
 
 
+def test_classes_may_be_names_and_uncertainties_of_half_precision():
+    z, labels = clouds()
+    names = np.array(["cat", "ant", "bee"])[labels]
+    assert refusal.recall_auroc(z, names) == refusal.recall_auroc(z, labels)
+    half = z.trace.bfloat16().requires_grad_()
+    assert refusal.risk_coverage(half, labels > 0).aurc == refusal.risk_coverage(half.double(), labels > 0).aurc
+
+
 def test_neighbours_may_be_ranked_by_any_similarity():
     z, labels = clouds(seed=3)
     z = Gaussian(z.mean, torch.where(torch.arange(30)[:, None] == 7, -9.0, 3.0).expand(-1, 4))
