@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import PercentFormatter
+from matplotlib.ticker import NullFormatter, PercentFormatter
 from scipy.stats import binomtest
 
 from prolip.evaluation.calibration import Reliability
@@ -182,14 +182,15 @@ def _interval(rel: Reliability) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _span(found: Mapping[str, Reliability]) -> tuple[float, float]:
-    """The probabilities that occur, as ends of the log-odds axis."""
-    seen = [rel.probability[_inside(rel.probability)] for rel in found.values()]
+    """The probabilities and frequencies that occur, as ends of both log-odds axes."""
+    seen = [x[_inside(x)] for rel in found.values() for x in (rel.probability, rel.frequency)]
     every = np.concatenate([*seen, [0.05, 0.95]])
     return float(every.min()), float(every.max())
 
 
 def _probability_axes(ax: Axes, below: Axes, span: tuple[float, float], log_odds: bool) -> None:
-    """Ticks at round probabilities on either scale."""
+    """Ticks at round probabilities on either scale, at powers of ten for the shares below."""
+    below.yaxis.set_minor_formatter(NullFormatter())
     if not log_odds:
         ax.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
         for axis in (ax.xaxis, ax.yaxis, below.xaxis):

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from prolip.evaluation.calibration import LOG_ODDS, Reliability, match_probability, reliability
 from prolip.evaluation.classification import average_precision
 from prolip.evaluation.datacomp.scores import Association as Instance
 from prolip.evaluation.datacomp.scores import jaccards
@@ -14,6 +15,7 @@ from prolip.evaluation.evaluate import instances, own_labels, pair_scores, relev
 from prolip.evaluation.features import Features
 from prolip.evaluation.large import Relevance
 from prolip.evaluation.metrics import Ranking
+from prolip.evaluation.refusal import recall_auroc
 from prolip.evaluation.study import Logit, Study, study_classification, study_errors, study_retrieval
 from prolip.gaussian import Gaussian
 
@@ -31,13 +33,14 @@ def study_features(features: Features, similarity: str = "csd") -> Study:
     kind = features.dataset.kind
     if kind == "retrieval":
         own, complete = relevance_of(features)
-        return retrieval_study(features, own if complete is None else complete, similarity)[2]
+        study = retrieval_study(features, own if complete is None else complete, similarity)[2]
+        return study._replace(extra=neighbour_figures(features))
     if kind == "association":
-        return association_study(list(instances(features, similarity)), features)
+        return association_study(list(instances(features, similarity)), features, similarity)
     scores = torch.cat([block for _, block in score_blocks(features, similarity)])
     labels = own_labels(features)
     if kind == "multilabel":
-        return multilabel_study(scores, labels, features)
+        return multilabel_study(scores, labels, features, similarity)
     return class_study(scores, labels, features, features.text, similarity)
 
 
@@ -50,17 +53,26 @@ def class_study(
     return study_classification(scores, labels, image, own, logit_of(features, similarity), neighbours)
 
 
-def multilabel_study(scores: Tensor, labels: Tensor, features: Features) -> Study:
+def neighbour_figures(features: Features) -> dict[str, float]:
+    """`refusal/R-AUROC` and `refusal/1-NN` of captioned images that have classes too (CUB), {} of others."""
+    labels = features.labels
+    if labels is None or not features.model.probabilistic or not 1 < len(labels) <= NEIGHBOURS:
+        return {}
+    return {f"refusal/{key}": value for key, value in recall_auroc(features.image, labels).items()}
+
+
+def multilabel_study(scores: Tensor, labels: Tensor, features: Features, similarity: str) -> Study:
     """Of sets of labels (N, C), multi-hot. Refused by the negative of the best class's score, and by the image's trace.
 
-    Images without any label have no precision, and are left out.
+    Images without any label have no precision, and are left out there. `calibration/match`: all images and classes.
     """
     error = 1 - average_precision(scores.mT, labels.mT)
     kept = ~np.isnan(error)
     uncertainties: dict[str, np.ndarray | Tensor] = {"score": -scores.amax(1)[kept]}
     if features.model.probabilistic:
         uncertainties["image"] = features.image.trace[kept]
-    return study_errors(error[kept], uncertainties)
+    found = match_reliability(scores, labels, features, similarity)
+    return study_errors(error[kept], uncertainties)._replace(reliability=found)
 
 
 def retrieval_study(features: Features, relevance: Relevance, similarity: str) -> tuple[Ranking, Ranking, Study]:
@@ -69,12 +81,28 @@ def retrieval_study(features: Features, relevance: Relevance, similarity: str) -
     return study_retrieval(pair_scores(features, similarity), relevance, image, text, logit_of(features, similarity))
 
 
-def association_study(scored: list[Instance], features: Features) -> Study:
-    """Of WinoGAViL. Refused by the negative of the best candidate's score, and by the cue's trace."""
+def association_study(scored: list[Instance], features: Features, similarity: str | None = None) -> Study:
+    """Of WinoGAViL. Refused by the negative of the best candidate's score, and by the cue's trace.
+
+    similarity: that of the scores; with it `calibration/match` of each cue with all its candidates.
+    """
     uncertainties: dict[str, np.ndarray | Tensor] = {"score": np.array([-float(x.scores.max()) for x in scored])}
     if features.model.probabilistic and features.text is not None:
         uncertainties["text"] = features.text.trace
-    return study_errors(1 - jaccards(scored), uncertainties)
+    found: dict[str, Reliability] = {}
+    if similarity is not None:
+        scores, true = (torch.cat(column) for column in zip(*scored))
+        found = match_reliability(scores, true, features, similarity)
+    return study_errors(1 - jaccards(scored), uncertainties)._replace(reliability=found)
+
+
+def match_reliability(scores: Tensor, true: Tensor, features: Features, similarity: str) -> dict[str, Reliability]:
+    """`calibration/match` of pairs in any shape, {} where the model has no match probability by this similarity."""
+    logit = logit_of(features, similarity)
+    if logit is None or logit.bias is None:
+        return {}
+    probability = match_probability(scores, logit.scale, logit.bias).flatten()
+    return {"calibration/match": reliability(probability, true.flatten(), LOG_ODDS)}
 
 
 def logit_of(features: Features, similarity: str) -> Logit | None:

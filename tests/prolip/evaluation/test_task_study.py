@@ -8,10 +8,11 @@ import pytest
 import torch
 from sklearn.metrics import average_precision_score
 
-from prolip.evaluation.datasets.base import Dataset
+from prolip.evaluation.datasets.base import Association, Dataset
 from prolip.evaluation.embedder import ModelCard
 from prolip.evaluation.evaluate import evaluate_features
 from prolip.evaluation.features import Features
+from prolip.evaluation.refusal import recall_auroc
 from prolip.evaluation.task_study import study_features
 from prolip.gaussian import Gaussian
 from prolip.measures import pairwise_csd_similarity
@@ -49,6 +50,28 @@ def test_of_sets_of_labels_the_error_is_what_each_images_precision_lacks():
     np.testing.assert_allclose(error, wanted, atol=1e-6)
     np.testing.assert_allclose(uncertainties["score"], -scores.max(1)[kept], atol=1e-5)
     np.testing.assert_allclose(uncertainties["image"], features.image.trace.numpy()[kept], atol=1e-6)
+    assert_calibrated(study_features(features), scores, labels.numpy())
+    assert not study_features(features, "mean").reliability  # scale and bias belong to csd
+
+
+def assert_calibrated(study, scores: np.ndarray, true: np.ndarray) -> None:
+    """The Brier score and the shares of `calibration/match`, from all pairs with scale 10 and bias -3."""
+    found = study.figures()
+    probability = 1 / (1 + np.exp(3 - 10 * scores))
+    assert found["calibration/match/brier"] == pytest.approx(np.mean((probability - true) ** 2), rel=1e-5)
+    assert found["calibration/match/mean_probability"] == pytest.approx(probability.mean(), rel=1e-5)
+    assert found["calibration/match/base_rate"] == pytest.approx(true.mean()) and found["calibration/match/ece"] > 0
+
+
+def test_of_cues_every_candidate_has_a_match_probability():
+    cues = (Association("a", ("0", "1", "2"), frozenset({"1"})), Association("b", ("3", "4"), frozenset({"3"})))
+    features = features_of("association")
+    features = dataclasses.replace(
+        features, dataset=dataclasses.replace(features.dataset, associations=cues), text=gaussian(2, 1)
+    )
+    scores = scores_of(features)
+    asked = np.concatenate([scores[:3, 0], scores[3:5, 1]])
+    assert_calibrated(study_features(features), asked, np.array([0, 1, 0, 1, 0]))
 
 
 def test_of_classes_it_is_the_wrong_class():
@@ -74,6 +97,16 @@ def test_of_captions_it_is_no_match_in_the_first_place_by_the_most_complete_labe
     more = dataclasses.replace(features, dataset=dataclasses.replace(features.dataset, relevance=further))
     complete = study_features(more).samples["refusal/i2t"].error
     np.testing.assert_array_equal(complete, own * (np.arange(N) % 2 == 0))
+
+
+def test_of_captioned_images_with_classes_r_auroc_is_that_of_the_images():
+    owners, labels = torch.arange(N).repeat_interleave(2), torch.arange(N) % 4
+    features = features_of("retrieval", captions=("x",) * (2 * N), owners=owners)
+    assert not study_features(features).extra
+    found = study_features(dataclasses.replace(features, labels=labels)).figures()
+    assert found["refusal/R-AUROC"] == recall_auroc(features.image, labels)["R-AUROC"] != 0.5
+    points = dataclasses.replace(features.model, probabilistic=False)
+    assert not study_features(dataclasses.replace(features, labels=labels, model=points)).extra
 
 
 def test_a_deterministic_model_is_refused_by_its_scores_alone():
