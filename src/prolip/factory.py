@@ -4,6 +4,7 @@ from __future__ import annotations
 import copy
 import json
 import logging
+from contextlib import suppress
 from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
@@ -17,7 +18,7 @@ from open_clip.transform import PreprocessCfg, image_transform_v2, merge_preproc
 from prolip.checkpoint import CONFIG_NAMES, WEIGHT_NAMES, find_in, load_checkpoint, read_config
 from prolip.hub import hub_file
 from prolip.model import ProLIP, cast_to
-from prolip.model_config import complete, near_matches, override
+from prolip.model_config import complete, is_released, near_matches, override
 
 log = logging.getLogger(__name__)
 
@@ -100,6 +101,31 @@ def _drop_openclip_only(options: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if name not in OPENCLIP_ONLY}
 
 
+def _check_forward(config: dict[str, Any], weights: Path, chosen: set[str]) -> None:
+    """Refuse weights that were trained with another forward pass, as the configuration beside them says.
+
+    Their shapes may fit all the same: those of the published B-16 fit ours, and its outputs would be wrong. What was
+    asked for by name (`chosen`) is left as it is.
+    """
+    for name in CONFIG_NAMES:
+        with suppress(OSError, ValueError):
+            theirs, _ = read_config(weights.parent / name)
+            if {"embed_dim", "vision_cfg", "text_cfg"} <= theirs.keys():  # not what another program calls config.json
+                break
+    else:
+        return
+    trained = {"quick_gelu": bool(theirs.get("quick_gelu", False))}
+    if is_released(theirs):
+        trained["forward"] = "released"
+    elif theirs.get("prolip_cfg"):
+        trained["forward"] = theirs["prolip_cfg"].get("forward", "paper")
+    for key, value in trained.items():
+        mine = config["prolip_cfg"]["forward"] if key == "forward" else config["quick_gelu"]
+        if mine != value and key not in chosen:
+            raise ValueError(f"{weights} was trained with {key}={value!r} and the model has {key}={mine!r}, which no"
+                             f" shape tells: give {key}={value!r}, or local-dir:{weights.parent} as the model")
+
+
 def create_model(  # noqa: PLR0913 (OpenCLIP's signature)
     model_name: str,
     pretrained: str | None = None,
@@ -145,6 +171,8 @@ def create_model(  # noqa: PLR0913 (OpenCLIP's signature)
     if weights is None and (require_pretrained or init_uncertainty):
         raise ValueError(f"no weights to load for {model_name}: give pretrained=<file>, or a name with hf-hub: or"
                          " local-dir: (and leave load_weights on)")
+    if weights is not None:
+        _check_forward(config, weights, {*model_kwargs, *(("quick_gelu",) if force_quick_gelu else ())})
     model = ProLIP(config, low_precision=precision in CASTS, output_dict=bool(output_dict))
     if weights is not None:
         load_checkpoint(model, weights, init_uncertainty=init_uncertainty, weights_only=weights_only)

@@ -199,6 +199,20 @@ def test_openclips_own_configuration_with_a_block_of_ours_takes_its_weights(kind
     assert prolip.get_tokenizer(f"local-dir:{tmp_path}")("a cat").shape == (1, 12)
 
 
+def test_weights_of_another_activation_are_refused_unless_it_was_asked_for(tmp_path):
+    """OpenAI's models have QuickGELU, OpenCLIP's GELU; a neighbouring config.json of another program says nothing."""
+    torch.save(openclip("plain").state_dict(), tmp_path / "clip.pt")
+    (tmp_path / "open_clip_config.json").write_text(json.dumps({"model_cfg": OPENCLIP | {"quick_gelu": True}}))
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["CLIPModel"], "quick_gelu": False}))
+    options = {"pretrained": str(tmp_path / "clip.pt"), "init_uncertainty": True}
+    with pytest.raises(ValueError, match="quick_gelu=True and the model has quick_gelu=False.*give quick_gelu=True"):
+        build(**options)
+    assert build(quick_gelu=True, **options).config["quick_gelu"]
+    assert not build(quick_gelu=False, **options).config["quick_gelu"]
+    (tmp_path / "open_clip_config.json").write_text(json.dumps({"model_cfg": OPENCLIP}))
+    assert build(force_quick_gelu=True, **options).config["quick_gelu"]
+
+
 @pytest.mark.filterwarnings("ignore")  # torch calls TorchScript deprecated
 def test_a_torchscript_archive_is_refused_with_what_to_do_and_then_read(tmp_path):
     """OpenAI's weights came as such archives; those of OpenCLIP hold the causal mask as well."""

@@ -165,6 +165,15 @@ def test_ppcl_in_float32_is_near_float64():
         torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-6 * float(b.abs().max()))
 
 
+def test_ppcl_of_two_precisions_is_computed_in_the_finer_one():
+    image, text = gaussian(5, 4, 10), gaussian(5, 4, 11)
+    coarse = Gaussian(*(x.detach().float().requires_grad_() for x in image))
+    got = ppcl(coarse, text, 7.0, -4.0)
+    want = ppcl(Gaussian(*(x.detach().double().requires_grad_() for x in coarse)), text, 7.0, -4.0)
+    assert got.dtype == DOUBLE and torch.equal(got, want)
+    assert torch.autograd.grad(got, coarse.mean)[0].dtype == torch.float32
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_losses_run_in_float32_on_low_precision_inputs_under_autocast(dtype):
     low = [gaussian(8, 16, seed, dtype) for seed in (12, 13)]

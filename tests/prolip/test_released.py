@@ -63,6 +63,25 @@ def test_the_fixture_can_tell_a_wrong_forward_pass(expected, wrong):
     assert worst > 1e-3
 
 
+def test_released_weights_in_a_model_of_ours_are_refused_as_their_shapes_would_not_tell(expected):
+    """B-16 has equal widths, so that `pretrained` alone would load the published file into the other forward pass."""
+    config = json.loads((TINY / "config.json").read_text())
+    same = {
+        "embed_dim": 64,
+        "vision_cfg": {key: config["vision_cfg"][key] for key in ("layers", "width", "head_width")},
+        "text_cfg": {key: config["text_cfg"][key] for key in ("context_length", "vocab_size", "width", "layers")},
+        "pad_token_id": 1, "mask_token_id": None, "special_token_ids": [1],
+    }
+    for pretrained in (TINY, TINY / "model.safetensors"):
+        with pytest.raises(ValueError, match="forward='released' and the model has forward='paper'.*local-dir:"):
+            prolip.create_model("ProLIP-ViT-test", str(pretrained), **same)
+    model = prolip.create_model("ProLIP-ViT-test", str(TINY), forward="released", **same)
+    with torch.no_grad():
+        z = model.encode_text(expected["text"])
+    torch.testing.assert_close(z.log_var, expected["text_log_var"], atol=1e-5, rtol=0)
+    assert prolip.create_model("ProLIP-ViT-test", str(TINY), forward="paper", **same).text.form == "paper"
+
+
 def test_the_released_configuration_is_recognised_and_converted():
     config = complete(json.loads((TINY / "config.json").read_text()))
     assert config["prolip_cfg"]["forward"] == "released"
