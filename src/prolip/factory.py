@@ -114,7 +114,7 @@ def _check_forward(config: dict[str, Any], weights: Path, chosen: set[str]) -> N
                 break
     else:
         return
-    trained = {"quick_gelu": bool(theirs.get("quick_gelu", False))}
+    trained: dict[str, Any] = {"quick_gelu": bool(theirs.get("quick_gelu", False))}
     if is_released(theirs):
         trained["forward"] = "released"
     elif theirs.get("prolip_cfg"):
