@@ -4,6 +4,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import json
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +15,7 @@ from timm.optim import list_optimizers
 from prolip.data.augment import AugmentConfig
 from prolip.data.loader import DataConfig
 from prolip.methods import METHODS
+from prolip.methods.base import MAX_LOGIT_SCALE
 from training.flags import FlagError, build, flag_of, nearest
 
 DEFAULT_EPOCHS = 32
@@ -70,8 +72,13 @@ class ModelConfig:
     )
 
     def __post_init__(self) -> None:
-        if self.init_logit_scale is not None:
-            _above(0, self, "init_logit_scale", remedy="the paper starts at 10; it is a factor, not its logarithm")
+        scale = self.init_logit_scale
+        if scale is not None and not 0 < scale <= MAX_LOGIT_SCALE:
+            raise FlagError(f"--init-logit-scale {scale}: give a number above 0 and at most {MAX_LOGIT_SCALE:g}, the "
+                            "bound on a; the paper starts at 10; it is a factor, not its logarithm")  # fmt: skip
+        for name in ("init_logit_bias", "init_unc_bias", "init_unc_gain"):
+            if not math.isfinite(getattr(self, name) or 0.0):
+                raise FlagError(f"{flag_of(name)} {getattr(self, name)}: give a finite number")
         for name in ("force_image_size", "force_context_length"):
             if getattr(self, name) is not None:
                 _at_least(1, self, name)
@@ -113,8 +120,9 @@ class OptimConfig:
             near = nearest(self.opt.lower(), known)
             remedy = f"did you mean {' or '.join(near)}?" if near else "timm.optim.list_optimizers() lists all names"
             raise FlagError(f"--opt {self.opt} is unknown to timm: {remedy}")
-        _above(0, self, "lr")
-        for name in ("wd", "eps", "logit_lr_mult", "warmup"):
+        for name in ("lr", "eps"):
+            _above(0, self, name)
+        for name in ("wd", "logit_lr_mult", "warmup"):
             _at_least(0, self, name)
         for name in ("beta1", "beta2", "lr_min_ratio", "momentum", "ema_decay"):
             value = getattr(self, name)
@@ -179,6 +187,8 @@ class RunConfig:
                   "stall_seconds")  # fmt: skip
         for name in counts:
             _at_least(0, self, name)
+        if self.seed >= 2**63:
+            raise FlagError(f"--seed {self.seed}: give a number below 2^63")
         if self.peak_tflops is not None:
             _above(0, self, "peak_tflops")
         if self.fsdp and self.precision == "amp_fp16":

@@ -5,6 +5,7 @@ import argparse
 import ast
 import dataclasses
 import difflib
+import re
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -14,9 +15,9 @@ from typing import Any, Literal, NoReturn, Union, get_args, get_origin
 RETIRED = {
     "logs": "use --output-dir (torchrun takes --logs for itself)",
     "log-local": "every rank's counts are in the run folder's metrics.jsonl; there is no log per rank",
-    "report-to": "nothing to ask for: TensorBoard and metrics.jsonl are always written into the run folder",
-    "wandb-notes": "TensorBoard and metrics.jsonl are written into the run folder; write notes beside them",
-    "wandb-project-name": "TensorBoard and metrics.jsonl are written into the run folder",
+    "report-to": "TensorBoard and metrics.jsonl are always written into the run folder; for W&B use --wandb-project",
+    "wandb-notes": "use --wandb-project, and write notes there",
+    "wandb-project-name": "use --wandb-project",
     "tensorboard": "nothing to ask for: TensorBoard is always written into the run folder",
     "horovod": "start with torchrun",
     "dist-url": "torchrun sets the address: torchrun --rdzv-endpoint host:port",
@@ -43,10 +44,24 @@ RETIRED = {
     "trace": "use --torchcompile",
     "force-quick-gelu": "choose a model whose config has it",
     "force-custom-text": "nothing to ask for: the text tower is always separate",
-    "remote-sync": "copy the run folder when the run ends",
+    "remote-sync": "use --checkpoint-dir with a URL for the checkpoints, and copy the run folder when the run ends",
+    "cache-dir": "set HF_HUB_CACHE",
+    "val-num-samples": "a test set is evaluated as a whole",
+    "pretrained-image": "use --pretrained with weights of both towers",
+    "lock-image-freeze-bn-stats": "the towers have no batch normalisation",
+    "lock-text-freeze-layer-norm": "a locked text tower is frozen with its norms",
+    "force-patch-dropout": "masked views drop patches: use --mask-fraction and --mask-ratio",
+    "image-mean": "use --model local-dir:FOLDER, whose config.json has a preprocess_cfg",
+    "image-std": "use --model local-dir:FOLDER, whose config.json has a preprocess_cfg",
+    "image-interpolation": "use --model local-dir:FOLDER, whose config.json has a preprocess_cfg",
+    "image-resize-mode": "use --model local-dir:FOLDER, whose config.json has a preprocess_cfg",
     "distill-model": "distillation is not offered",
     "use-bnb-linear": "quantised linear layers are not offered",
 }
+
+
+# argparse's own, before Python 3.14, takes -1e1 for a flag.
+NEGATIVE_NUMBER = re.compile(r"^-(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?$|^-inf$", re.IGNORECASE)
 
 
 class FlagError(ValueError):
@@ -58,6 +73,7 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, **settings: Any):
         super().__init__(allow_abbrev=False, **settings)
+        self._negative_number_matcher = NEGATIVE_NUMBER
 
     def error(self, message: str) -> NoReturn:
         raise FlagError(message)
@@ -175,6 +191,9 @@ def check_type(name: str, value: Any, hint: Any) -> Any:
             raise FlagError(f"{name} is {value!r}: give one of {', '.join(map(str, get_args(inner)))}")
         return value
     if origin in (list, tuple) and isinstance(value, (list, tuple)):
+        kinds = get_args(inner)
+        if origin is tuple and kinds[-1] is not Ellipsis and len(value) != len(kinds):
+            raise FlagError(f"{name} is {value!r}: give {len(kinds)} values")
         return origin(check_type(name, item, get_args(inner)[0]) for item in value)
     if inner is float and isinstance(value, str):  # YAML reads 1e-3 as a string
         try:

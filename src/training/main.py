@@ -36,6 +36,7 @@ DESCRIPTION = (
     "Train a probabilistic vision-language model. Start with `python -m training.main`, or on N devices with "
     "`torchrun --nproc_per_node N -m training.main`, with the same flags."
 )
+USAGE = "python -m training.main [--config FILE] [--method METHOD] --train-data SHARDS [flags of the groups below]"
 # Errors about what was asked for, or met on the way: their message is enough. The trace of anything else is shown.
 EXPECTED = (ValueError, OSError, ImportError, CheckpointError, NonFiniteError, SampleFault, TooManyBadSamples)
 SAME_ON_ALL_RANKS = (FlagError, NonFiniteError, Stopped)
@@ -46,7 +47,7 @@ MEMORY = "give a smaller --batch-size with a larger --accum-freq (same global ba
 
 def build_parser(method: str, **settings: Any) -> Parser:
     """All flags of a run with this method."""
-    parser = Parser(prog="training.main", description=DESCRIPTION, **settings)
+    parser = Parser(prog="training.main", usage=USAGE, description=DESCRIPTION, **settings)
     parser.add_argument("--config", metavar="FILE", help="config.json of a run, or YAML: settings that flags override")
     names = "{" + ",".join(METHODS) + "}"
     parser.add_argument("--method", metavar=names, help=f"what to train (default: {DEFAULT_METHOD})")

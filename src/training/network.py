@@ -2,15 +2,17 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import inspect
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
 import torch
+from open_clip.transform import AugmentationCfg
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
@@ -50,6 +52,7 @@ def build_tokenizer(config: Config) -> Any:
 def build_model(config: Config, device: torch.device) -> tuple[ProLIP, Transform, Compose]:
     """(model in training precision, transform for training, transform for evaluation)."""
     wanted = config.model
+    check_augmentation(wanted.aug_cfg)
     changes: dict[str, Any] = {"mask_padding": True} if wanted.mask_padding else {}
     if wanted.init_logit_scale is not None:
         changes["init_logit_scale"] = math.log(wanted.init_logit_scale)
@@ -68,6 +71,7 @@ def build_model(config: Config, device: torch.device) -> tuple[ProLIP, Transform
         aug_cfg=augmentation,
         **changes,
     )
+    check_image_size(model)
     if wanted.lock_image:
         model.lock_image_tower(unlocked_groups=wanted.lock_image_unlocked_groups)
     if wanted.lock_text:
@@ -80,6 +84,32 @@ def build_model(config: Config, device: torch.device) -> tuple[ProLIP, Transform
         return model, unnormalised(preprocess), preprocess
     halves = split_transform(config, model)
     return model, halves[0] if halves else transform, preprocess
+
+
+def check_augmentation(aug_cfg: Mapping[str, Any]) -> None:
+    """FlagError where OpenCLIP's augmentation has no such setting, or it is no share."""
+    known = [field.name for field in dataclasses.fields(AugmentationCfg)]
+    for name, value in aug_cfg.items():
+        if name not in known:
+            raise FlagError(f"--aug-cfg {name}={value} is unknown: it has {', '.join(known)}")
+    scale = aug_cfg.get("scale", (0.9, 1.0))
+    numbers = scale if isinstance(scale, (list, tuple)) else ()
+    real = len(numbers) == 2 and all(isinstance(number, (int, float)) for number in numbers)
+    if not (real and 0 < numbers[0] <= numbers[1] <= 1):
+        raise FlagError(f"--aug-cfg scale={scale}: give two shares of the image, the smaller first, such as (0.8,1.0)")
+    for name in ("color_jitter_prob", "gray_scale_prob", "re_prob"):
+        value = aug_cfg.get(name)
+        if value is not None and not (isinstance(value, (int, float)) and 0 <= value <= 1):
+            raise FlagError(f"--aug-cfg {name}={value} is no probability: give a number from 0 to 1")
+
+
+def check_image_size(model: ProLIP) -> None:
+    """FlagError where the patches do not cover the images."""
+    for size, patch in zip(model.visual.image_size, model.visual.patch_size):
+        if size % patch:
+            low = size // patch * patch
+            remedy = f"{low} or {low + patch}" if low else f"{patch}"
+            raise FlagError(f"--force-image-size {size} is no multiple of the patch, {patch} pixels: use {remedy}")
 
 
 def split_transform(config: Config, model: ProLIP) -> tuple[RandomCrop, ColourConfig] | None:

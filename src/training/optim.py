@@ -8,10 +8,11 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
-from timm.optim import create_optimizer_v2, get_optimizer_class
+from timm.optim import create_optimizer_v2, get_optimizer_class, get_optimizer_info
 from torch import nn
 
 from training.config import OptimConfig
+from training.flags import FlagError
 
 LOGIT_PARAMETERS = ("logit_scale", "logit_bias")
 
@@ -20,7 +21,7 @@ def build_optimizer(objective: nn.Module, config: OptimConfig) -> torch.optim.Op
     """The optimiser that timm knows by this name over the objective's trainable parameters.
 
     Fused where torch offers it. Hybrid optimisers (Muon) take their AdamW part for everything without weight decay:
-    tokens, positions, scalars. Raises ValueError for a name that timm does not know.
+    tokens, positions, scalars. Raises ValueError for a name that timm does not know, or that cannot be used here.
     """
     groups = parameter_groups(objective, config)
     if not groups:
@@ -32,7 +33,12 @@ def build_optimizer(objective: nn.Module, config: OptimConfig) -> torch.optim.Op
     settings = {name: value for name, value in settings.items() if name in accepted}
     if "fused" in accepted:
         settings["fused"] = True
-    return create_optimizer_v2(groups, opt=config.opt, lr=config.lr, weight_decay=config.wd, **settings)
+    if get_optimizer_info(config.opt.lower()).second_order:
+        raise FlagError(f"--opt {config.opt} wants second derivatives, which the loss does not offer: use adamw")
+    try:
+        return create_optimizer_v2(groups, opt=config.opt, lr=config.lr, weight_decay=config.wd, **settings)
+    except (AssertionError, ImportError) as error:  # apex and bitsandbytes
+        raise FlagError(f"--opt {config.opt} cannot be used here: {error}; use adamw") from None
 
 
 def parameter_groups(objective: nn.Module, config: OptimConfig) -> list[dict[str, Any]]:

@@ -39,6 +39,8 @@ class StepProfiler:
         if self.open:
             self.open = False
             self.profile.stop()
+            if not self.path.exists():
+                self.say(f"no profile: the run ended within the {SETTLE + WARMUP} steps before it")
 
     def _leave(self, trace: profile) -> None:
         trace.export_chrome_trace(str(self.path))

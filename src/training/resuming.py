@@ -54,9 +54,12 @@ def take_folder(config: Config, here: World, folder: Path, storage: Storage, hel
 
 def claim(settings: RunConfig, folder: Path, storage: Storage, held: contextlib.ExitStack) -> Choice:
     """`take_folder` for one process; with --overwrite the run that was there is deleted, behind all checks."""
-    open_run_folder(folder, settings.overwrite, bool(settings.resume))
-    held.enter_context(lock_run_folder(folder))
-    open_run_folder(folder, settings.overwrite, bool(settings.resume))  # another run may have begun while this waited
+    try:
+        open_run_folder(folder, settings.overwrite, bool(settings.resume))
+        held.enter_context(lock_run_folder(folder))
+        open_run_folder(folder, settings.overwrite, bool(settings.resume))  # one may have begun while this waited
+    except OSError as error:
+        raise FlagError(f"{folder} cannot be written ({error}): give another --output-dir") from None
     if settings.checkpoint_dir:
         check_writable(storage)
         if storage.local is not None:

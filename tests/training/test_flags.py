@@ -20,6 +20,7 @@ class Example:
     shape: Literal["cosine", "const"] = "cosine"
     form: str = field(default="exact", metadata={"choices": ("exact", "printed")})
     sizes: tuple[int, ...] = ()
+    range: tuple[float, float] = (0.0, 1.0)
     names: list[str] = field(default_factory=list)
     options: dict[str, Any] = field(default_factory=dict)
     clip: float | None = None
@@ -50,6 +51,11 @@ def test_nothing_given_leaves_the_defaults():
 
 def test_none_and_no_take_settings_back():
     assert parse("--train-data", "none", "--no-resampled").train_data is None
+
+
+@pytest.mark.parametrize("word", ["-3", "-.5", "-1.", "-1e1", "-2E-3", "-1.5e+2"])
+def test_negative_numbers_are_no_flags(word):
+    assert parse("--lr", word).lr == float(word)
 
 
 @pytest.mark.parametrize(
@@ -89,6 +95,7 @@ def test_a_file_is_checked_as_flags_are():
         ({"steps": True}, "example.steps is True, a bool: give a int"),
         ({"shape": "round"}, "give one of cosine, const"),
         ({"resampled": 1}, "give a bool"),
+        ({"range": [0.5]}, r"example.range is \[0.5\]: give 2 values"),
     ):
         with pytest.raises(FlagError, match=message):
             build(Example, "example", values)

@@ -77,6 +77,7 @@ def test_help_lists_every_flag_under_its_group(capsys):
     for title in ("model:", "data:", "augment:", "optim:", "run:", "objective:"):
         assert title in text
     assert "highest learning rate (default: 0.0005)" in text
+    assert text.index("model:") < 1000  # not behind a list of all flags
     assert "default: 2,048 samples of a rank, between 2 and 32 chunks" in " ".join(text.split())
 
 
@@ -138,6 +139,14 @@ def refused(capsys, *words: str) -> str:
         (["--tokenizer", "nowhere"], "no tokenizer at nowhere"),
         (["--resume", "no.pt"], "--resume no.pt: there is no such file"),
         (["--resume", "latest", "--name", "absent"], "holds none"),
+        (["--force-image-size", "17"], "--force-image-size 17 is no multiple of the patch, 8 pixels: use 16 or 24"),
+        (["--aug-cfg", "scales=1"], "--aug-cfg scales=1 is unknown: it has scale, ratio"),
+        (["--aug-cfg", "scale=(0.9,0.8)"], "give two shares of the image, the smaller first, such as (0.8,1.0)"),
+        (["--aug-cfg", "scale=0.5"], "give two shares of the image"),
+        (["--aug-cfg", "color_jitter_prob=3"], "--aug-cfg color_jitter_prob=3 is no probability"),
+        (["--opt", "adahessian"], "--opt adahessian wants second derivatives"),
+        (["--output-dir", "setup.py"], "cannot be written ([Errno 20] Not a directory: 'setup.py/x'): give another"),
+        (["--report-to", "wandb"], "for W&B use --wandb-project"),
         (["--val-data", "data/emoji/nothing.tar"], "nothing.tar"),
         (["--val-data", SHARD, "--val-select", "group=nothing"], "no group 'nothing' in the corpus"),
         (["--config", "no.json"], "--config no.json: there is no such file"),
@@ -149,6 +158,8 @@ def test_wrong_input_is_answered_with_a_remedy(capsys, tmp_path, words, message)
         pytest.skip("this machine has a CUDA device")
     device = [] if "--device" in words else ["--device", "cpu"]
     base = [*TINY, "--train-data", SHARD, "--max-steps", "2", "--output-dir", tmp_path, *device]
+    if "--output-dir" in words:
+        words = [*words, "--name", "x"]
     if "--global-batch-size" in words:
         base = [word for word in base if word not in ("--batch-size", "8")]
     assert message in refused(capsys, *base, *words)

@@ -350,6 +350,11 @@ def test_a_profile_is_left_of_steps_behind_the_first(tmp_path, capsys):
     assert "profile of 2 steps" in (text := capsys.readouterr().out) and "aten::" in text
 
 
+def test_a_run_too_short_for_a_profile_says_so(tmp_path, capsys):
+    start(tmp_path, "run", "--max-steps", "3", "--profile", "2")
+    assert "no profile: the run ended within the 8 steps before it" in capsys.readouterr().out
+
+
 class Board:
     """Stands in for wandb, which needs a service."""
 
