@@ -1,0 +1,51 @@
+"""Settings of the training data that are refused, and the defaults of the others."""
+import pytest
+
+from prolip.data.config import chunks_ahead
+from prolip.data.loader import DataConfig
+
+
+def test_a_batch_that_workers_do_not_divide_is_refused_with_what_fits():
+    with pytest.raises(ValueError, match=r"batch_size 100 is not divisible by 8 workers: use --batch-size 96 or 104, "):
+        DataConfig(batch_size=100, workers=8)
+    with pytest.raises(ValueError, match=r"or --workers 5 or 10$"):
+        DataConfig(batch_size=100, workers=8)
+    with pytest.raises(ValueError, match=r"use --batch-size 8, or --workers 7$"):
+        DataConfig(batch_size=7, workers=8)
+
+
+def test_settings_are_checked_when_they_are_made():
+    for settings, message in (
+        ({"dataset_type": "tfds"}, "use one of auto, webdataset"),
+        ({"batch_size": 0}, "batch_size is 0: give 1 or more"),
+        ({"workers": -1}, "workers is -1"),
+        ({"prefetch": 0}, "prefetch is 0: give 1 or more"),
+        ({"max_bad_fraction": 2}, "give a fraction from 0 to 1"),
+        ({"train_num_samples": 0}, "train_num_samples is 0"),
+        ({"csv_separator": ", "}, "not one character"),
+        ({"caption_sampling": "name:x"}, "the weight 'x' is no number"),
+        ({"select": "group"}, "is no condition"),
+        ({"train_data_upsampling_factors": "1::2", "train_data": "a::b"}, "add --dataset-resampled"),
+        (
+            {"train_data_upsampling_factors": "1", "train_data": "a::b", "dataset_resampled": True},
+            "give 2 positive numbers",
+        ),
+    ):
+        with pytest.raises(ValueError, match=message):
+            DataConfig(**settings)
+    assert DataConfig(csv_separator=r"\t").csv_separator == "\t"
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "ahead"), [(1, 32), (64, 32), (65, 32), (67, 31), (512, 4), (1023, 3), (1024, 2), (9999, 2)]
+)
+def test_small_batches_are_prepared_further_ahead(batch_size, ahead):
+    assert chunks_ahead(None, batch_size) == ahead
+    assert ahead in (2, 32) or (ahead - 1) * batch_size < 2048 <= ahead * batch_size
+    assert chunks_ahead(1, batch_size) == 1 and chunks_ahead(100, batch_size) == 100
+
+
+def test_every_setting_has_its_help():
+    from dataclasses import fields
+
+    assert all(field.metadata["help"] for field in fields(DataConfig))

@@ -1,0 +1,76 @@
+"""What is in a batch."""
+import random
+
+import pytest
+import torch
+from tiny_loaders import build, epoch
+from tiny_tars import letters, members, plain, png, write_shards, write_tar
+
+from prolip.data.captions import caption_id
+from prolip.data.loader import DataConfig, build_loader
+
+
+def test_captions_are_drawn_afresh_each_epoch(tmp_path):
+    write_shards(tmp_path, [4])
+    loader = build(tmp_path, caption_sampling="keywords")
+    batches = [batch for number in range(12) for batch in epoch(loader, number)]
+    assert len({tuple(batch["text"][batch["key"].index("s002")].tolist()) for batch in batches}) == 3
+
+
+def test_known_matches_name_the_drawn_and_all_captions(tmp_path):
+    write_shards(tmp_path, [4, 4])
+    loader = build(tmp_path, workers=2, known_matches=True, caption_sampling="name,keywords")
+    (batch, _) = epoch(loader)
+    assert batch["caption_id"].dtype == batch["caption_ids"].dtype == torch.int64
+    for key, text, drawn, every in zip(batch["key"], batch["text"], batch["caption_id"], batch["caption_ids"]):
+        index = int(key[1:])
+        captions = [f"name {index}", *(f"word {index} {i}" for i in range(3))]
+        assert every.tolist() == [caption_id(caption) for caption in captions]
+        caption = next(caption for caption in captions if caption_id(caption) == drawn)
+        assert torch.equal(letters([caption])[0], text)
+
+
+def test_ids_are_padded_over_workers_with_minus_one(tmp_path):
+    def shard(name, words):
+        record = f'{{"keywords": {words}}}'.encode()
+        write_tar(tmp_path / name, [(f"{name[0]}{i}", {**members(i), "json": record}) for i in range(4)])
+
+    shard("a.tar", '["one"]')
+    shard("b.tar", '["one", "two", "three"]')
+    (batch, _) = epoch(build(tmp_path, workers=2, known_matches=True, caption_sampling="keywords"))
+    assert batch["caption_ids"].shape == (4, 3)
+    for key, ids in zip(batch["key"], batch["caption_ids"]):
+        assert (ids == -1).sum() == (2 if key[0] == "a" else 0)
+
+
+def test_transforms_may_leave_uint8(tmp_path):
+    write_shards(tmp_path, [4])
+    (batch,) = epoch(build(tmp_path, transform=plain, workers=2))
+    index = int(batch["key"][3][1:])
+    assert batch["image"].dtype == torch.uint8 and batch["image"].shape == (4, 3, 4, 4)
+    from prolip.data.samples import decode_image
+
+    assert torch.equal(batch["image"][3], plain(decode_image(png(index))))
+
+
+def test_selection_narrows_data_and_count(tmp_path):
+    write_shards(tmp_path, [12, 12])
+    loader = build(tmp_path, select="group=objects|food drink")
+    keys = [key for batch in epoch(loader) for key in batch["key"]]
+    assert loader.dataset_samples == 16 and sorted(keys) == [f"s{i:03d}" for i in range(24) if i % 3]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_reading_leaves_the_global_generators_alone(tmp_path, workers):
+    write_shards(tmp_path, [8, 8])
+    torch.manual_seed(3), random.seed(3)
+    before = torch.get_rng_state(), random.getstate()
+    epoch(build(tmp_path, workers=workers))
+    assert torch.equal(before[0], torch.get_rng_state()) and random.getstate() == before[1]
+
+
+def test_the_context_length_reaches_the_tokenizer(tmp_path):
+    write_shards(tmp_path, [4])
+    config = DataConfig(train_data=str(tmp_path), batch_size=4, workers=0)
+    (batch,) = build_loader(config, plain, letters, context_length=9)
+    assert batch["text"].shape == (4, 9)

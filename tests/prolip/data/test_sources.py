@@ -1,0 +1,77 @@
+"""Which kind of data it is, and what is refused before the first batch."""
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_loaders import build, epoch, write_csv
+from tiny_tars import letters, plain, png, write_shards
+
+from prolip.data.loader import DataConfig, build_loader
+
+
+def test_the_kind_of_data_is_told_by_suffix_and_content(tmp_path):
+    from prolip.data.sources import dataset_kind
+
+    write_shards(tmp_path, [1])
+    (tmp_path / "images" / "cat").mkdir(parents=True)
+    for data, kind in {
+        f"{tmp_path}/0.tar": "webdataset",
+        f"{tmp_path}": "webdataset",
+        f"{tmp_path}/images": "folder",
+        "a.csv": "csv",
+        "a.TSV": "csv",
+        "a.tar::b.tar": "webdataset",
+        "s3://b/{0..9}.tar": "webdataset",
+        "pipe:cat x": "webdataset",
+        "d/{a,b}": "webdataset",
+    }.items():
+        assert dataset_kind(DataConfig(train_data=data)) == kind
+    assert dataset_kind(DataConfig(train_data="a.dat", dataset_type="csv")) == "csv"
+
+
+def test_csv_files_and_image_folders_are_trained_on(tmp_path):
+    loader = build(write_csv(tmp_path, 8), csv_img_key="filepath", csv_caption_key="title", workers=2, transform=plain)
+    batches = epoch(loader)
+    for batch in batches:
+        for key, text in zip(batch["key"], batch["text"]):
+            assert torch.equal(text, letters([f"caption {Path(key).stem}"])[0])
+    assert sorted(Path(key).stem for batch in batches for key in batch["key"]) == sorted(map(str, range(8)))
+    (tmp_path / "root" / "red_fox").mkdir(parents=True)
+    for i in range(4):
+        (tmp_path / "root" / "red_fox" / f"{i}.png").write_bytes(png(i))
+    (batch,) = epoch(build(tmp_path / "root", caption_sampling="class"))
+    assert torch.equal(batch["text"], letters(["red fox"] * 4))
+
+
+def test_fewer_samples_than_a_global_batch_are_refused(tmp_path):
+    write_shards(tmp_path, [10])
+    with pytest.raises(ValueError, match=r"10 samples are fewer than one global batch of 16 \(8 x 2 ranks\): .* 5 or"):
+        build(tmp_path, batch_size=8, world_size=2)
+
+
+def test_a_selection_that_fits_nothing_is_refused(tmp_path):
+    write_shards(tmp_path, [10])
+    with pytest.raises(ValueError, match="1 shards hold no sample that fits select 'group=cars'"):
+        build(tmp_path, select="group=cars")
+
+
+def test_missing_data_is_refused_before_training(tmp_path):
+    write_shards(tmp_path, [4])
+    with pytest.raises(FileNotFoundError, match="1 of 2 shards are missing"):
+        build(f"{tmp_path}/{{0..1}}.tar")
+    with pytest.raises(ValueError, match="no train_data: give --train-data"):
+        build_loader(DataConfig(workers=0), plain, letters)
+    with pytest.raises(ValueError, match=r"ends in none of .tar, .csv, .tsv"):
+        build(tmp_path / "0.zip")
+    with pytest.raises(ValueError, match="names no shard"):
+        build(f"{tmp_path}/{{}}.tar")
+
+
+def test_few_remote_or_large_shards_for_many_streams_are_refused_with_the_remedy(tmp_path, monkeypatch):
+    remedy = r"2 shards for 4 streams .* at most 2, write more shards, or add --dataset-resampled"
+    with pytest.raises(ValueError, match=remedy):
+        build("memory://a/{0..1}.tar", workers=4, train_num_samples=100)
+    write_shards(tmp_path, [4, 4])
+    monkeypatch.setattr("prolip.data.sources.COUNT_LIMIT", 10)
+    with pytest.raises(ValueError, match=remedy):
+        build(tmp_path, workers=2, world_size=2, train_num_samples=100)
