@@ -22,7 +22,8 @@ log = logging.getLogger(__name__)
 
 CONFIG_NAMES = ("config.json", "open_clip_config.json")
 WEIGHT_NAMES = ("model.safetensors", "open_clip_model.safetensors", "pytorch_model.bin", "open_clip_pytorch_model.bin")
-CONTAINERS = ("state_dict", "model")
+# Where checkpoints keep the weights: those of `training`, of OpenCLIP, of others.
+CONTAINERS = ("objective", "state_dict", "model")
 WRAPPERS = ("module.", "_orig_mod.", "model.")
 # A plain CLIP checkpoint keeps the text tower's parts at its top level.
 PLAIN_TEXT = ("token_embedding.", "positional_embedding", "transformer.", "ln_final.", "text_projection")
@@ -44,7 +45,7 @@ class LoadReport(NamedTuple):
 
 
 def read_state_dict(path: str | os.PathLike, weights_only: bool = True) -> dict[str, Tensor]:
-    """The tensors of a safetensors or torch file, out of `state_dict` / `model` containers and `module.` prefixes."""
+    """The tensors of a safetensors or torch file, out of the CONTAINERS of checkpoints and `module.` prefixes."""
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"no weights at {path}: give a .safetensors, .pt, .pth or .bin file")

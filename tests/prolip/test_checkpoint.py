@@ -88,6 +88,20 @@ def test_checkpoints_of_training_are_unwrapped(tmp_path, wrap):
     assert report == ((), ())
 
 
+def test_a_checkpoint_that_training_wrote_may_be_given_as_pretrained(tmp_path):
+    """A run that was cut off has nothing else to go on from with another method, data or schedule."""
+    from training.main import main
+
+    flags = "--model ProLIP-ViT-test --dataset-type synthetic --train-num-samples 8 --batch-size 4 --epochs 1"
+    flags += " --warmup 1 --precision fp32 --workers 0 --output-dir"
+    assert main([*flags.split(), str(tmp_path)]) == 0
+    (run,) = tmp_path.iterdir()
+    (written,) = (run / "checkpoints").glob("*.pt")
+    trained = prolip.create_model(f"local-dir:{run}/model").state_dict()
+    assert not torch.equal(trained["visual.proj"], build().state_dict()["visual.proj"])
+    assert same(build(seed=1, pretrained=str(written)).state_dict(), trained)
+
+
 def test_a_folder_may_be_given_as_pretrained(tmp_path):
     model = build()
     save_pretrained(model, tmp_path)
