@@ -335,6 +335,7 @@ def test_datacomps_tasks_are_shared_out_over_an_array(start, runs):
         (["runs/a", "runs/b"], {"DATA": "data"}, "one model at a time"),
         (["runs"], {"DATA": "data"}, "runs holds no model/"),
         (["ViT-B-16"], {"DATA": "data"}, "OUT is not set"),
+        (["runs/c/step_7.pt"], {"DATA": "data", "OUT": "out"}, "slurm/export.py runs/c/step_7.pt"),
     ],
 )
 def test_what_datacomps_script_lacks_is_named(start, runs, words, variables, message):

@@ -1,7 +1,8 @@
-"""The marker of tests that start a real SLURM, and one line on what they ran with."""
+"""The cluster that all tests here share, the marker of tests that start it, and one line on what they ran with."""
 from __future__ import annotations
 
-from slurm_cluster import NOTES
+import pytest
+from slurm_cluster import NOTES, Cluster
 
 
 def pytest_configure(config):
@@ -11,3 +12,16 @@ def pytest_configure(config):
 def pytest_terminal_summary(terminalreporter):
     for note in NOTES:
         terminalreporter.write_line(note)
+
+
+@pytest.fixture(scope="session")
+def cluster():
+    """Two nodes that run jobs until the last test."""
+    cluster = Cluster()
+    try:
+        cluster.start()
+        version = cluster.call("sinfo", "--version").stdout.strip()
+        NOTES.append(f"tests/slurm ran with {version}, proctrack/{cluster.proctrack}, two nodes")
+        yield cluster
+    finally:
+        cluster.stop()

@@ -13,12 +13,14 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+ROOT = Path(__file__).parents[2]
 COMMANDS = ("munged", "slurmctld", "slurmd", "sbatch", "scontrol", "scancel", "squeue", "sinfo", "srun")
 FREEZER = Path("/sys/fs/cgroup/freezer")
 #: What the tests ran with, for the line below their results.
@@ -269,3 +271,10 @@ def holds(pid: int, file: str) -> bool:
         return any(os.readlink(entry) == file for entry in Path(f"/proc/{pid}/fd").iterdir())
     except OSError:
         return False
+
+
+def sbatch(cluster: Cluster, folder: Path, *words: str, **variables: str) -> str:
+    """Submit from the repository, without GPUs; returns the job's number."""
+    environment = {"PYTHON": sys.executable, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"} | variables
+    options = ["--parsable", "--gpus-per-node=0", "--cpus-per-task=1", f"--output={folder}/%j.out"]
+    return cluster.call("sbatch", *options, *words, cwd=ROOT, env=cluster.environment | environment).stdout.strip()

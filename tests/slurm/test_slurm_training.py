@@ -2,15 +2,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from slurm_cluster import NODES, NOTES, Cluster, missing, wait_for
+from slurm_cluster import NODES, Cluster, missing, sbatch, wait_for
 
-ROOT = Path(__file__).parents[2]
 STEPS = 180
 pytestmark = [
     pytest.mark.slurm,
@@ -49,30 +47,11 @@ while sleep 0.1; do :; done
 
 
 @pytest.fixture(scope="module")
-def cluster():
-    cluster = Cluster()
-    try:
-        cluster.start()
-        version = cluster.call("sinfo", "--version").stdout.strip()
-        NOTES.append(f"tests/slurm ran with {version}, proctrack/{cluster.proctrack}, two nodes")
-        yield cluster
-    finally:
-        cluster.stop()
-
-
-@pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     """The folder of all runs here, with the recipe."""
     folder = tmp_path_factory.mktemp("runs")
     (folder / "tiny.yaml").write_text(RECIPE)
     return folder
-
-
-def sbatch(cluster: Cluster, folder: Path, *words: str, **variables: str) -> str:
-    """Submit from the repository, without GPUs; returns the job's number."""
-    environment = {"PYTHON": sys.executable, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"} | variables
-    options = ["--parsable", "--gpus-per-node=0", "--cpus-per-task=1", f"--output={folder}/%j.out"]
-    return cluster.call("sbatch", *options, *words, cwd=ROOT, env=cluster.environment | environment).stdout.strip()
 
 
 def submit(cluster: Cluster, folder: Path, name: str, *flags: str, options: tuple[str, ...] = (), **more: str) -> str:

@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> Outcome | None:
         return None
     try:
         outcome = run(args, lambda text: print(text, flush=True))
-    except (FileNotFoundError, ValueError) as error:
+    except (OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from error
     for key, reason in outcome.failed.items():

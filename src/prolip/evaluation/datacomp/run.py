@@ -14,8 +14,8 @@ import torch
 from prolip.evaluation.datacomp.entries import Settings, evaluate_entry
 from prolip.evaluation.datacomp.places import Found, find_datasets, missing_report
 from prolip.evaluation.datacomp.published import PublishedRow, find_published
-from prolip.evaluation.datacomp.sharing import parse_shard, shard, share_tasks
-from prolip.evaluation.datacomp.store import Identity, Store, data_mark, latest, main_value
+from prolip.evaluation.datacomp.sharing import parse_shard, shard, share_tasks, wanted_of
+from prolip.evaluation.datacomp.store import Identity, Line, Store, data_mark, latest, main_value
 from prolip.evaluation.datacomp.tables import WRITERS, Report, build_report, table_1, text_of
 from prolip.evaluation.datacomp.tasks import BY_KEY, TASKS, Task, select_tasks
 from prolip.evaluation.datasets.base import Dataset
@@ -54,10 +54,11 @@ def run(args: argparse.Namespace, say: Say = print) -> Outcome:
     mine = shard(tasks, *parse_shard(args.shard, os.environ))
     found = find_datasets(mine, args.data_dir, args.skip_damaged)
     refuse_missing(mine, found, args, say)
+    store = Store(args.output)
+    store.check()
     embedder = load_embedder(args.model, args.pretrained, pick_device(args.device), args.precision, args.tokenizer)
     for similarity in args.similarity:
         check_fits(similarity, embedder.card)
-    store = Store(args.output)
     settings = Settings(
         uncertainty=not args.no_uncertainty, plots=Path(args.output) / "plots" if args.plots else None,
         batch_size=args.batch_size, workers=args.workers, progress=sys.stderr.isatty(),
@@ -96,6 +97,11 @@ def evaluate_all(
     todo = [task for task in tasks if task.key in datasets]
     marks = {key: data_mark(d.fingerprint, d.classnames, d.templates) for key, d in datasets.items()}
     identities = [Identity(embedder.name, embedder.fingerprint, s, embedder.precision) for s in similarities]
+    kept = [key for key, wanted in wanted_of(todo, store, identities, marks).items() if not wanted]
+    if kept:
+        drawn = " and get no plots" if settings.plots else ""
+        say(f"{len(kept)} of {len(todo)} tasks are finished{drawn}: their results in {store.path} are kept; to "
+            "evaluate them again, give another --output, or delete their lines")  # fmt: skip
 
     def evaluate(task: Task, wanted: tuple[Identity, ...]) -> dict[Identity, TaskResult]:
         results = evaluate_entry(task, datasets[task.key], embedder, [i.similarity for i in wanted], settings)
@@ -156,22 +162,29 @@ def write_tables(
 ) -> Report:
     """Read the results of all folders, write `tables.md`, `.csv`, `.json`, `.tex` to `output`, and print Table 1.
 
-    Raises FileNotFoundError for a folder without results.
+    One process at a time reads and writes, so that the last one's tables hold the results of all. Raises
+    FileNotFoundError for a folder without results.
     """
+    read_results(folders)  # nothing is made where there is nothing to show
+    with Store(output).alone("tables"):
+        report = build_report(latest(read_results(folders)), published)
+        for ending, write in WRITERS.items():
+            with replacing(Path(output) / f"tables.{ending}") as path:
+                path.write_text(write(report), encoding="utf-8")
+    say(summary(report))
+    say(f"results and tables: {output}")
+    return report
+
+
+def read_results(folders: Sequence[str | os.PathLike]) -> list[Line]:
+    """The lines of all folders. FileNotFoundError for one that has none."""
     lines = []
     for folder in folders:
         of_folder = Store(folder).lines()
         if not of_folder:
             raise FileNotFoundError(f"no result in {Store(folder).path}: nothing was evaluated there yet")
         lines += of_folder
-    report = build_report(latest(lines), published)
-    Path(output).mkdir(parents=True, exist_ok=True)
-    for ending, write in WRITERS.items():
-        with replacing(Path(output) / f"tables.{ending}") as path:
-            path.write_text(write(report), encoding="utf-8")
-    say(summary(report))
-    say(f"results and tables: {output}")
-    return report
+    return lines
 
 
 def summary(report: Report) -> str:

@@ -136,8 +136,23 @@ class Store:
                 file.seek(size - 1)
                 if file.read(1) != b"\n":  # a process was killed while it wrote
                     data = b"\n" + data
-            os.write(file.fileno(), data)
+            file.write(data)
+            file.flush()  # all of it, or OSError: a disk that is full takes a part, and that was no result
             os.fsync(file.fileno())
+
+    def check(self) -> None:
+        """Raise what would keep results from being written, before anything is computed: OSError, ValueError."""
+        with self.claim("start"):
+            if self.path.exists():
+                open(self.path, "ab").close()
+
+    @contextmanager
+    def alone(self, name: str) -> Iterator[None]:
+        """Hold a name inside the `with`, behind all others that want it."""
+        self.claims.mkdir(parents=True, exist_ok=True)
+        with open(self._claim_path(name), "a+") as file:
+            lock(file, fcntl.LOCK_EX)
+            yield
 
     @contextmanager
     def claim(self, name: str) -> Iterator[bool]:

@@ -9,6 +9,7 @@ import csv
 import io
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -18,7 +19,6 @@ from prolip.evaluation.datacomp.store import Identity, is_complete, main_value
 from prolip.evaluation.datacomp.tasks import AGGREGATES, BY_KEY, COUNTED, TASKS, aggregate
 from prolip.evaluation.evaluate import TaskResult
 
-FORMATS = ("md", "csv", "json", "tex")
 FIRST_BLOCK = 20
 """Tasks in the upper half of Table C.1."""
 AVERAGE_C1 = "Average, C.1"
@@ -102,14 +102,13 @@ class Report:
         return tuple(dict.fromkeys(note for row in (*self.ours, *self.published) for note in row.notes))
 
 
-def our_row(identity: Identity, results: Mapping[str, TaskResult]) -> Row:
+def our_row(label: str, results: Mapping[str, TaskResult]) -> Row:
     """The row of a model from its finished tasks."""
     mains = {key: main_value(result) for key, result in results.items()}
     values = {key: 100 * value for key, value in mains.items() if value is not None and math.isfinite(value)}
     marked = {key for key, result in results.items() if not is_complete(result)}
     averages: dict[str, float] = {}
     notes: list[str] = []
-    label = identity.label
     for name, mean in aggregate(values).items():
         if mean.complete:
             names = {name, AVERAGE_C1} if name == "Average" else {name}
@@ -153,9 +152,14 @@ def published_row(row: PublishedRow) -> Row:
 def build_report(
     results: Mapping[Identity, Mapping[str, TaskResult]], published: Iterable[PublishedRow] = ()
 ) -> Report:
-    """The rows of `store.latest` and the published ones."""
-    ours = tuple(our_row(identity, of_model) for identity, of_model in results.items())
-    return Report(ours, tuple(published_row(row) for row in published))
+    """The rows of `store.latest` and the published ones; models of one name are told apart by their fingerprints."""
+    labels = Counter(identity.label for identity in results)
+    ours = []
+    for identity, of_model in results.items():
+        twice = labels[identity.label] > 1
+        label = f"{identity.label[:-1]}, fingerprint {identity.fingerprint[:8]})" if twice else identity.label
+        ours.append(our_row(label, of_model))
+    return Report(tuple(ours), tuple(published_row(row) for row in published))
 
 
 def difference(row: Row, against: Row) -> Difference:

@@ -126,6 +126,8 @@ TASKS: tuple[Task, ...] = (
 BY_KEY = {task.key: task for task in TASKS}
 BY_NAME = {task.name: task for task in TASKS}
 COUNTED = tuple(task for task in TASKS if task.counted)
+TAGS = (IMAGENET, SHIFT, VTAB, RETRIEVAL, WILDS, FAIRNESS)
+COUNTED_TAG = "counted"
 
 AGGREGATES: dict[str, tuple[str, ...]] = {
     "ImageNet": tuple(task.key for task in COUNTED if IMAGENET in task.tags),
@@ -181,7 +183,7 @@ def find_task(name: str) -> Task:
         known |= {alias.lower(): task for alias in (task.key, short, task.name, *task.folders)}
     task_or_none = known.get(name.lower())
     if task_or_none is None:
-        near = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5)
+        near = difflib.get_close_matches(name.lower(), [*known, *TAGS, COUNTED_TAG], n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(near)}?" if near else "--list shows all 40"
         raise ValueError(f"there is no task {name!r}: {hint}")
     return task_or_none
@@ -194,13 +196,13 @@ def select_tasks(names: Sequence[str] | None) -> tuple[Task, ...]:
     """
     if not names:
         return TASKS
-    tags = {tag for task in TASKS for tag in task.tags}
     chosen: set[str] = set()
     for name in names:
-        if name == "counted":
+        tag = name.lower()
+        if tag == COUNTED_TAG:
             chosen |= {task.key for task in COUNTED}
-        elif name in tags:
-            chosen |= {task.key for task in TASKS if name in task.tags}
+        elif tag in TAGS:
+            chosen |= {task.key for task in TASKS if tag in task.tags}
         else:
             chosen.add(find_task(name).key)
     return tuple(task for task in TASKS if task.key in chosen)

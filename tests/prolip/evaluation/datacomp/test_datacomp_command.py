@@ -1,7 +1,9 @@
 """The command around the tasks: what is missing, what is damaged, shards, tables of several runs."""
+import csv
 import json
 import shutil
 import threading
+import time
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
@@ -9,7 +11,9 @@ import miniatures
 import pytest
 from datacomp_suite import Oracle, write_suite
 
+from prolip.evaluation.datacomp import run
 from prolip.evaluation.datacomp.__main__ import main, parse
+from prolip.evaluation.datacomp.tables import build_report
 from prolip.evaluation.datacomp.tasks import TASKS, select_tasks
 
 FEW = select_tasks(["cifar10", "mnist", "retrieval", "geode", "utkface"])
@@ -83,6 +87,40 @@ def test_a_damaged_dataset_fails_alone_and_is_taken_up_when_it_is_mended(data, t
     shard.write_bytes(whole)
     main(arguments)
     assert keys(tmp_path / "out").count("cifar10") == 1 and len(keys(tmp_path / "out")) == len(FEW)
+
+
+def test_what_was_finished_before_is_said(data, tmp_path, capsys):
+    main(command(data, tmp_path / "out", "--tasks", "mnist"))
+    assert "are finished" not in capsys.readouterr().out
+    main(command(data, tmp_path / "out", "--tasks", "mnist", "cifar10", "--plots"))
+    assert f"1 of 2 tasks are finished and get no plots: their results in {tmp_path}" in capsys.readouterr().out
+    assert [path.name for path in (tmp_path / "out" / "plots").iterdir()] == ["cifar10-csd"]
+
+
+def test_tables_of_processes_that_end_together_hold_the_results_of_all(data, tmp_path, monkeypatch):
+    for name, task in (("out", "mnist"), ("other", "cifar10")):
+        main(command(data, tmp_path / name, "--tasks", task))
+    late = (tmp_path / "other" / "results.jsonl").read_text()
+    read, seconds = threading.Event(), []
+
+    def slow(*arguments):  # between what the first one has read and what it writes, the second one ends
+        report = build_report(*arguments)
+        if not read.is_set():
+            read.set()
+            time.sleep(0.3)
+        return report
+
+    monkeypatch.setattr(run, "build_report", slow)
+    folder = tmp_path / "out"
+    first = threading.Thread(target=run.write_tables, args=([folder], folder, (), seconds.append))
+    first.start()
+    assert read.wait(10)
+    with open(folder / "results.jsonl", "a") as file:
+        file.write(late)
+    run.write_tables([folder], folder, (), seconds.append)
+    first.join()
+    (row,) = csv.DictReader((folder / "tables.csv").read_text().splitlines())
+    assert row["MNIST"] and row["CIFAR-10"]
 
 
 def test_changed_data_is_evaluated_again(data, tmp_path):
@@ -169,6 +207,7 @@ def test_an_openclip_model_runs_beside_ours_without_uncertainty(data, tmp_path):
 @pytest.mark.parametrize("arguments, message", [
     (["--tasks", "imagenett"], "no task 'imagenett'"), (["--similarity", "dot"], "dot"), (["--shard", "2/2"], "from 0"),
     (["--published", "gpt"], "no published row"), (["--data-dir", "nowhere"], "nowhere is no folder"),
+    (["--output", __file__], __file__),
 ])  # fmt: skip
 def test_mistakes_end_in_one_line_before_the_model_is_loaded(data, tmp_path, capsys, arguments, message):
     with pytest.raises(SystemExit) as stop:

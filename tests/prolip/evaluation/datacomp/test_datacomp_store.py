@@ -3,6 +3,7 @@ import json
 import math
 import multiprocessing
 import os
+import resource
 import signal
 import time
 
@@ -64,6 +65,27 @@ def test_a_line_cut_anywhere_is_skipped_and_the_next_one_is_whole(tmp_path):
         store.path.write_text(to_json(line(FEW[1])) + "\n" + whole[:length])
         store.append(line(FEW[2]))
         assert [read.result.key for read in store.lines()] == [FEW[1].key, FEW[2].key]
+
+
+def write_within(folder, size):
+    """In a child: add a line where files may have so many bytes."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+    try:
+        Store(folder).append(line(FEW[1]))
+    except OSError:
+        os._exit(7)
+
+
+def test_a_line_that_the_disk_takes_a_part_of_is_an_error_and_is_skipped(tmp_path):
+    store = Store(tmp_path)
+    store.append(line(FEW[0]))
+    child = fork.Process(target=write_within, args=(tmp_path, store.path.stat().st_size + 50))
+    child.start()
+    child.join(20)
+    assert child.exitcode == 7 and not store.path.read_bytes().endswith(b"\n")
+    store.append(line(FEW[2]))
+    assert [read.result.key for read in store.lines()] == [FEW[0].key, FEW[2].key]
 
 
 def test_lines_of_another_model_similarity_precision_data_or_scoring_are_not_taken(tmp_path):
@@ -198,9 +220,24 @@ def test_shards_hold_every_task_once_and_about_as_many_images_each(count):
 def test_a_shard_is_read_from_the_flag_or_the_array():
     assert parse_shard(None, {}) == (0, 1)
     assert parse_shard("2/8", {}) == (2, 8)
-    array = {"SLURM_ARRAY_TASK_ID": "7", "SLURM_ARRAY_TASK_MIN": "1", "SLURM_ARRAY_TASK_STEP": "3",
-             "SLURM_ARRAY_TASK_COUNT": "4"}  # fmt: skip
-    assert parse_shard("array", array) == (2, 4)
+
+
+def array(numbers, task):
+    """The environment of a task of sbatch --array=NUMBERS, as SLURM sets it."""
+    facts = {"ID": task, "MIN": min(numbers), "MAX": max(numbers), "COUNT": len(numbers)}
+    return {f"SLURM_ARRAY_TASK_{name}": str(value) for name, value in facts.items()}
+
+
+@pytest.mark.parametrize("numbers", [range(8), (1, 4, 7), (3, 5), (4,)], ids=str)
+def test_the_tasks_of_an_array_take_all_shards_whatever_their_numbers(numbers):
+    shards = [parse_shard("array", array(numbers, task)) for task in numbers]
+    assert shards == [(i, len(numbers)) for i in range(len(numbers))]
+
+
+@pytest.mark.parametrize("numbers, task", [((0, 3, 7), 0), ((0, 3, 7), 3), ((0, 1, 5, 6), 1)])
+def test_an_array_with_gaps_is_told_what_to_submit(numbers, task):
+    with pytest.raises(ValueError, match=rf"have gaps.* submit --array=0-{len(numbers) - 1};"):
+        parse_shard("array", array(numbers, task))
 
 
 @pytest.mark.parametrize("text, wanted", [("8/8", "from 0"), ("x", "write i/n"), ("array", "outside of a SLURM")])

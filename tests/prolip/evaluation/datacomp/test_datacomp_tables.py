@@ -3,6 +3,7 @@ import csv
 import io
 import json
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -152,6 +153,15 @@ def test_faces_have_a_table_of_their_own():
     grid = faces_table(report())
     assert [label for label, _ in grid.rows] == ["local-dir:runs/b16_50% (csd), UTKFace"]
     assert [cell.value for cell in grid.rows[0][1]][:3] == [50.0, 75.0, None]
+
+
+def test_two_models_of_one_name_are_told_apart():
+    other = replace(ME, fingerprint="e" * 32)
+    made = build_report({ME: results(), other: results(without=["cars"])}, PROLIP)
+    assert [row.label for row in made.ours] == [
+        "local-dir:runs/b16_50% (csd, fingerprint ffffffff)", "local-dir:runs/b16_50% (csd, fingerprint eeeeeeee)"
+    ]  # fmt: skip
+    assert all("eeeeeeee" in note for note in made.ours[1].notes) and made.ours[1].notes
 
 
 def test_rows_of_several_models_stand_together():

@@ -79,6 +79,9 @@ def test_tasks_are_selected_by_names_and_tags_in_the_order_of_the_table():
     assert [task.key for task in select_tasks(["winogavil", "cifar10"])] == ["cifar10", "misc/winogavil"]
     assert len(select_tasks(["vtab", "shift"])) == 19
     assert select_tasks(["imagenet"])[0].key == "imagenet1k"
+    assert select_tasks(["VTAB", "Shift"]) == select_tasks(["vtab", "shift"])
+    with pytest.raises(ValueError, match="retrieval"):
+        select_tasks(["retreival"])
 
 
 def test_aggregates_are_plain_means_and_name_what_they_lack():
