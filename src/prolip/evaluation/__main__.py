@@ -24,7 +24,8 @@ from prolip.evaluation.embed import PRECISIONS, SIMILARITIES, check_similarity
 from prolip.evaluation.embedder import RANDOM, load_embedder
 from prolip.evaluation.evaluate import TaskResult, check_fits, evaluate_dataset
 from prolip.evaluation.feature_store import FeatureStore, slug
-from prolip.evaluation.features import Features, compute_features, load_features
+from prolip.evaluation.features import Features, compute_features, load_features, task_key
+from prolip.evaluation.outputs import check_output
 
 #: Metrics of the table, in this order where a task has them.
 COLUMNS = (
@@ -73,13 +74,30 @@ def check(args: argparse.Namespace) -> None:
     """ValueError for flags that do not go together, before anything is loaded."""
     for similarity in args.similarity:
         check_similarity(similarity)
-    if args.features and (args.model or args.dataset or args.save_features):
+    useless = [flag for flag, given in of_models(args).items() if given]
+    if args.features and useless:
         raise ValueError(
-            "--features evaluates without a model: drop --model, --dataset and --save-features, or give "
-            f"--save-features {args.features} instead, which takes what is there and adds the rest"
+            f"--features evaluates without a model: drop {', '.join(useless)}, or give --model, --dataset and "
+            f"--save-features {args.features}, which takes what is there and adds the rest"
         )
     if not args.features and not (args.model and args.dataset):
         raise ValueError("give --model and --dataset, or --features DIR to evaluate saved embeddings")
+    if args.batch_size < 1:
+        raise ValueError(f"--batch-size {args.batch_size}: give 1 or more")
+    if args.confusion and not args.out:
+        raise ValueError("--confusion goes into the JSON: give --out FILE too")
+    for path, folder in ((args.out, False), (args.save_features, True), (args.plots, True)):
+        if path:
+            check_output(path, folder)
+
+
+def of_models(args: argparse.Namespace) -> dict[str, bool]:
+    """The flags that say how a model reads images and texts, and whether they were given."""
+    return {
+        "--model": bool(args.model), "--pretrained": bool(args.pretrained), "--tokenizer": bool(args.tokenizer),
+        "--dataset": bool(args.dataset), "--split": bool(args.split), "--save-features": bool(args.save_features),
+        "--device": args.device != "cpu", "--precision": args.precision != "fp32", "--skip-damaged": args.skip_damaged,
+    }  # fmt: skip
 
 
 def features_of(args: argparse.Namespace) -> Iterator[Features]:
@@ -108,10 +126,13 @@ def run(args: argparse.Namespace) -> list[TaskResult]:
     check(args)
     results: list[TaskResult] = []
     wanted = args.uncertainty or args.plots
+    drawn: set[str] = set()
     for features in features_of(args):
+        task = task_key(features)
         for similarity in args.similarity:
             result = evaluate_dataset(features.dataset, features, similarity, confusion=args.confusion)
-            results.append(with_uncertainty(result, features, similarity, args.plots) if wanted else result)
+            result.info["task"] = task
+            results.append(with_uncertainty(result, features, args.plots, drawn) if wanted else result)
         if args.out:
             write(results, Path(args.out))
     tables = [format_table(results), *([format_uncertainty(results)] if wanted else [])]
@@ -119,14 +140,22 @@ def run(args: argparse.Namespace) -> list[TaskResult]:
     return results
 
 
-def with_uncertainty(result: TaskResult, features: Features, similarity: str, plots: str | None) -> TaskResult:
-    """The result with the figures of `Study` beside its metrics, and its plots where there is a folder for them."""
+def with_uncertainty(result: TaskResult, features: Features, plots: str | None, drawn: set[str]) -> TaskResult:
+    """The result with the figures of `Study` beside its metrics, and its plots where there is a folder for them.
+
+    drawn: names of plots that other results of this command have, which are not overwritten.
+    """
     from prolip.evaluation.task_study import plot, study_features
 
+    similarity = result.info["similarity"]
     study = study_features(features, similarity)
     if plots:
-        name = f"{result.key}-{features.model.name}-{similarity}"
-        plot(study, result.key, Path(plots) / slug(name))
+        card = features.model
+        model = card.name if card.precision == "fp32" else f"{card.name}-{card.precision}"
+        name = slug(f"{result.key}-{model}-{similarity}")
+        name = f"{name}-{result.info['task'][:6]}" if name in drawn else name
+        drawn.add(name)
+        plot(study, result.key, Path(plots) / name)
     return replace(result, metrics=result.metrics | study.figures())
 
 
@@ -136,19 +165,36 @@ def write(results: Sequence[TaskResult], path: Path) -> None:
     path.write_text(json.dumps([result.to_dict() for result in results], indent=1, allow_nan=False))
 
 
+def titles(results: Sequence[TaskResult]) -> list[str]:
+    """What each result is called: its task, and what tells it from the others of this task and similarity.
+
+    Model and precision where there are several; where these are the same too (other prompts, another split, weights
+    that were trained on), the beginning of KEY in FEATURES/tasks/NAME-KEY.json.
+    """
+    cards = [result.info["model"] for result in results]
+    several = [field for field in ("name", "precision") if len({card[field] for card in cards}) > 1]
+    names = ["  ".join([result.key, *(card[field] for field in several)]) for result, card in zip(results, cards)]
+    tasks: dict[str, set[str]] = {}
+    for name, result in zip(names, results):
+        tasks.setdefault(name, set()).add(result.info["task"])
+    return [
+        f"{name}  {result.info['task'][:6]}" if len(tasks[name]) > 1 else name for name, result in zip(names, results)
+    ]
+
+
 def format_table(results: Sequence[TaskResult]) -> str:
     """A line per task, model and similarity, shares in percent; one block per kind of task."""
-    blocks: dict[tuple[str, ...], list[TaskResult]] = {}
-    for result in results:
-        blocks.setdefault(tuple(name for name in COLUMNS if name in result.metrics), []).append(result)
+    blocks: dict[tuple[str, ...], list[tuple[str, TaskResult]]] = {}
+    for title, result in zip(titles(results), results):
+        blocks.setdefault(tuple(name for name in COLUMNS if name in result.metrics), []).append((title, result))
     lines = []
     for columns, rows in blocks.items():
-        names = [[row.key, row.info["similarity"], str(row.info["images"])] for row in rows]
+        names = [[title, row.info["similarity"], str(row.info["images"])] for title, row in rows]
         first, second = (max(len(name[i]) for name in names) for i in (0, 1))
         widths = [max(7, len(column) + 2) for column in columns]
         head = "".join(f"{column:>{width}}" for column, width in zip(columns, widths))
         lines += ["", f"{'':<{first}}  {'':<{second}}  {'images':>7}{head}"]
-        for (key, similarity, images), row in zip(names, rows):
+        for (key, similarity, images), (_, row) in zip(names, rows):
             cells = "".join(f"{100 * row.metrics[column]:{width}.2f}" for column, width in zip(columns, widths))
             lines.append(f"{key:<{first}}  {similarity:<{second}}  {images:>7}{cells}{left_out(row)}")
     return "\n".join(lines[1:])
@@ -157,8 +203,8 @@ def format_table(results: Sequence[TaskResult]) -> str:
 def format_uncertainty(results: Sequence[TaskResult]) -> str:
     """A line per task, similarity and what was refused by; then the single figures of each task."""
     rows, singles = [], []
-    for result in results:
-        name, m = f"{result.key}  {result.info['similarity']}", result.metrics
+    for title, result in zip(titles(results), results):
+        name, m = f"{title}  {result.info['similarity']}", result.metrics
         for place in (key.removesuffix("/aurc") for key in m if key.endswith("/aurc")):
             way = place.removeprefix("refusal/").replace("/", " by ")
             rows.append((f"{name}  {way}", [m.get(f"{place}/{figure}") for figure in REFUSAL]))
@@ -183,7 +229,7 @@ def main(arguments: Sequence[str] | None = None) -> list[TaskResult]:
     args = parse(arguments)
     try:
         return run(args)
-    except (FileNotFoundError, ValueError, CheckpointError) as error:
+    except (OSError, ValueError, CheckpointError) as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from error
 

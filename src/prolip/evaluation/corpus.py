@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from prolip.checkpoint import CheckpointError
 from prolip.data import emoji
 from prolip.data.emoji import LEVELS, Corpus
 from prolip.evaluation import metrics, uncertainty, zero_shot
@@ -35,6 +36,7 @@ from prolip.evaluation.embed import (
     token_lengths,
 )
 from prolip.evaluation.metrics import Ranking
+from prolip.evaluation.outputs import check_output
 from prolip.evaluation.result import Result, load
 
 __all__ = ["Result", "evaluate", "load"]
@@ -226,8 +228,12 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 def run(args: argparse.Namespace) -> Result:
     """Read, load, evaluate, write, print, in the order in which mistakes are cheapest."""
     import prolip  # late: --help needs no towers
+    from prolip.evaluation.embedder import check_device
 
     check_similarity(args.similarity)
+    check_device(args.device)
+    if args.out:
+        check_output(args.out, folder=True)
     corpus = gallery(args.data, args.select, args.names, args.all_names)
     model, _, preprocess = prolip.create_model_and_transforms(args.model, device=args.device)
     if ":" not in args.model:
@@ -248,7 +254,7 @@ def main(arguments: Sequence[str] | None = None) -> Result:
     args = parse(arguments)
     try:
         return run(args)
-    except (FileNotFoundError, ValueError) as error:
+    except (OSError, ValueError, CheckpointError) as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from error
 

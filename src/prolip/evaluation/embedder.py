@@ -132,9 +132,7 @@ def load_embedder(
     """
     if precision not in PRECISIONS:
         raise ValueError(f"precision {precision!r} is unknown: use one of {', '.join(PRECISIONS)}")
-    place = torch.device(device)
-    if place.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device {device!r}: this machine has no CUDA device; use cpu")
+    place = check_device(device)
     ours = is_prolip(model)
     check_weights(model, pretrained, ours)
     load = load_prolip if ours else load_openclip
@@ -142,6 +140,19 @@ def load_embedder(
     network = network.to(place).eval().requires_grad_(False)
     name = model if not pretrained else f"{model}:{pretrained}"
     return embedder_of(name, Loaded(network, preprocess, tokenize), place, precision)
+
+
+def check_device(device: torch.device | str) -> torch.device:
+    """A device that this machine has. Raises ValueError for others."""
+    try:
+        place = torch.device(device)
+    except RuntimeError as error:
+        raise ValueError(f"device {device!r} is unknown: use cpu, cuda or cuda:0") from error
+    if place.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device {device!r}: this machine has no CUDA device; use cpu")
+    if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
+        raise ValueError(f"device {device!r}: this machine has {torch.cuda.device_count()}, counted from cuda:0")
+    return place
 
 
 def embedder_of(

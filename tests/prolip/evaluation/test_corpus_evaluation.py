@@ -178,6 +178,8 @@ def test_the_command_evaluates_a_saved_model(shards, tmp_path, capsys):
         (["--select", "group=foo"], "use one of food"),
         (["--similarity", "csd_similarty"], "did you mean csd_similarity"),
         (["--model", "local-dir:nowhere"], "nowhere is no folder"),
+        (["--device", "warp"], "device 'warp' is unknown"),
+        (["--out", "setup.py"], "setup.py is a file: give a folder"),
     ],
 )
 def test_the_command_ends_in_one_line_on_what_the_user_can_mend(shards, capsys, change, message):

@@ -1,9 +1,12 @@
 """python -m prolip.evaluation: figures in a table and in JSON, with the model and without it, and errors in a line."""
 import json
+import shutil
 
 import miniatures as mini
 import pytest
 
+from prolip.evaluation import __main__ as evaluation
+from prolip.evaluation import outputs
 from prolip.evaluation.__main__ import main
 
 
@@ -72,6 +75,66 @@ def test_a_damaged_set_ends_in_a_line_or_in_a_remark(tmp_path, model, capsys):
     assert "! left out: broken shard 1" in capsys.readouterr().out
 
 
+def test_models_precisions_and_prompts_are_told_apart(tmp_path, model, sets, capsys):
+    kept, other = tmp_path / "kept", mini.prolip_folder(tmp_path / "other", seed=1)
+    plots = ["--plots", str(tmp_path / "plots")]
+
+    def rows(*flags):
+        main([*flags, "--similarity", "mean"])
+        shown = [line.split("  ") for line in capsys.readouterr().out.split("refused")[0].splitlines()]
+        return [[cell.strip() for cell in line if cell] for line in shown if line[0] == "birds"]
+
+    folder = shutil.copytree(sets[0].removeprefix("wds:"), tmp_path / "wds_birds")
+    main(["--model", model, "--dataset", f"wds:{folder}", "--save-features", str(kept)])
+    capsys.readouterr()
+    assert [row[:2] for row in rows("--features", str(kept))] == [["birds", "mean"]]
+    main(["--model", other, "--dataset", f"wds:{folder}", "--save-features", str(kept)])
+    main(["--model", model, "--dataset", f"wds:{folder}", "--save-features", str(kept), "--precision", "amp_bf16"])
+    capsys.readouterr()
+    got = {tuple(row[:4]) for row in rows("--features", str(kept))}
+    assert got == {
+        ("birds", model, "fp32", "mean"), ("birds", other, "fp32", "mean"), ("birds", model, "amp_bf16", "mean")
+    }  # fmt: skip
+    (folder / "zeroshot_classification_templates.txt").write_text("{c}\n")
+    main(["--model", other, "--dataset", f"wds:{folder}", "--save-features", str(kept)])
+    capsys.readouterr()
+    found = rows("--features", str(kept), *plots)
+    names = [path.stem.removeprefix("birds-") for path in (kept / "tasks").iterdir()]
+    marks = [row[3] for row in found if row[1] == other and row[3] != "mean"]
+    assert len(marks) == len(set(marks)) == 2 and all(any(name.startswith(m) for name in names) for m in marks)
+    assert len([row for row in found if row[3] == "mean"]) == 2
+    assert len(list((tmp_path / "plots").iterdir())) == 4  # none was drawn over another
+
+
+def test_a_file_that_cannot_be_written_is_known_before_a_model_is_loaded(tmp_path, model, sets, capsys, monkeypatch):
+    monkeypatch.setattr(evaluation, "load_embedder", lambda *_: pytest.fail("a model was loaded"))
+    (tmp_path / "file").write_text("")
+    good = ["--model", model, "--dataset", sets[0]]
+    for flags, message in (
+        (["--out", str(tmp_path)], "is a folder: give a file"),
+        (["--out", str(tmp_path / "file" / "a" / "b.json")], "file is a file: give another path"),
+        (["--save-features", str(tmp_path / "file")], "is a file: give a folder"),
+        (["--plots", str(tmp_path / "file" / "plots")], "file is a file"),
+    ):
+        with pytest.raises(SystemExit) as stop:
+            main([*good, *flags])
+        assert stop.value.code == 2 and message in capsys.readouterr().err
+    monkeypatch.setattr(outputs.os, "access", lambda *_: False)
+    with pytest.raises(SystemExit):
+        main([*good, "--out", str(tmp_path / "new" / "out.json")])
+    assert "you may not write to" in capsys.readouterr().err and not (tmp_path / "new").exists()
+
+
+def test_a_full_disk_is_one_line(tmp_path, model, sets, capsys, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(evaluation, "write", full)
+    with pytest.raises(SystemExit) as stop:
+        main(["--model", model, "--dataset", sets[0], "--out", str(tmp_path / "out.json")])
+    assert stop.value.code == 2 and capsys.readouterr().err == "error: [Errno 28] No space left on device\n"
+
+
 @pytest.mark.parametrize("flags, message", [
     (["--dataset", "wds:nowhere"], "give --model and --dataset, or --features DIR"),
     (["--model", "MODEL", "--dataset", "wds:/nowhere/wds_x"], "no test set at /nowhere/wds_x"),
@@ -79,6 +142,10 @@ def test_a_damaged_set_ends_in_a_line_or_in_a_remark(tmp_path, model, capsys):
     (["--model", "MODEL", "--dataset", "SET", "--similarity", "nearness"], "measure 'nearness' is unknown"),
     (["--features", "kept", "--model", "MODEL"], "--features evaluates without a model: drop --model"),
     (["--features", "/nowhere"], "no features in /nowhere"),
+    (["--features", "kept", "--split", "val", "--precision", "amp_bf16"], "drop --split, --precision"),
+    (["--model", "MODEL", "--dataset", "SET", "--device", "warp"], "device 'warp' is unknown"),
+    (["--model", "MODEL", "--dataset", "SET", "--batch-size", "0"], "--batch-size 0: give 1 or more"),
+    (["--model", "MODEL", "--dataset", "SET", "--confusion"], "--confusion goes into the JSON: give --out"),
 ])  # fmt: skip
 def test_mistakes_are_one_line_and_exit_code_2(flags, message, model, sets, capsys):
     with pytest.raises(SystemExit) as stop:

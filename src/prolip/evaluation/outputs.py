@@ -1,0 +1,20 @@
+"""Where results are to go, checked before hours of work whose end they are."""
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def check_output(path: str | os.PathLike, folder: bool = False) -> None:
+    """ValueError unless a file, or with `folder` files below a folder, can be written at this path."""
+    place = Path(path)
+    if place.exists() and place.is_dir() is not folder:
+        remedy = "give a folder" if folder else f"give a file, such as {place / 'results.json'}"
+        raise ValueError(f"{place} is a {'file' if folder else 'folder'}: {remedy}")
+    above = place if place.exists() else place.absolute().parent
+    while not above.exists():
+        above = above.parent
+    if above != place and not above.is_dir():
+        raise ValueError(f"{place} cannot be written, {above} is a file: give another path")
+    if not os.access(above, os.W_OK | (os.X_OK if above.is_dir() else 0)):
+        raise ValueError(f"{place} cannot be written, you may not write to {above}: give another path")
