@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import time
 import zipfile
 from collections.abc import Callable, Sequence
@@ -72,7 +73,11 @@ class Saver:
 
         def fill(file: Path) -> None:
             nonlocal size
-            torch.save(state, file)
+            try:
+                torch.save(state, file)
+            except RuntimeError as error:  # torch does not say why
+                free = shutil.disk_usage(file.parent).free / 2**20
+                raise OSError(f"{free:.0f} MiB are left on the disk of {file.parent} ({error})") from error
             size = file.stat().st_size
 
         self.storage.write(name, fill)

@@ -91,7 +91,8 @@ def telling_status(run: Run) -> Iterator[None]:
     except BaseException as error:
         if run.saver is not None:
             run.saver.settle()
-        tell("failed", reason=f"{type(error).__name__}: {error}")
+        with contextlib.suppress(OSError):  # a full disk must not hide the error that it led to
+            tell("failed", reason=f"{type(error).__name__}: {error}")
         raise
     tell("finished", exit_code=0)
 
@@ -295,11 +296,15 @@ def leave_models(run: Run, seconds: float) -> None:
     if run.world.is_first and model is not None:
         if run.found:
             leave_figures(run)
-        if run.saver is not None:
+        try:
+            save_pretrained(model, run.folder / "model", tokenizer=run.tokenizer)
+            if ema is not None:
+                save_pretrained(ema, run.folder / "model_ema", tokenizer=run.tokenizer)
+        except Exception as error:  # safetensors has exceptions of its own
+            raise OSError(f"the model was not written into {run.folder} ({error}): mend that, then --resume latest "
+                          "writes it") from error  # fmt: skip
+        if run.saver is not None:  # behind the model, which is there even if this fails
             run.saver.settle(final=True)
-        save_pretrained(model, run.folder / "model", tokenizer=run.tokenizer)
-        if ema is not None:
-            save_pretrained(ema, run.folder / "model_ema", tokenizer=run.tokenizer)
         run.log.say(f"done in {duration(seconds)}: model in {run.folder / 'model'}")
 
 

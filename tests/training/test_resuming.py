@@ -121,6 +121,49 @@ def test_a_run_that_began_while_another_waited_for_its_folder_is_not_written_int
         claim(RunConfig(), folder, Storage(str(folder / "checkpoints")), stack)
 
 
+def test_a_full_disk_is_called_by_its_name(tmp_path):
+    """torch says `unexpected pos 64 vs 0`. (A limit on the size of files stands in for the disk.)"""
+    script = (
+        "import resource, signal, sys\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (5 * 2**20, 5 * 2**20))\n"
+        "from training.main import main\n"
+        "sys.exit(main(sys.argv[1:]))\n"
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", script, *words(tmp_path, "run", "--max-steps", 4, "--save-every-steps", 2)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2 and "MiB are left on the disk of " in done.stdout
+    assert "NOT written, the run goes on: OSError" in done.stdout and "step 4/4" in done.stdout
+    assert f"error: the model was not written into {tmp_path / 'run'} (" in done.stderr
+    assert "--resume latest writes it" in done.stderr and "Traceback" not in done.stderr
+    assert json.loads((tmp_path / "run" / "status.json").read_text())["state"] == "failed"
+    assert not [name for name in files(tmp_path / "run") if name.endswith((".pt", ".tmp", ".safetensors"))]
+
+
+def test_the_model_is_written_though_the_last_checkpoint_is_not(tmp_path, monkeypatch, capsys):
+    def fail(*things):
+        raise OSError("no such store")
+
+    monkeypatch.setattr(Storage, "write", fail)
+    assert main(words(tmp_path, "run", "--max-steps", 2)) == 2
+    assert "the last checkpoint was not written: no such store" in capsys.readouterr().err
+    assert (tmp_path / "run" / "model" / "model.safetensors").exists()
+
+
+def test_a_status_that_cannot_be_written_hides_no_error(tmp_path, monkeypatch, capsys):
+    def fail(*things, **more):
+        raise OSError("disk full")
+
+    def bug(*things):
+        monkeypatch.setattr("training.run.write_status", fail)
+        raise ValueError("the true reason")
+
+    monkeypatch.setattr("training.loop.training_step", bug)
+    assert main(words(tmp_path, "run", "--max-steps", 2)) == 2
+    assert "error: the true reason" in capsys.readouterr().err
+
+
 # --- which run it is -------------------------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory) -> Path:
