@@ -127,7 +127,7 @@ def complete(config: Mapping[str, Any]) -> dict[str, Any]:
     cfg = ProLIPCfg(**out["prolip_cfg"])
     _check_tokens(cfg, out["text_cfg"])
     out["prolip_cfg"] = {**asdict(cfg), "special_token_ids": list(cfg.special_token_ids)}
-    out.setdefault("quick_gelu", False)
+    out["quick_gelu"] = bool(out.get("quick_gelu"))
     for key, default in (("init_logit_scale", math.log(10)), ("init_logit_bias", -10.0)):
         value = out.get(key)
         out[key] = float(default if value is None else value)

@@ -107,8 +107,11 @@ def test_every_option_of_openclips_is_taken_at_its_default(name):
 
 
 def test_a_block_with_all_of_openclips_defaults_is_a_transformer():
-    options = {"timm_model_name": None, "timm_pool": "avg"}
-    assert prolip.create_model("ProLIP-ViT-test", vision_cfg=options, text_cfg={"hf_model_name": None}).embed_dim == 32
+    tower = {"timm_model_name": None, "timm_pool": "avg"}
+    model = prolip.create_model(
+        "ProLIP-ViT-test", vision_cfg=tower, text_cfg={"hf_model_name": None}, quick_gelu=None
+    )
+    assert model.embed_dim == 32 and model.config["quick_gelu"] is False
 
 
 def test_options_reach_the_model():
