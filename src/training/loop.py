@@ -27,11 +27,15 @@ from training.profiling import StepProfiler
 from training.sharding import whole_model
 from training.snapshot import Position, SaveClock, save
 from training.stopping import Stopped, StopSignal
-from training.terms import StepGate, TermMeter
+from training.terms import NonFiniteError, StepGate, TermMeter
 from training.watchdog import Watchdog
 
 if TYPE_CHECKING:  # evaluations bring scipy and more, which runs without any need not load
     from training.validation import Best, Validation
+
+
+#: GradScaler halves its scale (2^16 at first) for every step that overflows. Below this it is not the scale's fault.
+MIN_LOSS_SCALE = 1e-4
 
 
 @dataclass(kw_only=True)
@@ -189,6 +193,12 @@ def warn_of_bad_steps(run: Run) -> None:
     """Look at what was not finite since the last look; NonFiniteError where it is too much."""
     for text in run.meter.check(run.world):
         run.log.say(f"warning: {text}: the parameters were left as they are")
+    if run.scaler.is_enabled() and run.scaler.get_scale() < MIN_LOSS_SCALE:
+        raise NonFiniteError(
+            f"step {run.at.step}: with --precision amp_fp16 no gradient was finite, down to a loss scale of "
+            f"{run.scaler.get_scale():.2g}; the parameters were left as they were. Go on from an earlier checkpoint "
+            "with --precision amp_bf16 or fp32, or a lower --lr"
+        )
 
 
 def timed(batches: Iterator[Batch], watch: Stopwatch) -> Iterator[Batch]:
@@ -218,6 +228,8 @@ def report(run: Run, watch: Stopwatch, started_at: int) -> None:
     if run.utilisation is not None:
         extra["mfu"] = run.utilisation * values["samples_per_second"]
     extra |= {"memory_gib": peak_memory(run.world.device)} | parameter_norms(run.parts)
+    if run.scaler.is_enabled():
+        extra["loss_scale"] = run.scaler.get_scale()
     if run.meter.bad_steps:
         extra["nonfinite_steps"] = run.meter.bad_steps
     run.log.metrics(at.step, values | extra | ({"faults": faults} if faults else {}))

@@ -55,18 +55,21 @@ class TermMeter:
 
     def clear(self) -> None:
         self.sums: dict[str, Tensor] = {}
-        self.count: Tensor | float = 0.0
+        self.counts: dict[str, Tensor] = {}
 
     def add(self, terms: Mapping[str, Tensor], step: int, keys: Sequence[str] = ()) -> None:
-        """Take the terms of a step on samples `keys`, looking at no value; those of bad steps stay out of the means."""
+        """Take the terms of a step on samples `keys`, looking at no value; those of bad steps stay out of the means, as
+        do ignored terms that are not finite.
+        """
         self.names = [name for name in terms if not name.startswith(tuple(self.ignored))]
         values = {name: value.detach().double().reshape(()) for name, value in terms.items()}
         finite = torch.isfinite(torch.stack([values[name] for name in self.names]))
         good = finite.all()
         for name, value in values.items():
-            value = torch.where(good, value, 0.0)
+            counts = good if name in self.names else good & torch.isfinite(value)
+            value, count = torch.where(counts, value, 0.0), counts.double()
             self.sums[name] = self.sums[name] + value if name in self.sums else value
-        self.count = self.count + good.double()
+            self.counts[name] = self.counts[name] + count if name in self.counts else count
         self.finite.append(finite)
         self.steps.append((step, keys))
 
@@ -105,7 +108,8 @@ class TermMeter:
         if not self.sums:
             return {}
         names = list(self.sums)
-        means = mean_over_ranks(torch.stack([self.sums[name] for name in names]) / self.count, world)
+        means = torch.stack([self.sums[name] for name in names]) / torch.stack([self.counts[name] for name in names])
+        means = mean_over_ranks(means, world)
         self.clear()
         return dict(zip(names, means.tolist()))
 

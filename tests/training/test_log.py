@@ -55,6 +55,13 @@ def test_ignored_terms_may_be_infinite():
     meter.check(WORLD)
 
 
+def test_ignored_terms_that_are_infinite_stay_out_of_their_mean():
+    meter = TermMeter(ignored=("grad_norm",))
+    for step, value in enumerate((float("inf"), 2.0, 4.0), start=1):
+        meter.add({"loss": torch.tensor(float(step)), "grad_norm": torch.tensor(value)}, step)
+    assert meter.read(WORLD) == {"loss": 2.0, "grad_norm": 3.0}
+
+
 def test_adding_terms_looks_at_no_value(monkeypatch):
     def refuse(self, *args):
         raise AssertionError("the step waited for the device")

@@ -19,7 +19,7 @@ from training.log import Stopwatch
 from training.loop import evaluate, to_device, total_faults, train, training_step
 from training.norms import gradient_norms, parameter_norms, parts_of
 from training.run import build, finish
-from training.terms import NonFiniteError
+from training.terms import NonFiniteError, TermMeter
 from training.validation import Best
 
 WORLD = World()
@@ -220,6 +220,40 @@ def test_a_learning_rate_that_explodes_is_caught_without_help(tmp_path):
     run = make(tmp_path, optim={"opt": "sgd", "lr": 1e30, "wd": 0.0}, max_steps=9)
     with pytest.raises(NonFiniteError, match="not finite"):
         train(run)
+
+
+class NoGradient(torch.autograd.Function):
+    """A finite value whose gradient is NaN."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * float("nan")
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_a_gradient_that_is_never_finite_stops_the_run(tmp_path, scaled):
+    """With fp16's GradScaler too, which takes every such step for an overflow of its scale and passes over it."""
+    run = make(tmp_path, max_steps=60, log_every_n_steps=10, save_frequency=0)
+    if scaled:
+        run.scaler, run.meter = torch.amp.GradScaler("cpu"), TermMeter(("grad_norm",))
+    honest, before = run.objective.terms, parameters(run)
+
+    def poisoned(reps, batch):
+        terms = honest(reps, batch)
+        return terms | {"loss": NoGradient.apply(terms["loss"])}
+
+    run.objective.terms = poisoned
+    message = "step 30: .*amp_fp16 no gradient was finite" if scaled else "step 1: grad_norm"
+    with pytest.raises(NonFiniteError, match=message):
+        train(run)
+    run.log.close()
+    assert all(torch.equal(value, before[name]) for name, value in parameters(run).items())
+    rows = (run.folder / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(row)["loss_scale"] for row in rows] == ([2.0**6, 2.0**-4] if scaled else [])
 
 
 def test_the_log_has_one_object_per_interval(tmp_path):
