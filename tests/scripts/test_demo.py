@@ -1,27 +1,130 @@
-"""The demo from end to end, with a toy model and two steps."""
+"""The demo from end to end, with a toy model and two steps; broken off, typed again, and where it cannot run."""
+import json
+import os
+import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "scripts"))
+import demo  # noqa: E402
+from training.stopping import STOP  # noqa: E402
+
+TOY = ["--model", "ProLIP-ViT-test", "--warmup", "1", "--batch-size", "16", "--workers", "0"]
+
+
+def call(folder: Path, *words: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, str(ROOT / "scripts/demo.py"), "--output-dir", str(folder), *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 def test_the_demo_leaves_model_figures_and_page(tmp_path):
-    toy = ["--model", "ProLIP-ViT-test", "--max-steps", "2", "--warmup", "1", "--batch-size", "16", "--workers", "0"]
-    ended = subprocess.run(
-        [sys.executable, str(ROOT / "scripts/demo.py"), "--output-dir", str(tmp_path), "--", *toy],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    ended = call(tmp_path, "--", *TOY, "--max-steps", "2")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     run = tmp_path / "demo"
     for name in ("config.json", "metrics.jsonl", "eval.json", "model/model.safetensors", "report.html"):
         assert (run / name).stat().st_size > 0
-    assert f"Open {run / 'report.html'}" in ended.stdout
+    assert f"Open {run / 'report.html'}" in ended.stdout and demo.has_ended(run)
+
+
+@pytest.fixture
+def typed(tmp_path, monkeypatch):
+    """Type the demo's command with stand-ins for training and page; returns what they were given, in order."""
+    given: list[list[str]] = []
+
+    def command(*words: str, code: int = 0) -> list[list[str]]:
+        given.clear()
+        monkeypatch.setattr(sys, "argv", ["demo.py", "--output-dir", str(tmp_path), *words])
+        monkeypatch.setattr("training.main.main", lambda flags: given.append(flags) or code)
+        monkeypatch.setattr("prolip.report.__main__.main", lambda folder: given.append(folder))
+        monkeypatch.setattr(STOP, "install", lambda: None)
+        monkeypatch.chdir(ROOT)
+        monkeypatch.setattr(sys, "path", list(sys.path))
+        demo.main()
+        return given
+
+    return command
+
+
+def leave(run: Path, state: str) -> None:
+    """A run folder in this state."""
+    run.mkdir(exist_ok=True)
+    (run / "config.json").write_text("{}")
+    (run / "status.json").write_text(json.dumps({"state": state}))
+
+
+@pytest.mark.parametrize("state", [None, "running", "stopped", "failed"])
+def test_what_has_not_ended_is_gone_on_with(state, typed, tmp_path):
+    if state:
+        leave(tmp_path / "demo", state)
+    flags, page = typed("--", "--seed", "3")
+    assert flags[-4:] == ["--resume", "auto", "--seed", "3"] and "--overwrite" not in flags
+    assert page == [str(tmp_path / "demo")]
+    assert "--overwrite" in typed("--again")[0]
+
+
+def test_a_run_that_has_ended_is_not_trained_again_unless_that_is_asked_for(typed, tmp_path, capsys):
+    leave(tmp_path / "demo", "finished")
+    assert typed() == [[str(tmp_path / "demo")]] and "--again trains it anew" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="has ended: --again deletes it, or give another --output-dir"):
+        typed("--", "--seed", "1")
+    flags, page = typed("--again", "--", "--seed", "1")
+    assert flags[-3:] == ["--overwrite", "--seed", "1"] and "--resume" not in flags
+
+
+@pytest.mark.parametrize(
+    ("code", "said"), [(75, "the same command goes on"), (130, "the same command goes on"), (2, "--again deletes what")]
+)
+def test_training_that_does_not_end_is_followed_by_what_to_type_and_no_page(code, said, typed, tmp_path, capsys):
+    leave(tmp_path / "demo", "stopped")
+    with pytest.raises(SystemExit) as stop:
+        typed(code=code)
+    assert stop.value.code == code and said in capsys.readouterr().err
 
 
 def test_a_training_error_is_the_demos_error(tmp_path):
-    ended = subprocess.run(
-        [sys.executable, str(ROOT / "scripts/demo.py"), "--output-dir", str(tmp_path), "--", "--batch-size", "0"],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    ended = call(tmp_path, "--", "--batch-size", "0")
     assert ended.returncode == 2 and "error:" in ended.stderr and not (tmp_path / "demo").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
+def test_a_demo_that_is_stopped_says_so_in_a_line_and_goes_on_when_typed_again(sent, code, tmp_path):
+    words = ["--output-dir", str(tmp_path), "--", *TOY, "--log-every-n-steps", "1", "--save-every-steps", "2"]
+    started = subprocess.Popen(
+        [sys.executable, str(ROOT / "scripts/demo.py"), *words, "--max-steps", "5000"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert any(re.match(r"step +3/", line) for line in started.stdout)
+        started.send_signal(sent)
+        said = started.communicate(timeout=60)[1]
+    finally:
+        started.kill()
+    assert started.returncode == code and "Traceback" not in said and "the same command goes on" in said
+    assert json.loads((tmp_path / "demo/status.json").read_text())["state"] != "finished"
+    kept = max(int(path.stem.split("_")[1]) for path in (tmp_path / "demo/checkpoints").glob("step_*.pt"))
+    more = call(tmp_path, "--", *TOY, "--log-every-n-steps", "1", "--max-steps", str(kept + 1))
+    assert more.returncode == 0, more.stderr
+    assert f"at step {kept}" in more.stdout + more.stderr and demo.has_ended(tmp_path / "demo")
+
+
+def test_a_disk_without_room_is_told_before_the_first_step(tmp_path, monkeypatch):
+    monkeypatch.setattr(demo, "ROOM", 1e18)
+    with pytest.raises(SystemExit, match=f"MB are free at {tmp_path}, a run wants 1,000,000,000,000: free some"):
+        demo.check_room(tmp_path / "new/demo")
+    monkeypatch.setattr(demo, "ROOM", 1)
+    demo.check_room(tmp_path / "new/demo")
+
+
+def test_a_python_without_torch_is_told_what_to_type(tmp_path):
+    (tmp_path / "torch.py").write_text("raise ImportError('No module named torch')\n")
+    ended = subprocess.run(
+        [sys.executable, str(ROOT / "scripts/demo.py"), "--output-dir", str(tmp_path)],
+        env=os.environ | {"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 1 and "`make demo` installs" in ended.stderr and "Traceback" not in ended.stderr

@@ -1,6 +1,7 @@
 """What README and docs say can be typed, can be typed."""
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 from pathlib import Path
@@ -9,11 +10,15 @@ import pytest
 import torch
 from PIL import Image
 
+from prolip.data import index
+from prolip.evaluation.datasets import emoji
 from prolip.methods import METHODS
 from training.main import build_parser, parse
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs/training.md").read_text()
+PAGES = ["README.md", "slurm/README.md", "data/emoji/README.md", "data/emoji/LICENSES/README.md"]
+PAGES += sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))
 # OpenCLIP's flag that does not exist here, named for that reason.
 FOREIGN = {"--logs"}
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*[a-z0-9]")
@@ -46,14 +51,68 @@ def test_training_md_groups_flags_as_help_does():
         assert flags - set(FLAG.findall(section)) == set(), title
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/training.md", "slurm/README.md", "data/emoji/README.md"])
-def test_links_and_commands_lead_to_files_that_exist(page):
+def anchors(text: str) -> set[str]:
+    """The anchors that GitHub gives the headings of a page."""
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.S | re.M)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in re.findall(r"^#+ (.+)$", prose, re.M)}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_and_pictures_lead_somewhere(page):
     path = ROOT / page
-    text = path.read_text()
-    for link in re.findall(r"\]\((?!https?:|#)([^)#]+)[^)]*\)", text):
-        assert (path.parent / link).exists(), link
-    for file in re.findall(r"(?:python |sbatch )(?:--\S+ )*((?:scripts|slurm)/\S+\.(?:py|sbatch|sh))", text):
-        assert (ROOT / file).exists(), file
+    for link, anchor in re.findall(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)", path.read_text()):
+        target = (path.parent / link) if link else path
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target.read_text()), f"{link}#{anchor}"
+
+
+def commands(page: str) -> list[str]:
+    """The commands of a page, continued lines joined, comments dropped."""
+    text = (ROOT / page).read_text()
+    blocks = re.findall(r"^```bash\n(.*?)^```", text, re.S | re.M) + re.findall(r"(?:^ {4}python .*\n)+", text, re.M)
+    lines = [line for block in blocks for line in re.sub(r"\\\n", " ", block).splitlines()]
+    return [re.sub(r"(^|\s)#.*", "", line) for line in lines]
+
+
+def source_of(words: list[str]) -> tuple[str, list[Path]] | None:
+    """The program that a command starts, with the files that define its flags; None if it is none of ours."""
+    if "prolip-clip-benchmark" in words:
+        from importlib.util import find_spec
+
+        own = ROOT / "src/prolip/evaluation/clip_benchmark"
+        return "prolip-clip-benchmark", [*own.glob("*.py"), Path(find_spec("clip_benchmark").origin).parent / "cli.py"]
+    for word in words:
+        if word.startswith("prolip.") and "-m" in words:
+            path = ROOT / "src" / word.replace(".", "/")
+            assert path.with_suffix(".py").exists() or (path / "__main__.py").exists(), word
+            return word, [path.with_suffix(".py")] if path.with_suffix(".py").exists() else list(path.glob("*.py"))
+        if re.match(r"(scripts|slurm|tests)/.*\.(py|sbatch)$", word):
+            assert (ROOT / word).exists(), word
+            return word, [ROOT / word]
+    return None
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_start_what_exists_with_flags_that_it_has(page):
+    for line in commands(page):
+        try:
+            words = shlex.split(line)
+        except ValueError:  # the first or last line of a loop
+            continue
+        found = source_of(words)
+        if found is None or found[0].endswith((".sbatch", "plan_run.py")):  # tested with the scripts and the planner
+            continue
+        name, files = found
+        first = next(i for i, word in enumerate(words) if word == name)
+        text = "".join(file.read_text() for file in files)
+        flags = [word.split("=")[0] for word in words[first:] if word.startswith("--") and len(word) > 2]
+        assert [flag for flag in flags if not re.search(rf"""["']{flag}["']""", text)] == [], line
+
+
+def test_tests_that_pages_name_exist():
+    for page in PAGES:
+        for name in re.findall(r"tests/[\w/.]+\.py|tests/[\w/]+\w(?![\w./])", (ROOT / page).read_text()):
+            assert (ROOT / name).exists(), f"{page}: {name}"
 
 
 def test_readme_python_runs_as_it_stands_with_a_trained_or_a_new_model(tmp_path, monkeypatch):
@@ -69,6 +128,46 @@ def test_readme_python_runs_as_it_stands_with_a_trained_or_a_new_model(tmp_path,
     assert texts.trace.shape == (3,)
     assert measures.pairwise_csd_similarity(image, texts).shape == (1, 3)
     assert measures.inclusion_test(image, texts).shape == (3,)
+
+
+def python_of(page: str) -> str:
+    """The one snippet of Python on a page."""
+    (code,) = re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), re.S | re.M)
+    return code
+
+
+def test_python_of_streaming_md_runs_on_shards_with_an_index(tmp_path, capsys):
+    shard = ROOT / "data/emoji/emojione.tar"
+    index.main([str(shard), "--output", str(tmp_path / "index.json")])
+    code = python_of("docs/streaming.md")
+    assert "s3://bucket/index.json" in code and "s3://bucket/{00000..00009}.tar" in code
+    code = code.replace("s3://bucket/index.json", str(tmp_path / "index.json"))
+    names: dict = {}
+    exec(code.replace("s3://bucket/{00000..00009}.tar", str(shard)).replace("    ...", "    seen = sample"), names)
+    assert "json" in names["seen"] and names["faults"].summary()["samples"] == 0
+
+
+def test_python_of_evaluation_md_runs_on_a_task_of_the_corpus(tmp_path, capsys):
+    words = ["--data", str(ROOT / "data/emoji/emojione.tar"), "--select", "subgroup=food asian|food sweet"]
+    emoji.main([*words, "--classes", "subgroup", "--out", str(tmp_path)])
+    code = python_of("docs/evaluation.md")
+    assert "local-dir:runs/demo/model" in code and "wds:runs/tasks/wds_subgroups" in code
+    code = code.replace('"local-dir:runs/demo/model"', '"ProLIP-ViT-test", pretrained="random"')
+    exec(code.replace("runs/tasks/wds_subgroups", str(tmp_path)), {})
+    figures, auroc = capsys.readouterr().out.splitlines()[-2:]
+    assert "mean_per_class_recall" in figures and 0 <= float(auroc) <= 1
+
+
+def test_notice_names_what_requirements_and_the_extras_name():
+    lines = (ROOT / "requirements.txt").read_text().splitlines()
+    setup = ast.parse((ROOT / "setup.py").read_text())
+    keywords = [word for node in ast.walk(setup) if isinstance(node, ast.Call) for word in node.keywords]
+    (extras,) = [ast.literal_eval(word.value) for word in keywords if word.arg == "extras_require"]
+    lines += sum(extras.values(), [])
+    wanted = {re.split(r"[<>=~!\[ ]", line)[0] for line in lines if line and not line.startswith("#")}
+    assert {"torch", "pyyaml", "moto", "transformers"} <= wanted
+    named = re.split(r"[\s,()]+", (ROOT / "NOTICE").read_text().split("3. Dependencies")[1])
+    assert wanted - set(named) == set()
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/training.md"])
