@@ -13,11 +13,14 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from prolip.evaluation.embed import check_similarity, similarity_scores
 from prolip.evaluation.metrics import KS, Ranking, both_directions, refuse_nan
 from prolip.gaussian import Gaussian, upcast
+from prolip.measures import MEASURES
+from prolip.measures.tiles import without_autocast
 
 BLOCK, ROWS = 2**22, 64
 """Scores at a time (16 MiB of float32), but no fewer rows: each block reads the whole gallery's embeddings."""
@@ -121,14 +124,19 @@ class PairScores:
     def from_gaussians(cls, image: Gaussian, text: Gaussian, similarity: str = "csd") -> PairScores:
         """Any similarity of `similarity_scores`; image (N, D), text (M, D).
 
-        The image always stands first, so that an asymmetric measure ranks one matrix in both directions.
+        The image always stands first, so that an asymmetric measure ranks one matrix in both directions. Of csd the
+        traces, of the mean's cosine the unit vectors are computed once: by block they would cost as much as the scores.
         """
-        check_similarity(similarity)
-        return cls(
-            len(image.mean),
-            len(text.mean),
-            lambda rows, columns: similarity_scores(image.select(rows), text.select(columns), similarity),
-        )
+        measure = check_similarity(similarity)
+        if measure is MEASURES["csd_similarity"]:
+            block = _csd_block(image.float(), text.float())
+        elif measure is MEASURES["mean_cosine"]:
+            block = _product_block(*(F.normalize(z.float().mean, dim=-1) for z in (image, text)))
+        else:
+            def block(rows: Index, columns: Index) -> Tensor:
+                return similarity_scores(image.select(rows), text.select(columns), similarity)
+
+        return cls(len(image.mean), len(text.mean), block)
 
     def image_rows(self, rows: slice) -> Tensor:
         """Some images against all texts."""
@@ -141,6 +149,26 @@ class PairScores:
     def subset(self, images: Tensor, texts: Tensor) -> PairScores:
         """Only these images and texts, int64 indices in the order that breaks ties."""
         return PairScores(len(images), len(texts), lambda rows, columns: self.block(images[rows], texts[columns]))
+
+
+def _product_block(image: Tensor, text: Tensor) -> Callable[[Index, Index], Tensor]:
+    """Dot products of some rows of (N, D) with some of (M, D)."""
+
+    def block(rows: Index, columns: Index) -> Tensor:
+        with without_autocast(image.device):
+            return image[rows] @ text[columns].mT
+
+    return block
+
+
+def _csd_block(image: Gaussian, text: Gaussian) -> Callable[[Index, Index], Tensor]:
+    """`pairwise_csd_similarity` of some images and some texts."""
+    products, image_trace, text_trace = _product_block(image.mean, text.mean), image.trace, text.trace
+
+    def block(rows: Index, columns: Index) -> Tensor:
+        return products(rows, columns) - 0.5 * (image_trace[rows].unsqueeze(1) + text_trace[columns])
+
+    return block
 
 
 def row_blocks(

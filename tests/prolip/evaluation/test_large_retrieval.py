@@ -120,6 +120,26 @@ def test_both_directions_equal_the_dense_metrics():
     assert got == pytest.approx(metrics.retrieval(scores, relevant, ks=(1, 3, 50)), nan_ok=True)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("similarity", ["csd", "csd_similarity", "mean", "mean_cosine"])
+def test_what_is_computed_once_for_all_blocks_changes_no_score(similarity, dtype):
+    image, text = (Gaussian(2 * z.mean, z.log_var).to(dtype) for z in (gaussians(70, 0), gaussians(90, 1)))
+    scores = PairScores.from_gaussians(image, text, similarity)
+    rows, whole = slice(3, 70), similarity_scores(image, text, similarity)
+    with torch.autocast("cpu", torch.bfloat16):
+        got = scores.image_rows(rows)
+    torch.testing.assert_close(got, whole[rows], rtol=0, atol=1e-14 if dtype == torch.float64 else 1e-6)
+    assert got.dtype == whole.dtype
+
+
+def test_traces_are_not_computed_anew_for_each_block(monkeypatch):
+    counted, original = [], Gaussian.trace.fget
+    monkeypatch.setattr(Gaussian, "trace", property(lambda z: counted.append(len(z.mean)) or original(z)))
+    scores = PairScores.from_gaussians(gaussians(50, 0), gaussians(60, 1))
+    large.retrieval(scores, Relevance.from_pairs(range(50), range(50), 50, 60), elements=300)
+    assert sorted(counted) == [50, 60]
+
+
 @pytest.mark.parametrize("similarity", ["csd", "mean", "log_inclusion"])
 def test_scores_of_gaussians_are_one_matrix_in_both_directions(similarity):
     image, text = gaussians(7, 0), gaussians(9, 1)
