@@ -290,7 +290,8 @@ def evaluate(run: Run, watch: Stopwatch) -> None:
 def measure(run: Run, validation: Validation, prefix: str, model: Any, between: Callable[[], None]) -> str:
     """One model's figures, and a remark where it is the best so far. A whole copy of one in shards lasts no longer."""
     model = whole_model(model, run.world, everywhere=True)
-    run.found[prefix] = validation.measure(model, run.world, between)
+    with torch.compiler.set_stance("force_eager"):  # every test set has batches of other sizes, each minutes to compile
+        run.found[prefix] = validation.measure(model, run.world, between)
     return offer_best(run, prefix, model)
 
 

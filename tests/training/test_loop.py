@@ -316,6 +316,24 @@ def test_models_in_shards_are_made_whole_one_at_a_time(tmp_path, monkeypatch):
     assert len(copies) == 2 and copies[1]() is None and figures(run.found) == {"f": 1.0, "ema/f": 1.0}
 
 
+def test_an_evaluation_compiles_nothing(tmp_path):
+    """Its batches have sizes of their own: each would be compiled for minutes."""
+    run, compiled = make(tmp_path), []
+    layer = nn.Linear(3, 3)
+    layer.compile(backend=lambda graph, inputs: compiled.append(graph) or graph.forward, dynamic=False)
+
+    class Embedding:
+        def measure(self, model, here, between):
+            return Found({f"{rows}": layer(torch.ones(rows, 3)).sum().item() for rows in (5, 7)})
+
+    layer(torch.ones(2, 3))
+    run.validation = Embedding()
+    evaluate(run, Stopwatch())
+    assert len(compiled) == 1 and run.found[""].figures.keys() == {"5", "7"}
+    layer(torch.ones(9, 3))
+    assert len(compiled) == 2
+
+
 @pytest.mark.parametrize("metric, kept", [("f", "plain"), ("ema/f", "averaged")])
 def test_the_best_is_chosen_among_the_models_that_its_figure_is_of(tmp_path, monkeypatch, metric, kept):
     run = make(tmp_path, optim={"ema_decay": 0.9})
