@@ -6,6 +6,7 @@ import difflib
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
+from numbers import Real
 from typing import Any
 
 from open_clip.model import CLIPTextCfg, CLIPVisionCfg
@@ -22,6 +23,18 @@ DEFAULTS = {block: {f.name: f.default for f in fields(cfg)} for block, cfg in (
 FOREIGN = ("timm_", "hf_model_name", "hf_pooler_type", "hf_proj_type")
 SIGLIP_PAD, SIGLIP_MASK = 1, 32000
 POSITIONS = ("learnable", "sin_cos_2d")
+SIZES = ("width", "layers", "heads", "head_width", "context_length", "vocab_size", "image_size", "patch_size")
+PAIRS = ("image_size", "patch_size")
+
+
+# What ProLIPCfg's values are: the text "false" would be true.
+KINDS: tuple[tuple[tuple[str, ...], tuple[type, ...], str], ...] = (
+    (("init_unc_bias", "init_unc_gain"), (float, int), "a number"),
+    (("conv_stem", "mask_padding"), (bool,), "true or false"),
+    (("pad_token_id",), (int,), "a token's id"),
+    (("mask_token_id",), (int, type(None)), "a token's id, or null"),
+    (("special_token_ids",), (list, tuple), "a list of tokens' ids"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +60,15 @@ class ProLIPCfg:
 
     def __post_init__(self):
         check_form(self.forward)
+        for names, kinds, wanted in KINDS:
+            for name in names:
+                value = getattr(self, name)
+                if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+                    raise ValueError(f"prolip_cfg.{name} is {value!r}: give {wanted}")
         object.__setattr__(self, "special_token_ids", tuple(self.special_token_ids))
+        if self.mask_token_id is not None and self.mask_token_id in (self.pad_token_id, *self.special_token_ids):
+            raise ValueError(f"prolip_cfg.mask_token_id is {self.mask_token_id}, which is padding or special as well: a"
+                             " masked text would not be known from a shorter one, give [MASK] an id of its own")
         if self.init_unc_gain < 0:
             raise ValueError(f"prolip_cfg.init_unc_gain is {self.init_unc_gain}: give 0 or more")
 
@@ -124,14 +145,22 @@ def complete(config: Mapping[str, Any]) -> dict[str, Any]:
     check_keys(out["prolip_cfg"], PROLIP_KEYS, "prolip_cfg")
     for block, defaults in DEFAULTS.items():
         _check_tower(block, {**defaults, **out[block]})
+    _check_size("embed_dim", out["embed_dim"])
     cfg = ProLIPCfg(**out["prolip_cfg"])
     _check_tokens(cfg, out["text_cfg"])
     out["prolip_cfg"] = {**asdict(cfg), "special_token_ids": list(cfg.special_token_ids)}
     out["quick_gelu"] = bool(out.get("quick_gelu"))
     for key, default in (("init_logit_scale", math.log(10)), ("init_logit_bias", -10.0)):
         value = out.get(key)
+        if not isinstance(value, (Real, type(None))):
+            raise ValueError(f"{key} of the model configuration is {value!r}: give a number")
         out[key] = float(default if value is None else value)
     return out
+
+
+def _check_size(name: str, size: Any) -> None:
+    if type(size) is not int or size < 1:
+        raise ValueError(f"{name} is {size!r}: give a whole number of at least 1")
 
 
 def _check_tower(block: str, tower: Mapping[str, Any]) -> None:
@@ -139,9 +168,15 @@ def _check_tower(block: str, tower: Mapping[str, Any]) -> None:
     for key, value in tower.items():
         if key.startswith(FOREIGN) and value != DEFAULTS[block][key]:
             raise ValueError(f"{block}.{key}: towers of other libraries have no [UNC]; give width, layers, heads")
-    if not isinstance(tower["layers"], int):
+    if isinstance(tower["layers"], (list, tuple)):
         raise ValueError(f"{block}.layers is {tower['layers']!r}, as a ResNet's: only a transformer has [UNC], give its"
                          " number of blocks")
+    for name in SIZES:
+        sides = tower.get(name, 1)
+        if name in PAIRS and isinstance(sides, (list, tuple)) and len(sides) != 2:
+            raise ValueError(f"{block}.{name} is {sides!r}: give one number, or height and width")
+        for size in sides if name in PAIRS and isinstance(sides, (list, tuple)) else [sides]:
+            _check_size(f"{block}.{name}", size)
     if tower["scaled_cosine_attn"]:
         raise ValueError(f"{block}.scaled_cosine_attn: OpenCLIP's does not run on batches of sequences; use qk_norm")
     if tower.get("pos_embed_type", "learnable") not in POSITIONS:

@@ -299,6 +299,15 @@ def test_a_siglip_like_text_tower_with_cls_and_bias_gives_them_all():
                    for name in report.kept)
 
 
+def test_a_longer_context_stretches_the_tokens_of_a_tower_with_cls_and_not_its_cls():
+    source = openclip("custom", embed_cls=True, no_causal_mask=True, proj_bias=True, pool_type="last").state_dict()
+    model = build(force_context_length=30)
+    load_checkpoint(model, source, init_uncertainty=True)
+    old, new = source["text.positional_embedding"], model.text.positional_embedding
+    torch.testing.assert_close(new[:30], resize_context(old[:12], 30))
+    assert torch.equal(new[-1], old[12])
+
+
 def test_initialising_uncertainty_over_weights_that_have_it_is_refused():
     with pytest.raises(CheckpointError, match="have .UNC. tokens already"):
         load_checkpoint(build(), build().state_dict(), init_uncertainty=True)

@@ -84,7 +84,19 @@ def test_a_name_near_nothing_lists_all():
     ({"vision_cfg": {"layers": [3, 4, 6, 3]}}, ValueError, r"vision_cfg.layers is \[3, 4, 6, 3\], as a ResNet's"),
     ({"vision_cfg": {"pos_embed_type": "rope"}}, ValueError, "'rope': choose learnable or sin_cos_2d"),
     ({"text_cfg": {"scaled_cosine_attn": True}}, ValueError, "text_cfg.scaled_cosine_attn: .*use qk_norm"),
-    ({"force_image_size": 0}, ValueError, "image_size 0 is below the patch_size 8"),
+    ({"force_image_size": 0}, ValueError, "vision_cfg.image_size is 0: give a whole number of at least 1"),
+    ({"force_image_size": (32, 0)}, ValueError, "vision_cfg.image_size is 0: "),
+    ({"force_image_size": (32, 32, 3)}, ValueError, "give one number, or height and width"),
+    ({"force_context_length": -1}, ValueError, "text_cfg.context_length is -1: give a whole number"),
+    ({"embed_dim": "32"}, ValueError, "embed_dim is '32': give a whole number"),
+    ({"vision_cfg": {"patch_size": 64}}, ValueError, "image_size 32 is below the patch_size 64"),
+    ({"text_cfg": {"vocab_size": None}}, ValueError, "text_cfg.vocab_size is None"),
+    ({"mask_padding": "false"}, ValueError, "prolip_cfg.mask_padding is 'false': give true or false"),
+    ({"init_unc_bias": None}, ValueError, "prolip_cfg.init_unc_bias is None: give a number"),
+    ({"pad_token_id": None}, ValueError, "prolip_cfg.pad_token_id is None: give a token's id"),
+    ({"special_token_ids": 5}, ValueError, "prolip_cfg.special_token_ids is 5: give a list"),
+    ({"mask_token_id": 0}, ValueError, "mask_token_id is 0, which is padding or special as well"),
+    ({"init_logit_bias": []}, ValueError, r"init_logit_bias of the model configuration is \[\]: give a number"),
     ({"jit": True}, ValueError, "jit=True is OpenCLIP's alone: leave it out; .*torch.compile"),
     ({"force_patch_dropout": 0.5}, ValueError, "force_patch_dropout=0.5 .*keep="),
     ({"pretrained_image_path": "vit.pt"}, ValueError, "pretrained_image_path='vit.pt' .*pretrained=<file>"),
@@ -124,6 +136,9 @@ def test_options_reach_the_model():
     assert model.logit_scale.item() == 3.0 and len(model.visual.transformer.resblocks) == 1
     assert type(model.visual.transformer.resblocks[0].mlp.gelu).__name__ == "QuickGELU"
     assert model.config["vision_cfg"]["image_size"] == (16, 48)
+    tanh = prolip.create_model("ProLIP-ViT-test", text_cfg={"act_kwargs": {"approximate": "tanh"}})
+    assert tanh.text.transformer.resblocks[0].mlp.gelu.approximate == "tanh"
+    assert tanh.visual.transformer.resblocks[0].mlp.gelu.approximate == "none"
 
 
 def test_bundled_configurations_are_not_changed_by_options():

@@ -38,6 +38,13 @@ def test_encoders_give_gaussians_with_unit_means(model, batch):
     torch.testing.assert_close(raw / raw.norm(dim=-1, keepdim=True), model.encode_image(batch[0]).mean)
 
 
+def test_encoders_give_gaussians_alone_also_where_the_towers_give_tokens(model, batch):
+    tokens = build(vision_cfg={"output_tokens": True}, text_cfg={"output_tokens": True})
+    tokens.load_state_dict(model.state_dict())
+    torch.testing.assert_close(tokens.encode_image(batch[0]), model.encode_image(batch[0]))
+    torch.testing.assert_close(tokens.encode_text(batch[1]), model.encode_text(batch[1]))
+
+
 def test_forward_gives_both_gaussians_with_scale_and_bias_as_they_enter_the_logit(model, batch):
     output = model(*batch)
     assert isinstance(output, ProLIPOutput)
