@@ -13,6 +13,7 @@ import json
 import os
 import shutil
 import sys
+import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -77,7 +78,7 @@ def main() -> None:
         import torch  # noqa: F401
     except ImportError as error:
         sys.exit(f"error: {error} ({sys.executable}): `make demo` installs all into .venv, then use .venv/bin/python")
-    folder = ROOT / options.output_dir / options.recipe
+    folder, start = ROOT / options.output_dir / options.recipe, time.perf_counter()
     if has_ended(folder) and not options.again:
         if options.further:
             sys.exit(f"error: {folder} holds a run that has ended: --again deletes it, or give another --output-dir")
@@ -88,7 +89,7 @@ def main() -> None:
     from prolip.report.__main__ import main as report
 
     page = report([str(folder)])
-    print(f"\nOpen {page} in a browser.")
+    print(f"\ndone in {(time.perf_counter() - start) / 60:.1f} minutes. Open {page} in a browser.")
     print(f"The model: prolip.create_model('local-dir:{Path(options.output_dir) / options.recipe / 'model'}')")
 
 
