@@ -88,7 +88,16 @@ def texts(value: object, field: str) -> list[str]:
     values = value if isinstance(value, list) else [] if value is None else [value]
     if any(isinstance(one, (dict, list, bool)) or one is None for one in values):
         raise SampleFault("bad json", f"{field} is {str(value)[:80]!r}, wanted a text or a list of texts")
-    return [text for text in (str(one).strip() for one in values) if text]
+    return [text for text in (well_formed(str(one)).strip() for one in values) if text]
+
+
+def well_formed(text: str) -> str:
+    """A text that can be encoded: halves of surrogate pairs, which JSON may hold, become U+FFFD."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return text
 
 
 class Condition(NamedTuple):

@@ -296,12 +296,14 @@ class PipeConnection:
         )
         assert self.process.stdout is not None
         self.output = self.process.stdout.fileno()
+        self.poll = select.poll()  # select.select refuses files numbered from 1,024 on
+        self.poll.register(self.output, select.POLLIN)
         self.pace = Pace(self.policy)
 
     def read(self, limit: int) -> bytes:
         """The next bytes; ShardFault where the command stalls or ends badly."""
         start = time.monotonic()
-        if not select.select([self.output], [], [], self.policy.read_timeout)[0]:
+        if not self.poll.poll(1000 * self.policy.read_timeout):
             raise ShardFault("interrupted shard", f"stalled: no byte in {self.policy.read_timeout:g} s{self._said()}")
         data = os.read(self.output, limit)
         if not data:

@@ -1,7 +1,9 @@
 """Samples and shards that cannot be used: named, counted, reported, and fatal when there are too many."""
 from __future__ import annotations
 
+import math
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +19,13 @@ RESUMED, HALF, SKIPPED = UNCHARGED = ("resumed read", "half sample", "skipped me
 WINDOWS = {"samples": 1000, "shards": 100}
 EXAMPLES = 5
 LOST_IN_A_ROW = 20
+#: Bad samples without a good one between them after which a stream ends even where any fraction is tolerated.
+LOST_SAMPLES = 20_000
+#: Standard deviations of a count by which it must be too high before the end of an epoch is not waited for.
+SURE = 5.0
+
+#: A value of this rank -> the values of all ranks; every rank calls it at the same place.
+Gather = Callable[[Any], list[Any]]
 
 
 class SampleFault(Exception):
@@ -40,7 +49,8 @@ class FaultCounter:
     """What was read and what was wrong with it.
 
     samples, shards: read or opened, good or bad. kinds: faults by kind. examples: the first few, with key and shard.
-    lost_in_a_row: shards that could not be read since the last sample.
+    lost_in_a_row: shards that could not be read since the last sample. lost_samples: samples that could not be used
+    since the last one that could. limit: the fraction of samples that may be bad.
     """
 
     samples: int = 0
@@ -48,6 +58,8 @@ class FaultCounter:
     kinds: Counter[str] = field(default_factory=Counter)
     examples: list[str] = field(default_factory=list)
     lost_in_a_row: int = 0
+    lost_samples: int = 0
+    limit: float = 1.0
 
     def add(self, fault: SampleFault, key: str = "", url: str = "") -> None:
         """Count one fault and keep it as an example while there are few."""
@@ -65,6 +77,27 @@ class FaultCounter:
         self.lost_in_a_row += 1
         if self.lost_in_a_row >= LOST_IN_A_ROW:
             self.fail(f"{self.lost_in_a_row} shards in a row gave no sample, the last one was {url}")
+
+    def use_sample(self) -> None:
+        """Count a sample that is good."""
+        self.samples += 1
+        self.lost_samples = 0
+
+    def lose_sample(self, fault: SampleFault, key: str = "", url: str = "") -> None:
+        """Count a sample that cannot be used; TooManyBadSamples after LOST_SAMPLES without a good one."""
+        self.samples += 1
+        self.add(fault, key, url)
+        self.lost_samples += 1
+        if self.lost_samples >= LOST_SAMPLES:
+            self.fail(f"{self.lost_samples} samples were lost since the last one that could be used")
+
+    def judge_chunk(self) -> None:
+        """TooManyBadSamples where a chunk lost a window of samples, and surely more than `limit`.
+
+        The main process judges fractions, but it would wait for ever for a chunk that is never full.
+        """
+        if self.bad_samples >= WINDOWS["samples"]:
+            self.check(self.limit, "samples", SURE)
 
     def merge(self, other: FaultCounter) -> None:
         """Add what another counter saw."""
@@ -102,10 +135,14 @@ class FaultCounter:
         """Counts by kind, with `samples` and `shards` read."""
         return {"samples": self.samples, "shards": self.shards, **dict(self.kinds)}
 
-    def check(self, limit: float, what: str) -> None:
-        """TooManyBadSamples where the bad fraction of what, "samples" or "shards", is above `limit`."""
+    def check(self, limit: float, what: str, deviations: float = 0.0) -> None:
+        """TooManyBadSamples where the bad fraction of what, "samples" or "shards", is above `limit`.
+
+        deviations: by how many standard deviations sqrt(n limit (1 - limit)) of n of them, because a part of an epoch
+        has more bad ones than the whole by chance.
+        """
         bad, total = {"samples": (self.bad_samples, self.samples), "shards": (self.bad_shards, self.shards)}[what]
-        if bad > limit * total:
+        if bad > limit * total + deviations * math.sqrt(limit * (1 - limit) * total):
             self.fail(f"{bad} of {total} {what} ({bad / max(total, 1):.1%}) are unusable; the limit is {limit:.1%}")
 
     def fail(self, reason: str) -> None:
@@ -119,7 +156,8 @@ class FaultCounter:
 
 
 class FaultGuard:
-    """Watches the fraction of faults: in windows of at least 1000 samples (100 shards) and over every whole epoch."""
+    """Watches the fraction of faults: that of the epoch so far from 1000 samples (100 shards) on, where it is surely
+    above the limit, and that of every whole epoch exactly."""
 
     def __init__(self, limit: float):
         self.limit = limit
@@ -129,29 +167,31 @@ class FaultGuard:
     def start_epoch(self) -> None:
         """Forget the epoch before; `total` stays."""
         self.epoch = FaultCounter()
-        self.windows = {what: FaultCounter() for what in WINDOWS}
 
     def add(self, counts: FaultCounter) -> None:
-        """Take the counts of one chunk; TooManyBadSamples once a full window is above the limit."""
+        """Take the counts of one chunk; TooManyBadSamples once the epoch so far is surely above the limit."""
         self.total.merge(counts)
         self.epoch.merge(counts)
         for what, size in WINDOWS.items():
-            window = self.windows[what]
-            window.merge(counts)
-            if getattr(window, what) >= size:
-                window.check(self.limit, what)
-                self.windows[what] = FaultCounter()
+            if getattr(self.epoch, what) >= size:
+                self.epoch.check(self.limit, what, SURE)
 
     def to_dict(self) -> dict[str, Any]:
         """What has been counted, in plain types."""
         return {"total": self.total.to_dict(), "epoch": self.epoch.to_dict()}
 
     def absorb(self, values: dict[str, Any]) -> None:
-        """Add what another guard, of another rank or an earlier run, had counted; windows begin anew."""
+        """Add what another guard, of another rank or an earlier run, had counted."""
         self.total.merge(FaultCounter.from_dict(values["total"]))
         self.epoch.merge(FaultCounter.from_dict(values["epoch"]))
 
-    def end_epoch(self) -> None:
-        """TooManyBadSamples where the whole epoch is above the limit."""
+    def end_epoch(self, gather: Gather | None = None) -> None:
+        """TooManyBadSamples where the whole epoch is above the limit: over all ranks with `gather`, else on this one.
+
+        One broken shard is a large part of the few that one of many ranks has opened.
+        """
+        whole = FaultCounter()
+        for counts in gather(self.epoch.to_dict()) if gather is not None else [self.epoch.to_dict()]:
+            whole.merge(FaultCounter.from_dict(counts))
         for what in WINDOWS:
-            self.epoch.check(self.limit, what)
+            whole.check(self.limit, what)

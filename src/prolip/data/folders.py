@@ -4,8 +4,9 @@ from __future__ import annotations
 import csv
 import json
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,15 +15,28 @@ from prolip.data.captions import Selector
 from prolip.data.faults import SampleFault
 from prolip.data.samples import IMAGE_SUFFIXES, Raw
 from prolip.data.shards import explain_missing, listing
+from prolip.data.tar import printable
+
+#: Rows of a CSV that are looked for to tell where relative paths start: the first one may well be missing.
+LOOKED_AT = 100
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ImageRow:
-    """An image file with its caption and the record in which caption fields and conditions are looked up."""
+    """An image file with its caption and the record in which caption fields and conditions are looked up.
+
+    copy: how many rows before it have the same image, which a CSV with several captions per image has.
+    """
 
     path: str
     caption: str | None
     record: dict[str, Any]
+    copy: int = 0
+
+    @property
+    def key(self) -> str:
+        """Unlike those of all other rows: a second row of an image has other crops, and a place in a ledger."""
+        return printable(self.path) + (f"#{self.copy}" if self.copy else "")
 
 
 @dataclass(frozen=True)
@@ -39,11 +53,13 @@ class ImageRows:
         row = self.rows[index]
         try:
             data = Path(row.path).read_bytes()
-        except OSError as error:
-            raise SampleFault("missing image", f"{row.path}: {error.strerror or error}") from error
+        except (OSError, ValueError) as error:  # the latter for a path with a zero byte
+            reason = getattr(error, "strerror", None) or error
+            raise SampleFault("missing image", f"{printable(row.path)}: {reason}") from error
         suffix = os.path.splitext(row.path)[1][1:].lower()
         # Pillow looks at the bytes, not at the name: a file without a known suffix may well be an image
-        raw: Raw = {"__key__": row.path, "__url__": row.path, suffix if suffix in IMAGE_SUFFIXES else "jpg": data}
+        raw: Raw = {"__key__": row.key, "__url__": printable(row.path)}
+        raw[suffix if suffix in IMAGE_SUFFIXES else "jpg"] = data
         if row.caption is not None:
             raw["txt"] = row.caption
         return {**raw, "json": row.record}
@@ -60,17 +76,19 @@ def keep_selected(rows: Iterable[ImageRow], selector: Selector | None, what: str
 
 
 class Columns(NamedTuple):
-    """The columns of a CSV that are read: image path, plain caption, caption fields, fields of conditions."""
+    """The columns of a CSV that are read: image path, plain caption (None where captions are drawn from other columns
+    alone), caption fields, fields of conditions."""
 
     image: str
-    caption: str
+    caption: str | None
     captions: tuple[str, ...] = ()
     conditions: tuple[str, ...] = ()
 
     def flags(self) -> Iterator[tuple[str, str]]:
         """Every column with the flag that names it."""
         yield self.image, "--csv-img-key"
-        yield self.caption, "--csv-caption-key"
+        if self.caption is not None:
+            yield self.caption, "--csv-caption-key"
         yield from ((name, "--caption-sampling") for name in self.captions)
         yield from ((name, "--select") for name in self.conditions)
 
@@ -78,27 +96,44 @@ class Columns(NamedTuple):
 def read_csv(path: str, columns: Columns, separator: str, selector: Selector | None = None) -> ImageRows:
     """The rows of a CSV with a header.
 
-    Relative image paths are taken from the working directory if the first one is there (as in OpenCLIP), else from the
-    CSV's folder. FileNotFoundError without the file, ValueError without the columns.
+    Relative image paths are taken from the working directory if one of the first LOOKED_AT is there (as in OpenCLIP),
+    else from the CSV's folder. FileNotFoundError without the file, ValueError without the columns, and for what is no
+    UTF-8 (a byte order mark may lead it) or no CSV.
     """
     if not os.path.isfile(path):
         raise FileNotFoundError(f"train_data {path!r} is missing (looked from {os.getcwd()}). {explain_missing(path)}")
     kept = {*columns.captions, *columns.conditions}
-    with open(path, newline="", encoding="utf-8") as lines:
+    with open(path, newline="", encoding="utf-8-sig") as lines:
         reader = csv.DictReader(lines, delimiter=separator)
-        check_columns(path, list(reader.fieldnames or []), columns, separator)
-        rows = [
-            ImageRow(cells[columns.image] or "", cells[columns.caption] or "", {name: cells[name] for name in kept})
-            for cells in reader
-        ]
+        try:
+            check_columns(path, list(reader.fieldnames or []), columns, separator)
+            rows = [
+                ImageRow(cells[columns.image] or "", columns.caption and cells[columns.caption] or "",
+                         {name: cells[name] for name in kept})
+                for cells in reader
+            ]  # fmt: skip
+        except UnicodeDecodeError as error:
+            raise ValueError(
+                f"{path} is no UTF-8 ({error}): convert it, e.g. iconv -f LATIN1 -t UTF-8 {path} > new.csv"
+            ) from error
+        except csv.Error as error:
+            raise ValueError(
+                f"{path} is no CSV from line {reader.line_num} on ({error}): look for a quotation mark that opens a "
+                "cell and is not closed; inside a quoted cell it is doubled"
+            ) from error
     base = csv_base(path, rows)
-    return keep_selected((replace(row, path=os.path.join(base, row.path)) for row in rows), selector, path)
+    times: Counter[str] = Counter()
+    for row in rows:
+        row.path = os.path.join(base, row.path)
+        row.copy = times[row.path]
+        times[row.path] += 1
+    return keep_selected(rows, selector, path)
 
 
 def csv_base(path: str, rows: Sequence[ImageRow]) -> str:
     """The folder that relative image paths start from."""
-    first = next((row.path for row in rows if row.path), "")
-    return "" if os.path.exists(first) else os.path.dirname(os.path.abspath(path))
+    there = any(os.path.exists(row.path) for row in rows[:LOOKED_AT])
+    return "" if there else os.path.dirname(os.path.abspath(path))
 
 
 def check_columns(path: str, present: Sequence[str], columns: Columns, separator: str) -> None:
@@ -125,23 +160,37 @@ def read_folder(root: str, selector: Selector | None = None) -> ImageRows:
     """Images below a folder, `<root>/<class>/.../<image>` or `<root>/<image>`.
 
     The caption is the text of `<image>.txt` (same stem) beside it, else the class name with underscores as spaces. The
-    record holds `class` (where there is one) and what `<image>.json` beside it holds. ValueError without any image.
+    record holds `class` (where there is one) and what `<image>.json` beside it holds. Names that begin with a dot are
+    passed over, and links to folders that a path goes through already. ValueError without any image, OSError for a
+    folder that cannot be listed.
     """
     if not os.path.isdir(root):
         raise FileNotFoundError(f"image folder {root!r} is missing. {explain_missing(root)}")
     rows = []
-    for folder, below, names in os.walk(root, followlinks=True):
-        below.sort()
+    for folder, below, names in os.walk(root, followlinks=True, onerror=refuse):
+        above = os.path.join(os.path.realpath(folder), "")
+        below[:] = sorted(name for name in below if not (name.startswith(".") or leads_back(folder, name, above)))
         parts = Path(folder).relative_to(root).parts
         label = parts[0].replace("_", " ") if parts else None
         present = set(names)
         for name in sorted(names):
             stem, suffix = os.path.splitext(name)
-            if suffix[1:].lower() in IMAGE_SUFFIXES:
+            if suffix[1:].lower() in IMAGE_SUFFIXES and not name.startswith("."):  # macOS writes "._cat.jpg"
                 rows.append(folder_row(os.path.join(folder, stem), suffix, label, present))
     if not rows:
         raise ValueError(f"folder {root} holds no image ({', '.join(IMAGE_SUFFIXES)}); it holds {listing(root)}")
     return keep_selected(rows, selector, root)
+
+
+def refuse(error: OSError) -> None:
+    """A folder that cannot be listed would be left out in silence."""
+    raise error
+
+
+def leads_back(folder: str, name: str, above: str) -> bool:
+    """Whether a subfolder is a link to a folder that holds it. above: the real path of `folder`, ending in a slash."""
+    path = os.path.join(folder, name)
+    return os.path.islink(path) and above.startswith(os.path.join(os.path.realpath(path), ""))
 
 
 def folder_row(stem: str, suffix: str, label: str | None, present: set[str]) -> ImageRow:
@@ -149,11 +198,21 @@ def folder_row(stem: str, suffix: str, label: str | None, present: set[str]) -> 
     name = os.path.basename(stem)
     caption, record = label, {"class": label} if label is not None else {}
     if f"{name}.txt" in present:
-        caption = Path(f"{stem}.txt").read_text(encoding="utf-8")
+        caption = read_text(f"{stem}.txt")
     if f"{name}.json" in present:
         try:
-            extra = json.loads(Path(f"{stem}.json").read_text(encoding="utf-8"))
-        except ValueError as error:
+            extra = json.loads(read_text(f"{stem}.json"))
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{stem}.json is no JSON: {error}; repair or remove it") from error
+        if not isinstance(extra, dict):
+            raise ValueError(f"{stem}.json holds a {type(extra).__name__}, wanted an object; repair or remove it")
         record = {**record, **extra}
     return ImageRow(stem + suffix, caption, record)
+
+
+def read_text(path: str) -> str:
+    """The text of a file; ValueError with its name where it is no UTF-8."""
+    try:
+        return Path(path).read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is no UTF-8: {error}; convert or remove it") from error

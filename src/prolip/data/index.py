@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 import fsspec
 
-from prolip.data.entries import BLOCK, INDEX_NAME, Entry, ShardIndex, canonical, parent, to_json
+from prolip.data.entries import BLOCK, INDEX_NAME, Entry, ShardIndex, canonical, parent, read_index, to_json
 from prolip.data.faults import SampleFault, ShardFault
 from prolip.data.opening import ReadPolicy, Stream, is_local, local_path, open_stream
 from prolip.data.shards import expand_shards
@@ -134,6 +134,34 @@ def write_index(index: ShardIndex) -> None:
             raise
 
 
+def check_place(place: str) -> None:
+    """ValueError, ImportError or OSError where no index can be written: told before shards are read for hours."""
+    if place.startswith(("http://", "https://", "pipe:")):
+        raise ValueError(f"nothing can be written to {place}: say where the index goes with --output FILE")
+    if not is_local(place):
+        fsspec.get_filesystem_class(place.split("://")[0])
+        return
+    path = Path(local_path(place))
+    if path.is_dir():
+        raise ValueError(f"{place} is a folder: give a file, e.g. --output {path / INDEX_NAME}")
+    if not path.parent.is_dir():
+        raise ValueError(f"there is no folder {path.parent} for the index: make it, or give another --output")
+    with tempfile.TemporaryFile(dir=path.parent):
+        pass
+
+
+def dropped(place: str, urls: Sequence[str]) -> str:
+    """Words on the shards of the index at `place` that are none of `urls`; none where there is no such index."""
+    try:
+        old = read_index(place, ReadPolicy(retries=0))
+    except (ValueError, ShardFault):
+        return ""
+    gone = sorted(old.entries.keys() - set(map(canonical, urls)))
+    if not gone:
+        return ""
+    return f"{place} had {len(gone)} more shards, such as {gone[0]}, that were not given: they are in it no more"
+
+
 def default_output(urls: Sequence[str]) -> str:
     """index.json in the folder of all shards; ValueError where they are in several, or are commands."""
     folders = sorted({parent(url) for url in urls})
@@ -208,8 +236,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         urls = list(dict.fromkeys(shard.url for source in options.shards for shard in expand_shards(source)))
         place = options.output or default_output(urls)
+        check_place(place)
         policy = ReadPolicy(read_timeout=options.timeout, retries=options.retries)
-    except (ValueError, FileNotFoundError, ImportError) as error:
+    except (ValueError, OSError, ImportError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     progress = Progress(len(urls))
@@ -219,6 +248,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if result.entry is not None:
             entries[canonical(result.url)] = result.entry
     if entries:
+        if words := dropped(place, urls):
+            print(f"note: {words}", file=sys.stderr)
         write_index(ShardIndex(place, entries))
     print(progress.summary(place if entries else "no index written"))
     return 1 if progress.bad else 0

@@ -21,7 +21,7 @@ from prolip.data.captions import CaptionSampler
 from prolip.data.config import DataConfig, chunks_ahead
 from prolip.data.crops import RandomCrop
 from prolip.data.cursor import Cursor
-from prolip.data.faults import WINDOWS, FaultCounter, FaultGuard, SampleFault
+from prolip.data.faults import FaultCounter, FaultGuard, Gather, SampleFault
 from prolip.data.samples import Decoder, Example, Row, preserved_rng
 from prolip.data.sources import build_source
 from prolip.data.streams import Place, Source
@@ -76,7 +76,7 @@ class Chunks(IterableDataset):
         begin, cursor = 0, Cursor()
         if self.resumed is not None and self.resumed.epoch == epoch:
             begin, cursor = self.resumed.batches, Cursor(**self.resumed.cursors[place.stream])
-        faults = FaultCounter()
+        faults = FaultCounter(limit=self.config.max_bad_fraction)
         rows = self.source.stream(place, faults, cursor)
         for _ in range(begin, self.per_epoch):
             with preserved_rng():
@@ -89,14 +89,13 @@ class Chunks(IterableDataset):
         examples: list[Example] = []
         while len(examples) < wanted:
             row = next(rows)
-            faults.samples += 1
             try:
                 examples.append(self.decode(row, epoch))
             except SampleFault as fault:
-                faults.add(fault, row.raw["__key__"], row.raw.get("__url__", ""))
-                # the main process judges the fraction, but it would wait for ever for a chunk that is never full
-                if self.config.max_bad_fraction < 1 and faults.bad_samples >= WINDOWS["samples"]:
-                    faults.check(self.config.max_bad_fraction, "samples")
+                faults.lose_sample(fault, row.raw["__key__"], row.raw.get("__url__", ""))
+                faults.judge_chunk()
+            else:
+                faults.use_sample()
         return examples
 
     def _collate(self, examples: list[Example]) -> Batch:
@@ -177,8 +176,11 @@ class Loader:
 
     A batch: image (B, 3, H, W), text (B, L) int64, key list[str]; with `known_matches` also caption_id (B,) and
     caption_ids (B, K) int64, -1 padded. dataset_samples: samples in the data; num_samples: those of an epoch over all
-    ranks, num_batches * B * ranks (rounded up, so the last batch begins the next pass, as in OpenCLIP).
+    ranks, num_batches * B * ranks (rounded up, so the last batch begins the next pass, as in OpenCLIP). gather: set it
+    where ranks are joined, and the faults of an epoch are judged over all of them at its end, not on each.
     """
+
+    gather: Gather | None = None
 
     def __init__(self, chunks: Chunks, dataset_samples: int, pin_memory: bool):
         self.config = chunks.config
@@ -277,7 +279,7 @@ class Loader:
                 self._taken += 1
                 yield interleave(parts, self._pin)
             next(chunks, None)  # lets the workers end their epoch
-            self._guard.end_epoch()
+            self._guard.end_epoch(self.gather)
         except Exception:
             self.close()  # left to the garbage collector, workers behind a traceback take ten seconds to end
             raise

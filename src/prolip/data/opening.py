@@ -27,6 +27,8 @@ __all__ = ["ReadPolicy", "ResumingStream", "Stream", "is_local", "local_path", "
 log = logging.getLogger(__name__)
 #: Bytes that are read again after a break and compared, for servers that change an object and tell nobody.
 OVERLAP = 4096
+#: Times that the pause between retries is doubled at most: a float ends at 2**1024.
+DOUBLINGS = 64
 #: Retries are counted afresh after this many bytes.
 PROGRESS = 2**20
 
@@ -157,7 +159,7 @@ class ResumingStream:
         if self._failures >= self.policy.retries:
             kind = error.kind if isinstance(error, Transient) else "interrupted shard"
             raise ShardFault(kind, f"{reason}, at byte {self.position}, after {self._failures} retries") from error
-        waiting = min(self.policy.backoff * 2**self._failures, self.policy.backoff_limit)
+        waiting = min(self.policy.backoff * 2.0 ** min(self._failures, DOUBLINGS), self.policy.backoff_limit)
         waiting = max(waiting * self._jitter.uniform(0.5, 1), min(getattr(error, "wait", 0), self.policy.backoff_limit))
         self._failures += 1
         log.info("%s: %s; going on at byte %d in %.1f s", self.url, reason, self.position, waiting)

@@ -67,7 +67,7 @@ def json_record(raw: Raw) -> dict[str, Any]:
     if isinstance(raw["json"], bytes):
         try:
             raw["json"] = json.loads(raw["json"])
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:  # the latter for brackets without end
             raise SampleFault("bad json", str(error)) from error
     if not isinstance(raw["json"], dict):
         raise SampleFault("bad json", f"a {type(raw['json']).__name__}, wanted an object")
@@ -116,13 +116,20 @@ class Decoder:
         raw, key = row.raw, row.raw["__key__"]
         identity = (self.seed, epoch, key, row.occurrence)
         pixels = self._pixels(image_bytes(raw), stable_hash(*identity, "augmentation"))
-        record = json_record(raw) if self.captions.needs_json else None
-        plain = plain_text(raw) if PLAIN in self.captions.fields else None
-        drawn = self.captions.draw(plain, record, stable_hash(*identity, "caption"))
+        drawn = self.captions.draw(*self._texts(raw), stable_hash(*identity, "caption"))
         if not self.with_ids:
             return Example(key, pixels, drawn.caption)
         return Example(
             key, pixels, drawn.caption, caption_id(drawn.caption), tuple(caption_id(text) for text in drawn.all)
+        )
+
+    def _texts(self, raw: Raw) -> tuple[str | None, dict[str, Any] | None]:
+        """Plain text and JSON, as far as captions are drawn from them; where from both, a sample may lack one."""
+        plain, record = PLAIN in self.captions.fields, self.captions.needs_json
+        both = plain and record
+        return (
+            plain_text(raw) if plain and (PLAIN in raw or not both) else None,
+            json_record(raw) if record and ("json" in raw or not both) else None,
         )
 
     def _pixels(self, data: bytes, seed: int) -> Tensor:

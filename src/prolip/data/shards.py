@@ -239,16 +239,25 @@ def recorded_size(urls: Sequence[str]) -> int | None:
     total = 0
     for folder, names in folders.items():
         if (folder / "sizes.json").is_file():
-            sizes = json.loads((folder / "sizes.json").read_text())
+            sizes = recorded(folder / "sizes.json")
             absent = [name for name in names if name not in sizes]
             if absent:
                 raise ValueError(f"{folder / 'sizes.json'} has no entry for {absent[0]}: add it or remove the file")
-            total += sum(int(sizes[name]) for name in names)
+            total += sum(sizes[name] for name in names)
         elif (folder / "__len__").is_file():
-            total += int((folder / "__len__").read_text())
+            total += recorded(folder / "__len__")[""]
         else:
             return None
     return total
+
+
+def recorded(path: Path) -> dict[str, int]:
+    """The counts of a sizes.json, or the one of a __len__ under ""; ValueError where they are none."""
+    try:
+        found = json.loads(path.read_text())
+        return {name: int(size) for name, size in (found.items() if isinstance(found, dict) else [("", found)])}
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path} holds no counts of samples ({error}): repair or remove it") from error
 
 
 def count_shard(path: str, selector: Selector | None) -> int:

@@ -43,11 +43,12 @@ def build_source(config: DataConfig, streams: int) -> tuple[Source, int]:
 
 def csv_columns(config: DataConfig) -> Columns:
     """The columns of a CSV that are read, each with the flag that names it."""
-    captions = [name for name in CaptionSampler.parse(config.caption_sampling).fields if name != PLAIN]
+    sampled = CaptionSampler.parse(config.caption_sampling).fields
+    captions = [name for name in sampled if name != PLAIN]
     selector = Selector.parse(config.select)
     return Columns(
         image=config.csv_img_key,
-        caption=config.csv_caption_key,
+        caption=config.csv_caption_key if PLAIN in sampled else None,
         captions=tuple(captions),
         conditions=selector.fields if selector else (),
     )

@@ -148,8 +148,8 @@ class RowSource:
                 try:
                     raw = self.read(row)
                 except SampleFault as fault:
-                    faults.samples += 1
-                    faults.add(fault, f"row {row}")
+                    faults.lose_sample(fault, f"row {row}")
+                    faults.judge_chunk()  # nobody else can, while this stream has nothing to hand out
                     continue
                 yield Row(raw, cursor.turn)
             cursor.next_turn()
@@ -171,8 +171,7 @@ def checked_samples(url: str, selector: Selector | None, faults: FaultCounter, r
             try:
                 keep = is_selected(raw, selector)
             except SampleFault as fault:
-                faults.samples += 1
-                faults.add(fault, raw["__key__"], url)
+                faults.lose_sample(fault, raw["__key__"], url)
                 continue
             if keep:
                 yield raw

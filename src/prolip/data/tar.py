@@ -44,7 +44,7 @@ def read_members(stream: Stream) -> Iterator[tuple[str, bytes | None]]:
         while (member := archive.next()) is not None:
             archive.members.clear()  # or the list grows with the shard
             content = archive.extractfile(member) if member.isreg() else None
-            name = member.name.removeprefix("./")
+            name = printable(member.name.removeprefix("./"))
             if not member.isdir() and not name.startswith("__"):
                 yield name, content.read() if content is not None else None
         while rest := archive.fileobj.read(CHUNK):  # also brings a command to its end, where its exit status is known
@@ -52,6 +52,11 @@ def read_members(stream: Stream) -> Iterator[tuple[str, bytes | None]]:
                 raise tarfile.ReadError("data after the end of the archive")
         if length := archive.fileobj.tell() % tarfile.BLOCKSIZE:  # bytes are gone or there twice in the last file
             raise tarfile.ReadError(f"{length} bytes more than whole blocks")
+
+
+def printable(name: str) -> str:
+    """A name with the bytes that are no UTF-8 written out: keys are hashed, logged and written to ledgers."""
+    return name.encode("utf-8", "backslashreplace").decode()
 
 
 @dataclass
@@ -73,7 +78,7 @@ class Grouping:
         try:
             for name, content in members:
                 key, suffix = base_plus_ext(name)
-                if key is None or content is None:
+                if key is None or key.endswith("/") or content is None:  # "a/.b.jpg" has nothing before its dot
                     self.note(SampleFault(SKIPPED, f"{name!r} is " + ("no file" if key else "not named key.suffix")))
                     continue
                 if key != sample.get("__key__"):

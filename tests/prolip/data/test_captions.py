@@ -1,3 +1,4 @@
+import json
 from collections import Counter
 
 import pytest
@@ -44,6 +45,14 @@ def test_no_caption_and_wrong_types_are_faults():
         CaptionSampler.parse("empty,absent").draw(None, RECORD, 0)
     with pytest.raises(SampleFault, match="bad json: name"):
         CaptionSampler.parse("name").draw(None, {"name": {"en": "grapes"}}, 0)
+
+
+def test_half_a_surrogate_pair_is_replaced_so_that_a_caption_can_be_encoded():
+    record = json.loads(r'{"name": ["cat \ud83d", "\ud83d\ude00 grin", "caf\u00e9"], "bad": "\ude00"}')
+    drawn = CaptionSampler.parse("name,bad").draw(None, record, 0)
+    assert drawn.all == ("cat \ufffd", "\U0001f600 grin", "café", "\ufffd")
+    assert all(caption_id(caption) for caption in drawn.all)
+    assert Selector.parse("name=café")(record)
 
 
 @pytest.mark.parametrize("text", ["", "name,,group", "name:x", "name:0", "name:-1", "name,name", "name:inf"])

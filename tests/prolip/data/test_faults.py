@@ -1,5 +1,8 @@
+import random
+
 import pytest
 
+from prolip.data import faults
 from prolip.data.faults import FaultCounter, FaultGuard, SampleFault, ShardFault, TooManyBadSamples
 
 
@@ -29,16 +32,41 @@ def test_few_samples_are_judged_at_the_end_of_the_epoch_only():
         guard.end_epoch()
 
 
-def test_a_window_above_the_limit_is_fatal_at_once_with_kinds_keys_and_shards():
+def test_what_is_surely_above_the_limit_is_fatal_at_once_with_kinds_keys_and_shards():
     guard = FaultGuard(0.01)
-    guard.add(counts(samples=990, bad=10))
+    guard.add(counts(samples=990, bad=25))
     with pytest.raises(TooManyBadSamples) as error:
-        guard.add(counts(samples=10, bad=1))
-    for part in ("11 of 1000 samples", "1.1%", "bad image 11", "'k0' of a.tar", "--max-bad-fraction"):
+        guard.add(counts(samples=10, bad=1))  # 10 are expected of 1000 at 1%; 5 standard deviations more are 25.7
+    for part in ("26 of 1000 samples", "2.6%", "bad image 26", "'k0' of a.tar", "--max-bad-fraction"):
         assert part in str(error.value)
 
 
-def test_the_limit_itself_is_allowed_and_windows_start_afresh():
+def test_what_may_be_chance_is_judged_at_the_end_of_the_epoch():
+    guard = FaultGuard(0.01)
+    guard.add(counts(samples=1000, bad=25))
+    with pytest.raises(TooManyBadSamples, match="25 of 1000 samples"):
+        guard.end_epoch()
+
+
+@pytest.mark.parametrize(("samples", "shards"), [(128, 0), (0, 2)])
+def test_a_long_run_below_the_limit_never_stops_and_one_above_it_soon_does(samples, shards):
+    """Windows of 1000 samples of which 0.5% are bad have more than 1% of them once in 70 windows."""
+    draw, size = random.Random(1), samples or shards
+    for rate, stops in ((0.005, False), (0.02, True)):
+        guard, steps = FaultGuard(0.01), 3000
+        for step in range(steps):
+            bad = sum(draw.random() < rate for _ in range(size))
+            try:
+                guard.add(counts(samples, shards, *((bad, 0) if samples else (0, bad))))
+            except TooManyBadSamples:
+                assert stops and step < steps
+                break
+        else:
+            assert not stops
+            guard.end_epoch()
+
+
+def test_the_limit_itself_is_allowed():
     guard = FaultGuard(0.01)
     for _ in range(3):
         guard.add(counts(samples=1000, bad=10))
@@ -46,11 +74,42 @@ def test_the_limit_itself_is_allowed_and_windows_start_afresh():
     assert guard.total.summary()["bad image"] == 30
 
 
-def test_a_late_burst_is_seen_although_the_epoch_so_far_was_clean():
+def test_a_bad_shard_of_a_long_clean_epoch_does_not_end_it_and_data_that_turns_bad_does():
     guard = FaultGuard(0.01)
-    guard.add(counts(samples=100_000))
-    with pytest.raises(TooManyBadSamples):
-        guard.add(counts(samples=1000, bad=11))
+    guard.add(counts(samples=1_000_000))
+    guard.add(counts(samples=2000, bad=2000))
+    with pytest.raises(TooManyBadSamples, match="11000 of 1020000 samples"):
+        for _ in range(10):
+            guard.add(counts(samples=2000, bad=1000))
+
+
+def test_nothing_bad_at_all_can_be_asked_for():
+    guard = FaultGuard(0.0)
+    guard.add(counts(samples=1000))
+    with pytest.raises(TooManyBadSamples, match="1 of 1001 samples"):
+        guard.add(counts(samples=1, bad=1))
+
+
+def test_one_broken_shard_of_a_rank_is_judged_over_all_ranks():
+    """32 ranks with 31 shards each: one broken shard is 0.1% of them all, and 3% of those of its rank."""
+    guard = FaultGuard(0.01)
+    guard.add(counts(samples=1000, shards=31, broken=1))
+    others = FaultCounter(samples=1000, shards=31).to_dict()
+    guard.end_epoch(lambda mine: [others] * 31 + [mine])
+    with pytest.raises(TooManyBadSamples, match=r"1 of 31 shards"):
+        guard.end_epoch()
+    with pytest.raises(TooManyBadSamples, match=r"2 of 124 shards(.|\n)*broken shard 2"):
+        guard.end_epoch(lambda mine: [mine, mine, others, others])
+
+
+def test_samples_that_are_all_bad_end_a_stream_even_where_any_fraction_is_tolerated(monkeypatch):
+    monkeypatch.setattr(faults, "LOST_SAMPLES", 3)
+    counter, fault = FaultCounter(), SampleFault("bad image", "cut")
+    for _ in range(4):
+        counter.lose_sample(fault), counter.lose_sample(fault), counter.use_sample()
+    counter.lose_sample(fault), counter.drain(), counter.lose_sample(fault)
+    with pytest.raises(TooManyBadSamples, match="3 samples were lost since the last one that could be used"):
+        counter.lose_sample(fault)
 
 
 def test_broken_shards_are_held_against_the_shards_that_were_opened():
@@ -59,8 +118,8 @@ def test_broken_shards_are_held_against_the_shards_that_were_opened():
     with pytest.raises(TooManyBadSamples, match=r"1 of 5 shards \(20.0%\)"):
         guard.end_epoch()
     guard.start_epoch()
-    with pytest.raises(TooManyBadSamples, match="2 of 100 shards"):
-        guard.add(counts(samples=100, shards=100, broken=2))
+    with pytest.raises(TooManyBadSamples, match="6 of 100 shards"):
+        guard.add(counts(samples=100, shards=100, broken=6))
 
 
 def test_a_new_epoch_forgets_the_old_one_but_the_total_stays():

@@ -1,11 +1,15 @@
 import json
+import os
+from pathlib import Path
 
 import pytest
 from tiny_tars import png
 
 from prolip.data.captions import Selector
+from prolip.data.config import DataConfig
 from prolip.data.faults import SampleFault
 from prolip.data.folders import Columns, read_csv, read_folder
+from prolip.data.sources import csv_columns
 
 COLUMNS = Columns("filepath", "title")
 
@@ -94,3 +98,115 @@ def test_folders_without_images_are_refused(tmp_path):
         read_folder(str(tmp_path))
     with pytest.raises(FileNotFoundError, match="image folder .* is missing"):
         read_folder(str(tmp_path / "none"))
+
+
+def test_a_csv_with_a_byte_order_mark_is_read_and_other_encodings_are_named(tmp_path):
+    text = "filepath\ttitle\na.png\tcäfé\n"
+    (tmp_path / "d.csv").write_bytes(text.encode("utf-8-sig"))
+    assert read_csv(str(tmp_path / "d.csv"), COLUMNS, "\t").rows[0].caption == "cäfé"
+    (tmp_path / "d.csv").write_bytes(text.encode("latin-1"))
+    with pytest.raises(ValueError, match=r"d.csv is no UTF-8 \(.*0xe4.*\): convert it, e.g. iconv -f LATIN1"):
+        read_csv(str(tmp_path / "d.csv"), COLUMNS, "\t")
+
+
+def test_a_quotation_mark_that_is_never_closed_is_looked_for(tmp_path):
+    url = write_csv(tmp_path / "d.csv", [("a.png", '"open', ""), *[("b.png", "x" * 200, "")] * 1000])
+    with pytest.raises(ValueError, match=r"d.csv is no CSV from line \d+ on \(field larger .*quotation mark"):
+        read_csv(url, COLUMNS, "\t")
+
+
+def test_short_and_long_rows_of_a_csv_are_read_as_far_as_they_go(tmp_path):
+    url = write_csv(tmp_path / "d.csv", [("a.png",), ("b.png", "x", "y", "more")])
+    rows = read_csv(url, COLUMNS._replace(captions=("name",)), "\t").rows
+    assert [(row.caption, row.record["name"]) for row in rows] == [("", None), ("x", "y")]
+
+
+def test_the_plain_caption_column_may_be_absent_where_captions_come_from_others(tmp_path):
+    url = write_csv(tmp_path / "d.csv", [("a.png", "cat")], header=("filepath", "name"))
+    config = DataConfig(train_data=url, caption_sampling="name")
+    assert read_csv(url, csv_columns(config), "\t").rows[0].record == {"name": "cat"}
+    with pytest.raises(ValueError, match="no column 'title'.*--csv-caption-key"):
+        read_csv(url, csv_columns(DataConfig(train_data=url, caption_sampling="name,txt")), "\t")
+
+
+def test_one_missing_image_does_not_decide_where_relative_paths_start(tmp_path, monkeypatch):
+    (tmp_path / "work").mkdir(), (tmp_path / "lists").mkdir()
+    (tmp_path / "work" / "b.png").write_bytes(png(2))
+    url = write_csv(tmp_path / "lists" / "d.csv", [("a.png", "x", ""), ("b.png", "y", "")])
+    monkeypatch.chdir(tmp_path / "work")
+    assert read_csv(url, COLUMNS, "\t")(1)["png"] == png(2)
+
+
+def test_rows_of_one_image_are_told_apart_by_their_keys(tmp_path):
+    """COCO and Flickr30k have five captions per image: without this all five would get the same crop in an epoch."""
+    (tmp_path / "a.png").write_bytes(png(1))
+    rows = read_csv(write_csv(tmp_path / "d.csv", [("a.png", str(i), "") for i in range(3)]), COLUMNS, "\t")
+    assert [rows(i)["__key__"] for i in range(3)] == [f"{tmp_path}/a.png{tail}" for tail in ("", "#1", "#2")]
+    assert {rows(i)["__url__"] for i in range(3)} == {f"{tmp_path}/a.png"} and rows(2)["png"] == png(1)
+
+
+def test_paths_that_cannot_be_are_missing_images(tmp_path):
+    url = write_csv(tmp_path / "d.csv", [("a\0b.png", "x", ""), ("", "y", "")])
+    rows = read_csv(url, COLUMNS, "\t")
+    for row in range(2):
+        with pytest.raises(SampleFault, match="missing image"):
+            rows(row)
+
+
+def test_hidden_files_and_folders_are_no_images(tmp_path):
+    for name in ("cat/1.png", "cat/._1.png", ".cache/2.png", "cat/.thumbs/3.png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / name).write_bytes(png(3))
+    assert [row.path for row in read_folder(str(tmp_path)).rows] == [f"{tmp_path}/cat/1.png"]
+
+
+def test_links_to_folders_are_followed_unless_they_lead_back(tmp_path):
+    (tmp_path / "root" / "cat").mkdir(parents=True), (tmp_path / "dogs").mkdir()
+    (tmp_path / "root" / "cat" / "1.png").write_bytes(png(1)), (tmp_path / "dogs" / "2.png").write_bytes(png(2))
+    (tmp_path / "root" / "dog").symlink_to(tmp_path / "dogs")
+    (tmp_path / "root" / "cat" / "up").symlink_to(tmp_path / "root")
+    (tmp_path / "root" / "cat" / "here").symlink_to(".")
+    found = [row.path.removeprefix(f"{tmp_path}/root/") for row in read_folder(str(tmp_path / "root")).rows]
+    assert found == ["cat/1.png", "dog/2.png"]
+
+
+def test_a_folder_that_cannot_be_listed_is_no_silent_loss(tmp_path, monkeypatch):
+    (tmp_path / "cat").mkdir()
+    (tmp_path / "free.png").write_bytes(png(1))
+    scandir = os.scandir
+
+    def refuse(path):
+        if str(path).endswith("cat"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(PermissionError, match="Permission denied: .*cat"):
+        read_folder(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("1.txt", b"\xff\xfe", "1.txt is no UTF-8"),
+        ("1.json", b"\xe4", "1.json is no JSON: .*1.json is no UTF-8"),
+        ("1.json", b"{", "1.json is no JSON"),
+        ("1.json", b"[" * 100_000, "1.json is no JSON: maximum recursion"),
+        ("1.json", b"[1]", "1.json holds a list, wanted an object"),
+    ],
+)
+def test_texts_beside_images_that_cannot_be_read_are_named(tmp_path, name, content, message):
+    (tmp_path / "1.png").write_bytes(png(1))
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        read_folder(str(tmp_path))
+
+
+def test_file_names_that_are_no_utf_8_make_keys_that_can_be_written(tmp_path):
+    path = os.fsencode(tmp_path) + b"/k\xe4.png"
+    try:
+        Path(os.fsdecode(path)).write_bytes(png(4))
+    except OSError:
+        pytest.skip("this file system has UTF-8 names only")
+    raw = read_folder(str(tmp_path))(0)
+    assert raw["__key__"] == rf"{tmp_path}/k\udce4.png" and raw["png"] == png(4)

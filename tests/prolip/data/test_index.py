@@ -1,6 +1,7 @@
 import hashlib
 import json
 import os
+import re
 import runpy
 import sys
 from pathlib import Path
@@ -83,6 +84,36 @@ def test_nothing_readable_writes_nothing_and_wrong_arguments_end_with_2(tmp_path
     assert not (tmp_path / "index.json").exists()
     assert run(tmp_path / "no.tar") == 2 and "shards are missing" in capsys.readouterr().err
     assert run("pipe:cat x") == 2 and "--output FILE" in capsys.readouterr().err
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_any_shard_is_read(tmp_path, monkeypatch, capsys):
+    write_shards(tmp_path, [2])
+    monkeypatch.setattr(command, "index_shards", lambda *_: pytest.fail("shards were read"))
+    for arguments, message in (
+        (["http://127.0.0.1:9/{0..1}.tar"], "nothing can be written to http://127.0.0.1:9/index.json: .*--output FILE"),
+        ([tmp_path, "--output", "https://x/i.json"], "nothing can be written to https://x/i.json"),
+        ([tmp_path, "--output", "nonsense://x/i.json"], "Protocol not known: nonsense"),
+        ([tmp_path, "--output", tmp_path], f"{tmp_path} is a folder: give a file, e.g. --output {tmp_path}/index.json"),
+        ([tmp_path, "--output", tmp_path / "no" / "i.json"], f"there is no folder {tmp_path}/no for the index"),
+    ):
+        assert run(*arguments) == 2
+        assert re.search(f"^error: .*{message}", capsys.readouterr().err)
+
+    def refuse(**_):
+        raise PermissionError(13, "Permission denied", str(tmp_path))
+
+    monkeypatch.setattr(command.tempfile, "TemporaryFile", refuse)
+    assert run(tmp_path) == 2 and "error: [Errno 13] Permission denied" in capsys.readouterr().err
+
+
+def test_shards_that_an_index_loses_by_being_written_anew_are_told(tmp_path, capsys):
+    a, b, c = write_shards(tmp_path, [1, 1, 1])
+    assert run(tmp_path, "--workers", 1) == 0 == run(tmp_path, "--workers", 1)
+    assert "no more" not in capsys.readouterr().err
+    assert run(a, "--workers", 1) == 0
+    assert f"index.json had 2 more shards, such as {b}, that were not given" in capsys.readouterr().err
+    (tmp_path / "index.json").write_text("{}")
+    assert run(a, b, c, "--workers", 1) == 0 and "no more" not in capsys.readouterr().err
 
 
 def test_a_failed_write_leaves_the_index_that_was_there(tmp_path, monkeypatch):

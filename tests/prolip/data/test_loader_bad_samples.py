@@ -1,12 +1,16 @@
 """Samples that cannot be used: counted, replaced, fatal when there are too many."""
+import io
 import multiprocessing
+import tarfile
 from pathlib import Path
 
 import pytest
 from tiny_loaders import build, epoch, with_bad_images, write_csv
-from tiny_tars import write_shards
+from tiny_tars import png, write_shards, write_tar
 
-from prolip.data.faults import TooManyBadSamples
+from prolip.data import faults
+from prolip.data.captions import caption_id
+from prolip.data.faults import FaultCounter, TooManyBadSamples
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -70,3 +74,64 @@ def test_workers_end_when_the_data_is_too_bad(tmp_path):
     with pytest.raises(TooManyBadSamples):
         epoch(loader)
     assert set(multiprocessing.active_children()) == before
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("limit", [0.01, 1.0])
+def test_a_csv_without_a_single_image_stops_instead_of_turning_for_ever(tmp_path, monkeypatch, workers, limit):
+    monkeypatch.setattr(faults, "LOST_SAMPLES", 1500)
+    data = write_csv(tmp_path, 12)
+    for image in tmp_path.glob("*.png"):
+        image.unlink()
+    reason = "1000 of 1000 samples" if limit < 1 else "1500 samples were lost since"
+    with pytest.raises(TooManyBadSamples, match=rf"{reason}(.|\n)*missing image: .*\.png: No such file"):
+        epoch(build(data, workers=workers, max_bad_fraction=limit))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_nothing_but_corrupt_images_stops_where_any_fraction_is_tolerated(tmp_path, monkeypatch, workers):
+    monkeypatch.setattr(faults, "LOST_SAMPLES", 200)
+    loader = build(with_bad_images(tmp_path, 0, 30), workers=workers, max_bad_fraction=1.0)
+    with pytest.raises(TooManyBadSamples, match="200 samples were lost since the last one that could be used"):
+        epoch(loader)
+
+
+def test_a_selection_whose_json_is_nowhere_stops_within_its_first_pass(tmp_path, monkeypatch):
+    monkeypatch.setattr(faults, "LOST_SAMPLES", 10)
+    urls = [write_tar(tmp_path / f"{i}.tar", [(f"k{j}", {"png": png(j)}) for j in range(4)]) for i in range(9)]
+    loader = build("::".join(urls), select="group=objects", train_num_samples=36, max_bad_fraction=1.0)
+    with pytest.raises(TooManyBadSamples, match=r"10 samples were lost(.|\n)*missing json 10;"):
+        epoch(loader)
+
+
+def test_texts_and_names_that_no_encoder_takes_do_not_end_a_run(tmp_path):
+    """Lone surrogates in a caption; member names in Latin-1; brackets without end."""
+    rows = [(f"k{i}\udce4", {"png": png(i), "json": rb'{"name": "cat \ud83d"}'}) for i in range(8)]
+    with tarfile.open(tmp_path / "0.tar", "w", format=tarfile.GNU_FORMAT) as archive:
+        for key, parts in [*rows, ("deep", {"png": png(9), "json": b"[" * 100_000})]:
+            for suffix, data in parts.items():
+                info = tarfile.TarInfo(f"{key}.{suffix}")
+                info.size = len(data)
+                archive.addfile(info, io.BytesIO(data))
+    loader = build(tmp_path, caption_sampling="name", known_matches=True, max_bad_fraction=0.5, train_num_samples=8)
+    batches = epoch(loader)
+    assert sorted(key for batch in batches for key in batch["key"]) == [rf"k{i}\udce4" for i in range(8)]
+    assert {row for batch in batches for row in batch["caption_id"].tolist()} == {caption_id("cat \ufffd")}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_faults_of_an_epoch_are_judged_over_all_ranks_where_they_are_joined(tmp_path, workers):
+    loader = build(with_bad_images(tmp_path, 20, 4), workers=workers)
+    seen = []
+
+    def gather(mine):
+        seen.append(mine)
+        return [mine, FaultCounter(samples=10_000).to_dict()]
+
+    loader.gather = gather
+    for number in range(2):
+        epoch(loader, number)
+    assert len(seen) == 2 and all(counts["kinds"]["bad image"] >= 1 for counts in seen)
+    loader.gather = lambda mine: [mine, mine]
+    with pytest.raises(TooManyBadSamples, match="samples .* are unusable; the limit is 1.0%"):
+        epoch(loader)

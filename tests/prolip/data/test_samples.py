@@ -87,6 +87,9 @@ def decode(raw, epoch=0, occurrence=0, **settings):
         ({"json": None}, "name", "missing json"),
         ({"json": b"{"}, "name", "bad json"),
         ({"json": b"[1]"}, "name", "bad json"),
+        ({"json": b"[" * 100_000}, "name", "bad json"),
+        ({"txt": b"\xff"}, "txt,name", "bad text"),
+        ({"txt": None, "json": None}, "txt,name", "no caption"),
         ({"json": b'{"name": []}'}, "name", "no caption"),
         ({"png": b"no image"}, "txt", "bad image"),
     ],
@@ -101,6 +104,14 @@ def test_each_thing_wrong_with_a_sample_has_its_kind(change, sampling, kind):
 def test_members_that_are_not_asked_for_may_be_absent():
     raw = {"png": png(1), "txt": b"a cat"}
     assert decode(raw).text == "a cat"
+
+
+@pytest.mark.parametrize(("absent", "captions"), [("txt", {"name 1"}), ("json", {"caption 1"})])
+def test_a_sample_may_lack_the_text_or_the_json_where_captions_come_from_both(absent, captions):
+    raw = {name: data for name, data in members(1).items() if name != absent}
+    assert {decode(raw, epoch, captions=CaptionSampler.parse("txt,name")).text for epoch in range(9)} == captions
+    both = {decode(members(1), epoch, captions=CaptionSampler.parse("txt,name")).text for epoch in range(9)}
+    assert both == {"caption 1", "name 1"}
 
 
 def test_a_transform_that_fails_is_a_fault_that_says_why():

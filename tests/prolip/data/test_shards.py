@@ -1,4 +1,5 @@
 import gzip
+import io
 import json
 import os
 import subprocess
@@ -212,6 +213,22 @@ def test_members_that_are_no_files_of_samples_are_skipped_and_counted_but_not_ch
     assert keys(str(tmp_path / "t.tar")) == ["a"]
 
 
+def test_files_that_macos_adds_to_archives_are_skipped(tmp_path):
+    """bsdtar writes "a/._x.jpg" before "a/x.jpg": a sample "a/" again and again, if it were one."""
+    with tarfile.open(tmp_path / "0.tar", "w") as archive:
+        for index in range(3):
+            for suffix, data in members(index).items():
+                for name in (f"a/._s{index}.{suffix}", f"a/s{index}.{suffix}"):
+                    info = tarfile.TarInfo(name)
+                    info.size = len(data)
+                    archive.addfile(info, io.BytesIO(data))
+    faults = FaultCounter()
+    found = list(read_shard(str(tmp_path / "0.tar"), faults.add))
+    assert [raw["__key__"] for raw in found] == ["a/s0", "a/s1", "a/s2"] and found[2]["txt"] == b"caption 2"
+    assert faults.kinds == {"skipped member": 9} and faults.bad_samples == 0
+    assert count_shard(str(tmp_path / "0.tar"), None) == 3
+
+
 def test_a_key_that_comes_again_later_is_told_and_handed_out_once(tmp_path):
     url = write_tar(tmp_path / "0.tar", [("a", members(0)), ("b", members(1)), ("a", members(2)), ("c", members(3))])
     faults = FaultCounter()
@@ -300,3 +317,11 @@ def test_remote_and_large_shards_are_not_counted(tmp_path, monkeypatch):
     assert os.path.getsize(urls[0]) > 10
     with pytest.raises(ValueError, match="GiB: give --train-num-samples$"):
         count_samples(urls, "group=objects")
+
+
+def test_records_of_sizes_that_are_none_are_named(tmp_path):
+    urls = write_shards(tmp_path, [3])
+    for name, content in (("__len__", "many"), ("__len__", ""), ("sizes.json", "{"), ("sizes.json", '{"0.tar": null}')):
+        (tmp_path / name).write_text(content)
+        with pytest.raises(ValueError, match=f"{name} holds no counts of samples .*: repair or remove it"):
+            count_samples(urls)
