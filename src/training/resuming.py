@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from training.checkpointing import Saver, find_checkpoint, list_steps
+from training.checkpointing import NAME, Saver, find_checkpoint, list_steps
 from training.config import Config, RunConfig
 from training.distributed import World, share_object, wait_for_all
 from training.flags import FlagError
@@ -67,14 +67,17 @@ def claim(settings: RunConfig, folder: Path, storage: Storage, held: contextlib.
     chosen = find_checkpoint(settings.resume, storage) if settings.resume else (None, [])
     steps = list_steps(storage)
     goes_on = chosen[0] is not None and storage.holds(chosen[0])
-    if steps and not goes_on and not (settings.overwrite and own_checkpoints(folder, storage)):
+    begun_anew = settings.overwrite and own_checkpoints(folder, storage)
+    if steps and not (goes_on or begun_anew):
         raise FlagError(
             f"{storage.url} holds the checkpoints of another run, up to step {steps[0]}: give another --checkpoint-dir "
             "(and --name), or go on with that run by --resume latest"
         )
+    if begun_anew:
+        for name in storage.names():
+            if NAME.match(name.removeprefix(SUPERSEDED)):
+                storage.delete(name)
     if settings.overwrite:
-        for step in steps:
-            storage.delete(f"step_{step}.pt")
         clear_run_folder(folder)
     return chosen
 

@@ -74,9 +74,12 @@ def test_a_run_that_goes_back_leaves_its_later_checkpoints_behind(tmp_path, plac
 def test_overwriting_deletes_the_runs_checkpoints_wherever_they_lie(tmp_path):
     place = tmp_path / "c"
     start(tmp_path, "run", "--max-steps", 9, "--save-every-steps", 3, "--checkpoint-dir", place)
+    (place / "superseded_step_20.pt").touch()
+    (place / "notes.txt").touch()
     again = ["--save-every-steps", 1, "--keep-checkpoints", 2, "--checkpoint-dir", place]
     start(tmp_path, "run", "--max-steps", 5, *again, "--overwrite")
     assert steps_in(place) == [5, 4]
+    assert {path.name for path in place.iterdir()} == {".lock", "notes.txt", "step_4.pt", "step_5.pt"}
 
 
 @pytest.mark.parametrize("more", [[], ["--overwrite"], ["--resume", "first/checkpoint"]])
