@@ -1,7 +1,8 @@
 """The command line: `python -m training.main --train-data ...`, or the same after `torchrun --nproc_per_node N -m`.
 
 Exit codes: 0 the run has ended, 1 a bug, whose trace is shown, 2 an error that is told in a line, 75 stopped by SIGTERM
-or SIGUSR1 behind a checkpoint, 130 interrupted. (torchrun itself ends with 1 whenever a process of its ends with another code than 0.)
+or SIGUSR1 behind a checkpoint, 130 interrupted. (torchrun itself ends with 1 whenever one of its processes does not end
+with 0.)
 """
 from __future__ import annotations
 
