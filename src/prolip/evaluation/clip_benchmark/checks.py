@@ -16,6 +16,7 @@ from prolip.checkpoint import CONFIG_NAMES, read_config
 from prolip.evaluation.datasets.places import Place, archive_state, find_place, join, shard_marks
 from prolip.evaluation.datasets.wds import CLASSNAMES, TEMPLATES, read_kind, shard_count
 from prolip.evaluation.embedder import is_prolip
+from prolip.evaluation.outputs import check_output
 from prolip.factory import find_weights, get_model_config
 from prolip.hub import hub_file
 from prolip.model_config import is_released
@@ -121,16 +122,32 @@ def _check_texts(run: Namespace, place: Place) -> None:
         (CLASSNAMES, run.custom_classname_file, "custom_classname_file"),
         (TEMPLATES, run.custom_template_file, "custom_template_file"),
     ):
-        if custom:
-            _read_custom(custom, flag)
-            continue
         lines = place.lines(name)
+        if custom:
+            _check_custom(run, _read_custom(custom, flag), flag, place.lines(CLASSNAMES))
+            continue
         if not lines:
             raise FileNotFoundError(f"no {name} in {place.source}: write one line per entry, or give --{flag}")
         wrong = [line for line in lines if "{c}" not in line]
         if wrong and name == TEMPLATES:
             raise ValueError(f"{name} of {place.source} has the template {wrong[0]!r}: write {{c}} where the class"
                              " goes")
+
+
+def _check_custom(run: Namespace, table: dict[str, Any], flag: str, classes: Sequence[str]) -> None:
+    """The entry of the data set is there and fits its classes; the original finds out later, or scores what is not."""
+    keys = [run.dataset, dataset_name(run), *(["imagenet1k"] if flag == "custom_template_file" else [])]
+    entry = next((table[key] for key in keys if key in table), None)
+    if not entry:
+        some = ', '.join(list(table)[:5]) or 'none'
+        raise ValueError(f"--{flag}: no entry for {' or '.join(keys)}, there are {some}")
+    if flag == "custom_classname_file" and classes and len(entry) != len(classes):
+        raise ValueError(f"--{flag}: {len(entry)} names for the {len(classes)} classes of {run.dataset}: give one each")
+    if flag == "custom_template_file" and isinstance(entry, dict):
+        if not run.custom_classname_file and (without := [name for name in classes if not entry.get(name)]):
+            raise ValueError(f"--{flag}: no prompt for {len(without)} classes of {run.dataset}, such as {without[0]!r}")
+    elif flag == "custom_template_file" and (wrong := [line for line in entry if "{c}" not in line]):
+        raise ValueError(f"--{flag}: the template {wrong[0]!r} has no {{c}} where the class goes")
 
 
 def _read_custom(path: str, flag: str) -> dict[str, Any]:
@@ -145,6 +162,21 @@ def _read_custom(path: str, flag: str) -> dict[str, Any]:
     raise FileNotFoundError(f"--{flag}: no file {path}")
 
 
+def check_results(paths: Sequence[str]) -> None:
+    """Every path is a result file or a folder of such files, of which a table is built. Raises ValueError."""
+    for path in map(Path, paths):
+        files = sorted(path.glob("*.json")) if path.is_dir() else [path]
+        if not files:
+            raise ValueError(f"the folder {path} holds no .json: give the files that eval wrote, or their folder")
+        for file in files:
+            try:
+                fits = {"metrics", "model", "pretrained"} <= json.loads(file.read_text(encoding="utf-8")).keys()
+            except (OSError, ValueError, AttributeError) as error:
+                raise ValueError(f"{file} cannot be read ({error}): give the files that eval wrote") from error
+            if not fits:
+                raise ValueError(f"{file} is no result of an evaluation: give the files that eval wrote")
+
+
 def check_names(pretrained_models: Sequence[str]) -> None:
     """Every --pretrained_model is a file, a collection, or `model,pretrained`. Raises ValueError."""
     for name in pretrained_models:
@@ -155,9 +187,14 @@ def check_names(pretrained_models: Sequence[str]) -> None:
 
 
 def check_outputs(runs: Sequence[Namespace]) -> None:
-    """No two different evaluations write the same file. Raises ValueError."""
+    """All files can be written, and no two different evaluations write the same. Raises ValueError."""
     first: dict[str, tuple] = {}
     for run in runs:
+        check_output(run.output)
+        if run.task == "linear_probe":
+            check_output(run.feature_root, folder=True)
+        if run.save_clf:
+            check_output(run.save_clf)
         what = (run.model, run.pretrained, run.dataset, run.language)
         other = first.setdefault(run.output, what)
         if other != what:

@@ -34,6 +34,12 @@ FIELDS = ("dataset", "model", "pretrained", "pretrained_full_path", "language", 
 UPSTREAM_OUTPUT = "{dataset}_{pretrained}_{model}_{language}_{task}.json"
 OUR_OUTPUT = "{dataset}_{pretrained}_{model}_{similarity}_{language}_{task}.json"
 
+#: Errors of clip_benchmark and OpenCLIP that only they can find, by their beginning, and what helps.
+REMEDIES = {
+    "Unsupported dataset": "A folder in wds layout is --dataset wds/NAME --dataset_root FOLDER.",
+    "Failed to download weights": "Fetch them where there is a network and give the file: --pretrained FILE.",
+}
+
 
 def own_parser() -> argparse.ArgumentParser:
     """The flags that clip_benchmark has not, and those whose meaning we widen."""
@@ -205,14 +211,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     own, rest = own_parser().parse_known_args(list(sys.argv[1:] if argv is None else argv))
     with plugged_in(own):
         base = parse(own, rest)
-        if base.which == "build":
-            cli.main_build(base)
-            return 0
         try:
+            if base.which == "build":
+                checks.check_results(base.files)
+                checks.check_output(base.output)
+                cli.main_build(base)
+                return 0
             runs = planned(own, base)
         except (FileNotFoundError, ValueError) as error:
-            print(f"{PROG}: error: {error}", file=sys.stderr)
-            raise SystemExit(2) from error
+            raise refused(error) from error
         for run in runs:
-            evaluate(run, own)
+            try:
+                evaluate(run, own)
+            except (ValueError, RuntimeError) as error:
+                remedy = next((words for start, words in REMEDIES.items() if str(error).startswith(start)), None)
+                if remedy is None:
+                    raise
+                raise refused(f"{error} {remedy}") from error
     return 0
+
+
+def refused(message: object) -> SystemExit:
+    """Exit code 2, its reason in one line."""
+    print(f"{PROG}: error: {message}", file=sys.stderr)
+    return SystemExit(2)

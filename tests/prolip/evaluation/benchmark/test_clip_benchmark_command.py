@@ -97,6 +97,12 @@ def wrong(folders: Path, ours: str) -> dict[str, tuple[list[str], str]]:
         "k": (["--recall_k", "0"], "want a k"),
         "classifier": (["--load_clfs", "none.pt"], "no file none.pt"),
         "templates": (["--custom_template_file", "none.json"], "no file none.json"),
+        "names of others": (["--custom_classname_file", "others.json"], "no entry for wds/single or single"),
+        "too few names": (["--custom_classname_file", "few.json"], "2 names for the 6 classes of wds/single"),
+        "prompts of some": (["--custom_template_file", "some.json"], "no prompt for 5 classes of wds/single"),
+        "prompt without class": (["--custom_template_file", "plain.json"], "'a photo' has no {c}"),
+        "output is a folder": (["--output", "."], "is a folder: give a file"),
+        "classifier in a file": (["--save_clf", "few.json/clf.pt"], "few.json is a file"),
         "one file": (["--language", "en", "de", "--output", "x.json"], "would both be written to x.json"),
     }
 
@@ -105,11 +111,37 @@ def wrong(folders: Path, ours: str) -> dict[str, tuple[list[str], str]]:
 def test_mistakes_end_in_one_line_before_any_model_is_loaded(folders, ours, mistake, capsys, monkeypatch):
     monkeypatch.setattr(cli, "load_clip", lambda *_, **__: pytest.fail("a model was loaded"))
     flags, message = wrong(folders, ours)[mistake]
+    for name, content in (
+        ("others", {"multi": ["a"]}), ("few", {"single": ["a", "b"]}), ("plain", {"imagenet1k": ["a photo"]}),
+        ("some", {"single": {wds.CLASSES[0]: ["a"]}}),
+    ):  # fmt: skip
+        Path(f"{name}.json").write_text(json.dumps(content))
     good = ["--dataset", "wds/single", "--dataset_root", str(folders / "single"), "--quiet"]
     with pytest.raises(SystemExit) as left:
         command.main(["eval", *good, *([] if "--model" in flags else ["--model", ours]), *flags])
     lines = capsys.readouterr().err.strip().splitlines()
     assert left.value.code == 2 and len(lines) == 1 and message in lines[0]
+
+
+@pytest.mark.parametrize("files, message", [
+    (["none.json"], "none.json cannot be read"),
+    (["."], "holds no .json"),
+    (["sub"], "other.json is no result of an evaluation"),
+])  # fmt: skip
+def test_a_table_of_what_is_no_result_is_refused(files, message, capsys):
+    Path("sub").mkdir()
+    Path("sub/other.json").write_text('{"metrics": {}}')
+    with pytest.raises(SystemExit) as left:
+        command.main(["build", *files])
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert left.value.code == 2 and len(lines) == 1 and message in lines[0]
+
+
+def test_an_unknown_data_set_is_one_line(ours, capsys):
+    with pytest.raises(SystemExit) as left:
+        command.main(["eval", "--dataset", "wds_single", "--model", ours, "--quiet"])
+    assert left.value.code == 2
+    assert "Unsupported dataset: wds_single. A folder in wds layout is --dataset wds/NAME" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("damage", ["shard", "count", "classes", "template"])
