@@ -1,6 +1,7 @@
 """Weights in and out: strict both ways, every layout that is promised, and special rows that survive a resize."""
 import json
 import math
+import os
 
 import open_clip
 import pytest
@@ -70,6 +71,21 @@ def test_an_interrupted_save_leaves_the_old_folder_whole(tmp_path, monkeypatch):
         save_pretrained(build(seed=1), tmp_path)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
     assert same(prolip.create_model(f"local-dir:{tmp_path}").state_dict(), old.state_dict())
+
+
+def test_a_saved_file_is_on_disk_before_it_gets_its_name_and_may_be_read_as_the_umask_says(tmp_path, monkeypatch):
+    """A rename that is on disk before the bytes would leave an empty model after a crash."""
+    done: list[str] = []
+    for name in ("fsync", "replace"):
+        honest = getattr(os, name)
+        monkeypatch.setattr(os, name, lambda *args, name=name, honest=honest: (done.append(name), honest(*args))[1])
+    before = os.umask(0o027)
+    try:
+        save_pretrained(build(), tmp_path)
+    finally:
+        os.umask(before)
+    assert done == ["fsync", "replace"] * 2
+    assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o640}
 
 
 @pytest.mark.parametrize("wrap", [
