@@ -1,9 +1,10 @@
 """Train the variants of a sweep file, each with every seed, and print their figures as one Markdown table.
 
     python scripts/sweep.py scripts/sweeps/siglip.yaml --output-dir runs/siglip
-    python scripts/sweep.py scripts/sweeps/uncertainty.yaml --output-dir runs/uncertainty --only ppcl inclusion-1e-3
+    python scripts/sweep.py scripts/sweeps/uncertainty.yaml --output-dir runs/uncertainty --only ppcl default
 
-A run that is finished is not trained again, so a sweep that was broken off goes on where it stood; --table only prints,
+A run that is finished is not trained again, so a sweep that was broken off goes on where it stood; one whose recipe or
+flags have changed since is refused. --table only prints,
 --again reckons the uncertainty figures anew from the embeddings that the runs left.
 --jobs 2 trains two runs at a time, each on half the cores: on two cores that is 1.45 times the samples per second.
 A sweep file: recipe (a config of training.main), seeds, flags (of every run), variants (name -> flags) and columns
@@ -32,15 +33,33 @@ ROOT = Path(__file__).resolve().parent.parent
 def read_sweep(path: Path) -> dict[str, Any]:
     """The sweep file, with every key there. Raises SystemExit naming what is missing or not known."""
     wanted = {"recipe", "seeds", "flags", "variants", "columns"}
-    sweep = yaml.safe_load(path.read_text())
-    if set(sweep) != wanted:
-        sys.exit(f"error: {path} has {', '.join(sorted(sweep))}: give {', '.join(sorted(wanted))}")
+    try:
+        sweep = yaml.safe_load(path.read_text())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        sys.exit(f"error: {path} cannot be read ({error}): give a file such as scripts/sweeps/siglip.yaml")
+    keys = set(sweep) if isinstance(sweep, dict) else set()
+    if keys != wanted:
+        found = ", ".join(sorted(map(str, keys))) or "no keys"
+        sys.exit(f"error: {path} has {found}: give {', '.join(sorted(wanted))}")
     return sweep
+
+
+def flags_of(sweep: dict[str, Any], variant: str) -> list[str]:
+    """The flags of training.main that a variant stands for."""
+    return shlex.split(f"{sweep['flags'] or ''} {sweep['variants'][variant] or ''}")
+
+
+def made_of(sweep: dict[str, Any], variant: str) -> str:
+    """What a variant's run depends on, as text: its flags and the recipe. It is kept beside the run."""
+    recipe = ROOT / sweep["recipe"]
+    if not recipe.is_file():
+        sys.exit(f"error: no recipe {recipe}: give a config of training.main, e.g. scripts/recipes/emoji-demo.yaml")
+    return f"{shlex.join(flags_of(sweep, variant))}\n{recipe.read_text()}"
 
 
 def train(sweep: dict[str, Any], variant: str, seed: int, folder: Path, threads: int) -> None:
     """One run of training.main on `threads` cores, its output in the run's own log. Raises RuntimeError if it fails."""
-    flags = shlex.split(f"{sweep['flags'] or ''} {sweep['variants'][variant] or ''}")
+    flags = flags_of(sweep, variant)
     command = [
         sys.executable, "-m", "training.main", "--config", sweep["recipe"], "--seed", str(seed),
         "--name", folder.name, "--output-dir", str(folder.parent), "--overwrite", *flags,
@@ -51,6 +70,7 @@ def train(sweep: dict[str, Any], variant: str, seed: int, folder: Path, threads:
     }
     folder.parent.mkdir(parents=True, exist_ok=True)
     log = folder.parent / f"{folder.name}.log"
+    (folder.parent / f"{folder.name}.made-of").write_text(made_of(sweep, variant))
     print(f"training {folder.name}", file=sys.stderr, flush=True)
     with log.open("w") as out:
         ended = subprocess.run(command, cwd=ROOT, env=environment, stdout=out, stderr=subprocess.STDOUT, check=False)
@@ -63,6 +83,11 @@ def train_all(sweep: dict[str, Any], variants: list[str], folder: Path, jobs: in
     # seed by seed, so that a sweep broken off has every variant once before it has one variant thrice
     runs = [(variant, seed, folder / f"{variant}-s{seed}") for seed in sweep["seeds"] for variant in variants]
     threads = max(1, len(os.sched_getaffinity(0)) // jobs)
+    done = [run for run in runs if (run[2] / "eval.json").exists()]
+    for variant, _, run in done:
+        kept = run.parent / f"{run.name}.made-of"
+        if kept.exists() and kept.read_text() != made_of(sweep, variant):
+            sys.exit(f"error: {run} was trained with another recipe or flags: delete it, or give another --output-dir")
     failures: list[RuntimeError] = []
 
     def train_unless_one_failed(run: tuple[str, int, Path]) -> None:
@@ -73,7 +98,7 @@ def train_all(sweep: dict[str, Any], variants: list[str], folder: Path, jobs: in
                 failures.append(error)
 
     with ThreadPoolExecutor(jobs) as pool:
-        list(pool.map(train_unless_one_failed, [run for run in runs if not (run[2] / "eval.json").exists()]))
+        list(pool.map(train_unless_one_failed, [run for run in runs if run not in done]))
     if failures:
         sys.exit("\n".join(f"error: {failure}" for failure in failures))
 
@@ -144,7 +169,10 @@ def main() -> None:
     if unknown:
         parser.error(f"no variant {', '.join(sorted(unknown))}: there are {', '.join(sweep['variants'])}")
     if not options.table:
-        train_all(sweep, options.only or list(sweep["variants"]), folder, options.jobs)
+        try:
+            train_all(sweep, options.only or list(sweep["variants"]), folder, options.jobs)
+        except KeyboardInterrupt:
+            sys.exit("interrupted: the same command goes on with the runs that are missing")
     if options.again:
         for found in sorted(folder.glob("*/eval.json")):
             reckon_again(found.parent)

@@ -72,6 +72,40 @@ def test_a_run_that_fails_stops_the_sweep_with_its_message(tmp_path):
     assert "wrong-s0 ended with 2" in ended.stderr and "--lr -1.0: give a finite number above 0" in ended.stderr
 
 
+def test_a_finished_run_of_another_recipe_or_other_flags_is_not_passed_off_as_this_one(tmp_path, monkeypatch):
+    path = write_sweep(tmp_path, {"a": "--lr 1e-3"}, [0])
+    sweep, folder = runner.read_sweep(path), tmp_path / "runs"
+    trained: list[str] = []
+    monkeypatch.setattr(runner, "train", lambda sweep, variant, *_: trained.append(variant))
+    (folder / "a-s0").mkdir(parents=True)
+    (folder / "a-s0/eval.json").write_text("{}")
+    (folder / "a-s0.made-of").write_text(runner.made_of(sweep, "a"))
+    runner.train_all(sweep, ["a"], folder, 1)
+    with pytest.raises(SystemExit, match="a-s0 was trained with another recipe or flags: delete it"):
+        runner.train_all(sweep | {"variants": {"a": "--lr 2e-3"}}, ["a"], folder, 1)
+    (tmp_path / "recipe.yaml").write_text("method: siglip")
+    with pytest.raises(SystemExit, match="another recipe"):
+        runner.train_all(sweep, ["a"], folder, 1)
+    (folder / "a-s0.made-of").unlink()  # runs of before this was kept
+    runner.train_all(sweep, ["a"], folder, 1)
+    assert trained == []
+    with pytest.raises(SystemExit, match="no recipe"):
+        runner.made_of(sweep | {"recipe": "nowhere.yaml"}, "a")
+
+
+@pytest.mark.parametrize(("text", "said"), [(None, "cannot be read"), ("", "has no keys"), ("a: [", "cannot be read")])
+def test_a_sweep_file_that_is_none_is_told_in_a_line(text, said, tmp_path):
+    if text is not None:
+        (tmp_path / "sweep.yaml").write_text(text)
+    with pytest.raises(SystemExit, match=f"(?s)sweep.yaml {said}.*: give "):
+        runner.read_sweep(tmp_path / "sweep.yaml")
+
+
+def test_the_examples_of_the_help_are_variants():
+    named = [line.split("--only ")[1].split() for line in runner.__doc__.splitlines() if "--only " in line]
+    assert named and set(named[0]) <= set(runner.read_sweep(ROOT / "scripts/sweeps/uncertainty.yaml")["variants"])
+
+
 def test_unknown_variants_and_keys_are_refused(tmp_path):
     path = write_sweep(tmp_path, {"a": ""}, [0])
     assert "no variant b: there are a" in call(str(path), "--output-dir", str(tmp_path), "--only", "b").stderr
