@@ -54,7 +54,7 @@ def plan(given: dict[str, Any]) -> None:
     simulate = given["simulate"] or "simulation" in (given["show"] or ())
     every = [name for name in (*tables.SECTIONS, VERDICT) if simulate or name != "simulation"]
     plans = make_plans(ask(given), simulate)
-    print(tables.heading(plans[0]))
+    print(tables.heading(plans))
     for name in given["show"] or every:
         text = tables.verdicts(plans) if name == VERDICT else tables.table(name, tables.SECTIONS[name](plans), plans)
         print("\n" + text)

@@ -15,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from prolip.data.config import chunks_ahead
 from prolip.factory import get_model_config
 from training.config import rows_per_rank, total_steps
 from training.flags import FlagError
@@ -257,6 +258,7 @@ def test_recipes_are_the_papers_for_32_gpus(name, samples, steps, tokens):
     text, image = model["text_cfg"], model["vision_cfg"]
     assert (model["embed_dim"], image["image_size"], text["context_length"]) == (768, 224, tokens)
     assert rows_per_rank(config, 32) == (256 if tokens == 256 else 512)
+    assert chunks_ahead(config.data.prefetch, rows_per_rank(config, 32)) == 8  # docs/scaling.md: a slow shard's opening
     optim, objective = config.optim, config.objective
     assert (optim.opt, optim.beta1, optim.beta2, optim.wd, optim.lr_scheduler) == ("adamw", 0.9, 0.95, 0.2, "cosine")
     assert (objective.alpha1, objective.alpha2, objective.beta) == (1e-7, 1e-3, 1e-4)

@@ -77,6 +77,13 @@ def test_a_cadence_that_is_given_is_taken_and_never_beats_the_best():
     assert best.lost == pytest.approx(best.every / 2 + best.write)
 
 
+def test_an_interval_beyond_the_end_of_the_run_is_its_end():
+    model, cluster = describe("ProLIP-ViT-B-16", "prolip", 512), build_cluster(Machines(), 32)
+    found = risk(model, Training(samples=16384 * 1000), cluster, Safety(every_samples=1e13), 0.2)
+    assert found.every == pytest.approx(200.0) and found.lost == pytest.approx(100.0 + found.write)
+    assert found.wall == pytest.approx(200.0, rel=0.001)
+
+
 def test_checkpoints_are_not_begun_before_the_last_one_is_written():
     model, cluster = describe("ProLIP-ViT-H-14", "prolip", 16), build_cluster(Machines(), 1024)
     found = risk(model, Training(), cluster, Safety(checkpoint_gbs=0.01, mtbf_gpu_hours=1000.0), 0.1)

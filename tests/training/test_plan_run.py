@@ -123,6 +123,28 @@ def test_texts_too_many_for_the_trainings_bound_are_named_with_what_gathering_wo
     assert small.step.pairs.exchange == "ring" and not any("gathered" in text for text in small.verdict)
 
 
+def test_float32_is_reckoned_by_the_peak_of_tf32():
+    half, single = (planned("ring", 32, precision=precision) for precision in ("amp_bf16", "fp32"))
+    assert single.cluster.peak == 494.7e12 and "40% of 494.7 TFLOP/s" in single.speed_from
+    assert single.step.forward == pytest.approx(2 * half.step.forward)
+    assert single.mfu == pytest.approx(half.mfu, rel=0.02)
+
+
+def test_models_of_openclip_are_planned_as_siglip_is():
+    (theirs,) = make_plans(Question(training=Training(model="ViT-B-16-SigLIP", gpus=[32]), speed=Speed(mfu=0.4)))
+    assert theirs.step.pairs.exchange == "ring" and not any("gathered" in text for text in theirs.verdict)
+    assert [part.name for part in theirs.model.passes] == ["image", "text"]
+
+
+def test_one_gpu_stands_beside_shards_and_a_part_of_a_node_beside_whole_ones(program, capsys):
+    assert program.main(["--gpus", "1", "32", "--parallel", "fsdp", "--show", "memory"]) == 0
+    text = capsys.readouterr().out
+    assert "H100, 8 to a node" in text
+    rows = {cells[1].strip(): [cell.strip() for cell in cells[2:4]]
+            for cells in (line.split("|") for line in text.splitlines()) if len(cells) == 5}  # fmt: skip
+    assert rows["gradients (DDP's buckets)"] == ["792 MB", "-"] and rows["gradients"] == ["-", "24.7 MB"]
+
+
 def test_an_unknown_price_is_asked_for_not_guessed(program, capsys):
     assert program.main(["--gpu", "B200", "--gpus", "8", "--show", "time"]) == 0
     assert "give --price" in capsys.readouterr().out
@@ -163,7 +185,10 @@ REFUSED = [
     (["--stall-chance", "2"], "--stall-chance 2.0 is no chance: give 0 to 1"),
     (["--exchange", "post"], "--exchange"),
     (["--exchange", "gather", "--method", "siglip"], "--exchange gather is of --method prolip: leave it out"),
-    (["--inter-hop-us", "-1"], "--inter-hop-us is -1.0: give 0 or more"),
+    (["--inter-hop-us", "-1"], "--inter-hop-us is -1.0: give a number of 0 or more"),
+    (["--rate", "nan"], "--rate is nan: give a number above 0"),
+    (["--samples", "inf"], "--samples is inf: give a number of 1 or more"),
+    (["--mtbf-gpu-hours", "0.001"], "such a run never ends; give a larger --mtbf-gpu-hours"),
     (["--link-rate", "5"], "unknown flag --link-rate"),
 ]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+from training.flags import FlagError
 from training.plan.hardware import GB, Cluster
 from training.plan.memory import ADAM_STATES, FLOAT
 from training.plan.models import Model
@@ -56,9 +57,15 @@ def best_interval(stop: float, mean: float) -> float:
 def expected_wall(work: float, every: float, stop: float, mean: float, restart: float) -> float:
     """Seconds that `work` seconds of computing take with failures at exponential intervals, Daly (2006):
 
-    M exp(R/M) (exp((tau + d)/M) - 1) work / tau.
+    M exp(R/M) (exp((tau + d)/M) - 1) work / tau. FlagError where that is beyond all numbers: the run never ends.
     """
-    return mean * math.exp(restart / mean) * math.expm1((every + stop) / mean) * work / every
+    try:
+        return mean * math.exp(restart / mean) * math.expm1((every + stop) / mean) * work / every
+    except OverflowError:
+        raise FlagError(
+            f"a failure every {mean:.3g} s, {every:.3g} s between checkpoints, {restart:.3g} s to restart: such a run "
+            "never ends; give a larger --mtbf-gpu-hours, a shorter cadence, or a smaller --restart-minutes"
+        ) from None
 
 
 def risk(model: Model, training: Training, cluster: Cluster, safety: Safety, step: float) -> Risk:
@@ -79,8 +86,8 @@ def risk(model: Model, training: Training, cluster: Cluster, safety: Safety, ste
         every = safety.every_samples / training.global_batch * step
     elif safety.every_minutes is not None:
         every = safety.every_minutes * MINUTE
-    every = max(every, step)
     work = training.samples / training.global_batch * step
+    every = max(min(every, work), step)  # what is beyond the end of the run is its end
     restart = safety.restart_minutes * MINUTE + write
     wall = expected_wall(work, every, stop, mean, restart)
     lost = every / 2 + write

@@ -1,8 +1,10 @@
 """The plan for one number of GPUs: every formula once, the simulation where it is asked for, and a verdict."""
 from __future__ import annotations
 
+import dataclasses
 from typing import NamedTuple
 
+from prolip.factory import list_models
 from prolip.ring import GATHERED_BYTES, Exchange
 from training.plan.failures import HOUR, Risk, risk
 from training.plan.hardware import Cluster, build_cluster
@@ -65,9 +67,11 @@ class Plan(NamedTuple):
 
 def make_plans(question: Question, with_simulation: bool = False) -> list[Plan]:
     """One plan per number of GPUs."""
-    speed = question.speed
+    speed, training = question.speed, question.training
+    if training.model not in list_models():  # OpenCLIP's are trained as SigLIP is
+        question = dataclasses.replace(question, training=dataclasses.replace(training, method="siglip"))
     run = None if speed.measured is None else read_measurement(speed.measured, speed.measured_gpus)
-    return [make_plan(question, gpus, run, with_simulation) for gpus in question.training.gpus]
+    return [make_plan(question, gpus, run, with_simulation) for gpus in training.gpus]
 
 
 def make_plan(question: Question, gpus: int, run: Measurement | None, with_simulation: bool) -> Plan:
@@ -76,6 +80,8 @@ def make_plan(question: Question, gpus: int, run: Measurement | None, with_simul
     local = training.global_batch // gpus
     model = describe(training.model, training.method, local)
     cluster = build_cluster(question.machines, gpus)
+    if training.precision == "fp32":  # whose products the training program lets go in TF32
+        cluster = dataclasses.replace(cluster, peak=cluster.tf32)
     flops_rate, source = flops_per_second(question, model, cluster, run)
     step = step_times(model, training, cluster, flops_rate)
     fed = feed(local, step.seconds, cluster, question.supply)

@@ -1,6 +1,7 @@
 """What is asked: dataclasses whose fields are the planner's flags. Every default that is an assumption says so."""
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -61,7 +62,7 @@ class Training:
 class Speed:
     """How fast one GPU computes: one of these."""
 
-    mfu: float | None = option(None, "share of the GPU's peak that model FLOPs reach, without waits; assumed 0.3")
+    mfu: float | None = option(None, "share of the GPU's peak (fp32: TF32's) that model FLOPs reach; assumed 0.3")
     rate: float | None = option(None, "samples/s of one GPU, measured without waits")
     measured: str | None = option(None, "metrics.jsonl, or the folder, of a run to extrapolate from")
     measured_gpus: int = option(1, "ranks of that run")
@@ -72,8 +73,7 @@ class Speed:
             raise FlagError(f"{' and '.join(map(flag_of, given))} contradict each other: give one of them")
         if self.mfu is not None and not 0 < self.mfu <= 1:
             raise FlagError(f"--mfu {self.mfu} is outside (0, 1]: give a share such as 0.4")
-        if self.rate is not None and self.rate <= 0:
-            raise FlagError(f"--rate {self.rate} is no speed: give samples/s above 0")
+        above_zero(self, "rate")
         at_least(self, 1, "measured_gpus")
 
 
@@ -185,16 +185,16 @@ SECTIONS: dict[str, type] = {
 
 
 def at_least(config: Any, bound: float, *names: str) -> None:
-    """FlagError for a given field below the bound."""
+    """FlagError for a given field that is below the bound, or no number."""
     for name in names:
         value = getattr(config, name)
-        if value is not None and not value >= bound:
-            raise FlagError(f"{flag_of(name)} is {value}: give {bound:g} or more")
+        if value is not None and not bound <= value < math.inf:
+            raise FlagError(f"{flag_of(name)} is {value}: give a number of {bound:g} or more")
 
 
 def above_zero(config: Any, *names: str) -> None:
     """FlagError for a given field that is not above 0."""
     for name in names:
         value = getattr(config, name)
-        if value is not None and not 0 < value < float("inf"):
+        if value is not None and not 0 < value < math.inf:
             raise FlagError(f"{flag_of(name)} is {value}: give a number above 0")

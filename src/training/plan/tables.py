@@ -52,14 +52,16 @@ def time_rows() -> list[Row]:
     ]
 
 
-def memory_rows(plan: Plan) -> list[Row]:
-    """Bytes of one GPU; what is nothing is left out."""
+def memory_rows(plans: Sequence[Plan]) -> list[Row]:
+    """Bytes of one GPU; what is nothing in all plans is left out."""
 
     def part(name: str) -> Row:
-        return name, lambda p: size(p.memory[name])
+        return name, lambda p: size(p.memory[name]) if p.memory.get(name) else "-"
 
+    # One GPU alone has no shards, so its rows are others than those of several.
+    names = dict.fromkeys(name for plan in plans for name, value in plan.memory.items() if value)
     return [
-        *(part(name) for name, value in plan.memory.items() if value),
+        *(part(name) for name in names),
         ("sum", lambda p: size(sum(p.memory.values()))),
         ("share of the GPU's", lambda p: f"{sum(p.memory.values()) / p.cluster.memory:.0%}"),
     ]
@@ -160,7 +162,7 @@ def align(cells: Sequence[Sequence[str]]) -> str:
 
 SECTIONS: dict[str, Callable[[Sequence[Plan]], list[Row]]] = {
     "time": lambda plans: time_rows(),
-    "memory": lambda plans: memory_rows(plans[0]),
+    "memory": lambda plans: memory_rows(plans),
     "traffic": lambda plans: traffic_rows(),
     "input": lambda plans: input_rows(),
     "failures": lambda plans: failure_rows(),
@@ -168,8 +170,9 @@ SECTIONS: dict[str, Callable[[Sequence[Plan]], list[Row]]] = {
 }
 
 
-def heading(plan: Plan) -> str:
+def heading(plans: Sequence[Plan]) -> str:
     """What the tables are about, in one line, and where the speed comes from in another."""
+    plan = max(plans, key=lambda p: p.cluster.per_node)
     model = plan.model
     parts = ", ".join(f"{part.name} {part.flops * part.share / 1e9:.1f}" for part in model.passes)
     return (
