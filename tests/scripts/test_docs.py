@@ -109,6 +109,12 @@ def test_commands_start_what_exists_with_flags_that_it_has(page):
         assert [flag for flag in flags if not re.search(rf"""["']{flag}["']""", text)] == [], line
 
 
+def test_architecture_md_names_files_that_exist():
+    tree = re.search(r"```\nsrc/prolip/(.*?)```", (ROOT / "docs/architecture.md").read_text(), re.S)[1]
+    there = {path.name for folder in ("src", "scripts") for path in (ROOT / folder).rglob("*.py")}
+    assert set(re.findall(r"(?<!\*)\b\w+\.py", tree)) - there == set()
+
+
 def test_tests_that_pages_name_exist():
     for page in PAGES:
         for name in re.findall(r"tests/[\w/.]+\.py|tests/[\w/]+\w(?![\w./])", (ROOT / page).read_text()):
