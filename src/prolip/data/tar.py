@@ -1,10 +1,13 @@
 """The strict reader of webdataset shards: from a tar's bytes to raw samples, with nothing lost in silence."""
 from __future__ import annotations
 
+import bz2
+import gzip
+import lzma
 import tarfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from webdataset.tariterators import base_plus_ext
 
@@ -16,6 +19,46 @@ from prolip.data.samples import IMAGE_SUFFIXES, Raw
 Note = Callable[[SampleFault], None]
 #: Bytes that tarfile asks its stream for at once.
 CHUNK = 2**16
+
+
+#: First bytes of compressed archives, and who reads them to their end, checksums included.
+COMPRESSIONS: dict[bytes, Callable[[Any], Any]] = {
+    b"\x1f\x8b": lambda stream: gzip.GzipFile(fileobj=stream, mode="rb"),
+    b"BZh": bz2.BZ2File,
+    b"\xfd7zXZ\x00": lzma.LZMAFile,
+}
+
+
+@dataclass
+class Peeked:
+    """A stream whose first bytes are looked at before they are read."""
+
+    stream: Stream
+    head: bytes = b""
+
+    def peek(self, count: int) -> bytes:
+        """The next `count` bytes, or fewer at the end; they stay."""
+        while len(self.head) < count and (part := self.stream.read(count - len(self.head))):
+            self.head += part
+        return self.head[:count]
+
+    def read(self, size: int = CHUNK) -> bytes:
+        """The next bytes."""
+        if not self.head:
+            return self.stream.read(size)
+        data, self.head = self.head[:size], self.head[size:]
+        return data
+
+
+def decompressed(stream: Stream) -> Stream:
+    """The stream itself, or what is in it where it is compressed by gzip, bzip2 or xz.
+
+    tarfile's own decompression looks at no checksum and misses a cut behind the archive's last byte.
+    """
+    peeked = Peeked(stream)
+    head = peeked.peek(max(map(len, COMPRESSIONS)))
+    opener = next((opener for magic, opener in COMPRESSIONS.items() if head.startswith(magic)), None)
+    return cast(Stream, peeked if opener is None else opener(peeked))
 
 
 class StrictHeader(tarfile.TarInfo):
@@ -40,7 +83,8 @@ def read_members(stream: Stream) -> Iterator[tuple[str, bytes | None]]:
 
     Folders are left out, and files whose names begin with `__`, which webdataset keeps for itself.
     """
-    with tarfile.open(fileobj=stream, mode="r|*", tarinfo=StrictHeader, bufsize=CHUNK) as archive:  # type: ignore[call-overload]
+    tar = decompressed(stream)
+    with tarfile.open(fileobj=tar, mode="r|*", tarinfo=StrictHeader, bufsize=CHUNK) as archive:  # type: ignore[call-overload]
         while (member := archive.next()) is not None:
             archive.members.clear()  # or the list grows with the shard
             content = archive.extractfile(member) if member.isreg() else None

@@ -1,6 +1,8 @@
+import bz2
 import gzip
 import io
 import json
+import lzma
 import os
 import subprocess
 import tarfile
@@ -96,6 +98,43 @@ def test_local_piped_remote_and_compressed_shards_read_alike(tmp_path):
     assert local[1]["png"] == members(1)["png"] and local[1]["txt"] == b"caption 1"
     for other in (f"pipe:cat {url}", "memory://shards/0.tar", str(tmp_path / "0.tar.gz"), f"file://{url}"):
         assert [{**raw, "__url__": url} for raw in read_shard(other)] == local
+
+
+def flipped(data, at):
+    """The bytes with one bit of byte `at` turned."""
+    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+
+
+@pytest.mark.parametrize("kind", ["gz", "bz2", "xz"])
+def test_compressed_shards_are_held_against_their_own_checksums(tmp_path, kind):
+    compress = {"gz": lambda data: gzip.compress(data, 0), "bz2": bz2.compress, "xz": lzma.compress}[kind]
+    tar = Path(write_shards(tmp_path, [20])[0]).read_bytes()
+    whole, path = compress(tar), tmp_path / f"0.tar.{kind}"
+    for data in (whole, compress(tar[:20_480]) + compress(tar[20_480:])):  # pigz and bgzip write several members
+        path.write_bytes(data)
+        assert keys(str(path)) == [f"s{i:03d}" for i in range(20)]
+    # a bit of a picture that gzip only stores, the checksum behind the archive, the end
+    for data in (flipped(whole, 5000 if kind == "gz" else len(whole) // 2), flipped(whole, -6), whole[:-4], whole[:-8]):
+        path.write_bytes(data)
+        with pytest.raises(ShardFault, match="broken shard"):
+            keys(str(path))
+
+
+def test_bytes_behind_a_gzip_archive_are_told_and_padding_is_none(tmp_path):
+    data, path = gzip.compress(Path(write_shards(tmp_path, [3])[0]).read_bytes()), tmp_path / "0.tar.gz"
+    path.write_bytes(data + bytes(512))
+    assert len(keys(str(path))) == 3
+    path.write_bytes(data + b"junk")
+    with pytest.raises(ShardFault, match="broken shard"):
+        keys(str(path))
+
+
+def test_a_command_that_fails_behind_its_compressed_output_breaks_the_shard(tmp_path):
+    path = tmp_path / "0.tar.gz"
+    path.write_bytes(gzip.compress(Path(write_shards(tmp_path, [3])[0]).read_bytes()))
+    assert len(keys(f"pipe:cat {path}")) == 3
+    with pytest.raises(ShardFault, match="broken shard: .*failed with exit 4"):
+        keys(f"pipe:cat {path}; exit 4")
 
 
 def test_shards_of_the_tar_program_with_folders_and_long_names_are_read(tmp_path):
