@@ -101,7 +101,8 @@ def is_released(config: Mapping[str, Any]) -> bool:
 def convert_released(config: Mapping[str, Any]) -> dict[str, Any]:
     """A published checkpoint's configuration in our layout, with the forward pass that its weights need.
 
-    They were trained with SigLIP's vocabulary: pad = end = 1, [MASK] = 32000 (absent where the vocabulary is smaller).
+    They were trained with SigLIP's vocabulary: pad = end = 1, [MASK] = 32000 (absent where the vocabulary is smaller);
+    and with its cleaning, lower case without punctuation, which their configuration does not name.
     """
     out: dict[str, Any] = copy.deepcopy(dict(config))
     biases = set()
@@ -111,6 +112,7 @@ def convert_released(config: Mapping[str, Any]) -> dict[str, Any]:
         biases.add(float(out[block].pop("init_unc_bias", -10.0)))
     if len(biases) > 1:
         raise ValueError(f"init_unc_bias differs between the towers ({sorted(biases)}): ours has one; edit config.json")
+    out["text_cfg"]["tokenizer_kwargs"] = {"clean": "canonicalize"} | (out["text_cfg"].get("tokenizer_kwargs") or {})
     vocabulary = out["text_cfg"].get("vocab_size", CLIPTextCfg.vocab_size)
     out["prolip_cfg"] = {
         "forward": "released",

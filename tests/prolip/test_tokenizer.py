@@ -1,7 +1,9 @@
 """Tokenizers from the bundle, a sentencepiece file and a folder; what is absent or does not fit is said at once."""
+import json
 import shutil
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ import prolip
 from prolip import hub
 from prolip.tokenizer import BPETokenizer, FolderTokenizer, SentencePieceTokenizer, TokenizerNotFoundError, pad_rows
 
+TINY = Path(__file__).parents[1] / "fixtures" / "released_prolip_tiny"
 SENTENCES = [
     "a cat on a sofa", "two dogs in the rain", "the red house", "a bird over the sea", "people at a table",
     "green tree", "cat and dog", "a house near the sea", "rain over the house", "the sofa is red",
@@ -103,6 +106,17 @@ def test_a_folder_of_tokenizer_files_is_read_by_transformers(folder):
     assert ids[1].tolist() == [vocabulary["cat"]] * 63 + [1]
     assert (ids[2] == 1).all()
     assert tokenizer([]).shape == (0, 64)
+
+
+@pytest.mark.parametrize("named, same", [(None, True), ({"clean": "whitespace"}, False)])
+def test_texts_of_released_models_are_cleaned_as_those_they_were_trained_with(folder, tmp_path, named, same):
+    """The published example gives clean="canonicalize" by hand; a configuration that names a cleaning is followed."""
+    config = json.loads((TINY / "config.json").read_text())
+    config["text_cfg"]["tokenizer_kwargs"] = named
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    tokenizer = prolip.get_tokenizer(f"local-dir:{tmp_path}", tokenizer=folder[0])
+    assert isinstance(tokenizer, FolderTokenizer)
+    assert torch.equal(tokenizer("The RED house."), tokenizer("the red house")) is same
 
 
 def test_a_folder_of_tokenizer_files_without_transformers_says_what_to_install(folder, monkeypatch):
