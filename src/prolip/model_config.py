@@ -27,6 +27,12 @@ SIZES = ("width", "layers", "heads", "head_width", "context_length", "vocab_size
 PAIRS = ("image_size", "patch_size")
 
 
+# Defaults of the released code that differ from OpenCLIP's; the number of heads is told by no shape.
+RELEASED_TEXT = {
+    "context_length": 64, "vocab_size": 32100, "width": 768, "heads": 12, "layers": 12, "proj_bias": True,
+    "embed_unc": True,
+}
+
 # What ProLIPCfg's values are: the text "false" would be true.
 KINDS: tuple[tuple[tuple[str, ...], tuple[type, ...], str], ...] = (
     (("init_unc_bias", "init_unc_gain"), (float, int), "a number"),
@@ -102,9 +108,15 @@ def convert_released(config: Mapping[str, Any]) -> dict[str, Any]:
     """A published checkpoint's configuration in our layout, with the forward pass that its weights need.
 
     They were trained with SigLIP's vocabulary: pad = end = 1, [MASK] = 32000 (absent where the vocabulary is smaller);
-    and with its cleaning, lower case without punctuation, which their configuration does not name.
+    and with its cleaning, lower case without punctuation, which their configuration does not name. What else it leaves
+    out is RELEASED_TEXT; pooling and padding it may name are not read, as the text's [CLS] is pooled.
     """
     out: dict[str, Any] = copy.deepcopy(dict(config))
+    if out.get("text_cfg"):
+        text = {key: value for key, value in out["text_cfg"].items() if key not in ("pool_type", "pad_id")}
+        out["text_cfg"] = RELEASED_TEXT | text
+    for key in ("output_dict", "cast_dtype"):  # of the class that was published, not of the model
+        out.pop(key, None)
     biases = set()
     for block in ("vision_cfg", "text_cfg"):
         if not out.get(block) or not out[block].pop("embed_unc", False):
@@ -113,7 +125,7 @@ def convert_released(config: Mapping[str, Any]) -> dict[str, Any]:
     if len(biases) > 1:
         raise ValueError(f"init_unc_bias differs between the towers ({sorted(biases)}): ours has one; edit config.json")
     out["text_cfg"]["tokenizer_kwargs"] = {"clean": "canonicalize"} | (out["text_cfg"].get("tokenizer_kwargs") or {})
-    vocabulary = out["text_cfg"].get("vocab_size", CLIPTextCfg.vocab_size)
+    vocabulary = out["text_cfg"]["vocab_size"]
     out["prolip_cfg"] = {
         "forward": "released",
         "init_unc_bias": biases.pop(),

@@ -108,6 +108,18 @@ def test_the_published_b16_has_its_number_of_parameters_and_tensors():
     assert model.mask_token_id == 32000 and model.special_token_ids == (1,)
 
 
+def test_what_a_released_configuration_leaves_out_is_the_released_codes_default():
+    """With OpenCLIP's 8 heads instead of 12 every shape would fit and every output be wrong."""
+    bare = {
+        **RELEASED_B16, "text_cfg": {"norm_kwargs": {"eps": 1e-6}, "pool_type": "argmax", "pad_id": 0},
+        "output_dict": True, "cast_dtype": None,
+    }
+    with torch.device("meta"):
+        model, whole = ProLIP(bare), ProLIP(RELEASED_B16)
+    assert model.text.heads == whole.text.heads == 12 and model.context_length == 64
+    assert {k: v.shape for k, v in model.state_dict().items()} == {k: v.shape for k, v in whole.state_dict().items()}
+
+
 def test_our_b16_has_the_published_shapes():
     with torch.device("meta"):
         ours = ProLIP(prolip.factory.get_model_config("ProLIP-ViT-B-16")[0])
