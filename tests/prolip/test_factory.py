@@ -2,6 +2,8 @@
 import inspect
 import json
 import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from threading import Thread
 
 import open_clip
 import pytest
@@ -269,6 +271,25 @@ def test_a_hub_that_does_not_answer_is_unreachable(monkeypatch):
     assert not hub.reachable(timeout=1.0)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert hub.offline()
+
+
+@pytest.mark.parametrize("code, answers", [(200, True), (404, True), (429, True), (503, False)])
+def test_a_hub_in_trouble_is_not_asked_for_files(monkeypatch, code, answers):
+    """Its client would try again for minutes; what the hub refuses, it can say itself."""
+    class Hub(BaseHTTPRequestHandler):
+        def do_HEAD(self):
+            self.send_response(code)
+            self.end_headers()
+
+        def log_message(self, *args):
+            pass
+
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    with HTTPServer(("127.0.0.1", 0), Hub) as server:
+        Thread(target=server.handle_request, daemon=True).start()
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+        assert hub.reachable() is answers
 
 
 @pytest.mark.parametrize("name", ["hf-hub:", "local-dir:"])
