@@ -16,21 +16,27 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from torch import Tensor
+
 from prolip.checkpoint import CheckpointError
 from prolip.data.faults import FaultCounter
+from prolip.evaluation import coco
 from prolip.evaluation.datasets.base import Dataset
 from prolip.evaluation.datasets.specs import FORMS, open_dataset
 from prolip.evaluation.embed import PRECISIONS, SIMILARITIES, check_similarity
 from prolip.evaluation.embedder import RANDOM, load_embedder
-from prolip.evaluation.evaluate import TaskResult, check_fits, evaluate_dataset
+from prolip.evaluation.evaluate import TaskResult, check_fits, evaluate_dataset, pair_scores
 from prolip.evaluation.feature_store import FeatureStore, slug
 from prolip.evaluation.features import Features, compute_features, load_features, task_key
 from prolip.evaluation.outputs import check_output
 
+log = logging.getLogger(__name__)
+
 #: Metrics of the table, in this order where a task has them.
 COLUMNS = (
     "acc1", "acc5", "mean_per_class_recall", "mAP", "i2t/R@1", "i2t/R@5", "i2t/R@10", "i2t/mAP@R", "t2i/R@1",
-    "t2i/R@5", "t2i/R@10", "t2i/mAP@R", "mean_recall@1", "avg_jaccard_score", "jaccard_score_10-12",
+    "t2i/R@5", "t2i/R@10", "t2i/mAP@R", "mean_recall@1", "i2t/PMRP", "t2i/PMRP", "avg_jaccard_score",
+    "jaccard_score_10-12",
 )  # fmt: skip
 
 #: Figures of refusal, and what the table calls them: error of all, of the surest 80% and half, area under risk and
@@ -53,9 +59,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--model", help="local-dir:FOLDER, hf-hub:NAME, or a name of ours or OpenCLIP's with --pretrained")
     add("--pretrained", help=f"weights file or OpenCLIP's tag; {RANDOM} for untrained weights")
     add("--tokenizer", help="another tokenizer than the model's: a folder of its files, or bpe")
-    add("--dataset", nargs="+", default=[], metavar="WORD:ADDRESS", help=FORMS)
+    add("--dataset", nargs="+", action="extend", default=[], metavar="WORD:ADDRESS", help=FORMS)
     add("--split", help="another split than test")
-    add("--similarity", nargs="+", default=["csd"], help=f"{', '.join(SIMILARITIES)} or measures (default: csd)")
+    add("--similarity", nargs="+", action="extend", help=f"{', '.join(SIMILARITIES)} or measures (default: csd)")
     add("--save-features", metavar="DIR", help="keep embeddings here, and take those that are here already")
     add("--features", metavar="DIR", help="evaluate what --save-features kept, without a model")
     add("--device", default="cpu")
@@ -64,10 +70,13 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--workers", type=int, help="threads that decode images (default: cores - 1, at most 16)")
     add("--uncertainty", action="store_true", help="also refusal by score and traces, calibration of match probability")
     add("--plots", metavar="DIR", help="draw these: DIR/TASK-MODEL-SIMILARITY/*.png")
+    add("--instances", metavar="FILE", help="COCO's instances_val2014.json: also PMRP of its captions")
     add("--confusion", action="store_true", help="counts of true and predicted classes in the JSON")
     add("--skip-damaged", action="store_true", help="leave out damaged samples; the result says which")
     add("--out", metavar="FILE", help="the results as JSON")
-    return parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
+    args.similarity = args.similarity or ["csd"]
+    return args
 
 
 def check(args: argparse.Namespace) -> None:
@@ -86,6 +95,8 @@ def check(args: argparse.Namespace) -> None:
         raise ValueError(f"--batch-size {args.batch_size}: give 1 or more")
     if args.confusion and not args.out:
         raise ValueError("--confusion goes into the JSON: give --out FILE too")
+    if args.instances and not Path(args.instances).is_file():
+        raise FileNotFoundError(f"--instances: no file {args.instances}: give COCO's instances_val2014.json")
     for path, folder in ((args.out, False), (args.save_features, True), (args.plots, True)):
         if path:
             check_output(path, folder)
@@ -128,16 +139,37 @@ def run(args: argparse.Namespace) -> list[TaskResult]:
     wanted = args.uncertainty or args.plots
     drawn: set[str] = set()
     for features in features_of(args):
-        task = task_key(features)
+        task, categories = task_key(features), categories_of(features, args.instances)
         for similarity in args.similarity:
             result = evaluate_dataset(features.dataset, features, similarity, confusion=args.confusion)
             result.info["task"] = task
+            if categories is not None:
+                result.metrics.update(plausible_matches(features, categories, similarity))
             results.append(with_uncertainty(result, features, args.plots, drawn) if wanted else result)
         if args.out:
             write(results, Path(args.out))
     tables = [format_table(results), *([format_uncertainty(results)] if wanted else [])]
     print("\n\n".join(tables) + (f"\n\nwritten to {args.out}" if args.out else ""))
     return results
+
+
+def categories_of(features: Features, instances: str | None) -> Tensor | None:
+    """What each image of COCO shows, (N, 80); None, which the log says, where the file does not list these images."""
+    image_ids = features.dataset.info.get("image_ids")
+    if instances is None or image_ids is None:
+        return None
+    try:
+        return coco.category_labels(instances, image_ids)
+    except ValueError as error:
+        log.warning("%s has no PMRP: %s", features.dataset.name, error)
+        return None
+
+
+def plausible_matches(features: Features, categories: Tensor, similarity: str) -> dict[str, float]:
+    """`i2t/PMRP` and `t2i/PMRP`, with their values at zeta 0, 1 and 2."""
+    assert features.owners is not None
+    found = coco.plausible(pair_scores(features, similarity), categories, features.owners)
+    return {name: value for name, value in found.items() if "/PMRP" in name}
 
 
 def with_uncertainty(result: TaskResult, features: Features, plots: str | None, drawn: set[str]) -> TaskResult:

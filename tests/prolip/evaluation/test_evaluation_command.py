@@ -4,10 +4,14 @@ import shutil
 
 import miniatures as mini
 import pytest
+import torch
 
 from prolip.evaluation import __main__ as evaluation
-from prolip.evaluation import outputs
+from prolip.evaluation import metrics, outputs
 from prolip.evaluation.__main__ import main
+from prolip.evaluation.embed import similarity_scores
+from prolip.evaluation.feature_store import FeatureStore
+from prolip.evaluation.features import load_features
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +65,41 @@ def test_uncertainty_of_every_kind_of_task_in_a_table_and_as_plots(tmp_path, mod
     classes, _, many, _ = (result.metrics for result in results)
     assert classes["refusal/score/error"] == pytest.approx(1 - classes["acc1"])
     assert 0 <= many["refusal/image/aurc_oracle"] <= many["refusal/image/aurc"] <= 1
+
+
+def test_plausible_matches_of_coco_by_its_categories(tmp_path, model, sets, capsys):
+    annotations, images = mini.karpathy(tmp_path / "coco")
+    records = [r for r in json.loads(annotations.read_text())["images"] if r["split"] == "test"]
+    shown = [(record["cocoid"], 1 + place % 2) for place, record in enumerate(records)]
+    instances = tmp_path / "instances_val2014.json"
+    instances.write_text(json.dumps({
+        "categories": [{"id": 1}, {"id": 2}], "images": [{"id": key} for key, _ in shown],
+        "annotations": [{"image_id": key, "category_id": category} for key, category in shown],
+    }))  # fmt: skip
+    kept = ["--save-features", str(tmp_path / "kept")]
+    main(["--model", model, "--dataset", f"coco:{annotations},{images}", "--dataset", sets[1], *kept])
+    assert "PMRP" not in capsys.readouterr().out
+    found = main(["--features", str(tmp_path / "kept"), "--instances", str(instances)])
+    (features,) = [f for f in load_features(FeatureStore(tmp_path / "kept")) if "image_ids" in f.dataset.info]
+    scores, odd = similarity_scores(features.image, features.text), torch.arange(6) % 2
+    matches = odd.unsqueeze(1) == odd[features.owners]  # two labels: in one place or none, so zeta = 2 matches all
+    at_0 = [metrics.summarise(metrics.rank(s, m))["R-Precision"] for s, m in ((scores, matches), (scores.T, matches.T))]
+    (coco,) = [result.metrics for result in found if result.key.startswith("coco")]
+    for way, value in zip(("i2t", "t2i"), at_0):
+        assert coco[f"{way}/PMRP@0"] == pytest.approx(value) and coco[f"{way}/PMRP@2"] == 1
+        assert coco[f"{way}/PMRP"] == pytest.approx((coco[f"{way}/PMRP@1"] + value + 1) / 3)
+    assert coco["i2t/queries"] == 6 and len([result for result in found if "i2t/PMRP" in result.metrics]) == 1
+    assert "i2t/PMRP" in capsys.readouterr().out
+    instances.write_text(json.dumps({"categories": [], "images": [], "annotations": []}))
+    assert "i2t/PMRP" not in main(["--features", str(tmp_path / "kept"), "--instances", str(instances)])[0].metrics
+
+
+def test_flags_given_twice_add_up(model, sets):
+    similarities = ["--similarity", "mean", "--similarity", "csd"]
+    both = main(["--model", model, "--dataset", sets[0], "--dataset", sets[1], *similarities])
+    assert [(r.key, r.info["similarity"]) for r in both] == [
+        ("birds", "mean"), ("birds", "csd"), ("pairs", "mean"), ("pairs", "csd")
+    ]  # fmt: skip
 
 
 def test_a_damaged_set_ends_in_a_line_or_in_a_remark(tmp_path, model, capsys):
@@ -141,6 +180,7 @@ def test_a_full_disk_is_one_line(tmp_path, model, sets, capsys, monkeypatch):
     (["--model", "ViT-B-32", "--dataset", "SET"], "no weights are given: use --pretrained"),
     (["--model", "MODEL", "--dataset", "SET", "--similarity", "nearness"], "measure 'nearness' is unknown"),
     (["--features", "kept", "--model", "MODEL"], "--features evaluates without a model: drop --model"),
+    (["--features", "kept", "--instances", "/nowhere.json"], "--instances: no file /nowhere.json"),
     (["--features", "/nowhere"], "no features in /nowhere"),
     (["--features", "kept", "--split", "val", "--precision", "amp_bf16"], "drop --split, --precision"),
     (["--model", "MODEL", "--dataset", "SET", "--device", "warp"], "device 'warp' is unknown"),

@@ -139,7 +139,7 @@ def _check_custom(run: Namespace, table: dict[str, Any], flag: str, classes: Seq
     keys = [run.dataset, dataset_name(run), *(["imagenet1k"] if flag == "custom_template_file" else [])]
     entry = next((table[key] for key in keys if key in table), None)
     if not entry:
-        some = ', '.join(list(table)[:5]) or 'none'
+        some = ", ".join(list(table)[:5]) or "none"
         raise ValueError(f"--{flag}: no entry for {' or '.join(keys)}, there are {some}")
     if flag == "custom_classname_file" and classes and len(entry) != len(classes):
         raise ValueError(f"--{flag}: {len(entry)} names for the {len(classes)} classes of {run.dataset}: give one each")
