@@ -159,12 +159,19 @@ def train(run: Run) -> None:
 
 def between_steps(run: Run, watch: Stopwatch) -> None:
     """Checkpoint where one is due by steps, samples or minutes; stop where any rank was asked to."""
-    stop, minutes = run.agreement.exchange(run.stop.number, int(run.clock.by_minutes()))
-    if not (stop or minutes or run.clock.by_steps(run.at.step)):
-        return
+    # what is agreed on was asked for a step ago: by minutes, only for the checkpoint behind the last one
+    due = run.clock.saved_step + 1
+    stop, by_minutes = run.agreement.exchange(run.stop.number, due if run.clock.by_minutes() else 0)
     if stop:
         end_here(run, watch, stop)
-    checked_save(run, watch)
+    if (by_minutes == due or run.clock.by_steps(run.at.step)) and not saved_between_epochs(run):
+        checked_save(run, watch)
+
+
+def saved_between_epochs(run: Run) -> bool:
+    """Whether the epoch ends at this step, and a checkpoint is taken then: once is enough."""
+    every = run.config.run.save_frequency
+    return bool(every) and run.at.batch_in_epoch == run.loader.num_batches and (run.at.epoch + 1) % every == 0
 
 
 def end_here(run: Run, watch: Stopwatch, stop: int) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-import weakref
 from pathlib import Path
 
 import pytest
@@ -14,13 +13,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from training.config import build_config
 from training.distributed import World
-from training.found import Found, figures
-from training.log import Stopwatch
-from training.loop import evaluate, to_device, total_faults, train, training_step
+from training.loop import to_device, total_faults, train, training_step
 from training.norms import gradient_norms, parameter_norms, parts_of
 from training.run import build, finish
 from training.terms import NonFiniteError, TermMeter
-from training.validation import Best
 
 WORLD = World()
 
@@ -222,6 +218,39 @@ def test_a_learning_rate_that_explodes_is_caught_without_help(tmp_path):
         train(run)
 
 
+class Late:
+    """An agreement of several ranks: the answer is that to the call before."""
+
+    def __init__(self):
+        self.asked = [0, 0]
+
+    def exchange(self, *asked):
+        before, self.asked = self.asked, list(asked)
+        return before
+
+
+def steps_saved(run, monkeypatch) -> list[int]:
+    saved: list[int] = []
+    monkeypatch.setattr("training.loop.save", lambda run: (saved.append(run.at.step), run.clock.restart(run.at.step)))
+    train(run)
+    run.log.close()
+    return saved
+
+
+def test_ranks_that_agree_a_step_later_save_once_when_the_minutes_are_over(tmp_path, monkeypatch):
+    run = make(tmp_path, max_steps=6, save_frequency=0, save_every_minutes=10.0)
+    run.agreement, run.clock.saved_time = Late(), run.clock.saved_time - 601
+    assert steps_saved(run, monkeypatch) == [2, 6]
+
+
+def test_a_step_that_ends_an_epoch_is_saved_once(tmp_path, monkeypatch):
+    """Epochs of three steps, each saved; every third step is, too."""
+    run = make(tmp_path, max_steps=8, save_frequency=1, save_every_steps=3)
+    assert steps_saved(run, monkeypatch) == [3, 6, 8]
+    run = make(tmp_path / "2", max_steps=7, save_frequency=2, save_every_steps=3)
+    assert steps_saved(run, monkeypatch) == [3, 6, 7]
+
+
 class NoGradient(torch.autograd.Function):
     """A finite value whose gradient is NaN."""
 
@@ -277,81 +306,6 @@ def test_logged_losses_are_means_over_the_interval(tmp_path):
     single = [json.loads(line)["loss"] for line in (every.folder / "metrics.jsonl").read_text().splitlines()]
     mean = json.loads((thrice.folder / "metrics.jsonl").read_text())["loss"]
     assert mean == pytest.approx(sum(single) / 3, rel=1e-6)
-
-
-def test_evaluation_leaves_the_model_in_training_mode(tmp_path):
-    run = make(tmp_path, optim={"ema_decay": 0.9})
-
-    class Measuring:
-        def measure(self, model, here, between):
-            model.eval()
-            return Found({"names/i2t/R@1": float(model is run.ema.module)})
-
-    run.validation = Measuring()
-    evaluate(run, Stopwatch())
-    assert run.objective.model.training
-    assert figures(run.found) == {"names/i2t/R@1": 0.0, "ema/names/i2t/R@1": 1.0}
-
-
-class Measured:
-    """Stands in for the test sets."""
-
-    def measure(self, model, here, between):
-        return Found({"f": 1.0})
-
-
-def test_models_in_shards_are_made_whole_one_at_a_time(tmp_path, monkeypatch):
-    run = make(tmp_path, optim={"ema_decay": 0.9})
-    copies: list[weakref.ref] = []
-
-    def whole(model, here, everywhere):
-        assert all(copy() is None for copy in copies)
-        copy = nn.Linear(1, 1)
-        copies.append(weakref.ref(copy))
-        return copy
-
-    monkeypatch.setattr("training.loop.whole_model", whole)
-    run.validation = Measured()
-    evaluate(run, Stopwatch())
-    assert len(copies) == 2 and copies[1]() is None and figures(run.found) == {"f": 1.0, "ema/f": 1.0}
-
-
-def test_an_evaluation_compiles_nothing(tmp_path):
-    """Its batches have sizes of their own: each would be compiled for minutes."""
-    run, compiled = make(tmp_path), []
-    layer = nn.Linear(3, 3)
-    layer.compile(backend=lambda graph, inputs: compiled.append(graph) or graph.forward, dynamic=False)
-
-    class Embedding:
-        def measure(self, model, here, between):
-            return Found({f"{rows}": layer(torch.ones(rows, 3)).sum().item() for rows in (5, 7)})
-
-    layer(torch.ones(2, 3))
-    run.validation = Embedding()
-    evaluate(run, Stopwatch())
-    assert len(compiled) == 1 and run.found[""].figures.keys() == {"5", "7"}
-    layer(torch.ones(9, 3))
-    assert len(compiled) == 2
-
-
-@pytest.mark.parametrize("metric, kept", [("f", "plain"), ("ema/f", "averaged")])
-def test_the_best_is_chosen_among_the_models_that_its_figure_is_of(tmp_path, monkeypatch, metric, kept):
-    run = make(tmp_path, optim={"ema_decay": 0.9})
-    run.validation, run.best, saved = Measured(), Best(tmp_path / "best", metric), []
-    monkeypatch.setattr("training.validation.save_pretrained", lambda model, folder, tokenizer: saved.append(model))
-    (tmp_path / "best").mkdir()
-    evaluate(run, Stopwatch())
-    assert saved == [{"plain": run.objective.model, "averaged": run.ema.module}[kept]]
-
-
-def test_a_best_model_that_cannot_be_kept_does_not_end_the_run(tmp_path, capsys):
-    run = make(tmp_path)
-    (tmp_path / "file").touch()
-    run.validation, run.best = Measured(), Best(tmp_path / "file" / "best", "f")
-    evaluate(run, Stopwatch())
-    run.log.close()
-    assert "warning: the best model was NOT kept, the run goes on: NotADirectoryError" in capsys.readouterr().out
-    assert json.loads((run.folder / "metrics.jsonl").read_text())["f"] == 1.0
 
 
 def test_faults_are_summed_over_ranks_and_what_was_read_well_is_left_out():

@@ -334,12 +334,15 @@ def test_a_stop_is_heard_between_the_test_sets_of_an_evaluation(tmp_path, monkey
     assert evaluations(tmp_path / "run") == [2, 4] and len(measured) == 5
 
 
-def test_seconds_of_training_go_on(tmp_path, monkeypatch):
+def test_seconds_of_training_go_on(tmp_path, monkeypatch, capsys):
+    """What is left is reckoned by the steps of this process alone."""
     monkeypatch.setattr("training.log.Stopwatch.elapsed", lambda watch: watch.before + 100.0)
     command = words(tmp_path, "run", "--max-steps", 4)
     assert stop_after(2, command) == EXIT_STOPPED
     assert main([*command, "--resume", "latest"]) == 0
     assert [row["seconds"] for row in metrics(tmp_path / "run")] == [100, 100, 200, 200]
+    third = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("step 3/4"))
+    assert third.endswith("ETA 1:40")
 
 
 def test_a_log_that_is_cut_short_while_it_is_shortened_is_whole(tmp_path):
