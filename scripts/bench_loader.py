@@ -25,6 +25,7 @@ import argparse
 import contextlib
 import io
 import os
+import re
 import statistics
 import time
 import warnings
@@ -54,6 +55,7 @@ PAPER = {  # ProLIP B.1
     "scale": (0.8, 1.0), "color_jitter": (0.32, 0.32, 0.32, 0.08), "color_jitter_prob": 0.8, "gray_scale_prob": 0.2,
 }  # fmt: skip
 OPEN = webdataset.imagehandler("pilrgb")  # what OpenCLIP reads shards with
+LEAST_SIDE = 40
 Way = Callable[[bytes, int], Tensor]
 
 
@@ -208,11 +210,15 @@ def report(label: str, files: list[bytes], args: argparse.Namespace) -> None:
         print(f"| {name} | {most} | {mean:.4f} | {share:.2%} | {psnr:.1f} |", flush=True)
 
 
+def jpegs(folder: Path) -> list[Path]:
+    """The JPEGs in a folder; none where there is no folder."""
+    return sorted(path for path in folder.glob("*") if path.suffix.lower() in (".jpg", ".jpeg"))
+
+
 def all_files(args: argparse.Namespace) -> dict[str, list[bytes]]:
     """What to call them -> the files."""
     if args.images:
-        found = sorted(path for path in args.images.iterdir() if path.suffix.lower() in (".jpg", ".jpeg"))
-        return {str(args.images): [path.read_bytes() for path in found]}
+        return {str(args.images): [path.read_bytes() for path in jpegs(args.images)]}
     sizes = {size: [int(side) for side in size.split("x")] for size in args.sizes}
     return {size: [picture(*sides, seed) for seed in range(args.files)] for size, sides in sizes.items()}
 
@@ -229,7 +235,17 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="device to time, too")
     parser.add_argument("--decoders", action="store_true", help="compare decoders alone instead")
     parser.add_argument("--core", type=int, help="processor core to run on; without: the last one allowed")
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    for name, least in {"files": 1, "turns": 2, "boxes": 1, "image_size": 1}.items():
+        if getattr(args, name) < least:
+            parser.error(f"--{name.replace('_', '-')} is {getattr(args, name)}: give {least} or more")
+    for size in args.sizes:
+        sides = re.fullmatch(r"(\d+)x(\d+)", size)
+        if sides is None or min(map(int, sides.groups())) < LEAST_SIDE:
+            parser.error(f"--sizes {size} is no width x height of {LEAST_SIDE} pixels or more: give e.g. 512x512")
+    if args.images is not None and not jpegs(args.images):
+        parser.error(f"--images {args.images} is no folder with a .jpg or .jpeg in it")
+    return args
 
 
 def main(argv: list[str] | None = None) -> None:
