@@ -166,6 +166,8 @@ def check_checkpoint(address: str) -> None:
     storage = Storage(folder or ".")
     if name not in storage.names():
         raise FlagError(f"--resume {address}: there is no such file; --resume latest takes the newest of the run")
+    if storage.filesystem.isdir(f"{storage.root}/{name}"):
+        raise FlagError(f"--resume {address} is a folder: give a file in it, or --name of the run with --resume latest")
     with storage.fetched(name) as path:
         try:
             with zipfile.ZipFile(path) as archive:

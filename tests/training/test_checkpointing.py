@@ -223,6 +223,9 @@ def test_a_missing_checkpoint_is_refused_with_what_to_do(tmp_path):
     storage = Storage(str(tmp_path))
     with pytest.raises(FlagError, match="--resume nowhere.pt: there is no such file; --resume latest"):
         find_checkpoint("nowhere.pt", storage)
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(FlagError, match="folder is a folder: give a file in it, or --name of the run with --resume la"):
+        find_checkpoint(f"{tmp_path}/folder", storage)
     with pytest.raises(FlagError, match="holds none.*start without --resume"):
         find_checkpoint("latest", storage)
     assert find_checkpoint("auto", storage) == (None, [])
