@@ -247,6 +247,15 @@ def test_a_flipped_bit_is_seen_by_its_checksum_unless_checksums_are_off(tmp_path
     assert len(keys_and_faults(ShardReader(ReadPolicy(checksums=False), index), url)[0]) == 4
 
 
+def test_a_command_that_goes_on_behind_what_the_index_knows_is_seen(tmp_path):
+    url, index = indexed(tmp_path)
+    longer = f"pipe:cat {url}; head -c 10240 /dev/zero"  # more padding: for a tar alone nothing is wrong
+    piped = type(index)(index.place, {longer: index[url]})
+    assert len(keys_and_faults(ShardReader(), longer)[0]) == 4
+    keys, faults = keys_and_faults(ShardReader(index=piped), longer)
+    assert faults.kinds["index mismatch"] == 1 and "the shard goes on" in faults.examples[0]
+
+
 def test_a_command_whose_bytes_do_not_fit_is_not_run_again(tmp_path):
     url, index = indexed(tmp_path)
     entry = index[url]._replace(crc32=(1,))

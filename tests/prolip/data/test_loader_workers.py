@@ -1,6 +1,7 @@
 """Worker processes: how far ahead they read, what they hold open, how they end."""
 import multiprocessing
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -123,3 +124,34 @@ def test_workers_live_through_epochs_and_end_with_the_loader(tmp_path):
     assert len(workers() - before) == 2
     del loader
     assert workers() == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1], ids=str)
+def test_workers_go_on_after_a_stop_signal_that_went_to_the_whole_group(tmp_path, number):
+    """The run finishes its step and saves, for which it may need another batch."""
+    write_shards(tmp_path, [16, 16])
+    loader = build(tmp_path, workers=2, prefetch=1)
+    others = set(multiprocessing.active_children())
+    batches = iter(loader)
+    next(batches)
+    for worker in set(multiprocessing.active_children()) - others:
+        os.kill(worker.pid, number)
+    time.sleep(0.1)
+    assert len(list(batches)) == 7
+    loader.close()
+
+
+def test_a_worker_that_is_killed_ends_the_epoch_with_an_error_and_the_others(tmp_path):
+    def slow(image):
+        time.sleep(0.05)
+        return plain(image)
+
+    write_shards(tmp_path, [16, 16])
+    loader = build(tmp_path, workers=2, prefetch=1, transform=slow, train_num_samples=800)
+    others = set(multiprocessing.active_children())
+    batches = iter(loader)
+    next(batches)
+    os.kill((set(multiprocessing.active_children()) - others).pop().pid, signal.SIGKILL)  # as when memory runs out
+    with pytest.raises(RuntimeError, match="killed by signal: Killed|exited unexpectedly"):
+        list(batches)
+    assert set(multiprocessing.active_children()) == others
