@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from prolip.data.faults import FaultCounter
-from prolip.data.opening import is_local, local_path
+from prolip.data.faults import FaultCounter, ShardFault
+from prolip.data.opening import ReadPolicy, is_local, local_path
 from prolip.evaluation.datacomp.tasks import Task
 from prolip.evaluation.datasets.base import DamagedData, Dataset
 from prolip.evaluation.datasets.places import join
@@ -25,15 +25,22 @@ class Found(NamedTuple):
     missing: dict[str, str]
 
 
-def open_task(task: Task, data_dir: str, damage: FaultCounter | None = None) -> Dataset:
+PROBE = ReadPolicy(connect_timeout=3, read_timeout=10, retries=1)
+"""Of an address that did not answer when other data was looked for there: now it does so at once, or is still gone."""
+
+
+def open_task(
+    task: Task, data_dir: str, damage: FaultCounter | None = None, policy: ReadPolicy | None = None
+) -> Dataset:
     """The dataset of a task below `data_dir`: the first of its folders that is there.
 
-    data_dir: a folder, a URL, or "hf-hub". FileNotFoundError or DamagedData where there is none to be read.
+    data_dir: a folder, a URL, or "hf-hub"; policy: time-outs and retries of the latter two. FileNotFoundError or
+    DamagedData where there is none to be read.
     """
     if data_dir == HUB:
         if task.streamed is None:
             raise FileNotFoundError("it cannot be read from the hub, it is a table with a zip: fetch it")
-        return open_wds(f"hf-hub:{task.streamed}", name=task.name, damage=damage)
+        return open_wds(f"hf-hub:{task.streamed}", name=task.name, damage=damage, policy=policy)
     if is_local(data_dir):
         root = Path(local_path(data_dir))
         folder = next((root / name for name in task.folders if (root / name).is_dir()), None)
@@ -42,7 +49,7 @@ def open_task(task: Task, data_dir: str, damage: FaultCounter | None = None) -> 
         return _reader(task, folder)(str(folder), name=task.name, damage=damage)
     if task.kind == "association":
         raise FileNotFoundError("a table with a zip is read from a local folder only")
-    return _open_first(task, data_dir, damage)
+    return _open_first(task, data_dir, damage, policy)
 
 
 def _reader(task: Task, folder: Path) -> Callable[..., Dataset]:
@@ -54,11 +61,11 @@ def _reader(task: Task, folder: Path) -> Callable[..., Dataset]:
     return open_wds
 
 
-def _open_first(task: Task, data_dir: str, damage: FaultCounter | None) -> Dataset:
+def _open_first(task: Task, data_dir: str, damage: FaultCounter | None, policy: ReadPolicy | None) -> Dataset:
     """The first folder below a URL that holds shards."""
     for name in task.folders:
         try:
-            return open_wds(join(data_dir, name), name=task.name, damage=damage)
+            return open_wds(join(data_dir, name), name=task.name, damage=damage, policy=policy)
         except FileNotFoundError as error:
             last = error
     raise last
@@ -74,19 +81,24 @@ def check_task(task: Task, dataset: Dataset) -> None:
 def find_datasets(tasks: Sequence[Task], data_dir: str, skip_damaged: bool = False) -> Found:
     """Open every dataset: reads no image, but sees that all shards are there. Errors become entries of `missing`.
 
-    Raises FileNotFoundError where `data_dir` itself is no folder.
+    Minutes are waited for an address that does not answer, once and not for each of 40. Raises FileNotFoundError where
+    `data_dir` itself is no folder.
     """
     if data_dir != HUB and is_local(data_dir) and not os.path.isdir(local_path(data_dir)):
         raise FileNotFoundError(f"--data-dir {data_dir} is no folder: give the one that the datasets are fetched to, or"
                                 f" {HUB} to read them over the network")  # fmt: skip
-    found = Found({}, {})
+    found, gone = Found({}, {}), False
     for task in tasks:
         try:
+            if gone:
+                open_task(task, data_dir, policy=PROBE)
             dataset = open_task(task, data_dir, FaultCounter() if skip_damaged else None)
             check_task(task, dataset)
         except (OSError, ValueError) as error:
             found.missing[task.key] = str(error)
+            gone = gone or isinstance(error.__cause__, ShardFault)
         else:
+            gone = False
             found.datasets[task.key] = dataset
     return found
 

@@ -11,10 +11,13 @@ import miniatures
 import pytest
 from datacomp_suite import Oracle, write_suite
 
-from prolip.evaluation.datacomp import run
+from prolip.data.faults import ShardFault
+from prolip.evaluation.datacomp import places, run
 from prolip.evaluation.datacomp.__main__ import main, parse
 from prolip.evaluation.datacomp.tables import build_report
 from prolip.evaluation.datacomp.tasks import TASKS, select_tasks
+from prolip.evaluation.datasets.base import DamagedData
+from prolip.evaluation.datasets.wds import open_wds
 
 FEW = select_tasks(["cifar10", "mnist", "retrieval", "geode", "utkface"])
 
@@ -177,6 +180,22 @@ def test_datasets_are_read_over_the_network(data, tmp_path):
         for out in ("far", "near")
     )
     assert len(far) == 2 and far == near
+
+
+def test_an_address_that_does_not_answer_is_waited_for_once_and_not_for_every_task(data, monkeypatch):
+    asked, answers = [], iter([False, False, True, True, False])
+
+    def open_somewhere(source, name, damage, policy):
+        asked.append((name, policy))
+        if not next(answers):
+            raise DamagedData("cannot be read") from ShardFault("unreadable", "refused")
+        return open_wds(str(data[1] / "wds_mnist_test"), name=name, damage=damage)
+
+    monkeypatch.setattr(places, "open_wds", open_somewhere)
+    found = places.find_datasets(select_tasks(["cifar10", "gtsrb", "mnist", "cars"]), "http://127.0.0.1:9")
+    assert asked == [("CIFAR-10", None), ("GTSRB", places.PROBE), ("MNIST", places.PROBE), ("MNIST", None),
+                     ("Stanford Cars", None)]  # fmt: skip
+    assert list(found.missing) == ["cifar10", "gtsrb", "cars"] and list(found.datasets) == ["mnist"]
 
 
 def test_tables_of_several_runs_stand_side_by_side(data, tmp_path, capsys):
