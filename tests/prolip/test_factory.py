@@ -138,6 +138,8 @@ def test_options_reach_the_model():
     assert model.logit_scale.item() == 3.0 and len(model.visual.transformer.resblocks) == 1
     assert type(model.visual.transformer.resblocks[0].mlp.gelu).__name__ == "QuickGELU"
     assert model.config["vision_cfg"]["image_size"] == (16, 48)
+    zero = prolip.create_model("ProLIP-ViT-test", init_logit_scale=0, init_logit_bias=0)
+    assert zero.logit_scale.item() == zero.logit_bias.item() == 0.0
     tanh = prolip.create_model("ProLIP-ViT-test", text_cfg={"act_kwargs": {"approximate": "tanh"}})
     assert tanh.text.transformer.resblocks[0].mlp.gelu.approximate == "tanh"
     assert tanh.visual.transformer.resblocks[0].mlp.gelu.approximate == "none"
