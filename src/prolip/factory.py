@@ -77,7 +77,7 @@ def find_weights(model_name: str, pretrained: str | None, cache_dir: str | None 
         return _named_weights(schema, name, WEIGHT_NAMES, cache_dir)
     if not pretrained:
         return None
-    schema, name = parse_model_name(pretrained)
+    schema, name = parse_model_name(str(pretrained))
     if schema:
         return _named_weights(schema, name, FOREIGN_FIRST, cache_dir)
     path = Path(pretrained)

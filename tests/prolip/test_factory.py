@@ -181,8 +181,8 @@ def test_a_folder_with_a_configuration_alone_takes_weights_from_elsewhere(tmp_pa
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "config.json").write_text((tmp_path / "weights" / "config.json").read_text())
     weights = tmp_path / "weights"
-    for pretrained in (weights, f"local-dir:{weights}", weights / "model.safetensors"):
-        made = prolip.create_model(f"local-dir:{tmp_path}/own", pretrained=str(pretrained))
+    for pretrained in (weights, str(weights), f"local-dir:{weights}", weights / "model.safetensors"):
+        made = prolip.create_model(f"local-dir:{tmp_path}/own", pretrained=pretrained)
         assert torch.equal(made.visual.proj, source.visual.proj)
     with pytest.raises(ValueError, match="would be ignored: drop one"):
         prolip.create_model(f"local-dir:{weights}", pretrained=str(weights))
