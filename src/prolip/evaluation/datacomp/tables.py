@@ -35,6 +35,7 @@ QUERIES = {
 """Where a kind of task has its figures of refusal, and whose trace is the query's."""
 UNCERTAINTY = {
     "score/error": "Error", "{}/aurc": "AURC", "{}/aurc_gain": "Gain", "{}/spearman": "Spearman", "{}/auroc": "AUROC",
+    "{}/error_decile1": "Error, surest tenth", "{}/error_decile10": "Error, least sure tenth",
     "score/aurc": "AURC by score",
 }  # fmt: skip
 
@@ -201,7 +202,9 @@ def faces_table(report: Report) -> Grid:
 def uncertainty_table(report: Report) -> Grid:
     """What the traces are worth, task by task: each query refused by its own trace, or by its score.
 
-    Of classes and faces the query is an image, of retrieval an image (i2t) or a text (t2i), of WinoGAViL a cue.
+    Of classes and faces the query is an image, of retrieval an image (i2t) or a text (t2i), of WinoGAViL a cue. A tenth
+    is a decile of the query's trace. R-AUROC, where images have classes: does the trace tell that the nearest image is
+    of another one?
     """
     rows = []
     for row in report.ours:
@@ -213,11 +216,11 @@ def uncertainty_table(report: Report) -> Grid:
                 if f"{prefix}/score/aurc" not in m:
                     continue
                 values = [info.get(f"{own}_trace"), *(m.get(f"{prefix}/{name.format(own)}") for name in UNCERTAINTY)]
-                values.append(m.get("calibration/match/ece"))
+                values += [m.get("refusal/R-AUROC"), m.get("calibration/match/ece")]
                 cells = (Cell(None if x is None or math.isnan(x) else x, task.key in row.marked) for x in values)
                 way = prefix.removeprefix("refusal").replace("/", " ")
                 rows.append((f"{row.label}, {task.name}{way}", tuple(cells)))
-    header = ("Mean trace", *UNCERTAINTY.values(), "ECE of matches")
+    header = ("Mean trace", *UNCERTAINTY.values(), "R-AUROC", "ECE of matches")
     return Grid("Uncertainty: errors refused by the query's trace", header, tuple(rows), 3)
 
 

@@ -95,6 +95,10 @@ def test_the_table_of_uncertainty_has_a_line_per_query_and_its_figures(suite):
     cells = dict(zip(grid.header, next(cells for label, cells in grid.rows if label.endswith("(csd), FMoW"))))
     assert cells["Error"].value == pytest.approx(1 - metrics["acc1"])
     assert cells["AURC"].value == metrics["refusal/image/aurc"] != metrics["refusal/score/aurc"]
+    assert cells["R-AUROC"].value == pytest.approx(metrics["refusal/R-AUROC"])
+    assert cells["ECE of matches"].value == metrics["calibration/match/ece"]
+    tenths = [cells[f"Error, {which} tenth"].value for which in ("surest", "least sure")]
+    assert tenths == [metrics["refusal/image/error_decile1"], metrics["refusal/image/error_decile10"]]
     label = next(label for label, _ in grid.rows if label.endswith("(csd), Flickr t2i"))
     cells = dict(zip(grid.header, dict(grid.rows)[label]))
     found = suite.results["retrieval/flickr_1k_test_image_text_retrieval", "csd"]["metrics"]["image_retrieval_recall@1"]
