@@ -6,7 +6,7 @@ import difflib
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any
 
 from open_clip.model import CLIPTextCfg, CLIPVisionCfg
@@ -173,7 +173,7 @@ def complete(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_size(name: str, size: Any) -> None:
-    if type(size) is not int or size < 1:
+    if not isinstance(size, Integral) or isinstance(size, bool) or size < 1:
         raise ValueError(f"{name} is {size!r}: give a whole number of at least 1")
 
 
