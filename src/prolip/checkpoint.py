@@ -276,11 +276,12 @@ def save_pretrained(model: ProLIP, folder: str | os.PathLike, tokenizer: Any = N
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     config = {"model_cfg": model.config, "preprocess_cfg": getattr(model.visual, "preprocess_cfg", {})}
+    text = json.dumps(config, indent=2) + "\n"  # what cannot be written is known before the weights are
     tensors = {key: value.detach().cpu().contiguous().clone() for key, value in model.state_dict().items()}
     with replacing(folder / WEIGHT_NAMES[0]) as temporary:
         save_file(tensors, temporary, metadata={"format": "pt"})
     with replacing(folder / CONFIG_NAMES[0]) as temporary:
-        temporary.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        temporary.write_text(text, encoding="utf-8")
     if hasattr(tokenizer, "save_pretrained"):
         tokenizer.save_pretrained(folder)
     return folder

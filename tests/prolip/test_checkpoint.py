@@ -73,6 +73,15 @@ def test_an_interrupted_save_leaves_the_old_folder_whole(tmp_path, monkeypatch):
     assert same(prolip.create_model(f"local-dir:{tmp_path}").state_dict(), old.state_dict())
 
 
+def test_a_configuration_that_is_no_json_leaves_the_old_folder_whole(tmp_path):
+    old, new = build(), build(seed=1)
+    save_pretrained(old, tmp_path)
+    new.config["embed_dim"] = torch.tensor(32)
+    with pytest.raises(TypeError, match="not JSON"):
+        save_pretrained(new, tmp_path)
+    assert same(prolip.create_model(f"local-dir:{tmp_path}").state_dict(), old.state_dict())
+
+
 def test_a_saved_file_is_on_disk_before_it_gets_its_name_and_may_be_read_as_the_umask_says(tmp_path, monkeypatch):
     """A rename that is on disk before the bytes would leave an empty model after a crash."""
     done: list[str] = []
