@@ -62,9 +62,9 @@ def claim(settings: RunConfig, folder: Path, storage: Storage, held: contextlib.
         raise FlagError(f"{folder} cannot be written ({error}): give another --output-dir") from None
     if settings.checkpoint_dir:
         check_writable(storage)
-        if storage.local is not None:
+        if storage.local is not None and storage.local.resolve() != folder.resolve():
             held.enter_context(lock_run_folder(storage.local))
-    chosen = find_checkpoint(settings.resume, storage) if settings.resume else (None, [])
+    chosen = look_for(settings.resume, storage) if settings.resume else (None, [])
     steps = list_steps(storage)
     goes_on = chosen[0] is not None and storage.holds(chosen[0])
     begun_anew = settings.overwrite and own_checkpoints(folder, storage)
@@ -80,6 +80,18 @@ def claim(settings: RunConfig, folder: Path, storage: Storage, held: contextlib.
     if settings.overwrite:
         clear_run_folder(folder)
     return chosen
+
+
+def look_for(resume: str, storage: Storage) -> Choice:
+    """`find_checkpoint`; FlagError also where the store does not answer."""
+    try:
+        return find_checkpoint(resume, storage)
+    except FlagError:
+        raise
+    except Exception as error:  # every store has its own exceptions
+        place = storage.url if resume in ("latest", "auto") else resume
+        raise FlagError(f"--resume {resume}: {place} cannot be read ({type(error).__name__}: {error}): mend the "
+                        "address, or the credentials of this environment") from None  # fmt: skip
 
 
 def check_writable(storage: Storage) -> None:

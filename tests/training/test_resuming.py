@@ -7,19 +7,23 @@ import signal
 import subprocess
 import sys
 import threading
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from test_loop import make
 from test_run import ROOT, metrics, stop_after
 
 import training.validation
 from training.checkpointing import list_steps, load_checkpoint
+from training.config import RunConfig
 from training.flags import FlagError
 from training.main import main
 from training.resuming import changed_settings, claim
 from training.runfolder import evaluated_at, keep_until_step, lock_run_folder
-from training.snapshot import fit_optimizer
+from training.snapshot import fit_optimizer, restore, save
 from training.stopping import EXIT_STOPPED
 from training.storage import Storage
 
@@ -105,12 +109,35 @@ def test_a_place_that_cannot_be_written_is_refused_before_the_first_step(tmp_pat
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
+def test_two_runs_at_once_do_not_share_a_place_for_checkpoints(tmp_path, monkeypatch):
+    """Not even before the first of them has written one; the run's own folder is such a place."""
+    monkeypatch.setattr("training.resuming.lock_run_folder", partial(lock_run_folder, patience=0.1))
+    place = Storage(str(tmp_path / "c"))
+    with ExitStack() as first, ExitStack() as second:
+        claim(RunConfig(checkpoint_dir=place.url), tmp_path / "a", place, first)
+        with pytest.raises(FlagError, match="c is being written by process"):
+            claim(RunConfig(checkpoint_dir=place.url), tmp_path / "b", place, second)
+    with ExitStack() as own:
+        place = Storage(str(tmp_path / "d"))
+        claim(RunConfig(checkpoint_dir=place.url), tmp_path / "d", place, own)
+
+
+def test_a_store_that_does_not_answer_is_told_in_a_line(tmp_path, monkeypatch, capsys):
+    class NoCredentials(Exception):
+        """Of a store's own library."""
+
+    def refuse(self):
+        raise NoCredentials("unable to locate credentials")
+
+    monkeypatch.setattr(Storage, "names", refuse)
+    assert main(words(tmp_path, "run", "--max-steps", 2, "--resume", "memory://far/step_3.pt")) == 2
+    assert "--resume memory://far/step_3.pt: memory://far/step_3.pt cannot be read (NoCredentials: unable" in (
+        capsys.readouterr().err
+    )
+
+
 def test_a_run_that_began_while_another_waited_for_its_folder_is_not_written_into(tmp_path):
     """Two starts of one name: both found the folder free, the second one gets it when the first is through."""
-    from contextlib import ExitStack
-
-    from training.config import RunConfig
-
     folder = tmp_path / "run"
     folder.mkdir()
     held = lock_run_folder(folder)
@@ -229,6 +256,26 @@ def test_a_schedule_of_another_length_is_told(tmp_path, capsys):
     start(tmp_path, "run", "--max-steps", 5, "--resume", "latest")
     text = capsys.readouterr().out
     assert "was to take 3 steps, this one takes 5, and the cosine schedule is that of 5 from here on" in text
+
+
+class Kept:
+    """Stands in for the writer of checkpoints."""
+
+    def submit(self, state):
+        self.state = state
+
+
+def test_a_loss_scale_goes_on_and_one_that_there_was_not_begins(tmp_path):
+    """fp16 after fp16; and after a run without a loss scale, whose checkpoint has none."""
+    runs = [make(tmp_path / name) for name in "ab"]
+    runs[0].saver, runs[0].scaler = Kept(), torch.amp.GradScaler("cpu", init_scale=8.0)
+    save(runs[0])
+    runs[1].scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    restore(runs[1], runs[0].saver.state)
+    assert runs[1].scaler.get_scale() == 8.0
+    runs[1].scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    restore(runs[1], runs[0].saver.state | {"scaler": {}})
+    assert runs[1].scaler.get_scale() == 2.0
 
 
 def test_moments_go_by_name_and_settings_by_the_run():
