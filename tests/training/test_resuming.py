@@ -2,10 +2,8 @@
 from __future__ import annotations
 
 import json
-import os
+import resource
 import signal
-import subprocess
-import sys
 import threading
 from contextlib import ExitStack
 from functools import partial
@@ -14,17 +12,15 @@ from pathlib import Path
 import pytest
 import torch
 from test_loop import make
-from test_run import ROOT, metrics, stop_after
+from test_run import metrics
 
-import training.validation
 from training.checkpointing import list_steps, load_checkpoint
 from training.config import RunConfig
 from training.flags import FlagError
 from training.main import main
 from training.resuming import changed_settings, claim
-from training.runfolder import evaluated_at, keep_until_step, lock_run_folder
+from training.runfolder import lock_run_folder
 from training.snapshot import fit_optimizer, restore, save
-from training.stopping import EXIT_STOPPED
 from training.storage import Storage
 
 SYNTHETIC = [
@@ -32,7 +28,6 @@ SYNTHETIC = [
     "--device", "cpu", "--batch-size", "8", "--workers", "0", "--warmup", "1", "--log-every-n-steps", "1",
     "--save-frequency", "0",
 ]  # fmt: skip
-EVALUATION = ["--val-data", str(ROOT / "data/emoji/emojione.tar"), "--val-select", "group=activities"]
 
 
 def words(folder: Path, name: str, *more: str) -> list[str]:
@@ -151,22 +146,23 @@ def test_a_run_that_began_while_another_waited_for_its_folder_is_not_written_int
         claim(RunConfig(), folder, Storage(str(folder / "checkpoints")), stack)
 
 
-def test_a_full_disk_is_called_by_its_name(tmp_path):
-    """torch says `unexpected pos 64 vs 0`. (A limit on the size of files stands in for the disk.)"""
-    script = (
-        "import resource, signal, sys\n"
-        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (5 * 2**20, 5 * 2**20))\n"
-        "from training.main import main\n"
-        "sys.exit(main(sys.argv[1:]))\n"
-    )
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", script, *words(tmp_path, "run", "--max-steps", 4, "--save-every-steps", 2)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 2 and "MiB are left on the disk of " in done.stdout
-    assert "NOT written, the run goes on: OSError" in done.stdout and "step 4/4" in done.stdout
-    assert f"error: the model was not written into {tmp_path / 'run'} (" in done.stderr
-    assert "--resume latest writes it" in done.stderr and "Traceback" not in done.stderr
+@pytest.fixture
+def small_files():
+    """No file may be above 5 MiB: the nearest to a full disk that a test can have for itself."""
+    handler, limits = signal.signal(signal.SIGXFSZ, signal.SIG_IGN), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (5 * 2**20, limits[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    signal.signal(signal.SIGXFSZ, handler)
+
+
+def test_a_full_disk_is_called_by_its_name(tmp_path, capsys, small_files):
+    """torch says `unexpected pos 64 vs 0`."""
+    assert main(words(tmp_path, "run", "--max-steps", 4, "--save-every-steps", 2)) == 2
+    told = capsys.readouterr()
+    assert "NOT written, the run goes on: OSError" in told.out and "MiB are left on the disk of " in told.out
+    assert f"error: the model was not written into {tmp_path / 'run'} (" in told.err
+    assert "--resume latest writes it" in told.err
     assert json.loads((tmp_path / "run" / "status.json").read_text())["state"] == "failed"
     assert not [name for name in files(tmp_path / "run") if name.endswith((".pt", ".tmp", ".safetensors"))]
 
@@ -291,132 +287,3 @@ def test_only_what_both_configs_have_can_change():
     old = {"method": "a", "optim": {"lr": 1, "gone": 2}, "run": {"name": "x", "seed": 1}}
     new = {"method": "a", "optim": {"lr": 2, "new": 3}, "run": {"name": "y", "seed": 1}}
     assert list(changed_settings(old, new)) == ["optim.lr: 1 -> 2"]
-
-
-# --- what was under way ----------------------------------------------------------------------------------------------
-def evaluations(folder: Path) -> list[int]:
-    return [row["step"] for row in metrics(folder) if row["kind"] == "eval"]
-
-
-@pytest.mark.parametrize("where", ["evaluation", "model"])
-def test_a_run_that_is_killed_behind_its_last_step_is_brought_to_its_end(tmp_path, monkeypatch, where):
-    """In its last evaluation, or while it writes its model: the model is missing, and no step is left to do."""
-    def killed(*things, **more):
-        raise KeyboardInterrupt
-
-    target = {"evaluation": "training.validation.Validation.measure", "model": "training.run.save_pretrained"}[where]
-    command = words(tmp_path, "run", "--max-steps", 3, *EVALUATION, "--resume", "auto")
-    with monkeypatch.context() as patch:
-        patch.setattr(target, killed)
-        assert main(command) == 130
-    run = tmp_path / "run"
-    assert not (run / "model" / "model.safetensors").exists()
-    assert main(command) == 0
-    assert (run / "model" / "model.safetensors").exists() and json.loads((run / "eval.json").read_text())["step"] == 3
-    assert evaluations(run) == [3] and [row["step"] for row in metrics(run) if row["kind"] == "train"] == [1, 2, 3]
-    assert main(command) == 2  # it has ended now
-
-
-def test_an_evaluation_that_a_stop_or_a_kill_came_before_is_made_up_for(tmp_path, monkeypatch):
-    """Due at step 2, at which the run is stopped; at step 4 of the next try, in which it is killed; then once each."""
-    command = words(tmp_path, "run", "--max-steps", 6, "--val-every-steps", 2, "--save-every-steps", 1, *EVALUATION)
-    assert stop_after(2, command) == EXIT_STOPPED
-    assert evaluations(tmp_path / "run") == []
-    honest = training.validation.Validation.measure
-
-    def killed_at_4(self, *things):
-        if len(list((tmp_path / "run" / "checkpoints").glob("step_4.pt"))):
-            raise KeyboardInterrupt
-        return honest(self, *things)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(training.validation.Validation, "measure", killed_at_4)
-        patch.setattr(training.checkpointing.Saver, "submit", written_at_once(training.checkpointing.Saver.submit))
-        assert main([*command, "--resume", "latest"]) == 130
-    assert evaluations(tmp_path / "run") == [2]
-    assert main([*command, "--resume", "latest"]) == 0
-    assert evaluations(tmp_path / "run") == [2, 4, 6]
-
-
-def written_at_once(submit):
-    def and_wait(self, state):
-        submit(self, state)
-        self.settle()
-
-    return and_wait
-
-
-def test_an_evaluation_that_is_done_is_not_done_again(tmp_path):
-    command = words(tmp_path, "run", "--max-steps", 5, "--val-every-steps", 2, "--save-every-steps", 2, *EVALUATION)
-    assert stop_after(3, command) == EXIT_STOPPED
-    (tmp_path / "run" / "checkpoints" / "step_3.pt").unlink()
-    assert main([*command, "--resume", "latest"]) == 0
-    assert evaluations(tmp_path / "run") == [2, 4, 5]
-
-
-def test_a_stop_is_heard_between_the_test_sets_of_an_evaluation(tmp_path, monkeypatch):
-    """The run ends behind a checkpoint of the present step, and does the evaluation when it goes on."""
-    root = tmp_path / "classes"
-    for number, name in enumerate(("red", "blue")):
-        (root / name).mkdir(parents=True)
-        from PIL import Image
-
-        Image.new("RGB", (32, 32), name).save(root / name / f"{number}.png")
-    sets = ["--imagenet-val", root, "--val-tasks", f"imagenet:{root}/"]
-    command = words(tmp_path, "run", "--max-steps", 4, "--val-every-steps", 2, *sets, "--resume", "auto")
-    honest, measured = training.validation.evaluate_over_ranks, []
-
-    def evaluate(task, *more):
-        measured.append(task.name)
-        if len(measured) == 1:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return honest(task, *more)
-
-    monkeypatch.setattr(training.validation, "evaluate_over_ranks", evaluate)
-    assert stop_after(99, command) == EXIT_STOPPED
-    status = json.loads((tmp_path / "run" / "status.json").read_text())
-    assert (status["state"], status["step"]) == ("stopped", 2) and measured == ["imagenet"]
-    assert evaluations(tmp_path / "run") == []
-    assert main(command) == 0
-    assert evaluations(tmp_path / "run") == [2, 4] and len(measured) == 5
-
-
-def test_seconds_of_training_go_on(tmp_path, monkeypatch, capsys):
-    """What is left is reckoned by the steps of this process alone."""
-    monkeypatch.setattr("training.log.Stopwatch.elapsed", lambda watch: watch.before + 100.0)
-    command = words(tmp_path, "run", "--max-steps", 4)
-    assert stop_after(2, command) == EXIT_STOPPED
-    assert main([*command, "--resume", "latest"]) == 0
-    assert [row["seconds"] for row in metrics(tmp_path / "run")] == [100, 100, 200, 200]
-    third = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("step 3/4"))
-    assert third.endswith("ETA 1:40")
-
-
-def test_a_log_that_is_cut_short_while_it_is_shortened_is_whole(tmp_path):
-    """Killed in the middle: the file has all its lines, or those that are to stay."""
-    path = tmp_path / "metrics.jsonl"
-    path.write_text("".join(json.dumps({"step": step, "kind": "train", "x": "y" * 200}) + "\n" for step in range(2000)))
-    before = path.read_bytes()
-    script = (
-        "import os, sys, training.runfolder as r; from pathlib import Path\n"
-        "honest = r.rows_of\n"
-        "def killed(path):\n"
-        "    for number, row in enumerate(honest(path)):\n"
-        "        if number == 1500: os.kill(os.getpid(), 9)\n"
-        "        yield row\n"
-        "r.rows_of = killed\n"
-        "r.keep_until_step(Path(sys.argv[1]), 1900)\n"
-    )
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
-    done = subprocess.run([sys.executable, "-c", script, str(path)], env=environment, capture_output=True)
-    assert done.returncode == -signal.SIGKILL and path.read_bytes() == before
-    keep_until_step(path, 1900)
-    assert path.read_bytes() == b"".join(before.splitlines(keepends=True)[:1901])
-
-
-def test_what_is_no_line_of_the_log_is_no_hindrance(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    path.write_bytes(b'{"step": 1, "kind": "eval"}\n\xff\x00garbage\n[1]\n{"step": null}\n{"step": 2}\n{"step": 3, "k')
-    assert evaluated_at(path, 1) and not evaluated_at(path, 2) and not evaluated_at(tmp_path / "none", 1)
-    keep_until_step(path, 1, again="eval")
-    assert path.read_bytes() == b""
