@@ -222,6 +222,9 @@ class Handler(BaseHTTPRequestHandler):
         data = self.data if self.first else self.data + bytes(10240)
         self.answer(self.half if self.first else None, data=data, etag=None)
 
+    def shrunk(self):
+        self.answer(self.half if self.first else None, data=self.data if self.first else self.data[:100], etag=None)
+
     def changed_silently(self):
         other = bytes(byte ^ 255 for byte in self.data)
         self.answer(self.half if self.first else None, data=self.data if self.first else other, etag=None)

@@ -103,6 +103,15 @@ def test_a_stalled_connection_is_left_and_taken_up_again(server, truth):
     assert seconds < 8
 
 
+@pytest.mark.parametrize(("limit", "wait"), [(60.0, 1.0), (0.1, 0.1)])
+def test_a_server_is_given_the_time_it_asks_for_within_bounds(server, shard, truth, monkeypatch, limit, wait):
+    waits = []
+    monkeypatch.setattr("prolip.data.opening.time.sleep", waits.append)
+    policy = ReadPolicy(connect_timeout=5, read_timeout=10, retries=3, backoff=0.01, backoff_limit=limit)
+    assert read(fresh(server, shard, "limited-once"), policy)[0] == truth
+    assert waits == [wait]
+
+
 def test_a_retry_asks_for_the_rest_only(server, shard):
     server.ranges.clear()
     read(fresh(server, shard, "cut-once"), PATIENT)
@@ -134,6 +143,7 @@ def fresh(server, shard, mode):
         ("no-length-edge", "broken shard", "no header where one should be"),
         ("changed-etag", "changed shard", "version"),
         ("changed-size", "changed shard", "size"),
+        ("shrunk", "changed shard", "HTTP 416: the object has no byte"),
         ("changed-silently", "changed shard", "bytes before"),
         ("false-range", "changed shard", "bytes before"),
         ("later-range", "interrupted shard", "Content-Range"),
