@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import pickle
 import tempfile
@@ -90,13 +91,16 @@ def load_checkpoint(
     source: str | os.PathLike | Mapping[str, Tensor],
     init_uncertainty: bool = False,
     weights_only: bool = True,
+    image_grid: tuple[int, int] | None = None,
 ) -> LoadReport:
     """Load weights of the same architecture; another image size or context length is interpolated, all else is strict.
 
     source: a file or a state dict. init_uncertainty: these are weights of a deterministic OpenCLIP model; what ProLIP
     adds to it keeps its initial values ([UNC] tokens with their positions, log-variance heads, the text's [CLS] with
     its position, the text projection's bias, rows of a larger vocabulary, and scale and bias if the checkpoint has no
-    bias). Nothing else may be missing. Raises `CheckpointError` naming every mismatch.
+    bias). Nothing else may be missing. image_grid: rows and columns of patches that the weights were trained with,
+    which their positions do not tell; without, those of the model if there are as many, else a square.
+    Raises `CheckpointError` naming every mismatch.
     """
     state = unwrap(source) if isinstance(source, Mapping) else read_state_dict(source, weights_only)
     own = model.state_dict()
@@ -109,7 +113,8 @@ def load_checkpoint(
         state, kept = from_deterministic(state, own)
     # Positions are fitted only to weights of the same parts: with one special token less their grid would be misread.
     same_parts = state.keys() == own.keys()
-    resized = fit_positions(state, own, model.visual.grid_size, model.context_length) if same_parts else []
+    grids = (image_grid, model.visual.grid_size)
+    resized = fit_positions(state, own, grids, model.context_length) if same_parts else []
     problems = mismatches(state, own)
     if any(problems):
         raise CheckpointError(describe(*problems, init_uncertainty=init_uncertainty))
@@ -185,18 +190,27 @@ def _insert_special_rows(state: dict[str, Tensor], own: Mapping[str, Tensor], ha
 
 
 def fit_positions(
-    state: dict[str, Tensor], own: Mapping[str, Tensor], grid: tuple[int, int], context: int
+    state: dict[str, Tensor],
+    own: Mapping[str, Tensor],
+    grids: tuple[tuple[int, int] | None, tuple[int, int]],
+    context: int,
 ) -> list[str]:
-    """Interpolate positions of another image size or context length in place; returns what was changed."""
+    """Interpolate positions of another image size or context length in place; returns what was changed.
+
+    grids: rows and columns of patches in the checkpoint, None where unknown, and in the model.
+    """
     changed = []
+    before, now = grids
     for name, resize in (
-        (IMAGE_POSITIONS, lambda x: resize_image_positions(x, grid)),
+        (IMAGE_POSITIONS, lambda x: resize_image_positions(x, now, before)),
         (TEXT_POSITIONS, lambda x: resize_text_positions(x, context)),
     ):
         old, new = state.get(name), own[name]
         if old is None or old.ndim != 2 or old.shape[1] != new.shape[1] or len(old) <= SPECIAL_TOKENS:
             continue  # left to the strict check
-        if len(old) != len(new):
+        # As many patches may lie in another shape.
+        turned = name == IMAGE_POSITIONS and before not in (None, now) and math.prod(before) == math.prod(now)
+        if len(old) != len(new) or turned:
             state[name] = resize(old)
             changed.append(f"{name} from {len(old)} to {len(state[name])} rows, the {SPECIAL_TOKENS} special ones kept")
     return changed

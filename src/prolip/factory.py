@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 from open_clip.factory import parse_model_name
-from open_clip.model import set_model_preprocess_cfg
+from open_clip.model import CLIPVisionCfg, set_model_preprocess_cfg
 from open_clip.transform import PreprocessCfg, image_transform_v2, merge_preprocess_dict
+from open_clip.utils import to_2tuple
 
 from prolip.checkpoint import CONFIG_NAMES, WEIGHT_NAMES, find_in, load_checkpoint, read_config
 from prolip.hub import hub_file
@@ -101,20 +102,23 @@ def _drop_openclip_only(options: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if name not in OPENCLIP_ONLY}
 
 
-def _check_forward(config: dict[str, Any], weights: Path, chosen: set[str]) -> None:
-    """Refuse weights that were trained with another forward pass, as the configuration beside them says.
-
-    Their shapes may fit all the same: those of the published B-16 fit ours, and its outputs would be wrong. What was
-    asked for by name (`chosen`) is left as it is.
-    """
+def _config_beside(weights: Path) -> dict[str, Any]:
+    """The configuration that the weights were trained with, from the file beside them; empty where there is none."""
     for name in CONFIG_NAMES:
         with suppress(OSError, ValueError):
             theirs, _ = read_config(weights.parent / name)
             if {"embed_dim", "vision_cfg", "text_cfg"} <= theirs.keys():  # not what another program calls config.json
-                break
-    else:
-        return
-    trained: dict[str, Any] = {"quick_gelu": bool(theirs.get("quick_gelu", False))}
+                return theirs
+    return {}
+
+
+def _check_forward(config: dict[str, Any], theirs: dict[str, Any], weights: Path, chosen: set[str]) -> None:
+    """Refuse weights that were trained with another forward pass, as their own configuration says.
+
+    Their shapes may fit all the same: those of the published B-16 fit ours, and its outputs would be wrong. What was
+    asked for by name (`chosen`) is left as it is.
+    """
+    trained: dict[str, Any] = {"quick_gelu": bool(theirs.get("quick_gelu", False))} if theirs else {}
     if is_released(theirs):
         trained["forward"] = "released"
     elif theirs.get("prolip_cfg"):
@@ -124,6 +128,16 @@ def _check_forward(config: dict[str, Any], weights: Path, chosen: set[str]) -> N
         if mine != value and key not in chosen:
             raise ValueError(f"{weights} was trained with {key}={value!r} and the model has {key}={mine!r}, which no"
                              f" shape tells: give {key}={value!r}, or local-dir:{weights.parent} as the model")
+
+
+def _grid_of(theirs: dict[str, Any]) -> tuple[int, int] | None:
+    """Rows and columns of patches that a configuration means; None without one."""
+    if not theirs:
+        return None
+    tower = CLIPVisionCfg(**{key: theirs["vision_cfg"][key] for key in ("image_size", "patch_size")
+                             if key in theirs["vision_cfg"]})  # fmt: skip
+    (height, width), (rows, columns) = to_2tuple(tower.image_size), to_2tuple(tower.patch_size)
+    return height // rows, width // columns
 
 
 def create_model(  # noqa: PLR0913 (OpenCLIP's signature)
@@ -171,11 +185,12 @@ def create_model(  # noqa: PLR0913 (OpenCLIP's signature)
     if weights is None and (require_pretrained or init_uncertainty):
         raise ValueError(f"no weights to load for {model_name}: give pretrained=<file>, or a name with hf-hub: or"
                          " local-dir: (and leave load_weights on)")
+    theirs = {} if weights is None else _config_beside(weights)
     if weights is not None:
-        _check_forward(config, weights, {*model_kwargs, *(("quick_gelu",) if force_quick_gelu else ())})
+        _check_forward(config, theirs, weights, {*model_kwargs, *(("quick_gelu",) if force_quick_gelu else ())})
     model = ProLIP(config, low_precision=precision in CASTS, output_dict=bool(output_dict))
     if weights is not None:
-        load_checkpoint(model, weights, init_uncertainty=init_uncertainty, weights_only=weights_only)
+        load_checkpoint(model, weights, init_uncertainty, weights_only, image_grid=_grid_of(theirs))
     _set_preprocessing(model, preprocess, force_preprocess_cfg)
     if precision in CASTS:
         cast_to(model, CASTS[precision], pure=precision.startswith("pure"))

@@ -13,15 +13,23 @@ from prolip.towers import SPECIAL_TOKENS
 KEEP_FIRST = 20
 
 
-def resize_grid(patches: Tensor, grid: tuple[int, int]) -> Tensor:
-    """Bicubic, antialiased, as OpenCLIP does it: (N, width) of a square grid -> (rows * columns, width)."""
-    side = math.isqrt(len(patches))
-    if side * side != len(patches):
+def grid_of(patches: int, known: tuple[int, int] | None = None) -> tuple[int, int]:
+    """Rows and columns of so many patches: those known, if they are as many, or a square."""
+    if known is not None and known[0] * known[1] == patches:
+        return known
+    side = math.isqrt(patches)
+    if side * side != patches:
         raise ValueError(
-            f"{len(patches)} patch positions form no square grid, so their shape is unknown:"
-            " create the model at the checkpoint's image size, load, save and resize from a square one"
+            f"{patches} patch positions form no square grid, so their shape is unknown: give the weights' own"
+            " configuration, which says their image size, as local-dir:<folder> or in a config.json beside the weights"
         )
-    image = patches.float().reshape(1, side, side, -1).permute(0, 3, 1, 2)
+    return side, side
+
+
+def resize_grid(patches: Tensor, grid: tuple[int, int], old: tuple[int, int] | None = None) -> Tensor:
+    """Bicubic, antialiased, as OpenCLIP does it: (N, width), the grid `old` or a square -> (rows * columns, width)."""
+    rows, columns = grid_of(len(patches), old)
+    image = patches.float().reshape(1, rows, columns, -1).permute(0, 3, 1, 2)
     image = F.interpolate(image, size=grid, mode="bicubic", antialias=True, align_corners=False)
     return image.permute(0, 2, 3, 1).reshape(grid[0] * grid[1], -1).to(patches.dtype)
 
@@ -41,10 +49,12 @@ def resize_context(tokens: Tensor, length: int) -> Tensor:
     return torch.cat([tokens[:kept], rest.to(tokens.dtype)])
 
 
-def resize_image_positions(positions: Tensor, grid: tuple[int, int]) -> Tensor:
+def resize_image_positions(
+    positions: Tensor, grid: tuple[int, int], old: tuple[int, int] | None = None
+) -> Tensor:
     """Rows [CLS], [UNC], patches -> the same for another grid."""
     special, patches = positions[:SPECIAL_TOKENS], positions[SPECIAL_TOKENS:]
-    return torch.cat([special, resize_grid(patches, grid)])
+    return torch.cat([special, resize_grid(patches, grid, old)])
 
 
 def resize_text_positions(positions: Tensor, length: int) -> Tensor:

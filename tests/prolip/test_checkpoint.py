@@ -380,6 +380,26 @@ def test_the_special_rows_of_images_are_untouched_and_a_smooth_grid_stays_smooth
     torch.testing.assert_close(inner[..., 1], centres[1][None, 3:-3].expand(8, -1), atol=5e-3, rtol=0)
 
 
+@pytest.mark.parametrize("size, grid", [((64, 32), (8, 4)), (32, (4, 4)), ((16, 64), (2, 8)), ((32, 64), (4, 8))])
+def test_a_grid_that_is_not_square_is_read_as_its_own_configuration_says(tmp_path, size, grid):
+    """Also where the new one has as many patches: 4 x 8 positions are not 8 x 4, nor 2 x 16."""
+    wide = build(force_image_size=(32, 64))
+    rows, columns = torch.meshgrid(torch.arange(4.0), torch.arange(8.0), indexing="ij")
+    with torch.no_grad():
+        wide.visual.positional_embedding[2:, 0], wide.visual.positional_embedding[2:, 1] = rows.ravel(), columns.ravel()
+    save_pretrained(wide, tmp_path)
+    old = wide.visual.positional_embedding.detach()
+    for options in ({"model_name": f"local-dir:{tmp_path}"}, {
+        "model_name": "ProLIP-ViT-test", "pretrained": str(tmp_path / "model.safetensors")
+    }):
+        new = prolip.create_model(force_image_size=size, **options).visual.positional_embedding.detach()
+        assert torch.equal(new[:2], old[:2]) and len(new) == 2 + grid[0] * grid[1]
+        new_rows, new_columns = new[2:, 0].reshape(grid), new[2:, 1].reshape(grid)
+        assert new_rows.std(1).max() < 1e-4 and new_columns.std(0).max() < 1e-4  # rows stay rows
+        assert new_rows[-1, 0] - new_rows[0, 0] > 1.5 and new_columns[0, -1] - new_columns[0, 0] > 5
+        assert torch.equal(new, old) is (grid == (4, 8))
+
+
 def test_a_grid_that_is_not_square_is_refused():
     with pytest.raises(ValueError, match="12 patch positions form no square grid"):
         resize_grid(torch.zeros(12, 4), (5, 5))
@@ -430,5 +450,5 @@ def test_the_long_model_loads_the_short_ones_weights_on_released_layout():
         )
     state = {key: value for key, value in short.state_dict().items() if key == "text.positional_embedding"}
     state["text.positional_embedding"] = torch.randn(66, 768)
-    checkpoint.fit_positions(state, long.state_dict(), long.visual.grid_size, long.context_length)
+    checkpoint.fit_positions(state, long.state_dict(), (None, long.visual.grid_size), long.context_length)
     assert state["text.positional_embedding"].shape == long.text.positional_embedding.shape == (258, 768)
