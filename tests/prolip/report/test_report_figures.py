@@ -54,6 +54,49 @@ def test_bars_of_inclusion_are_the_rates(result):
     assert drawn == {f"{row.inner} in {row.outer}": row.rate for row in rows}
 
 
+def test_the_histogram_shows_shares_with_the_means(result):
+    (axes,) = figures.trace_histogram(result).axes
+    assert sum(bar.get_height() for bar in axes.patches) == pytest.approx(2)  # all drawings and all texts
+    means = [result.image.trace.mean().item(), result.text.trace.mean().item()]
+    np.testing.assert_allclose([line.get_xdata()[0] for line in axes.lines], means, rtol=1e-6)
+
+
+def test_dots_stand_at_their_number_of_matches_and_their_trace(result):
+    (axes,) = figures.true_matches(result).axes
+    drawn = np.concatenate([dots.get_offsets() for dots in axes.collections])
+    levels = [result.table.text_level == i for i in reversed(range(4))]
+    matches = np.concatenate([result.table.true_matches[rows] for rows in levels])
+    np.testing.assert_allclose(drawn[:, 0] / matches, 1, atol=0.13)  # jitter
+    np.testing.assert_allclose(drawn[:, 1], np.concatenate([result.text.trace.numpy()[rows] for rows in levels]))
+
+
+def test_levels_are_drawn_in_order_with_their_means(result):
+    (axes,) = figures.trace_by_level(result).axes
+    assert [label.get_text().split("\n")[0] for label in axes.get_xticklabels()] == [
+        "group", "subgroup", "keyword", "name", "image"
+    ]  # fmt: skip
+    said = [float(note.get_text()) for note in axes.texts]
+    wanted = [result.metrics[f"trace/{level}"] for level in ("group", "subgroup", "keyword", "name", "image")]
+    np.testing.assert_allclose(said, wanted, rtol=6e-3)
+
+
+def test_bars_of_deciles_are_the_scores_that_the_axis_names(result):
+    drawn = figures.recall_by_decile(result).axes
+    assert [(a.get_title(loc="left").split("\n")[0], a.get_ylabel()) for a in drawn] == [
+        ("drawing → names", "R@1"), ("name → drawings", "R@1"), ("keyword → drawings", "mAP@R")
+    ]  # fmt: skip
+    mean = np.mean([bar.get_height() for bar in drawn[0].patches])
+    assert mean == pytest.approx(result.metrics["names/i2t/R@1"], abs=0.05)  # groups of two and three drawings
+
+
+def test_contours_stand_at_one_and_two_standard_deviations(result):
+    (axes,) = pca.pca(result).axes
+    widths = [patch.get_width() for patch in axes.patches]
+    assert len(widths) >= 8 and len(widths) % 4 == 0
+    for wide, wide_line, narrow, narrow_line in zip(*[iter(widths)] * 4):
+        assert wide == wide_line == pytest.approx(2 * narrow) and narrow == narrow_line
+
+
 def test_learning_curves_draw_every_term_and_the_validation(tmp_path):
     run = runs.read(write_run(tmp_path / "demo"))
     drawn = figures.learning_curves(run)

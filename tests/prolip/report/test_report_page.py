@@ -1,4 +1,5 @@
 """The page: self-contained, honest about what it shows, whole with parts missing."""
+import math
 import re
 from pathlib import Path
 
@@ -37,6 +38,25 @@ def test_headlines_are_the_metrics(html, result):
     assert "22 drawings get their own name first, out of 24 names" in text and "chance 4.2%" in text
     plain, prompts = (page.percent(result.metrics[f"zero_shot/subgroup{kind}/top1"]) for kind in ("_plain", ""))
     assert plain != prompts and f"{plain} by its own name, {prompts} by prompts around it" in text
+
+
+def test_every_headline_is_its_own_metric_beside_its_own_chance(result):
+    m, lines = result.metrics, page.headlines(result)
+    keys = ("names/i2t/R@1", "names/i2t/R@5", "names/t2i/R@1", "names/t2i/R@5")
+    assert [line.value for line in lines[:4]] == [page.percent(m[key]) for key in keys]
+    # one of 24 names, five of 24 names, one of 22 drawings, five of 22 drawings
+    assert [line.chance for line in lines[:4]] == [f"chance {share}" for share in ("4.2%", "20.8%", "4.5%", "22.7%")]
+    words = ("own name first, out of 24", "first five names", "drawing first, out of 22", "first five drawings")
+    assert all(said in line.words for said, line in zip(words, lines))
+    assert (lines[4].chance, lines[5].value) == ("chance 33.3%", page.percent(m["captions/i2t/mAP@R"]))
+
+
+@pytest.mark.parametrize(
+    ("trained", "unseen"), [("a.tar", True), ("x/s.tar", False), ("{s,b}.tar", False), (None, False)]
+)
+def test_a_designer_is_called_unseen_only_where_the_config_shows_it(trained, unseen, result):
+    assert page.is_unseen(runs.RunFolder(Path("run"), {"data": {"train_data": trained}}, result=result)) is unseen
+    assert not page.is_unseen(runs.RunFolder(Path("run"), None, result=result))
 
 
 def test_designers_are_credited_as_the_corpus_has_it():
@@ -79,6 +99,15 @@ def test_an_evaluation_alone_makes_a_page(result, tmp_path):
     assert (tmp_path / "out.html").exists()
 
 
+def test_an_evaluation_asked_for_by_name_must_be_there(result, tmp_path, capsys):
+    result.save(tmp_path / "eval")
+    with pytest.raises(SystemExit) as stop:
+        main([str(tmp_path), "--eval", "evla"])
+    assert stop.value.code == 2 and f"no evaluation evla in {tmp_path}" in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "report.html").exists()
+    assert main([str(tmp_path), "--eval", "eval"]).is_file()
+
+
 def test_a_folder_that_is_no_run_ends_with_a_message(tmp_path, capsys):
     with pytest.raises(SystemExit) as stop:
         main([str(tmp_path)])
@@ -110,6 +139,18 @@ def test_examples_are_seeded_marked_by_the_labels_and_failures_are_failures():
         scores = [answer.score for answer in example.answers]
         assert scores == sorted(scores, reverse=True)
     assert failed and all(example.answers[0].mark != "right" and example.rank > 1 for example in failed)
+
+
+def test_a_wrong_name_is_near_in_the_same_subgroup_alone():
+    result = make_result(noise=2.5)
+    subgroup = {concept.name: concept.subgroup for concept in result.corpus.concepts}
+    seen = set()
+    for example in examples.image_examples(result, count=12, top=12)[0]:
+        for answer in example.answers:
+            same = subgroup[answer.label] == subgroup[example.label]
+            assert answer.mark == ("right" if answer.label == example.label else "near" if same else "wrong")
+            seen.add((answer.mark, subgroup[answer.label], subgroup[example.label]))
+    assert ("wrong", "bird", "fish") in seen  # of one group, but not of one subgroup
 
 
 def test_text_examples_cover_the_levels_with_complete_labels():
@@ -145,6 +186,39 @@ def test_the_order_of_levels_is_told_as_it_came_out(traces, order, words):
     result = make_result(traces=traces)
     assert readings.order_of_levels(result) == order
     assert words in readings.levels(result)
+
+
+READINGS = [
+    (readings.modality, "trace/text_over_image", 1.01, "about equally uncertain"),
+    (readings.modality, "trace/text_over_image", 2.0, "texts are more uncertain than drawings, 2 times"),
+    (readings.modality, "trace/text_over_image", 0.5, "drawings are 2 times as uncertain"),
+    (readings.length, "spearman/trace_tokens", 0.4, "longer texts are the more uncertain"),
+    (readings.length, "spearman/trace_tokens", -0.4, "shorter texts are the more uncertain"),
+    (readings.length, "spearman/trace_tokens", 0.05, "no clear relation"),
+    (readings.matches, "spearman/trace_true_matches", 0.4, "+0.40 over all texts"),
+    (readings.matches, "spearman/trace_true_matches", 0.4, "widely applicable texts are the more uncertain"),
+    (readings.matches, "spearman/trace_true_matches", -0.4, "rarely applicable texts are the more uncertain"),
+    (readings.matches, "spearman/trace_true_matches", math.nan, "undefined (constant)"),
+    (readings.deciles, "recall_by_trace/names_i2t/spearman_deciles", -0.9, "worse, so the trace warns of errors"),
+    (readings.deciles, "recall_by_trace/names_i2t/spearman_deciles", 0.9, "better, so the trace does not warn"),
+    (readings.deciles, "recall_by_trace/names_i2t/spearman_deciles", -0.2, "no clear trend (rho -0.20)"),
+    (readings.inclusion, "inclusion/image_in_name", 0.0, "of 10 kinds"),
+]
+
+
+@pytest.mark.parametrize(("read", "key", "value", "said"), READINGS)
+def test_a_reading_says_what_its_figure_says(read, key, value, said):
+    result = make_result()
+    assert key in result.metrics
+    result.metrics[key] = value
+    assert said in read(result)
+
+
+def test_pairs_included_more_often_than_not_are_counted():
+    result = make_result()
+    rates = [key for key in result.metrics if key.startswith("inclusion/") and not key.endswith("median")]
+    result.metrics |= dict.fromkeys(rates, 0.5) | dict.fromkeys(rates[:3], 0.6)
+    assert readings.inclusion(result) == "Here 3 of 10 kinds of pairs are included more often than not."
 
 
 def test_a_trace_that_is_one_number_for_each_length_is_told_though_it_does_not_rise():
