@@ -1,4 +1,5 @@
 import bz2
+import gc
 import gzip
 import io
 import json
@@ -16,6 +17,7 @@ from webdataset.tariterators import group_by_keys
 from prolip.data.captions import Selector
 from prolip.data.faults import FaultCounter, SampleFault, ShardFault
 from prolip.data.shards import Shard, count_samples, count_shard, expand_shards, read_samples, read_shard
+from prolip.data.tar import StrictHeader
 
 
 def keys(url, **options):
@@ -266,6 +268,16 @@ def test_files_that_macos_adds_to_archives_are_skipped(tmp_path):
     assert [raw["__key__"] for raw in found] == ["a/s0", "a/s1", "a/s2"] and found[2]["txt"] == b"caption 2"
     assert faults.kinds == {"skipped member": 9} and faults.bad_samples == 0
     assert count_shard(str(tmp_path / "0.tar"), None) == 3
+
+
+def test_headers_that_were_read_are_let_go_of(tmp_path):
+    """A shard of a million files would hold a gigabyte of them."""
+    url = write_tar(tmp_path / "0.tar", ((f"k{index}", {"jpg": b"x"}) for index in range(300)))
+    alive = []
+    for number, _ in enumerate(read_shard(url)):
+        if number in (100, 290):
+            alive.append(sum(isinstance(thing, StrictHeader) for thing in gc.get_objects()))
+    assert alive[1] <= alive[0] < 20
 
 
 def test_a_key_that_comes_again_later_is_told_and_handed_out_once(tmp_path):

@@ -37,3 +37,16 @@ def test_a_synthetic_loader_needs_neither_files_nor_tokenizer():
     assert len(batches) == loader.num_batches == 3
     assert batches[0]["image"].shape == (4, 3, 8, 12) and batches[0]["text"].shape == (4, 7)
     assert batches[0]["key"] == [f"synthetic-{i}" for i in (1, 3, 5, 7)]
+
+
+def test_a_synthetic_loader_goes_on_where_it_stood():
+    config = DataConfig(dataset_type="synthetic", train_num_samples=22, batch_size=4, workers=0)
+
+    def build():
+        return build_loader(config, None, None, image_size=8, context_length=7)
+
+    whole, first, second = [batch["key"] for batch in build()], build(), build()
+    batches = iter(first)
+    assert [next(batches)["key"] for _ in range(3)] == whole[:3]
+    second.load_state_dict(first.state_dict())
+    assert [batch["key"] for batch in second] == whole[3:]
