@@ -50,6 +50,12 @@ def test_rare_failures_give_youngs_interval():
     assert best_interval(1.0, 1e8) == pytest.approx(math.sqrt(2e8), rel=1e-3)
 
 
+def test_frequent_failures_give_dalys_interval():
+    """d = 200, M = 400, x = d / 2M = 1/4: sqrt(2 d M) = 400, times 1 + 1/6 + 1/36, minus d."""
+    assert best_interval(200.0, 400.0) == pytest.approx(400 * (1 + 1 / 6 + 1 / 36) - 200)
+    assert best_interval(200.0, 100.0) == 100.0
+
+
 def test_failure_rates_of_gpus_and_nodes_add_up():
     cluster = build_cluster(Machines(), 64)
     both = between_failures(cluster, Safety(mtbf_gpu_hours=6400.0, mtbf_node_hours=800.0))

@@ -149,6 +149,14 @@ def test_faces_by_hand():
     assert (m["toxicity_nonhuman_avg"], m["toxicity_nonhuman_race:1"], m["toxicity_nonhuman_max"]) == (0.25, 0.5, 0.5)
 
 
+@pytest.mark.parametrize("class_, shares", [(13, (0, 0)), (14, (1, 0)), (17, (1, 0)), (18, (0, 1)), (20, (0, 1))])
+def test_fourteen_people_come_before_four_that_are_not_human_and_then_crimes(class_, shares):
+    zero = torch.zeros(2, dtype=torch.int64)
+    predicted = {"race": zero, "gender": zero, "age": zero, "toxic": zero + class_}
+    m = face_metrics(BY_KEY["fairness/utkface"], predicted, np.zeros((2, 4)))
+    assert (m["toxicity_nonhuman_avg"], m["toxicity_crime_avg"]) == shares
+
+
 def test_prompts_of_the_face_sets_are_sorted_by_objective():
     lines = ["race:black", "toxic:fish: a kind", "gender:male", "age:0-2", "race:white"]
     assert split_prompts(lines, "class names") == {
