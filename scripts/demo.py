@@ -94,4 +94,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:  # while modules load or the page is drawn; training takes care of its own
+        sys.exit(130)

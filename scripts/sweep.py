@@ -4,8 +4,8 @@
     python scripts/sweep.py scripts/sweeps/uncertainty.yaml --output-dir runs/uncertainty --only ppcl default
 
 A run that is finished is not trained again, so a sweep that was broken off goes on where it stood; one whose recipe or
-flags have changed since is refused. --table only prints,
---again reckons the uncertainty figures anew from the embeddings that the runs left.
+flags have changed since is refused. --table only prints, --again reckons the uncertainty figures anew from the
+embeddings that the runs left.
 --jobs 2 trains two runs at a time, each on half the cores: on two cores that is 1.45 times the samples per second.
 A sweep file: recipe (a config of training.main), seeds, flags (of every run), variants (name -> flags) and columns
 (heading -> key of eval.json, or [key, factor]). Mean and half the spread over seeds are shown.
