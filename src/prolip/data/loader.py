@@ -75,7 +75,9 @@ class Chunks(IterableDataset):
         place = Place(self.config.seed, epoch, number * self.ranks + self.rank, workers * self.ranks)
         begin, cursor = 0, Cursor()
         if self.resumed is not None and self.resumed.epoch == epoch:
-            begin, cursor = self.resumed.batches, Cursor(**self.resumed.cursors[place.stream])
+            begin = self.resumed.batches
+            if begin < self.per_epoch:  # at its end, cursors may be those of other streams
+                cursor = Cursor(**self.resumed.cursors[place.stream])
         faults = FaultCounter(limit=self.config.max_bad_fraction)
         rows = self.source.stream(place, faults, cursor)
         for _ in range(begin, self.per_epoch):
@@ -233,12 +235,14 @@ class Loader:
     def state_dict(self) -> dict[str, Any]:
         """Where this rank's data stands: plain types, to be joined with those of the other ranks by `join_states`."""
         source, chunks = self._chunks.source, self._chunks
-        settings = [(name, getattr(self.config, name)) for name in ORDER_SETTINGS]
+        order = {name: getattr(self.config, name) for name in ORDER_SETTINGS}
+        order |= {"shards": len(getattr(source, "urls", ())), "samples": self.dataset_samples}
         return {
             "epoch": chunks.epoch.value,
             "batches": self._taken,
+            "num_batches": self.num_batches,
             "streams": self.streams,
-            "order": {**dict(settings), "shards": len(getattr(source, "urls", ())), "samples": self.dataset_samples},
+            "order": {**order, "global batch": self.config.batch_size * chunks.ranks},
             "cursors": dict(self._cursors),
             "faults": self._guard.to_dict(),
         }
@@ -249,13 +253,15 @@ class Loader:
         Within an epoch the streams must be as many as they were, however ranks and workers share them, and the data the
         same: ValueError says what differs. At the end of an epoch anything may change.
         """
-        if 0 < state["batches"] < self.num_batches:
+        rank, ranks, batches, mine = self._chunks.rank, self._chunks.ranks, state["batches"], {}
+        if batches >= state.get("num_batches", self.num_batches):
+            batches = self.num_batches  # nothing is left of the epoch, for no rank
+        elif batches:
             check_same_order(state, self.state_dict())
+            mine = {stream: cursor for stream, cursor in state["cursors"].items() if stream % ranks == rank}
         self.close()
-        rank, ranks = self._chunks.rank, self._chunks.ranks
-        mine = {stream: cursor for stream, cursor in state["cursors"].items() if stream % ranks == rank}
-        self._cursors, self._taken = mine, state["batches"]
-        self._chunks.resumed = Resumed(state["epoch"], state["batches"], mine) if mine else None
+        self._cursors, self._taken = mine, batches
+        self._chunks.resumed = Resumed(state["epoch"], batches, mine) if batches else None
         self._chunks.epoch.value = state["epoch"]
         if rank == 0:
             self._guard.absorb(state["faults"])
@@ -303,8 +309,8 @@ def check_same_order(saved: dict[str, Any], now: dict[str, Any]) -> None:
             f"{where}, whose samples are shared out to {saved['streams']} streams (ranks x workers), this run has "
             f"{now['streams']}: choose --workers so that ranks x workers is {saved['streams']}, {remedy}"
         )
-    changed = [f"{name} was {saved['order'][name]!r}, is {now['order'][name]!r}"
-               for name in now["order"] if saved["order"].get(name) != now["order"][name]]  # fmt: skip
+    was, is_now = saved["order"], now["order"]
+    changed = [f"{name} was {was[name]!r}, is {is_now[name]!r}" for name in was if was[name] != is_now.get(name)]
     if changed:
         raise ValueError(f"{where}, in another order of the data: {'; '.join(changed)}. Give what it was, {remedy}")
 

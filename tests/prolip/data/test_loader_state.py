@@ -19,7 +19,8 @@ def folder(tmp_path):
 
 
 def build(folder, ranks=1, workers=0, rank=0, **changes):
-    config = DataConfig(train_data=str(folder), batch_size=8 // ranks, workers=workers, **SETTINGS | changes)
+    settings = {"batch_size": 8 // ranks, **SETTINGS, **changes}
+    config = DataConfig(train_data=str(folder), workers=workers, **settings)
     return build_loader(config, noisy, letters, rank=rank, world_size=ranks)
 
 
@@ -84,6 +85,38 @@ def test_between_epochs_streams_may_change(folder):
     usual, _, _ = all_batches(folder, 2, 2, epoch=2)
     resumed, _, _ = all_batches(folder, 2, 2, epoch=2, state=states[-1])
     assert resumed == usual
+
+
+@pytest.mark.parametrize("before", [(1, 0), (1, 4)])
+@pytest.mark.parametrize("after", [(1, 2), (2, 0), (4, 0)])
+def test_an_epoch_that_was_at_its_end_has_no_batch_left_for_any_rank_or_worker(folder, before, after):
+    """A checkpoint behind the last step of an epoch is of that epoch; whoever reads it goes on with the next."""
+    _, states, faults = all_batches(folder, *before)
+    usual, _, _ = all_batches(folder, *after, epoch=2)
+    loaders = [build(folder, *after, rank) for rank in range(after[0])]
+    for loader in loaders:
+        loader.load_state_dict(states[-1])
+        loader.set_epoch(1)
+        assert list(loader) == []
+    again = join_states([loader.state_dict() for loader in loaders])
+    for loader in loaders:
+        loader.load_state_dict(plain_copy(again) | {"faults": states[-1]["faults"]})
+        assert list(loader) == []
+        loader.set_epoch(2)
+    assert [digest(step) for step in zip(*loaders, strict=True)] == usual
+    for loader in loaders:
+        loader.close()
+
+
+@pytest.mark.parametrize("size", [4, 16])
+def test_another_global_batch_inside_an_epoch_is_refused(folder, size):
+    _, states, _ = all_batches(folder)
+    for state in states[:-1]:
+        with pytest.raises(ValueError, match=f"global batch was 8, is {size}"):
+            build(folder, batch_size=size).load_state_dict(state)
+    loader = build(folder, batch_size=size)
+    loader.load_state_dict(states[-1])
+    assert list(loader) == []
 
 
 def test_another_number_of_streams_inside_an_epoch_is_refused_with_what_to_choose(folder):
