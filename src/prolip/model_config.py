@@ -146,10 +146,10 @@ def complete(config: Mapping[str, Any]) -> dict[str, Any]:
     for key in ("embed_dim", "vision_cfg", "text_cfg", "prolip_cfg"):
         if key not in out:
             remedy = "" if key != "prolip_cfg" else (
-                ": it is a plain OpenCLIP model. To start from its weights, give it in a folder's config.json a block"
-                ' "prolip_cfg" (for the bundled BPE {"mask_token_id": 49408, "special_token_ids": [49406, 49407]}, and'
-                " text_cfg.vocab_size 49409): create_model('local-dir:<folder>', pretrained=<weights file>,"
-                " init_uncertainty=True)"
+                ": it is a plain OpenCLIP model. To start from its weights, add a block \"prolip_cfg\" to a copy of its"
+                ' configuration, <folder>/config.json ({"mask_token_id": 49408, "special_token_ids": [49406, 49407]} and'
+                " text_cfg.vocab_size 49409 for the bundled BPE), then create_model('local-dir:<folder>',"
+                " pretrained=<weights file>, init_uncertainty=True)"
             )
             raise ValueError(f"the model configuration has no {key}{remedy}")
         if key != "embed_dim" and not isinstance(out[key], Mapping):
