@@ -147,8 +147,8 @@ def complete(config: Mapping[str, Any]) -> dict[str, Any]:
         if key not in out:
             remedy = "" if key != "prolip_cfg" else (
                 ": it is a plain OpenCLIP model. To start from its weights, add a block \"prolip_cfg\" to a copy of its"
-                ' configuration, <folder>/config.json ({"mask_token_id": 49408, "special_token_ids": [49406, 49407]} and'
-                " text_cfg.vocab_size 49409 for the bundled BPE), then create_model('local-dir:<folder>',"
+                ' configuration, <folder>/config.json ({"mask_token_id": 49408, "special_token_ids": [49406, 49407]}'
+                " and text_cfg.vocab_size 49409 for the bundled BPE), then create_model('local-dir:<folder>',"
                 " pretrained=<weights file>, init_uncertainty=True)"
             )
             raise ValueError(f"the model configuration has no {key}{remedy}")
