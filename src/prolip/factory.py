@@ -161,7 +161,8 @@ def create_model(  # noqa: PLR0913 (OpenCLIP's signature)
     """Build a ProLIP model by name, with weights where the name or `pretrained` gives them.
 
     model_name: one of `list_models()`, `hf-hub:<org/name>`, or `local-dir:<folder>`. pretrained: a weights file, a
-    folder with one, or `hf-hub:<org/name>`; for names without a schema, and folders that hold a configuration alone.
+    folder with one, or `hf-hub:<org/name>`; for names without a schema, and folders that hold a configuration alone. A
+    checkpoint of `training` gives its last weights, not their average.
     precision: `fp32`; `bf16`, `fp16` (weights of the blocks cast; norms, heads, embeddings, scale and bias float32);
     `pure_bf16`, `pure_fp16` (embeddings cast too); the `amp` names build float32 weights for autocast.
     force_image_size, force_context_length: positions are interpolated when weights are loaded.
