@@ -19,6 +19,7 @@ from braceexpand import braceexpand
 from webdataset.tariterators import base_plus_ext
 
 from prolip.data.captions import Selector
+from prolip.data.connections import ReadPolicy, file_system
 from prolip.data.entries import ShardIndex, find_index
 from prolip.data.faults import FaultCounter, SampleFault, ShardFault
 from prolip.data.opening import is_local, local_path
@@ -101,7 +102,10 @@ def expand_source(source: str) -> list[str]:
 
 def expand_path(url: str, source: str) -> list[str]:
     """Wildcards, folders and leftover braces of one URL of a source."""
-    if not is_local(url) or os.path.isfile(local_path(url)):
+    if not is_local(url):
+        listed = "*" in url and not url.startswith(("pipe:", "http://", "https://"))  # a shell's, and not to be listed
+        return expand_remote(url, source) if listed else [url]
+    if os.path.isfile(local_path(url)):
         return [url]
     path = local_path(url)
     if os.path.isdir(path):
@@ -120,6 +124,20 @@ def expand_path(url: str, source: str) -> list[str]:
             raise FileNotFoundError(f"wildcard {source!r} matches no file: {explain_missing(path)}")
         return found
     return [path]
+
+
+def expand_remote(url: str, source: str) -> list[str]:
+    """The objects that a URL with wildcards matches, as fsspec lists them; OSError where there is none."""
+    try:
+        system, path = file_system(url, ReadPolicy())
+        found = sorted(system.glob(path))
+    except (ImportError, ValueError):  # no library, or no sense in the URL
+        raise
+    except Exception as error:  # every file system has its own exceptions
+        raise OSError(f"wildcard {source!r} cannot be listed: {type(error).__name__}: {error}") from error
+    if not found:
+        raise FileNotFoundError(f"wildcard {source!r} matches no object: check it, or give a range {{000..099}}")
+    return [url.removesuffix(path) + name for name in found]
 
 
 def check_shards(urls: Sequence[str], train_data: str) -> None:

@@ -139,6 +139,7 @@ def test_the_index_of_a_bucket_is_written_there_counts_and_is_read_against(bucke
     index = read_index("s3://shards/index.json")
     urls = [shard.url for shard in expand_shards(pattern)]
     assert count_samples(urls, index=index) == SHARDS * SAMPLES
+    assert [shard.url for shard in expand_shards("s3://shards/*.tar")] == urls
     reader = ShardReader(POLICY, index)
     assert [strip(raw) for url in urls for raw in reader(url)] == [s for i in range(SHARDS) for s in truth(tmp_path, i)]
     bucket.pipe_file("shards/0.tar", (tmp_path / "0.tar").read_bytes()[:-1])

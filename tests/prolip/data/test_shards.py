@@ -40,6 +40,24 @@ def test_urls_and_commands_expand_without_being_looked_for():
     assert [s.url for s in expand_shards("memory://b/{00..02}.tar")] == [f"memory://b/{i:02d}.tar" for i in range(3)]
 
 
+def test_wildcards_of_object_stores_are_listed(monkeypatch):
+    system = fsspec.filesystem("memory")
+    for name in ("listed/b.tar", "listed/a.tar", "listed/c.txt"):
+        system.pipe_file(f"/{name}", b"x")
+    assert [s.url for s in expand_shards("memory://listed/*.tar")] == ["memory://listed/a.tar", "memory://listed/b.tar"]
+    with pytest.raises(FileNotFoundError, match=r"wildcard 'memory://listed/\*.zip' matches no object"):
+        expand_shards("memory://listed/*.zip")
+    for whole in ("pipe:cat *.tar", "https://host/0.tar?key=*"):
+        assert [s.url for s in expand_shards(whole)] == [whole]
+
+    def refuse(*_):
+        raise RuntimeError("no credentials")
+
+    monkeypatch.setattr(type(system), "glob", refuse)
+    with pytest.raises(OSError, match=r"'memory://listed/\*.tar' cannot be listed: RuntimeError: no credentials"):
+        expand_shards("memory://listed/*.tar")
+
+
 def test_a_missing_shard_is_named_with_what_is_near(tmp_path):
     write_shards(tmp_path, [1, 1])
     with pytest.raises(FileNotFoundError) as error:
