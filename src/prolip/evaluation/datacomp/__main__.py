@@ -14,6 +14,7 @@ import logging
 import sys
 from collections.abc import Sequence
 
+from prolip.checkpoint import CheckpointError
 from prolip.evaluation.datacomp.places import HUB
 from prolip.evaluation.datacomp.published import PUBLISHED, describe
 from prolip.evaluation.datacomp.run import Outcome, listing, run
@@ -44,7 +45,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--published", nargs="+", metavar="NAME", help="published rows in the tables: parts of their names, all, none"
         " (default: the paper's and OpenCLIP's ViT-B-16 on DataComp-1B)")  # fmt: skip
     add("--tables-of", nargs="+", metavar="DIR", help="evaluate nothing: tables of the results in these folders")
-    add("--device", default="auto", help="auto: the GPU of this process (torchrun, srun), else the CPU")
+    add("--device", default="auto", help="cuda: the GPU of this process (torchrun, srun); auto: that, or the CPU")
     add("--precision", default="fp32", choices=PRECISIONS)
     add("--batch-size", type=int, default=256)
     add("--workers", type=int, help="threads that decode images (default: cores - 1, at most 16)")
@@ -65,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> Outcome | None:
         return None
     try:
         outcome = run(args, lambda text: print(text, flush=True))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, CheckpointError) as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from error
     for key, reason in outcome.failed.items():

@@ -51,6 +51,9 @@ def run(args: argparse.Namespace, say: Say = print) -> Outcome:
     tasks = select_tasks(args.tasks)
     for similarity in args.similarity:
         check_similarity(similarity)
+    for flag, value, least in (("--batch-size", args.batch_size, 1), ("--workers", args.workers, 0)):
+        if value is not None and value < least:
+            raise ValueError(f"{flag} is {value}: give {least} or more")
     mine = shard(tasks, *parse_shard(args.shard, os.environ))
     found = find_datasets(mine, args.data_dir, args.skip_damaged)
     refuse_missing(mine, found, args, say)
@@ -147,12 +150,11 @@ def duration(seconds: float) -> str:
 
 
 def pick_device(device: str) -> str:
-    """A device by name; "auto": the GPU of this process's number on its machine (torchrun, srun), else the CPU."""
-    if device != "auto":
-        return device
+    """A device by name; "cuda": the GPU of this process's number on its machine (torchrun, srun); "auto": that, or the
+    CPU where there is none."""
     count = torch.cuda.device_count()
-    if not count:
-        return "cpu"
+    if device not in ("auto", "cuda") or not count:
+        return "cpu" if device == "auto" else device
     local = os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID") or "0"
     return f"cuda:{int(local) % count}"
 

@@ -226,7 +226,7 @@ def test_an_openclip_model_runs_beside_ours_without_uncertainty(data, tmp_path):
 @pytest.mark.parametrize("arguments, message", [
     (["--tasks", "imagenett"], "no task 'imagenett'"), (["--similarity", "dot"], "dot"), (["--shard", "2/2"], "from 0"),
     (["--published", "gpt"], "no published row"), (["--data-dir", "nowhere"], "nowhere is no folder"),
-    (["--output", __file__], __file__),
+    (["--output", __file__], __file__), (["--batch-size", "0"], "give 1 or more"), (["--workers", "-1"], "give 0 or"),
 ])  # fmt: skip
 def test_mistakes_end_in_one_line_before_the_model_is_loaded(data, tmp_path, capsys, arguments, message):
     with pytest.raises(SystemExit) as stop:
@@ -234,6 +234,25 @@ def test_mistakes_end_in_one_line_before_the_model_is_loaded(data, tmp_path, cap
     assert stop.value.code == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ") and message in error
+
+
+def test_weights_that_broke_off_end_in_one_line(data, tmp_path, capsys):
+    shutil.copytree(data[0].removeprefix("local-dir:"), tmp_path / "model")
+    (tmp_path / "model/model.safetensors").write_bytes(b"cut")
+    with pytest.raises(SystemExit) as stop:
+        main(command((f"local-dir:{tmp_path}/model", data[1]), tmp_path / "out", "--tasks", "mnist"))
+    error = capsys.readouterr().err
+    assert stop.value.code == 2 and error.startswith("error: ") and "model.safetensors cannot be read" in error
+
+
+@pytest.mark.parametrize("rank", ["LOCAL_RANK", "SLURM_LOCALID"])
+def test_processes_of_one_machine_take_a_gpu_each(monkeypatch, rank):
+    monkeypatch.setattr(run.torch.cuda, "device_count", lambda: 2)
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    monkeypatch.setenv(rank, "3")
+    assert [run.pick_device(name) for name in ("auto", "cuda", "cuda:0")] == ["cuda:1", "cuda:1", "cuda:0"]
+    monkeypatch.setattr(run.torch.cuda, "device_count", lambda: 0)
+    assert [run.pick_device(name) for name in ("auto", "cuda")] == ["cpu", "cuda"]  # which loading then refuses
 
 
 def test_published_rows_are_listed_with_the_averages_that_do_not_follow(capsys):
