@@ -342,7 +342,7 @@ def read_config_file(path: str) -> dict[str, Any]:
             values = json.loads(text)
     except Exception as error:
         raise FlagError(f"--config {path} cannot be read: {error}") from None
-    if not isinstance(values, dict) or not all(isinstance(v, dict) for k, v in values.items() if k != "method"):
+    if not isinstance(values, dict) or not all(isinstance(v, (dict, str)[k == "method"]) for k, v in values.items()):
         raise FlagError(f'--config {path}: give {{"method": ..., "model": {{...}}, "data": {{...}}, ...}}')
     return values
 

@@ -126,9 +126,10 @@ def test_an_unreadable_config_says_why(tmp_path):
     (tmp_path / "bad.json").write_text("{")
     with pytest.raises(FlagError, match="cannot be read"):
         read_config_file(str(tmp_path / "bad.json"))
-    (tmp_path / "flat.json").write_text('{"lr": 1}')
-    with pytest.raises(FlagError, match="give {\"method\""):
-        read_config_file(str(tmp_path / "flat.json"))
+    for text in ('{"lr": 1}', '{"method": 3}', '{"run": null}', "[]"):
+        (tmp_path / "flat.json").write_text(text)
+        with pytest.raises(FlagError, match="give {\"method\""):
+            read_config_file(str(tmp_path / "flat.json"))
 
 
 def test_a_batch_that_cannot_be_shared_out_names_the_nearest_that_can():
