@@ -88,6 +88,12 @@ def test_tables_lie_beside_the_results(suite):
     assert (suite.out / "tables.tex").read_text().count(r"\begin{table}") == 5
 
 
+def test_fmow_without_its_tiny_region_stands_below_the_tables(suite):
+    value = suite.oracle.expect(BY_KEY["wilds/fmow"], suite.folders["wilds/fmow"], "csd")
+    text = f"(csd): FMoW is {100 * value['acc_worst_region_without_other']:.2f} without the region Other"
+    assert text in (suite.out / "tables.md").read_text() and text in (suite.out / "tables.tex").read_text()
+
+
 def test_the_table_of_uncertainty_has_a_line_per_query_and_its_figures(suite):
     grid = uncertainty_table(suite.outcome.report)
     assert len(grid.rows) == len(SIMILARITIES) * (len(TASKS) + 2)  # retrieval has two directions
