@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from prolip.data.captions import Selector
 from prolip.data.faults import SampleFault
+from prolip.data.opening import is_local
 from prolip.data.samples import IMAGE_SUFFIXES, Raw
 from prolip.data.shards import explain_missing, listing
 from prolip.data.tar import printable
@@ -100,6 +101,9 @@ def read_csv(path: str, columns: Columns, separator: str, selector: Selector | N
     else from the CSV's folder. FileNotFoundError without the file, ValueError without the columns, and for what is no
     UTF-8 (a byte order mark may lead it) or no CSV.
     """
+    if os.path.isdir(path) or not is_local(path):
+        what = "a folder" if is_local(path) else "a URL"
+        raise ValueError(f"train_data {path!r} is {what}, and a CSV is a local file: name the file, or fetch it first")
     if not os.path.isfile(path):
         raise FileNotFoundError(f"train_data {path!r} is missing (looked from {os.getcwd()}). {explain_missing(path)}")
     kept = {*columns.captions, *columns.conditions}

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from prolip.data.captions import PLAIN, CaptionSampler, Selector
 from prolip.data.config import DataConfig
-from prolip.data.entries import find_index, read_index
+from prolip.data.entries import ShardIndex, find_index, read_index
+from prolip.data.faults import ShardFault
 from prolip.data.folders import Columns, read_csv, read_folder
 from prolip.data.samples import IMAGE_SUFFIXES
 from prolip.data.shards import COUNT_LIMIT, Shard, count_samples, expand_shards, is_local, local_path
@@ -63,7 +64,7 @@ def build_shard_source(config: DataConfig, streams: int) -> tuple[Source, int]:
     if by_sample:
         check_splittable(shards, streams)
         log.info("%d shards for %d streams: every stream reads all and keeps its share", len(shards), streams)
-    index = read_index(config.shard_index) if config.shard_index else find_index(urls)
+    index = given_index(config) if config.shard_index else find_index(urls)
     if index is not None:
         index.count(urls)  # a shard that is missing there, or has another size, is told before training
     reader = ShardReader(config.read_policy, index)
@@ -79,6 +80,18 @@ def build_shard_source(config: DataConfig, streams: int) -> tuple[Source, int]:
         weights = tuple(shard.weight for shard in shards)
         return ResampledSource(urls, weights, selector, config.shuffle_buffer, reader), size
     return ShardSource(urls, selector, config.shuffle_buffer, by_sample, reader), size
+
+
+def given_index(config: DataConfig) -> ShardIndex:
+    """The index that the settings name; OSError where it cannot be read."""
+    place = config.shard_index or ""
+    try:
+        return read_index(place, config.read_policy)
+    except ShardFault as fault:
+        raise OSError(
+            f"shard_index {place!r} cannot be read ({fault.message}): "
+            f"make it by python -m prolip.data.index SHARDS --output {place}, or leave it out"
+        ) from fault
 
 
 def check_splittable(shards: Sequence[Shard], streams: int) -> None:

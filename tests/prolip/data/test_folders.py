@@ -68,6 +68,12 @@ def test_missing_and_empty_csv_files_are_refused(tmp_path):
         read_csv(str(tmp_path / "data.csv"), COLUMNS, "\t")
 
 
+@pytest.mark.parametrize(("name", "what"), [("", "a folder"), ("https://host/d.csv", "a URL")])
+def test_a_csv_that_is_no_local_file_is_refused(tmp_path, name, what):
+    with pytest.raises(ValueError, match=f"is {what}, and a CSV is a local file"):
+        read_csv(name or str(tmp_path), COLUMNS, "\t")
+
+
 def test_csv_rows_can_be_selected(tmp_path):
     url = write_csv(tmp_path / "d.csv", [("a.png", "x", "cat"), ("b.png", "y", "dog"), ("c.png", "z", "cat")])
     columns = COLUMNS._replace(conditions=("name",))

@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from faulty_servers import closing_port
 from tiny_loaders import build, epoch, write_csv
 from tiny_tars import letters, plain, png, write_shards
 
@@ -65,6 +66,18 @@ def test_missing_data_is_refused_before_training(tmp_path):
         build(tmp_path / "0.zip")
     with pytest.raises(ValueError, match="names no shard"):
         build(f"{tmp_path}/{{}}.tar")
+
+
+def test_an_index_that_cannot_be_read_is_refused_as_patiently_as_shards_are_read(tmp_path, monkeypatch):
+    waits = []
+    monkeypatch.setattr("prolip.data.opening.time.sleep", waits.append)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    write_shards(tmp_path, [4])
+    remote = f"http://127.0.0.1:{closing_port()}/i.json"
+    for place, why in ((f"{tmp_path}/no.json", "No such file"), (remote, "refused")):
+        with pytest.raises(OSError, match=rf"'{place}' cannot be read \(.*{why}.*--output {place}, or leave it out"):
+            build(tmp_path, shard_index=place, read_retries=2)
+    assert len(waits) == 2
 
 
 def test_few_remote_or_large_shards_for_many_streams_are_refused_with_the_remedy(tmp_path, monkeypatch):
