@@ -79,6 +79,9 @@ def find_weights(model_name: str, pretrained: str | None, cache_dir: str | None 
     if not pretrained:
         return None
     schema, name = parse_model_name(str(pretrained))
+    if schema == "hf-hub":
+        with suppress(FileNotFoundError):  # what it says of the weights is compared with the model
+            hub_file(name, tuple(reversed(CONFIG_NAMES)), cache_dir)
     if schema:
         return _named_weights(schema, name, FOREIGN_FIRST, cache_dir)
     path = Path(pretrained)

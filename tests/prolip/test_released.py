@@ -1,6 +1,7 @@
 """Published ProLIP weights: the tiny fixture offline, the real ones where there is a network."""
 import io
 import json
+import shutil
 import urllib.request
 from pathlib import Path
 
@@ -63,7 +64,9 @@ def test_the_fixture_can_tell_a_wrong_forward_pass(expected, wrong):
     assert worst > 1e-3
 
 
-def test_released_weights_in_a_model_of_ours_are_refused_as_their_shapes_would_not_tell(expected):
+def test_released_weights_in_a_model_of_ours_are_refused_as_their_shapes_would_not_tell(
+    expected, tmp_path, monkeypatch
+):
     """B-16 has equal widths, so that `pretrained` alone would load the published file into the other forward pass."""
     config = json.loads((TINY / "config.json").read_text())
     same = {
@@ -75,6 +78,12 @@ def test_released_weights_in_a_model_of_ours_are_refused_as_their_shapes_would_n
     for pretrained in (TINY, TINY / "model.safetensors"):
         with pytest.raises(ValueError, match="forward='released' and the model has forward='paper'.*local-dir:"):
             prolip.create_model("ProLIP-ViT-test", str(pretrained), **same)
+    # A hub gives one file at a time.
+    monkeypatch.setattr("prolip.factory.hub_file", lambda repo, names, cache: next(
+        Path(shutil.copy(TINY / name, tmp_path)) for name in names if (TINY / name).is_file()
+    ))
+    with pytest.raises(ValueError, match="forward='released' and the model has forward='paper'"):
+        prolip.create_model("ProLIP-ViT-test", "hf-hub:org/released", **same)
     model = prolip.create_model("ProLIP-ViT-test", str(TINY), forward="released", **same)
     with torch.no_grad():
         z = model.encode_text(expected["text"])
