@@ -71,6 +71,7 @@ def save(run: Run) -> None:
                 "epoch": run.at.epoch,
                 "batch_in_epoch": run.at.batch_in_epoch,
                 "seconds": run.at.seconds,
+                "bad_steps": run.meter.bad_steps,
                 "global_batch": run.global_batch,
                 "total_steps": run.total_steps,
                 **weights,
@@ -95,6 +96,8 @@ def restore(run: Run, state: dict[str, Any]) -> None:
     run.at = Position(step=state["step"], epoch=state["epoch"], batch_in_epoch=state["batch_in_epoch"],
                       seconds=state.get("seconds", 0.0))  # fmt: skip
     run.clock.restart(run.at.step)
+    run.meter.bad_steps = state.get("bad_steps", 0)
+    run.gate.bad_steps = run.gate.bad_steps + run.meter.bad_steps
     if len(state["random"]) == run.world.world_size:
         write_random_state(state["random"][run.world.rank], run.world.device)
     else:

@@ -22,6 +22,7 @@ from training.resuming import changed_settings, claim
 from training.runfolder import lock_run_folder
 from training.snapshot import fit_optimizer, restore, save
 from training.storage import Storage
+from training.terms import NonFiniteError
 
 SYNTHETIC = [
     "--dataset-type", "synthetic", "--train-num-samples", "64", "--model", "ProLIP-ViT-test", "--precision", "fp32",
@@ -272,6 +273,20 @@ def test_a_loss_scale_goes_on_and_one_that_there_was_not_begins(tmp_path):
     runs[1].scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
     restore(runs[1], runs[0].saver.state | {"scaler": {}})
     assert runs[1].scaler.get_scale() == 2.0
+
+
+def test_steps_that_were_passed_over_count_in_the_whole_run(tmp_path):
+    """--max-nonfinite 2, both used up before the checkpoint: the next bad step shuts the gate and stops the run."""
+    first, second = (make(tmp_path / name, max_nonfinite=2) for name in "ab")
+    first.saver, first.meter.bad_steps = Kept(), 2
+    save(first)
+    restore(second, first.saver.state)
+    assert second.gate.hold({"loss": torch.tensor(1.0)}) == 0
+    assert second.gate.hold({"loss": torch.tensor(float("nan"))}) == 1
+    assert second.gate.hold({"loss": torch.tensor(1.0)}) == 1
+    second.meter.add({"loss": torch.tensor(float("nan"))}, 3)
+    with pytest.raises(NonFiniteError, match=r"step 3: loss not finite .*--max-nonfinite 2 allows 2"):
+        second.meter.check(second.world)
 
 
 def test_moments_go_by_name_and_settings_by_the_run():
