@@ -7,6 +7,9 @@ from typing import Any, Literal
 
 from training.flags import FlagError, flag_of
 
+# Of a lognormal factor: one beyond this is no jitter, and its exponential no number.
+MOST_SIGMA = 3.0
+
 
 def option(default: Any, help: str) -> Any:
     """A dataclass field with its help text."""
@@ -161,8 +164,12 @@ class Noise:
 
     def __post_init__(self) -> None:
         at_least(self, 1, "sim_steps")
-        at_least(self, 0, "rank_sigma", "step_sigma", "block_sigma", "image_sigma", "open_sigma", "stall_seconds",
-                 "seed")
+        sigmas = ("rank_sigma", "step_sigma", "block_sigma", "image_sigma", "open_sigma")
+        at_least(self, 0, *sigmas, "stall_seconds", "seed")
+        for name in sigmas:
+            if getattr(self, name) > MOST_SIGMA:
+                raise FlagError(f"{flag_of(name)} is {getattr(self, name)}: give {MOST_SIGMA:g} or less, which is a "
+                                f"factor of {math.exp(MOST_SIGMA):.0f} up or down")  # fmt: skip
         if not 0 <= self.stall_chance <= 1:
             raise FlagError(f"--stall-chance {self.stall_chance} is no chance: give 0 to 1")
 
