@@ -200,6 +200,8 @@ def test_a_hub_name_may_be_given_as_pretrained_and_openclips_file_comes_before_i
     source = prolip.create_model("ProLIP-ViT-test")
     save_file(source.state_dict(), snapshot / "open_clip_model.safetensors")
     save_file({"vision_model.embeddings": torch.zeros(1)}, snapshot / "model.safetensors")
+    (snapshot / "open_clip_config.json").write_text(json.dumps({"model_cfg": source.config}))
+    (snapshot / "config.json").write_text(json.dumps({"architectures": ["CLIPModel"]}))
     made = prolip.create_model("ProLIP-ViT-test", pretrained="hf-hub:org/clip", cache_dir=str(tmp_path))
     assert torch.equal(made.visual.proj, source.visual.proj)
 
