@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from braceexpand import braceexpand
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from matplotlib.figure import Figure
 
@@ -84,6 +85,7 @@ def render(run: RunFolder, pictures: dict[str, bytes], seed: int = 0, title: str
         "settings": flatten(run.config) if run.config else {},
         "result": result,
         "unseen": is_unseen(run),
+        "variances": learned_variances(run),
         "credits": list(dict.fromkeys(CREDITS.get(s, s) for s in result.info["styles"])) if result else [],
         "headlines": headlines(result) if result else [],
         "reading": readings.read_all(result) if result else {},
@@ -124,11 +126,22 @@ def _chance(key: str) -> str:
 
 
 def is_unseen(run: RunFolder) -> bool:
-    """Whether the run's config shows that none of the evaluated styles was trained on."""
+    """Whether the run's config shows that none of the evaluated styles was trained on.
+
+    A folder, a wildcard or a shard of another name may hold any style, so only the corpus' own names show it.
+    """
     if run.config is None or run.result is None:
         return False
-    trained = str(run.config.get("data", {}).get("train_data") or "")
-    return bool(trained) and not any(name in trained for name in run.result.info["styles"])
+    sources = str(run.config.get("data", {}).get("train_data") or "").split("::")
+    trained = [Path(shard).name.removesuffix(".tar") for source in sources for shard in braceexpand(source)]
+    if not all(name in CREDITS for name in trained):
+        return False
+    return not any(style in name for style in run.result.info["styles"] for name in trained)
+
+
+def learned_variances(run: RunFolder) -> bool:
+    """Whether variances were trained, as far as the log tells: a training of means alone logs no traces."""
+    return not run.train or any(key.startswith("trace_") for line in run.train for key in line)
 
 
 def facts(run: RunFolder) -> dict[str, str]:

@@ -49,8 +49,8 @@ def make_result(noise=0.6, traces=None, seed=0):
     image = Gaussian(torch.nn.functional.normalize(image, dim=-1), (wobble - 6.5).expand_as(image).clone())
     info = {
         "similarity": "csd", "images": len(corpus.drawings), "concepts": dim, "texts": len(table.texts),
-        "styles": ["s"], "parameters": 12, "scale": 10.0, "bias": -5.0, "machine": "a machine", "software": "Python",
-        "date": "today", "seconds": 1.0,
+        "styles": ["emojione"], "parameters": 12, "scale": 10.0, "bias": -5.0, "machine": "a machine",
+        "software": "Python", "date": "today", "seconds": 1.0,
     }  # fmt: skip
     result = Result(corpus, image, text, np.array([len(t.split()) for t in table.texts]), {}, info)
     result.metrics |= retrieval_figures(result)
@@ -65,7 +65,7 @@ def make_result(noise=0.6, traces=None, seed=0):
 def write_run(folder, result=None, steps=12):
     """A run folder as the trainer leaves it."""
     folder.mkdir(parents=True, exist_ok=True)
-    config = {"method": "prolip", "data": {"train_data": "a.tar", "unset": None}, "optim": {"lr": 0.001}}
+    config = {"method": "prolip", "data": {"train_data": "x/{noto,twemoji}.tar", "unset": None}, "optim": {"lr": 0.001}}
     (folder / "config.json").write_text(json.dumps(config))
     lines = [
         {

@@ -52,11 +52,28 @@ def test_every_headline_is_its_own_metric_beside_its_own_chance(result):
 
 
 @pytest.mark.parametrize(
-    ("trained", "unseen"), [("a.tar", True), ("x/s.tar", False), ("{s,b}.tar", False), (None, False)]
-)
+    ("trained", "unseen"),
+    [
+        ("x/{noto,twemoji}.tar", True), ("noto.tar::y/twemoji.tar", True), ("noto.tar::y/emojione.tar", False),
+        ("{noto,emojione}.tar", False), ("data/emoji", False), ("data/emoji/*.tar", False), ("mine.tar", False),
+        (None, False),
+    ],
+)  # fmt: skip
 def test_a_designer_is_called_unseen_only_where_the_config_shows_it(trained, unseen, result):
     assert page.is_unseen(runs.RunFolder(Path("run"), {"data": {"train_data": trained}}, result=result)) is unseen
     assert not page.is_unseen(runs.RunFolder(Path("run"), None, result=result))
+    two = make_result()
+    two.info["styles"] = ["noto", "emojione"]
+    assert not page.is_unseen(runs.RunFolder(Path("run"), {"data": {"train_data": "noto.tar"}}, result=two))
+
+
+def test_a_training_of_means_alone_is_not_read_as_uncertainty(html, result, tmp_path):
+    assert "to a Gaussian" in html[0] and "PPCL is" in html[0] and "taught the means alone" not in html[0]
+    means = runs.RunFolder(tmp_path, train=[{"step": i, "loss": 1.0, "seconds": 1.0} for i in (1, 2)], result=result)
+    text = page.render(means, {"learning_curves": b""})
+    assert "taught the means alone" in text and "to a point" in text
+    assert "PPCL is" not in text and "A mean trace that only" not in text
+    assert page.learned_variances(runs.RunFolder(tmp_path, result=result))  # no log, nothing known against it
 
 
 def test_designers_are_credited_as_the_corpus_has_it():
