@@ -211,6 +211,34 @@ def test_an_end_token_that_would_be_masked_like_a_word_is_refused(pieces):
         prolip.get_tokenizer("ProLIP-ViT-test", tokenizer=pieces)
 
 
+def test_padding_that_the_model_would_take_for_words_is_refused(tmp_path):
+    from prolip.checkpoint import save_pretrained
+
+    save_pretrained(prolip.create_model("ProLIP-ViT-test", pad_token_id=7), tmp_path)
+    with pytest.raises(ValueError, match="bpe pads with 0, local-dir:.* expects 7: change prolip_cfg.pad_token_id"):
+        prolip.get_tokenizer(f"local-dir:{tmp_path}")
+
+
+def test_a_sentencepiece_model_without_an_end_token_is_refused(tmp_path):
+    spm = pytest.importorskip("sentencepiece")
+    spm.SentencePieceTrainer.train(
+        sentence_iterator=iter(SENTENCES * 20), model_prefix=str(tmp_path / "endless"), vocab_size=40,
+        hard_vocab_limit=False, eos_id=-1, bos_id=-1, minloglevel=2, num_threads=1,
+    )
+    with pytest.raises(ValueError, match="endless.model has no end token: train it with eos_id >= 0"):
+        prolip.get_tokenizer("ProLIP-ViT-B-16", tokenizer=tmp_path / "endless.model")
+
+
+def test_a_folder_with_both_kinds_of_files_is_read_by_transformers_where_it_is_there(
+    pieces, folder, tmp_path, monkeypatch
+):
+    shutil.copytree(folder[0], tmp_path, dirs_exist_ok=True)
+    shutil.copy(pieces, tmp_path)
+    assert isinstance(prolip.get_tokenizer("ProLIP-ViT-B-16", tokenizer=tmp_path), FolderTokenizer)
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    assert isinstance(prolip.get_tokenizer("ProLIP-ViT-B-16", tokenizer=tmp_path), SentencePieceTokenizer)
+
+
 def test_an_unknown_cleaning_is_refused(pieces):
     with pytest.raises(ValueError, match="clean is 'upper': choose one of canonicalize, lower, whitespace"):
         prolip.get_tokenizer("ProLIP-ViT-B-16", tokenizer=pieces, clean="upper")
