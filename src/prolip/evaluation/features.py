@@ -87,6 +87,8 @@ def compute_features(
     features = replace(features, text=embed_texts(texts, counts, embedder, store))
     if not features.damaged:
         store.write_task(dataset.name, task_key(features), describe(features))
+    elif store.folder is not None:
+        log.warning("the features of %s are not kept in %s: damaged samples were left out", dataset.name, store.folder)
     return features
 
 

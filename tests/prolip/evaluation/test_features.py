@@ -97,7 +97,7 @@ def broken(sample: Sample, key: str) -> Sample:
     return sample._replace(image=sample.image[:200]) if sample.key == key else sample
 
 
-def test_a_picture_that_cannot_be_opened_is_named_or_left_out_and_said(tmp_path, ours):
+def test_a_picture_that_cannot_be_opened_is_named_or_left_out_and_said(tmp_path, ours, caplog):
     whole = open_wds(mini.wds_classification(tmp_path / "wds"))
 
     def samples(share):
@@ -112,6 +112,7 @@ def test_a_picture_that_cannot_be_opened_is_named_or_left_out_and_said(tmp_path,
         assert len(found.keys) == 12 and "s0000004" not in found.keys
         assert found.damaged["kinds"] == {"bad image": 1} and "s0000004" in found.damaged["examples"][0]
     assert not list((tmp_path / "store").glob("images/*")) and not list((tmp_path / "store").glob("tasks/*"))
+    assert f"the features of wds are not kept in {tmp_path / 'store'}" in caplog.text
 
 
 def test_what_was_left_out_would_shift_pairs_by_place(tmp_path, ours):
