@@ -73,8 +73,8 @@ def test_autocast_runs_in_bf16_and_returns_float32(model):
 
 
 def test_token_lengths_leave_out_the_padding_only():
-    lengths = embed.token_lengths(tokenize, ["", "a", "abc", "a" * 40], batch_size=2)
-    assert lengths.tolist() == [2, 3, 5, 12]
+    lengths = embed.token_lengths(tokenize, ["", "a", "abc", "a" * 40, "a\0b"], batch_size=2)
+    assert lengths.tolist() == [2, 3, 5, 12, 5]  # an id of padding inside a text is a token of it
 
 
 def test_similarities_are_csd_and_cosine_and_any_measure():

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 import prolip
 from prolip.evaluation.embed import embed_texts, similarity_scores
-from prolip.evaluation.embedder import ModelCard, load_embedder
+from prolip.evaluation.embedder import ModelCard, load_embedder, model_fingerprint
 
 TEXTS = ["a dog", "two cats on a boat", "", "sky"]
 
@@ -105,6 +105,20 @@ def test_the_fingerprint_follows_settings_that_leave_the_weights_alone(folder, o
     open_clip.add_model_config(tmp_path / "ViT-mini-quick.json")
     assert load_embedder("ViT-mini-quick", weights).fingerprint != theirs.fingerprint
     assert load_embedder("ViT-mini", weights).fingerprint == theirs.fingerprint
+
+
+def test_the_fingerprint_follows_each_part_by_itself():
+    class Masked(torch.nn.Linear):
+        def __init__(self, mask):
+            super().__init__(1, 1)
+            torch.nn.init.ones_(self.weight), torch.nn.init.zeros_(self.bias)
+            self.register_buffer("mask", torch.tensor(mask), persistent=False)
+
+    def mark(mask=1.0, pixels=1.0, token=1):
+        return model_fingerprint(Masked(mask), lambda _: torch.tensor(pixels), lambda _: torch.tensor(token))
+
+    assert mark() == mark()
+    assert len({mark(), mark(mask=2.0), mark(pixels=2.0), mark(token=2)}) == 4
 
 
 def test_random_weights_are_asked_for_by_name_and_always_the_same():

@@ -173,6 +173,12 @@ def test_texts_are_embedded_once_by_content(ours):
     assert counted.texts == 3
 
 
+def test_texts_of_one_class_are_not_taken_for_texts_by_themselves(ours):
+    store, texts = FeatureStore(), ["a x", "x b"]
+    alone, mixed = features.embed_texts(texts, None, ours, store), features.embed_texts(texts, [2], ours, store)
+    assert (len(alone.mean), len(mixed.mean)) == (2, 1)
+
+
 # --- on disk ---------------------------------------------------------------------------------------------------------
 def test_everything_is_embedded_once_per_data_set_and_model(tmp_path, ours, theirs):
     dataset, store = open_wds(mini.wds_classification(tmp_path / "wds")), FeatureStore(tmp_path / "store")

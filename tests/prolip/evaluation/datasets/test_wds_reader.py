@@ -13,6 +13,7 @@ from clip_benchmark.datasets.builder import build_wds_dataset
 from huggingface_hub import constants
 
 from prolip.data.faults import FaultCounter
+from prolip.evaluation.datasets import places
 from prolip.evaluation.datasets.base import DamagedData
 from prolip.evaluation.datasets.wds import open_wds
 
@@ -88,6 +89,16 @@ def test_the_fingerprint_follows_the_data_and_not_its_place_or_prompts(folder, t
     data[len(data) // 2] ^= 1
     shard.write_bytes(data)
     assert open_wds(copy).fingerprint != before
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.999])
+def test_the_mark_of_a_large_shard_reads_its_head_its_middle_and_its_tail(tmp_path, share):
+    path, data = tmp_path / "0.tar", bytearray(10 * places.SAMPLED)
+    path.write_bytes(data)
+    before = places.file_mark(path)
+    data[int(share * len(data))] = 1
+    path.write_bytes(data)
+    assert places.file_mark(path) != before
 
 
 def spoil_count(folder):
