@@ -99,6 +99,18 @@ def test_ppcl_is_the_same_with_the_kernel(monkeypatch, labelled, block):
         torch.testing.assert_close(mine, plain, rtol=1e-5, atol=1e-7)
 
 
+def test_autocast_does_not_reach_the_products_before_the_kernel(monkeypatch):
+    monkeypatch.setattr(losses, "FUSED_DEVICES", frozenset({DEVICE}))
+    draw = torch.Generator().manual_seed(4)
+    image, text = (
+        Gaussian(*(torch.randn(9, 16, generator=draw).to(DEVICE).requires_grad_() for _ in range(2))) for _ in range(2)
+    )
+    want = ppcl(image, text, 10.0, -4.0)
+    with torch.autocast(DEVICE, torch.bfloat16):
+        got = ppcl(image, text, 10.0, -4.0)
+    assert torch.equal(got, want)
+
+
 def test_the_kernel_starts_on_the_device_of_its_tensors(monkeypatch):
     """On a machine with several devices, whichever of them is the current one."""
     inside: list[object] = []

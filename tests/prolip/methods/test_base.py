@@ -309,10 +309,20 @@ def test_the_scale_is_clamped_to_a_hundred_in_place_and_may_come_back():
     assert logit_scale_and_bias(towers)["scale"].item() == pytest.approx(100.0)
     logit_scale_and_bias(towers)["scale"].backward()
     assert parameter.grad.item() == pytest.approx(100.0)
+    for value in (0.5, -3.0):
+        with torch.no_grad():
+            parameter.fill_(value)
+        clamp_logit_scale(towers)
+        assert parameter.item() == value
+
+
+def test_the_bias_that_is_logged_is_that_of_the_step_and_not_of_the_next_one():
+    towers = Towers()
+    reps = logit_scale_and_bias(towers)
     with torch.no_grad():
-        parameter.fill_(0.5)
-    clamp_logit_scale(towers)
-    assert parameter.item() == 0.5
+        towers.logit_scale.add_(1.0)
+        towers.logit_bias.add_(1.0)
+    assert reps["bias"].item() == -1.0 and reps["scale"].item() == pytest.approx(math.e)
 
 
 def test_a_rank_beyond_the_world_is_refused():
