@@ -68,10 +68,10 @@ def our_row(out: Path) -> dict[str, str]:
 def test_an_array_whose_task_is_killed_and_requeued_leaves_the_tables_of_one_process(cluster, folder):
     out, share = folder / "run/datacomp", {task.key for task in shard(TASKS, 1, 2)}
     job = submit(cluster, folder, "0-1")
-    victims = wait_for("the second task's process", lambda: evaluators(cluster, 1), 60)
-    done = wait_for("a task of its share", lambda: share & set(results(out)), 60)
+    victims = wait_for("the second task's process", lambda: evaluators(cluster, 1), 120)
+    done = wait_for("a task of its share", lambda: share & set(results(out)), 120)
     kill(victims)
-    end = cluster.wait_for_end(f"{job}_1", 30)
+    end = cluster.wait_for_end(f"{job}_1", 60)
     said = folder / f"{end['JobId']}.out"
     assert end["JobState"] == "FAILED" and "Killed" in said.read_text(), said.read_text() + cluster.logs()
     left = share - set(results(out))
