@@ -170,3 +170,8 @@ def test_mixed_seeds_differ_in_half_of_their_low_bits():
     flips = sum(bin(a ^ b).count("1") for a, b in zip(low, low[1:])) / (len(low) - 1)
     assert 15.5 < flips < 16.5
     assert all(0 <= mix_seed(-seed, 0) < 2**63 for seed in range(100))
+
+
+def test_one_part_is_mixed_by_the_published_splitmix64():
+    """Its first number from seed 0; other constants would make other views from the same seed."""
+    assert mix_seed(0) == 0xE220_A839_7B1D_CDAF >> 1

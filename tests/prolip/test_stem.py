@@ -51,3 +51,9 @@ def test_stem_survives_saving_and_loading(tmp_path):
     again = prolip.create_model(f"local-dir:{tmp_path / 'saved'}").eval()
     x = torch.randn(2, 3, 32, 32)
     torch.testing.assert_close(again.encode_image(x).mean, model.encode_image(x).mean)
+
+
+def test_channels_are_normalised_in_eight_groups_or_as_many_as_divide_them():
+    """Trained weights need the same groups, and no shape tells them."""
+    norms = [layer for layer in ConvStem(24, 4) if isinstance(layer, torch.nn.GroupNorm)]
+    assert [(norm.num_groups, norm.num_channels) for norm in norms] == [(4, 12), (8, 24)]
