@@ -12,6 +12,9 @@ from torch import nn
 
 from prolip.evaluation import corpus as corpus_evaluation
 from prolip.evaluation import result as results
+from prolip.evaluation.embed import similarity_scores
+from prolip.evaluation.metrics import rank
+from prolip.evaluation.uncertainty import by_decile
 from prolip.gaussian import Gaussian
 
 GROUPS = {"nature": ("mammal", "bird"), "food": ("fruit",)}
@@ -113,6 +116,34 @@ def test_a_model_that_knows_nothing_is_at_chance(full):
     m = corpus_evaluation.evaluate(model, tokenize, preprocess, full).metrics
     assert m["names/i2t/R@1"] == pytest.approx(1 / 9)  # all images give one order: one of nine is right
     assert math.isnan(m["recall_by_trace/names_i2t/spearman_deciles"])
+
+
+def scattered(known, similarity):
+    """The same corpus with random Gaussians: everything differs from everything."""
+    g = torch.Generator().manual_seed(0)
+
+    def random(like):
+        mean, log_var = (torch.randn(like.mean.shape, generator=g) for _ in range(2))
+        return Gaussian(nn.functional.normalize(mean, dim=-1), log_var)
+
+    image, text = random(known.image), random(known.text)
+    return results.Result(known.corpus, image, text, known.token_lengths, {}, {"similarity": similarity})
+
+
+def test_both_directions_rank_one_matrix_of_an_asymmetric_measure(known):
+    found = scattered(known, "kl")
+    scores, relevant = similarity_scores(found.image, found.text, "kl"), torch.from_numpy(found.text_relation)
+    for got, want in zip(found.captions_ranking, (rank(scores, relevant.T), rank(scores.T, relevant))):
+        assert torch.equal(got.first, want.first) and torch.equal(got.matches, want.matches)
+
+
+def test_deciles_of_keywords_are_of_their_average_precision(known):
+    found = scattered(known, "csd")
+    rows, ranking = found.table.text[found.table.rows("keyword")], found.captions_ranking[1]
+    assert not torch.equal(ranking.ap_at_r[rows], ranking.r_precision[rows])
+    deciles = corpus_evaluation.recall_by_trace(found)["keywords_t2i"]
+    want = by_decile(found.text.trace[rows].numpy(), ranking.ap_at_r[rows].numpy())
+    np.testing.assert_array_equal(deciles.value, want.value)
 
 
 def test_the_gallery_follows_select_unless_all_names_are_asked_for(shards):
