@@ -5,7 +5,6 @@ CHECKPOINT: a file or fsspec URL that a run wrote (.../step_N.pt). --ema: its av
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import sys
 from pathlib import Path
 from typing import Any
@@ -38,9 +37,7 @@ def export(address: str, folder: Path, ema: bool = False) -> Path:
     values = dict(state["config"])
     config = build_config(values.pop("method"), values)
     # the checkpoint has all weights: those that the run began from may be gone
-    bare = dataclasses.replace(config.model, pretrained=None, init_uncertainty=False)
-    config = dataclasses.replace(config, model=bare)
-    model, _, _ = build_model(config, torch.device("cpu"))
+    model, _, _ = build_model(config, torch.device("cpu"), load_weights=False)
     model.load_state_dict(weights_of(state, ema))
     return save_pretrained(model, folder, tokenizer=build_tokenizer(config))
 

@@ -49,7 +49,9 @@ def build_tokenizer(config: Config) -> Any:
     return prolip.get_tokenizer(wanted.model, tokenizer=wanted.tokenizer, context_length=wanted.force_context_length)
 
 
-def build_model(config: Config, device: torch.device) -> tuple[ProLIP, Transform, Compose]:
+def build_model(
+    config: Config, device: torch.device, load_weights: bool = True
+) -> tuple[ProLIP, Transform, Compose]:
     """(model in training precision, transform for training, transform for evaluation)."""
     wanted = config.model
     check_augmentation(wanted.aug_cfg)
@@ -67,7 +69,8 @@ def build_model(config: Config, device: torch.device) -> tuple[ProLIP, Transform
         device=device,
         force_image_size=wanted.force_image_size,
         force_context_length=wanted.force_context_length,
-        init_uncertainty=wanted.init_uncertainty,
+        load_weights=load_weights,
+        init_uncertainty=wanted.init_uncertainty and load_weights,
         aug_cfg=augmentation,
         **changes,
     )

@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from prolip.model import ProLIP
 from prolip.ring import check_equal_batches
 from training.checkpointing import load_checkpoint
 from training.config import Config, check_precision, rows_per_rank, total_steps
-from training.distributed import Agreement, World, seed_everything, share_object, wait_for_all, world
+from training.distributed import Agreement, World, gather_objects, seed_everything, share_object, wait_for_all, world
 from training.found import EMA, figures
 from training.host_memory import keep_freed_memory
 from training.log import RunLog, count_parameters, describe, duration
@@ -177,7 +178,7 @@ def build(
 
 def open_loader(config: Config, here: World, rows: int, model: ProLIP, transform: Any, tokenizer: Any) -> Loader:
     """This rank's batches of `rows` samples, in the sizes that the model takes."""
-    return build_loader(
+    loader = build_loader(
         dataclasses.replace(config.data, batch_size=rows),
         transform,
         tokenizer,
@@ -187,6 +188,8 @@ def open_loader(config: Config, here: World, rows: int, model: ProLIP, transform
         context_length=model.context_length,
         pin_memory=here.device.type == "cuda",
     )
+    loader.gather = partial(gather_objects, world=here)  # one broken shard is much of what one of many ranks reads
+    return loader
 
 
 def build_trained(
@@ -211,8 +214,6 @@ def build_ema(config: Config, model: nn.Module) -> ModelEmaV3 | None:
     return ModelEmaV3(model, decay=config.optim.ema_decay, use_warmup=True, foreach=not config.run.fsdp)
 
 
-
-
 def utilisation_per_rate(config: Config, model: ProLIP, here: World, local_batch: int) -> float | None:
     """What samples/s are to be multiplied by for MFU: FLOPs of a sample / peak FLOP/s of all devices."""
     peak = config.run.peak_tflops * 1e12 if config.run.peak_tflops else None
@@ -224,14 +225,12 @@ def utilisation_per_rate(config: Config, model: ProLIP, here: World, local_batch
     return flops_per_sample(model.config, masked_views, local_batch) / (peak * here.world_size)
 
 
-
 def save_clock(config: Config, global_batch: int) -> SaveClock:
     """The cadence of checkpoints within epochs; samples in steps, rounded up."""
     settings = config.run
     by_samples = -(-settings.save_every_samples // global_batch) if settings.save_every_samples else 0
     cadences = [steps for steps in (settings.save_every_steps or 0, by_samples) if steps]
     return SaveClock(every_steps=min(cadences, default=0), every_minutes=settings.save_every_minutes or 0.0)
-
 
 
 def build_validation(
@@ -255,8 +254,6 @@ def open_best(config: Config, folder: Path) -> Best | None:
     from training.validation import Best
 
     return Best(folder / "best", config.val.best_metric, config.val.best_lowest)
-
-
 
 
 def summary(run: Run) -> str:

@@ -205,6 +205,13 @@ def test_the_check_names_what_is_missing_in_one_line(preflight, words, wanted):
 
 
 # --- what is requeued -------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("words", [[], ["--help"]])
+def test_the_check_says_how_it_is_used(words, capsys):
+    assert load("preflight").main(words) == 2
+    printed = capsys.readouterr()
+    assert printed.err.startswith("usage: python slurm/preflight.py RANKS") and not printed.out
+
+
 def test_a_stopped_run_is_requeued_and_a_finished_one_is_not(start, leaves):
     stopped = leaves("stopped", 20, "s3://bucket/step_20.pt", reason="SIGUSR1 at step 20 of 99, which is saved")
     status, _, told, output = start("train.sbatch", LEAVES=stopped, ENDS="1")
@@ -357,5 +364,13 @@ def test_the_exported_model_is_the_one_that_the_run_left(tmp_path):
         want = load_file(folder / name / "model.safetensors")
         got = load_file(export.export(address, tmp_path / name, ema) / "model.safetensors")
         assert want.keys() == got.keys() and all(torch.equal(value, got[key]) for key, value in want.items())
+    (tmp_path / "bare").mkdir()  # a run that began from a folder whose weights are gone
+    (tmp_path / "bare" / "config.json").write_text((folder / "model" / "config.json").read_text())
+    state = torch.load(address, weights_only=True)
+    state["config"]["model"] |= {"model": f"local-dir:{tmp_path / 'bare'}", "pretrained": "gone.pt", "init_uncertainty": True}
+    gone = tmp_path / "gone.pt"
+    torch.save(state, gone)
+    assert (export.export(str(gone), tmp_path / "again") / "model.safetensors").read_bytes() == (
+        folder / "model" / "model.safetensors").read_bytes()
     with pytest.raises(FlagError, match="there is no such file"):
         export.export(str(folder / "checkpoints/step_3.pt"), tmp_path / "none")

@@ -12,6 +12,7 @@ import torch
 
 import prolip
 import training.loop
+import training.run
 from training.checkpointing import list_steps, load_checkpoint
 from training.config import build_config
 from training.distributed import World
@@ -380,3 +381,12 @@ def test_weights_and_biases_get_the_same_figures(tmp_path, monkeypatch):
     assert board.started["project"] == "p" and board.started["id"] == "run" and board.ended
     assert board.started["config"] == json.loads((folder / "config.json").read_text())
     assert [(step, row["train/loss"]) for step, row in board.rows] == list(losses(folder).items())
+
+
+def test_the_faults_of_an_epoch_are_judged_over_all_ranks(tmp_path, monkeypatch):
+    """One broken shard is a large part of the few that one of many ranks reads."""
+    seen = []
+    monkeypatch.setattr(training.run, "gather_objects", lambda counts, world: seen.append((counts, world)) or [counts])
+    start(tmp_path, "faults", "--train-num-samples", "64", "--max-steps", "3")
+    ((counts, world),) = seen  # of the epoch of two batches that has ended
+    assert world == World() and counts["samples"] == 64

@@ -58,7 +58,8 @@ def test_ranks_and_micro_batches_give_the_losses_of_one_process(runs, name):
     assert [row["step"] for row in got] == [row["step"] for row in want] == list(range(1, STEPS + 1))
     for a, b in zip(want, got):
         for term in ("loss", "ppcl", "inclusion_image_text", "inclusion_image", "inclusion_text", "vib_image",
-                     "vib_text", "scale", "bias", "trace_image", "trace_text", "grad_norm", "lr"):  # fmt: skip
+                     "vib_text", "scale", "bias", "trace_image", "trace_text", "trace_masked_image",
+                     "trace_masked_text", "grad_norm", "lr"):  # fmt: skip
             rel = 1e-4 if term == "grad_norm" else 1e-5
             assert b[term] == pytest.approx(a[term], rel=rel), (a["step"], term)
 

@@ -161,7 +161,7 @@ class ProLIPObjective(Objective):
         )
 
     def terms(self, reps: Reps, batch: Batch) -> Terms:
-        """Equation 6 and its parts, unweighted; with the detached scale, bias and mean traces for the log."""
+        """Equation 6 and its parts, unweighted; with the detached scale, bias and statistics of traces for the log."""
         config = self.config
         image, text = _gaussian(reps, "image"), _gaussian(reps, "text")
         labels = Matches(batch["caption_ids"], batch["caption_id"]) if config.known_matches else None
@@ -172,8 +172,11 @@ class ProLIPObjective(Objective):
             "vib_text": vib(text),
         }
         if config.alpha2 > 0:
-            terms["inclusion_image"] = self._inclusion_in_masked(image, _gaussian(reps, "masked_image"))
-            terms["inclusion_text"] = self._inclusion_in_masked(text, _gaussian(reps, "masked_text"))
+            masked = {"image": _gaussian(reps, "masked_image"), "text": _gaussian(reps, "masked_text")}
+            terms["inclusion_image"] = self._inclusion_in_masked(image, masked["image"])
+            terms["inclusion_text"] = self._inclusion_in_masked(text, masked["text"])
+        else:
+            masked = {}
         weights = {
             "ppcl": 1.0,
             "inclusion_image_text": config.alpha1,
@@ -184,7 +187,8 @@ class ProLIPObjective(Objective):
         }
         # A term without weight is for the log: kept out of the sum, it cannot bring a non-finite gradient.
         loss = torch.stack([weights[name] * term for name, term in terms.items() if weights[name] > 0]).sum()
-        return {"loss": loss} | terms | _statistics(reps, image, text)
+        logit = {name: reps[name].detach() for name in ("scale", "bias")}
+        return {"loss": loss} | terms | logit | trace_statistics({"image": image, "text": text}, masked)
 
     def _inclusion(self, inner: Gaussian, outer: Gaussian) -> Tensor:
         config = self.config
@@ -214,13 +218,10 @@ def _gaussian(reps: Reps, name: str) -> Gaussian:
     return Gaussian(reps[f"{name}_mean"], reps[f"{name}_log_var"]).float()
 
 
-def _statistics(reps: Reps, image: Gaussian, text: Gaussian) -> Terms:
-    return {
-        "scale": reps["scale"].detach(),
-        "bias": reps["bias"].detach(),
-        "trace_image": image.detach().trace.mean(),
-        "trace_text": text.detach().trace.mean(),
-    }
+def trace_statistics(full: dict[str, Gaussian], masked: dict[str, Gaussian]) -> Terms:
+    """Mean traces by modality, of full and of masked views, without a graph."""
+    views = full | {f"masked_{name}": z for name, z in masked.items()}
+    return {f"trace_{name}": z.detach().trace.mean() for name, z in views.items()}
 
 
 def _check(batch: Batch, known_matches: bool) -> None:

@@ -19,7 +19,8 @@ from prolip.report.style import BAD, GOOD, IMAGE, INK, LEVEL_COLOURS, MUTED, TEX
 NO_TERMS = ("kind", "step", "epoch", "samples", "seconds", "time", "lr", "grad_norm", "scale", "bias", "faults")
 RATES = ("samples_per_second", "samples_per_s", "data_wait", "eta", "mfu", "memory_gib")
 NORMS = ("grad_norm", "param_norm")
-COLOURS = {"trace_image": IMAGE, "trace_text": TEXT, "vib_image": IMAGE, "vib_text": TEXT,
+COLOURS = {"trace_image": IMAGE, "trace_text": TEXT, "trace_masked_image": IMAGE, "trace_masked_text": TEXT,
+           "vib_image": IMAGE, "vib_text": TEXT,
            "grad_norm_image": IMAGE, "grad_norm_text": TEXT, "inclusion_image": IMAGE, "inclusion_text": TEXT,
            "inclusion_image_text": "#5f1f3c"}  # fmt: skip
 
@@ -51,7 +52,8 @@ def learning_curves(run: RunFolder) -> Figure | None:
     for ax, (title, lines, keys) in zip(axes, drawn):
         for key in keys:
             points = [(line["step"], line[key]) for line in lines if _is_number(line.get(key))]
-            dashes = "--" if key == "ppcl" and "loss" in keys else "-"  # it is nearly the whole loss and would hide it
+            # PPCL is nearly the whole loss and would hide it; masked views have their modality's colour
+            dashes = "--" if (key == "ppcl" and "loss" in keys) or "masked" in key else "-"
             ax.plot(*zip(*points), label=_short(key), color=COLOURS.get(key), linestyle=dashes)
         ax.set_title(title)
         if len(keys) > 1:
