@@ -60,6 +60,9 @@ def check_shards(config: Config) -> str:
 
 def main(arguments: list[str]) -> int:
     """The command; returns its exit code."""
+    if not arguments or not arguments[0].isdecimal():
+        print("usage: python slurm/preflight.py RANKS [flags of python -m training.main]", file=sys.stderr)
+        return 2
     print("\n".join(packages()))
     try:
         ranks, config = int(arguments[0]), parse(arguments[1:])

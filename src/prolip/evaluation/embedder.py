@@ -205,7 +205,8 @@ def load_prolip(model: str, pretrained: str | None, tokenizer: str | None) -> Lo
     """One of ours."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
-        network, _, preprocess = prolip.create_model_and_transforms(model, pretrained)
+        load = pretrained is not None or not is_bare(model)
+        network, _, preprocess = prolip.create_model_and_transforms(model, pretrained, load_weights=load)
     return Loaded(network, preprocess, prolip.get_tokenizer(model, tokenizer=tokenizer))
 
 
@@ -245,6 +246,12 @@ def is_prolip(model: str) -> bool:
     )
 
 
+def is_bare(model: str) -> bool:
+    """Whether a name means a local folder that holds a configuration alone."""
+    schema, name = parse_model_name(model)
+    return schema == "local-dir" and not any((Path(name) / weights).is_file() for weights in WEIGHT_NAMES)
+
+
 def config_file(model: str) -> Path:
     """The configuration behind a schema: OpenCLIP's own file name first, as OpenCLIP reads no other."""
     schema, name = parse_model_name(model)
@@ -255,7 +262,7 @@ def config_file(model: str) -> Path:
 def check_weights(model: str, pretrained: str | None, ours: bool) -> None:
     """ValueError or FileNotFoundError where no weights are named, or none are there."""
     schema, name = parse_model_name(model)
-    if schema:
+    if schema and not (pretrained and ours and is_bare(model)):
         if pretrained:
             raise ValueError(f"{model} has its own weights, pretrained={pretrained!r} would be ignored: drop one")
         if schema == "local-dir":
@@ -269,7 +276,8 @@ def check_weights(model: str, pretrained: str | None, ours: bool) -> None:
             f"{model} names an architecture, and no weights are given: use {remedy}; --pretrained {RANDOM} evaluates "
             "untrained weights"
         )
-    known = pretrained == RANDOM or (not ours and is_pretrained_cfg(model.replace("/", "-"), pretrained))
+    published = ours and parse_model_name(pretrained)[0] is not None
+    known = pretrained == RANDOM or published or (not ours and is_pretrained_cfg(model.replace("/", "-"), pretrained))
     if not known and not Path(pretrained).exists():
         offer = f"; tags of {model}: {', '.join(tags)}" if tags else ""
         raise FileNotFoundError(f"the weights {pretrained!r} are neither a file nor a tag{offer}")

@@ -161,6 +161,21 @@ def test_weights_that_are_no_weights_are_refused(tmp_path, theirs, folder):
         load_embedder(folder, "random")
 
 
+def test_a_folder_with_a_configuration_alone_takes_weights_from_elsewhere(tmp_path):
+    source = tmp_path / "source"
+    other = mini.small_prolip(source, seed=1)
+    (tmp_path / "config.json").write_text((source / "config.json").read_text())
+    bare = f"local-dir:{tmp_path}"
+    pixels = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    for pretrained in (str(source), f"local-dir:{source}"):
+        got = load_embedder(bare, pretrained).encode_image(pixels)
+        torch.testing.assert_close(got.mean, other.encode_image(pixels).mean)
+    untrained = load_embedder(bare, "random").encode_image(pixels)
+    assert not torch.allclose(untrained.mean, other.encode_image(pixels).mean, atol=0.1)
+    with pytest.raises(FileNotFoundError, match="weights"):
+        load_embedder(bare)
+
+
 def test_unknown_precisions_and_absent_devices_are_refused(folder, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ValueError, match="precision 'int8' is unknown: use one of fp32"):

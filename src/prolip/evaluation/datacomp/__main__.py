@@ -34,7 +34,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--data-dir", help=f"the folder or URL that holds the datasets' folders, or {HUB}: over the network")
     add("--tasks", nargs="+", metavar="TASK", help="keys, names or tags (imagenet, shift, vtab, retrieval, wilds, "
         "fairness; counted: the 38 of the average); default: all 40")  # fmt: skip
-    add("--similarity", nargs="+", default=["csd"], help=f"{', '.join(SIMILARITIES)} or measures (default: csd)")
+    add("--similarity", nargs="+", action="extend", help=f"{', '.join(SIMILARITIES)} or measures (default: csd)")
     add("--output", default="datacomp", metavar="DIR", help="for results.jsonl and tables.* (default: datacomp)")
     add("--save-features", metavar="DIR", help="keep embeddings here, and take those that are here already")
     add("--allow-missing", action="store_true", help="evaluate what is there; averages that lack a task are left out")
@@ -54,6 +54,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     args = parser.parse_args(arguments)
     if not (args.list or args.list_published or args.tables_of or (args.model and args.data_dir)):
         parser.error("give --model and --data-dir (or --tables-of DIR, or --list)")
+    args.similarity = args.similarity or ["csd"]
     return args
 
 

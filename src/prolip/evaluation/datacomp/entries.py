@@ -127,7 +127,7 @@ def score_retrieval(task: Task, features: Features, similarity: str) -> Scored:
 def score_associations(task: Task, features: Features, similarity: str) -> Scored:
     """WinoGAViL."""
     scored = list(instances(features, similarity))
-    return association_metrics(scored), association_study(scored, features)
+    return association_metrics(scored), association_study(scored, features, similarity)
 
 
 SCORES: dict[str, Callable[[Task, Features, str], Scored]] = {

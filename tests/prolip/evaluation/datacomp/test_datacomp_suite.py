@@ -75,8 +75,9 @@ def test_every_result_says_on_what_it_was_measured_and_how_uncertain_the_model_w
         assert any(name.startswith("refusal/") for name in line["metrics"])
     assert suite.results["cars", "csd"]["info"]["size"] == 12
     assert suite.results["misc/winogavil", "csd"]["info"]["size"] == 5
-    assert "calibration/match/ece" in suite.results["cars", "csd"]["metrics"]
-    assert not any(name.startswith("calibration/") for name in suite.results["cars", "mean"]["metrics"])
+    for key in ("cars", "retrieval/flickr_1k_test_image_text_retrieval", "misc/winogavil"):
+        assert "calibration/match/ece" in suite.results[key, "csd"]["metrics"]
+        assert not any(name.startswith("calibration/") for name in suite.results[key, "mean"]["metrics"])
 
 
 def test_tables_lie_beside_the_results(suite):
