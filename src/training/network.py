@@ -74,7 +74,6 @@ def build_model(
         aug_cfg=augmentation,
         **changes,
     )
-    check_image_size(model)
     if wanted.lock_image:
         model.lock_image_tower(unlocked_groups=wanted.lock_image_unlocked_groups)
     if wanted.lock_text:
@@ -104,15 +103,6 @@ def check_augmentation(aug_cfg: Mapping[str, Any]) -> None:
         value = aug_cfg.get(name)
         if value is not None and not (isinstance(value, (int, float)) and 0 <= value <= 1):
             raise FlagError(f"--aug-cfg {name}={value} is no probability: give a number from 0 to 1")
-
-
-def check_image_size(model: ProLIP) -> None:
-    """FlagError where the patches do not cover the images."""
-    for size, patch in zip(model.visual.image_size, model.visual.patch_size):
-        if size % patch:
-            low = size // patch * patch
-            remedy = f"{low} or {low + patch}" if low else f"{patch}"
-            raise FlagError(f"--force-image-size {size} is no multiple of the patch, {patch} pixels: use {remedy}")
 
 
 def split_transform(config: Config, model: ProLIP) -> tuple[RandomCrop, ColourConfig] | None:

@@ -390,3 +390,8 @@ def test_the_faults_of_an_epoch_are_judged_over_all_ranks(tmp_path, monkeypatch)
     start(tmp_path, "faults", "--train-num-samples", "64", "--max-steps", "3")
     ((counts, world),) = seen  # of the epoch of two batches that has ended
     assert world == World() and counts["samples"] == 64
+
+
+def test_images_may_be_no_whole_number_of_patches(tmp_path):
+    """As SO400M's 384 pixels in patches of 14: the last pixels belong to none, in masked views too."""
+    assert len(metrics(start(tmp_path, "odd", "--force-image-size", "21", "--warmup", "0", "--max-steps", "1"))) >= 1

@@ -122,22 +122,25 @@ SHARDS = (*DDP, "--fsdp")
 CHANGES = {"shards-ddp": (SHARDS, DDP), "ddp-shards": (DDP, SHARDS), "one-two": (ONE, DDP), "two-one": (DDP, ONE)}
 
 
-def test_runs_go_on_with_other_ranks_or_in_shards_as_one_process_would(runs):
+@pytest.mark.parametrize("names", [
+    ("shards-ddp", "one-two"), pytest.param(("ddp-shards", "two-one"), marks=pytest.mark.slow),
+])
+def test_runs_go_on_with_other_ranks_or_in_shards_as_one_process_would(tmp_path, names):
     """FSDP2, DDP and one process take over from each other: all is as in one process."""
-    base = [*TRAINING, "--output-dir", runs, "--ema-decay", "0.9", "--lr-scheduler", "const"]
-    for name, halves in CHANGES.items():
-        for (ranks, *words), steps, again in zip(halves, ("10", "20"), ([], ["--resume", "latest"])):
+    base = [*TRAINING, "--output-dir", tmp_path, "--ema-decay", "0.9", "--lr-scheduler", "const"]
+    for name in names:
+        for (ranks, *words), steps, again in zip(CHANGES[name], ("10", "20"), ([], ["--resume", "latest"])):
             done = launch(ranks, *base, *words, "--name", name, "--max-steps", steps, *again)
             assert done.returncode == 0, done.stderr[-3000:]
     ranks, *words = ONE
     whole = launch(ranks, *base, *words, "--name", "plain")
     assert whole.returncode == 0, whole.stderr[-3000:]
-    for name in CHANGES:
-        for a, b in zip(rows(runs / "plain"), rows(runs / name), strict=True):
+    for name in names:
+        for a, b in zip(rows(tmp_path / "plain"), rows(tmp_path / name), strict=True):
             assert b["loss"] == pytest.approx(a["loss"], rel=1e-5), (name, a["step"])
             assert all(b[term] == pytest.approx(a[term], rel=1e-4) for term in ("grad_norm", "grad_norm_text"))
         for part in ("model", "model_ema"):
-            want, got = (load_file(runs / run / part / "model.safetensors") for run in ("plain", name))
+            want, got = (load_file(tmp_path / run / part / "model.safetensors") for run in ("plain", name))
             for key, value in want.items():
                 if key.endswith("in_proj_bias"):  # see above
                     continue

@@ -216,7 +216,8 @@ def _short(key: str) -> str:
     """A legend entry without what the panel's title says."""
     for prefix in ("inclusion_", "vib_", "trace_", "grad_norm_"):
         if key.startswith(prefix):
-            return {"image_text": "image in text"}.get(key.removeprefix(prefix), key.removeprefix(prefix))
+            said = key.removeprefix(prefix)
+            return "image in text" if said == "image_text" else said.replace("_", " ")
     return key
 
 
