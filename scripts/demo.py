@@ -9,7 +9,6 @@ draws the page alone. --again deletes what is there and starts from the beginnin
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shutil
 import sys
@@ -29,14 +28,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--again", action="store_true", help="delete the run that is there, and train anew")
     parser.add_argument("further", nargs="*", help="flags of training.main after --, e.g. -- --seed 1 --max-steps 200")
     return parser.parse_args()
-
-
-def has_ended(folder: Path) -> bool:
-    """Whether the folder holds a run that was trained to its end."""
-    try:
-        return json.loads((folder / "status.json").read_text())["state"] == "finished"
-    except (OSError, ValueError, KeyError):
-        return False
 
 
 def check_room(folder: Path) -> None:
@@ -75,11 +66,11 @@ def main() -> None:
     os.chdir(ROOT)
     sys.path.insert(0, str(ROOT / "src"))
     try:
-        import torch  # noqa: F401
+        from training.resuming import is_finished
     except ImportError as error:
         sys.exit(f"error: {error} ({sys.executable}): `make demo` installs all into .venv, then use .venv/bin/python")
     folder, start = ROOT / options.output_dir / options.recipe, time.perf_counter()
-    if has_ended(folder) and not options.again:
+    if is_finished(folder) and not options.again:
         if options.further:
             sys.exit(f"error: {folder} holds a run that has ended: --again deletes it, or give another --output-dir")
         print(f"{folder} holds a run that has ended; --again trains it anew")

@@ -12,6 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 import demo  # noqa: E402
+from training.resuming import is_finished  # noqa: E402
 from training.stopping import STOP  # noqa: E402
 
 TOY = ["--model", "ProLIP-ViT-test", "--warmup", "1", "--batch-size", "16", "--workers", "0"]
@@ -28,7 +29,7 @@ def test_the_demo_leaves_model_figures_and_page(tmp_path):
     run = tmp_path / "demo"
     for name in ("config.json", "metrics.jsonl", "eval.json", "model/model.safetensors", "report.html"):
         assert (run / name).stat().st_size > 0
-    assert f"Open {run / 'report.html'}" in ended.stdout and demo.has_ended(run)
+    assert f"Open {run / 'report.html'}" in ended.stdout and is_finished(run)
 
 
 @pytest.fixture
@@ -110,7 +111,7 @@ def test_a_demo_that_is_stopped_says_so_in_a_line_and_goes_on_when_typed_again(s
     kept = max(int(path.stem.split("_")[1]) for path in (tmp_path / "demo/checkpoints").glob("step_*.pt"))
     more = call(tmp_path, "--", *TOY, "--log-every-n-steps", "1", "--max-steps", str(kept + 1))
     assert more.returncode == 0, more.stderr
-    assert f"at step {kept}" in more.stdout + more.stderr and demo.has_ended(tmp_path / "demo")
+    assert f"at step {kept}" in more.stdout + more.stderr and is_finished(tmp_path / "demo")
 
 
 def test_a_disk_without_room_is_told_before_the_first_step(tmp_path, monkeypatch):
