@@ -54,22 +54,23 @@ class TermMeter:
         self.names: list[str] = []
 
     def clear(self) -> None:
-        self.sums: dict[str, Tensor] = {}
-        self.counts: dict[str, Tensor] = {}
+        self.sums: Tensor | float = 0.0
+        self.counts: Tensor | float = 0.0
+        self.all_names: list[str] = []
 
     def add(self, terms: Mapping[str, Tensor], step: int, keys: Sequence[str] = ()) -> None:
         """Take the terms of a step on samples `keys`, looking at no value; those of bad steps stay out of the means, as
         do ignored terms that are not finite.
         """
-        self.names = [name for name in terms if not name.startswith(tuple(self.ignored))]
-        values = {name: value.detach().double().reshape(()) for name, value in terms.items()}
-        finite = torch.isfinite(torch.stack([values[name] for name in self.names]))
-        good = finite.all()
-        for name, value in values.items():
-            counts = good if name in self.names else good & torch.isfinite(value)
-            value, count = torch.where(counts, value, 0.0), counts.double()
-            self.sums[name] = self.sums[name] + value if name in self.sums else value
-            self.counts[name] = self.counts[name] + count if name in self.counts else count
+        self.all_names = list(terms)
+        judged = [i for i, name in enumerate(terms) if not name.startswith(tuple(self.ignored))]
+        self.names = [self.all_names[i] for i in judged]
+        values = torch.stack([value.detach().double().reshape(()) for value in terms.values()])
+        each = torch.isfinite(values)
+        finite = torch.stack([each[i] for i in judged])
+        counted = each & finite.all()
+        self.sums = self.sums + torch.where(counted, values, 0.0)
+        self.counts = self.counts + counted.double()
         self.finite.append(finite)
         self.steps.append((step, keys))
 
@@ -105,11 +106,9 @@ class TermMeter:
 
     def read(self, world: World) -> dict[str, float]:
         """Mean of every term since the last reading, over good steps and ranks; starts anew."""
-        if not self.sums:
+        if not isinstance(self.sums, Tensor):
             return {}
-        names = list(self.sums)
-        means = torch.stack([self.sums[name] for name in names]) / torch.stack([self.counts[name] for name in names])
-        means = mean_over_ranks(means, world)
+        means, names = mean_over_ranks(self.sums / self.counts, world), self.all_names
         self.clear()
         return dict(zip(names, means.tolist()))
 
