@@ -1,15 +1,16 @@
-# make demo, make test: each makes what it needs. Another interpreter: make demo PYTHON=python3.12
+# make demo, make test, make test-numerics: each makes what it needs. Another interpreter: make demo PYTHON=python3.12
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help demo test lint clean
+.PHONY: help demo test test-numerics lint clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo 'make demo    train a small ProLIP on data/emoji, evaluate it, write runs/demo/report.html'
 	@echo 'make test    run the tests'
+	@echo 'make test-numerics  run those of arithmetic with the kernels of every kind of CPU that this one can stand in for'
 	@echo 'make lint    ruff and mypy'
 	@echo 'make clean   delete the virtual environment and caches; runs/ stays'
 
@@ -18,6 +19,9 @@ demo: $(READY)
 
 test: $(READY)
 	$(BIN)/python -m pytest
+
+test-numerics: $(READY)
+	$(BIN)/python scripts/numerics.py
 
 lint: $(READY)
 	$(BIN)/ruff check; ruff=$$?; $(BIN)/mypy && exit $$ruff
