@@ -1,10 +1,12 @@
 """The planner's memory formulas against tensors that are really kept: by autograd, by PPCL, by the optimiser."""
 from __future__ import annotations
 
+import math
 import weakref
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from distributed_helpers import run_ranks
 from kernel_stand_in import blocks_as_on_cuda, needs_triton
@@ -139,11 +141,19 @@ class PeakMemory(TorchDispatchMode):
         self.alive -= size
 
 
-def loss_peak(rank, local, dim, block, exchange="ring", labels=None):
+def settled(excess):
+    """Whether no rank measured more than it should have; every rank hears the same."""
+    flag = torch.tensor(float(excess))
+    if dist.is_initialized():
+        dist.all_reduce(flag, dist.ReduceOp.MAX)
+    return not flag
+
+
+def loss_peak(rank, local, dim, block, exchange="ring", labels=None, most=math.inf):
     """Peak of PPCL's forward pass by a GPU's path, gradients taken, above its inputs, of this rank.
 
-    The least of five passes: a thread of gloo may let go of what it sent only after the next blocks are made, which can
-    but add to a peak.
+    A thread of gloo may let go of what it sent only after the next blocks are made, which can but add to a peak, and
+    on a busy machine does: the least of as many passes as it takes every rank to come to `most`, 60 if one never does.
     """
     generator = torch.Generator().manual_seed(rank)
 
@@ -153,14 +163,16 @@ def loss_peak(rank, local, dim, block, exchange="ring", labels=None):
 
     image, text = gaussian(), gaussian()
     scale, bias = torch.tensor(10.0, requires_grad=True), torch.tensor(-10.0, requires_grad=True)
-    peaks = []
-    for _ in range(5):
+    least = math.inf
+    for _ in range(60):
         with blocks_as_on_cuda(), PeakMemory() as mode:
             loss = ppcl_over_ranks(image, text, scale, bias, labels, block=block, exchange=exchange)
         del loss
-        peaks.append(mode.peak)
-    # The traces keep the variances of both for their gradients: part of the inputs.
-    return min(peaks) - 2 * local * dim * FLOAT
+        # The traces keep the variances of both for their gradients: part of the inputs.
+        least = min(least, mode.peak - 2 * local * dim * FLOAT)
+        if settled(least > most):
+            break
+    return least
 
 
 @needs_triton
@@ -168,7 +180,8 @@ def loss_peak(rank, local, dim, block, exchange="ring", labels=None):
 def test_each_exchange_holds_what_the_planner_says(exchange, block):
     local, dim = 256, 96
     planned = loss_space(local, dim, ranks=3, block=block, exchange=exchange)
-    for measured in run_ranks(3, loss_peak, local, dim, block, exchange):
+    most = planned * (1 + LOSS_TOLERANCE)
+    for measured in run_ranks(3, loss_peak, local, dim, block, exchange, None, most):
         assert measured == pytest.approx(planned, rel=LOSS_TOLERANCE)
 
 
