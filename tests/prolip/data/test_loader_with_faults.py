@@ -95,7 +95,7 @@ def test_nothing_but_broken_shards_ends_with_an_error_that_names_them(tmp_path, 
         for loader in loaders(data, workers=workers, train_num_samples=32):
             with pytest.raises(TooManyBadSamples, match=f"(found|gave) no sample(.|\n)*{name}"):
                 run(loader)
-    assert time.monotonic() - start < 30
+    assert time.monotonic() - start < 120  # it would never end; a busy machine needs its time to start the workers
 
 
 def test_too_many_broken_shards_end_the_epoch_on_every_rank(tmp_path):

@@ -34,11 +34,12 @@ def fault_of(url, policy=POLICY):
 
 
 # --- local files
-def test_a_local_file_that_cannot_be_opened_is_unreadable_at_once(tmp_path):
-    start = time.monotonic()
+def test_a_local_file_that_cannot_be_opened_is_unreadable_at_once(tmp_path, monkeypatch):
+    waits = []
+    monkeypatch.setattr(time, "sleep", waits.append)
     assert fault_of(str(tmp_path / "no.tar")).kind == "unreadable shard"
     assert fault_of(str(tmp_path)).kind == "unreadable shard"
-    assert time.monotonic() - start < 1
+    assert waits == []
 
 
 def test_a_local_file_that_is_replaced_or_cut_while_it_is_read_is_a_changed_shard(tmp_path):
@@ -83,7 +84,7 @@ def test_a_command_that_stalls_or_trickles_is_killed_with_all_its_children(tmp_p
     ):
         fault = fault_of(f"pipe:{command}", HASTY)
         assert fault.kind == "interrupted shard" and "stalled" in fault.message
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 50  # the commands themselves take a minute, and for ever
     assert not alive(int(mark.read_text()))
 
 
@@ -248,8 +249,8 @@ def test_patience_without_end_waits_no_longer_than_its_limit(monkeypatch):
 def test_whatever_hangs_is_left_behind():
     start = time.monotonic()
     with pytest.raises(Transient, match="stalled: dreaming took more than 0.1 s"):
-        within(0.1, lambda: time.sleep(5), "dreaming")
-    assert time.monotonic() - start < 2
+        within(0.1, lambda: time.sleep(60), "dreaming")
+    assert time.monotonic() - start < 50
     with pytest.raises(KeyError):
         within(1, lambda: {}["x"], "looking")
 
