@@ -8,6 +8,7 @@ from dataclasses import fields
 from numbers import Integral, Real
 from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
+from open_clip.coca_model import MultimodalCfg
 from open_clip.model import CLIPTextCfg, CLIPVisionCfg
 from open_clip.utils import to_2tuple
 
@@ -40,7 +41,7 @@ def whole(least: int, most: int, what: str = "a whole number") -> Rule:
     """A whole number, which true is not."""
     return Rule(
         f"give {what} of at least {least} and at most {most:,}",
-        lambda x: isinstance(x, Integral) and not isinstance(x, bool) and least <= x <= most,
+        lambda x: _within(x, Integral, least, most),
     )
 
 
@@ -48,8 +49,12 @@ def number(least: float, most: float) -> Rule:
     """A number in finite bounds, which NaN never is."""
     return Rule(
         f"give a number from {least:g} to {most:g}",
-        lambda x: isinstance(x, Real) and not isinstance(x, bool) and least <= x <= most,
+        lambda x: _within(x, Real, least, most),
     )
+
+
+def _within(x: Any, kind: type, least: float, most: float) -> bool:
+    return isinstance(x, kind) and not isinstance(x, bool) and bool(least <= x <= most)  # type: ignore[operator]
 
 
 def choice(*words: str) -> Rule:
@@ -117,7 +122,8 @@ def by_type(hint: Any) -> Rule | Rules:
     if get_origin(hint) is Union and type(None) in get_args(hint):
         inner = by_type(next(kind for kind in get_args(hint) if kind is not type(None)))
         return optional(inner) if isinstance(inner, Rule) else inner
-    return {bool: FLAG, str: TEXT, float: number(0, 1), int: whole(0, MAX_WIDTH), dict: {}}[hint]
+    rules: dict[Any, Rule | Rules] = {bool: FLAG, str: TEXT, float: number(0, 1), int: whole(0, MAX_WIDTH), dict: {}}
+    return rules[hint]
 
 
 def of_dataclass(config: type, rules: Rules) -> Rules:
@@ -133,6 +139,9 @@ RULES: dict[str, Rules] = {
     },
     "vision_cfg": of_dataclass(CLIPVisionCfg, VISION),
     "text_cfg": of_dataclass(CLIPTextCfg, TEXT_TOWER),
+    "multimodal_cfg": of_dataclass(MultimodalCfg, TEXT_TOWER | {
+        "dim_head": whole(1, MAX_WIDTH), "n_queries": whole(1, MAX_TOKENS), "attn_pooler_heads": whole(1, MAX_HEADS),
+    }),
     "prolip_cfg": {
         "forward": Rule(f"choose one of {', '.join(FORMS)}", lambda x: isinstance(x, str) and x in FORMS),
         "init_unc_bias": number(-80, 80), "init_unc_gain": number(0, 100), "conv_stem": FLAG, "mask_padding": FLAG,
@@ -195,10 +204,12 @@ def count_parameters(config: Mapping[str, Any]) -> dict[str, int]:
     stem = 6 * wide**2 if config.get("prolip_cfg", {}).get("conv_stem") else 0
     patch = stem or 3 * math.prod(to_2tuple(vision["patch_size"])) * wide
     rows = vision["attn_pooler_queries"] if vision["attentional_pool"] else 0
-    return {
+    counts = {
         "vision_cfg": count_blocks(vision) + patch + (count_patches(vision) + rows) * wide + 2 * wide * dim,
         "text_cfg": count_blocks(text) + (text["vocab_size"] + text["context_length"]) * width + 2 * width * dim,
     }
+    decoder = config.get("multimodal_cfg")  # of OpenCLIP's captioning models: each block attends twice
+    return counts | ({"multimodal_cfg": 2 * count_blocks(decoder)} if decoder else {})
 
 
 def check_sizes(config: Mapping[str, Any]) -> None:
@@ -209,7 +220,7 @@ def check_sizes(config: Mapping[str, Any]) -> None:
                          f" {patches:,} patches, at most {MAX_TOKENS:,} are read: enlarge patch_size")
     for block, count in count_parameters(config).items():
         if count > MAX_PARAMETERS:
-            keys = ("width", "layers", "mlp_ratio", *(("vocab_size",) if block == "text_cfg" else ("patch_size",)))
+            keys = ("width", "layers", "mlp_ratio", *(("patch_size",) if block == "vision_cfg" else ("vocab_size",)))
             named = ", ".join(f"{key} {config[block][key]}" for key in keys)
             raise ValueError(f"{block} with {named} is a tower of {count:.1e} parameters, at most {MAX_PARAMETERS:.0e}"
                              " are built: make one of them smaller")

@@ -45,7 +45,7 @@ def _open_at_once(path: str, flags: int) -> int:
 
 
 def loads(text: str | bytes, unique: bool = False) -> Any:
-    """`json.loads`, with ValueError for what is nested too deeply and, where `unique`, for a key that is there twice."""
+    """`json.loads`; ValueError for what is nested too deeply too and, where `unique`, for a key that is there twice."""
     try:
         return json.loads(text, object_pairs_hook=_unique if unique else None)
     except RecursionError:
@@ -61,7 +61,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def read_json(path: str | os.PathLike, limit: int = CONFIG_BYTES) -> Any:
-    """What a configuration file says. ValueError naming the file for what is no JSON, too large or too deep; OSError."""
+    """What a configuration file says. ValueError with its name for what is no JSON, too large or too deep; OSError."""
     try:
         return check_tree(loads(read_file(path, limit).decode("utf-8"), unique=True))
     except ValueError as error:
@@ -71,7 +71,7 @@ def read_json(path: str | os.PathLike, limit: int = CONFIG_BYTES) -> Any:
 
 
 def read_yaml(path: str | os.PathLike) -> Any:
-    """What a YAML file says, by its safe loader, every key once and aliases bounded. ValueError in one line; OSError."""
+    """What a YAML file says, by the safe loader, every key once, aliases bounded. ValueError in one line; OSError."""
     import yaml
 
     class Loader(yaml.SafeLoader):

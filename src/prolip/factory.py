@@ -1,7 +1,6 @@
 """create_model and its relatives, with OpenCLIP's signatures: a name or a schema in, a model and its transforms out."""
 from __future__ import annotations
 
-import copy
 import json
 import logging
 import os

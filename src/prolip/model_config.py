@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from open_clip.coca_model import MultimodalCfg
 from open_clip.model import CLIPTextCfg, CLIPVisionCfg
 from open_clip.utils import to_2tuple
 
@@ -20,6 +21,7 @@ TOP_KEYS = ("embed_dim", "vision_cfg", "text_cfg", "prolip_cfg", "quick_gelu", "
 DEFAULTS = {block: {f.name: f.default for f in fields(cfg)} for block, cfg in (
     ("vision_cfg", CLIPVisionCfg), ("text_cfg", CLIPTextCfg)
 )}
+MULTIMODAL = {f.name: f.default for f in fields(MultimodalCfg)}
 # What OpenCLIP's configurations may hold that no probabilistic tower has.
 FOREIGN = ("timm_", "hf_model_name", "hf_pooler_type", "hf_proj_type")
 # What OpenCLIP's default block leaves out in silence.
@@ -181,20 +183,21 @@ def check_block(block: str, values: Any, more: Mapping[str, Any] | None = None) 
 
 def check_openclip(config: Mapping[str, Any]) -> None:
     """ValueError for values of OpenCLIP's configuration that do not fit their rules, and towers that are too large."""
-    for block, cfg in (("vision_cfg", CLIPVisionCfg), ("text_cfg", CLIPTextCfg)):
+    check_values(config, RULES[""], "")
+    if "embed_dim" not in config:
+        raise ValueError("the model configuration has no embed_dim: give the width of the common space")
+    whole: dict[str, Any] = dict(config)
+    decoder = {"multimodal_cfg": MULTIMODAL} if "multimodal_cfg" in config else {}
+    for block, defaults in {**DEFAULTS, **decoder}.items():
         values = config.get(block)
         if not isinstance(values, Mapping):
             raise ValueError(f"{block} of the model configuration is {shown(values)}: give name -> value")
-        known = [f.name for f in fields(cfg)]
-        check_keys(values, known, block)
-        check_values({key: value for key, value in values.items() if value is not None}, RULES[block], block)
-    check_values(config, RULES[""], "")
-    if "embed_dim" not in config:
-        raise ValueError("the model configuration has no embed_dim")
-    plain = {block: {**defaults, **{k: v for k, v in config[block].items() if v is not None}}
-             for block, defaults in DEFAULTS.items()}  # fmt: skip
-    if isinstance(plain["vision_cfg"]["layers"], int):
-        check_sizes({**config, **plain})
+        check_keys(values, defaults, block)
+        given = {key: value for key, value in values.items() if value is not None}  # as for towers of other libraries
+        check_values(given, RULES[block], block)
+        whole[block] = {**defaults, **given}
+    if isinstance(whole["vision_cfg"]["layers"], int):
+        check_sizes(whole)
 
 
 def _check_tower(block: str, tower: Mapping[str, Any], quick_gelu: bool) -> None:

@@ -53,7 +53,7 @@ def pad_rows(rows: Iterable[list[int]], length: int, pad: int) -> Tensor:
 def cut(texts: Iterable[str], length: int) -> list[str]:
     """The beginnings of texts, of which `length` ids are wanted: cleaning and encoding cost what they take in.
 
-    A text of ordinary words keeps its ids: at least 32 letters per id are left. What was cut has those of its beginning.
+    A text of ordinary words keeps its ids, as 32 letters per id are left. What was cut has those of its beginning.
     """
     letters = max(LEAST_LETTERS, LETTERS_PER_TOKEN * length)
     return [text if len(text) <= letters else text.lstrip()[:letters] for text in texts]

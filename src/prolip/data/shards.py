@@ -6,7 +6,6 @@ output of a `pipe:` command. `prolip.data.tar` reads it.
 from __future__ import annotations
 
 import glob
-import json
 import os
 import tarfile
 from collections.abc import Iterator, Sequence
@@ -25,6 +24,7 @@ from prolip.data.faults import FaultCounter, SampleFault, ShardFault
 from prolip.data.opening import is_local, local_path
 from prolip.data.samples import IMAGE_SUFFIXES, Raw, decode_image, image_bytes, is_selected, json_record, plain_text
 from prolip.data.tar import ShardReader, read_shard
+from prolip.documents import loads, shown, text_of
 
 __all__ = [
     "COUNT_LIMIT",
@@ -44,6 +44,8 @@ __all__ = [
 
 #: Shards that nothing counts are counted by reading their headers up to this many bytes in all (some 15 s).
 COUNT_LIMIT = 4 * 2**30
+#: Bytes of a sizes.json or __len__: some 60 for each of a million shards.
+COUNT_BYTES = 2**26
 NAMED = 3
 
 
@@ -272,9 +274,12 @@ def recorded_size(urls: Sequence[str]) -> int | None:
 def recorded(path: Path) -> dict[str, int]:
     """The counts of a sizes.json, or the one of a __len__ under ""; ValueError where they are none."""
     try:
-        found = json.loads(path.read_text())
-        return {name: int(size) for name, size in (found.items() if isinstance(found, dict) else [("", found)])}
-    except (ValueError, TypeError) as error:
+        found = loads(text_of(path, COUNT_BYTES), unique=True)
+        sizes = found if isinstance(found, dict) else {"": found}
+        if wrong := [size for size in sizes.values() if not str(size).isdecimal()]:
+            raise ValueError(f"{shown(wrong[0])} is none")
+        return {name: int(size) for name, size in sizes.items()}
+    except ValueError as error:
         raise ValueError(f"{path} holds no counts of samples ({error}): repair or remove it") from error
 
 

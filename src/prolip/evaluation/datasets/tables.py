@@ -9,7 +9,6 @@ The zip holds a folder of its own name; it may be unpacked beside the table.
 from __future__ import annotations
 
 import csv
-import json
 import os
 import zipfile
 import zlib
@@ -20,6 +19,7 @@ from typing import Any, NamedTuple
 
 from prolip.data.faults import FaultCounter, SampleFault
 from prolip.data.shards import explain_missing
+from prolip.documents import loads
 from prolip.evaluation.datasets.base import (
     WHOLE,
     Association,
@@ -118,7 +118,7 @@ def read_table(table: Path, columns: tuple[str, ...], lists: tuple[str, ...]) ->
     for number, row in enumerate(rows, start=2):
         for column in lists:
             try:
-                row[column] = [str(value) for value in json.loads(row[column])]
+                row[column] = [str(value) for value in loads(row[column])]
             except (ValueError, TypeError) as error:
                 what = f"{table} row {number}: {column} is no JSON list"
                 raise DamagedData(f"{what} ({error}): fetch it again") from error
