@@ -23,7 +23,7 @@ from prolip.data.entries import ShardIndex, find_index
 from prolip.data.faults import FaultCounter, SampleFault, ShardFault
 from prolip.data.opening import is_local, local_path
 from prolip.data.samples import IMAGE_SUFFIXES, Raw, decode_image, image_bytes, is_selected, json_record, plain_text
-from prolip.data.tar import ShardReader, read_shard
+from prolip.data.tar import SAMPLE_BYTES, ShardReader, StrictHeader, read_shard
 from prolip.documents import loads, shown, text_of
 
 __all__ = [
@@ -287,8 +287,9 @@ def count_shard(path: str, selector: Selector | None) -> int:
     """Samples with an image in one local shard, up to where it breaks; those that `selector` keeps."""
     count, key, has_image, keep = 0, None, False, selector is None
     try:
-        with tarfile.open(path) as archive:
-            for member in archive:
+        with tarfile.open(path, tarinfo=StrictHeader) as archive:
+            while (member := archive.next()) is not None:
+                archive.members.clear()  # type: ignore[attr-defined]  # or the list grows with the shard
                 prefix, suffix = base_plus_ext(member.name.removeprefix("./"))
                 if prefix is None or not member.isreg():
                     continue
@@ -304,7 +305,7 @@ def count_shard(path: str, selector: Selector | None) -> int:
 
 def is_kept(archive: tarfile.TarFile, member: tarfile.TarInfo, selector: Selector) -> bool:
     """Whether the JSON member passes; a broken one does not."""
-    content = archive.extractfile(member)
+    content = archive.extractfile(member) if member.size <= SAMPLE_BYTES else None
     try:
         return content is not None and is_selected({"json": content.read()}, selector)
     except SampleFault:

@@ -130,7 +130,7 @@ def read_relevance(place: Place, split: str, policy: ReadPolicy | None) -> froze
     try:
         pairs = loads(text)["pairs"]
         return frozenset((str(key), int(index)) for key, indices in pairs.items() for index in indices)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise DamagedData(
             f'{split}/{RELEVANCE} at {place.source} is not {{"pairs": {{image key: [caption index, ...]}}}} '
             f"({type(error).__name__}: {error}): write it again"
@@ -220,8 +220,8 @@ def array_of(raw: Raw) -> np.ndarray | None:
     if "npy" not in raw:
         return None
     try:
-        return np.load(io.BytesIO(raw["npy"]), allow_pickle=False).reshape(-1)
-    except (ValueError, OSError, EOFError) as error:
+        return np.lib.format.read_array(io.BytesIO(raw["npy"]), allow_pickle=False).reshape(-1)
+    except (ValueError, OSError, EOFError, MemoryError) as error:  # the latter for a shape that nothing holds
         raise SampleFault("bad array", f"npy cannot be read: {error}") from error
 
 
