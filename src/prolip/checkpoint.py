@@ -15,7 +15,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from prolip.documents import read_json, shown
 from prolip.model import ProLIP
+from prolip.model_config import check_keys
 from prolip.resize import resize_image_positions, resize_text_positions
 from prolip.towers import SPECIAL_TOKENS
 
@@ -269,16 +271,18 @@ def find_in(folder: str | os.PathLike, names: tuple[str, ...], what: str) -> Pat
 def read_config(path: str | os.PathLike) -> tuple[dict[str, Any], dict[str, Any]]:
     """(model configuration, preprocessing) of a config.json: ours, OpenCLIP's hub layout, or the released flat one."""
     path = Path(path)
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:  # no JSON, or no text
-        raise ValueError(f"{path} is no JSON: {error}") from error
+    config = read_json(path)
     wrapped = isinstance(config, dict) and "model_cfg" in config
     model = config["model_cfg"] if wrapped else config
     if not isinstance(model, dict):
         raise ValueError(f"{path} holds no model configuration: got {type(model).__name__}, want an object with"
                          " embed_dim, vision_cfg and text_cfg, at the top level or under model_cfg")
-    return model, (config.get("preprocess_cfg") or {}) if wrapped else {}
+    preprocess = (config.get("preprocess_cfg") or {}) if wrapped else {}
+    if "prolip_cfg" in model and wrapped:  # of other models OpenCLIP reads what it knows
+        check_keys(config, ("model_cfg", "preprocess_cfg"), str(path))
+    if not isinstance(preprocess, dict):
+        raise ValueError(f"{path}: preprocess_cfg is {shown(preprocess)}: give name -> value")
+    return model, preprocess
 
 
 def save_pretrained(model: ProLIP, folder: str | os.PathLike, tokenizer: Any = None) -> Path:

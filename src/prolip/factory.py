@@ -1,9 +1,9 @@
 """create_model and its relatives, with OpenCLIP's signatures: a name or a schema in, a model and its transforms out."""
 from __future__ import annotations
 
-import copy
 import json
 import logging
+import os
 from contextlib import suppress
 from dataclasses import asdict
 from functools import lru_cache
@@ -17,9 +17,10 @@ from open_clip.transform import PreprocessCfg, image_transform_v2, merge_preproc
 from open_clip.utils import to_2tuple
 
 from prolip.checkpoint import CONFIG_NAMES, WEIGHT_NAMES, find_in, load_checkpoint, read_config
+from prolip.config_rules import RULES, check_values, count_parameters
 from prolip.hub import hub_file
 from prolip.model import ProLIP, cast_to
-from prolip.model_config import complete, is_released, near_matches, override
+from prolip.model_config import DEFAULTS, check_keys, check_openclip, complete, is_released, near_matches, override
 
 log = logging.getLogger(__name__)
 
@@ -56,16 +57,30 @@ def list_models() -> list[str]:
 def get_model_config(model_name: str, cache_dir: str | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
     """(complete model configuration, preprocessing) of a bundled name, `local-dir:<folder>` or `hf-hub:<org/name>`."""
     schema, name = parse_model_name(model_name)
-    if schema == "local-dir":
-        config, preprocess = read_config(find_in(name, CONFIG_NAMES, "configuration"))
-    elif schema == "hf-hub":
-        config, preprocess = read_config(hub_file(name, CONFIG_NAMES, cache_dir))
-    elif name in _configs():
-        config, preprocess = _configs()[name], {}
-    else:
+    if schema in ("local-dir", "hf-hub"):
+        local = schema == "local-dir"
+        path = find_in(name, CONFIG_NAMES, "configuration") if local else hub_file(name, CONFIG_NAMES, cache_dir)
+        return _read_whole(path)
+    if name not in _configs():
         raise ValueError(f"unknown model {name!r}: {near_matches(name, list_models())} (or hf-hub:<org/name>,"
                          " local-dir:<folder with config.json and model.safetensors>)")
-    return complete(config), copy.deepcopy(preprocess)
+    return complete(_configs()[name]), {}
+
+
+def _read_whole(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(complete model configuration, preprocessing) of a file; ValueError naming the file and the key."""
+    config, preprocess = read_config(path)
+    try:
+        check_preprocess(preprocess)
+        return complete(config), preprocess
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def check_preprocess(values: dict[str, Any]) -> None:
+    """ValueError for preprocessing that OpenCLIP's transforms would not read, or could not do."""
+    check_keys(values, RULES["preprocess_cfg"], "preprocess_cfg")
+    check_values(values, RULES["preprocess_cfg"], "preprocess_cfg")
 
 
 def find_weights(model_name: str, pretrained: str | None, cache_dir: str | None = None) -> Path | None:
@@ -108,10 +123,15 @@ def _drop_openclip_only(options: dict[str, Any]) -> dict[str, Any]:
 def _config_beside(weights: Path) -> dict[str, Any]:
     """The configuration that the weights were trained with, from the file beside them; empty where there is none."""
     for name in CONFIG_NAMES:
+        theirs: dict[str, Any] = {}
         with suppress(OSError, ValueError):
             theirs, _ = read_config(weights.parent / name)
-            if {"embed_dim", "vision_cfg", "text_cfg"} <= theirs.keys():  # not what another program calls config.json
-                return theirs
+        if {"embed_dim", "vision_cfg", "text_cfg"} <= theirs.keys():  # not what another program calls config.json
+            try:
+                complete(theirs) if "prolip_cfg" in theirs or is_released(theirs) else check_openclip(theirs)
+            except ValueError as error:
+                raise ValueError(f"{weights.parent / name}, beside the weights: {error}") from error
+            return theirs
     return {}
 
 
@@ -184,7 +204,9 @@ def create_model(  # noqa: PLR0913 (OpenCLIP's signature)
         preprocess.pop("size", None)
     if force_context_length is not None:
         config["text_cfg"]["context_length"] = force_context_length
-    config = override(config, **_drop_openclip_only(model_kwargs))
+    config = complete(override(config, **_drop_openclip_only(model_kwargs)))
+    check_preprocess(force_preprocess_cfg or {})
+    _check_memory(config)
     weights = find_weights(model_name, pretrained, cache_dir) if load_weights else None
     if weights is None and (require_pretrained or init_uncertainty):
         raise ValueError(f"no weights to load for {model_name}: give pretrained=<file>, or a name with hf-hub: or"
@@ -199,6 +221,19 @@ def create_model(  # noqa: PLR0913 (OpenCLIP's signature)
     if precision in CASTS:
         cast_to(model, CASTS[precision], pure=precision.startswith("pure"))
     return model.to(device)
+
+
+def _check_memory(config: dict[str, Any]) -> None:
+    """ValueError for a model that this machine cannot hold; a machine that does not tell is not asked."""
+    towers = {block: {**DEFAULTS[block], **config[block]} for block in DEFAULTS}
+    wanted = 4 * sum(count_parameters({**config, **towers}).values())
+    try:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return
+    if wanted > memory > 0:
+        raise ValueError(f"the model's float32 weights take {wanted / 2**30:.0f} GiB, this machine has"
+                         f" {memory / 2**30:.0f}: take a smaller model, or a larger machine")
 
 
 def _set_preprocessing(model: ProLIP, preprocess: dict[str, Any], forced: dict[str, Any] | None) -> None:

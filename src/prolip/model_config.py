@@ -6,25 +6,27 @@ import difflib
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
-from numbers import Integral, Real
 from typing import Any
 
+from open_clip.coca_model import MultimodalCfg
 from open_clip.model import CLIPTextCfg, CLIPVisionCfg
+from open_clip.utils import to_2tuple
 
-from prolip.towers import check_form
+from prolip.config_rules import FLAG, RULES, check_sizes, check_values, count_patches
+from prolip.documents import check_tree, shown
+from prolip.stem import check_stem
+from prolip.towers import check_grid
 
 TOP_KEYS = ("embed_dim", "vision_cfg", "text_cfg", "prolip_cfg", "quick_gelu", "init_logit_scale", "init_logit_bias")
-VISION_KEYS = tuple(f.name for f in fields(CLIPVisionCfg))
-TEXT_KEYS = tuple(f.name for f in fields(CLIPTextCfg))
 DEFAULTS = {block: {f.name: f.default for f in fields(cfg)} for block, cfg in (
     ("vision_cfg", CLIPVisionCfg), ("text_cfg", CLIPTextCfg)
 )}
+MULTIMODAL = {f.name: f.default for f in fields(MultimodalCfg)}
 # What OpenCLIP's configurations may hold that no probabilistic tower has.
 FOREIGN = ("timm_", "hf_model_name", "hf_pooler_type", "hf_proj_type")
+# What OpenCLIP's default block leaves out in silence.
+CUSTOM = ("qk_norm", "scale_heads", "scale_attn_inner", "scale_attn", "scale_fc")
 SIGLIP_PAD, SIGLIP_MASK = 1, 32000
-POSITIONS = ("learnable", "sin_cos_2d")
-SIZES = ("width", "layers", "heads", "head_width", "context_length", "vocab_size", "image_size", "patch_size")
-PAIRS = ("image_size", "patch_size")
 
 
 # Defaults of the released code that differ from OpenCLIP's; the number of heads is told by no shape.
@@ -32,16 +34,6 @@ RELEASED_TEXT = {
     "context_length": 64, "vocab_size": 32100, "width": 768, "heads": 12, "layers": 12, "proj_bias": True,
     "embed_unc": True,
 }
-
-# What ProLIPCfg's values are: the text "false" would be true.
-KINDS: tuple[tuple[tuple[str, ...], tuple[type, ...], str], ...] = (
-    (("init_unc_bias", "init_unc_gain"), (float, int), "a number"),
-    (("conv_stem", "mask_padding"), (bool,), "true or false"),
-    (("pad_token_id",), (int,), "a token's id"),
-    (("mask_token_id",), (int, type(None)), "a token's id, or null"),
-    (("special_token_ids",), (list, tuple), "a list of tokens' ids"),
-)
-
 
 @dataclass(frozen=True, kw_only=True)
 class ProLIPCfg:
@@ -65,18 +57,11 @@ class ProLIPCfg:
     """Start and end of text: never masked."""
 
     def __post_init__(self):
-        check_form(self.forward)
-        for names, kinds, wanted in KINDS:
-            for name in names:
-                value = getattr(self, name)
-                if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-                    raise ValueError(f"prolip_cfg.{name} is {value!r}: give {wanted}")
+        check_values(vars(self), RULES["prolip_cfg"], "prolip_cfg")
         object.__setattr__(self, "special_token_ids", tuple(self.special_token_ids))
         if self.mask_token_id is not None and self.mask_token_id in (self.pad_token_id, *self.special_token_ids):
             raise ValueError(f"prolip_cfg.mask_token_id is {self.mask_token_id}, which is padding or special as well: a"
                              " masked text would not be known from a shorter one, give [MASK] an id of its own")
-        if self.init_unc_gain < 0:
-            raise ValueError(f"prolip_cfg.init_unc_gain is {self.init_unc_gain}: give 0 or more")
 
 
 PROLIP_KEYS = tuple(f.name for f in fields(ProLIPCfg))
@@ -94,14 +79,13 @@ def check_keys(given: Iterable[str], known: Iterable[str], where: str) -> None:
     """Refuse keys that nobody reads."""
     for key in given:
         if key not in known:
-            raise ValueError(f"unknown key {key!r} in {where}: {near_matches(key, known)}")
+            raise ValueError(f"unknown key {shown(key)} in {where}: {near_matches(str(key)[:80], known)}")
 
 
 def is_released(config: Mapping[str, Any]) -> bool:
     """Whether this is the configuration of a published ProLIP checkpoint: `embed_unc` inside the towers' blocks."""
-    return "prolip_cfg" not in config and any(
-        "embed_unc" in (config.get(block) or {}) for block in ("vision_cfg", "text_cfg")
-    )
+    blocks = [config.get(block) for block in ("vision_cfg", "text_cfg")]
+    return "prolip_cfg" not in config and any(isinstance(block, Mapping) and "embed_unc" in block for block in blocks)
 
 
 def convert_released(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -112,6 +96,9 @@ def convert_released(config: Mapping[str, Any]) -> dict[str, Any]:
     out is RELEASED_TEXT; pooling and padding it may name are not read, as the text's [CLS] is pooled.
     """
     out: dict[str, Any] = copy.deepcopy(dict(config))
+    for block in ("vision_cfg", "text_cfg"):
+        if out.get(block):
+            check_block(block, out[block], {"embed_unc": FLAG, "init_unc_bias": RULES["prolip_cfg"]["init_unc_bias"]})
     if out.get("text_cfg"):
         text = {key: value for key, value in out["text_cfg"].items() if key not in ("pool_type", "pad_id")}
         out["text_cfg"] = RELEASED_TEXT | text
@@ -137,12 +124,18 @@ def convert_released(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def complete(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration with every default of ours filled in, JSON-able; wrong or unread keys are refused."""
+    """The configuration with every default of ours filled in, JSON-able.
+
+    ValueError naming the key for keys that nobody reads, values of a wrong type or beyond bounds, and models that
+    cannot be built or would be too large.
+    """
+    if not isinstance(config, Mapping):
+        raise ValueError(f"the model configuration is {shown(config)}: give name -> value")
+    check_tree(config)
     if is_released(config):
         config = convert_released(config)
     out: dict[str, Any] = copy.deepcopy(dict(config))
-    out.pop("custom_text", None)  # OpenCLIP's switch between two classes; ours is always the custom-text kind
-    check_keys(out, TOP_KEYS, "the model configuration")
+    check_keys(out, (*TOP_KEYS, "custom_text"), "the model configuration")
     for key in ("embed_dim", "vision_cfg", "text_cfg", "prolip_cfg"):
         if key not in out:
             remedy = "" if key != "prolip_cfg" else (
@@ -152,52 +145,95 @@ def complete(config: Mapping[str, Any]) -> dict[str, Any]:
                 " pretrained=<weights file>, init_uncertainty=True)"
             )
             raise ValueError(f"the model configuration has no {key}{remedy}")
-        if key != "embed_dim" and not isinstance(out[key], Mapping):
-            raise ValueError(f"{key} of the model configuration is {out[key]!r}: give name -> value")
-    check_keys(out["vision_cfg"], VISION_KEYS, "vision_cfg")
-    check_keys(out["text_cfg"], TEXT_KEYS, "text_cfg")
-    check_keys(out["prolip_cfg"], PROLIP_KEYS, "prolip_cfg")
-    for block, defaults in DEFAULTS.items():
-        _check_tower(block, {**defaults, **out[block]})
-    _check_size("embed_dim", out["embed_dim"])
+    check_values(out, RULES[""], "")
+    out.pop("custom_text", None)  # OpenCLIP's switch between two classes; ours is always the custom-text kind
+    for block in ("vision_cfg", "text_cfg", "prolip_cfg"):
+        check_block(block, out[block])
+    out["quick_gelu"] = bool(out.get("quick_gelu"))
     cfg = ProLIPCfg(**out["prolip_cfg"])
+    towers = {block: {**defaults, **out[block]} for block, defaults in DEFAULTS.items()}
+    for block, tower in towers.items():
+        _check_tower(block, tower, out["quick_gelu"])
+    _check_image(towers["vision_cfg"], cfg.conv_stem)
+    check_sizes({**out, **towers})
     _check_tokens(cfg, out["text_cfg"])
     out["prolip_cfg"] = {**asdict(cfg), "special_token_ids": list(cfg.special_token_ids)}
-    out["quick_gelu"] = bool(out.get("quick_gelu"))
     for key, default in (("init_logit_scale", math.log(10)), ("init_logit_bias", -10.0)):
-        value = out.get(key)
-        if not isinstance(value, (Real, type(None))):
-            raise ValueError(f"{key} of the model configuration is {value!r}: give a number")
-        out[key] = float(default if value is None else value)
+        out[key] = float(default if out.get(key) is None else out[key])
     return out
 
 
-def _check_size(name: str, size: Any) -> None:
-    if not isinstance(size, Integral) or isinstance(size, bool) or size < 1:
-        raise ValueError(f"{name} is {size!r}: give a whole number of at least 1")
+def check_block(block: str, values: Any, more: Mapping[str, Any] | None = None) -> None:
+    """ValueError where a block is no mapping, has a key that nobody reads, or a value that does not fit its rule.
 
-
-def _check_tower(block: str, tower: Mapping[str, Any]) -> None:
-    """Refuse towers that are no transformers of OpenCLIP's. A block with all defaults has `timm_model_name: null`."""
-    for key, value in tower.items():
+    more: rules of keys that it may have besides.
+    """
+    if not isinstance(values, Mapping):
+        raise ValueError(f"{block} of the model configuration is {shown(values)}: give name -> value")
+    rules = {**RULES[block], **(more or {})}
+    check_keys(values, rules, block)
+    for key, value in values.items():  # before their types: these have a remedy of their own
         if key.startswith(FOREIGN) and value != DEFAULTS[block][key]:
             raise ValueError(f"{block}.{key}: towers of other libraries have no [UNC]; give width, layers, heads")
-    if isinstance(tower["layers"], (list, tuple)):
-        raise ValueError(f"{block}.layers is {tower['layers']!r}, as a ResNet's: only a transformer has [UNC], give its"
-                         " number of blocks")
-    for name in SIZES:
-        sides = tower.get(name, 1)
-        if name in PAIRS and isinstance(sides, (list, tuple)) and len(sides) != 2:
-            raise ValueError(f"{block}.{name} is {sides!r}: give one number, or height and width")
-        for size in sides if name in PAIRS and isinstance(sides, (list, tuple)) else [sides]:
-            _check_size(f"{block}.{name}", size)
+    if isinstance(values.get("layers"), (list, tuple)):
+        raise ValueError(f"{block}.layers is {shown(values['layers'])}, as a ResNet's: only a transformer has [UNC],"
+                         " give its number of blocks")
+    check_values({key: value for key, value in values.items() if not key.startswith(FOREIGN)}, rules, block)
+
+
+def check_openclip(config: Mapping[str, Any]) -> None:
+    """ValueError for values of OpenCLIP's configuration that do not fit their rules, and towers that are too large."""
+    check_values(config, RULES[""], "")
+    if "embed_dim" not in config:
+        raise ValueError("the model configuration has no embed_dim: give the width of the common space")
+    whole: dict[str, Any] = dict(config)
+    decoder = {"multimodal_cfg": MULTIMODAL} if "multimodal_cfg" in config else {}
+    for block, defaults in {**DEFAULTS, **decoder}.items():
+        values = config.get(block)
+        if not isinstance(values, Mapping):
+            raise ValueError(f"{block} of the model configuration is {shown(values)}: give name -> value")
+        check_keys(values, defaults, block)
+        given = {key: value for key, value in values.items() if value is not None}  # as for towers of other libraries
+        check_values(given, RULES[block], block)
+        whole[block] = {**defaults, **given}
+    if isinstance(whole["vision_cfg"]["layers"], int):
+        check_sizes(whole)
+
+
+def _check_tower(block: str, tower: Mapping[str, Any], quick_gelu: bool) -> None:
+    """Refuse towers that are no transformers of OpenCLIP's, and settings of which one would win in silence.
+
+    tower: a block with all of its defaults.
+    """
     if tower["scaled_cosine_attn"]:
         raise ValueError(f"{block}.scaled_cosine_attn: OpenCLIP's does not run on batches of sequences; use qk_norm")
-    if tower.get("pos_embed_type", "learnable") not in POSITIONS:
-        raise ValueError(f"{block}.pos_embed_type is {tower['pos_embed_type']!r}: choose {' or '.join(POSITIONS)}")
+    custom = [key for key in CUSTOM if tower[key]]
+    if tower["block_type"] == "default" and custom:
+        raise ValueError(f"{block}.block_type is 'default', which has no {custom[0]}: leave out one of them")
+    if quick_gelu and tower["act_kwargs"]:
+        raise ValueError(f"{block}.act_kwargs are GELU's and quick_gelu is true: leave out one of them")
+    if tower.get("tokenizer_mode"):
+        raise ValueError(f"{block}.tokenizer_mode is {tower['tokenizer_mode']!r}, which no tokenizer here has: drop it")
     divisor = "heads" if block == "text_cfg" else "head_width"
     if tower["width"] % tower[divisor]:
         raise ValueError(f"{block}.width {tower['width']} is no multiple of {divisor} {tower[divisor]}: change one")
+    if tower["width"] * tower["mlp_ratio"] < 1:
+        raise ValueError(f"{block}.mlp_ratio {tower['mlp_ratio']} of the width {tower['width']} leaves no hidden unit:"
+                         " enlarge one")
+
+
+def _check_image(vision: Mapping[str, Any], conv_stem: bool) -> None:
+    """Refuse images without a patch, and grids that a stem or fixed positions cannot have."""
+    check_grid(vision["image_size"], vision["patch_size"], conv_stem)
+    if conv_stem:
+        check_stem(vision["width"], to_2tuple(vision["patch_size"])[0])
+    if vision["pos_embed_type"] == "sin_cos_2d":
+        side = math.isqrt(count_patches(vision))
+        height, width = to_2tuple(vision["image_size"])
+        rows, columns = to_2tuple(vision["patch_size"])
+        if height // rows != side or width // columns != side or vision["width"] % 4:
+            raise ValueError("vision_cfg.pos_embed_type is 'sin_cos_2d', which needs a square of patches and a width of"
+                             " a multiple of 4: choose learnable, or change image_size, patch_size or width")
 
 
 def _check_tokens(cfg: ProLIPCfg, text_cfg: Mapping[str, Any]) -> None:
@@ -220,7 +256,8 @@ def override(config: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
         if key in PROLIP_KEYS:
             out["prolip_cfg"] = {**out["prolip_cfg"], key: value}
         elif key in TOP_KEYS:
-            out[key] = {**out[key], **value} if isinstance(value, Mapping) else value
+            both = isinstance(value, Mapping) and isinstance(out.get(key), Mapping)
+            out[key] = {**out[key], **value} if both else value
         else:
             raise TypeError(f"create_model has no option {key!r}: {near_matches(key, (*TOP_KEYS, *PROLIP_KEYS))}")
     return out

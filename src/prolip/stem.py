@@ -6,6 +6,18 @@ import math
 from torch import Tensor, nn
 
 
+def check_stem(width: int, patch_size: int) -> int:
+    """How often a stem halves the image; ValueError for patches and widths that do not halve so often."""
+    depth = patch_size.bit_length() - 1
+    if patch_size < 2 or 2**depth != patch_size:
+        raise ValueError(f"a convolutional stem halves the image step by step: patch_size {patch_size} must be a power"
+                         " of two, at least 2")
+    if width % 2 ** (depth - 1):
+        raise ValueError(f"width {width} does not halve {depth - 1} times: give the stem a multiple of"
+                         f" {2 ** (depth - 1)}, or a smaller patch_size")
+    return depth
+
+
 class ConvStem(nn.Sequential):
     """Stride-2 3x3 convolutions down to one token per patch, then a 1x1 one (Xiao et al. 2021, arXiv 2106.14881).
 
@@ -14,13 +26,7 @@ class ConvStem(nn.Sequential):
     """
 
     def __init__(self, width: int, patch_size: int):
-        depth = int(math.log2(patch_size))
-        if patch_size < 2 or 2**depth != patch_size:
-            raise ValueError(f"a convolutional stem halves the image step by step: patch_size {patch_size} must be a"
-                             " power of two, at least 2")
-        if width % 2 ** (depth - 1):
-            raise ValueError(f"width {width} does not halve {depth - 1} times: give the stem a multiple of"
-                             f" {2 ** (depth - 1)}, or a smaller patch_size")
+        depth = check_stem(width, patch_size)
         channels = [3, *(width // 2 ** (depth - 1 - i) for i in range(depth))]
         layers: list[nn.Module] = []
         for before, after in zip(channels, channels[1:]):

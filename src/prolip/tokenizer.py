@@ -4,25 +4,37 @@ Nothing here waits for a network: local files come first, and what is absent is 
 """
 from __future__ import annotations
 
+import heapq
 import os
 import shutil
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from open_clip.factory import parse_model_name
 from open_clip.tokenizer import SimpleTokenizer, get_clean_fn
 from torch import Tensor
 
+from prolip.config_rules import CLEANERS, RULES, Rules, check_values
+from prolip.documents import shown
 from prolip.factory import get_model_config
 from prolip.hub import HubFileNotFoundError, hub_files
+from prolip.model_config import check_keys
 
 SENTENCEPIECE_NAMES = ("spiece.model", "sentencepiece.model", "tokenizer.model")
 FOLDER_NAMES = ("tokenizer.json", "tokenizer_config.json")
 ALL_NAMES = (*FOLDER_NAMES, *SENTENCEPIECE_NAMES)
-CLEANERS = ("canonicalize", "lower", "whitespace")
+#: Letters per token of a text that are read: no piece of the bundled encoding has more. And the least of a text.
+LETTERS_PER_TOKEN, LEAST_LETTERS = 32, 8192
+#: Letters from which on a word is merged by `merged`, whose time does not grow with the square of its length.
+LONG_WORD = 64
+#: Bytes of a tokenizer's file; the largest ones published have 35 million.
+FILE_BYTES = 2**27
+OPTIONS = cast(Rules, RULES["text_cfg"]["tokenizer_kwargs"])
+#: Options of the bundled encoding; `bpe_path` may be given in Python alone, as no configuration should name a file.
+BPE_OPTIONS = ("clean", "reduction_mask", "additional_special_tokens", "bpe_path")
 
 
 class TokenizerNotFoundError(FileNotFoundError):
@@ -38,8 +50,17 @@ def pad_rows(rows: Iterable[list[int]], length: int, pad: int) -> Tensor:
     return out
 
 
+def cut(texts: Iterable[str], length: int) -> list[str]:
+    """The beginnings of texts, of which `length` ids are wanted: cleaning and encoding cost what they take in.
+
+    A text of ordinary words keeps its ids, as 32 letters per id are left. What was cut has those of its beginning.
+    """
+    letters = max(LEAST_LETTERS, LETTERS_PER_TOKEN * length)
+    return [text if len(text) <= letters else text.lstrip()[:letters] for text in texts]
+
+
 class Tokenizer:
-    """Texts -> ids: clean, encode, cut to the context with the end token last, pad. Subclasses encode.
+    """Texts -> ids: cut, clean, encode, cut to the context with the end token last, pad. Subclasses encode.
 
     context_length, pad_token_id, vocab_size: what the ids look like; cleaning: one of OpenCLIP's three.
     """
@@ -64,7 +85,8 @@ class Tokenizer:
         """One text or several -> (N, context) int64."""
         texts = [texts] if isinstance(texts, str) else list(texts)
         length = context_length or self.context_length
-        return pad_rows(self.encode([self._clean(text) for text in texts], length), length, self.pad_token_id)
+        cleaned = [self._clean(text) for text in cut(texts, length)]
+        return pad_rows(self.encode(cleaned, length), length, self.pad_token_id)
 
 
 class SentencePieceTokenizer(Tokenizer):
@@ -77,10 +99,11 @@ class SentencePieceTokenizer(Tokenizer):
         except ImportError as error:
             raise ImportError(f"{path} needs sentencepiece: pip install sentencepiece") from error
         self.path = Path(path)
+        check_file(self.path)
         try:
             self.pieces = SentencePieceProcessor(model_file=str(path))
         except (RuntimeError, OSError) as error:
-            raise ValueError(f"{path} is no sentencepiece model: {str(error).splitlines()[0]}") from error
+            raise ValueError(f"{path} is no sentencepiece model: {first_line(error)}") from error
         self.vocab_size = self.pieces.vocab_size()
         self.eos_token_id = self.pieces.eos_id()
         if self.eos_token_id < 0:
@@ -96,7 +119,7 @@ class SentencePieceTokenizer(Tokenizer):
 
 
 class FolderTokenizer(Tokenizer):
-    """A folder of tokenizer files, read by transformers: its own special tokens, our padding."""
+    """A folder of tokenizer files, read by transformers: its own special tokens, our padding; none of its code runs."""
 
     def __init__(self, folder: str | os.PathLike, context_length: int, pad_token_id: int, clean: str = "whitespace"):
         super().__init__(context_length, pad_token_id, clean)
@@ -105,13 +128,16 @@ class FolderTokenizer(Tokenizer):
         except ImportError as error:
             raise ImportError(f"{folder} needs transformers: pip install transformers; a sentencepiece model file, such"
                               f" as {SENTENCEPIECE_NAMES[0]}, works without") from error
+        for name in os.listdir(folder):
+            check_file(Path(folder) / name)
         try:
-            self.tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
-        except (OSError, ValueError, ImportError) as error:
-            reason = str(error).splitlines()[0]
-            raise ValueError(f"transformers cannot read a tokenizer from {folder}: {reason}") from error
-        self.vocab_size = len(self.tokenizer)
-        self.eos_token_id = self.tokenizer.eos_token_id
+            self.tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+            ids = self.tokenizer.get_vocab().values()
+            self.eos_token_id = self.tokenizer.eos_token_id
+            self.vocab_size = max(len(self.tokenizer), 1 + max(ids))  # files may leave out ids
+            self.encode(["a"], context_length)
+        except Exception as error:  # damaged files raise whatever their values happen to mean
+            raise ValueError(f"transformers cannot read a tokenizer from {folder}: {first_line(error)}") from error
 
     def encode(self, texts: list[str], length: int) -> list[list[int]]:
         return self.tokenizer(texts, truncation=True, max_length=length, padding=False)["input_ids"] if texts else []
@@ -128,6 +154,58 @@ class BPETokenizer(SimpleTokenizer):
     def __init__(self, context_length: int, **kwargs: Any):
         super().__init__(context_length=context_length, **kwargs)
         self.eos_token_id = self.eot_token_id
+
+    def __call__(self, texts: str | list[str], context_length: int | None = None) -> Tensor:
+        """One text or several -> (N, context) int64, as OpenCLIP's for texts that `cut` leaves whole."""
+        texts = [texts] if isinstance(texts, str) else list(texts)
+        return super().__call__(cut(texts, context_length or self.context_length), context_length)
+
+    def bpe(self, token: str) -> str:
+        """The pieces of a word, joined by blanks."""
+        return super().bpe(token) if len(token) < LONG_WORD else " ".join(merged(token, self.bpe_ranks))
+
+
+def merged(token: str, ranks: dict[tuple[str, str], int]) -> list[str]:
+    """The pieces of a word of n letters as `SimpleTokenizer.bpe` finds them, in n log n steps instead of n^2.
+
+    Of all neighbours the pair of the lowest rank is merged first, and of equal pairs the leftmost. A merged piece ranks
+    behind what it was made of, so no pair comes up that should have been merged before.
+    """
+    parts: list[str] = [*token[:-1], f"{token[-1]}</w>"]
+    before, after = [*range(-1, len(parts) - 1)], [*range(1, len(parts) + 1)]
+    heap: list[tuple[int, int, str, str]] = []
+
+    def offer(left: int) -> None:
+        if left >= 0 and after[left] < len(parts):
+            pair = (parts[left], parts[after[left]])
+            if pair in ranks:
+                heapq.heappush(heap, (ranks[pair], left, *pair))
+
+    for left in range(len(parts)):
+        offer(left)
+    while heap:
+        _, left, first, second = heapq.heappop(heap)
+        right = after[left]
+        if right >= len(parts) or (parts[left], parts[right]) != (first, second):
+            continue  # one of the two is part of something else by now
+        parts[left], parts[right], after[left] = first + second, "", after[right]
+        if after[right] < len(parts):
+            before[after[right]] = left
+        offer(before[left])
+        offer(left)
+    return [part for part in parts if part]
+
+
+def check_file(path: Path) -> None:
+    """ValueError for a tokenizer's file that is too large to be one."""
+    if path.is_file() and path.stat().st_size > FILE_BYTES and path.name.endswith((".json", ".model", ".txt")):
+        raise ValueError(f"{path} has {path.stat().st_size:,} bytes, a tokenizer's file at most {FILE_BYTES:,}: is it"
+                         " the right one?")
+
+
+def first_line(error: Exception) -> str:
+    """What an error of another library says first."""
+    return next(iter(str(error).strip().splitlines()), "") or type(error).__name__
 
 
 def get_tokenizer(
@@ -147,6 +225,9 @@ def get_tokenizer(
     config, _ = get_model_config(model_name, cache_dir)
     text = config["text_cfg"]
     options = {**(text.get("tokenizer_kwargs") or {}), **kwargs}
+    check_values({key: value for key, value in kwargs.items() if key != "bpe_path"}, OPTIONS, "")
+    if context_length is not None:
+        check_values({"context_length": context_length}, RULES["text_cfg"], "")
     options["context_length"] = context_length or text.get("context_length", 77)
     source = str(tokenizer) if tokenizer is not None else _own_source(model_name, text, cache_dir)
     pad = config["prolip_cfg"]["pad_token_id"]
@@ -167,6 +248,8 @@ def _own_source(model_name: str, text_cfg: dict[str, Any], cache_dir: str | None
 
 
 def _make(source: str, pad: int, options: dict[str, Any], cache_dir: str | None, model_name: str):
+    known = BPE_OPTIONS if source == "bpe" else ("clean",)
+    check_keys(options, ("context_length", *known), f"tokenizer_kwargs of the tokenizer {shown(source)}")
     if source == "bpe":
         return BPETokenizer(**{"clean": "lower", **options})
     path = Path(source).expanduser()

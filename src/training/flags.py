@@ -3,13 +3,17 @@ from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import dataclasses
 import difflib
+import math
 import re
 import types
 import typing
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, NoReturn, Union, get_args, get_origin
+
+from prolip.documents import shown
 
 # What OpenCLIP's and the released ProLIP's users may type, and what to type here. Spelled without the leading dashes.
 RETIRED = {
@@ -174,9 +178,9 @@ def build(config: type, section: str, values: Mapping[str, Any]) -> Any:
     names = [field.name for field in dataclasses.fields(config)]
     for name in values:
         if name not in names:
-            near = nearest(name, names)
+            near = nearest(str(name)[:80], names)
             remedy = f"did you mean {' or '.join(near)}?" if near else f"it has {', '.join(names) or 'no settings'}"
-            raise FlagError(f"{section} has no setting {name!r}: {remedy}")
+            raise FlagError(f"{section} has no setting {shown(name)}: {remedy}")
     return config(**{name: check_type(f"{section}.{name}", value, hints[name]) for name, value in values.items()})
 
 
@@ -188,23 +192,23 @@ def check_type(name: str, value: Any, hint: Any) -> Any:
     origin = get_origin(inner)
     if origin is Literal:
         if value not in get_args(inner):
-            raise FlagError(f"{name} is {value!r}: give one of {', '.join(map(str, get_args(inner)))}")
+            raise FlagError(f"{name} is {shown(value)}: give one of {', '.join(map(str, get_args(inner)))}")
         return value
     if origin in (list, tuple) and isinstance(value, (list, tuple)):
         kinds = get_args(inner)
         if origin is tuple and kinds[-1] is not Ellipsis and len(value) != len(kinds):
-            raise FlagError(f"{name} is {value!r}: give {len(kinds)} values")
+            raise FlagError(f"{name} is {shown(value)}: give {len(kinds)} values")
         return origin(check_type(name, item, get_args(inner)[0]) for item in value)
-    if inner is float and isinstance(value, str):  # YAML reads 1e-3 as a string
-        try:
-            return float(value)
-        except ValueError:
-            pass
-    if inner is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+    if inner is float and isinstance(value, (str, int)) and not isinstance(value, bool):  # YAML's 1e-3 is a string
+        with contextlib.suppress(ValueError, OverflowError):
+            value = float(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise FlagError(f"{name} is {value}: give a finite number")
+    if inner is int and isinstance(value, int) and abs(value) >= 2**63:
+        raise FlagError(f"{name} is {shown(value)}: give a number below 2^63")
     wanted = origin or inner
     if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):
-        raise FlagError(f"{name} is {value!r}, a {type(value).__name__}: give a {wanted.__name__}")
+        raise FlagError(f"{name} is {shown(value)}, a {type(value).__name__}: give a {wanted.__name__}")
     return value
 
 

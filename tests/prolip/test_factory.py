@@ -98,7 +98,7 @@ def test_a_name_near_nothing_lists_all():
     ({"pad_token_id": None}, ValueError, "prolip_cfg.pad_token_id is None: give a token's id"),
     ({"special_token_ids": 5}, ValueError, "prolip_cfg.special_token_ids is 5: give a list"),
     ({"mask_token_id": 0}, ValueError, "mask_token_id is 0, which is padding or special as well"),
-    ({"init_logit_bias": []}, ValueError, r"init_logit_bias of the model configuration is \[\]: give a number"),
+    ({"init_logit_bias": []}, ValueError, r"init_logit_bias is \[\]: give a number"),
     ({"jit": True}, ValueError, "jit=True is OpenCLIP's alone: leave it out; .*torch.compile"),
     ({"force_patch_dropout": 0.5}, ValueError, "force_patch_dropout=0.5 .*keep="),
     ({"pretrained_image_path": "vit.pt"}, ValueError, "pretrained_image_path='vit.pt' .*pretrained=<file>"),

@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import difflib
 import io
-import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -23,6 +22,10 @@ import webdataset as wds
 from PIL import Image
 
 from prolip.data.captions import Condition, Selector
+from prolip.data.faults import SampleFault
+from prolip.data.samples import json_record
+from prolip.data.tar import read_shard
+from prolip.documents import shown
 
 LEVELS = ("group", "subgroup", "keyword", "name")  # general to specific
 FIELDS = ("group", "subgroup", "keyword", "name", "hexcode", "style")
@@ -180,12 +183,10 @@ def read(shards: str | Path | Sequence[str | Path]) -> Corpus:
     for url in urls:
         if ":" not in url and not Path(url).exists():
             raise FileNotFoundError(f"no shard at {url}: give a .tar of the emoji corpus, e.g. data/emoji/noto.tar")
-    # Every rank and worker reads everything: an evaluation is not split as a training set is.
-    samples = wds.WebDataset(urls, shardshuffle=False, nodesplitter=None, workersplitter=None, empty_check=False)
     concepts: dict[str, Concept] = {}
     rows: dict[str, int] = {}
     drawings = []
-    for sample in samples:
+    for sample in samples_of(urls):
         concept, style, data = _parse(sample)
         row = rows.setdefault(concept.hexcode, len(rows))
         _agree(concepts.setdefault(concept.hexcode, concept), concept, sample["__url__"])
@@ -193,6 +194,15 @@ def read(shards: str | Path | Sequence[str | Path]) -> Corpus:
     if not drawings:
         raise ValueError(f"no sample in {', '.join(urls)}: give shards of the emoji corpus (.webp with .json)")
     return Corpus(tuple(concepts.values()), tuple(drawings))
+
+
+def samples_of(urls: Sequence[str]) -> Iterator[dict]:
+    """All samples in order, by every rank: an evaluation is not split. ValueError for a shard that cannot be read."""
+    for url in urls:
+        try:
+            yield from read_shard(url)
+        except SampleFault as fault:
+            raise ValueError(f"{url}: {fault}") from fault
 
 
 def parse_rule(rule: str) -> tuple[Condition, ...]:
@@ -219,13 +229,18 @@ def _parse(sample: dict) -> tuple[Concept, str, bytes]:
     if data is None or "json" not in sample:
         found = sorted(field for field in sample if not field.startswith("__"))
         raise ValueError(f"sample {key} of {url} has {found}: wanted a picture ({', '.join(PICTURES)}) and a .json")
-    record = json.loads(sample["json"])
+    try:
+        record = json_record(sample)
+    except SampleFault as fault:
+        raise ValueError(f"the .json of sample {key} of {url} is none ({fault.message}): fetch it again") from fault
     missing = [field for field in ("hexcode", "name", "subgroup", "group", "style") if not record.get(field)]
     if missing:
         raise ValueError(f"the .json of sample {key} of {url} lacks {', '.join(missing)}: is it an emoji shard?")
-    concept = Concept(
-        record["hexcode"], record["name"], tuple(record.get("keywords") or ()), record["subgroup"], record["group"]
-    )
+    keywords = record.get("keywords") or []
+    texts = [record[field] for field in ("hexcode", "name", "subgroup", "group", "style")]
+    if not isinstance(keywords, list) or not all(isinstance(text, str) for text in [*texts, *keywords]):
+        raise ValueError(f"the .json of sample {key} of {url} holds no texts ({shown(record)}): is it an emoji shard?")
+    concept = Concept(record["hexcode"], record["name"], tuple(keywords), record["subgroup"], record["group"])
     return concept, record["style"], data
 
 

@@ -6,24 +6,26 @@ a name being relative to the index's folder where the shard lies below it, else 
 """
 from __future__ import annotations
 
-import json
 import logging
 import os
 import posixpath
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from prolip.data.faults import ShardFault
 from prolip.data.opening import ReadPolicy, ResumingStream, is_local, local_path, open_stream
+from prolip.documents import loads, read_file, shown
 
 log = logging.getLogger(__name__)
 FORMAT = "prolip shard index 1"
 INDEX_NAME = "index.json"
 #: Bytes per checksum: what a reader must hold before it can vouch for any of it.
 BLOCK = 2**22
+#: Blocks of an index that are read: what a reader holds at once. And bytes of an index, some 3,000 per shard of 1 GB.
+LEAST_BLOCK, MOST_BLOCK = 1, 2**28
+INDEX_BYTES = 2**30
 
 
 class Entry(NamedTuple):
@@ -105,32 +107,52 @@ def from_json(data: Any, place: str) -> ShardIndex:
         raise ValueError(f"{place} is no {FORMAT!r}: make one by python -m prolip.data.index SHARDS --output {place}")
     folder = parent(place)
     try:
+        block = data["block"]
+        if not is_count(block) or not LEAST_BLOCK <= block <= MOST_BLOCK:
+            raise ValueError(f"block is {shown(block)}, wanted {LEAST_BLOCK} to {MOST_BLOCK} bytes")
         entries = {
-            canonical(name if "://" in name or name.startswith("pipe:") else posixpath.join(folder, name)): Entry(
-                samples=int(entry["samples"]),
-                bytes=int(entry["bytes"]),
-                sha256=entry["sha256"],
-                crc32=tuple(int(value, 16) for value in entry["crc32"]),
-                block=int(data["block"]),
-            )
-            for name, entry in data["shards"].items()
-        }
+            canonical(name if "://" in name or name.startswith("pipe:") else posixpath.join(folder, name)):
+            entry_of(name, entry, block) for name, entry in data["shards"].items()
+        }  # fmt: skip
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{place} is damaged ({type(error).__name__}: {error}): write it anew") from error
     return ShardIndex(place, entries)
+
+
+def is_count(value: Any) -> bool:
+    """Whether a value is a whole number of 0 or more, which true is not."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def entry_of(name: str, values: Mapping[str, Any], block: int) -> Entry:
+    """One shard's entry. ValueError naming what cannot be, KeyError and the like for what is missing."""
+    entry = Entry(values["samples"], values["bytes"], values["sha256"],
+                  tuple(int(value, 16) for value in values["crc32"]), block)  # fmt: skip
+    for key in ("samples", "bytes"):
+        if not is_count(values[key]):
+            raise ValueError(f"{key} of {shown(name)} is {shown(values[key])}, wanted a whole number of 0 or more")
+    if len(entry.crc32) != -(-entry.bytes // block):
+        raise ValueError(f"{shown(name)} has {len(entry.crc32)} checksums for {entry.bytes} bytes in blocks of {block}")
+    return entry
 
 
 def read_index(place: str, policy: ReadPolicy | None = None) -> ShardIndex:
     """The index at a path or URL; ValueError where it is none, ShardFault where it cannot be read."""
     stream = open_stream(place, policy)
     try:
-        text = b"".join(iter(stream.read, b""))
+        parts, size = [], 0
+        while part := stream.read(2**20):
+            parts.append(part)
+            size += len(part)
+            if size > INDEX_BYTES:
+                raise ValueError(f"{place} has more than {INDEX_BYTES:,} bytes: is it an index?")
     finally:
         stream.close()
     try:
-        return from_json(json.loads(text), place)
-    except json.JSONDecodeError as error:
+        values = loads(b"".join(parts))
+    except ValueError as error:
         raise ValueError(f"{place} is no JSON ({error}): write it anew by python -m prolip.data.index") from error
+    return from_json(values, place)
 
 
 def find_index(urls: Sequence[str]) -> ShardIndex | None:
@@ -143,7 +165,7 @@ def find_index(urls: Sequence[str]) -> ShardIndex | None:
         if not os.path.isfile(place):
             return None
         try:
-            head = json.loads(Path(place).read_bytes())
+            head = loads(read_file(place, INDEX_BYTES))
         except ValueError as error:
             raise ValueError(f"{place} is no JSON ({error}): remove it, or {remedy(urls[0], place)}") from error
         if not isinstance(head, dict) or head.get("format") != FORMAT:

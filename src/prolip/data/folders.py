@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,9 +13,10 @@ from typing import Any, NamedTuple
 from prolip.data.captions import Selector
 from prolip.data.faults import SampleFault
 from prolip.data.opening import is_local
-from prolip.data.samples import IMAGE_SUFFIXES, Raw
+from prolip.data.samples import IMAGE_SUFFIXES, JSON_BYTES, Raw
 from prolip.data.shards import explain_missing, listing
-from prolip.data.tar import printable
+from prolip.data.tar import SAMPLE_BYTES, printable
+from prolip.documents import loads, read_file, text_of
 
 #: Rows of a CSV that are looked for to tell where relative paths start: the first one may well be missing.
 LOOKED_AT = 100
@@ -53,7 +53,7 @@ class ImageRows:
         """The raw sample; SampleFault where the file cannot be read."""
         row = self.rows[index]
         try:
-            data = Path(row.path).read_bytes()
+            data = read_file(row.path, SAMPLE_BYTES)
         except (OSError, ValueError) as error:  # the latter for a path with a zero byte
             reason = getattr(error, "strerror", None) or error
             raise SampleFault("missing image", f"{printable(row.path)}: {reason}") from error
@@ -205,8 +205,8 @@ def folder_row(stem: str, suffix: str, label: str | None, present: set[str]) -> 
         caption = read_text(f"{stem}.txt")
     if f"{name}.json" in present:
         try:
-            extra = json.loads(read_text(f"{stem}.json"))
-        except (ValueError, RecursionError) as error:
+            extra = loads(read_text(f"{stem}.json"))
+        except ValueError as error:
             raise ValueError(f"{stem}.json is no JSON: {error}; repair or remove it") from error
         if not isinstance(extra, dict):
             raise ValueError(f"{stem}.json holds a {type(extra).__name__}, wanted an object; repair or remove it")
@@ -217,6 +217,6 @@ def folder_row(stem: str, suffix: str, label: str | None, present: set[str]) -> 
 def read_text(path: str) -> str:
     """The text of a file; ValueError with its name where it is no UTF-8."""
     try:
-        return Path(path).read_text(encoding="utf-8-sig")
+        return text_of(path, JSON_BYTES)
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is no UTF-8: {error}; convert or remove it") from error

@@ -21,6 +21,8 @@ from prolip.data.faults import SampleFault
 Raw = dict[str, Any]
 #: Members that hold the image, first match wins.
 IMAGE_SUFFIXES = ("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff")
+#: Bytes of a sample's JSON: parsed, it may take fifty times as many.
+JSON_BYTES = 2**22
 
 
 class Row(NamedTuple):
@@ -65,6 +67,8 @@ def json_record(raw: Raw) -> dict[str, Any]:
     if "json" not in raw:
         raise SampleFault("missing json", "a JSON field was asked for and the sample has no json member")
     if isinstance(raw["json"], bytes):
+        if len(raw["json"]) > JSON_BYTES:
+            raise SampleFault("bad json", f"{len(raw['json'])} bytes, at most {JSON_BYTES} are parsed")
         try:
             raw["json"] = json.loads(raw["json"])
         except (ValueError, RecursionError) as error:  # the latter for brackets without end

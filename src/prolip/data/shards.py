@@ -6,7 +6,6 @@ output of a `pipe:` command. `prolip.data.tar` reads it.
 from __future__ import annotations
 
 import glob
-import json
 import os
 import tarfile
 from collections.abc import Iterator, Sequence
@@ -24,7 +23,8 @@ from prolip.data.entries import ShardIndex, find_index
 from prolip.data.faults import FaultCounter, SampleFault, ShardFault
 from prolip.data.opening import is_local, local_path
 from prolip.data.samples import IMAGE_SUFFIXES, Raw, decode_image, image_bytes, is_selected, json_record, plain_text
-from prolip.data.tar import ShardReader, read_shard
+from prolip.data.tar import SAMPLE_BYTES, ShardReader, StrictHeader, read_shard
+from prolip.documents import loads, shown, text_of
 
 __all__ = [
     "COUNT_LIMIT",
@@ -44,6 +44,8 @@ __all__ = [
 
 #: Shards that nothing counts are counted by reading their headers up to this many bytes in all (some 15 s).
 COUNT_LIMIT = 4 * 2**30
+#: Bytes of a sizes.json or __len__: some 60 for each of a million shards.
+COUNT_BYTES = 2**26
 NAMED = 3
 
 
@@ -272,9 +274,12 @@ def recorded_size(urls: Sequence[str]) -> int | None:
 def recorded(path: Path) -> dict[str, int]:
     """The counts of a sizes.json, or the one of a __len__ under ""; ValueError where they are none."""
     try:
-        found = json.loads(path.read_text())
-        return {name: int(size) for name, size in (found.items() if isinstance(found, dict) else [("", found)])}
-    except (ValueError, TypeError) as error:
+        found = loads(text_of(path, COUNT_BYTES), unique=True)
+        sizes = found if isinstance(found, dict) else {"": found}
+        if wrong := [size for size in sizes.values() if not str(size).isdecimal()]:
+            raise ValueError(f"{shown(wrong[0])} is none")
+        return {name: int(size) for name, size in sizes.items()}
+    except ValueError as error:
         raise ValueError(f"{path} holds no counts of samples ({error}): repair or remove it") from error
 
 
@@ -282,8 +287,9 @@ def count_shard(path: str, selector: Selector | None) -> int:
     """Samples with an image in one local shard, up to where it breaks; those that `selector` keeps."""
     count, key, has_image, keep = 0, None, False, selector is None
     try:
-        with tarfile.open(path) as archive:
-            for member in archive:
+        with tarfile.open(path, tarinfo=StrictHeader) as archive:
+            while (member := archive.next()) is not None:
+                archive.members.clear()  # type: ignore[attr-defined]  # or the list grows with the shard
                 prefix, suffix = base_plus_ext(member.name.removeprefix("./"))
                 if prefix is None or not member.isreg():
                     continue
@@ -299,7 +305,7 @@ def count_shard(path: str, selector: Selector | None) -> int:
 
 def is_kept(archive: tarfile.TarFile, member: tarfile.TarInfo, selector: Selector) -> bool:
     """Whether the JSON member passes; a broken one does not."""
-    content = archive.extractfile(member)
+    content = archive.extractfile(member) if member.size <= SAMPLE_BYTES else None
     try:
         return content is not None and is_selected({"json": content.read()}, selector)
     except SampleFault:

@@ -7,7 +7,7 @@ import lzma
 import tarfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from webdataset.tariterators import base_plus_ext
 
@@ -17,8 +17,24 @@ from prolip.data.opening import ReadPolicy, Stream, open_stream
 from prolip.data.samples import IMAGE_SUFFIXES, Raw
 
 Note = Callable[[SampleFault], None]
+#: Where a sample that is passed over keeps the reason.
+FAULT = "__fault__"
 #: Bytes that tarfile asks its stream for at once.
 CHUNK = 2**16
+#: Bytes of all members of a sample together: any image below MAX_PIXELS that is worth keeping has fewer.
+SAMPLE_BYTES = 2**26
+#: Bytes of the headers that hold long names and the like: a path has at most 4,096.
+HEADER_BYTES = 2**14
+#: Names that global headers may set for all members.
+GLOBALS = 100
+#: What compressed shards may unpack to: images hardly shrink, and a member of zeros by a thousand.
+EXPANSION, EXPANSION_FROM = 100, 2**28
+
+
+class Oversized(NamedTuple):
+    """What stands for the bytes of a member that was passed over, since it has so many of them."""
+
+    size: int
 
 
 #: First bytes of compressed archives, and who reads them to their end, checksums included.
@@ -50,6 +66,35 @@ class Peeked:
         return data
 
 
+@dataclass
+class Counted:
+    """A stream that counts what it gives."""
+
+    stream: Any
+    given: int = 0
+
+    def read(self, size: int = CHUNK) -> bytes:
+        """The next bytes of the stream below."""
+        data = self.stream.read(size)
+        self.given += len(data)
+        return data
+
+
+@dataclass
+class Unpacked:
+    """What a decompressor makes of its source; an error where it is so much that only a trap would hold it."""
+
+    unpacked: Counted
+    source: Counted
+
+    def read(self, size: int = CHUNK) -> bytes:
+        """The next bytes."""
+        data = self.unpacked.read(size)
+        if self.unpacked.given > EXPANSION_FROM + EXPANSION * self.source.given:
+            raise tarfile.ReadError(f"its first {self.source.given} bytes unpack to {self.unpacked.given}: a trap")
+        return data
+
+
 def decompressed(stream: Stream) -> Stream:
     """The stream itself, or what is in it where it is compressed by gzip, bzip2 or xz.
 
@@ -58,44 +103,85 @@ def decompressed(stream: Stream) -> Stream:
     peeked = Peeked(stream)
     head = peeked.peek(max(map(len, COMPRESSIONS)))
     opener = next((opener for magic, opener in COMPRESSIONS.items() if head.startswith(magic)), None)
-    return cast(Stream, peeked if opener is None else opener(peeked))
+    if opener is None:
+        return cast(Stream, peeked)
+    source = Counted(peeked)
+    return cast(Stream, Unpacked(Counted(opener(source)), source))
 
 
 class StrictHeader(tarfile.TarInfo):
     """A tar header after which nothing is lost in silence.
 
     tarfile, and webdataset with it, takes a damaged header, half a header or the end of the file for the end of the
-    archive. Only a block of zeros is that.
+    archive. Only a block of zeros is that. Headers with data of their own are bounded: tarfile holds them whole.
     """
 
     @classmethod
     def frombuf(cls, buf: Any, encoding: str, errors: str) -> Any:
         try:
-            return super().frombuf(buf, encoding, errors)
+            header = super().frombuf(buf, encoding, errors)
         except tarfile.HeaderError as error:
             if len(buf) == tarfile.BLOCKSIZE and not any(buf):
                 raise
             raise tarfile.ReadError(f"no header where one should be ({error})") from error
+        if header.size < 0 or (header.type in WITH_DATA and header.size > HEADER_BYTES):
+            raise tarfile.ReadError(f"a header of {header.size} bytes, at most {HEADER_BYTES} are read")
+        return header
+
+    def _proc_sparse(self, tarfile: Any) -> Any:
+        """Refuse the maps of sparse files, which go on without a bound."""
+        raise SPARSE
+
+    def _proc_gnusparse_10(self, next: Any, pax_headers: Any, tarfile: Any) -> None:
+        raise SPARSE
 
 
-def read_members(stream: Stream) -> Iterator[tuple[str, bytes | None]]:
+WITH_DATA = (
+    tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE,
+)  # fmt: skip
+SPARSE = tarfile.ReadError("a sparse file, which is not read: pack the shard without tar's --sparse")
+
+
+def skip_rest(archive: tarfile.TarFile) -> None:
+    """Go to the next header, in bounded steps that end with the stream, whatever size the last header claims."""
+    stream: Any = archive.fileobj
+    missing = archive.offset - stream.tell()
+    while missing > 0:
+        part = stream.read(min(missing, CHUNK))
+        if not part:
+            raise tarfile.ReadError("unexpected end of data")
+        missing -= len(part)
+
+
+def read_members(stream: Stream) -> Iterator[tuple[str, bytes | Oversized | None]]:
     """Name and bytes of the members of a tar, None for links and devices; an error where it is not whole to its end.
 
-    Folders are left out, and files whose names begin with `__`, which webdataset keeps for itself.
+    Members above SAMPLE_BYTES are passed over. Folders are left out, and files whose names begin with `__`, which
+    webdataset keeps for itself.
     """
     tar = decompressed(stream)
-    with tarfile.open(fileobj=tar, mode="r|*", tarinfo=StrictHeader, bufsize=CHUNK) as archive:  # type: ignore[call-overload]
+    with tarfile.open(fileobj=tar, mode="r|", tarinfo=StrictHeader, bufsize=CHUNK) as archive:  # type: ignore[call-overload]
         while (member := archive.next()) is not None:
             archive.members.clear()  # or the list grows with the shard
-            content = archive.extractfile(member) if member.isreg() else None
+            if len(archive.pax_headers) > GLOBALS:
+                raise tarfile.ReadError(f"global headers set more than {GLOBALS} names")
             name = printable(member.name.removeprefix("./"))
             if not member.isdir() and not name.startswith("__"):
-                yield name, content.read() if content is not None else None
+                yield name, read_member(archive, member)
+            skip_rest(archive)
         while rest := archive.fileobj.read(CHUNK):  # also brings a command to its end, where its exit status is known
             if any(rest):
                 raise tarfile.ReadError("data after the end of the archive")
         if length := archive.fileobj.tell() % tarfile.BLOCKSIZE:  # bytes are gone or there twice in the last file
             raise tarfile.ReadError(f"{length} bytes more than whole blocks")
+
+
+def read_member(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes | Oversized | None:
+    """The bytes of a member; None for links and devices."""
+    if member.isreg() and member.size > SAMPLE_BYTES:
+        return Oversized(member.size)
+    content = archive.extractfile(member) if member.isreg() else None
+    return content.read() if content is not None else None
 
 
 def printable(name: str) -> str:
@@ -107,7 +193,8 @@ def printable(name: str) -> str:
 class Grouping:
     """Members in a row with one key are one sample, as webdataset groups them.
 
-    Told to `note`: "duplicate member", the first one is kept; "duplicate key", a sample whose key was there before in
+    Told to `note`: "duplicate member", the first one is kept; "oversized member", a sample of more than SAMPLE_BYTES,
+    which is passed over as a whole; "duplicate key", a sample whose key was there before in
     the shard and that is passed over; "half sample", the one in the making when the shard broke; "skipped member", a
     link, or a file whose name is not key.suffix.
     """
@@ -115,9 +202,10 @@ class Grouping:
     url: str
     note: Note
 
-    def samples(self, members: Iterator[tuple[str, bytes | None]]) -> Iterator[Raw]:
+    def samples(self, members: Iterator[tuple[str, bytes | Oversized | None]]) -> Iterator[Raw]:
         """Whole samples; what `members` raises passes through."""
         seen: set[int] = set()
+        held = 0
         sample: Raw = {}
         try:
             for name, content in members:
@@ -128,8 +216,11 @@ class Grouping:
                 if key != sample.get("__key__"):
                     if self._is_new(sample, seen):
                         yield sample
-                    sample = {"__key__": key, "__url__": self.url}
-                if (suffix := suffix.lower()) in sample:
+                    sample, held = {"__key__": key, "__url__": self.url}, 0
+                held += (content.size if isinstance(content, Oversized) else len(content)) + tarfile.BLOCKSIZE
+                if held > SAMPLE_BYTES:
+                    sample = {"__key__": key, "__url__": self.url, FAULT: oversized(key, name, content, held)}
+                elif (suffix := suffix.lower()) in sample:
                     self.note(SampleFault("duplicate member", f"{name} is there twice, the first one is kept"))
                 else:
                     sample[suffix] = content
@@ -150,7 +241,15 @@ class Grouping:
             self.note(SampleFault("duplicate key", f"{sample['__key__']} was there before in this shard"))
             return False
         seen.add(mark)
-        return True
+        if FAULT in sample:
+            self.note(sample[FAULT])
+        return FAULT not in sample
+
+
+def oversized(key: str, name: str, content: bytes | Oversized, held: int) -> SampleFault:
+    """The fault of a sample that is too large, with its largest member as far as that is known."""
+    what = f"{name} has {content.size} bytes" if isinstance(content, Oversized) else f"{key} has {held} bytes in all"
+    return SampleFault("oversized member", f"{what}, at most {SAMPLE_BYTES} of a sample are read")
 
 
 def read_shard(

@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from prolip.documents import loads
 from prolip.evaluation.large import PairScores, Relevance, rank_sparse
 from prolip.evaluation.metrics import KS, Ranking, both_directions, plausible_match
 
@@ -157,7 +158,7 @@ def category_labels(instances: str | Path, image_ids: Sequence[int]) -> Tensor:
         raise FileNotFoundError(
             f"no {path}: PMRP needs COCO's instances_val2014.json, from annotations_trainval2014.zip at cocodataset.org"
         )
-    content = json.loads(path.read_text())
+    content = loads(path.read_text())
     column = {category["id"]: i for i, category in enumerate(sorted(content["categories"], key=lambda c: c["id"]))}
     row = {int(key): i for i, key in enumerate(image_ids)}
     listed = {image["id"] for image in content["images"]}

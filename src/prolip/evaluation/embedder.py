@@ -4,11 +4,13 @@ from __future__ import annotations
 import hashlib
 import json
 import pickle
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, is_dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import open_clip
 import torch
@@ -21,15 +23,21 @@ from torch import Tensor, nn
 
 import prolip
 from prolip.checkpoint import CONFIG_NAMES, WEIGHT_NAMES, find_in, read_config
+from prolip.config_rules import RULES, check_values
 from prolip.evaluation.embed import PRECISIONS, evaluating
 from prolip.gaussian import Gaussian, concatenate
 from prolip.hub import HubFileNotFoundError, hub_file, hub_files
-from prolip.model_config import is_released, near_matches
-from prolip.tokenizer import ALL_NAMES
+from prolip.model_config import check_openclip, is_released, near_matches
+from prolip.tokenizer import ALL_NAMES, BPETokenizer, cut, first_line
 
 RANDOM = "random"
 #: Seed of weights that are asked to be random, so that they are the same in every process.
 SEED = 0
+#: What OpenCLIP raises for weights and configurations that it cannot use.
+UNLOADABLE = (
+    RuntimeError, OSError, ValueError, EOFError, pickle.UnpicklingError, SafetensorError, TypeError, AssertionError,
+    KeyError, AttributeError, ImportError,
+)  # fmt: skip
 TEXTS = ("a photo of a cat.", "Zürich, 12:30")
 
 
@@ -213,20 +221,44 @@ def load_prolip(model: str, pretrained: str | None, tokenizer: str | None) -> Lo
 def load_openclip(model: str, pretrained: str | None, tokenizer: str | None) -> Loaded:
     """One of OpenCLIP's, in float32; its errors for weights that cannot be had or do not fit become ValueErrors."""
     tokenize = openclip_tokenizer(model, tokenizer)
+    foreign = check_openclip_config(model)
     trained = pretrained is not None or parse_model_name(model)[0] is not None
     # OpenCLIP only warns of weights it has not found, and fetches those of a text tower alone where none are asked for.
     options: dict[str, Any] = {"pretrained": pretrained, "require_pretrained": trained, "pretrained_text": False}
     try:
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), no_foreign_code() if foreign else nullcontext():
             torch.manual_seed(SEED)
             network, _, preprocess = open_clip.create_model_and_transforms(model, **options)
-    except (RuntimeError, OSError, ValueError, EOFError, pickle.UnpicklingError, SafetensorError) as error:
+    except UNLOADABLE as error:
         what = f"{model} with the weights {pretrained!r}" if pretrained else model
         raise ValueError(
             f"OpenCLIP cannot load {what}: {error}. Fetch the weights where there is a network and give the file: "
             "--pretrained FILE"
         ) from error
     return Loaded(PointModel(network), preprocess, tokenize)
+
+
+def check_openclip_config(model: str) -> bool:
+    """Whether a tower of this configuration is of transformers. ValueError for values of a file that cannot be."""
+    if parse_model_name(model)[0] is None:
+        return False  # OpenCLIP's own
+    path = config_file(model)
+    config, preprocess = read_config(path)
+    try:
+        check_openclip(config)
+        check_values(preprocess, RULES["preprocess_cfg"], "preprocess_cfg")
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    return bool(config["text_cfg"].get("hf_model_name"))
+
+
+@contextmanager
+def no_foreign_code() -> Iterator[None]:
+    """Let transformers refuse at once what needs code of its folder, instead of asking whether to run it."""
+    from transformers import dynamic_module_utils
+
+    with patch.object(dynamic_module_utils, "TIME_OUT_REMOTE_CODE", 0):
+        yield
 
 
 def is_prolip(model: str) -> bool:
@@ -286,17 +318,19 @@ def check_weights(model: str, pretrained: str | None, ours: bool) -> None:
 def openclip_tokenizer(model: str, tokenizer: str | None) -> Callable[[list[str]], Tensor]:
     """OpenCLIP's tokenizer of a model, its files looked up in the cache first and asked of the hub only once.
 
-    tokenizer: a folder of files or `bpe`. FileNotFoundError naming what to fetch where the files are not to be had.
+    tokenizer: a folder of files or `bpe`. Texts are cut as `prolip.tokenizer.cut` says. FileNotFoundError naming what
+    to fetch where the files are not to be had, ValueError for files that are none.
     """
     schema, name = parse_model_name(model)
+    check_openclip_config(model)
     config = read_config(config_file(model))[0] if schema else open_clip.get_model_config(name.replace("/", "-"))
     text = config.get("text_cfg", {})
     context = text.get("context_length", open_clip.tokenizer.DEFAULT_CONTEXT_LENGTH)
     if tokenizer == "bpe":
-        return open_clip.SimpleTokenizer(context_length=context)
+        return BPETokenizer(context)
     source = tokenizer or text.get("hf_tokenizer_name")
     if not source:
-        return open_clip.get_tokenizer(model)
+        return BPETokenizer(context, **(text.get("tokenizer_kwargs") or {}))
     if schema == "local-dir" and tokenizer is None:
         source = name
     if not Path(source).is_dir():
@@ -309,7 +343,11 @@ def openclip_tokenizer(model: str, tokenizer: str | None) -> Callable[[list[str]
                 "give it: --tokenizer <folder>"
             ) from error
     options = {"tokenizer_mode": text.get("tokenizer_mode"), **(text.get("tokenizer_kwargs") or {})}
-    return open_clip.tokenizer.HFTokenizer(source, context_length=context, **options)
+    try:
+        made = open_clip.tokenizer.HFTokenizer(source, context_length=context, trust_remote_code=False, **options)
+    except Exception as error:  # damaged files raise whatever their values happen to mean
+        raise ValueError(f"transformers cannot read a tokenizer from {source}: {first_line(error)}") from error
+    return lambda texts: made(cut(texts, context))
 
 
 def model_fingerprint(network: nn.Module, preprocess: Callable, tokenizer: Callable) -> str:

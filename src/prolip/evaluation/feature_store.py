@@ -25,6 +25,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from prolip.checkpoint import replacing
+from prolip.documents import loads
 from prolip.gaussian import Gaussian
 
 log = logging.getLogger(__name__)
@@ -91,7 +92,7 @@ class FeatureStore:
             )
         for path in paths:
             try:
-                task = json.loads(path.read_text(encoding="utf-8"))
+                task = loads(path.read_text(encoding="utf-8"))
                 if task["format"] != FORMAT:
                     raise ValueError(f"format {task['format']!r}, wanted {FORMAT!r}")
             except (ValueError, KeyError, TypeError) as error:
@@ -108,7 +109,7 @@ def read_record(path: Path, key: str) -> Record:
         raise ValueError(f"it holds {metadata.get('format')} {metadata.get('key')}, wanted {FORMAT} {key}")
     if metadata.get("crc32") != checksum(tensors):
         raise ValueError("its bytes do not fit their checksum")
-    return Record(tensors, json.loads(tensors.pop(STRINGS).numpy().tobytes()))
+    return Record(tensors, loads(tensors.pop(STRINGS).numpy().tobytes()))
 
 
 def write_record(path: Path, key: str, record: Record) -> None:

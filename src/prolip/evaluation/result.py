@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from prolip.data.emoji import CaptionTable, Concept, Corpus, Drawing
+from prolip.documents import loads
 from prolip.evaluation.embed import similarity_scores
 from prolip.evaluation.metrics import Ranking, rank_in_blocks
 from prolip.gaussian import Gaussian
@@ -107,9 +108,9 @@ def load(folder: str | Path) -> Result:
     for name in ("metrics.json", "corpus.json", "embeddings.npz"):
         if not (folder / name).exists():
             raise FileNotFoundError(f"no {name} in {folder}: run python -m prolip.evaluation.corpus --out {folder}")
-    written = json.loads((folder / "metrics.json").read_text())
+    written = loads((folder / "metrics.json").read_text())
     metrics = {key: float("nan") if value is None else value for key, value in written["metrics"].items()}
-    texts = json.loads((folder / "corpus.json").read_text())
+    texts = loads((folder / "corpus.json").read_text())
     concepts = tuple(Concept(**{**c, "keywords": tuple(c["keywords"])}) for c in texts["concepts"])
     with np.load(folder / "embeddings.npz") as arrays:
         data, ends = arrays["drawings"].tobytes(), np.cumsum(arrays["drawing_sizes"])

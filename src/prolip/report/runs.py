@@ -1,12 +1,12 @@
 """What a run folder holds: its config, its learning curves, its evaluation; any of them may be missing."""
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
 
+from prolip.documents import loads
 from prolip.evaluation.result import Result, load
 
 
@@ -64,7 +64,7 @@ def read_result(folder: Path) -> Result:
 def read_config(path: Path) -> dict[str, Any]:
     """config.json. Raises ValueError with the remedy if it is damaged."""
     try:
-        return json.loads(path.read_text())
+        return loads(path.read_text())
     except ValueError as error:
         raise ValueError(f"{path} is no JSON ({error}): delete it, and the page leaves the settings out") from error
 
@@ -74,7 +74,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     out: list[dict[str, Any]] = []
     for line in path.read_text().splitlines() if path.exists() else []:
         try:
-            out.append(json.loads(line))
+            out.append(loads(line))
         except ValueError:
             continue
     return out

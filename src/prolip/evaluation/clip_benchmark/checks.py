@@ -1,7 +1,6 @@
 """Wrong input, found before a model is loaded: unknown models, missing weights, test sets that do not fit the task."""
 from __future__ import annotations
 
-import json
 import os
 from argparse import Namespace
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ from clip_benchmark import cli
 from open_clip.factory import parse_model_name
 
 from prolip.checkpoint import CONFIG_NAMES, read_config
+from prolip.documents import loads
 from prolip.evaluation.datasets.places import Place, archive_state, find_place, join, shard_marks
 from prolip.evaluation.datasets.wds import CLASSNAMES, TEMPLATES, read_kind, shard_count
 from prolip.evaluation.embedder import is_prolip
@@ -156,8 +156,8 @@ def _read_custom(path: str, flag: str) -> dict[str, Any]:
     for place in (Path(path), packaged):
         if place.is_file():
             try:
-                return json.loads(place.read_text(encoding="utf-8"))
-            except json.JSONDecodeError as error:
+                return loads(place.read_text(encoding="utf-8"))
+            except ValueError as error:
                 raise ValueError(f"--{flag}: {place} is no JSON: {error}") from error
     raise FileNotFoundError(f"--{flag}: no file {path}")
 
@@ -170,7 +170,7 @@ def check_results(paths: Sequence[str]) -> None:
             raise ValueError(f"the folder {path} holds no .json: give the files that eval wrote, or their folder")
         for file in files:
             try:
-                fits = {"metrics", "model", "pretrained"} <= json.loads(file.read_text(encoding="utf-8")).keys()
+                fits = {"metrics", "model", "pretrained"} <= loads(file.read_text(encoding="utf-8")).keys()
             except (OSError, ValueError, AttributeError) as error:
                 raise ValueError(f"{file} cannot be read ({error}): give the files that eval wrote") from error
             if not fits:

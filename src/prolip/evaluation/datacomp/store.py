@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from prolip.documents import loads
 from prolip.evaluation.datacomp.tasks import BY_KEY
 from prolip.evaluation.evaluate import TaskResult
 
@@ -99,7 +100,7 @@ def to_json(line: Line) -> str:
 def from_json(text: str) -> Line | None:
     """A line that `to_json` wrote; None for one that broke off, is no result, or is of a task nobody knows."""
     try:
-        values = json.loads(text)
+        values = loads(text)
         numbers = {k: math.nan if v is None else v for k, v in values["metrics"].items() if k != "main_metric"}
         result = TaskResult(values["key"], numbers, values["main"], values["info"])
         line = Line(Identity(**values["identity"]), values["data"], result, values["version"])

@@ -14,6 +14,8 @@ from timm.data import ImageNetInfo
 from prolip.data.faults import FaultCounter, SampleFault
 from prolip.data.samples import IMAGE_SUFFIXES
 from prolip.data.shards import explain_missing, listing
+from prolip.data.tar import SAMPLE_BYTES
+from prolip.documents import read_file
 from prolip.evaluation.datasets.base import WHOLE, DamagedData, Dataset, Sample, Share, fingerprint, note_fault
 from prolip.evaluation.datasets.places import check_files
 
@@ -156,7 +158,8 @@ def read_bytes(path: str, damage: FaultCounter | None) -> bytes | None:
     if damage is not None:
         damage.samples += 1
     try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        note_fault(damage, SampleFault("missing image", error.strerror or str(error)), place=path)
+        return read_file(path, SAMPLE_BYTES)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        note_fault(damage, SampleFault("missing image", reason), place=path)
         return None

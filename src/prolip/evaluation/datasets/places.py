@@ -17,6 +17,8 @@ from prolip.evaluation.datasets.base import DamagedData
 #: Bytes of a shard's head, middle and tail that its mark is made of.
 SAMPLED = 2**16
 CONNECTIONS = 8
+#: Bytes of a small file: names of classes, prompts, further pairs.
+TEXT_BYTES = 2**26
 NAMED = 3
 #: The page of a data set on the hub: its small files lie under raw/, its large ones under resolve/.
 HUB_PAGE = re.compile(r"(?P<repo>https?://[^/]+/datasets/[^/]+/[^/]+)/tree/(?P<branch>.+)")
@@ -76,9 +78,12 @@ def read_text(url: str, policy: ReadPolicy | None = None) -> str | None:
     try:
         stream = open_stream(url, policy)
         try:
-            parts = []
+            parts, size = [], 0
             while part := stream.read(2**16):
                 parts.append(part)
+                size += len(part)
+                if size > TEXT_BYTES:
+                    raise DamagedData(f"{url} has more than {TEXT_BYTES:,} bytes: is it the right file?")
         finally:
             stream.close()
     except ShardFault as fault:

@@ -9,7 +9,6 @@ The zip holds a folder of its own name; it may be unpacked beside the table.
 from __future__ import annotations
 
 import csv
-import json
 import os
 import zipfile
 import zlib
@@ -20,6 +19,8 @@ from typing import Any, NamedTuple
 
 from prolip.data.faults import FaultCounter, SampleFault
 from prolip.data.shards import explain_missing
+from prolip.data.tar import SAMPLE_BYTES
+from prolip.documents import loads, read_file
 from prolip.evaluation.datasets.base import (
     WHOLE,
     Association,
@@ -77,14 +78,22 @@ class Images(NamedTuple):
                     damage.samples += 1
                 try:
                     member = self.members[name]
-                    data = archive.read(member) if archive is not None else Path(member).read_bytes()
-                except (OSError, zipfile.BadZipFile, zlib.error) as error:
+                    data = read_zipped(archive, member) if archive is not None else read_file(member, SAMPLE_BYTES)
+                except (OSError, ValueError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
                     note_fault(damage, SampleFault("missing image", str(error)), name, str(self.source))
                 else:
                     yield number, name, data
         finally:
             if archive is not None:
                 archive.close()
+
+
+def read_zipped(archive: zipfile.ZipFile, member: str) -> bytes:
+    """A member of a zip, which never gives more than its size; ValueError above SAMPLE_BYTES."""
+    size = archive.getinfo(member).file_size
+    if size > SAMPLE_BYTES:
+        raise ValueError(f"{member} has {size} bytes, at most {SAMPLE_BYTES} are read")
+    return archive.read(member)
 
 
 def find_images(folder: Path, name: str) -> Images:
@@ -118,7 +127,7 @@ def read_table(table: Path, columns: tuple[str, ...], lists: tuple[str, ...]) ->
     for number, row in enumerate(rows, start=2):
         for column in lists:
             try:
-                row[column] = [str(value) for value in json.loads(row[column])]
+                row[column] = [str(value) for value in loads(row[column])]
             except (ValueError, TypeError) as error:
                 what = f"{table} row {number}: {column} is no JSON list"
                 raise DamagedData(f"{what} ({error}): fetch it again") from error

@@ -14,7 +14,6 @@ captions of all images in the order of the shards. Tools that do not know it see
 from __future__ import annotations
 
 import io
-import json
 import os
 from collections.abc import Iterable, Iterator
 from functools import partial
@@ -27,6 +26,7 @@ from prolip.data.faults import UNCHARGED, FaultCounter, SampleFault
 from prolip.data.opening import is_local, local_path
 from prolip.data.samples import Raw, image_bytes
 from prolip.data.tar import read_shard
+from prolip.documents import loads
 from prolip.evaluation.datasets.base import WHOLE, DamagedData, Dataset, Kind, Sample, Share, fingerprint, note_fault
 from prolip.evaluation.datasets.places import Place, archive_state, find_place, folder_holds, join, shard_marks
 
@@ -128,9 +128,9 @@ def read_relevance(place: Place, split: str, policy: ReadPolicy | None) -> froze
     if text is None:
         return None
     try:
-        pairs = json.loads(text)["pairs"]
+        pairs = loads(text)["pairs"]
         return frozenset((str(key), int(index)) for key, indices in pairs.items() for index in indices)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise DamagedData(
             f'{split}/{RELEVANCE} at {place.source} is not {{"pairs": {{image key: [caption index, ...]}}}} '
             f"({type(error).__name__}: {error}): write it again"
@@ -220,8 +220,8 @@ def array_of(raw: Raw) -> np.ndarray | None:
     if "npy" not in raw:
         return None
     try:
-        return np.load(io.BytesIO(raw["npy"]), allow_pickle=False).reshape(-1)
-    except (ValueError, OSError, EOFError) as error:
+        return np.lib.format.read_array(io.BytesIO(raw["npy"]), allow_pickle=False).reshape(-1)
+    except (ValueError, OSError, EOFError, MemoryError) as error:  # the latter for a shape that nothing holds
         raise SampleFault("bad array", f"npy cannot be read: {error}") from error
 
 

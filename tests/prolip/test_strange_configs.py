@@ -1,0 +1,268 @@
+"""Configurations from strangers: what is real is taken, everything else ends in one line that names the key.
+
+Generated: one key of a real configuration gets a strange value, or the file is damaged as text. Either the model builds
+(on the meta device) with what was asked for, or a ValueError or OSError says in one line which key is wrong.
+"""
+import copy
+import json
+import os
+import random
+from collections import Counter
+from pathlib import Path
+
+import open_clip
+import pytest
+import torch
+
+import prolip
+from prolip import documents, factory
+from prolip.config_rules import MAX_PARAMETERS, RULES, check_sizes, count_parameters
+from prolip.model import ProLIP
+from prolip.model_config import DEFAULTS, ProLIPCfg, check_openclip, complete
+
+TINY = Path(__file__).parents[1] / "fixtures" / "released_prolip_tiny" / "config.json"
+PACKAGED = sorted(Path(open_clip.__file__).parent.glob("model_configs/*.json"))
+OURS = {"mask_token_id": 5, "special_token_ids": [1]}
+STRANGE = [
+    None, True, False, 0, -1, 1, 3, 7, 48, 1.5, -0.5, 10**9, 2**31, 2**63, 10**30, 10**400, float("nan"), float("inf"),
+    -float("inf"), 1e300, 1e-300, "", "false", "12", "x" * 100_000, "a\nb", [], [1], [16, 16], [0, 0], [1, 2, 3],
+    ["a"], [[]], {}, {"a": 1}, {"eps": float("nan")}, {"eps": "1"}, {"clean": 3}, {"bpe_path": "/dev/zero"},
+    {"trust_remote_code": True}, {"approximate": "tan"},
+]  # fmt: skip
+SOUND = [
+    ("vision_cfg", "layers", 3), ("vision_cfg", "mlp_ratio", 2), ("text_cfg", "mlp_ratio", 3.7362), ("", "embed_dim", 7),
+    ("vision_cfg", "norm_kwargs", {"eps": 1e-6}), ("text_cfg", "act_kwargs", {"approximate": "tanh"}),
+    ("text_cfg", "norm_kwargs", None), ("vision_cfg", "ls_init_value", 1e-5), ("vision_cfg", "pool_type", "avg"),
+    ("text_cfg", "context_length", 300), ("", "quick_gelu", True), ("", "init_logit_bias", -5), ("", "custom_text", True),
+    ("vision_cfg", "qk_norm", True), ("vision_cfg", "no_ln_pre", True), ("vision_cfg", "timm_model_name", None),
+]  # fmt: skip
+
+
+def towers(config):
+    return {**config, **{block: {**DEFAULTS[block], **config[block]} for block in DEFAULTS}}
+
+
+def on_meta(config):
+    with torch.device("meta"):
+        return ProLIP(config)
+
+
+# --- what is real
+@pytest.mark.parametrize("path", PACKAGED, ids=lambda path: path.stem)
+def test_openclips_own_configurations_pass_and_its_plain_transformers_become_ours(path):
+    config = json.loads(path.read_text())
+    check_openclip(config)
+    vision, text = config["vision_cfg"], config["text_cfg"]
+    plain = not ({"timm_model_name", "attentional_pool"} & vision.keys() or isinstance(vision["layers"], list))
+    if plain and not {"hf_model_name"} & text.keys() and text.get("proj_type") != "none":
+        wanted = {"no_causal_mask": True, "embed_cls": True, "pool_type": "last"}
+        ours = {key: value for key, value in config.items() if key != "multimodal_cfg"}
+        made = complete({**ours, "text_cfg": {**text, **wanted}, "prolip_cfg": OURS})
+        assert made["embed_dim"] == config["embed_dim"]
+
+
+@pytest.mark.parametrize("name", [name for name in prolip.list_models() if "H-14" not in name])
+def test_parameters_are_counted_to_a_hundredth_before_anything_is_built(name):
+    config, _ = factory.get_model_config(name)
+    counted = sum(count_parameters(towers(config)).values())
+    built = sum(parameter.numel() for parameter in on_meta(config).parameters())
+    assert abs(counted / built - 1) < 0.01, (counted, built)
+
+
+def test_whole_numbers_stand_for_fractions_lists_for_pairs_and_null_for_what_is_optional(tmp_path):
+    config = copy.deepcopy(factory.get_model_config("ProLIP-ViT-test")[0])
+    config["vision_cfg"] |= {"mlp_ratio": 4, "image_size": [32, 16], "ls_init_value": None, "norm_kwargs": None}
+    config |= {"quick_gelu": None, "init_logit_bias": None, "custom_text": True}
+    wrapped = {"model_cfg": config, "preprocess_cfg": {"mean": [0.5] * 3, "std": None, "interpolation": "bilinear"}}
+    (tmp_path / "config.json").write_text(json.dumps(wrapped))
+    model = prolip.create_model(f"local-dir:{tmp_path}", load_weights=False)
+    assert tuple(model.visual.image_size) == (32, 16) and model.visual.preprocess_cfg["interpolation"] == "bilinear"
+    assert model.logit_bias.item() == -10 and model.pixel_mean.flatten().tolist() == [0.5] * 3
+
+
+# --- what could be built and would not end
+@pytest.mark.parametrize("changes, named", [
+    ({"vision_cfg": {"layers": 10**9}}, "vision_cfg.layers is 1000000000: give a whole number"),
+    ({"text_cfg": {"width": 2**16, "heads": 1024, "layers": 1000}}, "text_cfg with width 65536, layers 1000"),
+    ({"text_cfg": {"vocab_size": 2**22, "width": 2**16}}, "text_cfg with width 65536"),
+    ({"vision_cfg": {"image_size": 2**14, "patch_size": 8}}, "is 4,194,304 patches, at most 65,536"),
+    ({"vision_cfg": {"patch_size": 2**14, "image_size": 2**14, "width": 2**15}}, "patch_size 16384 is a tower of"),
+    ({"vision_cfg": {"mlp_ratio": 0.01}}, "mlp_ratio 0.01 of the width 32 leaves no hidden unit"),
+    ({"vision_cfg": {"qk_norm": True, "block_type": "default"}}, "block_type is 'default', which has no qk_norm"),
+    ({"vision_cfg": {"act_kwargs": {"approximate": "tanh"}}, "quick_gelu": True}, "act_kwargs are GELU's"),
+    ({"vision_cfg": {"pos_embed_type": "sin_cos_2d", "image_size": [32, 16]}}, "needs a square of patches"),
+    ({"vision_cfg": {"patch_size": 12, "image_size": 36}, "conv_stem": True}, "patch_size 12 must be a power of two"),
+    ({"text_cfg": {"tokenizer_mode": "clips"}}, "text_cfg.tokenizer_mode"),
+    ({"embed_dim": {}}, "embed_dim is {}: give a whole number"),
+])
+def test_a_model_that_cannot_be_is_refused_before_it_is_built(monkeypatch, changes, named):
+    monkeypatch.setattr(factory, "ProLIP", lambda *args, **kwargs: pytest.fail("built a model first"))
+    with pytest.raises(ValueError) as caught:
+        prolip.create_model("ProLIP-ViT-test", **changes)
+    assert named in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_the_largest_models_published_are_far_below_the_bound_and_this_machine_is_asked(monkeypatch):
+    giant = {"embed_dim": 1280, "vision_cfg": {"width": 1792, "layers": 56, "head_width": 112, "mlp_ratio": 8.5715},
+             "text_cfg": {"width": 1280, "layers": 32, "heads": 20}}  # fmt: skip
+    check_sizes(towers(giant))
+    assert sum(count_parameters(towers(giant)).values()) * 4 < MAX_PARAMETERS
+    monkeypatch.setattr(os, "sysconf", lambda name: 2**10)  # a megabyte in all
+    with pytest.raises(ValueError, match="weights take .* GiB, this machine has 0: take a smaller model"):
+        prolip.create_model("ProLIP-ViT-test")
+
+
+def test_every_field_of_openclips_and_of_ours_has_a_rule():
+    assert RULES["vision_cfg"].keys() == DEFAULTS["vision_cfg"].keys()
+    assert RULES["text_cfg"].keys() == DEFAULTS["text_cfg"].keys()
+    assert RULES["prolip_cfg"].keys() == vars(ProLIPCfg()).keys()
+    assert RULES["preprocess_cfg"].keys() == vars(open_clip.transform.PreprocessCfg()).keys()
+
+
+# --- generated
+def base(rng):
+    """A wrapped configuration of the released layout or of ours, with all rules' blocks."""
+    if rng.random() < 0.2:
+        return {"model_cfg": json.loads(TINY.read_text())}
+    config = copy.deepcopy(factory.get_model_config(rng.choice(["ProLIP-ViT-test", "ProLIP-ViT-B-16"]))[0])
+    return {"model_cfg": config, "preprocess_cfg": {"mean": [0.5] * 3, "std": [0.5] * 3, "interpolation": "bicubic"}}
+
+
+def change_value(rng):
+    """(text of a file, keys of which a refusal names one): a strange value somewhere."""
+    whole = base(rng)
+    model = whole["model_cfg"]
+    block = rng.choice(["", "vision_cfg", "vision_cfg", "text_cfg", "text_cfg", "prolip_cfg", "preprocess_cfg", "file"])
+    if block == "file":
+        place, key = whole, rng.choice([*whole, "preproces_cfg"])
+    elif block == "preprocess_cfg":
+        place, key = whole.setdefault(block, {}), rng.choice(list(RULES[block]))
+    else:
+        place = model.setdefault(block, {}) if block else model
+        key = rng.choice([*RULES[block], *(["vision_cfg", "text_cfg", "prolip_cfg", "embed_dim"] if not block else [])])
+    key = key + rng.choice("abc") if rng.random() < 0.1 else key
+    place[key] = rng.choice(STRANGE)
+    text = json.dumps(whole)
+    named = [key, block or key, "embed_unc"]  # the last: a published model has no prolip_cfg
+    named += ["model configuration"] if block == "file" else []
+    return text.replace("Infinity", "1e400") if rng.random() < 0.5 else text, named
+
+
+def change_soundly(rng):
+    """A file that a real model may have, and nothing of which a refusal could be."""
+    whole = base(rng)
+    block, key, value = rng.choice(SOUND)
+    (whole["model_cfg"][block] if block else whole["model_cfg"])[key] = value
+    return json.dumps(whole), []
+
+
+def change_text(rng):
+    """(bytes of a file, what a refusal names): no JSON, or JSON of a kind that loads what it should not."""
+    text = json.dumps(base(rng)).encode()
+    at = rng.randrange(1, len(text))
+    return rng.choice([
+        (text[:at], "config.json"), (text[:at] + b"\xff\xfe" + text[at:], "config.json"), (b"", "config.json"),
+        (b"[" * rng.choice([60, 10_000, 500_000]), "config.json"), (text + b"}", "config.json"),
+        (b'{"a":' * 300_000, "config.json"), (text + b" " * 2**20, "has more than 1,048,576 bytes"),
+        (b'{"model_cfg": {"embed_dim": 3}, "model_cfg": ' + text + b"}", "'model_cfg' is there twice"),
+        (b'{"a": ' + b"9" * 5000 + b"}", "config.json"), (b'{"a": [' + b"0," * 200_000 + b"0]}", "values"),
+        (b"\x00" * 4096, "config.json"), (b"\xef\xbb\xbf" + text, "config.json"),
+    ])  # fmt: skip
+
+
+def try_one(folder, seed):
+    """What becomes of one generated configuration: "built" or "refused"."""
+    rng = random.Random(f"config {seed}")
+    made, named = rng.choice([change_text, change_value, change_value, change_value, change_soundly])(rng)
+    (folder / "config.json").write_bytes(made if isinstance(made, bytes) else made.encode())
+    try:
+        config, preprocess = factory.get_model_config(f"local-dir:{folder}")
+        on_meta(config)
+        json.dumps([config, preprocess], allow_nan=False)
+    except (ValueError, OSError) as error:
+        line = str(error)
+        assert "\n" not in line and len(line) < 1000, line[:2000]
+        assert any(name in line for name in ([named] if isinstance(named, str) else named)), (named, line)
+        return "refused"
+    asked = json.loads(made)
+    for key in ("embed_dim", "vision_cfg", "text_cfg"):  # what was asked for is there, and nothing else
+        given, got = asked["model_cfg"][key], config[key]
+        if isinstance(given, dict):
+            theirs = {k: v for k, v in given.items() if k not in ("embed_unc", "init_unc_bias", "pool_type", "pad_id")}
+            assert {k: got[k] for k in theirs if k != "tokenizer_kwargs"} == {
+                k: v for k, v in theirs.items() if k != "tokenizer_kwargs"}  # fmt: skip
+        else:
+            assert given == got and type(given) is type(got)
+    return "built"
+
+
+def test_sixty_generated_configurations_build_or_are_refused_in_a_line(tmp_path):
+    verdicts = Counter(try_one(tmp_path, seed) for seed in range(60))
+    assert verdicts["refused"] > 30 and verdicts["built"] > 5, verdicts
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(5))
+def test_a_thousand_generated_configurations(tmp_path, part):
+    verdicts = Counter(try_one(tmp_path, seed) for seed in range(1000 + 200 * part, 1200 + 200 * part))
+    assert verdicts["refused"] > 100 and verdicts["built"] > 20, verdicts
+
+
+def test_a_pipe_or_a_folder_in_place_of_the_file_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe.json")
+    for name, message in (("pipe.json", "is a pipe or a device"), (".", "Is a directory")):
+        with pytest.raises((ValueError, OSError), match=message):
+            documents.read_json(tmp_path / name)
+    (tmp_path / "model").mkdir()
+    os.mkfifo(tmp_path / "model" / "config.json")
+    with pytest.raises(FileNotFoundError, match="no configuration in"):
+        prolip.create_model(f"local-dir:{tmp_path / 'model'}")
+
+
+@pytest.mark.parametrize("preprocess, message", [
+    ({"mean": ["a", 1, 2]}, "preprocess_cfg.mean is .*: give three numbers"),
+    ({"std": [0, 1, 1]}, "preprocess_cfg.std is .*: give three numbers above 0"),
+    ({"mode": "CMYK"}, "preprocess_cfg.mode is 'CMYK': choose RGB"),
+    ({"meen": [1, 1, 1]}, "unknown key 'meen' in preprocess_cfg: did you mean mean"),
+])
+def test_preprocessing_is_checked_wherever_it_comes_from(tmp_path, preprocess, message):
+    with pytest.raises(ValueError, match=message):
+        prolip.create_model("ProLIP-ViT-test", force_preprocess_cfg=preprocess)
+    config = factory.get_model_config("ProLIP-ViT-test")[0]
+    (tmp_path / "config.json").write_text(json.dumps({"model_cfg": config, "preprocess_cfg": preprocess}))
+    with pytest.raises(ValueError, match=f"config.json: {message}"):
+        prolip.create_model(f"local-dir:{tmp_path}")
+
+
+def test_a_damaged_configuration_beside_weights_is_refused_with_its_name(tmp_path):
+    from prolip.checkpoint import save_pretrained
+
+    save_pretrained(prolip.create_model("ProLIP-ViT-test"), tmp_path)
+    written = json.loads((tmp_path / "config.json").read_text())
+    written["model_cfg"]["vision_cfg"] = "none"
+    (tmp_path / "config.json").write_text(json.dumps(written))
+    with pytest.raises(ValueError, match="config.json, beside the weights: vision_cfg of the model .* is 'none'"):
+        prolip.create_model("ProLIP-ViT-test", pretrained=str(tmp_path / "model.safetensors"))
+
+
+# --- YAML
+def bomb(levels):
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
+    return "\n".join(lines + [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, levels)])
+
+
+@pytest.mark.parametrize("text, message", [
+    (bomb(9), "more than 100,000 values"), ("a: &a [*a]", "nested more than 50 levels"), ("[" * 5000, "too deeply"),
+    ("a: 1\nb: 2\na: 3", "the key 'a' is there twice"), ("a: !!python/object/apply:os.system [true]", "constructor"),
+    ("a: [", "is no YAML"), ("a: " + "x" * 2**17, "more than 131,072 bytes"), ("\x00", "is no YAML"),
+])
+def test_yaml_that_traps_is_refused_in_a_line(tmp_path, text, message):
+    (tmp_path / "c.yaml").write_text(text)
+    with pytest.raises(ValueError, match=message) as caught:
+        documents.read_yaml(tmp_path / "c.yaml")
+    assert "c.yaml" in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_yaml_keeps_anchors_that_save_typing(tmp_path):
+    (tmp_path / "c.yaml").write_text("a: &a {x: 1}\nb: {<<: *a, y: 2}\nc: *a")
+    assert documents.read_yaml(tmp_path / "c.yaml") == {"a": {"x": 1}, "b": {"x": 1, "y": 2}, "c": {"x": 1}}
