@@ -127,7 +127,7 @@ class ProbabilisticVisionTransformer(VisionTransformer):
 
     def _blank_others(self, x: Tensor, keep: Tensor) -> Tensor:
         """Images with every patch but those of `keep` (B, K) set to 0, which is the mean colour: (B, 3, H, W)."""
-        kept = x.new_zeros(len(x), self.num_patches).scatter_(1, keep, 1.0)
+        kept = x.new_zeros(x.shape[0], self.num_patches).scatter_(1, keep, 1.0)
         height, width = self.patch_size
         pixels = kept.view(-1, 1, *self.grid_size).repeat_interleave(height, 2).repeat_interleave(width, 3)
         return x * pixels
@@ -140,7 +140,7 @@ class ProbabilisticVisionTransformer(VisionTransformer):
         x = self.embed_patches(x.to(self.conv1.weight.dtype), keep)
         positions = self.positional_embedding.to(x.dtype)
         place = positions[SPECIAL_TOKENS:] if keep is None else positions[SPECIAL_TOKENS + keep]
-        tokens = [expand_token(token, len(x), x.dtype) for token in (self.class_embedding, self.unc_embedding)]
+        tokens = [expand_token(token, x.shape[0], x.dtype) for token in (self.class_embedding, self.unc_embedding)]
         special = torch.cat(tokens, dim=1) + positions[:SPECIAL_TOKENS]
         return self.ln_pre(torch.cat([special, x + place], dim=1))
 
@@ -264,7 +264,7 @@ class ProbabilisticTextTransformer(TextTransformer):
         check_texts(text, self.context_length, self.token_embedding.weight.device)
         dtype = self.transformer.get_cast_dtype()
         x = self.token_embedding(text).to(dtype)
-        special = [expand_token(token, len(x), dtype) for token in (self.unc_emb, self.cls_emb)]
+        special = [expand_token(token, x.shape[0], dtype) for token in (self.unc_emb, self.cls_emb)]
         positions = self.positional_embedding.to(dtype)
         positions = torch.cat([positions[: text.shape[1]], positions[-SPECIAL_TOKENS:]])
         mask = self.padding_mask(text, dtype) if self.mask_padding else None
