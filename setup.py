@@ -28,7 +28,9 @@ setup(
     extras_require={
         "test": ["pytest>=8", "pytest-timeout", "hypothesis", "mpmath", "ruff", "mypy", "sentencepiece",
                  "eccv_caption>=0.1,<0.2",  # the oracle of COCO 5K, CxC and ECCV Caption
-                 "s3fs>=2025.9", "moto[s3]>=5.1,<6", "flask>=3,<4", "flask-cors>=6,<7"],  # a local S3
+                 "s3fs>=2025.9", "moto[s3]>=5.1,<6", "flask>=3,<4", "flask-cors>=6,<7",  # a local S3
+                 "onnx>=1.17", "onnxruntime>=1.20", "onnxscript>=0.2"],
+        "export": ["onnx>=1.17", "onnxruntime>=1.20", "onnxscript>=0.2"],
         "hf": ["transformers>=4.40", "huggingface_hub", "sentencepiece"],
         "s3": ["s3fs>=2025.9"],
     },

@@ -2,17 +2,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from functools import reduce
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from prolip.operators import without_tuple_operators
 
+
+@without_tuple_operators
 class Gaussian(NamedTuple):
     """Diagonal Gaussians N(mean, diag exp(log_var)), ProLIP section 3.1.
 
-    mean, log_var: (..., D), log_var is log sigma^2 (never log sigma).
+    mean, log_var: (..., D), log_var is log sigma^2 (never log sigma). A tuple of its two tensors to all that takes
+    tuples apart; operators of tuples and tensors raise TypeError and say what to write, see `prolip.operators`.
     """
 
     mean: Tensor
@@ -41,7 +46,7 @@ class Gaussian(NamedTuple):
         return Gaussian(self.mean.detach(), self.log_var.detach())
 
     def select(self, rows) -> Gaussian:
-        """Index the leading dimensions of both tensors (`z[i]` is taken: it indexes the tuple)."""
+        """Index the leading dimensions of both tensors (z[0] and z[1] are taken: they are these tensors)."""
         return Gaussian(self.mean[rows], self.log_var[rows])
 
     def sample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
@@ -60,11 +65,93 @@ def upcast(x: Tensor) -> Tensor:
     return x if x.dtype == torch.float64 else x.float()
 
 
+def check_gaussian(z: Any, name: str = "z") -> None:
+    """TypeError unless `z` is a Gaussian of two float tensors, ValueError unless they fit, (..., D) on one device."""
+    if not isinstance(z, Gaussian):
+        raise TypeError(f"{name} is {describe(z)}, want a Gaussian: {_remedy(z)}")
+    for part, x in zip(z._fields, z):
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{name}.{part} is {describe(x)}, want a tensor: torch.as_tensor({part})")
+        if not x.is_floating_point():
+            raise TypeError(f"{name}.{part} is {x.dtype}, want a float tensor: {part}.float()")
+    mean, log_var = z
+    if mean.shape != log_var.shape:
+        raise ValueError(f"{name}: mean {tuple(mean.shape)} and log_var {tuple(log_var.shape)} differ: a Gaussian has"
+                         " one variance per dimension; expand log_var to the shape of mean")
+    if not mean.ndim:
+        raise ValueError(f"{name} has single numbers for mean and log_var, want (..., D): mean.reshape(1) if D is 1")
+    if mean.device != log_var.device:
+        raise ValueError(f"{name}: mean is on {mean.device} and log_var on {log_var.device}: move both with"
+                         f" {name}.to(device)")
+
+
+def check_pair(p: Any, q: Any, names: tuple[str, str] = ("p", "q")) -> tuple[Gaussian, Gaussian]:
+    """Both in one dtype, float32 or float64, once it is sure that they are Gaussians of one width D on one device.
+
+    Raises TypeError and ValueError, with the names of the arguments.
+    """
+    for z, name in zip((p, q), names):
+        check_gaussian(z, name)
+    if p.mean.shape[-1] != q.mean.shape[-1]:
+        raise ValueError(
+            f"Gaussians of shape {tuple(p.mean.shape)} and {tuple(q.mean.shape)} differ in their last dimension D: "
+            f"compare embeddings of one model as {' and '.join(names)}"
+        )
+    if p.mean.device != q.mean.device:
+        raise ValueError(f"{names[0]} is on {p.mean.device} and {names[1]} on {q.mean.device}: move one,"
+                         f" {names[1]}.to({str(p.mean.device)!r})")
+    dtype = reduce(torch.promote_types, (x.dtype for x in (*p, *q)), torch.float32)
+    return p.to(dtype), q.to(dtype)
+
+
+def describe(value: Any) -> str:
+    """What a value is, for an error: its type, with the shape and dtype of an array, or the types in a sequence."""
+    kind = type(value).__name__
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return f"a {kind} {tuple(value.shape)} {value.dtype}"
+    if isinstance(value, (list, tuple)):
+        return f"a {kind} of {', '.join(sorted({type(x).__name__ for x in value})) or 'nothing'}"
+    return f"a {kind}"
+
+
+def _remedy(value: Any) -> str:
+    """How to make a Gaussian of what was given in its place."""
+    if isinstance(value, (list, tuple)) and value and all(isinstance(x, Gaussian) for x in value):
+        return "join them with prolip.gaussian.concatenate"
+    if isinstance(value, (list, tuple)) and len(value) == 2:
+        return "Gaussian(mean, log_var) of these two"
+    if isinstance(value, Tensor):
+        return ("give what encode_image and encode_text return, whole; for points without variances"
+                " prolip.evaluation.embedder.as_points(features)")
+    return "give what encode_image and encode_text return, or Gaussian(mean, log_var)"
+
+
+def as_scalar(value: Any, like: Tensor, name: str) -> Tensor:
+    """A number, or a tensor of one element, as () with the dtype and device of `like`, keeping the graph."""
+    if isinstance(value, Tensor):
+        if value.numel() != 1:
+            raise ValueError(f"{name} is one number, got a tensor of shape {tuple(value.shape)}: give a number or a"
+                             " tensor of one element")
+        return value.to(like).reshape(())
+    try:
+        return like.new_full((), value)
+    except TypeError:
+        message = f"{name} is one number, got {describe(value)}: give a number or a tensor of one element"
+        raise TypeError(message) from None
+
+
 def concatenate(gaussians: Iterable[Gaussian]) -> Gaussian:
     """Join along the first dimension. Raises ValueError for none."""
+    if isinstance(gaussians, (Gaussian, Tensor)) or not isinstance(gaussians, Iterable):
+        raise TypeError(f"gaussians are {describe(gaussians)}, want a list of Gaussians: concatenate([z, w])")
     parts = list(gaussians)
     if not parts:
         raise ValueError("no Gaussians to concatenate: give at least one (its tensors may have no rows)")
+    for i, z in enumerate(parts):
+        check_gaussian(z, f"gaussians[{i}]")
+        if (shape := z.mean.shape[1:]) != (first := parts[0].mean.shape[1:]) or z.mean.device != parts[0].mean.device:
+            raise ValueError(f"gaussians[{i}] has rows of shape {tuple(shape)} on {z.mean.device}, gaussians[0]"
+                             f" {tuple(first)} on {parts[0].mean.device}: join embeddings of one model on one device")
     return Gaussian(torch.cat([z.mean for z in parts]), torch.cat([z.log_var for z in parts]))
 
 
@@ -77,11 +164,14 @@ def mixture(z: Gaussian, weights: Tensor | None = None, normalise: bool = True) 
     has a finite gradient, what the prompt would contribute; weights that are all 0 describe no class: log_var is -inf.
     Raises ValueError for N = 0 and for weights of another shape.
     """
+    check_gaussian(z)
     z = z.float()
     if z.mean.dim() < 2 or z.mean.shape[-2] == 0:
         raise ValueError(f"a mixture needs prompts (..., N, D) with N >= 1, got {tuple(z.mean.shape)}")
     if weights is None:
         weights = z.mean.new_full(z.mean.shape[:-1], 1 / z.mean.shape[-2])
+    elif not isinstance(weights, Tensor):
+        raise TypeError(f"weights are {describe(weights)}, want a tensor (..., N): torch.tensor(weights)")
     elif weights.shape != z.mean.shape[:-1]:
         raise ValueError(
             f"weights {tuple(weights.shape)} do not fit prompts {tuple(z.mean.shape[:-1])}: give (..., N)"

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from prolip.gaussian import Gaussian
+from prolip.gaussian import Gaussian, as_scalar, check_gaussian, check_pair
 from prolip.measures import inclusion_test_per_dim
 
 # Pairs per block: what stays in a core's cache on CPU, what fills a device on one. MIN_ROWS keeps the matrix products
@@ -280,30 +280,16 @@ class GradientsInForward(torch.autograd.Function):
 def pack_inputs(image: Gaussian, text: Gaussian, scale: Tensor | float, bias: Tensor | float) -> tuple[Tensor, ...]:
     """(image mean, image trace, text mean, text trace, scale, bias) in one dtype, float32 or float64, with their graph.
 
-    Raises ValueError unless mean and log_var are (B, D) with the same B > 0 and D on both sides.
+    Raises TypeError and ValueError unless both are Gaussians of shape (B, D) with the same B > 0 and D.
     """
-    shapes = {tuple(x.shape) for x in (*image, *text)}
-    shape = tuple(image.mean.shape)
-    if len(shapes) > 1 or len(shape) != 2 or not shape[0]:
+    image, text = check_pair(image, text, ("image", "text"))
+    if image.mean.shape != text.mean.shape or image.mean.ndim != 2 or not len(image.mean):
         raise ValueError(
-            f"ppcl got mean and log_var of shapes {[tuple(x.shape) for x in (*image, *text)]} (image, then text): "
-            "give (B, D) for all four, B > 0, row i of the image beside row i of its text"
+            f"ppcl got image {tuple(image.mean.shape)} and text {tuple(text.mean.shape)}: give (B, D) for both, B > 0,"
+            " row i of the image beside row i of its text"
         )
-    image, text = image.float(), text.float()
-    dtype = torch.promote_types(image.mean.dtype, text.mean.dtype)
-    image, text = image.to(dtype), text.to(dtype)
-    return (
-        image.mean, image.trace, text.mean, text.trace, as_scalar(scale, image.mean), as_scalar(bias, image.mean)
-    )
-
-
-def as_scalar(value: Tensor | float, like: Tensor) -> Tensor:
-    """A tensor of one element or a number as () with the dtype and device of `like`, keeping the graph."""
-    if isinstance(value, Tensor):
-        if value.numel() != 1:
-            raise ValueError(f"scale and bias of ppcl are one number each, got a tensor of shape {tuple(value.shape)}")
-        return value.to(like).reshape(())
-    return like.new_full((), value)
+    a, b = as_scalar(scale, image.mean, "scale"), as_scalar(bias, image.mean, "bias")
+    return image.mean, image.trace, text.mean, text.trace, a, b
 
 
 def check_block(block: int | None) -> None:
@@ -345,9 +331,11 @@ def ppcl(
     image, text: (B, D); scale, bias: as they enter the logit (scale = exp of the learnable), one element or a number;
     labels: known matches as further positives; block: rows scored at a time, chosen by `default_block` without.
     Runs in float32 (float64 stays) whatever the autocast dtype; memory O(B D + block B); differentiable once.
-    Raises ValueError for shapes that do not fit, RuntimeError for a second derivative.
+    Raises TypeError for what is no Gaussian, ValueError for shapes that do not fit, RuntimeError for a second
+    derivative.
     """
     check_block(block)
+    check_gaussian(image, "image")
     with torch.autocast(image.mean.device.type, enabled=False):
         tensors = pack_inputs(image, text, scale, bias)
         check_matches(labels, len(image.mean))
@@ -371,12 +359,14 @@ def inclusion_loss(
 
     inner, outer: (..., D), pair by pair; eps: 1/sigma^2 is multiplied by exp(eps); form: see `measures.inclusion_test`.
     reduction "dim": H per dimension, averaged over dimensions too (the paper's runs); "pair": H summed over D (eq. 4).
-    Zero pairs give 0 with a graph, as a rank may hold no masked rows. Raises ValueError for an unknown reduction.
+    Zero pairs give 0 with a graph, as a rank may hold no masked rows. Raises ValueError for an unknown reduction and
+    for shapes that are no pairs, TypeError for what is no Gaussian.
     """
     if reduction not in ("dim", "pair"):
         raise ValueError(f"reduction {reduction!r} is unknown: use 'dim' or 'pair'")
+    check_gaussian(inner, "inner")
     with torch.autocast(inner.mean.device.type, enabled=False):
-        h = inclusion_test_per_dim(inner.float(), outer.float(), eps=eps, form=form)
+        h = inclusion_test_per_dim(inner, outer, eps=eps, form=form)
         if reduction == "pair":
             h = h.sum(-1)
         return mean_or_zero(-F.logsigmoid(scale * h))
@@ -386,10 +376,9 @@ def vib(z: Gaussian) -> Tensor:
     """KL(Z || N(0, I)) per dimension, mean over batch and D of 1/2 (mean^2 + v - log v - 1), ProLIP eq. 6 -> ().
 
     z: (..., D). v - 1 is expm1(log_var), exact to first order near v = 1. An empty batch gives 0 with a graph.
-    Raises ValueError where mean and log_var differ in shape.
+    Raises TypeError for what is no Gaussian, ValueError where mean and log_var differ in shape.
     """
-    if (mean := tuple(z.mean.shape)) != (log_var := tuple(z.log_var.shape)):
-        raise ValueError(f"vib got mean {mean} and log_var {log_var}: give one variance per dimension")
+    check_gaussian(z)
     with torch.autocast(z.mean.device.type, enabled=False):
         z = z.float()
         return 0.5 * mean_or_zero(z.mean.square() + (z.log_var.expm1() - z.log_var))

@@ -12,6 +12,7 @@ from open_clip.transformer import LayerNorm, LayerNormFp32, QuickGELU
 from torch import Tensor, nn
 
 from prolip.gaussian import Gaussian
+from prolip.inputs import can_look, check_images, check_keep, check_texts, look_at_pixels, look_at_places
 from prolip.model_config import ProLIPCfg, complete
 from prolip.towers import ProbabilisticTextTransformer, ProbabilisticVisionTransformer
 
@@ -83,6 +84,7 @@ class ProLIP(nn.Module):
         self.mask_token_id: int | None = own.mask_token_id
         self.special_token_ids: tuple[int, ...] = own.special_token_ids
         self.set_pixel_statistics(OPENAI_DATASET_MEAN, OPENAI_DATASET_STD)
+        self._looked: set[str] = set()
 
     def set_pixel_statistics(self, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
         """What uint8 images are normalised with; `create_model_and_transforms`' transforms do it on the CPU instead."""
@@ -93,17 +95,35 @@ class ProLIP(nn.Module):
     def encode_image(self, image: Tensor, keep: Tensor | None = None, normalize: bool = True) -> Gaussian:
         """Images (B, 3, H, W), normalised floats or raw uint8, -> Gaussian (B, D) with unit means, float32.
 
-        keep: (B, K) int64, the patches to keep, one subset per image; the others cost nothing.
+        keep: (B, K) int64, the patches to keep, one subset per image; the others cost nothing. Raises TypeError and
+        ValueError for what is no such input, NaN among it, and warns of floats that no normalisation makes.
         """
+        check_images(image, self.visual.image_size, self.pixel_mean.device, raw=True)
         if image.dtype == torch.uint8:
             image = (image / 255 - self.pixel_mean) / self.pixel_std
+        elif self._looks("image"):
+            look_at_pixels(image)
+        if keep is not None:
+            check_keep(keep, image.shape[0])
+            if self._looks("keep"):
+                look_at_places("keep", keep, self.num_patches, "number the patches row by row, as keep_patches does")
         z = self.visual(image, keep=keep, normalize=normalize)
         return z[0] if self.visual.output_tokens else z
 
     def encode_text(self, text: Tensor, normalize: bool = True) -> Gaussian:
         """Token ids (B, L <= context) -> Gaussian (B, D) with unit means, float32."""
+        check_texts(text, self.context_length, self.pixel_mean.device)
+        if self._looks("text"):
+            look_at_places("token ids", text, self.vocab_size, "tokenise with get_tokenizer(<this model>)")
         z = self.text(text, normalize=normalize)
         return z[0] if self.text.output_tokens else z
+
+    def _looks(self, kind: str) -> bool:
+        """Whether to look at the values of an input: in training mode of the first of its kind alone."""
+        if not can_look() or (self.training and kind in self._looked):
+            return False
+        self._looked.add(kind)
+        return True
 
     def forward(self, image: Tensor | None = None, text: Tensor | None = None, keep: Tensor | None = None):
         """Both Gaussians with the logit's scale and bias: a `ProLIPOutput`, or its dict when `output_dict` is set."""

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from prolip.gaussian import Gaussian
 from prolip.heads import LogVarianceHead, layer_norm, project, unit
+from prolip.inputs import check_images, check_keep, check_texts
 from prolip.stem import ConvStem
 
 SPECIAL_TOKENS = 2
@@ -126,29 +127,22 @@ class ProbabilisticVisionTransformer(VisionTransformer):
 
     def _blank_others(self, x: Tensor, keep: Tensor) -> Tensor:
         """Images with every patch but those of `keep` (B, K) set to 0, which is the mean colour: (B, 3, H, W)."""
-        kept = x.new_zeros(len(x), self.num_patches).scatter_(1, keep, 1.0)
+        kept = x.new_zeros(x.shape[0], self.num_patches).scatter_(1, keep, 1.0)
         height, width = self.patch_size
         pixels = kept.view(-1, 1, *self.grid_size).repeat_interleave(height, 2).repeat_interleave(width, 3)
         return x * pixels
 
     def _embeds(self, x: Tensor, keep: Tensor | None = None) -> Tensor:
         """Images (B, 3, H, W) -> tokens [CLS], [UNC], patches with their own positions: (B, 2 + N or K, width)."""
-        self._check_input(x, keep)
+        check_images(x, self.image_size, self.conv1.weight.device)
+        if keep is not None:
+            check_keep(keep, x.shape[0])
         x = self.embed_patches(x.to(self.conv1.weight.dtype), keep)
         positions = self.positional_embedding.to(x.dtype)
         place = positions[SPECIAL_TOKENS:] if keep is None else positions[SPECIAL_TOKENS + keep]
-        tokens = [expand_token(token, len(x), x.dtype) for token in (self.class_embedding, self.unc_embedding)]
+        tokens = [expand_token(token, x.shape[0], x.dtype) for token in (self.class_embedding, self.unc_embedding)]
         special = torch.cat(tokens, dim=1) + positions[:SPECIAL_TOKENS]
         return self.ln_pre(torch.cat([special, x + place], dim=1))
-
-    def _check_input(self, x: Tensor, keep: Tensor | None) -> None:
-        want = (3, *self.image_size)
-        if x.ndim != 4 or tuple(x.shape[1:]) != want:
-            raise ValueError(f"images are {tuple(x.shape)}, want (B, {', '.join(map(str, want))}): resize them"
-                             " or create the model with force_image_size")
-        if keep is not None and (keep.ndim != 2 or keep.shape[0] != x.shape[0] or keep.dtype != torch.int64):
-            raise ValueError(f"keep is {tuple(keep.shape)} {keep.dtype}, want ({x.shape[0]}, K) torch.int64:"
-                             " one row of kept patch indices per image")
 
     def _global_pool(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Tokens (B, 2 + N, width) -> pooled (B, width), patches (B, N, width); [UNC] is in neither."""
@@ -267,12 +261,10 @@ class ProbabilisticTextTransformer(TextTransformer):
 
     def _embeds(self, text: Tensor) -> tuple[Tensor, Tensor | None]:
         """Ids (B, L <= context) -> tokens, [UNC], [CLS] with positions (B, L + 2, width); the attention mask if any."""
-        if text.ndim != 2 or text.shape[1] > self.context_length:
-            raise ValueError(f"texts are {tuple(text.shape)}, want (B, L <= {self.context_length}): tokenise with"
-                             " get_tokenizer(<this model>) or create the model with force_context_length")
+        check_texts(text, self.context_length, self.token_embedding.weight.device)
         dtype = self.transformer.get_cast_dtype()
         x = self.token_embedding(text).to(dtype)
-        special = [expand_token(token, len(x), dtype) for token in (self.unc_emb, self.cls_emb)]
+        special = [expand_token(token, x.shape[0], dtype) for token in (self.unc_emb, self.cls_emb)]
         positions = self.positional_embedding.to(dtype)
         positions = torch.cat([positions[: text.shape[1]], positions[-SPECIAL_TOKENS:]])
         mask = self.padding_mask(text, dtype) if self.mask_padding else None

@@ -1,6 +1,13 @@
 """prolip.gaussian: trace, samples, mixtures."""
+import copy
+import math
+import operator
+import pickle
+
+import numpy as np
 import pytest
 import torch
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from prolip.gaussian import Gaussian, concatenate, mixture, upcast
 
@@ -142,3 +149,152 @@ def test_mixture_refuses_no_prompts_and_weights_of_another_shape():
         mixture(gaussian(4))
     with pytest.raises(ValueError, match=r"weights \(5,\) do not fit prompts \(2, 5\)"):
         mixture(gaussian(2, 5, 4), torch.full((5,), 0.2))
+
+
+# --- a tuple for all that takes tuples apart, and for nothing else ----------------------------------------------------
+# Gaussian(1.0, 2.0) as pickled before it refused anything, by protocols 2 and 5.
+OLD_PICKLES = (
+    b"\x80\x02cprolip.gaussian\nGaussian\nq\x00G?\xf0\x00\x00\x00\x00\x00\x00G@\x00\x00\x00\x00\x00\x00\x00\x86q\x01\x81"
+    b"q\x02.",
+    b"\x80\x05\x956\x00\x00\x00\x00\x00\x00\x00\x8c\x0fprolip.gaussian\x94\x8c\x08Gaussian\x94\x93\x94G?\xf0\x00\x00\x00"
+    b"\x00\x00\x00G@\x00\x00\x00\x00\x00\x00\x00\x86\x94\x81\x94.",
+)
+BINARY = [
+    operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv, operator.mod, operator.pow,
+    operator.matmul, operator.and_, operator.or_, operator.xor,
+]  # fmt: skip
+COMPARISONS = [operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge]
+INPLACE = [operator.iadd, operator.imul, operator.isub, operator.itruediv, operator.imatmul]
+
+
+def others():
+    z = gaussian(3, 4)
+    return {"Gaussian": z, "int": 2, "float": 0.5, "tensor": torch.tensor(2), "mean": z.mean, "array": np.ones((3, 4)),
+            "tuple": (z.mean, z.log_var), "number": np.float64(2)}  # fmt: skip
+
+
+@pytest.mark.parametrize("other", others())
+@pytest.mark.parametrize("apply", [*BINARY, *INPLACE], ids=lambda f: f.__name__)
+def test_operators_are_refused_from_both_sides_with_what_to_write(apply, other):
+    z, other = gaussian(3, 4), others()[other]
+    with pytest.raises(TypeError, match="a Gaussian has no operator .*: .*(prolip.gaussian|prolip.measures|leave)"):
+        apply(z, other)
+    if apply in INPLACE and isinstance(other, np.ndarray):
+        return  # an array takes its operand apart before it asks
+    with pytest.raises(TypeError, match="a Gaussian has no operator .*: .*(prolip.gaussian|prolip.measures|leave)"):
+        apply(other, z)
+
+
+@pytest.mark.parametrize("apply", COMPARISONS, ids=lambda f: f.__name__)
+def test_comparisons_are_refused_but_for_what_is_no_gaussian_at_all(apply):
+    z = gaussian(3, 4)
+    for other in (z, gaussian(3, 4, seed=1), tuple(z), z.mean):
+        with pytest.raises(TypeError, match="no operator .*torch.equal.*prolip.measures.csd"):
+            apply(z, other)
+    assert (z == None, z != None, z == "z", z in [z]) == (False, True, False, True)  # noqa: E711
+    for call in (lambda: z.mean in z, lambda: -z, lambda: +z, lambda: abs(z), lambda: ~z, lambda: sum([z, z])):
+        with pytest.raises(TypeError, match="a Gaussian has no operator .*: "):
+            call()
+
+
+@pytest.mark.parametrize("index", [slice(2), slice(None), None, ..., True, torch.tensor(0), torch.tensor([True, False]),
+                                   np.int64(0), [0], (0, 1), "mean", 0.0])
+def test_only_the_two_tensors_are_indexed(index):
+    z = gaussian(2, 4)
+    with pytest.raises(TypeError, match=r"indexed by 0 \(mean\) and 1 \(log_var\) alone: take rows with z.select"):
+        z[index]
+    with pytest.raises(IndexError, match=r"z.select\(rows\)"):
+        z[2]
+    assert z[0] is z[-2] is z.mean and z[1] is z[-1] is z.log_var
+
+
+@pytest.mark.parametrize("call, remedy", [
+    (lambda z: z / z.norm(dim=-1, keepdim=True), "unit length already"),
+    (lambda z: torch.nn.functional.normalize(z, dim=-1), "unit length already"),
+    (lambda z: z.T, "pairwise_csd_similarity"),
+    (lambda z: z.cpu(), r"z.to\("),
+    (lambda z: z.shape, "z.mean and z.log_var have"),
+    (lambda z: z.numpy(), "z.mean and z.log_var have"),
+    (lambda z: z.unsqueeze(0), "z.select"),
+    (lambda z: z.variance, "a Gaussian has no 'variance'"),
+])
+def test_what_tensors_have_is_refused_with_where_it_is(call, remedy):
+    with pytest.raises(AttributeError, match=remedy):
+        call(gaussian(3, 4))
+    assert not hasattr(gaussian(3, 4), "norm") and getattr(gaussian(3, 4), "shape", None) is None
+
+
+def test_numpy_does_not_stack_both_tensors():
+    z = gaussian(3, 4)
+    for call in (np.asarray, np.array, np.exp, lambda z: np.ones(4) + z):
+        with pytest.raises(TypeError, match="a Gaussian has no|Gaussian"):
+            call(z)
+
+
+def test_what_takes_a_tuple_apart_takes_a_gaussian_apart():
+    z = gaussian(3, 4)
+    mean, log_var = z
+    assert mean is z.mean and log_var is z.log_var and len(z) == 2 and list(z)[1] is log_var and isinstance(z, tuple)
+    assert {**z._asdict()}.keys() == {"mean", "log_var"} and z._replace(mean=log_var).mean is log_var
+    assert Gaussian._make([mean, log_var]).mean is mean and hash(z) == hash(tuple(z)) and bool(z)
+    match z:
+        case (first, second):
+            assert first is mean and second is log_var
+    assert "Gaussian(mean=tensor" in repr(z)
+    torch.testing.assert_close(z, Gaussian(mean.clone(), log_var.clone()))
+
+
+@pytest.mark.parametrize("old", OLD_PICKLES)
+def test_gaussians_pickled_before_are_read(old):
+    z = pickle.loads(old)
+    assert isinstance(z, Gaussian) and tuple(z) == (1.0, 2.0)
+
+
+def test_copies_pickles_and_saved_files_hold_the_same_tensors(tmp_path):
+    z = gaussian(3, 4)
+    torch.save({"z": z}, tmp_path / "z.pt")
+    copies = [copy.copy(z), copy.deepcopy(z), torch.load(tmp_path / "z.pt", weights_only=False)["z"]]
+    copies += [pickle.loads(pickle.dumps(z, protocol)) for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1)]
+    for twin in copies:
+        assert type(twin) is Gaussian and torch.equal(twin.mean, z.mean) and torch.equal(twin.log_var, z.log_var)
+
+
+def test_trees_keep_gaussians():
+    z = gaussian(3, 4)
+    doubled = tree_map(lambda x: 2 * x, {"z": [z]})["z"][0]
+    assert isinstance(doubled, Gaussian) and torch.equal(doubled.log_var, 2 * z.log_var)
+    leaves, spec = tree_flatten((z, 1))
+    assert len(leaves) == 3 and isinstance(tree_unflatten(leaves, spec)[0], Gaussian)
+    assert tree_map(lambda x: x.shape, z) is not None
+    assert torch.utils.data.default_collate([z, z]).mean.shape == (2, 3, 4)
+
+
+def test_compiled_functions_take_and_give_gaussians():
+    def halve(z: Gaussian) -> tuple[Gaussian, torch.Tensor]:
+        mean, log_var = z
+        return Gaussian(mean / 2, log_var - math.log(4)).select(slice(0, 2)), z[0] + z.log_var
+
+    z = gaussian(3, 4)
+    compiled = torch.compile(halve, backend="eager", fullgraph=True)
+    for _ in range(2):  # the second call passes the guards
+        half, total = compiled(z)
+        assert isinstance(half, Gaussian) and torch.equal(half.mean, z.mean[:2] / 2)
+        assert torch.equal(total, z.mean + z.log_var)
+    with pytest.raises(Exception, match="Gaussian"):
+        torch.compile(lambda z: z * 2, backend="eager", fullgraph=True)(z)
+
+
+def test_data_parallel_gives_gaussians_and_their_gradients(tmp_path):
+    class Heads(torch.nn.Linear):
+        def forward(self, x):
+            return {"z": Gaussian(*super().forward(x).chunk(2, -1))}
+
+    store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        model = torch.nn.parallel.DistributedDataParallel(Heads(3, 8), find_unused_parameters=True)
+        z = model(torch.ones(2, 3))["z"]
+        (z.mean.sum() + z.trace.sum()).backward()
+    finally:
+        torch.distributed.destroy_process_group()
+    assert isinstance(z, Gaussian) and all(p.grad.abs().sum() > 0 for p in model.parameters())

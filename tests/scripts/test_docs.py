@@ -153,6 +153,16 @@ def test_python_of_streaming_md_runs_on_shards_with_an_index(tmp_path, capsys):
     assert "json" in names["seen"] and names["faults"].summary()["samples"] == 0
 
 
+def test_python_of_export_md_runs_with_the_smallest_model(tmp_path, monkeypatch):
+    code = python_of("docs/export.md")
+    assert code.count("local-dir:runs/demo/model") == 2
+    monkeypatch.chdir(tmp_path)
+    names: dict = {}
+    exec(code.replace("local-dir:runs/demo/model", "ProLIP-ViT-test"), names)
+    assert names["logits"].shape == (1, 3)
+    assert {path.name for path in (tmp_path / "runs/demo/onnx").iterdir()} == {"image.onnx", "text.onnx"}
+
+
 def test_python_of_evaluation_md_runs_on_a_task_of_the_corpus(tmp_path, capsys):
     words = ["--data", str(ROOT / "data/emoji/emojione.tar"), "--select", "subgroup=food asian|food sweet"]
     emoji.main([*words, "--classes", "subgroup", "--out", str(tmp_path)])

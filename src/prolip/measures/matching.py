@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from prolip.gaussian import Gaussian
+from prolip.gaussian import Gaussian, as_scalar
 from prolip.measures.paired import check_paired
 from prolip.measures.pairwise import check_pairwise
 from prolip.measures.tiles import WORKSPACE, all_pairs, without_autocast
@@ -37,6 +37,7 @@ def log_match_probability(
     and the same generator state it is log(1 - probability) of the same estimate, 1 - p never being formed.
     """
     p, q = check_paired(p, q)
+    scale, bias = as_scalar(scale, p.mean, "scale"), as_scalar(bias, p.mean, "bias")
     z1, z2 = _draw(p, samples, generator), _draw(q, samples, generator)
     with without_autocast(z1.device):
         logits = bias - scale * torch.cdist(z1, z2, compute_mode=DIRECT)
@@ -74,6 +75,7 @@ def pairwise_log_match_probability(
     coordinates instead: slower by about D, for variances so small that samples coincide.
     """
     p, q = check_pairwise(p, q)
+    scale, bias = as_scalar(scale, p.mean, "scale"), as_scalar(bias, p.mean, "bias")
     z1, z2 = _draw(p, samples, generator), _draw(q, samples, generator)
     mode = DIRECT if exact else PRODUCT
 

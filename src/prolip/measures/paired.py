@@ -12,30 +12,14 @@ import math
 import torch
 from torch import Tensor
 
-from prolip.gaussian import Gaussian
+from prolip.gaussian import Gaussian, check_pair
 
 FORMS = ("exact", "printed")
 
 
-def check(p: Gaussian, q: Gaussian) -> tuple[Gaussian, Gaussian]:
-    """Both in float32 (or float64), once it is sure that they have one width D. Raises ValueError."""
-    for z in (p, q):
-        if z.mean.shape != z.log_var.shape:
-            raise ValueError(
-                f"mean {tuple(z.mean.shape)} and log_var {tuple(z.log_var.shape)} differ: a Gaussian has one variance "
-                "per dimension; expand log_var to the shape of mean"
-            )
-    if p.mean.shape[-1:] != q.mean.shape[-1:]:
-        raise ValueError(
-            f"Gaussians of shape {tuple(p.mean.shape)} and {tuple(q.mean.shape)} differ in their last dimension D: "
-            "compare embeddings of one model"
-        )
-    return p.float(), q.float()
-
-
-def check_paired(p: Gaussian, q: Gaussian) -> tuple[Gaussian, Gaussian]:
-    """`check`, and leading dimensions that broadcast. Raises ValueError."""
-    p, q = check(p, q)
+def check_paired(p: Gaussian, q: Gaussian, names: tuple[str, str] = ("p", "q")) -> tuple[Gaussian, Gaussian]:
+    """`check_pair`, and leading dimensions that broadcast. Raises TypeError and ValueError."""
+    p, q = check_pair(p, q, names)
     try:
         torch.broadcast_shapes(p.mean.shape, q.mean.shape)
     except RuntimeError:
@@ -75,7 +59,7 @@ def inclusion_test_per_dim(inner: Gaussian, outer: Gaussian, eps: float = 0.0, f
     """
     if form not in FORMS:
         raise ValueError(f"inclusion form {form!r} is unknown: use one of {', '.join(map(repr, FORMS))}")
-    inner, outer = check_paired(inner, outer)
+    inner, outer = check_paired(inner, outer, ("inner", "outer"))
     x = outer.log_var - inner.log_var
     half = torch.atanh(torch.tanh(0.5 * x) / 3)
     a = torch.logaddexp(inner.log_var, outer.log_var + math.log(2))
@@ -99,7 +83,7 @@ def log_inclusion(inner: Gaussian, outer: Gaussian, eps: float = 0.0) -> Tensor:
     sum_d -1/2 log v1 - 1/2 log(v1 + 2 v2) - exp(eps) (m1 - m2)^2 / (v1 + 2 v2): the product of N(m1, v1/2) and
     N(m2, v2), without the paper's B^2/(4A) - C, which cancels. eps = 0 is the integral, others are for training.
     """
-    inner, outer = check_paired(inner, outer)
+    inner, outer = check_paired(inner, outer, ("inner", "outer"))
     log_sum = torch.logaddexp(inner.log_var, outer.log_var + math.log(2))
     distance = math.exp(eps) * _square_distance(inner, outer) * (-log_sum).exp()
     return -(0.5 * (inner.log_var + log_sum) + distance).sum(-1)

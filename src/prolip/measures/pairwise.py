@@ -24,14 +24,14 @@ from functools import partial
 import torch.nn.functional as F
 from torch import Tensor
 
-from prolip.gaussian import Gaussian
+from prolip.gaussian import Gaussian, check_pair
 from prolip.measures import paired
 from prolip.measures.tiles import WORKSPACE, all_pairs, without_autocast
 
 
-def check_pairwise(p: Gaussian, q: Gaussian) -> tuple[Gaussian, Gaussian]:
-    """Two sets (B1, D) and (B2, D) in float32 or float64. Raises ValueError."""
-    p, q = paired.check(p, q)
+def check_pairwise(p: Gaussian, q: Gaussian, names: tuple[str, str] = ("p", "q")) -> tuple[Gaussian, Gaussian]:
+    """Two sets (B1, D) and (B2, D) in one dtype, float32 or float64. Raises TypeError and ValueError."""
+    p, q = check_pair(p, q, names)
     if p.mean.dim() != 2 or q.mean.dim() != 2:
         raise ValueError(
             f"pairwise measures take (B1, D) and (B2, D), got {tuple(p.mean.shape)} and {tuple(q.mean.shape)}: "
@@ -46,9 +46,11 @@ def _products(x: Tensor, y: Tensor) -> Tensor:
         return x @ y.mT
 
 
-def _tiled(measure: Callable[..., Tensor], p: Gaussian, q: Gaussian, max_elements: int) -> Tensor:
+def _tiled(
+    measure: Callable[..., Tensor], p: Gaussian, q: Gaussian, max_elements: int, names: tuple[str, str] = ("p", "q")
+) -> Tensor:
     """A paired measure over all pairs, in tiles."""
-    p, q = check_pairwise(p, q)
+    p, q = check_pairwise(p, q, names)
 
     def tile(m1: Tensor, l1: Tensor, m2: Tensor, l2: Tensor) -> Tensor:
         return measure(Gaussian(m1.unsqueeze(1), l1.unsqueeze(1)), Gaussian(m2.unsqueeze(0), l2.unsqueeze(0)))
@@ -113,11 +115,11 @@ def pairwise_log_inclusion(
     inner: Gaussian, outer: Gaussian, eps: float = 0.0, max_elements: int = WORKSPACE
 ) -> Tensor:
     """`log_inclusion` of every inner in every outer, tiled: (B1, D), (B2, D) -> (B1, B2)."""
-    return _tiled(partial(paired.log_inclusion, eps=eps), inner, outer, max_elements)
+    return _tiled(partial(paired.log_inclusion, eps=eps), inner, outer, max_elements, ("inner", "outer"))
 
 
 def pairwise_inclusion_test(
     inner: Gaussian, outer: Gaussian, eps: float = 0.0, form: str = "exact", max_elements: int = WORKSPACE
 ) -> Tensor:
     """`inclusion_test` of every inner in every outer, tiled: (B1, D), (B2, D) -> (B1, B2)."""
-    return _tiled(partial(paired.inclusion_test, eps=eps, form=form), inner, outer, max_elements)
+    return _tiled(partial(paired.inclusion_test, eps=eps, form=form), inner, outer, max_elements, ("inner", "outer"))
