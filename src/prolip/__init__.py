@@ -8,23 +8,26 @@ from prolip import losses, measures
 from prolip.gaussian import Gaussian
 
 if TYPE_CHECKING:
+    from prolip.data.pictures import open_image
     from prolip.factory import create_model, create_model_and_transforms, list_models
     from prolip.tokenizer import get_tokenizer
 
 __all__ = [
     "Gaussian", "create_model", "create_model_and_transforms", "get_tokenizer", "list_models", "losses", "measures",
+    "open_image",
 ]  # fmt: skip
 __version__ = "0.1.0"
 
-# OpenCLIP takes seconds and 240 MB to import, and Gaussians, measures, losses and metrics do without it.
+# OpenCLIP takes seconds and 240 MB to import, and Gaussians, measures, losses and metrics do without it; the readers of
+# files bring Pillow and what fetches URLs.
 _LATE = {
     "create_model": "factory", "create_model_and_transforms": "factory", "list_models": "factory",
-    "get_tokenizer": "tokenizer",
+    "get_tokenizer": "tokenizer", "open_image": "data.pictures",
 }  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
-    """What needs OpenCLIP, when it is first asked for."""
+    """What takes long to import, when it is first asked for."""
     if name not in _LATE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_LATE[name]}"), name)

@@ -15,9 +15,11 @@ from open_clip.factory import parse_model_name
 from open_clip.model import CLIPVisionCfg, set_model_preprocess_cfg
 from open_clip.transform import PreprocessCfg, image_transform_v2, merge_preprocess_dict
 from open_clip.utils import to_2tuple
+from torchvision.transforms import Compose
 
 from prolip.checkpoint import CONFIG_NAMES, WEIGHT_NAMES, find_in, load_checkpoint, read_config
 from prolip.config_rules import RULES, check_values, count_parameters
+from prolip.data.decoding import as_rgb
 from prolip.hub import hub_file
 from prolip.model import ProLIP, cast_to
 from prolip.model_config import DEFAULTS, check_keys, check_openclip, complete, is_released, near_matches, override
@@ -258,7 +260,10 @@ def create_model_and_transforms(  # noqa: PLR0913 (OpenCLIP's signature)
     force_preprocess_cfg: dict[str, Any] | None = None,
     **kwargs: Any,
 ) -> tuple[ProLIP, Any, Any]:
-    """(model, transform for training, transform for evaluation); aug_cfg as OpenCLIP's, a dict or AugmentationCfg."""
+    """(model, transform for training, transform for evaluation); aug_cfg as OpenCLIP's, a dict or AugmentationCfg.
+
+    The transforms take Pillow images of any mode, see `flattening`.
+    """
     forced = dict(force_preprocess_cfg or {})
     given: dict[str, Any] = {"mean": image_mean, "std": image_std}
     given |= {"interpolation": image_interpolation, "resize_mode": image_resize_mode}
@@ -267,4 +272,13 @@ def create_model_and_transforms(  # noqa: PLR0913 (OpenCLIP's signature)
         model_name, pretrained, load_weights, precision, device, force_preprocess_cfg=forced, **kwargs
     )
     cfg = PreprocessCfg(**model.visual.preprocess_cfg)
-    return model, image_transform_v2(cfg, is_train=True, aug_cfg=aug_cfg), image_transform_v2(cfg, is_train=False)
+    train, evaluation = image_transform_v2(cfg, is_train=True, aug_cfg=aug_cfg), image_transform_v2(cfg, is_train=False)
+    return model, flattening(train), flattening(evaluation)
+
+
+def flattening(transform: Compose) -> Compose:
+    """OpenCLIP's transform of Pillow images of any mode, which become RGB first, as those of training's files do.
+
+    OpenCLIP converts after resizing and drops transparency, so that what is hidden under it shows. RGB is untouched.
+    """
+    return Compose([as_rgb, *transform.transforms])

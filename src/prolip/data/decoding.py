@@ -1,4 +1,8 @@
-"""From the bytes of an image file to RGB pixels: JPEG by libjpeg-turbo without detours, everything else by Pillow."""
+"""From the bytes of an image file to RGB pixels: JPEG by libjpeg-turbo without detours, everything else by Pillow.
+
+Training, validation, every evaluator and `prolip.open_image` see a file through this module and nothing else, whatever
+the model: what training lays on white must not be black in a test.
+"""
 from __future__ import annotations
 
 import io
@@ -7,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import simplejpeg
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from prolip.data.faults import SampleFault
 
@@ -16,6 +20,12 @@ FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 #: Larger images are refused before they are decoded: 13,000 x 13,000 pixels, about half a gigabyte of RGB.
 MAX_PIXELS = 13_000**2
 WHITE = (255, 255, 255)
+#: Raised when a file gives other pixels than before: embeddings that are kept are then computed again.
+VERSION = 2
+#: PNGs whose samples Pillow brings to 8 bits, but not their transparent value: times, divided by.
+UNSCALED_KEYS = {"L;2": (85, 1), "L;4": (17, 1), "RGB;16B": (1, 256)}
+#: By which part of white a picture of floats may go beyond black and white, as resizing makes them do.
+OVERSHOOT = 1 / 16
 #: First bytes of a JPEG.
 JPEG_START = b"\xff\xd8\xff"
 #: Colour spaces of JPEGs that libjpeg-turbo turns into the same RGB as Pillow; CMYK ones are Pillow's to convert.
@@ -64,43 +74,99 @@ def decode_jpeg(data: bytes, height: int, width: int, factor: int = 1) -> np.nda
 
 
 def decode_image(data: bytes) -> Image.Image:
-    """An RGB image from the bytes of a file, transparency laid on white, 16-bit grey scaled to 8 bits.
+    """An RGB image from the bytes of a file, as `to_rgb` has it.
 
-    Palette and grey images become RGB, CMYK is converted by Pillow, an animation gives its first frame, EXIF rotation
-    is not applied (as in OpenCLIP). SampleFault "bad image" for broken or cut files, "oversized image" above
-    MAX_PIXELS.
+    An animation gives its first frame, EXIF rotation is not applied (as in OpenCLIP). SampleFault "bad image" for
+    broken or cut files, "oversized image" above MAX_PIXELS.
     """
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings():  # of several threads one may leave it ignored, which harms nobody
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
             image = Image.open(io.BytesIO(data), formats=FORMATS)
             check_size(*image.size)
-            image.load()
             return to_rgb(image)
     except SampleFault:
         raise
     except Image.DecompressionBombError as error:
         raise SampleFault("oversized image", str(error)) from error
+    except UnidentifiedImageError as error:
+        start = f" that begin with {data[:16]!r}" if data else ""
+        wanted = ", ".join(FORMATS)
+        raise SampleFault("bad image", f"{len(data)} bytes{start}: cannot identify image, wanted {wanted}") from error
     except Exception as error:  # Pillow's plugins raise OSError, SyntaxError, ValueError, struct.error and more
         raise SampleFault("bad image", f"{len(data)} bytes: {error}") from error
 
 
 def check_size(width: int, height: int) -> None:
-    """SampleFault "oversized image" above MAX_PIXELS."""
+    """SampleFault "oversized image" above MAX_PIXELS, "bad image" without a pixel."""
+    if not width * height:
+        raise SampleFault("bad image", f"{width} x {height} pixels")
     if width * height > MAX_PIXELS:
         raise SampleFault("oversized image", f"{width} x {height} pixels, at most {MAX_PIXELS} are decoded")
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """Any Pillow mode as RGB; transparent pixels over white, because black would hide dark drawings."""
+    """Any Pillow image as RGB; transparent pixels over white, because black would hide dark drawings.
+
+    Palettes and colour spaces are converted by Pillow, of 16 bits per channel the upper 8 are taken. ValueError where
+    it is not known what white is, see `white_of`; what Pillow raises where the file behind the image is broken or cut.
+    """
+    scale_key(image)
+    image.load()
     if image.mode == "RGB" and "transparency" not in image.info:
         return image
-    if image.mode.startswith("I"):
-        levels = np.clip(np.asarray(image).astype(np.int64) >> 8, 0, 255)
-        return Image.fromarray(levels.astype(np.uint8)).convert("RGB")
-    if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
+    if image.mode.startswith(("I", "F")):
+        return grey_to_rgb(image)
+    if image.mode == "La":  # Pillow knows but one way from here
+        image = image.convert("LA")
+    if image.has_transparency_data:
         rgba = image.convert("RGBA")
         canvas = Image.new("RGB", rgba.size, WHITE)
         canvas.paste(rgba, mask=rgba.getchannel("A"))
         return canvas
     return image.convert("RGB")
+
+
+def as_rgb(image: Any) -> Any:
+    """`to_rgb` as a transform's first step: tensors and arrays, which OpenCLIP's transforms take too, stay."""
+    return to_rgb(image) if isinstance(image, Image.Image) else image
+
+
+def scale_key(image: Image.Image) -> None:
+    """Bring the transparent value of a PNG that is not loaded yet to the 8 bits that its samples are going to have."""
+    key, tiles = image.info.get("transparency"), getattr(image, "tile", None)
+    times, divisor = UNSCALED_KEYS.get(str(tiles[0].args), (1, 1)) if tiles else (1, 1)
+    if isinstance(key, int):
+        image.info["transparency"] = key * times // divisor
+    elif isinstance(key, tuple):
+        image.info["transparency"] = tuple(value * times // divisor for value in key)
+
+
+def grey_to_rgb(image: Image.Image) -> Image.Image:
+    """Grey of 16 or 32 bits, or of floats, as RGB; its transparent value, where it has one, is white."""
+    values, key = np.asarray(image), image.info.get("transparency")
+    # Pillow before 10.3 opens PNGs of 16 bits with 32
+    white = 65535 if image.mode.startswith("I;16") or image.format == "PNG" else white_of(values)
+    levels = np.rint(values * 255.0) if white == 1 else values // (256 if white == 65535 else 1)
+    levels = np.clip(levels, 0, 255).astype(np.uint8)
+    if isinstance(key, int):
+        levels[values == key] = 255
+    return Image.fromarray(levels).convert("RGB")
+
+
+def white_of(values: np.ndarray) -> int:
+    """What white is in grey that does not say it: of floats 1 or 255, of integers of 32 bits 255 or 65535.
+
+    It is the smaller one unless a value is above it, which is the only hint there is. ValueError where no range fits;
+    floats may leave theirs by OVERSHOOT, and are refused too where they would be all but black in 0 to 255.
+    """
+    low, high = values.min(), values.max()
+    floats = values.dtype.kind == "f"
+    beyond = OVERSHOOT if floats else 0
+    for white, least in ((1, -np.inf), (255, 255 * OVERSHOOT)) if floats else ((255, 0), (65535, 0)):
+        if least <= high <= white * (1 + beyond) and low >= -white * beyond:
+            return white
+    kind, wanted = ("floats", "0 to 1 or 0 to 255") if floats else ("integers of 32 bits", "0 to 255 or 0 to 65535")
+    raise ValueError(
+        f"{kind} from {low:g} to {high:g} do not say what is white: wanted {wanted}; save the picture with 8 or 16 bits"
+    )

@@ -11,7 +11,6 @@ caption is true of every drawing of every concept that carries it. Two relations
 from __future__ import annotations
 
 import difflib
-import io
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,14 +21,14 @@ import webdataset as wds
 from PIL import Image
 
 from prolip.data.captions import Condition, Selector
+from prolip.data.decoding import decode_image
 from prolip.data.faults import SampleFault
-from prolip.data.samples import json_record
+from prolip.data.samples import IMAGE_SUFFIXES, json_record
 from prolip.data.tar import read_shard
 from prolip.documents import shown
 
 LEVELS = ("group", "subgroup", "keyword", "name")  # general to specific
 FIELDS = ("group", "subgroup", "keyword", "name", "hexcode", "style")
-PICTURES = ("webp", "png", "jpg", "jpeg")
 
 
 @dataclass(frozen=True)
@@ -57,8 +56,11 @@ class Drawing:
     data: bytes
 
     def image(self) -> Image.Image:
-        """Decoded, RGB."""
-        return Image.open(io.BytesIO(self.data)).convert("RGB")
+        """The picture in RGB, as training sees it; ValueError where it is damaged."""
+        try:
+            return decode_image(self.data)
+        except SampleFault as fault:
+            raise ValueError(f"drawing {self.key}: {fault}; repair its shard, or leave it out") from fault
 
 
 @dataclass(frozen=True)
@@ -225,10 +227,11 @@ def meets(concept: Concept, condition: Condition) -> bool:
 def _parse(sample: dict) -> tuple[Concept, str, bytes]:
     """Concept, style and encoded picture of one webdataset sample."""
     key, url = sample["__key__"], sample["__url__"]
-    data = next((sample[kind] for kind in PICTURES if kind in sample), None)
+    data = next((sample[kind] for kind in IMAGE_SUFFIXES if kind in sample), None)
     if data is None or "json" not in sample:
         found = sorted(field for field in sample if not field.startswith("__"))
-        raise ValueError(f"sample {key} of {url} has {found}: wanted a picture ({', '.join(PICTURES)}) and a .json")
+        wanted = ", ".join(IMAGE_SUFFIXES)
+        raise ValueError(f"sample {key} of {url} has {found}: wanted a picture ({wanted}) and a .json")
     try:
         record = json_record(sample)
     except SampleFault as fault:

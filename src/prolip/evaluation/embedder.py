@@ -24,7 +24,9 @@ from torch import Tensor, nn
 import prolip
 from prolip.checkpoint import CONFIG_NAMES, WEIGHT_NAMES, find_in, read_config
 from prolip.config_rules import RULES, check_values
+from prolip.data import decoding
 from prolip.evaluation.embed import PRECISIONS, evaluating
+from prolip.factory import flattening
 from prolip.gaussian import Gaussian, concatenate
 from prolip.hub import HubFileNotFoundError, hub_file, hub_files
 from prolip.model_config import check_openclip, is_released, near_matches
@@ -235,7 +237,7 @@ def load_openclip(model: str, pretrained: str | None, tokenizer: str | None) -> 
             f"OpenCLIP cannot load {what}: {error}. Fetch the weights where there is a network and give the file: "
             "--pretrained FILE"
         ) from error
-    return Loaded(PointModel(network), preprocess, tokenize)
+    return Loaded(PointModel(network), flattening(preprocess), tokenize)
 
 
 def check_openclip_config(model: str) -> bool:
@@ -351,8 +353,11 @@ def openclip_tokenizer(model: str, tokenizer: str | None) -> Callable[[list[str]
 
 
 def model_fingerprint(network: nn.Module, preprocess: Callable, tokenizer: Callable) -> str:
-    """32 digits of the tensors' bytes, the settings of all modules, a picture preprocessed and two texts tokenised."""
+    """32 digits of the tensors' bytes, the settings of all modules, decoding, a picture preprocessed and two texts
+    tokenised.
+    """
     digest = hashlib.blake2b(digest_size=16)
+    digest.update(f"pixels {decoding.VERSION}".encode())
     # Masks and the like are buffers that are not saved, but built from the configuration.
     for name, tensor in sorted((dict(network.named_buffers()) | network.state_dict()).items()):
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())

@@ -239,8 +239,9 @@ def decoded(
 
     for sample, pixels in in_threads(decode, dataset.samples(share), workers, ahead):
         if isinstance(pixels, Exception):
-            fault = SampleFault("bad image", f"{type(pixels).__name__}: {pixels}")
-            note_fault(dataset.damage, fault, sample.key, dataset.source)
+            if not isinstance(pixels, SampleFault):
+                pixels = SampleFault("bad image", f"{type(pixels).__name__}: {pixels}")
+            note_fault(dataset.damage, pixels, sample.key, dataset.source)
         else:
             yield sample, pixels
 

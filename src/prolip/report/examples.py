@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import base64
+import io
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -63,8 +64,10 @@ def data_uri(data: bytes) -> str:
 
 
 def picture(result: Result, drawing: int) -> str:
-    """One drawing for the page."""
-    return data_uri(result.corpus.drawings[drawing].data)
+    """One drawing for the page, as the model saw it: a browser shows transparency as the page, and opens no TIFF."""
+    encoded = io.BytesIO()
+    result.corpus.drawings[drawing].image().save(encoded, "WEBP", lossless=True)
+    return data_uri(encoded.getvalue())
 
 
 def pick(rows: np.ndarray, count: int, rng: np.random.Generator) -> list[int]:

@@ -21,6 +21,7 @@ from clip_benchmark import models as registry
 from clip_benchmark.datasets.builder import get_dataset_default_task
 from open_clip.factory import parse_model_name
 
+from prolip.data import decoding
 from prolip.evaluation.clip_benchmark import checks
 from prolip.evaluation.clip_benchmark.encoder import GaussianEncoder
 from prolip.evaluation.clip_benchmark.repairs import repaired
@@ -178,6 +179,7 @@ def feature_folder(run: Namespace, shard_marks: Sequence[str]) -> str:
     of other weights, data, splits or precision for its own where it finds them.
     """
     what = [checks.root_of(run), run.split, run.train_split, run.val_split, run.amp, run.normalize, *shard_marks]
+    what += [decoding.VERSION]
     if run.val_proportion is not None:
         what += [run.val_proportion, run.seed]  # the seed draws the validation set
     weights: str | os.PathLike | None = run.pretrained

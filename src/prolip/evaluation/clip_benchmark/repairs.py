@@ -16,12 +16,16 @@ from functools import partial
 from unittest.mock import patch
 
 import torch
+from clip_benchmark import cli
 from clip_benchmark.datasets import builder
 from clip_benchmark.metrics import linear_probe, zeroshot_classification, zeroshot_retrieval
+from PIL import Image
 from torch import Tensor, nn
-from torch.utils.data import get_worker_info
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
+from webdataset import autodecode
 from webdataset.compat import check_empty
 
+from prolip.data.decoding import decode_image, to_rgb
 from prolip.evaluation.clip_benchmark.encoder import GaussianEncoder, class_vectors
 
 ORIGINAL = {
@@ -29,7 +33,9 @@ ORIGINAL = {
     "classification": zeroshot_classification.evaluate,
     "recall_at_k": zeroshot_retrieval.recall_at_k,
     "linear_probe": linear_probe.evaluate,
+    "build_dataset": builder.build_dataset,
     "build_wds_dataset": builder.build_wds_dataset,
+    "open": Image.open,
 }
 
 
@@ -44,6 +50,7 @@ def repaired() -> Iterator[None]:
             (zeroshot_retrieval, "recall_at_k", recall_at_k),
             (linear_probe, "accuracy", accuracy),
             (linear_probe, "evaluate", evaluate_linear_probe),
+            (cli, "build_dataset", build_dataset),
             (builder, "build_wds_dataset", build_wds_dataset),
         ):
             stack.enter_context(patch.object(module, name, function))
@@ -83,17 +90,64 @@ def build_wds_dataset(dataset_name, transform, split="test", data_dir="root", ca
     """webdataset 1.x ends a loader with "No samples found" when one of its workers is left without a shard, so that
     the default of four workers fails below four shards: an idle worker is no fault. And its cache keeps a shard under
     its last name only, `0.tar`, so that the next data set or split reads the shards of the one before: each gets a
-    folder of its own, which has to exist.
+    folder of its own, which has to exist. And it drops transparency where it decodes, see `Pictures`.
     """
     if cache_dir:
         cache_dir = os.path.join(os.path.expanduser(cache_dir), folder_name(f"{data_dir}/{split}"))
         os.makedirs(cache_dir, exist_ok=True)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"WebDataset\(shardshuffle")  # advice to who wrote the call, not to users
-        dataset = ORIGINAL["build_wds_dataset"](dataset_name, transform, split, data_dir, cache_dir)
+        with patch.object(autodecode, "ImageHandler", Pictures):
+            dataset = ORIGINAL["build_wds_dataset"](dataset_name, transform, split, data_dir, cache_dir)
     check = partial(check_unless_idle, shards=len(dataset.pipeline[0].urls))
     dataset.pipeline = [check if stage is check_empty else stage for stage in dataset.pipeline]
     return dataset
+
+
+class Pictures(autodecode.ImageHandler):
+    """webdataset's step from bytes to pictures, which drops transparency: `decode_image` instead, for any model.
+
+    Figures stay comparable with published ones where pictures are opaque with 8 bits, as those of published sets are.
+    """
+
+    def __call__(self, key: str, data: bytes) -> Image.Image | None:
+        """The picture of a member whose suffix is a picture's."""
+        return decode_image(data) if key.rpartition(".")[2].lower() in self.extensions else None
+
+
+def build_dataset(*args, **kwargs) -> Dataset:
+    """Data sets of single files drop transparency as those of shards do, see `Pictures`."""
+    dataset = ORIGINAL["build_dataset"](*args, **kwargs)
+    return dataset if isinstance(dataset, IterableDataset) else Opaque(dataset)
+
+
+class Opaque(Dataset):
+    """A data set that opens its files by Pillow, which gives it RGB instead of what is to be converted.
+
+    Here rather than around the whole command, because workers that are started afresh know no repairs.
+    """
+
+    def __init__(self, dataset: Dataset):
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)  # type: ignore[arg-type]
+
+    def __getitem__(self, index):
+        """The item, its pictures opened by `open_rgb`."""
+        with patch.object(Image, "open", open_rgb):
+            return self.dataset[index]
+
+    def __getattr__(self, name: str):
+        """Classes, templates and what else clip_benchmark asks for; not what Python does, such as __getitems__."""
+        if name == "dataset" or name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.dataset, name)
+
+
+def open_rgb(*args, **kwargs) -> Image.Image:
+    """Pillow's `open`, and `to_rgb`."""
+    return to_rgb(ORIGINAL["open"](*args, **kwargs))
 
 
 def check_unless_idle(samples: Iterable, shards: int) -> Iterable:

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import numpy as np
 from PIL import Image
 
+from prolip.data.decoding import decode_image
 from prolip.data.faults import FaultCounter, SampleFault
 
 T = TypeVar("T")
@@ -53,8 +53,8 @@ class Sample(NamedTuple):
     place: tuple[int, int] = (0, 0)
 
     def open(self) -> Image.Image:
-        """The picture in RGB, as clip_benchmark and OpenCLIP convert it. Raises OSError where the bytes are none."""
-        return Image.open(io.BytesIO(self.image)).convert("RGB")
+        """The picture in RGB, as training sees it; SampleFault as `decode_image`."""
+        return decode_image(self.image)
 
 
 class Association(NamedTuple):

@@ -1,0 +1,81 @@
+"""One picture from wherever it lies, with the pixels that training would see."""
+from __future__ import annotations
+
+import os
+from contextlib import closing
+from pathlib import Path
+from typing import IO, Any
+
+from PIL import Image
+
+from prolip.data.decoding import check_size, decode_image, to_rgb
+from prolip.data.faults import SampleFault
+from prolip.data.opening import local_path, open_stream
+from prolip.data.shards import explain_missing
+
+Source = str | os.PathLike | bytes | bytearray | memoryview | IO[bytes] | Image.Image
+
+
+def open_image(source: Source) -> Image.Image:
+    """A picture in RGB: of a path, a URL (http, s3, ...), a file's bytes, an open file, or a Pillow image of any mode.
+
+    Pixels are those that training, validation and every evaluation see: transparency lies on white, grey of 16 bits is
+    scaled to 8, an animation gives its first frame, EXIF rotation is not applied. OSError where nothing can be read,
+    ValueError for what is no picture, is damaged or too large, and for grey that does not say what white is.
+    """
+    if isinstance(source, Image.Image):
+        name = f"the Pillow image of mode {source.mode} and size {source.size[0]} x {source.size[1]}"
+    elif isinstance(source, (str, os.PathLike)):
+        name = os.fspath(source)
+    else:
+        name = f"the {type(source).__name__}"
+    try:
+        if isinstance(source, Image.Image):
+            return from_pillow(source)
+        return decode_image(read(source))
+    except SampleFault as fault:
+        raise ValueError(f"{name}: {fault}. Give another picture, or repair this one") from fault
+
+
+def from_pillow(image: Image.Image) -> Image.Image:
+    """`to_rgb`, its errors as SampleFault."""
+    check_size(*image.size)
+    try:
+        return to_rgb(image)
+    except Exception as error:  # a file that is cut, or closed, is seen only now
+        raise SampleFault("bad image", str(error)) from error
+
+
+def read(source: Any) -> bytes:
+    """The bytes of a file. OSError, naming it, where there is none; ValueError for what is no source at all."""
+    if isinstance(source, (bytes, bytearray, memoryview)):
+        return bytes(source)
+    if hasattr(source, "read"):
+        data = source.read()
+        if isinstance(data, str):
+            raise ValueError(f"{source!r} gives text: open it with open(path, 'rb')")
+        return data
+    if not isinstance(source, (str, os.PathLike)):
+        raise ValueError(
+            f"a {type(source).__name__} is no picture: give a path, a URL, bytes, an open file or a Pillow image (of an"
+            " array of levels: Image.fromarray(array))"
+        )
+    place = os.fspath(source)
+    if "://" in place and not place.startswith("file:"):
+        return fetch(place)
+    path = local_path(place)
+    try:
+        return Path(path).read_bytes()
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"no picture {path}: {explain_missing(path)}") from error
+    except IsADirectoryError as error:
+        raise IsADirectoryError(f"{path} is a folder: give one of its pictures") from error
+
+
+def fetch(url: str) -> bytes:
+    """What is behind a URL, taken up again where a connection breaks; OSError where it cannot be had."""
+    try:
+        with closing(open_stream(url)) as stream:
+            return b"".join(iter(lambda: stream.read(2**20), b""))
+    except SampleFault as fault:
+        raise OSError(f"{url}: {fault.message}. Look at the URL and the network, or fetch the file") from fault
