@@ -21,6 +21,7 @@ import torch
 
 from prolip.checkpoint import CheckpointError
 from prolip.data.faults import SampleFault, TooManyBadSamples
+from prolip.data.table import show_counts
 from prolip.methods import METHODS
 from training.config import DERIVED, Config, build_config, read_config_file, section_types
 from training.flags import FlagError, Parser, add_flags
@@ -91,6 +92,8 @@ def merge(saved: dict[str, dict[str, Any]], flags: dict[str, dict[str, Any]]) ->
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
+    if first_rank():
+        show_counts()
     try:
         run(parse(arguments))
     except KeyboardInterrupt:

@@ -1,12 +1,12 @@
 """CSV files and folders of images as rows that are known beforehand."""
 from __future__ import annotations
 
-import csv
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +15,7 @@ from prolip.data.faults import SampleFault
 from prolip.data.opening import is_local
 from prolip.data.samples import IMAGE_SUFFIXES, JSON_BYTES, Raw
 from prolip.data.shards import explain_missing, listing
+from prolip.data.table import open_table
 from prolip.data.tar import SAMPLE_BYTES, printable
 from prolip.documents import loads, read_file, text_of
 
@@ -97,34 +98,24 @@ class Columns(NamedTuple):
 def read_csv(path: str, columns: Columns, separator: str, selector: Selector | None = None) -> ImageRows:
     """The rows of a CSV with a header.
 
-    Relative image paths are taken from the working directory if one of the first LOOKED_AT is there (as in OpenCLIP),
-    else from the CSV's folder. FileNotFoundError without the file, ValueError without the columns, and for what is no
-    UTF-8 (a byte order mark may lead it) or no CSV.
+    Relative image paths are taken as `csv_base` says. FileNotFoundError without the file, ValueError without the
+    columns or where the table can be read in two ways (`prolip.data.table`).
     """
     if os.path.isdir(path) or not is_local(path):
         what = "a folder" if is_local(path) else "a URL"
         raise ValueError(f"train_data {path!r} is {what}, and a CSV is a local file: name the file, or fetch it first")
     if not os.path.isfile(path):
         raise FileNotFoundError(f"train_data {path!r} is missing (looked from {os.getcwd()}). {explain_missing(path)}")
-    kept = {*columns.captions, *columns.conditions}
-    with open(path, newline="", encoding="utf-8-sig") as lines:
-        reader = csv.DictReader(lines, delimiter=separator)
-        try:
-            check_columns(path, list(reader.fieldnames or []), columns, separator)
-            rows = [
-                ImageRow(cells[columns.image] or "", columns.caption and cells[columns.caption] or "",
-                         {name: cells[name] for name in kept})
-                for cells in reader
-            ]  # fmt: skip
-        except UnicodeDecodeError as error:
-            raise ValueError(
-                f"{path} is no UTF-8 ({error}): convert it, e.g. iconv -f LATIN1 -t UTF-8 {path} > new.csv"
-            ) from error
-        except csv.Error as error:
-            raise ValueError(
-                f"{path} is no CSV from line {reader.line_num} on ({error}): look for a quotation mark that opens a "
-                "cell and is not closed; inside a quoted cell it is doubled"
-            ) from error
+    with open_table(path, separator) as table:
+        check_columns(path, table.columns, columns, separator)
+        image = table.place(columns.image)
+        caption = None if columns.caption is None else table.place(columns.caption)
+        kept = {name: table.place(name) for name in (*columns.captions, *columns.conditions)}
+        rows = [
+            ImageRow(cells[image], "" if caption is None else cells[caption],
+                     {name: cells[place] for name, place in kept.items()})
+            for cells in table.read(image)
+        ]  # fmt: skip
     base = csv_base(path, rows)
     times: Counter[str] = Counter()
     for row in rows:
@@ -135,9 +126,13 @@ def read_csv(path: str, columns: Columns, separator: str, selector: Selector | N
 
 
 def csv_base(path: str, rows: Sequence[ImageRow]) -> str:
-    """The folder that relative image paths start from."""
-    there = any(os.path.exists(row.path) for row in rows[:LOOKED_AT])
-    return "" if there else os.path.dirname(os.path.abspath(path))
+    """The folder that relative image paths start from: the CSV's, or the working directory where no fewer of the first
+    LOOKED_AT of them are there (as in OpenCLIP)."""
+    relative = (row.path for row in rows if row.path and not os.path.isabs(row.path))
+    looked_at = list(islice(relative, LOOKED_AT))
+    beside = os.path.dirname(os.path.abspath(path))
+    here, there = (sum(os.path.isfile(os.path.join(base, name)) for name in looked_at) for base in ("", beside))
+    return "" if here and here >= there else beside
 
 
 def check_columns(path: str, present: Sequence[str], columns: Columns, separator: str) -> None:

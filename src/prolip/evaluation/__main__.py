@@ -20,6 +20,7 @@ from torch import Tensor
 
 from prolip.checkpoint import CheckpointError
 from prolip.data.faults import FaultCounter
+from prolip.data.table import show_counts
 from prolip.evaluation import coco
 from prolip.evaluation.datasets.base import Dataset
 from prolip.evaluation.datasets.specs import FORMS, open_dataset
@@ -257,7 +258,7 @@ def left_out(result: TaskResult) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> list[TaskResult]:
     """The command: what the user can mend ends in one line and exit code 2."""
-    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    show_counts()
     args = parse(arguments)
     try:
         return run(args)

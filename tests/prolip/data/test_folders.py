@@ -8,7 +8,7 @@ from tiny_tars import png
 from prolip.data.captions import Selector
 from prolip.data.config import DataConfig
 from prolip.data.faults import SampleFault
-from prolip.data.folders import Columns, read_csv, read_folder
+from prolip.data.folders import Columns, ImageRow, ImageRows, read_csv, read_folder
 from prolip.data.sources import csv_columns
 
 COLUMNS = Columns("filepath", "title")
@@ -115,18 +115,6 @@ def test_a_csv_with_a_byte_order_mark_is_read_and_other_encodings_are_named(tmp_
         read_csv(str(tmp_path / "d.csv"), COLUMNS, "\t")
 
 
-def test_a_quotation_mark_that_is_never_closed_is_looked_for(tmp_path):
-    url = write_csv(tmp_path / "d.csv", [("a.png", '"open', ""), *[("b.png", "x" * 200, "")] * 1000])
-    with pytest.raises(ValueError, match=r"d.csv is no CSV from line \d+ on \(field larger .*quotation mark"):
-        read_csv(url, COLUMNS, "\t")
-
-
-def test_short_and_long_rows_of_a_csv_are_read_as_far_as_they_go(tmp_path):
-    url = write_csv(tmp_path / "d.csv", [("a.png",), ("b.png", "x", "y", "more")])
-    rows = read_csv(url, COLUMNS._replace(captions=("name",)), "\t").rows
-    assert [(row.caption, row.record["name"]) for row in rows] == [("", None), ("x", "y")]
-
-
 def test_the_plain_caption_column_may_be_absent_where_captions_come_from_others(tmp_path):
     url = write_csv(tmp_path / "d.csv", [("a.png", "cat")], header=("filepath", "name"))
     config = DataConfig(train_data=url, caption_sampling="name")
@@ -152,11 +140,35 @@ def test_rows_of_one_image_are_told_apart_by_their_keys(tmp_path):
 
 
 def test_paths_that_cannot_be_are_missing_images(tmp_path):
-    url = write_csv(tmp_path / "d.csv", [("a\0b.png", "x", ""), ("", "y", "")])
-    rows = read_csv(url, COLUMNS, "\t")
-    for row in range(2):
+    rows = read_csv(write_csv(tmp_path / "d.csv", [("x" * 5000, "x", ""), ("", "y", "")]), COLUMNS, "\t")
+    for reader, row in ((rows, 0), (rows, 1), (ImageRows([ImageRow("a\0b.png", "x", {})]), 0)):
         with pytest.raises(SampleFault, match="missing image"):
-            rows(row)
+            reader(row)
+
+
+def test_absolute_paths_do_not_decide_where_relative_ones_start(tmp_path, monkeypatch):
+    """Any that is there was taken for one in the working directory, and all relative ones behind it were missing."""
+    (tmp_path / "lists").mkdir(), (tmp_path / "work").mkdir(), (tmp_path / "far").mkdir()
+    (tmp_path / "far" / "a.png").write_bytes(png(1)), (tmp_path / "lists" / "b.png").write_bytes(png(2))
+    absolute = [(str(tmp_path / "far" / "a.png"), "x", "")] * 150
+    url = write_csv(tmp_path / "lists" / "d.csv", [*absolute, ("b.png", "y", "")])
+    monkeypatch.chdir(tmp_path / "work")
+    rows = read_csv(url, COLUMNS, "\t")
+    assert rows(0)["png"] == png(1) and rows(150)["png"] == png(2)
+
+
+def test_relative_paths_start_where_more_of_them_are(tmp_path, monkeypatch):
+    (tmp_path / "lists").mkdir(), (tmp_path / "work").mkdir()
+    names = [f"{i}.png" for i in range(5)]
+    for folder, there in (("lists", names), ("work", names[:1])):  # a leftover of one name in the working directory
+        for name in there:
+            (tmp_path / folder / name).write_bytes(png(1))
+    url = write_csv(tmp_path / "lists" / "d.csv", [(name, "x", "") for name in names])
+    monkeypatch.chdir(tmp_path / "work")
+    assert {row.path for row in read_csv(url, COLUMNS, "\t").rows} == {str(tmp_path / "lists" / n) for n in names}
+    for name in names:
+        (tmp_path / "work" / name).write_bytes(png(1))
+    assert {row.path for row in read_csv(url, COLUMNS, "\t").rows} == set(names)  # as many: as OpenCLIP takes them
 
 
 def test_hidden_files_and_folders_are_no_images(tmp_path):

@@ -10,11 +10,11 @@ Processes with one --output share the tasks, and a later run goes on where one w
 from __future__ import annotations
 
 import argparse
-import logging
 import sys
 from collections.abc import Sequence
 
 from prolip.checkpoint import CheckpointError
+from prolip.data.table import show_counts
 from prolip.evaluation.datacomp.places import HUB
 from prolip.evaluation.datacomp.published import PUBLISHED, describe
 from prolip.evaluation.datacomp.run import Outcome, listing, run
@@ -60,7 +60,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main(arguments: Sequence[str] | None = None) -> Outcome | None:
     """The command: what the user can mend ends in a line and exit code 2; tasks that failed in exit code 1."""
-    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    show_counts()
     args = parse(arguments)
     if args.list or args.list_published:
         print(listing() if args.list else describe(PUBLISHED))

@@ -8,7 +8,6 @@ The zip holds a folder of its own name; it may be unpacked beside the table.
 """
 from __future__ import annotations
 
-import csv
 import os
 import zipfile
 import zlib
@@ -19,6 +18,7 @@ from typing import Any, NamedTuple
 
 from prolip.data.faults import FaultCounter, SampleFault
 from prolip.data.shards import explain_missing
+from prolip.data.table import TableError, open_table
 from prolip.data.tar import SAMPLE_BYTES
 from prolip.documents import loads, read_file
 from prolip.evaluation.datasets.base import (
@@ -111,23 +111,37 @@ def find_images(folder: Path, name: str) -> Images:
     return Images(packed, {os.path.basename(member): member for member in inside})
 
 
-def read_table(table: Path, columns: tuple[str, ...], lists: tuple[str, ...]) -> list[dict[str, Any]]:
-    """The rows of a CSV with `columns`, of which `lists` hold JSON. FileNotFoundError, DamagedData."""
+def read_table(
+    table: Path, columns: tuple[str, ...], lists: tuple[str, ...], image: str | None = None
+) -> list[dict[str, Any]]:
+    """The rows of a CSV with `columns`, of which `lists` hold JSON; image: the column with names of images.
+
+    FileNotFoundError, DamagedData.
+    """
     if not table.is_file():
         raise FileNotFoundError(f"no {table}: {explain_missing(str(table))}")
-    with open(table, newline="", encoding="utf-8") as lines:
-        reader = csv.DictReader(lines)
-        absent = [column for column in columns if column not in (reader.fieldnames or [])]
-        if absent:
-            raise DamagedData(
-                f"{table} has no column {', '.join(absent)}; it has {', '.join(reader.fieldnames or []) or 'none'}: is "
-                "it the file of the hub?"
-            )
-        rows: list[dict[str, Any]] = list(reader)
+    try:
+        with open_table(str(table), ",") as found:
+            absent = [column for column in columns if column not in found.columns]
+            if absent:
+                raise DamagedData(
+                    f"{table} has no column {', '.join(absent)}; it has {', '.join(found.columns) or 'none'}: is it "
+                    "the file of the hub?"
+                )
+            places = {column: found.place(column) for column in columns}
+            rows: list[dict[str, Any]] = [
+                {column: cells[place] for column, place in places.items()}
+                for cells in found.read(places[image] if image else None)
+            ]
+    except TableError as error:
+        raise DamagedData(f"{error}; or fetch it again") from error
     for number, row in enumerate(rows, start=2):
         for column in lists:
             try:
-                row[column] = [str(value) for value in loads(row[column])]
+                values = loads(row[column])
+                if not isinstance(values, list):
+                    raise TypeError(f"it is a {type(values).__name__}")
+                row[column] = [str(value) for value in values]
             except (ValueError, TypeError) as error:
                 what = f"{table} row {number}: {column} is no JSON list"
                 raise DamagedData(f"{what} ({error}): fetch it again") from error
@@ -147,7 +161,7 @@ def open_caption_table(
     table = next((folder / table for table in CAPTION_TABLES if (folder / table).is_file()), None)
     if table is None:
         raise FileNotFoundError(f"no {' or '.join(CAPTION_TABLES)} in {folder}: {folder_holds(folder)}")
-    rows = read_table(table, ("filename", "raw"), ("raw",))
+    rows = read_table(table, ("filename", "raw"), ("raw",), image="filename")
     images = find_images(folder, CAPTION_TABLES[table.name])
     captions = {row["filename"]: tuple(text.strip() for text in row["raw"]) for row in rows}
     if len(captions) < len(rows) or not all(captions.values()):

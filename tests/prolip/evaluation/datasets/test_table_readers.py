@@ -94,3 +94,44 @@ def test_a_table_without_the_columns_is_refused(tmp_path):
     mini.write_table(tmp_path / "test_1k_flickr.csv", [{"filename": "a.jpg", "text": "b"}])
     with pytest.raises(DamagedData, match="has no column raw; it has filename, text"):
         open_caption_table(tmp_path)
+
+
+@pytest.mark.parametrize("change, message", [
+    ((b'"[""', b'[""'), r"line 2 has \d+ cells, the header 3 columns, .*; or fetch it again"),
+    ((b'"]"', b'"]'), r"line 2, column 'raw': text follows its closing .*; or fetch it again"),
+    ((b"raw,split", b"raw,raw"), "line 1 calls columns 1 and 2 'raw'"),
+    ((b",test", b""), "line 2 has 2 cells, the header 3 columns"),
+    ((b",test", b",te\0st"), "line 2 holds a zero byte"),
+    ((b"2001.jpg", b"2001\xff.jpg"), "is no UTF-8"),
+])  # fmt: skip
+def test_a_damaged_table_is_refused_by_line_and_column(tmp_path, change, message):
+    """Each of these was read as something else, or ended in a traceback."""
+    mini.caption_table(tmp_path)
+    table = tmp_path / "test_1k_flickr.csv"
+    table.write_bytes(table.read_bytes().replace(*change, 1))
+    with pytest.raises(DamagedData, match=message):
+        open_caption_table(tmp_path)
+
+
+def test_a_text_is_no_list_of_captions(tmp_path):
+    """Its letters were the captions."""
+    mini.caption_table(tmp_path)
+    rows = [{"raw": '"a cat"', "filename": "2000.jpg"}]
+    mini.write_table(tmp_path / "test_1k_flickr.csv", rows)
+    with pytest.raises(DamagedData, match=r"row 2: raw is no JSON list \(it is a str\)"):
+        open_caption_table(tmp_path)
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_column(tmp_path):
+    mini.caption_table(tmp_path)
+    table = tmp_path / "test_1k_flickr.csv"
+    table.write_bytes(b"\xef\xbb\xbf" + table.read_bytes())
+    assert open_caption_table(tmp_path).size == 5
+
+
+def test_the_log_says_how_many_rows_were_read_of_how_many_lines(tmp_path, caplog):
+    mini.caption_table(tmp_path)
+    with caplog.at_level("INFO", "prolip.data.table"):
+        open_caption_table(tmp_path)
+    counted = "test_1k_flickr.csv: 5 rows from 6 lines (header included, 0 rows span several lines)"
+    assert [record.getMessage() for record in caplog.records] == [counted]
