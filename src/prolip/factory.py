@@ -18,8 +18,10 @@ from open_clip.utils import to_2tuple
 
 from prolip.checkpoint import CONFIG_NAMES, WEIGHT_NAMES, find_in, load_checkpoint, read_config
 from prolip.hub import hub_file
+from prolip.messages import explain_missing
 from prolip.model import ProLIP, cast_to
 from prolip.model_config import complete, is_released, near_matches, override
+from prolip.unreadable import why_no_name
 
 log = logging.getLogger(__name__)
 
@@ -63,8 +65,8 @@ def get_model_config(model_name: str, cache_dir: str | None = None) -> tuple[dic
     elif name in _configs():
         config, preprocess = _configs()[name], {}
     else:
-        raise ValueError(f"unknown model {name!r}: {near_matches(name, list_models())} (or hf-hub:<org/name>,"
-                         " local-dir:<folder with config.json and model.safetensors>)")
+        raise ValueError(why_no_name(name) or f"unknown model {name!r}: {near_matches(name, list_models())} (or"
+                         " hf-hub:<org/name>, local-dir:<folder with config.json and model.safetensors>)")
     return complete(config), copy.deepcopy(preprocess)
 
 
@@ -88,8 +90,8 @@ def find_weights(model_name: str, pretrained: str | None, cache_dir: str | None 
     if path.is_dir():
         return find_in(path, FOREIGN_FIRST, "weights")
     if not path.is_file():
-        raise FileNotFoundError(f"pretrained={pretrained!r} is no file: give a weights file, a folder that holds one,"
-                                " or published weights, hf-hub:<org/name>")
+        raise FileNotFoundError(f"--pretrained {pretrained!r} is no file: give a weights file, a folder that holds one,"
+                                f" or published weights, hf-hub:<org/name>. {explain_missing(str(path))}")
     return path
 
 
