@@ -126,9 +126,8 @@ def naming(flag: str) -> Iterator[None]:
         if str(error).startswith("--"):
             raise
         kind = next(kind for kind in (OSError, ValueError, ImportError) if isinstance(error, kind))
-        message = f"{flag}{'' if str(error).startswith(QUOTES) else ':'} {error}"
         try:
-            told: Exception = type(error)(message)
+            told: Exception = type(error)(f"{flag}{'' if str(error).startswith(QUOTES) else ':'} {error}")
         except TypeError:
-            told = kind(message)
+            told = kind(f"{flag}: {error}")
         raise told from error

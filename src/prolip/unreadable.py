@@ -23,7 +23,7 @@ DISTRIBUTED = ".distcp"
 JOIN = "python -m torch.distributed.checkpoint.format_utils dcp_to_torch"
 STEP = re.compile(r"\D*(\d+)\.pt")
 GLOBAL = re.compile(r"(?:GLOBAL|Unsupported class|Unsupported global:?(?: GLOBAL)?) ([A-Za-z_][\w.]*)")
-SHOWN = 5
+SHOWN, NAMED = 5, 3
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
@@ -46,7 +46,7 @@ def why_no_weights(path: Path, error: Exception) -> str:
         what = f"of a run: {model_of(path.parent)}" if is_run(path.parent) else f"of a model: give {path.parent}"
         return f"{path} is the configuration {what}"
     seen = appearance_of(path)
-    reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
+    reason = (str(error).strip() or type(error).__name__).splitlines()[0].split(". ")[0][:120]
     if "zip archive" in seen.what:
         with suppress(zipfile.BadZipFile), zipfile.ZipFile(path) as archive:
             names = archive.namelist()
@@ -68,7 +68,7 @@ def foreign_objects(path: Path, error: Exception) -> list[str]:
     with suppress(Exception):  # only of files in torch's present format, and only of whole ones
         found = sorted(torch.serialization.get_unsafe_globals_in_checkpoint(str(path)))
     found = found or GLOBAL.findall(str(error))[:1]
-    return [*found[:SHOWN], *([f"and {len(found) - SHOWN} more"] if len(found) > SHOWN else [])]
+    return [*found[:NAMED], *([f"and {len(found) - NAMED} more"] if len(found) > NAMED else [])]
 
 
 def why_no_state_dict(state: Any, source: object, containers: tuple[str, ...]) -> str:

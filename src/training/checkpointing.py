@@ -184,7 +184,7 @@ def check_checkpoint(address: str, flag: str = "--resume") -> None:
                 damaged = archive.testzip()
         except Exception as error:  # zipfile raises many kinds for a damaged file
             seen = appearance_of(path)
-            why = f"cut off or damaged ({error})" if "zip" in seen.what else f"it is {seen.what}; {WANTED}"
+            why = f"cut off or damaged ({error})" if "zip archive" in seen.what else f"it is {seen.what}; {WANTED}"
             raise FlagError(f"{address} cannot be loaded: {why}") from None
         if damaged is not None:
             raise FlagError(f"{address} cannot be loaded: its part {damaged} is not what was written")
@@ -200,7 +200,7 @@ def load_checkpoint(address: str | Path) -> dict[str, Any]:
                 state = torch.load(path, map_location="cpu", weights_only=True)
         except Exception as error:  # torch raises many kinds for a damaged file
             reason = str(error).strip().split("\n")[0]
-            why = f" ({type(error).__name__}: {reason[:120]})"
+            why = f" ({type(error).__name__}: {reason[:120]}): {WANTED}"
             if foreign := foreign_objects(path, error):
                 why = f": it holds Python objects besides tensors ({', '.join(foreign)}), so no run wrote it; {WANTED}"
             elif "TorchScript" in reason:
