@@ -32,7 +32,7 @@ def weights_of(state: dict[str, Any], ema: bool) -> dict[str, Tensor]:
 
 def export(address: str, folder: Path, ema: bool = False) -> Path:
     """Write config, weights and tokenizer of the model in a checkpoint; returns the folder."""
-    check_checkpoint(address)
+    check_checkpoint(address, flag="CHECKPOINT")
     state = load_checkpoint(address)
     values = dict(state["config"])
     config = build_config(values.pop("method"), values)

@@ -7,6 +7,7 @@ seconds, not all of them.
 from __future__ import annotations
 
 import sys
+from functools import partial
 from importlib.metadata import distributions
 
 import torch
@@ -15,9 +16,11 @@ from prolip.data.captions import CaptionSampler
 from prolip.data.config import check_divisible
 from prolip.data.opening import ReadPolicy
 from prolip.data.shards import expand_shards
-from prolip.data.sources import dataset_kind
+from prolip.data.sources import check_sample, dataset_kind
+from prolip.data.survey import refuse_unusable, survey
 from prolip.data.tar import read_shard
 from prolip.factory import find_weights
+from prolip.messages import naming
 from training.config import Config, rows_per_rank
 from training.flags import FlagError
 from training.main import explain, parse
@@ -42,7 +45,8 @@ def check_shards(config: Config) -> str:
     """Read a sample of the first and of the last shard; returns what was read. FlagError where one cannot be."""
     if dataset_kind(config.data) != "webdataset":
         return f"{config.data.train_data or config.data.dataset_type}: not read before the start"
-    shards = expand_shards(config.data.train_data or "", config.data.train_data_upsampling_factors)
+    with naming("--train-data"):
+        shards = expand_shards(config.data.train_data or "", config.data.train_data_upsampling_factors)
     urls = [shard.url for shard in shards]
     for url in dict.fromkeys((urls[0], urls[-1])):
         try:
@@ -51,7 +55,10 @@ def check_shards(config: Config) -> str:
             raise FlagError(f"{url} cannot be read from this node ({error}): mend --train-data (SHARDS), or the "
                             "credentials and proxies of the job's environment") from None
         if sample is None:
-            raise FlagError(f"{url} holds no sample: give shards of images with captions")
+            raise FlagError(f"--train-data: {survey([url], POLICY)}")
+        if config.data.max_bad_fraction < 1:
+            with naming("--train-data"):
+                refuse_unusable([url], partial(check_sample, config.data), POLICY)
         wanted = CaptionSampler.parse(config.data.caption_sampling).fields
         print(f"{url}: {sample['__key__']} with {', '.join(k for k in sample if k[:2] != '__')}; "
               f"captions are drawn from {', '.join(wanted)}")  # fmt: skip

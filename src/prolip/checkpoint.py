@@ -5,9 +5,9 @@ import json
 import logging
 import math
 import os
-import pickle
 import tempfile
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,11 +20,10 @@ from prolip.model import ProLIP
 from prolip.model_config import check_keys
 from prolip.resize import resize_image_positions, resize_text_positions
 from prolip.towers import SPECIAL_TOKENS
+from prolip.unreadable import CONFIG_NAMES, WEIGHT_NAMES, is_run, why_no_state_dict, why_no_weights, why_not_in
 
 log = logging.getLogger(__name__)
 
-CONFIG_NAMES = ("config.json", "open_clip_config.json")
-WEIGHT_NAMES = ("model.safetensors", "open_clip_model.safetensors", "pytorch_model.bin", "open_clip_pytorch_model.bin")
 # Where checkpoints keep the weights: those of `training`, of OpenCLIP, of others.
 CONTAINERS = ("objective", "state_dict", "model")
 WRAPPERS = ("module.", "_orig_mod.", "model.")
@@ -33,7 +32,6 @@ PLAIN_TEXT = ("token_embedding.", "positional_embedding", "transformer.", "ln_fi
 # What a TorchScript archive of a CLIP model holds besides its weights.
 ARCHIVE_EXTRAS = ("input_resolution", "context_length", "vocab_size", "attn_mask", "text.attn_mask")
 IMAGE_POSITIONS, TEXT_POSITIONS = "visual.positional_embedding", "text.positional_embedding"
-SHOWN = 8
 
 
 class CheckpointError(RuntimeError):
@@ -53,19 +51,14 @@ def read_state_dict(path: str | os.PathLike, weights_only: bool = True) -> dict[
     if not path.is_file():
         raise FileNotFoundError(f"no weights at {path}: give a .safetensors, .pt, .pth or .bin file")
     try:
-        if path.suffix == ".safetensors":
-            state = load_file(str(path))
-        else:
-            state = torch.load(path, map_location="cpu", weights_only=weights_only)
-    except pickle.UnpicklingError as error:
-        raise CheckpointError(f"{path} holds more than tensors, or is no torch file ({str(error).splitlines()[0]}):"
-                              " if you trust its source, pass weights_only=False") from error
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*TorchScript archive")  # the error says it
+            if path.suffix == ".safetensors":
+                state = load_file(str(path))
+            else:
+                state = torch.load(path, map_location="cpu", weights_only=weights_only)
     except Exception as error:  # a damaged file makes torch raise whatever its bytes happen to mean
-        problem = f"cannot be read, is it complete? ({error})"
-        if "TorchScript" in str(error):
-            problem = ("is a TorchScript archive, which holds code: if you trust its source, pass weights_only=False,"
-                       " or save torch.jit.load(<file>).state_dict() with torch.save and give that file")
-        raise CheckpointError(f"{path} {problem}") from error
+        raise CheckpointError(why_no_weights(path, error)) from error
     if isinstance(state, torch.jit.ScriptModule):
         state = state.state_dict()
     return unwrap(state, path)
@@ -73,13 +66,13 @@ def read_state_dict(path: str | os.PathLike, weights_only: bool = True) -> dict[
 
 def unwrap(state: Any, source: object = "the checkpoint") -> dict[str, Tensor]:
     """Take a state dict out of its containers, and off its names the prefixes that all of them share."""
-    for container in CONTAINERS:
-        if isinstance(state, Mapping) and isinstance(state.get(container), Mapping):
-            state = state[container]
+    while isinstance(state, Mapping):
+        inner = next((name for name in CONTAINERS if isinstance(state.get(name), Mapping)), None)
+        if inner is None:
+            break
+        state = state[inner]
     if not isinstance(state, Mapping) or not state or not all(isinstance(v, Tensor) for v in state.values()):
-        keys = sorted(map(str, state))[:SHOWN] if isinstance(state, Mapping) else type(state).__name__
-        raise CheckpointError(f"{source} holds no state dict: got {keys}, want name -> tensor, at the top level or"
-                              f" under {' or '.join(CONTAINERS)}")
+        raise CheckpointError(why_no_state_dict(state, source, CONTAINERS))
     state = dict(state)
     while True:
         shared = [p for p in WRAPPERS if all(key.startswith(p) for key in state)]
@@ -104,9 +97,9 @@ def load_checkpoint(
     which their positions do not tell; without, those of the model if there are as many, else a square.
     Raises `CheckpointError` naming every mismatch.
     """
-    state = unwrap(source) if isinstance(source, Mapping) else read_state_dict(source, weights_only)
+    given = unwrap(source) if isinstance(source, Mapping) else read_state_dict(source, weights_only)
     own = model.state_dict()
-    state = to_custom_text(state)
+    state = to_custom_text(given)
     for name in ("logit_scale", "logit_bias"):
         if name in state:
             state[name] = state[name].reshape(own[name].shape) if state[name].numel() == 1 else state[name]
@@ -121,11 +114,29 @@ def load_checkpoint(
     if any(problems):
         raise CheckpointError(describe(*problems, init_uncertainty=init_uncertainty))
     model.load_state_dict(state)
-    for change in resized:
-        log.info("resized %s", change)
-    if kept:
-        log.info("kept at their initial values: %s", ", ".join(sorted(kept)))
-    return LoadReport(tuple(sorted(kept)), tuple(resized))
+    report = LoadReport(tuple(sorted(kept)), tuple(resized))
+    place = "a state dict" if isinstance(source, Mapping) else source
+    aside = {*ARCHIVE_EXTRAS, *(["logit_scale"] if "logit_scale" in kept else [])}
+    log.info("%s: %s", place, told(report, own, [name for name in given if name in aside]))
+    return report
+
+
+def told(report: LoadReport, own: Mapping[str, Tensor], unused: Sequence[str]) -> str:
+    """What was loaded and what is new, for the log. own: the model's state; unused: the checkpoint's, left aside."""
+    new = [name for name in report.kept if name in own]
+    rows = [name for name in report.kept if name not in own]  # name[rows] of tensors that are loaded otherwise
+    parts: dict[str, list[int]] = {}
+    for name in own:
+        counts = parts.setdefault(name.split(".")[0] if "." in name else "logit", [0, 0])
+        counts[0] += name not in new
+        counts[1] += 1
+    shares = ", ".join(f"{part} {loaded} of {every}" for part, (loaded, every) in parts.items())
+    lines = [f"loaded {len(own) - len(new)} of {len(own)} tensors ({shares})"]
+    lines += [f"{title}: {', '.join(names) or 'none'}" for title, names in (
+        ("new, at their initial values", new), *([("new rows", rows)] if rows else []),
+        *([("interpolated", report.resized)] if report.resized else []), ("not used", unused),
+    )]  # fmt: skip
+    return "; ".join(lines)
 
 
 def to_custom_text(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -244,7 +255,10 @@ def describe(
         lines.append(f"  shapes ({len(shapes)}): " + "; ".join(
             f"{name}: checkpoint {have}, model {want}" for name, have, want in shapes
         ))
-    if any(".trunk." in name for name in unexpected):
+    if any(name.startswith(("text_model.", "vision_model.")) for name in unexpected):
+        remedy = ("these are names of transformers' CLIP: give OpenCLIP's weights of that model, whose names begin with"
+                  " visual. and text. or transformer.")
+    elif any(".trunk." in name for name in unexpected):
         remedy = "this is a timm image tower, which has no place for [UNC]: use a checkpoint of OpenCLIP's own ViT"
     elif any("unc" in name for name in missing) and not init_uncertainty:
         remedy = ("these are weights without uncertainty: pass init_uncertainty=True to create the missing parts and"
@@ -259,13 +273,10 @@ def describe(
 def find_in(folder: str | os.PathLike, names: tuple[str, ...], what: str) -> Path:
     """The first of `names` in a folder."""
     folder = Path(folder)
-    if not folder.is_dir():
-        raise FileNotFoundError(f"{folder} is no folder: local-dir: wants one with config.json and model.safetensors")
     for name in names:
-        if (folder / name).is_file():
+        if (folder / name).is_file() and not is_run(folder):
             return folder / name
-    there = ", ".join(sorted(p.name for p in folder.iterdir())[:SHOWN]) or "nothing"
-    raise FileNotFoundError(f"no {what} in {folder}: want one of {', '.join(names)}, found {there}")
+    raise FileNotFoundError(why_not_in(folder, names, what))
 
 
 def read_config(path: str | os.PathLike) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -21,8 +21,10 @@ from prolip.checkpoint import CONFIG_NAMES, WEIGHT_NAMES, find_in, load_checkpoi
 from prolip.config_rules import RULES, check_values, count_parameters
 from prolip.data.decoding import as_rgb
 from prolip.hub import hub_file
+from prolip.messages import explain_missing
 from prolip.model import ProLIP, cast_to
 from prolip.model_config import DEFAULTS, check_keys, check_openclip, complete, is_released, near_matches, override
+from prolip.unreadable import why_no_name
 
 log = logging.getLogger(__name__)
 
@@ -64,8 +66,8 @@ def get_model_config(model_name: str, cache_dir: str | None = None) -> tuple[dic
         path = find_in(name, CONFIG_NAMES, "configuration") if local else hub_file(name, CONFIG_NAMES, cache_dir)
         return _read_whole(path)
     if name not in _configs():
-        raise ValueError(f"unknown model {name!r}: {near_matches(name, list_models())} (or hf-hub:<org/name>,"
-                         " local-dir:<folder with config.json and model.safetensors>)")
+        raise ValueError(why_no_name(name) or f"unknown model {name!r}: {near_matches(name, list_models())} (or"
+                         " hf-hub:<org/name>, local-dir:<folder with config.json and model.safetensors>)")
     return complete(_configs()[name]), {}
 
 
@@ -105,8 +107,8 @@ def find_weights(model_name: str, pretrained: str | None, cache_dir: str | None 
     if path.is_dir():
         return find_in(path, FOREIGN_FIRST, "weights")
     if not path.is_file():
-        raise FileNotFoundError(f"pretrained={pretrained!r} is no file: give a weights file, a folder that holds one,"
-                                " or published weights, hf-hub:<org/name>")
+        raise FileNotFoundError(f"--pretrained {pretrained!r} is no file: give a weights file, a folder that holds one,"
+                                f" or published weights, hf-hub:<org/name>. {explain_missing(str(path))}")
     return path
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 import re
 import shutil
 import time
+import warnings
 import zipfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -13,11 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from prolip.messages import appearance_of
+from prolip.unreadable import checkpoints_in, foreign_objects
 from training.flags import FlagError
 from training.storage import Storage
 
 FORMAT = 2
 NAME = re.compile(r"^step_(\d+)\.pt$")
+WANTED = "give one of <run>/checkpoints; weights to start from are --pretrained"
 
 
 class CheckpointNotWritten(OSError):
@@ -160,20 +164,28 @@ def find_checkpoint(resume: str, storage: Storage) -> tuple[str | None, list[str
     raise FlagError(f"--resume {resume} found no checkpoint that can be loaded ({listed}): start without --resume")
 
 
-def check_checkpoint(address: str) -> None:
-    """FlagError where a checkpoint is missing, cut off or damaged: every part of it has a CRC-32, which is computed."""
+def check_checkpoint(address: str, flag: str = "--resume") -> None:
+    """FlagError where a checkpoint is missing, cut off or damaged: every part of it has a CRC-32, which is computed.
+
+    flag: what its address was given as.
+    """
     folder, _, name = address.rpartition("/")
     storage = Storage(folder or ".")
     if name not in storage.names():
-        raise FlagError(f"--resume {address}: there is no such file; --resume latest takes the newest of the run")
+        raise FlagError(f"{flag} {address}: there is no such file; --resume latest takes the newest of the run")
     if storage.filesystem.isdir(f"{storage.root}/{name}"):
-        raise FlagError(f"--resume {address} is a folder: give a file in it, or --name of the run with --resume latest")
+        found = [*checkpoints_in(Path(address)), *checkpoints_in(Path(address) / "checkpoints")]
+        newest = f", such as {found[-1]}" if found else ""
+        raise FlagError(f"{flag} {address} is a folder: give a file in it{newest}, or --name of the run with --resume "
+                        "latest")  # fmt: skip
     with storage.fetched(name) as path:
         try:
             with zipfile.ZipFile(path) as archive:
                 damaged = archive.testzip()
         except Exception as error:  # zipfile raises many kinds for a damaged file
-            raise FlagError(f"{address} cannot be loaded: cut off or damaged ({error})") from None
+            seen = appearance_of(path)
+            why = f"cut off or damaged ({error})" if "zip archive" in seen.what else f"it is {seen.what}; {WANTED}"
+            raise FlagError(f"{address} cannot be loaded: {why}") from None
         if damaged is not None:
             raise FlagError(f"{address} cannot be loaded: its part {damaged} is not what was written")
 
@@ -183,10 +195,17 @@ def load_checkpoint(address: str | Path) -> dict[str, Any]:
     folder, _, name = str(address).rpartition("/")
     with Storage(folder or ".").fetched(name) as path:
         try:
-            state = torch.load(path, map_location="cpu", weights_only=True)
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", ".*TorchScript archive")  # the error says it
+                state = torch.load(path, map_location="cpu", weights_only=True)
         except Exception as error:  # torch raises many kinds for a damaged file
             reason = str(error).strip().split("\n")[0]
-            raise FlagError(f"{address} cannot be loaded ({type(error).__name__}: {reason[:120]})") from None
+            why = f" ({type(error).__name__}: {reason[:120]}): {WANTED}"
+            if foreign := foreign_objects(path, error):
+                why = f": it holds Python objects besides tensors ({', '.join(foreign)}), so no run wrote it; {WANTED}"
+            elif "TorchScript" in reason:
+                why = f": it is a TorchScript archive; {WANTED}"
+            raise FlagError(f"{address} cannot be loaded{why}") from None
     if not isinstance(state, dict) or state.get("format") != FORMAT:
-        raise FlagError(f"{address} is no checkpoint of this program (format {FORMAT}): give one of <run>/checkpoints")
+        raise FlagError(f"{address} is no checkpoint of this program (format {FORMAT}): {WANTED}")
     return state

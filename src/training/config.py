@@ -15,6 +15,7 @@ from timm.optim import list_optimizers
 from prolip.data.augment import AugmentConfig
 from prolip.data.loader import DataConfig
 from prolip.documents import read_json, read_yaml
+from prolip.messages import appearance_of
 from prolip.methods import METHODS
 from prolip.methods.base import MAX_LOGIT_SCALE
 from training.flags import FlagError, build, flag_of, nearest
@@ -240,6 +241,8 @@ class ValidationConfig:
                     f"{flag_of(name)} without anything to evaluate on: give --val-tasks, --imagenet-val, --coco-test "
                     "or --val-data"
                 )
+        if self.coco_test is not None and len(list(filter(None, self.coco_test.split(",")))) != 2:
+            raise FlagError(f"--coco-test {self.coco_test!r}: give JSON,IMAGES: Karpathy's file, the folder of images")
         if self.best_lowest and not self.best_metric:
             raise FlagError("--best-lowest without --best-metric: name the figure, such as imagenet/acc1")
         _at_least(0, self, "val_frequency")
@@ -254,9 +257,14 @@ class ValidationConfig:
     @property
     def specs(self) -> dict[str, str]:
         """Address of every test set beside the corpus -> what its figures begin with ("": the set's own name)."""
-        named = {"imagenet": ("imagenet", self.imagenet_val), "coco": ("coco", self.coco_test)}
-        chosen = {f"{word}:{place}": name for name, (word, place) in named.items() if place}
+        named = {"imagenet": self.imagenet_val, "coco": self.coco_test}
+        chosen = {f"{word}:{place}": word for word, place in named.items() if place}
         return chosen | dict.fromkeys(self.val_tasks, "")
+
+    def flag_of(self, spec: str) -> str:
+        """The flag, with its value, by which a test set of `specs` was asked for."""
+        own = {"imagenet": f"--imagenet-val {self.imagenet_val}", "coco": f"--coco-test {self.coco_test}"}
+        return own[self.specs[spec]] if self.specs[spec] else f"--val-tasks {spec}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -336,7 +344,9 @@ def read_config_file(path: str) -> dict[str, Any]:
     try:
         values = read_yaml(file) if file.suffix in (".yaml", ".yml") else read_json(file)
     except (OSError, ValueError) as error:
-        raise FlagError(f"--config {path} cannot be read: {error}") from None
+        raise FlagError(f"--config {path} cannot be read, it is {appearance_of(file).what}: {error}") from None
+    if isinstance(values, dict) and {"model_cfg", "embed_dim"} & values.keys():
+        raise FlagError(f"--config {path} is a model's: give RUN/config.json, or the model as --model local-dir:FOLDER")
     if not isinstance(values, dict) or not all(isinstance(v, (dict, str)[k == "method"]) for k, v in values.items()):
         raise FlagError(f'--config {path}: give {{"method": ..., "model": {{...}}, "data": {{...}}, ...}}')
     return values

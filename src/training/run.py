@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -129,7 +130,8 @@ def build(
     if here.device.type == "cuda" and not settings.deterministic:
         torch.set_float32_matmul_precision("high")
     tokenizer = build_tokenizer(config)  # before the model: what is missing shows at once
-    model, transform, preprocess = build_model(config, here.device)
+    with heard("prolip.checkpoint") as weights:
+        model, transform, preprocess = build_model(config, here.device)
     loader = open_loader(config, here, rows, model, transform, tokenizer)
     steps = total_steps(config, loader.num_batches, rows * here.world_size)
     objective, ema, optimizer = build_trained(config, here, model)
@@ -165,7 +167,7 @@ def build(
         best=open_best(config, folder),
         tokenizer=tokenizer,
     )
-    run.log.say(summary(run))
+    run.log.say("\n".join([summary(run), *(f"  weights    {line}" for line in weights)]))
     for reason in passed_over:
         run.log.say(f"passed over {reason}")
     if address and checkpoint:
@@ -174,6 +176,26 @@ def build(
         run.log.say(f"{storage.url} holds no checkpoint: starting at step 0")
     open_records(run, storage)
     return run
+
+
+@contextlib.contextmanager
+def heard(name: str) -> Iterator[list[str]]:
+    """What a part of the library logs while the context lasts, for the run's own log."""
+    lines: list[str] = []
+
+    class Listener(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            lines.append(record.getMessage())
+
+    part, listener = logging.getLogger(name), Listener(logging.INFO)
+    level = part.level
+    part.addHandler(listener)
+    part.setLevel(logging.INFO)
+    try:
+        yield lines
+    finally:
+        part.setLevel(level)
+        part.removeHandler(listener)
 
 
 def open_loader(config: Config, here: World, rows: int, model: ProLIP, transform: Any, tokenizer: Any) -> Loader:

@@ -14,7 +14,6 @@ from torch import nn
 
 from prolip.checkpoint import save_pretrained
 from prolip.data.faults import FaultCounter
-from prolip.data.shards import expand_shards
 from prolip.evaluation.corpus import evaluate, gallery
 from prolip.evaluation.datasets.base import Dataset
 from prolip.evaluation.datasets.specs import open_dataset
@@ -24,6 +23,7 @@ from prolip.evaluation.features import default_workers
 from prolip.evaluation.metrics import retrieval_names
 from prolip.evaluation.over_ranks import TaskLost, evaluate_over_ranks
 from prolip.evaluation.result import Result
+from prolip.messages import naming
 from training.config import ValidationConfig
 from training.distributed import World
 from training.flags import FlagError, nearest
@@ -101,12 +101,15 @@ def open_validation(
     """
     corpus = None
     if config.val_data:
-        sources = (config.val_data, config.val_names)
-        data, names = ([shard.url for shard in expand_shards(source)] if source else None for source in sources)
-        shown = gallery(data or [], config.val_select, names)
+        names = [config.val_names] if config.val_names else None
+        flags = ("--val-data", "--val-names", "--val-select")
+        shown = gallery([config.val_data], config.val_select, names, flags=flags)
         options = {"tokenizer": tokenizer, "preprocess": preprocess, "similarity": similarity, "device": here.device}
         corpus = partial(evaluate, shards=shown, **options)
-    tasks = [open_task(spec, name) for spec, name in config.specs.items()]
+    tasks = []
+    for spec, name in config.specs.items():
+        with naming(config.flag_of(spec)):
+            tasks.append(open_task(spec, name))
     names_of_tasks = [task.name for task in tasks]
     for name in names_of_tasks:
         if names_of_tasks.count(name) > 1:

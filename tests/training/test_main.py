@@ -135,7 +135,7 @@ def refused(capsys, *words: str) -> str:
         (["--train-data", "data/emoji/notto.tar"], "Did you mean noto.tar"),
         (["--train-data", "data/emoji/{a..}.tar"], "brace pattern"),
         (["--warmup", "10", "--max-steps", "10"], "warm-up of 10 steps does not end within the run's 10 steps"),
-        (["--pretrained", "no.pt"], "pretrained='no.pt' is no file"),
+        (["--pretrained", "no.pt"], "--pretrained 'no.pt' is no file"),
         (["--tokenizer", "nowhere"], "no tokenizer at nowhere"),
         (["--resume", "no.pt"], "--resume no.pt: there is no such file"),
         (["--resume", "latest", "--name", "absent"], "holds none"),

@@ -12,6 +12,12 @@ from prolip.data.faults import SampleFault
 
 #: The sample's plain `.txt` member (the caption column of a CSV), as opposed to a field of its JSON.
 PLAIN = "txt"
+#: What fields that hold a caption are usually called, the likeliest first.
+LIKELY = (
+    "caption", "captions", "text", "texts", "title", "description", "alt", "alt_text", "sentence", "sentences", "raw",
+    "prompt", "name", "label",
+)  # fmt: skip
+SHOWN = 12
 
 
 class Drawn(NamedTuple):
@@ -53,10 +59,10 @@ class CaptionSampler:
             try:
                 value = float(weight) if colon else 1.0
             except ValueError:
-                raise ValueError(f"caption_sampling {text!r}: the weight {weight!r} is no number: {remedy}") from None
+                raise ValueError(f"--caption-sampling {text!r}: the weight {weight!r} is no number: {remedy}") from None
             if not name or name in fields or not 0 < value < float("inf"):
                 what = "an empty name" if not name else "a name twice" if name in fields else f"the weight {weight}"
-                raise ValueError(f"caption_sampling {text!r} holds {what}: {remedy}")
+                raise ValueError(f"--caption-sampling {text!r} holds {what}: {remedy}")
             fields.append(name)
             weights.append(value)
         return cls(tuple(fields), tuple(weights))
@@ -75,12 +81,35 @@ class CaptionSampler:
         found = self.captions(plain, record)
         weights = [weight if captions else 0.0 for weight, captions in zip(self.weights, found)]
         if not any(weights):
-            raise SampleFault("no caption", f"nothing in {', '.join(self.fields)}")
+            there = "" if record is None else f"; {offer_fields(record)}"
+            raise SampleFault("no caption", f"nothing in {', '.join(self.fields)}{there}")
         every = tuple(dict.fromkeys(caption for captions in found for caption in captions))
         if len(every) == 1:
             return Drawn(every[0], every)
         rng = random.Random(seed)
         return Drawn(rng.choice(rng.choices(found, weights)[0]), every)
+
+
+def offer_fields(record: Mapping[str, Any]) -> str:
+    """The fields of a sample's JSON with what they hold, and the flag that draws captions from the likeliest."""
+    if not record:
+        return "its json has no field"
+    shown = [f"{name} ({kind_of(value)})" for name, value in record.items()]
+    more = f" and {len(shown) - SHOWN} more" if len(shown) > SHOWN else ""
+    names = [name for name, value in record.items() if kind_of(value).endswith((" text", " texts"))]
+    known = [name for name in LIKELY if name in names] + [name for name in names if name.lower() in LIKELY]
+    advice = f": --caption-sampling {[*known, *names][0]}" if names else ", none of them a text"
+    return f"the fields are {', '.join(shown[:SHOWN])}{more}{advice}"
+
+
+def kind_of(value: object) -> str:
+    """What a JSON value is, in words."""
+    if isinstance(value, str):
+        return "a text" if value.strip() else "empty"
+    if isinstance(value, list) and value and all(isinstance(item, str) for item in value):
+        return f"{len(value)} texts"
+    kinds = ((bool, "true or false"), ((int, float), "a number"), (list, "a list"), (Mapping, "an object"))
+    return next((words for kind, words in kinds if isinstance(value, kind)), "null")
 
 
 def texts(value: object, field: str) -> list[str]:
@@ -133,7 +162,7 @@ class Selector:
             given = tuple(value.strip() for value in values.split("|") if value.strip())
             if not (name and equals and given):
                 raise ValueError(
-                    f"select {text!r}: {part!r} is no condition: give field=value|value or field!=value|value, several "
+                    f"{text!r}: {part!r} is no condition: give field=value|value or field!=value|value, several "
                     "joined by ';', e.g. 'group=animals nature|food drink;style!=noto'"
                 )
             conditions.append(Condition(name, given, excludes=field.endswith("!")))

@@ -8,6 +8,7 @@ from typing import Literal, get_args
 from prolip.data.captions import CaptionSampler, Selector
 from prolip.data.opening import ReadPolicy
 from prolip.data.shards import parse_factors
+from prolip.messages import naming
 
 DatasetType = Literal["auto", "webdataset", "csv", "folder", "synthetic"]
 
@@ -90,28 +91,33 @@ class DataConfig:
         return ReadPolicy(read_timeout=self.read_timeout, retries=self.read_retries)
 
     def __post_init__(self) -> None:
-        self.read_policy  # noqa: B018  # refuses what makes no sense
+        with naming("--read-timeout"):
+            ReadPolicy(read_timeout=self.read_timeout)
+        with naming("--read-retries"):
+            ReadPolicy(retries=self.read_retries)
         if self.csv_separator == r"\t":
             object.__setattr__(self, "csv_separator", "\t")
         if self.dataset_type not in get_args(DatasetType):
-            raise ValueError(f"dataset_type {self.dataset_type!r}: use one of {', '.join(get_args(DatasetType))}")
+            raise ValueError(f"--dataset-type {self.dataset_type!r}: use one of {', '.join(get_args(DatasetType))}")
         for name, least in (("batch_size", 1), ("workers", 0), ("shuffle_buffer", 1), ("prefetch", 1)):
             value = getattr(self, name)
             if value is not None and value < least:
-                raise ValueError(f"{name} is {value}: give {least} or more")
+                raise ValueError(f"--{name.replace('_', '-')} is {value}: give {least} or more")
         if self.train_num_samples is not None and self.train_num_samples < 1:
-            raise ValueError(f"train_num_samples is {self.train_num_samples}: give 1 or more, or leave it out")
+            raise ValueError(f"--train-num-samples is {self.train_num_samples}: give 1 or more, or leave it out")
         if not 0 <= self.max_bad_fraction <= 1:
-            raise ValueError(f"max_bad_fraction is {self.max_bad_fraction}: give a fraction from 0 to 1, such as 0.01")
+            given = self.max_bad_fraction
+            raise ValueError(f"--max-bad-fraction is {given}: give a fraction from 0 to 1, such as 0.01")
         if len(self.csv_separator) != 1:
-            raise ValueError(f"csv_separator {self.csv_separator!r} is not one character: give e.g. ',' or '\\t'")
+            raise ValueError(f"--csv-separator {self.csv_separator!r} is not one character: give e.g. ',' or '\\t'")
         check_divisible(self.batch_size, self.workers)
         CaptionSampler.parse(self.caption_sampling)
-        Selector.parse(self.select)
+        with naming("--select"):
+            Selector.parse(self.select)
         if self.train_data_upsampling_factors is not None:
             if not self.dataset_resampled:
                 raise ValueError(
-                    "train_data_upsampling_factors weigh the drawing of shards with replacement: "
+                    "--train-data-upsampling-factors weigh the drawing of shards with replacement: "
                     "add --dataset-resampled, or leave the factors out"
                 )
             parse_factors(self.train_data_upsampling_factors, len((self.train_data or "").split("::")))
@@ -137,6 +143,6 @@ def check_divisible(batch_size: int, workers: int) -> None:
         below, above = max(c for c in counts if c < workers), min((c for c in counts if c > workers), default=None)
         fits = f"{below} or {above}" if above and above <= 2 * workers else f"{below}"
         raise ValueError(
-            f"batch_size {batch_size} is not divisible by {workers} workers: "
+            f"--batch-size {batch_size} is not divisible by {workers} workers: "
             f"use --batch-size {sizes}, or --workers {fits}"
         )

@@ -17,18 +17,20 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-import webdataset as wds
 from PIL import Image
 
 from prolip.data.captions import Condition, Selector
 from prolip.data.decoding import decode_image
 from prolip.data.faults import SampleFault
-from prolip.data.samples import IMAGE_SUFFIXES, json_record
+from prolip.data.samples import IMAGE_SUFFIXES, Raw, json_record
+from prolip.data.shards import expand_shards
+from prolip.data.survey import survey
 from prolip.data.tar import read_shard
 from prolip.documents import shown
 
 LEVELS = ("group", "subgroup", "keyword", "name")  # general to specific
 FIELDS = ("group", "subgroup", "keyword", "name", "hexcode", "style")
+WANTED = "give shards of the emoji corpus, .webp with .json, e.g. data/emoji/emojione.tar"
 
 
 @dataclass(frozen=True)
@@ -175,31 +177,28 @@ class Corpus:
 
 
 def read(shards: str | Path | Sequence[str | Path]) -> Corpus:
-    """Read whole shards (paths, brace patterns or URLs that webdataset opens), in order.
+    """Read whole shards (paths and URLs as --train-data takes them), in order.
 
-    Raises FileNotFoundError for a missing file and ValueError for a sample without picture or texts, or for shards that
-    disagree on the texts of a concept.
+    Raises FileNotFoundError for a missing file and ValueError for one that cannot be read to its end, a sample without
+    picture or texts, or shards that disagree on the texts of a concept.
     """
-    urls = [str(shards)] if isinstance(shards, (str, Path)) else [str(shard) for shard in shards]
-    urls = [url for pattern in urls for url in wds.shardlists.expand_urls(pattern)]
-    for url in urls:
-        if ":" not in url and not Path(url).exists():
-            raise FileNotFoundError(f"no shard at {url}: give a .tar of the emoji corpus, e.g. data/emoji/noto.tar")
+    given = [str(shards)] if isinstance(shards, (str, Path)) else [str(shard) for shard in shards]
+    urls = [shard.url for source in given for shard in expand_shards(source)]
     concepts: dict[str, Concept] = {}
     rows: dict[str, int] = {}
     drawings = []
-    for sample in samples_of(urls):
+    for sample in whole_samples(urls):
         concept, style, data = _parse(sample)
         row = rows.setdefault(concept.hexcode, len(rows))
         _agree(concepts.setdefault(concept.hexcode, concept), concept, sample["__url__"])
         drawings.append(Drawing(sample["__key__"], style, row, data))
     if not drawings:
-        raise ValueError(f"no sample in {', '.join(urls)}: give shards of the emoji corpus (.webp with .json)")
+        raise ValueError(f"no sample in {', '.join(urls)}: {survey(urls, wanted=WANTED)}")
     return Corpus(tuple(concepts.values()), tuple(drawings))
 
 
-def samples_of(urls: Sequence[str]) -> Iterator[dict]:
-    """All samples in order, by every rank: an evaluation is not split. ValueError for a shard that cannot be read."""
+def whole_samples(urls: Sequence[str]) -> Iterator[Raw]:
+    """The raw samples of all shards; ValueError with the shard's name where one is broken."""
     for url in urls:
         try:
             yield from read_shard(url)
@@ -231,18 +230,18 @@ def _parse(sample: dict) -> tuple[Concept, str, bytes]:
     if data is None or "json" not in sample:
         found = sorted(field for field in sample if not field.startswith("__"))
         wanted = ", ".join(IMAGE_SUFFIXES)
-        raise ValueError(f"sample {key} of {url} has {found}: wanted a picture ({wanted}) and a .json")
+        raise ValueError(f"sample {key} of {url} has {found}: wanted a picture ({wanted}) and a .json; {WANTED}")
     try:
         record = json_record(sample)
     except SampleFault as fault:
-        raise ValueError(f"the .json of sample {key} of {url} is none ({fault.message}): fetch it again") from fault
+        raise ValueError(f"sample {key} of {url}: {fault}; {WANTED}") from fault
     missing = [field for field in ("hexcode", "name", "subgroup", "group", "style") if not record.get(field)]
     if missing:
-        raise ValueError(f"the .json of sample {key} of {url} lacks {', '.join(missing)}: is it an emoji shard?")
+        raise ValueError(f"the .json of sample {key} of {url} lacks {', '.join(missing)}: {WANTED}")
     keywords = record.get("keywords") or []
     texts = [record[field] for field in ("hexcode", "name", "subgroup", "group", "style")]
     if not isinstance(keywords, list) or not all(isinstance(text, str) for text in [*texts, *keywords]):
-        raise ValueError(f"the .json of sample {key} of {url} holds no texts ({shown(record)}): is it an emoji shard?")
+        raise ValueError(f"the .json of sample {key} of {url} holds no texts ({shown(record)}): {WANTED}")
     concept = Concept(record["hexcode"], record["name"], tuple(keywords), record["subgroup"], record["group"])
     return concept, record["style"], data
 

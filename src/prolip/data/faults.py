@@ -66,7 +66,9 @@ class FaultCounter:
         self.kinds[fault.kind] += 1
         if len(self.examples) < EXAMPLES and fault.kind not in UNCHARGED:
             place = f"sample {key!r} of " if key else ""
-            self.examples.append(f"{place}{url or '(no shard)'}: {fault}")
+            example = f"{place}{url or '(no shard)'}: {fault}"
+            if example not in self.examples:  # a small shard is read again and again
+                self.examples.append(example)
 
     def lose_shard(self, fault: SampleFault, url: str) -> None:
         """Count a shard that could not be read to its end; TooManyBadSamples after LOST_IN_A_ROW that gave no sample.
@@ -148,9 +150,9 @@ class FaultCounter:
     def fail(self, reason: str) -> None:
         """Raise TooManyBadSamples with `reason`, the counts and the first faults."""
         kinds = ", ".join(f"{kind} {count}" for kind, count in self.kinds.most_common()) or "none"
-        first = "".join(f"\n  {example}" for example in self.examples)
+        first = "; the first ones:" + "".join(f"\n  {example}" for example in self.examples) if self.examples else ""
         raise TooManyBadSamples(
-            f"{reason}\nfaults by kind: {kinds}; the first ones:{first}\n"
+            f"{reason}\nfaults by kind: {kinds}{first}\n"
             "Repair or leave out these shards, or raise --max-bad-fraction if the loss is acceptable."
         )
 

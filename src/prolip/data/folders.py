@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from prolip.data.captions import Selector
+from prolip.data.captions import LIKELY, Selector
 from prolip.data.faults import SampleFault
 from prolip.data.opening import is_local
 from prolip.data.samples import IMAGE_SUFFIXES, JSON_BYTES, Raw
@@ -21,6 +21,11 @@ from prolip.documents import loads, read_file, text_of
 
 #: Rows of a CSV that are looked for to tell where relative paths start: the first one may well be missing.
 LOOKED_AT = 100
+#: What the columns of a flag are often called.
+LIKELY_COLUMNS = {
+    "--csv-img-key": ("image", "image_path", "filename", "file_name", "path", "file", "img"),
+    "--csv-caption-key": LIKELY, "--caption-sampling": LIKELY, "--select": (),
+}  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -103,9 +108,9 @@ def read_csv(path: str, columns: Columns, separator: str, selector: Selector | N
     """
     if os.path.isdir(path) or not is_local(path):
         what = "a folder" if is_local(path) else "a URL"
-        raise ValueError(f"train_data {path!r} is {what}, and a CSV is a local file: name the file, or fetch it first")
+        raise ValueError(f"{path!r} is {what}, and a CSV is a local file: name the file, or fetch it first")
     if not os.path.isfile(path):
-        raise FileNotFoundError(f"train_data {path!r} is missing (looked from {os.getcwd()}). {explain_missing(path)}")
+        raise FileNotFoundError(f"{path!r} is missing (looked from {os.getcwd()}). {explain_missing(path)}")
     with open_table(path, separator) as table:
         check_columns(path, table.columns, columns, separator)
         image = table.place(columns.image)
@@ -147,7 +152,7 @@ def check_columns(path: str, present: Sequence[str], columns: Columns, separator
                         f"{path} has no column {column!r} when split at {separator!r}: its header is "
                         f"{present[0]!r}; give --csv-separator {name}"
                     )
-        near = get_close_matches(column, present, n=1)
+        near = get_close_matches(column, present, n=1) or [name for name in LIKELY_COLUMNS[flag] if name in present]
         hint = f" (did you mean {near[0]!r}?)" if near else ""
         raise ValueError(
             f"{path} has no column {column!r}: its columns are {', '.join(present) or 'none'}; "

@@ -28,12 +28,15 @@ import fsspec
 from prolip.data.entries import BLOCK, INDEX_NAME, Entry, ShardIndex, canonical, parent, read_index, to_json
 from prolip.data.faults import SampleFault, ShardFault
 from prolip.data.opening import ReadPolicy, Stream, is_local, local_path, open_stream
+from prolip.data.samples import has_image
 from prolip.data.shards import expand_shards
-from prolip.data.tar import Grouping, has_image, read_members
+from prolip.data.survey import survey
+from prolip.data.tar import Grouping, read_members
+from prolip.messages import naming
 
 
 class Result(NamedTuple):
-    """What became of one shard. entry: None where it could not be read, faults then say why."""
+    """What became of one shard. entry: None where it could not be read, message then says why, as where it is empty."""
 
     url: str
     entry: Entry | None
@@ -89,7 +92,8 @@ def index_shard(url: str, policy: ReadPolicy) -> Result:
             digest.close()
     except ShardFault as fault:
         return Result(url, None, faults + Counter([fault.kind]), str(fault))
-    return Result(url, Entry(samples, digest.length, digest.sha256.hexdigest(), tuple(digest.crc32)), faults)
+    message = "" if samples else f"0 samples: {survey([url], policy)}"
+    return Result(url, Entry(samples, digest.length, digest.sha256.hexdigest(), tuple(digest.crc32)), faults, message)
 
 
 def index_shards(urls: Sequence[str], policy: ReadPolicy, workers: int = 1) -> Iterator[Result]:
@@ -191,9 +195,10 @@ class Progress:
         self.faults += result.faults
         if result.entry is None:
             self.bad.append(result)
-            print(f"{result.url}: {result.message}", file=sys.stderr)
         else:
             self.samples, self.bytes = self.samples + result.entry.samples, self.bytes + result.entry.bytes
+        if result.message:
+            print(f"{result.url}: {result.message}", file=sys.stderr)
         if time.monotonic() - self.last >= self.every:
             self.last = time.monotonic()
             print(self.line(), file=sys.stderr)
@@ -237,7 +242,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         urls = list(dict.fromkeys(shard.url for source in options.shards for shard in expand_shards(source)))
         place = options.output or default_output(urls)
         check_place(place)
-        policy = ReadPolicy(read_timeout=options.timeout, retries=options.retries)
+        with naming("--timeout"):
+            ReadPolicy(read_timeout=options.timeout)
+        with naming("--retries"):
+            policy = ReadPolicy(read_timeout=options.timeout, retries=options.retries)
     except (ValueError, OSError, ImportError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

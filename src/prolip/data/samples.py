@@ -2,8 +2,9 @@
 from __future__ import annotations
 
 import json
+import os
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -13,7 +14,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from prolip.data.captions import PLAIN, CaptionSampler, Selector, caption_id, stable_hash
+from prolip.data.captions import LIKELY, PLAIN, CaptionSampler, Selector, caption_id, offer_fields, stable_hash
 from prolip.data.crops import RandomCrop
 from prolip.data.decoding import decode_image
 from prolip.data.faults import SampleFault
@@ -23,6 +24,8 @@ Raw = dict[str, Any]
 IMAGE_SUFFIXES = ("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff")
 #: Bytes of a sample's JSON: parsed, it may take fifty times as many.
 JSON_BYTES = 2**22
+#: Members that a message names.
+SHOWN = 8
 
 
 class Row(NamedTuple):
@@ -42,30 +45,64 @@ class Example(NamedTuple):
     ids: tuple[int, ...] = ()
 
 
+def has_image(raw: Container[str]) -> bool:
+    """Whether a raw sample has an image member, which is what is counted."""
+    return any(suffix in raw for suffix in IMAGE_SUFFIXES)
+
+
 def image_bytes(raw: Raw) -> bytes:
     """The image member of a raw sample; SampleFault naming the members that are there."""
     for suffix in IMAGE_SUFFIXES:
         if suffix in raw:
             return raw[suffix]
-    members = ", ".join(name for name in raw if not name.startswith("__")) or "none"
-    raise SampleFault("missing image", f"members: {members}; wanted one of {', '.join(IMAGE_SUFFIXES)}")
+    wanted, key = f"wanted one of {', '.join(IMAGE_SUFFIXES)}", os.path.basename(raw["__key__"])
+    raise SampleFault("missing image", f"members: {members_of(raw)}; {wanted}: {why_no_image(suffixes_of(raw), key)}")
+
+
+def suffixes_of(raw: Raw) -> list[str]:
+    """What a raw sample has members for."""
+    return [name for name in raw if not name.startswith("__")]
+
+
+def members_of(raw: Raw) -> str:
+    """The members of a raw sample, or the first few."""
+    names = suffixes_of(raw)
+    return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "") or "none"
+
+
+def why_no_image(suffixes: Sequence[str], key: str) -> str:
+    """Why members of a key with these suffixes, in lower case, are no image, and what to do."""
+    for suffix in suffixes:
+        more, dot, last = suffix.rpartition(".")
+        if dot and last in IMAGE_SUFFIXES:
+            plain = f"{key}_{more.replace('.', '_')}.{last}"
+            return (f"the key ends at the first dot of a file's name, so '{key}.{suffix}' has the key {key!r} and the "
+                    f"suffix {suffix!r}: name it {plain!r}, and its text likewise")  # fmt: skip
+    others = [suffix for suffix in suffixes if suffix not in (PLAIN, "json", "cls", "npy", *LIKELY)]
+    if not others:
+        return "there are texts or labels alone: an image wants the same name up to its suffix"
+    return f"no image is known by the suffix {others[0]!r}: name it after its format, or convert it to one of these"
 
 
 def plain_text(raw: Raw) -> str:
     """The `.txt` member; SampleFault where it is missing or no UTF-8."""
     if PLAIN not in raw:
-        members = ", ".join(name for name in raw if not name.startswith("__")) or "none"
-        raise SampleFault("missing text", f"members: {members}; wanted txt")
+        raise SampleFault("missing text", f"members: {members_of(raw)}; wanted txt{instead_of_text(raw)}")
     try:
         return raw[PLAIN].decode() if isinstance(raw[PLAIN], bytes) else raw[PLAIN]
     except UnicodeDecodeError as error:
         raise SampleFault("bad text", str(error)) from error
 
 
-def json_record(raw: Raw) -> dict[str, Any]:
-    """The `.json` member as a dict, parsed once; SampleFault where it is missing or no JSON object."""
+def json_record(raw: Raw, flag: str = "--caption-sampling") -> dict[str, Any]:
+    """The `.json` member as a dict, parsed once; SampleFault where it is missing or no JSON object.
+
+    flag: what asks for its fields.
+    """
     if "json" not in raw:
-        raise SampleFault("missing json", "a JSON field was asked for and the sample has no json member")
+        plain = PLAIN in raw and flag == "--caption-sampling"
+        remedy = "give --caption-sampling txt for the plain text" if plain else f"leave out {flag}"
+        raise SampleFault("missing json", f"members: {members_of(raw)}; wanted json for the fields of {flag}: {remedy}")
     if isinstance(raw["json"], bytes):
         if len(raw["json"]) > JSON_BYTES:
             raise SampleFault("bad json", f"{len(raw['json'])} bytes, at most {JSON_BYTES} are parsed")
@@ -78,9 +115,30 @@ def json_record(raw: Raw) -> dict[str, Any]:
     return raw["json"]
 
 
+def instead_of_text(raw: Raw) -> str:
+    """What a sample without `.txt` has in its place, and how it is asked for."""
+    if "json" in raw:
+        try:
+            return "; " + offer_fields(json_record(raw))
+        except SampleFault as fault:
+            return f"; its json is no help: {fault.message}"
+    near = [suffix for suffix in suffixes_of(raw) if suffix in LIKELY or suffix.rpartition(".")[2] == PLAIN]
+    return f": write {near[0]!r} as txt, without another dot in the name" if near else ""
+
+
 def is_selected(raw: Raw, selector: Selector | None) -> bool:
     """Whether a raw sample passes the selector (None keeps all); SampleFault without a JSON to look at."""
-    return selector is None or selector(json_record(raw))
+    return selector is None or selector(json_record(raw, "--select"))
+
+
+def caption_parts(raw: Raw, captions: CaptionSampler) -> tuple[str | None, dict[str, Any] | None]:
+    """Plain text and JSON, as far as captions are drawn from them; where from both, a sample may lack one."""
+    plain, record = PLAIN in captions.fields, captions.needs_json
+    both = plain and record
+    return (
+        plain_text(raw) if plain and (PLAIN in raw or not both) else None,
+        json_record(raw) if record and ("json" in raw or not both) else None,
+    )
 
 
 @contextmanager
@@ -120,20 +178,11 @@ class Decoder:
         raw, key = row.raw, row.raw["__key__"]
         identity = (self.seed, epoch, key, row.occurrence)
         pixels = self._pixels(image_bytes(raw), stable_hash(*identity, "augmentation"))
-        drawn = self.captions.draw(*self._texts(raw), stable_hash(*identity, "caption"))
+        drawn = self.captions.draw(*caption_parts(raw, self.captions), stable_hash(*identity, "caption"))
         if not self.with_ids:
             return Example(key, pixels, drawn.caption)
         return Example(
             key, pixels, drawn.caption, caption_id(drawn.caption), tuple(caption_id(text) for text in drawn.all)
-        )
-
-    def _texts(self, raw: Raw) -> tuple[str | None, dict[str, Any] | None]:
-        """Plain text and JSON, as far as captions are drawn from them; where from both, a sample may lack one."""
-        plain, record = PLAIN in self.captions.fields, self.captions.needs_json
-        both = plain and record
-        return (
-            plain_text(raw) if plain and (PLAIN in raw or not both) else None,
-            json_record(raw) if record and ("json" in raw or not both) else None,
         )
 
     def _pixels(self, data: bytes, seed: int) -> Tensor:

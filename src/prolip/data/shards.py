@@ -9,7 +9,6 @@ import glob
 import os
 import tarfile
 from collections.abc import Iterator, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,6 +24,7 @@ from prolip.data.opening import is_local, local_path
 from prolip.data.samples import IMAGE_SUFFIXES, Raw, decode_image, image_bytes, is_selected, json_record, plain_text
 from prolip.data.tar import SAMPLE_BYTES, ShardReader, StrictHeader, read_shard
 from prolip.documents import loads, shown, text_of
+from prolip.messages import explain_missing, listing
 
 __all__ = [
     "COUNT_LIMIT",
@@ -65,9 +65,11 @@ def parse_factors(factors: str | None, sources: int) -> list[float]:
     try:
         weights = [float(factor) for factor in factors.split("::")]
     except ValueError:
-        raise ValueError(f"train_data_upsampling_factors {factors!r} are no numbers: {remedy}") from None
+        raise ValueError(f"--train-data-upsampling-factors {factors!r} are no numbers: {remedy}") from None
     if len(weights) != sources or not all(0 < weight < float("inf") for weight in weights):
-        raise ValueError(f"train_data_upsampling_factors {factors!r} for {sources} source(s) of train_data: {remedy}")
+        raise ValueError(
+            f"--train-data-upsampling-factors {factors!r} for {sources} source(s) of --train-data: {remedy}"
+        )
     return weights
 
 
@@ -90,7 +92,7 @@ def expand_source(source: str) -> list[str]:
     source = source.strip()
     if not source:
         raise ValueError(
-            "train_data holds an empty source: give shards such as data/{000..099}.tar, sources joined by '::'"
+            "there is an empty source: give shards such as data/{000..099}.tar, sources joined by '::'"
         )
     if is_local(source) and os.path.exists(local_path(source)):
         urls = [local_path(source)]
@@ -154,29 +156,9 @@ def check_shards(urls: Sequence[str], train_data: str) -> None:
     if missing:
         named = ", ".join(missing[:NAMED]) + (f" and {len(missing) - NAMED} more" if len(missing) > NAMED else "")
         raise FileNotFoundError(
-            f"train_data {train_data!r}: {len(missing)} of {len(urls)} shards are missing: {named} "
+            f"{train_data!r}: {len(missing)} of {len(urls)} shards are missing: {named} "
             f"(looked from {os.getcwd()}). {explain_missing(missing[0])}"
         )
-
-
-def explain_missing(path: str) -> str:
-    """What is where a missing file was looked for: names close to it, or the nearest folder that exists."""
-    folder = os.path.dirname(os.path.abspath(path))
-    if os.path.isdir(folder):
-        near = get_close_matches(os.path.basename(path), os.listdir(folder), n=NAMED, cutoff=0.5)
-        if near:
-            return f"Did you mean {' or '.join(near)} in {folder}?"
-        return f"{folder} holds {listing(folder)}."
-    while not os.path.isdir(folder):
-        folder, below = os.path.dirname(folder), os.path.basename(folder)
-    near = get_close_matches(below, os.listdir(folder), n=NAMED, cutoff=0.5)
-    return f"There is no {below} in {folder}" + (f": did you mean {' or '.join(near)}?" if near else ".")
-
-
-def listing(folder: str, most: int = 5) -> str:
-    """The first few names in a folder."""
-    names = sorted(os.listdir(folder))
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "") or "nothing"
 
 
 # --- decoded samples -------------------------------------------------------------------------------------------------

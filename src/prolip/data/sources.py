@@ -4,17 +4,22 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
+from functools import partial
+from itertools import islice
+from typing import Any
 
 from prolip.data.captions import PLAIN, CaptionSampler, Selector
 from prolip.data.config import DataConfig
 from prolip.data.entries import ShardIndex, find_index, read_index
-from prolip.data.faults import ShardFault
-from prolip.data.folders import Columns, read_csv, read_folder
-from prolip.data.samples import IMAGE_SUFFIXES
+from prolip.data.faults import SampleFault, ShardFault
+from prolip.data.folders import Columns, ImageRows, read_csv, read_folder
+from prolip.data.samples import Raw, caption_parts, has_image, image_bytes, is_selected, json_record
 from prolip.data.shards import COUNT_LIMIT, Shard, count_samples, expand_shards, is_local, local_path
 from prolip.data.streams import ResampledSource, RowSource, ShardSource, Source
+from prolip.data.survey import refuse_unusable, survey
 from prolip.data.synthetic import SyntheticSource
-from prolip.data.tar import ShardReader
+from prolip.data.tar import ShardReader, read_shard
+from prolip.messages import naming
 
 log = logging.getLogger(__name__)
 
@@ -32,11 +37,13 @@ def build_source(config: DataConfig, streams: int) -> tuple[Source, int]:
     if kind == "webdataset":
         return build_shard_source(config, streams)
     if config.dataset_resampled:
-        raise ValueError(f"dataset_resampled draws webdataset shards, train_data {config.train_data!r} is a {kind}")
-    if kind == "csv":
-        rows = read_csv(config.train_data, csv_columns(config), config.csv_separator, selector)
-    else:
-        rows = read_folder(config.train_data, selector)
+        raise ValueError(f"--dataset-resampled draws webdataset shards, --train-data {config.train_data!r} is a {kind}")
+    with naming("--train-data"):
+        if kind == "csv":
+            rows = read_csv(config.train_data, csv_columns(config), config.csv_separator, selector)
+        else:
+            rows = read_folder(config.train_data, selector)
+        check_captions(rows, CaptionSampler.parse(config.caption_sampling), kind)
     if len(rows) < streams:
         raise ValueError(f"{len(rows)} samples for {streams} loader streams: use fewer --workers or ranks")
     return RowSource(len(rows), rows), given or len(rows)
@@ -57,29 +64,71 @@ def csv_columns(config: DataConfig) -> Columns:
 
 def build_shard_source(config: DataConfig, streams: int) -> tuple[Source, int]:
     """The webdataset source: whole shards per stream where there are enough, every S-th sample of small local ones."""
-    shards = expand_shards(config.train_data or "", config.train_data_upsampling_factors)
+    with naming("--train-data"):
+        shards = expand_shards(config.train_data or "", config.train_data_upsampling_factors)
     urls = tuple(shard.url for shard in shards)
     selector = Selector.parse(config.select)
     by_sample = not config.dataset_resampled and len(shards) < streams
     if by_sample:
         check_splittable(shards, streams)
         log.info("%d shards for %d streams: every stream reads all and keeps its share", len(shards), streams)
-    index = given_index(config) if config.shard_index else find_index(urls)
-    if index is not None:
-        index.count(urls)  # a shard that is missing there, or has another size, is told before training
+    with naming("--shard-index" if config.shard_index else "--train-data"):
+        index = given_index(config) if config.shard_index else find_index(urls)
+        if index is not None:
+            index.count(urls)  # a shard that is missing there, or has another size, is told before training
     reader = ShardReader(config.read_policy, index)
-    size = config.train_num_samples or count_samples(urls, config.select, index)
-    if size == 0:
-        wanted = f" that fits select {config.select!r}" if selector else ""
-        raise ValueError(
-            f"train_data {config.train_data!r}: {len(urls)} shards hold no sample{wanted}; "
-            f"a sample has an image member ({', '.join(IMAGE_SUFFIXES)})"
-            + (" and a json member with these values" if selector else "")
-        )
+    with naming("--train-data"):
+        # where any loss is tolerated the first samples settle nothing; of remote shards the stream will tell
+        if config.max_bad_fraction < 1 and all(map(is_local, urls)):
+            refuse_unusable(urls, partial(check_sample, config), config.read_policy)
+        size = config.train_num_samples or count_samples(urls, config.select, index)
+        if size == 0:
+            raise ValueError(f"{len(urls)} shards hold no sample{why_none(urls, config)}")
     if config.dataset_resampled:
         weights = tuple(shard.weight for shard in shards)
         return ResampledSource(urls, weights, selector, config.shuffle_buffer, reader), size
     return ShardSource(urls, selector, config.shuffle_buffer, by_sample, reader), size
+
+
+def check_sample(config: DataConfig, raw: Raw) -> None:
+    """SampleFault where a sample has no image, no JSON to select by or, if it is selected, no caption."""
+    image_bytes(raw)
+    if is_selected(raw, Selector.parse(config.select)):
+        captions = CaptionSampler.parse(config.caption_sampling)
+        captions.draw(*caption_parts(raw, captions), seed=0)
+
+
+def why_none(urls: Sequence[str], config: DataConfig) -> str:
+    """Why shards without a readable fault have no sample."""
+    if not config.select:
+        return f": {survey(urls, config.read_policy)}"
+    for raw in islice(read_shard(urls[0], lambda fault: None, config.read_policy), 1):
+        if has_image(raw):
+            return f" that fits --select {config.select!r}: {carried(json_record(raw), Selector.parse(config.select))}"
+    return f" that fits --select {config.select!r}: {survey(urls, config.read_policy)}"
+
+
+def carried(record: dict[str, Any], selector: Selector | None) -> str:
+    """What the first sample has in the fields that are selected by."""
+    fields = selector.fields if selector else ()
+    there = [f"{name} {str(record[name])[:60]!r}" if name in record else f"no {name}" for name in fields]
+    absent = f"; its fields are {', '.join(record)}" if any(name not in record for name in fields) else ""
+    return f"the first sample has {', '.join(there)}{absent}"
+
+
+def check_captions(rows: ImageRows, captions: CaptionSampler, kind: str) -> None:
+    """ValueError where no row has a caption; nothing but the table is read."""
+    fault: SampleFault | None = None
+    for row in rows.rows:
+        try:
+            texts = {PLAIN: row.caption} if row.caption is not None else {}
+            captions.draw(*caption_parts({"__key__": row.key, **texts, "json": row.record}, captions), seed=0)
+            return
+        except SampleFault as error:
+            fault = fault or error
+    place = " (captions are the names of subfolders, or in IMAGE.txt or IMAGE.json beside each image)"
+    what = f"none of the {len(rows)} images has a caption{place if kind == 'folder' else ''}"
+    raise ValueError(f"{what}; of {rows.rows[0].key}: {fault.message if fault else ''}")
 
 
 def given_index(config: DataConfig) -> ShardIndex:
@@ -89,7 +138,7 @@ def given_index(config: DataConfig) -> ShardIndex:
         return read_index(place, config.read_policy)
     except ShardFault as fault:
         raise OSError(
-            f"shard_index {place!r} cannot be read ({fault.message}): "
+            f"--shard-index {place!r} cannot be read ({fault.message}): "
             f"make it by python -m prolip.data.index SHARDS --output {place}, or leave it out"
         ) from fault
 
@@ -113,7 +162,7 @@ def dataset_kind(config: DataConfig) -> str:
         return "synthetic"
     data = config.train_data
     if not data:
-        raise ValueError("no train_data: give --train-data, e.g. --train-data 'data/emoji/noto.tar'")
+        raise ValueError("no data to train on: give --train-data, e.g. --train-data 'data/emoji/noto.tar'")
     if config.dataset_type != "auto":
         return config.dataset_type
     if data.startswith("pipe:") or "::" in data:
@@ -125,6 +174,6 @@ def dataset_kind(config: DataConfig) -> str:
     if data.endswith((".tar", ".tar.gz", ".tgz", "}", "*")) or not is_local(data):
         return "webdataset"
     raise ValueError(
-        f"train_data {data!r} is no folder and ends in none of .tar, .csv, .tsv: "
+        f"--train-data {data!r} is no folder and ends in none of .tar, .csv, .tsv: "
         "check the name, or say what it is with --dataset-type webdataset, csv or folder"
     )

@@ -20,8 +20,8 @@ from prolip.data.captions import Selector, stable_hash
 from prolip.data.cursor import Cursor, Opened, ShuffledShards
 from prolip.data.faults import FaultCounter, SampleFault, ShardFault
 from prolip.data.samples import Raw, Row, is_selected
-from prolip.data.shards import read_shard
-from prolip.data.tar import ShardReader
+from prolip.data.survey import survey
+from prolip.data.tar import ShardReader, read_shard
 
 #: A stream that finds no sample in this many passes is stopped: with `select`, single passes may well be empty.
 EMPTY_PASSES = 10
@@ -66,7 +66,7 @@ class ShardSource:
                 empty = 0
                 yield Row(raw, cursor.turn)
             if empty == EMPTY_PASSES:
-                faults.fail(f"stream {place.stream} of {place.streams} found no sample in {empty} passes over the data")
+                faults.fail(nothing_found(place, f"{empty} passes over the data", self.urls, self.reader, faults))
             cursor.next_turn()
 
     def one_pass(self, place: Place, faults: FaultCounter, cursor: Cursor) -> ShuffledShards:
@@ -106,7 +106,7 @@ class ResampledSource:
         for raw, occurrence in samples:
             yield Row(raw, occurrence)
         shards = EMPTY_PASSES * len(self.urls)
-        faults.fail(f"stream {place.stream} of {place.streams} found no sample in {shards} shards")
+        faults.fail(nothing_found(place, f"{shards} shards", self.urls, self.reader, faults))
 
     def _draw_shards(self, place: Place, cursor: Cursor) -> Iterator[Opened]:
         """Shards until too many in a row were empty."""
@@ -153,6 +153,14 @@ class RowSource:
                     continue
                 yield Row(raw, cursor.turn)
             cursor.next_turn()
+
+
+def nothing_found(
+    place: Place, tried: str, urls: Sequence[str], reader: ShardReader, faults: FaultCounter
+) -> str:
+    """The words on a stream that stays empty; what the first shard holds where no fault is there to say it."""
+    why = "" if faults.examples else f": {survey(urls, reader.policy)}"
+    return f"stream {place.stream} of {place.streams} found no sample in {tried}{why}"
 
 
 def permuted_shards(urls: Sequence[str], place: Place, turn: int) -> list[str]:

@@ -6,6 +6,7 @@ import gzip
 import lzma
 import tarfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
@@ -14,7 +15,8 @@ from webdataset.tariterators import base_plus_ext
 from prolip.data.entries import CheckedStream, Entry, ShardIndex
 from prolip.data.faults import HALF, SKIPPED, UNCHARGED, SampleFault, ShardFault
 from prolip.data.opening import ReadPolicy, Stream, open_stream
-from prolip.data.samples import IMAGE_SUFFIXES, Raw
+from prolip.data.samples import Raw, has_image
+from prolip.messages import HEAD, appearance
 
 Note = Callable[[SampleFault], None]
 #: Where a sample that is passed over keeps the reason.
@@ -95,12 +97,11 @@ class Unpacked:
         return data
 
 
-def decompressed(stream: Stream) -> Stream:
+def decompressed(peeked: Peeked) -> Stream:
     """The stream itself, or what is in it where it is compressed by gzip, bzip2 or xz.
 
     tarfile's own decompression looks at no checksum and misses a cut behind the archive's last byte.
     """
-    peeked = Peeked(stream)
     head = peeked.peek(max(map(len, COMPRESSIONS)))
     opener = next((opener for magic, opener in COMPRESSIONS.items() if head.startswith(magic)), None)
     if opener is None:
@@ -128,18 +129,18 @@ class StrictHeader(tarfile.TarInfo):
             raise tarfile.ReadError(f"a header of {header.size} bytes, at most {HEADER_BYTES} are read")
         return header
 
-    def _proc_sparse(self, tarfile: Any) -> Any:
+    def _proc_sparse(self, archive: Any) -> Any:
         """Refuse the maps of sparse files, which go on without a bound."""
-        raise SPARSE
+        raise tarfile.ReadError(SPARSE)
 
-    def _proc_gnusparse_10(self, next: Any, pax_headers: Any, tarfile: Any) -> None:
-        raise SPARSE
+    def _proc_gnusparse_10(self, next: Any, pax_headers: Any, archive: Any) -> None:
+        raise tarfile.ReadError(SPARSE)
 
 
 WITH_DATA = (
     tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE,
 )  # fmt: skip
-SPARSE = tarfile.ReadError("a sparse file, which is not read: pack the shard without tar's --sparse")
+SPARSE = "a sparse file, which is not read: pack the shard without tar's --sparse"
 
 
 def skip_rest(archive: tarfile.TarFile) -> None:
@@ -153,14 +154,34 @@ def skip_rest(archive: tarfile.TarFile) -> None:
         missing -= len(part)
 
 
+@contextmanager
+def open_archive(stream: Stream) -> Iterator[Any]:
+    """The archive in a stream, a TarFile; ReadError saying what it is instead where it does not begin as one."""
+    peeked = Peeked(stream)
+    head = peeked.peek(HEAD)
+    tar = Peeked(decompressed(peeked))
+    inside = tar.peek(HEAD)
+    try:
+        archive = tarfile.open(  # type: ignore[call-overload]  # noqa: SIM115  # closed below
+            fileobj=tar, mode="r|", tarinfo=StrictHeader, bufsize=CHUNK
+        )
+    except tarfile.ReadError as error:
+        seen, packed = appearance(inside), inside != head[: len(inside)]
+        if "tar archive" in seen.what:
+            raise
+        what = f"{appearance(head).what} with {seen.what} in it" if packed else seen.what
+        raise tarfile.ReadError(f"it is no tar archive but {what}: {seen.remedy}") from error
+    with archive:
+        yield archive
+
+
 def read_members(stream: Stream) -> Iterator[tuple[str, bytes | Oversized | None]]:
     """Name and bytes of the members of a tar, None for links and devices; an error where it is not whole to its end.
 
     Members above SAMPLE_BYTES are passed over. Folders are left out, and files whose names begin with `__`, which
     webdataset keeps for itself.
     """
-    tar = decompressed(stream)
-    with tarfile.open(fileobj=tar, mode="r|", tarinfo=StrictHeader, bufsize=CHUNK) as archive:  # type: ignore[call-overload]
+    with open_archive(stream) as archive:
         while (member := archive.next()) is not None:
             archive.members.clear()  # or the list grows with the shard
             if len(archive.pax_headers) > GLOBALS:
@@ -288,11 +309,6 @@ def strict_note(fault: SampleFault) -> None:
     """Raise what is told, except what is only counted so that it is seen."""
     if fault.kind not in UNCHARGED:
         raise fault
-
-
-def has_image(sample: Raw) -> bool:
-    """Whether a raw sample has an image member, which is what is counted."""
-    return any(suffix in sample for suffix in IMAGE_SUFFIXES)
 
 
 @dataclass(frozen=True)

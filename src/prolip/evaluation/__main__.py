@@ -30,6 +30,7 @@ from prolip.evaluation.evaluate import TaskResult, check_fits, evaluate_dataset,
 from prolip.evaluation.feature_store import FeatureStore, slug
 from prolip.evaluation.features import Features, compute_features, load_features, task_key
 from prolip.evaluation.outputs import check_output
+from prolip.messages import naming
 
 log = logging.getLogger(__name__)
 
@@ -130,7 +131,8 @@ def features_of(args: argparse.Namespace) -> Iterator[Features]:
 
 def open_one(spec: str, args: argparse.Namespace) -> Dataset:
     """A data set, with a counter for damage where it may be left out."""
-    return open_dataset(spec, args.split, FaultCounter() if args.skip_damaged else None)
+    with naming(f"--dataset {spec}"):
+        return open_dataset(spec, args.split, FaultCounter() if args.skip_damaged else None)
 
 
 def run(args: argparse.Namespace) -> list[TaskResult]:

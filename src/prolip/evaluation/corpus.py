@@ -38,6 +38,7 @@ from prolip.evaluation.embed import (
 from prolip.evaluation.metrics import Ranking
 from prolip.evaluation.outputs import check_output
 from prolip.evaluation.result import Result, load
+from prolip.messages import naming
 
 __all__ = ["Result", "evaluate", "load"]
 
@@ -194,19 +195,30 @@ def format_table(result: Result) -> str:
 
 
 def gallery(
-    data: Sequence[str], select: str | None = None, names: Sequence[str] | None = None, all_names: bool = False
+    data: Sequence[str],
+    select: str | None = None,
+    names: Sequence[str] | None = None,
+    all_names: bool = False,
+    flags: tuple[str, str, str] = ("--data", "--names", "--select"),
 ) -> Corpus:
     """The drawings of `data` that meet `select`, to be told from the names of `data` and `names`.
 
-    The added names meet `select` too unless `all_names`; a condition on the style is for the drawings only.
+    The added names meet `select` too unless `all_names`; a condition on the style is for the drawings only. flags: what
+    data, names and select are called in errors.
     """
-    shown = emoji.read(data)
-    wider = [*emoji.read(names).concepts, *shown.concepts] if names else [*shown.concepts]
+    with naming(flags[0]):
+        shown = emoji.read(data)
+    with naming(flags[1]):
+        wider = [*emoji.read(names).concepts, *shown.concepts] if names else [*shown.concepts]
+        every = Corpus((), ()).with_concepts(wider)
     if not select:
         return shown.with_concepts(wider)
-    shown, every = shown.select(select), Corpus((), ()).with_concepts(wider)
-    rule = ";".join(str(condition) for condition in emoji.parse_rule(select) if condition.field != "style")
-    return shown.with_concepts(every.concepts if all_names or not rule else every.select(rule).concepts)
+    with naming(flags[2]):
+        shown = shown.select(select)
+        if not shown.drawings:
+            raise ValueError(f"{select!r} leaves no drawing of these shards: choose concepts that they show")
+        rule = ";".join(str(condition) for condition in emoji.parse_rule(select) if condition.field != "style")
+        return shown.with_concepts(every.concepts if all_names or not rule else every.select(rule).concepts)
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:

@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 import prolip
-from prolip.checkpoint import CONFIG_NAMES, WEIGHT_NAMES, find_in, read_config
+from prolip.checkpoint import CheckpointError, find_in, read_config, read_state_dict
 from prolip.config_rules import RULES, check_values
 from prolip.data import decoding
 from prolip.evaluation.embed import PRECISIONS, evaluating
@@ -31,6 +31,7 @@ from prolip.gaussian import Gaussian, concatenate
 from prolip.hub import HubFileNotFoundError, hub_file, hub_files
 from prolip.model_config import check_openclip, is_released, near_matches
 from prolip.tokenizer import ALL_NAMES, BPETokenizer, cut, first_line
+from prolip.unreadable import CONFIG_NAMES, WEIGHT_NAMES, why_no_model, why_no_name
 
 RANDOM = "random"
 #: Seed of weights that are asked to be random, so that they are the same in every process.
@@ -232,6 +233,9 @@ def load_openclip(model: str, pretrained: str | None, tokenizer: str | None) -> 
             torch.manual_seed(SEED)
             network, _, preprocess = open_clip.create_model_and_transforms(model, **options)
     except UNLOADABLE as error:
+        if pretrained and Path(pretrained).is_file():
+            raise ValueError(f"OpenCLIP cannot load {model} with --pretrained: {why_not_loaded(pretrained, error)}") \
+                from error  # fmt: skip
         what = f"{model} with the weights {pretrained!r}" if pretrained else model
         raise ValueError(
             f"OpenCLIP cannot load {what}: {error}. Fetch the weights where there is a network and give the file: "
@@ -263,6 +267,15 @@ def no_foreign_code() -> Iterator[None]:
         yield
 
 
+def why_not_loaded(path: str, error: Exception) -> str:
+    """Why OpenCLIP did not load a file: in our words where it cannot be read, in its own where it does not fit."""
+    try:
+        read_state_dict(path)
+    except CheckpointError as why:
+        return str(why)
+    return f"{path} does not fit: {error}"
+
+
 def is_prolip(model: str) -> bool:
     """Whether a name means one of our models. ValueError for a name that nobody knows."""
     schema, name = parse_model_name(model)
@@ -274,9 +287,12 @@ def is_prolip(model: str) -> bool:
     known = open_clip.list_models()
     if model.replace("/", "-") in known:
         return False
+    near = near_matches(model, [*prolip.list_models(), *known])
+    if not near.startswith("did"):  # OpenCLIP's are too many to be listed
+        near = f"choose from {', '.join(prolip.list_models())}, or OpenCLIP's, open_clip.list_models()"
     raise ValueError(
-        f"unknown model {model!r}: {near_matches(model, [*prolip.list_models(), *known])} (or local-dir:<folder with "
-        "config.json and weights>, hf-hub:<org/name>)"
+        why_no_name(model)
+        or f"unknown model {model!r}: {near} (or local-dir:<folder with config.json and weights>, hf-hub:<org/name>)"
     )
 
 
@@ -311,6 +327,9 @@ def check_weights(model: str, pretrained: str | None, ours: bool) -> None:
             "untrained weights"
         )
     published = ours and parse_model_name(pretrained)[0] is not None
+    if not ours and Path(pretrained).is_dir():
+        why = why_no_model(Path(pretrained)) or f"{pretrained} is a folder: give the file of weights in it"
+        raise FileNotFoundError(f"--pretrained for {model}: {why}")
     known = pretrained == RANDOM or published or (not ours and is_pretrained_cfg(model.replace("/", "-"), pretrained))
     if not known and not Path(pretrained).exists():
         offer = f"; tags of {model}: {', '.join(tags)}" if tags else ""

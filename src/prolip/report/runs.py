@@ -8,6 +8,7 @@ from zipfile import BadZipFile
 
 from prolip.documents import loads
 from prolip.evaluation.result import Result, load
+from prolip.unreadable import is_model, is_run
 
 
 @dataclass(frozen=True)
@@ -31,15 +32,21 @@ def read(folder: str | Path, evaluation: str = "eval") -> RunFolder:
 
     Raises FileNotFoundError if the folder holds nothing of a run, ValueError naming the file that cannot be read.
     """
-    folder = Path(folder)
+    folder = Path(str(folder).removeprefix("local-dir:"))  # as a model is named
+    if (folder.is_file() or not is_run(folder)) and (run := run_above(folder)) is not None:
+        raise FileNotFoundError(f"{folder} is a part of a run: give the run's folder, {run}")
     if not folder.is_dir():
         raise FileNotFoundError(f"no run folder {folder}: give one that training wrote, e.g. runs/demo")
+    if is_model(folder):
+        raise FileNotFoundError(f"{folder} holds a model, and the page is about a run: give the folder of the run that "
+                                "trained it, with config.json and metrics.jsonl")  # fmt: skip
     config = folder / "config.json"
     lines = read_lines(folder / "metrics.jsonl")
     result = read_result(folder / evaluation) if (folder / evaluation / "metrics.json").exists() else None
     if not (config.exists() or lines or result):
         raise FileNotFoundError(
             f"{folder} has neither config.json nor metrics.jsonl nor {evaluation}/metrics.json: is it a run folder?"
+            + runs_in(folder)
         )
     return RunFolder(
         folder,
@@ -48,6 +55,17 @@ def read(folder: str | Path, evaluation: str = "eval") -> RunFolder:
         [line for line in lines if line.get("kind") == "eval"],
         result,
     )
+
+
+def run_above(folder: Path) -> Path | None:
+    """The run that a path lies in, if any."""
+    return next((place for place in folder.absolute().parents[:2] if is_run(place)), None)
+
+
+def runs_in(folder: Path) -> str:
+    """A remark on the runs in a folder."""
+    found = sorted(place for place in folder.glob("*") if is_run(place))
+    return f" It holds the runs {', '.join(map(str, found[:3]))}: give one of them" if found else ""
 
 
 def read_result(folder: Path) -> Result:

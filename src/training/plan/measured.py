@@ -31,14 +31,17 @@ def read_measurement(path: str, ranks: int) -> Measurement:
     if file.is_dir():
         file = file / "metrics.jsonl"
     if not file.is_file():
-        raise FlagError(f"--measured {path}: there is no such file; give the metrics.jsonl of a run, or its folder")
+        above = file.parent.parent / "metrics.jsonl"
+        near = f": {above.parent} has one" if above.is_file() else ""
+        wanted = f"give the metrics.jsonl of a run, or its folder{near}"
+        raise FlagError(f"--measured {path}: there is no such file; {wanted}")
     lines = []
-    for line in file.read_text().splitlines():
+    for line in file.read_text(errors="replace").splitlines():
         try:
             values = json.loads(line)
         except ValueError:  # a line that was cut off
             continue
-        if values.get("kind") == "train" and values.get("samples_per_second"):
+        if isinstance(values, dict) and values.get("kind") == "train" and values.get("samples_per_second"):
             lines.append(values)
     kept = lines[int(len(lines) * WARM_UP):] if len(lines) > 1 else lines
     if not kept:

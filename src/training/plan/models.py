@@ -1,6 +1,7 @@
 """A model's parameters, FLOPs and shapes, counted on the meta device: nothing is allocated, nothing is a formula."""
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -65,6 +66,8 @@ def describe(name: str, method: str, local_batch: int) -> Model:
         known = [*list_models(), *open_clip.list_models()]
         near = nearest(name, known)
         remedy = f"did you mean {' or '.join(near)}?" if near else f"give one of {', '.join(list_models())}"
+        if os.path.exists(name) or ":" in name:
+            remedy = "a plan takes the name of an architecture, which a run's config.json has under model.model"
         raise FlagError(f"--model {name!r} is neither ours nor OpenCLIP's: {remedy}")
     return with_shares(count(name), ours and method == "prolip", local_batch)
 

@@ -6,7 +6,7 @@ from prolip.data.loader import DataConfig
 
 
 def test_a_batch_that_workers_do_not_divide_is_refused_with_what_fits():
-    with pytest.raises(ValueError, match=r"batch_size 100 is not divisible by 8 workers: use --batch-size 96 or 104, "):
+    with pytest.raises(ValueError, match=r"-size 100 is not divisible by 8 workers: use --batch-size 96 or 104, "):
         DataConfig(batch_size=100, workers=8)
     with pytest.raises(ValueError, match=r"or --workers 5 or 10$"):
         DataConfig(batch_size=100, workers=8)
@@ -17,7 +17,7 @@ def test_a_batch_that_workers_do_not_divide_is_refused_with_what_fits():
 def test_settings_are_checked_when_they_are_made():
     for settings, message in (
         ({"dataset_type": "tfds"}, "use one of auto, webdataset"),
-        ({"batch_size": 0}, "batch_size is 0: give 1 or more"),
+        ({"batch_size": 0}, "--batch-size is 0: give 1 or more"),
         ({"workers": -1}, "workers is -1"),
         ({"prefetch": 0}, "prefetch is 0: give 1 or more"),
         ({"max_bad_fraction": 2}, "give a fraction from 0 to 1"),

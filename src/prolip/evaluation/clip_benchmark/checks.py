@@ -14,7 +14,7 @@ from open_clip.factory import parse_model_name
 from prolip.checkpoint import CONFIG_NAMES, read_config
 from prolip.documents import loads
 from prolip.evaluation.datasets.places import Place, archive_state, find_place, join, shard_marks
-from prolip.evaluation.datasets.wds import CLASSNAMES, TEMPLATES, read_kind, shard_count
+from prolip.evaluation.datasets.wds import CLASSNAMES, TEMPLATES, Reading, check_first, read_kind, shard_count
 from prolip.evaluation.embedder import is_prolip
 from prolip.evaluation.outputs import check_output
 from prolip.factory import find_weights, get_model_config
@@ -104,6 +104,7 @@ def check_wds(run: Namespace, place: Place) -> list[str]:
         remedy = f"choose --task {' or '.join(fits)}" if fits else "correct dataset_type.txt"
         raise ValueError(f"{place.source} is a test set of type {kind!r}, --task {run.task} wants"
                          f" {' or '.join(TYPES[run.task])}: {remedy}")
+    shard_count(place, run.split, None)  # of the wrong folder this tells the right one
     if run.task in ("zeroshot_classification", "linear_probe"):
         _check_texts(run, place)
     splits = [run.split]
@@ -112,7 +113,11 @@ def check_wds(run: Namespace, place: Place) -> list[str]:
             raise ValueError("--val_proportion needs a data set that knows its length, wds data sets are streams: give"
                              " a split with --val_split, or neither")
         splits += [split for split in (run.train_split, run.val_split) if split]
-    urls = [join(place.data, split, f"{i}.tar") for split in splits for i in range(shard_count(place, split, None))]
+    shards = [[join(place.data, split, f"{i}.tar") for i in range(shard_count(place, split, None))] for split in splits]
+    for urls in shards:
+        if not run.custom_classname_file:
+            check_first(Reading(tuple(urls), kind, len(place.lines(CLASSNAMES)), None, None))
+    urls = [url for part in shards for url in part]
     return [*shard_marks(urls), str(archive_state(urls))]
 
 

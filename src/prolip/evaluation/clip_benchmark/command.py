@@ -21,6 +21,7 @@ from clip_benchmark import models as registry
 from clip_benchmark.datasets.builder import get_dataset_default_task
 from open_clip.factory import parse_model_name
 
+from prolip.checkpoint import CheckpointError
 from prolip.data import decoding
 from prolip.evaluation.clip_benchmark import checks
 from prolip.evaluation.clip_benchmark.encoder import GaussianEncoder
@@ -220,11 +221,13 @@ def main(argv: Sequence[str] | None = None) -> int:
                 cli.main_build(base)
                 return 0
             runs = planned(own, base)
-        except (FileNotFoundError, ValueError) as error:
+        except (OSError, ValueError, CheckpointError) as error:
             raise refused(error) from error
         for run in runs:
             try:
                 evaluate(run, own)
+            except (CheckpointError, FileNotFoundError) as error:
+                raise refused(error) from error
             except (ValueError, RuntimeError) as error:
                 remedy = next((words for start, words in REMEDIES.items() if str(error).startswith(start)), None)
                 if remedy is None:

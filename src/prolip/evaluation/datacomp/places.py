@@ -12,7 +12,7 @@ from prolip.evaluation.datacomp.tasks import Task
 from prolip.evaluation.datasets.base import DamagedData, Dataset
 from prolip.evaluation.datasets.places import join
 from prolip.evaluation.datasets.tables import CAPTION_TABLES, open_caption_table, open_winogavil
-from prolip.evaluation.datasets.wds import open_wds
+from prolip.evaluation.datasets.wds import is_wds, open_wds
 
 HUB = "hf-hub"
 """The data directory that means: read each dataset from the hub while it is evaluated."""
@@ -87,6 +87,8 @@ def find_datasets(tasks: Sequence[Task], data_dir: str, skip_damaged: bool = Fal
     if data_dir != HUB and is_local(data_dir) and not os.path.isdir(local_path(data_dir)):
         raise FileNotFoundError(f"--data-dir {data_dir} is no folder: give the one that the datasets are fetched to, or"
                                 f" {HUB} to read them over the network")  # fmt: skip
+    if data_dir != HUB and is_local(data_dir):
+        check_level(tasks, Path(local_path(data_dir)))
     found, gone = Found({}, {}), False
     for task in tasks:
         try:
@@ -101,6 +103,21 @@ def find_datasets(tasks: Sequence[Task], data_dir: str, skip_damaged: bool = Fal
             gone = False
             found.datasets[task.key] = dataset
     return found
+
+
+def check_level(tasks: Sequence[Task], folder: Path) -> None:
+    """FileNotFoundError where the folder of a data set is given, or one above the folder that holds them."""
+    names = {name for task in tasks for name in task.folders}
+    here = folder.resolve()
+    if any((here / name).is_dir() for name in names):
+        return
+    inside = next((place for place in (here, *here.parents[:2]) if is_wds(place) or place.name in names), None)
+    if inside is not None:
+        raise FileNotFoundError(f"--data-dir {folder} is a data set or inside one: give the folder that holds it, "
+                                f"{inside.parent}")  # fmt: skip
+    below = sorted(place for place in here.glob("*") if any((place / name).is_dir() for name in names))
+    if below:
+        raise FileNotFoundError(f"--data-dir {folder} is one level too high: give {below[0]}, which holds data sets")
 
 
 def missing_report(tasks: Sequence[Task], found: Found, data_dir: str) -> str:

@@ -25,6 +25,7 @@ from prolip.data.emoji import Corpus
 from prolip.evaluation.datasets.wds import CLASSNAMES, COUNT, RELEVANCE, TYPE
 from prolip.evaluation.datasets.wds import TEMPLATES as TEMPLATE_FILE
 from prolip.evaluation.zero_shot import TEMPLATES
+from prolip.messages import naming
 
 SHARD = 1000
 
@@ -134,8 +135,10 @@ def main(arguments: Sequence[str] | None = None) -> Path:
     parser.add_argument("--out", required=True, metavar="FOLDER")
     args = parser.parse_args(arguments)
     try:
-        corpus = emoji.read(args.data)
-        corpus = corpus.select(args.select) if args.select else corpus
+        with naming("--data"):
+            corpus = emoji.read(args.data)
+        with naming("--select"):
+            corpus = corpus.select(args.select) if args.select else corpus
         folder = write_emoji_classes(corpus, args.out, args.classes) if args.classes else write_emoji(corpus, args.out)
     except (FileNotFoundError, FileExistsError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)

@@ -22,6 +22,7 @@ from prolip.evaluation.datasets.places import check_files
 WNID = re.compile(r"n\d{8}")
 #: For folders that are no ImageNet classes.
 PLAIN_TEMPLATES = ("a photo of a {c}.",)
+SPLITS = ("train", "training", "val", "validation", "test")
 CLASSNAMES, TEMPLATES = "classnames.txt", "zeroshot_classification_templates.txt"
 
 
@@ -52,7 +53,10 @@ def open_folder(
         raise FileNotFoundError(f"no image folder {root}: {explain_missing(str(root))}")
     folders = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith("."))
     if not folders:
-        raise ValueError(f"{root} holds no class folder but {listing(str(root))}: give the folder above the classes")
+        itself = WNID.fullmatch(root.resolve().name)
+        remedy = f"it is a class itself, give {root.parent}" if itself else "give the folder above the classes"
+        raise ValueError(f"{root} holds no class folder but {listing(str(root))}: {remedy}")
+    check_level(root, folders)
     files = [file for label, folder in enumerate(folders) for file in images_in(root, folder, label)]
     sizes = check_files([file.path for file in files], f"images of {root}")
     return Dataset(
@@ -67,6 +71,16 @@ def open_folder(
         info={"folders": folders},
         damage=damage,
     )
+
+
+def check_level(root: Path, folders: list[str]) -> None:
+    """ValueError where the folders in the root are splits, whose class folders would all be read as one class."""
+    deeper = {folder: [entry.name for entry in os.scandir(root / folder) if entry.is_dir()] for folder in folders}
+    splits = [name for name, below in deeper.items() if any(map(WNID.fullmatch, below)) or (below and name in SPLITS)]
+    if splits:
+        chosen = next((name for name in ("val", "validation", "test") if name in splits), splits[0])
+        raise ValueError(f"{root} is one level too high: it holds {', '.join(folders[:5])}, with the class folders in "
+                         f"them: give {root / chosen}")  # fmt: skip
 
 
 def images_in(root: Path, folder: str, label: int) -> list[ImageFile]:

@@ -62,6 +62,9 @@ def find_place(source: str | os.PathLike) -> Place:
         return Place(source, f"{repo}/raw/{branch}", f"{repo}/resolve/{branch}")
     if is_local(source):
         path = local_path(source)
+        if os.path.isfile(path):
+            above = Path(path).absolute().parent
+            raise FileNotFoundError(f"{path} is a file: give the folder of the test set, such as {above.parent}")
         if not os.path.isdir(path):
             raise FileNotFoundError(f"no test set at {path}: {explain_missing(path)}")
         return Place(source, path, path)

@@ -17,6 +17,7 @@ import io
 import os
 from collections.abc import Iterable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple, get_args
 
 import numpy as np
@@ -24,7 +25,8 @@ import numpy as np
 from prolip.data.connections import ReadPolicy
 from prolip.data.faults import UNCHARGED, FaultCounter, SampleFault
 from prolip.data.opening import is_local, local_path
-from prolip.data.samples import Raw, image_bytes
+from prolip.data.samples import Raw, image_bytes, members_of
+from prolip.data.survey import refuse_unusable
 from prolip.data.tar import read_shard
 from prolip.documents import loads
 from prolip.evaluation.datasets.base import WHOLE, DamagedData, Dataset, Kind, Sample, Share, fingerprint, note_fault
@@ -32,8 +34,13 @@ from prolip.evaluation.datasets.places import Place, archive_state, find_place, 
 
 CLASSNAMES, TEMPLATES = "classnames.txt", "zeroshot_classification_templates.txt"
 TYPE, COUNT, RELEVANCE = "dataset_type.txt", "nshards.txt", "relevance.json"
+SHOWN = 5
 #: What a shard-wise data set may be; associations have files of their own.
 KINDS = tuple(kind for kind in get_args(Kind) if kind != "association")
+
+
+#: What stands beside the images of each kind.
+MEMBERS = {"classification": "cls", "multilabel": "npy", "retrieval": "txt"}
 
 
 class Reading(NamedTuple):
@@ -66,9 +73,10 @@ def open_wds(
     if kind != "retrieval":
         check_classes(place, classnames, templates)
     urls = tuple(join(place.data, split, f"{number}.tar") for number in range(count))
+    reading = Reading(urls, kind, len(classnames), damage, policy)
     pairs = read_relevance(place, split, policy) if kind == "retrieval" else None
     marks = shard_marks(urls, policy)
-    reading = Reading(urls, kind, len(classnames), damage, policy)
+    check_first(reading)
     return Dataset(
         name=name or default_name(place),
         kind=kind,
@@ -84,6 +92,18 @@ def open_wds(
     )
 
 
+def check_first(reading: Reading) -> None:
+    """DamagedData where none of the first samples of local shards can be used: before anything is computed."""
+    if not all(map(is_local, reading.urls)):
+        return
+    try:
+        refuse_unusable(
+            reading.urls, partial(parse, reading=reading), reading.policy, f"KEY.jpg beside KEY.{MEMBERS[reading.kind]}"
+        )
+    except ValueError as error:
+        raise DamagedData(str(error)) from error
+
+
 def default_name(place: Place) -> str:
     """The last part of the address, without the `wds_` that folders begin with."""
     path = local_path(place.source) if place.local else place.source.split("/tree/")[0]
@@ -94,14 +114,36 @@ def shard_count(place: Place, split: str, policy: ReadPolicy | None) -> int:
     """What nshards.txt says."""
     text = place.text(split, COUNT, policy=policy)
     if text is None:
-        where = folder_holds(place.data) if place.local else "the address answers that there is none"
-        raise FileNotFoundError(
-            f"no {split}/{COUNT} at {place.source}: {where}. Give the folder above {split}/ of a clip_benchmark data "
-            "set, or the split it has"
-        )
+        wanted = f"Give the folder above {split}/ of a clip_benchmark data set, or the split it has"
+        where = "the address answers that there is none"
+        if place.local:
+            where = other_level(place, split) or folder_holds(place.data)
+        raise FileNotFoundError(f"no {split}/{COUNT} at {place.source}: {where}. {wanted}")
     if not text.strip().isdecimal() or int(text) < 1:
         raise DamagedData(f"{split}/{COUNT} at {place.source} says {text.strip()[:40]!r}: want the number of shards")
     return int(text)
+
+
+def other_level(place: Place, split: str) -> str | None:
+    """Where the data set is that a local folder is not: above it, below it, or under another split; None for none."""
+    folder = Path(place.data).resolve()
+    above, below = next((p for p in folder.parents[:2] if is_wds(p, split)), None), data_sets_in(folder, split)
+    if above is not None:
+        return f"it lies inside a data set: give {above}"
+    if (folder / COUNT).is_file():
+        return f"it is the split {folder.name!r} of a data set: give {folder.parent} and --split {folder.name}"
+    if below:
+        more = f" or another of the {len(below)} data sets in it" if len(below) > 1 else ""
+        return f"it is one level too high: give {below[0]}{more} ({', '.join(p.name for p in below[:SHOWN])})"
+    splits = sorted(found.parent.name for found in folder.glob(f"*/{COUNT}"))
+    if splits:
+        return f"it has the split {' and '.join(splits)}: give --split {splits[0]}"
+    return None
+
+
+def data_sets_in(folder: Path, split: str = "test") -> list[Path]:
+    """The data sets in this layout one or two levels below a local folder."""
+    return sorted({found.parent.parent for depth in ("*", "*/*") for found in folder.glob(f"{depth}/{split}/{COUNT}")})
 
 
 def read_kind(place: Place, policy: ReadPolicy | None) -> Kind:
@@ -198,8 +240,7 @@ def parse(raw: Raw, reading: Reading) -> Sample:
         return Sample(key, image, label.astype(np.int64))
     groups = array_of(raw)
     if "cls" not in raw and groups is None:
-        members = ", ".join(part for part in raw if not part.startswith("__"))
-        raise SampleFault("missing label", f"members: {members}; wanted cls")
+        raise SampleFault("missing label", f"members: {members_of(raw)}; wanted cls, the number of the class")
     return Sample(key, image, class_of(raw, reading.classes) if "cls" in raw else None, groups)
 
 
@@ -228,8 +269,7 @@ def array_of(raw: Raw) -> np.ndarray | None:
 def captions_of(raw: Raw) -> tuple[str, ...]:
     """The lines of `.txt`, without blank ones."""
     if "txt" not in raw:
-        members = ", ".join(part for part in raw if not part.startswith("__"))
-        raise SampleFault("missing text", f"members: {members}; wanted txt")
+        raise SampleFault("missing text", f"members: {members_of(raw)}; wanted txt, a caption per line")
     try:
         lines = raw["txt"].decode().splitlines()
     except UnicodeDecodeError as error:

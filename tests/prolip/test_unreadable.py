@@ -1,0 +1,374 @@
+"""Files that hold no weights and folders that hold no model: one line that says what is there and what to give.
+
+The files are made at random, of every kind that is given for weights by mistake; none of them may run code, bring
+torch's advice to do so, or a line that does not say what the file is.
+"""
+import argparse
+import collections
+import io
+import json
+import os
+import pickle
+import random
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import open_clip
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import prolip
+from prolip.checkpoint import CheckpointError, load_checkpoint, read_state_dict, save_pretrained
+from prolip.evaluation.embedder import load_embedder
+from prolip.factory import find_weights, get_model_config
+from prolip.messages import appearance, naming
+from prolip.report.runs import read as read_run
+from prolip.tokenizer import get_tokenizer
+from training.checkpointing import check_checkpoint
+from training.checkpointing import load_checkpoint as load_run
+from training.config import read_config_file
+from training.flags import FlagError
+from training.main import main as train
+
+NAME = "ProLIP-ViT-test"
+#: What torch says of a file that it refuses, or of a way to run its code.
+TORCHS = ("add_safe_globals", "pytorch.org", "Weights only load failed", "WeightsUnpickler", "\n", "miniz", "Traceback")
+
+
+class Trap:
+    """An object whose unpickling makes a folder."""
+
+    def __init__(self, place):
+        self.place = str(place)
+
+    def __reduce__(self):
+        return os.mkdir, (self.place,)
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+def saved(value, **options):
+    buffer = io.BytesIO()
+    torch.save(value, buffer, **options)
+    return buffer.getvalue()
+
+
+def tensors(rng):
+    return {f"visual.{rng.choice('abc')}{i}": torch.zeros(rng.randint(1, 4)) for i in range(rng.randint(1, 5))}
+
+
+def foreign(rng, trap):
+    """A checkpoint with objects beside its tensors, in torch's present or its old format."""
+    thing, name = rng.choice([
+        (argparse.Namespace(lr=0.1), "argparse.Namespace"), (Path("x"), "pathlib."), (Trap(trap), ".mkdir"),
+        (np.float64(3), "numpy"), (collections.deque([1]), "collections.deque"), (random.Random(0), "random.Random"),
+        (re.compile("a"), "re._compile"), (np.random.default_rng(0), "numpy"),
+    ])  # fmt: skip
+    state = {rng.choice(["state_dict", "model"]): tensors(rng), rng.choice(["args", "epoch", "best"]): thing}
+    data = saved(state, _use_new_zipfile_serialization=rng.random() < 0.7)
+    return data, ["Python objects besides tensors", name, "run code", "torch.save", "weights_only=False"]
+
+
+def script(rng, trap):
+    buffer = io.BytesIO()
+    torch.jit.save(torch.jit.script(torch.nn.Linear(rng.randint(1, 3), 2)), buffer)
+    return buffer.getvalue(), ["TorchScript archive", ".state_dict()"]
+
+
+def no_weights(rng, trap):
+    rest = " ".join(str(rng.random()) for _ in range(rng.randint(1, 200)))
+    array = io.BytesIO()
+    np.savez(array, a=np.zeros(3))
+    data, words = rng.choice([
+        (f"<!doctype html><html>{rest}", ["an HTML page", "fetch it again"]), (f'{{"error": "{rest}"}}', ["JSON"]),
+        (f"version https://git-lfs.github.com/spec/v1\noid sha256:{rest}", ["Git LFS", "git lfs pull"]),
+        (b"", ["an empty file"]), (bytes(rng.randint(1, 999)), ["zeros alone"]),
+        (f"weights {rest}", ["text ('weights"]),
+        (b"\x89HDF\r\n\x1a\n" + rng.randbytes(99), ["HDF5", ".safetensors, .pt"]),
+        (b"\x08\x08\x12\x07pytorch\x1a\x052.1.0" + rng.randbytes(99), ["ONNX", ".safetensors, .pt"]),
+        (array.getvalue(), ["a zip archive of a.npy"]), (b"GGUF" + rng.randbytes(99), ["a GGUF model"]),
+        (b"\x1f\x8b" + rng.randbytes(99), ["gzip", "unpack it"]),
+    ])  # fmt: skip
+    return data.encode() if isinstance(data, str) else data, words
+
+
+def cut(rng, trap):
+    data = saved({"state_dict": tensors(rng)})
+    return data[: rng.randrange(len(data) // 4, len(data) - 30)], ["is it complete?", "cut off or damaged"]
+
+
+def no_state(rng, trap):
+    inside = rng.choice(["ema", "net", "model_state_dict", "params"])
+    value, words = rng.choice([
+        ([1, 2], ["got list"]), (torch.zeros(3), ["got Tensor"]), ({}, ["holds no state dict"]),
+        ({inside: tensors(rng), "epoch": 3}, [f"its {inside!r} looks like one", f"[{inside!r}]"]),
+        ({"state": {}, "param_groups": [{"lr": 1.0}]}, ["the state of an optimiser and no model"]),
+        ({"optimizer": {"state": {}, "param_groups": []}, "epoch": 3}, ["the state of an optimiser and no model"]),
+        ({"a": 1, "b": "x"}, ["holds no state dict", "'a', 'b'"]),
+    ])  # fmt: skip
+    return saved(value), words
+
+
+FILES = (foreign, foreign, script, no_weights, no_weights, no_weights, cut, no_state)
+
+
+@pytest.mark.filterwarnings("ignore")
+def check(tmp_path, seed):
+    """One generated file as weights to start from, and as a checkpoint to go on from."""
+    rng = random.Random(seed)
+    kind, trap = FILES[seed % len(FILES)], tmp_path / f"trap{seed}"
+    data, words = kind(rng, trap)
+    suffix = rng.choice([".pt", ".pth", ".bin", ".ckpt"]) if kind is not no_weights else rng.choice(
+        [".pt", ".bin", ".safetensors"]
+    )
+    path = tmp_path / f"{seed}{suffix}"
+    path.write_bytes(data)
+    with pytest.raises(CheckpointError) as refused:
+        read_state_dict(path)
+    said = str(refused.value)
+    assert str(path) in said and all(word in said for word in words), (words, said)
+    assert len(said) < 700 and not any(word in said for word in TORCHS), said
+    with pytest.raises(FlagError) as refused:
+        check_checkpoint(str(path))
+        load_run(str(path))
+    said = str(refused.value)
+    assert str(path) in said and len(said) < 400 and not any(word in said for word in TORCHS), said
+    assert kind is cut or "weights to start from are --pretrained" in said
+    assert not trap.exists()  # nothing in the file was run
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("seed", range(56))
+def test_a_file_without_weights_is_told_for_what_it_is_and_its_code_is_not_run(tmp_path, seed):
+    check(tmp_path, seed)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("part", range(8))
+def test_many_files_without_weights_are_told_for_what_they_are(tmp_path, part):
+    for seed in range(1000 + 48 * part, 1048 + 48 * part):
+        check(tmp_path, seed)
+
+
+@pytest.mark.parametrize("container", ["state_dict", "model", None])
+def test_the_command_for_a_checkpoint_with_foreign_objects_makes_a_file_that_loads(tmp_path, container):
+    state = {"visual.a": torch.ones(2), "text.b": torch.zeros(3)}
+    whole = {container: state, "args": argparse.Namespace(a=1)} if container else collections.OrderedDict(state)
+    if container is None:
+        whole = {"model": state, "when": Path("x")}
+    torch.save(whole, tmp_path / "theirs.pt")
+    with pytest.raises(CheckpointError) as refused:
+        read_state_dict(tmp_path / "theirs.pt")
+    command, plain = re.search(r'python -c "(.*?)" and give (\S+) ', str(refused.value)).groups()
+    exec(command, {})
+    assert all(torch.equal(value, state[name]) for name, value in read_state_dict(plain).items())
+    trusted = read_state_dict(tmp_path / "theirs.pt", weights_only=False)
+    assert trusted.keys() == state.keys()
+
+
+def test_the_command_for_weights_in_several_files_joins_them(tmp_path):
+    model = prolip.create_model(NAME)
+    save_pretrained(model, tmp_path)
+    state = load_file(tmp_path / "model.safetensors")
+    (tmp_path / "model.safetensors").unlink()
+    names = sorted(state)
+    for i, part in enumerate((names[:20], names[20:])):
+        save_file({name: state[name] for name in part}, tmp_path / f"model-0000{i + 1}-of-00002.safetensors")
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {}}))
+    for wrong in (lambda: prolip.create_model(f"local-dir:{tmp_path}"),
+                  lambda: read_state_dict(tmp_path / "model.safetensors.index.json")):  # fmt: skip
+        with pytest.raises((FileNotFoundError, CheckpointError), match="index of weights in several files") as refused:
+            wrong()
+    exec(re.search(r'python -c "(.*)"$', str(refused.value))[1], {})
+    assert prolip.create_model(f"local-dir:{tmp_path}").state_dict().keys() == state.keys()
+
+
+def test_nested_containers_and_prefixes_are_taken_off():
+    state = {f"module._orig_mod.{name}": value for name, value in prolip.create_model(NAME).state_dict().items()}
+    for wrapped in ({"model": {"state_dict": state}}, {"state_dict": {"model": state, "epoch": 3}}):
+        load_checkpoint(prolip.create_model(NAME), wrapped)
+
+
+def test_names_of_transformers_are_known_for_what_they_are():
+    with pytest.raises(CheckpointError, match="these are names of transformers' CLIP: give OpenCLIP's weights"):
+        load_checkpoint(prolip.create_model(NAME), {"vision_model.a": torch.zeros(1), "text_model.b": torch.zeros(1)})
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_any_bytes_have_an_appearance(seed):
+    """Whatever a file begins with, there is one short line for it."""
+    rng = random.Random(seed)
+    alphabet = rng.choice(["abc \n", "{<[\"", "äöü→猫", "\x00\x01é", "\ufeffx"])
+    data = rng.randbytes(rng.randrange(1200)) if seed % 2 else "".join(rng.choices(alphabet, k=900)).encode()
+    seen = appearance(data[:1024])
+    assert seen.what and seen.remedy and "\n" not in seen.what and len(seen.what) < 160
+
+
+def test_an_error_gets_the_flag_of_its_value_once_and_keeps_its_kind():
+    def bad_utf8():
+        b"\xff".decode()
+
+    def missing():
+        Path("nowhere").read_text()
+
+    for make, kind in ((bad_utf8, ValueError), (missing, OSError), (lambda: json.loads("{"), ValueError)):
+        with pytest.raises(kind, match="^--val-data: .+"), naming("--val-data"):
+            make()
+    with pytest.raises(FileNotFoundError, match="^--data 'x': is gone"), naming("--data"):
+        raise FileNotFoundError("'x': is gone")
+    with pytest.raises(ValueError, match="^--select is"), naming("--data"):
+        raise ValueError("--select is wrong")
+
+
+# --- folders ----------------------------------------------------------------------------------------------------------
+PARTS = ("model", "model_ema", "best", "checkpoints")
+
+
+@pytest.fixture(scope="module")
+def whole_run(tmp_path_factory):
+    """A small run with all that it may leave."""
+    folder = tmp_path_factory.mktemp("runs")
+    flags = f"--model {NAME} --dataset-type synthetic --train-num-samples 8 --batch-size 4 --workers 0 --epochs 1"
+    flags += f" --warmup 0 --ema-decay 0.9 --output-dir {folder} --name r"
+    assert train(flags.split()) == 0
+    shutil.copytree(folder / "r/model", folder / "r/best")
+    return folder / "r"
+
+
+def as_model(address):
+    prolip.create_model(address)
+
+
+def as_weights(address):
+    find_weights(NAME, address)
+
+
+ENTRIES = (as_model, as_weights, get_model_config, get_tokenizer, load_embedder)
+
+
+@pytest.mark.parametrize("left", range(16))
+def test_a_run_given_as_a_model_names_what_it_has(tmp_path, whole_run, left):
+    """Every subset of what a run may have left, at every entry, by all the ways to write its path."""
+    parts = [part for bit, part in enumerate(PARTS) if left >> bit & 1]
+    run = tmp_path / "run"
+    run.mkdir()
+    for name in ("config.json", "status.json", "metrics.jsonl"):
+        shutil.copy(whole_run / name, run)
+    for part in parts:
+        shutil.copytree(whole_run / part, run / part)
+    for enter in ENTRIES:
+        spellings = [f"local-dir:{run}", str(run)] if enter is not as_weights else [str(run), f"local-dir:{run}"]
+        for spelling in spellings:
+            with pytest.raises((ValueError, OSError)) as refused:
+                enter(spelling)
+            said = str(refused.value)
+            assert said.startswith(f"{run} is the folder of a run: ") and "\n" not in said, said
+            whole = next((part for part in ("model", "model_ema", "best") if part in parts), None)
+            if whole:
+                assert f"local-dir:{run / whole}" in said
+                assert get_model_config(re.search(r"local-dir:[^\s):]+", said)[0])
+            elif "checkpoints" in parts:
+                assert f"--model {NAME} --pretrained {run}/checkpoints/step_2.pt" in said
+                assert find_weights(NAME, f"{run}/checkpoints/step_2.pt")
+            else:
+                assert "neither a model nor a checkpoint" in said
+
+
+@pytest.mark.parametrize("given, wanted", [
+    ("local-dir:{run}/checkpoints", "holds the checkpoints of a run: use local-dir:{run}/model"),
+    ("local-dir:{run}/checkpoints/step_2.pt", "is a checkpoint of a run: use local-dir:{run}/model"),
+    ("{run}/checkpoints/step_2.pt", f"--model {NAME} --pretrained {{run}}/checkpoints/step_2.pt"),
+    ("local-dir:{run}/model/model.safetensors", "is a file: give the folder that holds it, local-dir:{run}/model"),
+    ("{run}/model", "is a folder: give it as local-dir:{run}/model"),
+    ("{run}/modle", "Did you mean model"),
+    ("local-dir:{run}/modle", "Did you mean model"),
+    ("local-dir:{run}/..", "is the folder of a run, use local-dir:"),
+    ("local_dir:{run}/model", "did you mean local-dir:{run}/model?"),
+    ("hf:org/name", "did you mean hf-hub:org/name?"),
+])  # fmt: skip
+def test_a_path_that_is_no_model_names_the_one_that_is_meant(whole_run, given, wanted):
+    for enter in (as_model, get_tokenizer, load_embedder):
+        with pytest.raises((ValueError, OSError)) as refused:
+            enter(given.format(run=whole_run))
+        assert wanted.format(run=whole_run) in str(refused.value)
+
+
+def test_weights_that_are_a_folder_or_a_configuration_name_what_is_meant(tmp_path, whole_run):
+    (tmp_path / "__0_0.distcp").write_bytes(b"x")
+    for given, wanted in ((tmp_path, "dcp_to_torch"), (whole_run / "checkpoints", f"use local-dir:{whole_run}/model")):
+        with pytest.raises(FileNotFoundError, match=re.escape(wanted)):
+            find_weights(NAME, str(given))
+        with pytest.raises(FileNotFoundError, match=re.escape(wanted)):
+            load_embedder("ViT-B-32", str(given))
+    with pytest.raises(CheckpointError, match=f"the configuration of a run: use local-dir:{whole_run}/model"):
+        read_state_dict(whole_run / "config.json")
+    with pytest.raises(CheckpointError, match=f"the configuration of a model: give {whole_run}/model$"):
+        read_state_dict(whole_run / "model" / "config.json")
+
+
+@pytest.mark.parametrize("given", ["model", "checkpoints", "config.json", "model/config.json"])
+def test_a_part_of_a_run_given_for_the_report_names_the_run(whole_run, given):
+    with pytest.raises(FileNotFoundError, match=f"give the run's folder, {whole_run}$"):
+        read_run(whole_run / given)
+    with pytest.raises(FileNotFoundError, match=f"give the run's folder, {whole_run}$"):
+        read_run(f"local-dir:{whole_run / given}")
+
+
+def test_a_model_or_a_folder_of_runs_given_for_the_report_is_refused(tmp_path, whole_run):
+    shutil.copytree(whole_run / "model", tmp_path / "m" / "n" / "o")
+    with pytest.raises(FileNotFoundError, match="holds a model, and the page is about a run"):
+        read_run(tmp_path / "m" / "n" / "o")
+    with pytest.raises(FileNotFoundError, match=f"It holds the runs {whole_run}: give one"):
+        read_run(whole_run.parent)
+
+
+def test_what_is_no_config_and_no_checkpoint_of_a_run_names_one(whole_run):
+    with pytest.raises(FlagError, match="is a model's: give RUN/config.json, or the model as --model local-dir:FOLDER"):
+        read_config_file(str(whole_run / "model"))
+    with pytest.raises(FlagError, match="cannot be read, it is a zip archive"):
+        read_config_file(str(whole_run / "checkpoints/step_2.pt"))
+    for folder in (whole_run, whole_run / "checkpoints"):
+        newest = whole_run / "checkpoints/step_2.pt"
+        with pytest.raises(FlagError, match=f"is a folder: give a file in it, such as {newest}"):
+            check_checkpoint(str(folder))
+
+
+# --- what was loaded --------------------------------------------------------------------------------------------------
+def test_the_log_says_which_weights_were_loaded_and_which_are_new(tmp_path, caplog):
+    save_pretrained(prolip.create_model(NAME), tmp_path)
+    caplog.set_level("INFO", "prolip.checkpoint")
+    prolip.create_model(f"local-dir:{tmp_path}")
+    file = tmp_path / "model.safetensors"
+    assert caplog.messages.pop() == (f"{file}: loaded 59 of 59 tensors (logit 2 of 2, visual 35 of 35, text 22 of 22); "
+                                     "new, at their initial values: none; not used: none")  # fmt: skip
+    prolip.create_model(f"local-dir:{tmp_path}", force_image_size=64)
+    assert "interpolated: visual.positional_embedding from 18 to 66 rows" in caplog.messages.pop()
+
+
+def test_the_log_says_what_uncertainty_adds_to_a_deterministic_model(caplog):
+    caplog.set_level("INFO", "prolip.checkpoint")
+    model = prolip.create_model(NAME)
+    config = {"embed_dim": model.config["embed_dim"]}
+    for block in ("vision_cfg", "text_cfg"):
+        known = open_clip.model.CLIPVisionCfg if block == "vision_cfg" else open_clip.model.CLIPTextCfg
+        config[block] = {k: v for k, v in model.config[block].items() if k in known.__dataclass_fields__}
+    config["text_cfg"]["vocab_size"] = 49408
+    state = open_clip.CLIP(**config).state_dict()
+    report = load_checkpoint(model, state, init_uncertainty=True)
+    said = caplog.messages.pop()
+    for name in ("visual.uncertainty_proj.weight", "text.text_uncertainty_projection.weight", "logit_bias"):
+        assert name in report.kept and name in said.split("; ")[1]
+    whole = [name for name in report.kept if "[" not in name]
+    assert f"loaded {59 - len(whole)} of 59 tensors" in said and "logit 0 of 2" in said
+    assert "visual.positional_embedding[1] ([UNC])" in said.split("; ")[2]
+    assert said.endswith("not used: logit_scale")  # a softmax loss's
+
+
+def test_a_pickle_of_torchs_old_format_is_no_reason_to_run_it(tmp_path):
+    (tmp_path / "a.pt").write_bytes(pickle.dumps({"state_dict": Trap(tmp_path / "made")}))
+    with pytest.raises(CheckpointError, match="Python|pickle"):
+        read_state_dict(tmp_path / "a.pt")
+    assert not (tmp_path / "made").exists()
