@@ -45,13 +45,16 @@ class Kernels(NamedTuple):
     capability: str
 
 
+def held(mkl: str, onednn: str, openblas: str) -> dict[str, str]:
+    """The variables of the libraries under PyTorch, and under NumPy, which reckons what tests compare with."""
+    return {"MKL_CBWR": mkl, "ONEDNN_MAX_CPU_ISA": onednn, "OPENBLAS_CORETYPE": openblas}
+
+
 KERNELS = {
-    "SSE": Kernels(frozenset(), {"MKL_CBWR": "COMPATIBLE", "ONEDNN_MAX_CPU_ISA": "SSE41"}, "default"),
-    "AVX2": Kernels(frozenset({"avx2", "fma"}), {"MKL_CBWR": "AVX2", "ONEDNN_MAX_CPU_ISA": "AVX2"}, "avx2"),
+    "SSE": Kernels(frozenset(), held("COMPATIBLE", "SSE41", "Nehalem"), "default"),
+    "AVX2": Kernels(frozenset({"avx2", "fma"}), held("AVX2", "AVX2", "Haswell"), "avx2"),
     "AVX-512": Kernels(
-        frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl"}),
-        {"MKL_CBWR": "AVX512", "ONEDNN_MAX_CPU_ISA": "AVX512_CORE"},
-        "avx512",
+        frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl"}), held("AVX512", "AVX512_CORE", "SkylakeX"), "avx512"
     ),
 }
 
@@ -68,9 +71,9 @@ def settings(flags: set[str]) -> Iterator[tuple[str, dict[str, str]]]:
         if kernels.needs <= flags:
             for threads, capability in (("1", "default"), ("2", kernels.capability)):
                 plural = "" if threads == "1" else "s"
-                held = {**kernels.variables, "ATEN_CPU_CAPABILITY": capability}
-                held |= {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
-                yield f"{name}, {threads} thread{plural}, ATen {capability}", held
+                counts = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "OPENBLAS_NUM_THREADS": threads}
+                variables = {**kernels.variables, **counts, "ATEN_CPU_CAPABILITY": capability}
+                yield f"{name}, {threads} thread{plural}, ATen {capability}", variables
 
 
 def run(name: str, variables: dict[str, str], tests: list[str]) -> bool:
