@@ -8,18 +8,27 @@ from prolip import losses, measures
 from prolip.gaussian import Gaussian
 
 if TYPE_CHECKING:
-    from prolip.factory import create_model, create_model_and_transforms, list_models
+    from prolip.factory import (
+        create_model,
+        create_model_and_transforms,
+        create_model_from_pretrained,
+        list_models,
+    )
+    from prolip.openclip_names import build_zero_shot_classifier, list_pretrained, tokenize
     from prolip.tokenizer import get_tokenizer
 
 __all__ = [
-    "Gaussian", "create_model", "create_model_and_transforms", "get_tokenizer", "list_models", "losses", "measures",
+    "Gaussian", "build_zero_shot_classifier", "create_model", "create_model_and_transforms",
+    "create_model_from_pretrained", "get_tokenizer", "list_models", "list_pretrained", "losses", "measures", "tokenize",
 ]  # fmt: skip
 __version__ = "0.1.0"
 
 # OpenCLIP takes seconds and 240 MB to import, and Gaussians, measures, losses and metrics do without it.
 _LATE = {
     "create_model": "factory", "create_model_and_transforms": "factory", "list_models": "factory",
-    "get_tokenizer": "tokenizer",
+    "get_tokenizer": "tokenizer", "create_model_from_pretrained": "factory",
+    "build_zero_shot_classifier": "openclip_names", "list_pretrained": "openclip_names",
+    "tokenize": "openclip_names",
 }  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import open_clip
 import torch
 from open_clip.factory import parse_model_name
 from open_clip.model import CLIPVisionCfg, set_model_preprocess_cfg
@@ -63,8 +64,11 @@ def get_model_config(model_name: str, cache_dir: str | None = None) -> tuple[dic
     elif name in _configs():
         config, preprocess = _configs()[name], {}
     else:
+        ours = "" if name not in open_clip.list_models() else (
+            f"; {name} is OpenCLIP's, its own weights are evaluated by prolip.evaluation.embedder.load_embedder"
+        )
         raise ValueError(f"unknown model {name!r}: {near_matches(name, list_models())} (or hf-hub:<org/name>,"
-                         " local-dir:<folder with config.json and model.safetensors>)")
+                         f" local-dir:<folder with config.json and model.safetensors>{ours})")
     return complete(config), copy.deepcopy(preprocess)
 
 
@@ -89,8 +93,18 @@ def find_weights(model_name: str, pretrained: str | None, cache_dir: str | None 
         return find_in(path, FOREIGN_FIRST, "weights")
     if not path.is_file():
         raise FileNotFoundError(f"pretrained={pretrained!r} is no file: give a weights file, a folder that holds one,"
-                                " or published weights, hf-hub:<org/name>")
+                                f" or published weights, hf-hub:<org/name>{_tag_hint(str(pretrained))}")
     return path
+
+
+def _tag_hint(pretrained: str) -> str:
+    """Where OpenCLIP's weights with a tag are published; empty for what is no tag."""
+    tagged = [name for name, tag in open_clip.list_pretrained() if tag == pretrained]
+    for name in sorted(tagged, key=lambda name: not name.startswith("ViT")):
+        if hub := open_clip.get_pretrained_cfg(name, pretrained).get("hf_hub"):
+            return (f" (a tag of OpenCLIP's: of {name} these are hf-hub:{hub.rstrip('/')}, for a model of its shape,"
+                    " local-dir:<folder with its config.json>, and init_uncertainty=True)")
+    return ""
 
 
 def _named_weights(schema: str, name: str, order: tuple[str, ...], cache_dir: str | None) -> Path:
@@ -233,3 +247,23 @@ def create_model_and_transforms(  # noqa: PLR0913 (OpenCLIP's signature)
     )
     cfg = PreprocessCfg(**model.visual.preprocess_cfg)
     return model, image_transform_v2(cfg, is_train=True, aug_cfg=aug_cfg), image_transform_v2(cfg, is_train=False)
+
+
+def create_model_from_pretrained(
+    model_name: str,
+    pretrained: str | None = None,
+    precision: str = "fp32",
+    device: str | torch.device = "cpu",
+    *,
+    return_transform: bool = True,
+    **kwargs: Any,
+) -> Any:
+    """(model, transform for evaluation), or the model alone; ValueError where there are no weights to load.
+
+    kwargs: as `create_model_and_transforms`'.
+    """
+    kwargs["require_pretrained"] = True
+    model, _, preprocess = create_model_and_transforms(
+        model_name, pretrained, precision=precision, device=device, **kwargs
+    )
+    return (model, preprocess) if return_transform else model
