@@ -9,12 +9,19 @@ from prolip.gaussian import Gaussian
 
 if TYPE_CHECKING:
     from prolip.data.pictures import open_image
-    from prolip.factory import create_model, create_model_and_transforms, list_models
+    from prolip.factory import (
+        create_model,
+        create_model_and_transforms,
+        create_model_from_pretrained,
+        list_models,
+    )
+    from prolip.openclip_names import build_zero_shot_classifier, list_pretrained, tokenize
     from prolip.tokenizer import get_tokenizer
 
 __all__ = [
-    "Gaussian", "create_model", "create_model_and_transforms", "get_tokenizer", "list_models", "losses", "measures",
-    "open_image",
+    "Gaussian", "build_zero_shot_classifier", "create_model", "create_model_and_transforms",
+    "create_model_from_pretrained", "get_tokenizer", "list_models", "list_pretrained", "losses", "measures",
+    "open_image", "tokenize",
 ]  # fmt: skip
 __version__ = "0.1.0"
 
@@ -22,7 +29,9 @@ __version__ = "0.1.0"
 # files bring Pillow and what fetches URLs.
 _LATE = {
     "create_model": "factory", "create_model_and_transforms": "factory", "list_models": "factory",
-    "get_tokenizer": "tokenizer", "open_image": "data.pictures",
+    "get_tokenizer": "tokenizer", "create_model_from_pretrained": "factory", "open_image": "data.pictures",
+    "build_zero_shot_classifier": "openclip_names", "list_pretrained": "openclip_names",
+    "tokenize": "openclip_names",
 }  # fmt: skip
 
 

@@ -21,6 +21,7 @@ from prolip.evaluation.outputs import check_output
 from prolip.model import ProLIP
 
 NEEDED = ("onnx", "onnxscript", "onnxruntime")
+OUTPUTS = ("mean", "log_var")
 BATCHES = (1, 3, 64)
 TOLERANCE = 1e-4
 
@@ -88,8 +89,9 @@ def export_onnx(model: ProLIP, folder: str | Path) -> dict[str, Path]:
     Path(folder).mkdir(parents=True, exist_ok=True)
     files = {}
     for encoder in (ImageEncoder(model), TextEncoder(model)):
-        names = {"input_names": [encoder.name], "output_names": ["mean", "log_var"]}
-        program = torch.onnx.export(export_program(encoder), dynamo=True, verbose=False, **names)
+        program = torch.onnx.export(
+            export_program(encoder), dynamo=True, verbose=False, input_names=[encoder.name], output_names=list(OUTPUTS)
+        )
         assert program is not None
         program.model.metadata_props["prolip"] = json.dumps(facts(model))
         files[encoder.name] = Path(folder) / f"{encoder.name}.onnx"
@@ -116,7 +118,7 @@ def largest_differences(model: ProLIP, files: dict[str, Path], batches: Sequence
         worst = 0.0
         for rows in batches:
             x = encoder.example(rows, generator)
-            outputs = session.run(["mean", "log_var"], {encoder.name: x.numpy()})
+            outputs = session.run(OUTPUTS, {encoder.name: x.numpy()})
             with evaluating(encoder, "cpu"):
                 wanted = encoder(x)
             worst = max(worst, *(float((torch.from_numpy(a) - b).abs().max()) for a, b in zip(outputs, wanted)))

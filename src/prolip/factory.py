@@ -10,6 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import open_clip
 import torch
 from open_clip.factory import parse_model_name
 from open_clip.model import CLIPVisionCfg, set_model_preprocess_cfg
@@ -66,8 +67,11 @@ def get_model_config(model_name: str, cache_dir: str | None = None) -> tuple[dic
         path = find_in(name, CONFIG_NAMES, "configuration") if local else hub_file(name, CONFIG_NAMES, cache_dir)
         return _read_whole(path)
     if name not in _configs():
+        ours = "" if name not in open_clip.list_models() else (
+            f"; {name} is OpenCLIP's, its own weights are evaluated by prolip.evaluation.embedder.load_embedder"
+        )
         raise ValueError(why_no_name(name) or f"unknown model {name!r}: {near_matches(name, list_models())} (or"
-                         " hf-hub:<org/name>, local-dir:<folder with config.json and model.safetensors>)")
+                         f" hf-hub:<org/name>, local-dir:<folder with config.json and model.safetensors>{ours})")
     return complete(_configs()[name]), {}
 
 
@@ -108,8 +112,19 @@ def find_weights(model_name: str, pretrained: str | None, cache_dir: str | None 
         return find_in(path, FOREIGN_FIRST, "weights")
     if not path.is_file():
         raise FileNotFoundError(f"--pretrained {pretrained!r} is no file: give a weights file, a folder that holds one,"
-                                f" or published weights, hf-hub:<org/name>. {explain_missing(str(path))}")
+                                f" or published weights, hf-hub:<org/name>{_tag_hint(str(pretrained))}."
+                                f" {explain_missing(str(path))}")
     return path
+
+
+def _tag_hint(pretrained: str) -> str:
+    """Where OpenCLIP's weights with a tag are published; empty for what is no tag."""
+    tagged = [name for name, tag in open_clip.list_pretrained() if tag == pretrained]
+    for name in sorted(tagged, key=lambda name: not name.startswith("ViT")):
+        if hub := open_clip.get_pretrained_cfg(name, pretrained).get("hf_hub"):
+            return (f" (a tag of OpenCLIP's: of {name} these are hf-hub:{hub.rstrip('/')}, for a model of its shape,"
+                    " local-dir:<folder with its config.json>, and init_uncertainty=True)")
+    return ""
 
 
 def _named_weights(schema: str, name: str, order: tuple[str, ...], cache_dir: str | None) -> Path:
@@ -284,3 +299,23 @@ def flattening(transform: Compose) -> Compose:
     OpenCLIP converts after resizing and drops transparency, so that what is hidden under it shows. RGB is untouched.
     """
     return Compose([as_rgb, *transform.transforms])
+
+
+def create_model_from_pretrained(
+    model_name: str,
+    pretrained: str | None = None,
+    precision: str = "fp32",
+    device: str | torch.device = "cpu",
+    *,
+    return_transform: bool = True,
+    **kwargs: Any,
+) -> Any:
+    """(model, transform for evaluation), or the model alone; ValueError where there are no weights to load.
+
+    kwargs: as `create_model_and_transforms`'.
+    """
+    kwargs["require_pretrained"] = True
+    model, _, preprocess = create_model_and_transforms(
+        model_name, pretrained, precision=precision, device=device, **kwargs
+    )
+    return (model, preprocess) if return_transform else model

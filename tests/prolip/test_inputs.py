@@ -19,6 +19,7 @@ import prolip
 from prolip import measures
 from prolip.gaussian import Gaussian, as_scalar, concatenate, mixture
 from prolip.losses import inclusion_loss, ppcl, vib
+from prolip.methods import METHODS
 from prolip.ring import ppcl_over_ranks
 
 PAIRED = ("bhattacharyya", "csd", "csd_similarity", "elk", "inclusion_test", "inclusion_test_per_dim", "js", "kl",
@@ -277,3 +278,19 @@ def test_values_that_cannot_be_looked_at_are_let_through(model):
         assert model.encode_image(fake.from_tensor(image)).mean.shape == (2, 32)
     compiled = torch.compile(model.encode_text, backend="eager", fullgraph=True)
     assert compiled(torch.zeros(2, 12, dtype=torch.int64)).mean.shape == (2, 32)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_methods_refuse_a_model_whose_outputs_are_points(model, method, monkeypatch):
+    """A Tensor has a `mean` of its own, a function, which would have gone on as if it were one."""
+    config, objective = METHODS[method]
+    objective = objective(model, config())
+    batch = {"image": torch.randn(8, 3, 32, 32), "text": torch.ones(8, 12, dtype=torch.int64)}
+    batch = objective.prepare(batch, 0)
+    assert objective(batch)["loss"].isfinite()
+    for encoder in ("encode_image", "encode_text"):
+        with monkeypatch.context() as patch:
+            points = getattr(model, encoder)
+            patch.setattr(model, encoder, lambda x, keep=None, points=points: points(x).mean)
+            with pytest.raises(TypeError, match="what the model made of .* is a Tensor .*, want a Gaussian: give"):
+                objective(batch)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from prolip.gaussian import upcast
+from prolip.gaussian import Gaussian, check_gaussian, upcast
 
 Batch = dict[str, Any]
 Reps = dict[str, Tensor]
@@ -41,6 +41,12 @@ class Objective(nn.Module):
     def prepare(self, batch: Batch, step: int) -> Batch:
         """Add this step's random views to the whole local batch; a function of (seed, step, global row) alone."""
         return batch
+
+    def encode(self, kind: str, inputs: Tensor, **options: Any) -> Gaussian:
+        """`model.encode_<kind>`; TypeError where that gives points (a Tensor has a `mean`, too: a function)."""
+        z = getattr(self.model, f"encode_{kind}")(inputs, **options)
+        check_gaussian(z, f"what the model made of its {kind}s")
+        return z
 
     def embed(self, batch: Batch) -> Reps:
         """Every pass of the model: rows (B, ...) and scalars (), by name. Rows of other counts than B are allowed."""

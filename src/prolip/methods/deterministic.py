@@ -39,8 +39,8 @@ class _DeterministicObjective(Objective):
     def embed(self, batch: Batch) -> Reps:
         """Means of images and texts (B, D), with scale and bias."""
         return {
-            "image_mean": self.model.encode_image(batch["image"]).mean,
-            "text_mean": self.model.encode_text(batch["text"]).mean,
+            "image_mean": self.encode("image", batch["image"]).mean,
+            "text_mean": self.encode("text", batch["text"]).mean,
         } | logit_scale_and_bias(self.model)
 
     def after_step(self) -> None:

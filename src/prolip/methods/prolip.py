@@ -141,16 +141,16 @@ class ProLIPObjective(Objective):
 
         Masked texts share the text pass; masked images are a pass of their own over the kept patches.
         """
-        image = self.model.encode_image(batch["image"])
+        image = self.encode("image", batch["image"])
         reps = _flat("image", image) | logit_scale_and_bias(self.model)
         if self.config.alpha2 == 0:
-            return reps | _flat("text", self.model.encode_text(batch["text"]))
+            return reps | _flat("text", self.encode("text", batch["text"]))
         if "masked_text" not in batch:
             raise ValueError("the batch has no masked views and alpha2 is not 0: call objective.prepare(batch, step)")
         rows = len(batch["text"])
-        texts = self.model.encode_text(torch.cat([batch["text"], batch["masked_text"]]))
+        texts = self.encode("text", torch.cat([batch["text"], batch["masked_text"]]))
         if len(batch["masked_image"]):
-            masked_image = self.model.encode_image(batch["masked_image"], keep=batch["keep"])
+            masked_image = self.encode("image", batch["masked_image"], keep=batch["keep"])
         else:  # a micro-batch may hold no masked row
             masked_image = image.select(slice(0, 0))
         return (
