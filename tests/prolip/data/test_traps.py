@@ -29,7 +29,7 @@ from prolip.data.opening import ReadPolicy
 from prolip.data.tar import read_shard
 from prolip.evaluation.datasets import base, folders, places, tables, wds
 
-BOUND = 2**18
+BOUND = 2**16
 POLICY = ReadPolicy(retries=0)
 PACKERS = {"": lambda data: data, ".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
 
@@ -174,7 +174,7 @@ def spring(folder, seed):
     assert "\n" not in faults.examples[0] and len(faults.examples[0]) < 500
     shards.count_shard(str(path), None)
     of_packing = 16 * 2**20 if packing in (".bz2", ".xz") else 0  # their tables
-    assert peak < 10 * BOUND + of_packing, (trap.__name__, packing, peak)
+    assert peak < 10 * BOUND + 2**21 + of_packing, (trap.__name__, packing, peak)
     return kind
 
 
@@ -191,7 +191,7 @@ def test_three_hundred_and_sixty_generated_traps(tmp_path):
 def test_the_message_names_member_size_and_bound(tmp_path):
     path = tmp_path / "0.tar"
     path.write_bytes(sample(0) + large_member(random.Random(0)) + END)
-    with pytest.raises(SampleFault, match=r"oversized member: trap.\w+ has \d+ bytes, at most 262144 of a sample"):
+    with pytest.raises(SampleFault, match=r"oversized member: trap.\w+ has \d+ bytes, at most 65536 of a sample"):
         list(read_shard(str(path), None, POLICY))
 
 
@@ -203,7 +203,7 @@ def test_a_shard_that_unpacks_without_end_is_broken_and_a_sound_one_is_not(tmp_p
     path.write_bytes(PACKERS[packing](sample(0) + bomb + END))
     keys, faults, _ = read(path)
     assert faults.kinds["broken shard"] == 1 and "unpack to" in faults.examples[0] and keys[0] == "s0"
-    assert len(keys) < 60
+    assert len(keys) < 100
     path.write_bytes(PACKERS[packing](b"".join(sample(i) for i in range(50)) + END))
     assert len(read(path)[0]) == 50
 
@@ -297,7 +297,7 @@ def test_an_index_of_values_that_cannot_be_is_damaged(data):
 
 def test_the_corpus_is_read_by_the_same_reader(tmp_path):
     record = b'{"hexcode": "1F600", "name": 3, "subgroup": "a", "group": "b", "style": "c"}'
-    for content, message in ((b"[" * 10**5, "is none"), (record, "holds no texts"), (b"[]", "wanted an object")):
+    for content, message in ((b"[" * 50_000, "is none"), (record, "holds no texts"), (b"[]", "wanted an object")):
         url = write_tar(tmp_path / "0.tar", [("a", {"png": png(), "json": content})])
         with pytest.raises(ValueError, match=message):
             emoji.read(url)
