@@ -20,28 +20,56 @@ import shlex
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
 def read_sweep(path: Path) -> dict[str, Any]:
     """The sweep file, with every key there. Raises SystemExit naming what is missing or not known."""
+    sys.path.insert(0, str(ROOT / "src"))
+    from prolip.documents import read_yaml
+
     wanted = {"recipe", "seeds", "flags", "variants", "columns"}
     try:
-        sweep = yaml.safe_load(path.read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        sweep = read_yaml(path)
+    except (OSError, ValueError) as error:
         sys.exit(f"error: {path} cannot be read ({error}): give a file such as scripts/sweeps/siglip.yaml")
     keys = set(sweep) if isinstance(sweep, dict) else set()
     if keys != wanted:
         found = ", ".join(sorted(map(str, keys))) or "no keys"
         sys.exit(f"error: {path} has {found}: give {', '.join(sorted(wanted))}")
+    for key, (fits, remedy) in FORMS.items():
+        if not fits(sweep[key]):
+            sys.exit(f"error: {path}: {key} is {str(sweep[key])[:80]!r}: give {remedy}")
     return sweep
+
+
+def is_text(value: Any) -> bool:
+    """Whether a value is a text, or left out."""
+    return value is None or isinstance(value, str)
+
+
+def is_column(value: Any) -> bool:
+    """Whether a value is a key of eval.json, or [key, factor]."""
+    pair = isinstance(value, list) and len(value) == 2 and isinstance(value[1], (int, float))
+    return isinstance(value[0] if pair else value, str)
+
+
+# What the keys of a sweep file hold, and how a refusal says it.
+FORMS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "recipe": (lambda value: isinstance(value, str), "the path of a config of training.main"),
+    "seeds": (lambda value: isinstance(value, list) and bool(value) and all(type(seed) is int for seed in value),
+              "a list of whole numbers"),
+    "flags": (is_text, "flags of training.main as one text"),
+    "variants": (lambda value: isinstance(value, dict) and all(map(is_text, [*value, *value.values()])),
+                 "name -> flags"),
+    "columns": (lambda value: isinstance(value, dict) and all(map(is_column, value.values())),
+                "heading -> key of eval.json, or [key, factor]"),
+}  # fmt: skip
 
 
 def flags_of(sweep: dict[str, Any], variant: str) -> list[str]:

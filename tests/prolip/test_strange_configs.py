@@ -30,10 +30,11 @@ STRANGE = [
     {"trust_remote_code": True}, {"approximate": "tan"},
 ]  # fmt: skip
 SOUND = [
-    ("vision_cfg", "layers", 3), ("vision_cfg", "mlp_ratio", 2), ("text_cfg", "mlp_ratio", 3.7362), ("", "embed_dim", 7),
+    ("vision_cfg", "layers", 3), ("vision_cfg", "mlp_ratio", 2), ("text_cfg", "mlp_ratio", 3.7362),
+    ("", "embed_dim", 7), ("", "custom_text", True),
     ("vision_cfg", "norm_kwargs", {"eps": 1e-6}), ("text_cfg", "act_kwargs", {"approximate": "tanh"}),
     ("text_cfg", "norm_kwargs", None), ("vision_cfg", "ls_init_value", 1e-5), ("vision_cfg", "pool_type", "avg"),
-    ("text_cfg", "context_length", 300), ("", "quick_gelu", True), ("", "init_logit_bias", -5), ("", "custom_text", True),
+    ("text_cfg", "context_length", 300), ("", "quick_gelu", True), ("", "init_logit_bias", -5),
     ("vision_cfg", "qk_norm", True), ("vision_cfg", "no_ln_pre", True), ("vision_cfg", "timm_model_name", None),
 ]  # fmt: skip
 

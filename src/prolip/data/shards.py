@@ -280,7 +280,7 @@ def count_shard(path: str, selector: Selector | None) -> int:
                 has_image |= suffix.lower() in IMAGE_SUFFIXES
                 if selector is not None and suffix.lower() == "json":
                     keep = is_kept(archive, member, selector)
-    except (tarfile.TarError, OSError, EOFError):
+    except Exception:  # tarfile, zlib, lzma and bz2 have their own
         pass  # the reader counts this fault where it matters; here it only ends the shard
     return count + (has_image and keep)
 

@@ -1,0 +1,77 @@
+"""Every command, given a model whose configuration cannot be: one line that names the key, exit code 2, no trace."""
+import copy
+import json
+from pathlib import Path
+
+import pytest
+import wds_folders
+
+from prolip import factory
+from prolip.evaluation import __main__ as evaluation
+from prolip.evaluation import corpus
+from prolip.evaluation.clip_benchmark import command as benchmark
+from prolip.evaluation.datacomp import __main__ as datacomp
+from prolip.evaluation.embedder import load_embedder
+from training import main as training
+
+CORPUS = Path(__file__).parents[3] / "data" / "emoji" / "noto.tar"
+OURS = factory.get_model_config("ProLIP-ViT-test")[0]
+PLAIN = {
+    "embed_dim": 32, "vision_cfg": {"image_size": 32, "layers": 1, "width": 32, "head_width": 16, "patch_size": 8},
+    "text_cfg": {"context_length": 16, "width": 32, "heads": 2, "layers": 1},
+}  # fmt: skip
+# (block or "", key, value): where a number stands for any value of another kind, JSON gives the rest.
+WRONG = [("vision_cfg", "layers", 10**9), ("", "quick_gelu", "false"), ("text_cfg", "mlp_ratio", float("nan"))]
+
+
+def model_folder(folder, config, block, key, value):
+    config = copy.deepcopy(config)
+    (config[block] if block else config)[key] = value
+    folder.mkdir(exist_ok=True)
+    (folder / "open_clip_config.json").write_text(json.dumps({"model_cfg": config}))
+    (folder / "open_clip_model.safetensors").write_bytes(b"\xff" * 64)
+    return f"local-dir:{folder}"
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    wds_folders.classification(folder / "wds_cifar10_test", 4, 1)
+    return folder
+
+
+def arguments(name, model, data, out):
+    """(what runs, its arguments) of each command."""
+    task = str(data / "wds_cifar10_test")
+    return {
+        "training": (training.main, ["--model", model, "--dataset-type", "synthetic", "--max-steps", "1", "--warmup",
+                                     "0", "--batch-size", "2", "--workers", "0", "--output-dir", str(out / "runs"),
+                                     "--train-num-samples", "8", "--name", "x", "--device", "cpu"]),
+        "evaluation": (evaluation.main, ["--model", model, "--dataset", f"wds:{task}"]),
+        "corpus": (corpus.main, ["--model", model, "--data", str(CORPUS)]),
+        "benchmark": (benchmark.main, ["eval", "--model", model, "--dataset", "wds/wds_cifar10_test",
+                                       "--dataset_root", task, "--output", str(out / "r.json"), "--quiet"]),
+        "datacomp": (datacomp.main, ["--model", model, "--data-dir", str(data), "--tasks", "cifar10", "--device", "cpu",
+                                     "--output", str(out / "tables"), "--allow-missing"]),
+    }[name]  # fmt: skip
+
+
+@pytest.mark.parametrize("command", ["training", "evaluation", "corpus", "benchmark", "datacomp"])
+@pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: wrong[1])
+def test_a_command_ends_in_one_line_that_names_the_key(tmp_path, capsys, monkeypatch, data, command, wrong):
+    monkeypatch.setattr(factory, "ProLIP", lambda *args, **kwargs: pytest.fail("built a model"))
+    run, words = arguments(command, model_folder(tmp_path / "model", OURS, *wrong), data, tmp_path)
+    try:
+        code = run(words)
+    except SystemExit as end:
+        code = end.code
+    line = capsys.readouterr().err.strip().splitlines()[-1]
+    assert code == 2 and "error: " in line and f"{wrong[1]} is " in line and "config.json" in line, line
+
+
+@pytest.mark.parametrize("wrong", [*WRONG, ("vision_cfg", "widht", 3), ("text_cfg", "context_length", 2**40),
+                                   ("vision_cfg", "width", 33)], ids=lambda wrong: wrong[1])
+def test_openclips_own_models_are_checked_alike(tmp_path, wrong):
+    with pytest.raises(ValueError, match=f"{wrong[1]}|head") as caught:
+        load_embedder(model_folder(tmp_path / "model", PLAIN, *wrong))
+    assert "\n" not in str(caught.value)
