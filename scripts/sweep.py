@@ -25,17 +25,18 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 ROOT = Path(__file__).resolve().parent.parent
 
 
 def read_sweep(path: Path) -> dict[str, Any]:
     """The sweep file, with every key there. Raises SystemExit naming what is missing or not known."""
     wanted = {"recipe", "seeds", "flags", "variants", "columns"}
+    sys.path.insert(0, str(ROOT / "src"))
+    from prolip.documents import load_yaml
+
     try:
-        sweep = yaml.safe_load(path.read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        sweep = load_yaml(path.read_text())
+    except (OSError, ValueError) as error:
         sys.exit(f"error: {path} cannot be read ({error}): give a file such as scripts/sweeps/siglip.yaml")
     keys = set(sweep) if isinstance(sweep, dict) else set()
     if keys != wanted:

@@ -14,6 +14,7 @@ from timm.optim import list_optimizers
 
 from prolip.data.augment import AugmentConfig
 from prolip.data.loader import DataConfig
+from prolip.documents import load_json, load_yaml
 from prolip.methods import METHODS
 from prolip.methods.base import MAX_LOGIT_SCALE
 from training.flags import FlagError, build, flag_of, nearest
@@ -332,14 +333,9 @@ def read_config_file(path: str) -> dict[str, Any]:
         file = file / "config.json"
     if not file.is_file():
         raise FlagError(f"--config {path}: there is no such file")
-    text = file.read_text()
     try:
-        if file.suffix in (".yaml", ".yml"):
-            import yaml
-
-            values = yaml.safe_load(text)
-        else:
-            values = json.loads(text)
+        text = file.read_text(encoding="utf-8")
+        values = load_yaml(text) if file.suffix in (".yaml", ".yml") else load_json(text)
     except Exception as error:
         raise FlagError(f"--config {path} cannot be read: {error}") from None
     if not isinstance(values, dict) or not all(isinstance(v, (dict, str)[k == "method"]) for k, v in values.items()):

@@ -1,7 +1,6 @@
 """CSV files and folders of images as rows that are known beforehand."""
 from __future__ import annotations
 
-import json
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,6 +17,7 @@ from prolip.data.samples import IMAGE_SUFFIXES, Raw
 from prolip.data.shards import explain_missing, listing
 from prolip.data.table import open_table
 from prolip.data.tar import printable
+from prolip.documents import load_json
 
 #: Rows of a CSV that are looked for to tell where relative paths start: the first one may well be missing.
 LOOKED_AT = 100
@@ -200,7 +200,7 @@ def folder_row(stem: str, suffix: str, label: str | None, present: set[str]) -> 
         caption = read_text(f"{stem}.txt")
     if f"{name}.json" in present:
         try:
-            extra = json.loads(read_text(f"{stem}.json"))
+            extra = load_json(read_text(f"{stem}.json"))
         except (ValueError, RecursionError) as error:
             raise ValueError(f"{stem}.json is no JSON: {error}; repair or remove it") from error
         if not isinstance(extra, dict):

@@ -1,7 +1,6 @@
 """COCO and Flickr30k with the splits of Karpathy and Fei-Fei (2015): dataset_coco.json, dataset_flickr30k.json."""
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from functools import partial
@@ -10,6 +9,7 @@ from typing import Any, NamedTuple
 
 from prolip.data.faults import FaultCounter
 from prolip.data.shards import explain_missing
+from prolip.documents import load_json
 from prolip.evaluation.datasets.base import WHOLE, DamagedData, Dataset, Sample, Share, fingerprint
 from prolip.evaluation.datasets.folders import read_bytes
 from prolip.evaluation.datasets.places import check_files
@@ -73,7 +73,7 @@ def read_records(file: Path) -> tuple[list[dict[str, Any]], list[str], str]:
     if not file.is_file():
         raise FileNotFoundError(f"no annotations {file}: {explain_missing(str(file))}")
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = load_json(file.read_text(encoding="utf-8"))
         records = content["images"]
         splits = sorted({record["split"] for record in records})
     except (ValueError, KeyError, TypeError) as error:

@@ -14,7 +14,6 @@ captions of all images in the order of the shards. Tools that do not know it see
 from __future__ import annotations
 
 import io
-import json
 import os
 from collections.abc import Iterable, Iterator
 from functools import partial
@@ -27,6 +26,7 @@ from prolip.data.faults import UNCHARGED, FaultCounter, SampleFault
 from prolip.data.opening import is_local, local_path
 from prolip.data.samples import Raw, image_bytes
 from prolip.data.tar import read_shard
+from prolip.documents import LINE_END, load_json
 from prolip.evaluation.datasets.base import WHOLE, DamagedData, Dataset, Kind, Sample, Share, fingerprint, note_fault
 from prolip.evaluation.datasets.places import Place, archive_state, find_place, folder_holds, join, shard_marks
 
@@ -128,7 +128,7 @@ def read_relevance(place: Place, split: str, policy: ReadPolicy | None) -> froze
     if text is None:
         return None
     try:
-        pairs = json.loads(text)["pairs"]
+        pairs = load_json(text)["pairs"]
         return frozenset((str(key), int(index)) for key, indices in pairs.items() for index in indices)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DamagedData(
@@ -231,7 +231,7 @@ def captions_of(raw: Raw) -> tuple[str, ...]:
         members = ", ".join(part for part in raw if not part.startswith("__"))
         raise SampleFault("missing text", f"members: {members}; wanted txt")
     try:
-        lines = raw["txt"].decode().splitlines()
+        lines = LINE_END.split(raw["txt"].decode())
     except UnicodeDecodeError as error:
         raise SampleFault("bad text", str(error)) from error
     return tuple(line for line in lines if line.strip())
