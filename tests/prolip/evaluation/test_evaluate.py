@@ -16,6 +16,7 @@ from sklearn.metrics import accuracy_score, average_precision_score, balanced_ac
 import prolip
 from prolip.data import emoji as corpus_data
 from prolip.evaluation import corpus, large, metrics
+from prolip.evaluation.__main__ import format_table
 from prolip.evaluation.datasets import emoji
 from prolip.evaluation.datasets.base import DamagedData
 from prolip.evaluation.datasets.cub import open_cub
@@ -213,8 +214,11 @@ def test_the_emoji_task_gives_the_figures_of_the_corpus(tmp_path, folder, ours):
 
 
 def test_fewer_images_than_ranks_asked_for_are_no_trouble(tmp_path, ours):
-    got = evaluate_dataset(open_wds(mini.wds_retrieval(tmp_path, images=2, captions=1)), ours).metrics
-    assert got["i2t/R@5"] == got["t2i/R@10"] == 1
+    got = evaluate_dataset(open_wds(mini.wds_retrieval(tmp_path, images=2, captions=4)), ours)
+    absent = ["i2t/R@10", "t2i/R@5", "t2i/R@10", "rsum"]
+    assert got.info["too_small_for"] == absent and not set(absent) & got.metrics.keys() and "i2t/R@5" in got.metrics
+    got.info["task"] = ""
+    assert format_table([got]).endswith(f"  ! too small for {', '.join(absent)}")
 
 
 def test_cues_pick_as_many_candidates_as_belong_to_them(tmp_path, ours):
