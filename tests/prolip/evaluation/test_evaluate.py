@@ -20,10 +20,10 @@ from prolip.evaluation.__main__ import format_table
 from prolip.evaluation.datasets import emoji
 from prolip.evaluation.datasets.base import DamagedData
 from prolip.evaluation.datasets.cub import open_cub
-from prolip.evaluation.datasets.tables import open_winogavil
+from prolip.evaluation.datasets.tables import open_caption_table, open_winogavil
 from prolip.evaluation.datasets.wds import open_wds
 from prolip.evaluation.embed import similarity_scores
-from prolip.evaluation.evaluate import TaskResult, evaluate_dataset, retrieval_metrics, score_classes
+from prolip.evaluation.evaluate import TaskResult, evaluate_dataset, metric_names, retrieval_metrics, score_classes
 from prolip.evaluation.features import compute_features
 from prolip.gaussian import Gaussian
 from prolip.measures import kl
@@ -219,6 +219,12 @@ def test_fewer_images_than_ranks_asked_for_are_no_trouble(tmp_path, ours):
     assert got.info["too_small_for"] == absent and not set(absent) & got.metrics.keys() and "i2t/R@5" in got.metrics
     got.info["task"] = ""
     assert format_table([got]).endswith(f"  ! too small for {', '.join(absent)}")
+
+
+def test_a_recall_beyond_the_images_is_known_to_be_absent_beforehand(tmp_path):
+    """--best-metric asks before the first step."""
+    names = metric_names(open_caption_table(mini.caption_table(tmp_path)))
+    assert "t2i/R@5" in names and "i2t/R@10" in names and not {"t2i/R@10", "rsum"} & set(names)
 
 
 def test_cues_pick_as_many_candidates_as_belong_to_them(tmp_path, ours):
