@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import reprlib
 import stat
 from collections.abc import Hashable, Mapping
@@ -15,6 +16,8 @@ CONFIG_BYTES = 2**20
 YAML_BYTES = 2**17
 #: Values of a document with all aliases written out, and how deep they may lie in each other.
 VALUES, DEPTH = 100_000, 50
+#: str.splitlines also splits at form feeds, U+0085 and U+2028, which stand in captions.
+LINE_END = re.compile(r"\r\n|\r|\n")
 
 _short = reprlib.Repr()
 _short.maxstring = _short.maxother = 80
@@ -47,16 +50,19 @@ def _open_at_once(path: str, flags: int) -> int:
 def loads(text: str | bytes, unique: bool = False) -> Any:
     """`json.loads`; ValueError for what is nested too deeply too and, where `unique`, for a key that is there twice."""
     try:
-        return json.loads(text, object_pairs_hook=_unique if unique else None)
+        return json.loads(text, object_pairs_hook=check_unique if unique else None)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def check_unique(pairs: list[tuple[Any, Any]], where: str = "") -> dict[Any, Any]:
+    """The pairs as a dict. ValueError for a key that stands twice; where: what the values are, if they say it."""
     found = dict(pairs)
     if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"the key {shown(next(name for name in names if names.count(name) > 1))} is there twice")
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in found if keys.count(key) > 1)
+        places = f" ({where} {' and '.join(str(value) for key, value in pairs if key == twice)})" if where else ""
+        raise ValueError(f"the key {shown(twice)} is there twice{places}: remove the one that is not meant")
     return found
 
 
@@ -76,9 +82,8 @@ def read_yaml(path: str | os.PathLike) -> Any:
 
     class Loader(yaml.SafeLoader):
         def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-            names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-            if twice := [name for name in names if names.count(name) > 1]:
-                raise ValueError(f"the key {shown(twice[0])} is there twice")
+            own = [key for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
+            check_unique([(self.construct_object(key, deep=True), key.start_mark.line + 1) for key in own], "line")
             return super().construct_mapping(node, deep)
 
     data = read_file(path, YAML_BYTES)
@@ -115,3 +120,19 @@ def check_tree(value: Any) -> Any:
 def text_of(path: str | os.PathLike, limit: int) -> str:
     """The text of a UTF-8 file of at most `limit` bytes; ValueError (UnicodeDecodeError too), OSError."""
     return read_file(Path(path), limit).decode("utf-8-sig")
+
+
+def text_lines(text: str) -> list[str]:
+    """The lines of a text, stripped, without blank ones at its end."""
+    return [line.strip() for line in LINE_END.split(text.rstrip())] if text.strip() else []
+
+
+def entries(text: str, place: object) -> tuple[str, ...]:
+    """The entries of a list with a line each, whose order counts. ValueError naming a blank line among them."""
+    lines = text_lines(text)
+    if "" in lines:
+        raise ValueError(
+            f"line {lines.index('') + 1} of {place} is blank: every line is an entry, and a blank one would shift or "
+            "empty a class; remove it, or write what is missing"
+        )
+    return tuple(lines)

@@ -108,8 +108,11 @@ class DataConfig:
         if not 0 <= self.max_bad_fraction <= 1:
             given = self.max_bad_fraction
             raise ValueError(f"--max-bad-fraction is {given}: give a fraction from 0 to 1, such as 0.01")
-        if len(self.csv_separator) != 1:
-            raise ValueError(f"--csv-separator {self.csv_separator!r} is not one character: give e.g. ',' or '\\t'")
+        if len(self.csv_separator) != 1 or self.csv_separator in '"\r\n\0':
+            raise ValueError(
+                f"--csv-separator {self.csv_separator!r} is not one character that may stand between cells: "
+                "give e.g. ',' or '\\t'"
+            )
         check_divisible(self.batch_size, self.workers)
         CaptionSampler.parse(self.caption_sampling)
         with naming("--select"):

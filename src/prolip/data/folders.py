@@ -205,7 +205,7 @@ def folder_row(stem: str, suffix: str, label: str | None, present: set[str]) -> 
         caption = read_text(f"{stem}.txt")
     if f"{name}.json" in present:
         try:
-            extra = loads(read_text(f"{stem}.json"))
+            extra = loads(read_text(f"{stem}.json"), unique=True)
         except ValueError as error:
             raise ValueError(f"{stem}.json is no JSON: {error}; repair or remove it") from error
         if not isinstance(extra, dict):

@@ -103,7 +103,7 @@ class Table:
                 if self._is_blank(cells):
                     continue
                 raise self._miscounted(cells)
-            if len(record) > 1 or '"' in record[0]:
+            if len(record) > 1 or ('"' in record[0] and '"' in "".join(cells)):  # all others only enclose cells
                 self._check_quotes(cells, image)
             if image is not None:
                 if SUFFIX.search(cells[image]):

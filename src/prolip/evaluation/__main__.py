@@ -253,9 +253,10 @@ def format_uncertainty(results: Sequence[TaskResult]) -> str:
 
 
 def left_out(result: TaskResult) -> str:
-    """A remark for a result that lacks samples."""
-    damaged = result.info.get("damaged")
-    return f"  ! left out: {', '.join(f'{kind} {n}' for kind, n in damaged['kinds'].items())}" if damaged else ""
+    """A remark for a result that lacks samples or figures."""
+    damaged, absent = result.info.get("damaged"), result.info.get("too_small_for")
+    remark = f"  ! left out: {', '.join(f'{kind} {n}' for kind, n in damaged['kinds'].items())}" if damaged else ""
+    return remark + (f"  ! too small for {', '.join(absent)}" if absent else "")
 
 
 def main(arguments: Sequence[str] | None = None) -> list[TaskResult]:

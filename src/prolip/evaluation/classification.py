@@ -1,6 +1,7 @@
 """Classification metrics: tensors or arrays in, `dict[str, float]` or arrays out, shares in [0, 1].
 
-Scores (N, C) are larger for nearer classes, equal scores go to the lower class, and a k beyond the classes counts as C.
+Scores (N, C) are larger for nearer classes, equal scores go to the lower class, and accuracies among k classes are left
+out where there are fewer: all samples would be right.
 """
 from __future__ import annotations
 
@@ -45,9 +46,9 @@ def predictions(scores: Tensor) -> Tensor:
 
 
 def top_k_accuracy(scores: Tensor, labels: Tensor, ks: Sequence[int] = KS) -> dict[str, float]:
-    """`top<k>`: the share of samples whose class is among the k best."""
+    """`top<k>`: the share of samples whose class is among the k best, for each k that is not beyond the classes."""
     ranks = label_ranks(scores, labels)
-    return {f"top{k}": _mean(ranks <= k) for k in ks}
+    return {f"top{k}": _mean(ranks <= k) for k in ks if k <= scores.shape[1]}
 
 
 def mean_per_class_recall(predicted: Array, labels: Array) -> float:

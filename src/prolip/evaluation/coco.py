@@ -115,9 +115,10 @@ def evaluate(
     both = both_directions(*eccv, ks)
     names = ("mAP@R", "R-Precision", *(f"R@{k}" for k in ks))
     for name in names:
-        values = {way: both[f"{way}/{name}"] for way in ("i2t", "t2i")}
+        values = {way: both[f"{way}/{name}"] for way in ("i2t", "t2i") if f"{way}/{name}" in both}
         out |= {f"eccv/{way}/{name}": value for way, value in values.items()}
-        out[f"eccv/{name}"] = fmean(values.values())
+        if len(values) == 2:
+            out[f"eccv/{name}"] = fmean(values.values())
     return out
 
 
@@ -238,7 +239,7 @@ def _recalls(prefix: str, i2t: Ranking, t2i: Ranking, ks: Sequence[int]) -> dict
     """R@k of both directions and rsum."""
     found = both_directions(i2t, t2i, ks)
     keys = [f"{way}/R@{k}" for way in ("i2t", "t2i") for k in ks]
-    return {f"{prefix}/{key}": found[key] for key in [*keys, "rsum"]}
+    return {f"{prefix}/{key}": found[key] for key in [*keys, "rsum"] if key in found}
 
 
 def _fold_recalls(
@@ -258,4 +259,4 @@ def _fold_recalls(
         ids = [image_ids[i] for i in rows], [caption_ids[i] for i in columns]
         (ranked,) = _rank_both(part, *ids, [labels.coco], elements)
         folds.append(_recalls("coco_1k", *ranked, ks))
-    return {key: fmean(fold[key] for fold in folds) for key in folds[0]}
+    return {key: fmean(fold[key] for fold in folds) for key in folds[0] if all(key in fold for fold in folds)}

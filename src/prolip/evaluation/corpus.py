@@ -91,7 +91,7 @@ def retrieval_figures(result: Result) -> dict[str, float]:
     sizes = {"names": len(result.corpus.concepts), "captions": len(result.table.texts)}
     for gallery, (i2t, t2i) in (("names", names), ("captions", captions)):
         for way, ranking, size in (("i2t", i2t, sizes[gallery]), ("t2i", t2i, len(result.corpus.drawings))):
-            for k in metrics.KS:
+            for k in (k for k in metrics.KS if k <= size):
                 out[f"{gallery}/{way}/chance_R@{k}"] = metrics.chance_recall(ranking.matches, size, k)
     for level in LEVELS:
         rows = torch.from_numpy(result.table.text[result.table.rows(level)])
@@ -175,16 +175,17 @@ def format_table(result: Result) -> str:
     for gallery, what in (("names", "names"), ("captions", "all captions")):
         for way, label in (("i2t", f"image -> {what}"), ("t2i", f"{what} -> image")):
             p = f"{gallery}/{way}"
-            cells = [m[f"{p}/{key}"] for key in ("R@1", "R@5", "R@10", "mAP@R", "R-Precision")]
-            shares = "".join(f"{100 * value:8.2f}" for value in cells)
+            cells = [m.get(f"{p}/{key}") for key in ("R@1", "R@5", "R@10", "mAP@R", "R-Precision")]
+            shares = "".join(share(value, 8) for value in cells)
             lines.append(f"{label:<26}{shares}{m[f'{p}/median_rank']:8.1f}{100 * m[f'{p}/chance_R@1']:8.2f}")
     lines += ["", f"{'zero-shot':<26}{'top-1':>8}{'top-5':>8}{'by class':>9}{'classes':>8}"]
     for level in ("subgroup", "group"):
         for kind in (level, f"{level}_plain", f"{level}_members"):
             top1, top5, recall, count = (
-                m[f"zero_shot/{kind}/{key}"] for key in ("top1", "top5", "mean_per_class_recall", "classes")
+                m.get(f"zero_shot/{kind}/{key}") for key in ("top1", "top5", "mean_per_class_recall", "classes")
             )
-            lines.append(f"{kind:<26}{100 * top1:8.2f}{100 * top5:8.2f}{100 * recall:9.2f}{count:8.0f}")
+            lines.append(f"{kind:<26}{share(top1, 8)}{share(top5, 8)}{share(recall, 9)}{count:8.0f}")
+    lines += ["-: there are not so many to choose from"] if any(" - " in f"{line[26:]} " for line in lines) else []
     lines += ["", "mean trace                " + "  ".join(f"{k} {m[f'trace/{k}']:.4g}" for k in (*LEVELS, "image"))]
     spreads = "  ".join(f"{kind}s {100 * m[f'trace/{kind}_spread']:.2f}%" for kind in ("text", "image"))
     lines.append(f"middle 90% over median    {spreads}")
@@ -192,6 +193,11 @@ def format_table(result: Result) -> str:
         lines.append("")
         lines += [f"{k:<56}{v:9.3f}" for k, v in m.items() if k.startswith(prefix) and not k.endswith("/median")]
     return "\n".join(lines)
+
+
+def share(value: float | None, width: int) -> str:
+    """A share in percent; a dash for a figure that is left out, such as R@10 among nine drawings."""
+    return f"{'-':>{width}}" if value is None else f"{100 * value:{width}.2f}"
 
 
 def gallery(

@@ -1,13 +1,14 @@
 """One task: from features to metrics, with every similarity, in bounded memory.
 
 Metrics are shares in [0, 1] by clip_benchmark's and DataComp's names where they have one: `acc1`, `acc5` (with five
-classes or more), `mean_per_class_recall`; `mAP`; `i2t/R@1` ... `rsum` and `mean_recall@1`; `jaccard_score_10-12`.
+classes or more), `mean_per_class_recall`; `mAP`; `i2t/R@1` ... `rsum` and `mean_recall@1`; `jaccard_score_10-12`. What
+a set is too small for, as R@10 among nine images is always 1, is left out and named in `info["too_small_for"]`.
 """
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -113,7 +114,7 @@ def metric_names(dataset: Dataset) -> list[str]:
         return list(classification.multilabel(torch.zeros(1, 1), torch.ones(1, 1)))
     if dataset.kind == "classification":
         return ["acc1", *(["acc5"] if len(dataset.classnames) >= TOP else []), "mean_per_class_recall"]
-    names = [*retrieval_names(), "mean_recall@1"]
+    names = [*retrieval_names(images=min(dataset.size or 10, 10)), "mean_recall@1"]
     if dataset.relevance is not None or dataset.info.get("relevant_by") == "label":
         names += [f"own/{name}" for name in names]
     return names + (coco.figure_names() if len(dataset.info.get("caption_ids", ())) >= coco.CAPTIONS_OF_SPLIT else [])
@@ -126,7 +127,8 @@ def evaluate_features(
     check_fits(similarity, features.model)
     kind = features.dataset.kind
     if kind == "retrieval":
-        return retrieval_metrics(features, similarity), {"texts": len(features.captions)}
+        metrics = retrieval_metrics(features, similarity)
+        return metrics, {"texts": len(features.captions), **too_small_for(retrieval_names(), metrics)}
     if kind == "association":
         return association_metrics(list(instances(features, similarity))), {}
     if kind == "multilabel":
@@ -137,7 +139,14 @@ def evaluate_features(
     if confusion:
         predicted = scored.predictions[:, 0]
         info["confusion"] = classification.confusion_matrix(predicted, scored.labels, info["classes"]).tolist()
-    return classification_metrics(scored), info
+    metrics = classification_metrics(scored)
+    return metrics, info | too_small_for(["acc5"], metrics)
+
+
+def too_small_for(names: Sequence[str], metrics: Mapping[str, float]) -> dict[str, Any]:
+    """What `info` says of figures that were left out, nothing where all are there."""
+    absent = [name for name in names if name not in metrics]
+    return {"too_small_for": absent} if absent else {}
 
 
 def check_fits(similarity: str, card: ModelCard) -> None:

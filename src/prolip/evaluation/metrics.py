@@ -5,7 +5,8 @@ Conventions, everywhere the same:
   that scores everything alike gets what chance gives, as long as the gallery is not sorted by the answer);
 - a query without any match in the gallery has no recall: it is left out of every average and counted in
   `queries_without_match`;
-- recall@k is the share of queries with at least one match among the first k, so k may exceed the gallery;
+- recall@k is the share of queries with at least one match among the first k; where both directions are known, it is
+  left out for a k beyond the gallery, of which every query would find its match, and rsum with it;
 - figures are shares in [0, 1], only RSUM is in percent (six recalls, at most 600), as the literature prints it.
 """
 from __future__ import annotations
@@ -104,15 +105,23 @@ def retrieval(scores: Tensor, relevant: Tensor, ks: Sequence[int] = KS) -> dict[
 
 
 def both_directions(i2t: Ranking, t2i: Ranking, ks: Sequence[int] = KS) -> dict[str, float]:
-    """The summary of two rankings, `i2t/...` and `t2i/...`, and rsum = 100 x the sum of their recalls at 1, 5, 10."""
-    pairs = (("i2t", i2t), ("t2i", t2i))
-    out = {f"{way}/{key}": value for way, ranking in pairs for key, value in summarise(ranking, ks).items()}
-    return out | {"rsum": 100 * sum(_mean(ranking.hit(k)[ranking.answerable]) for _, ranking in pairs for k in KS)}
+    """The summary of two rankings, `i2t/...` and `t2i/...`, and rsum = 100 x the sum of their recalls at 1, 5, 10.
+
+    The queries of one are the gallery of the other: a k beyond it is left out.
+    """
+    pairs = (("i2t", i2t, len(t2i.first)), ("t2i", t2i, len(i2t.first)))
+    out: dict[str, float] = {}
+    for way, ranking, gallery in pairs:
+        summary = summarise(ranking, [k for k in ks if k <= gallery])
+        out |= {f"{way}/{key}": value for key, value in summary.items()}
+    if min(gallery for *_, gallery in pairs) < max(KS):
+        return out
+    return out | {"rsum": 100 * sum(_mean(ranking.hit(k)[ranking.answerable]) for _, ranking, _ in pairs for k in KS)}
 
 
-def retrieval_names() -> list[str]:
-    """The names that `both_directions` gives its figures."""
-    return list(retrieval(torch.zeros(1, 1), torch.ones(1, 1, dtype=torch.bool)))
+def retrieval_names(images: int = max(KS), texts: int = max(KS)) -> list[str]:
+    """The names that `both_directions` gives its figures, of so many images and texts."""
+    return list(retrieval(torch.zeros(images, texts), torch.ones(images, texts, dtype=torch.bool)))
 
 
 def hamming(queries: Tensor, gallery: Tensor) -> Tensor:

@@ -23,6 +23,8 @@ def test_settings_are_checked_when_they_are_made():
         ({"max_bad_fraction": 2}, "give a fraction from 0 to 1"),
         ({"train_num_samples": 0}, "train_num_samples is 0"),
         ({"csv_separator": ", "}, "not one character"),
+        ({"csv_separator": '"'}, "not one character that may stand between cells"),
+        ({"csv_separator": "\n"}, "not one character that may stand between cells"),
         ({"caption_sampling": "name:x"}, "the weight 'x' is no number"),
         ({"select": "group"}, "is no condition"),
         ({"train_data_upsampling_factors": "1::2", "train_data": "a::b"}, "add --dataset-resampled"),

@@ -16,7 +16,7 @@ from prolip.evaluation.large import PairScores
 from prolip.gaussian import Gaussian
 
 KS = (1, 5, 10)
-IMAGES, PER_IMAGE = 40, 5
+IMAGES, PER_IMAGE = 50, 5  # R@10 needs ten in each of five folds
 
 
 def write_annotations(folder, seed=0):
@@ -146,8 +146,8 @@ def test_captions_beyond_the_split_are_left_out_of_every_gallery(split):
 def test_folds_are_fifths_of_the_captions_with_their_images(split):
     folder, images, captions = split
     folds = coco.load_annotations(folder).folds()
-    assert [(len(i), len(c)) for i, c in folds] == [(8, 40)] * 5
-    assert folds[1] == (set(images[8:16]), set(captions[40:80]))
+    assert [(len(i), len(c)) for i, c in folds] == [(10, 50)] * 5
+    assert folds[1] == (set(images[10:20]), set(captions[50:100]))
 
 
 def test_the_packages_annotations_are_read_without_importing_it():
@@ -177,11 +177,11 @@ def test_what_is_missing_is_named(split, monkeypatch):
     annotations = coco.load_annotations(folder)
     scores = PairScores.from_matrix(torch.zeros(IMAGES, len(captions)))
     wrong = [*captions[:-1], 1_000_000]
-    with pytest.raises(ValueError, match=f"1 of 200 annotated captions are missing, {captions[-1]} first"):
+    with pytest.raises(ValueError, match=f"1 of 250 annotated captions are missing, {captions[-1]} first"):
         coco.evaluate(scores, images, wrong, annotations)
-    with pytest.raises(ValueError, match="39 image ids, 39 different ones, for 40 images"):
+    with pytest.raises(ValueError, match="49 image ids, 49 different ones, for 50 images"):
         coco.evaluate(scores, images[:-1], captions, annotations)
-    with pytest.raises(ValueError, match="200 caption ids, 199 different ones"):
+    with pytest.raises(ValueError, match="250 caption ids, 249 different ones"):
         coco.evaluate(scores, images, [*captions[:-1], captions[0]], annotations)
     (folder / "cxc_image_to_caption.json").unlink()
     with pytest.raises(FileNotFoundError, match="lacks cxc_image_to_caption.json.*pip install eccv_caption"):

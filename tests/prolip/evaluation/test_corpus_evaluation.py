@@ -2,6 +2,7 @@
 import io
 import json
 import math
+import re
 import tarfile
 
 import numpy as np
@@ -93,7 +94,10 @@ def test_a_model_that_knows_everything_scores_one_everywhere(known):
     m = known.metrics
     perfect = ("names/i2t/R@1", "names/t2i/R@1", "captions/i2t/mAP@R", "captions/t2i/mAP@R", "captions/t2i/R-Precision")
     assert {m[key] for key in perfect} == {1.0}
-    assert m["names/rsum"] == 600
+    assert m["names/i2t/R@10"] == m["names/t2i/R@5"] == 1 and "names/rsum" not in m
+    assert not {"names/t2i/R@10", "names/t2i/chance_R@10"} & m.keys()  # among nine drawings
+    table = corpus_evaluation.format_table(known)
+    assert re.search(r"names -> image +100.00 +100.00 +- ", table) and table.count("there are not so many") == 1
     assert m["names/t2i/queries"] == 9 and m["names/t2i/queries_without_match"] == 3
     assert m["zero_shot/subgroup/top1"] == m["zero_shot/group_members/top1"] == 1.0
     assert m["zero_shot/subgroup/classes"] == 3

@@ -16,13 +16,14 @@ from sklearn.metrics import accuracy_score, average_precision_score, balanced_ac
 import prolip
 from prolip.data import emoji as corpus_data
 from prolip.evaluation import corpus, large, metrics
+from prolip.evaluation.__main__ import format_table
 from prolip.evaluation.datasets import emoji
 from prolip.evaluation.datasets.base import DamagedData
 from prolip.evaluation.datasets.cub import open_cub
-from prolip.evaluation.datasets.tables import open_winogavil
+from prolip.evaluation.datasets.tables import open_caption_table, open_winogavil
 from prolip.evaluation.datasets.wds import open_wds
 from prolip.evaluation.embed import similarity_scores
-from prolip.evaluation.evaluate import TaskResult, evaluate_dataset, retrieval_metrics, score_classes
+from prolip.evaluation.evaluate import TaskResult, evaluate_dataset, metric_names, retrieval_metrics, score_classes
 from prolip.evaluation.features import compute_features
 from prolip.gaussian import Gaussian
 from prolip.measures import kl
@@ -213,8 +214,17 @@ def test_the_emoji_task_gives_the_figures_of_the_corpus(tmp_path, folder, ours):
 
 
 def test_fewer_images_than_ranks_asked_for_are_no_trouble(tmp_path, ours):
-    got = evaluate_dataset(open_wds(mini.wds_retrieval(tmp_path, images=2, captions=1)), ours).metrics
-    assert got["i2t/R@5"] == got["t2i/R@10"] == 1
+    got = evaluate_dataset(open_wds(mini.wds_retrieval(tmp_path, images=2, captions=4)), ours)
+    absent = ["i2t/R@10", "t2i/R@5", "t2i/R@10", "rsum"]
+    assert got.info["too_small_for"] == absent and not set(absent) & got.metrics.keys() and "i2t/R@5" in got.metrics
+    got.info["task"] = ""
+    assert format_table([got]).endswith(f"  ! too small for {', '.join(absent)}")
+
+
+def test_a_recall_beyond_the_images_is_known_to_be_absent_beforehand(tmp_path):
+    """--best-metric asks before the first step."""
+    names = metric_names(open_caption_table(mini.caption_table(tmp_path)))
+    assert "t2i/R@5" in names and "i2t/R@10" in names and not {"t2i/R@10", "rsum"} & set(names)
 
 
 def test_cues_pick_as_many_candidates_as_belong_to_them(tmp_path, ours):

@@ -1,5 +1,6 @@
 """Retrieval metrics against hand-worked examples and a plain-Python oracle."""
 import math
+import random
 from itertools import pairwise
 
 import numpy as np
@@ -8,6 +9,8 @@ import torch
 from sklearn.metrics import average_precision_score, top_k_accuracy_score
 
 from prolip.evaluation import metrics
+from prolip.evaluation.large import PairScores, Relevance
+from prolip.evaluation.large import retrieval as large_retrieval
 
 NAN = float("nan")
 
@@ -101,7 +104,26 @@ def test_both_directions_and_rsum():
     assert got["i2t/R@1"] == 0.0 and got["i2t/R@2"] == 1.0
     # Text 1 prefers image 0 and is true of it; text 0 prefers image 0 and is not; text 2 prefers image 1 and is.
     assert got["t2i/R@1"] == pytest.approx(2 / 3)
-    assert got["rsum"] == pytest.approx(100 * (0 + 1 + 1 + 2 / 3 + 1 + 1))
+    assert "rsum" not in got
+    scores, relevant = torch.rand(11, 12), torch.rand(11, 12) < 0.2
+    got = metrics.retrieval(scores, relevant)
+    assert got["rsum"] == pytest.approx(100 * sum(got[f"{way}/R@{k}"] for way in ("i2t", "t2i") for k in (1, 5, 10)))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_recalls_beyond_a_gallery_are_left_out_in_both_forms(seed):
+    """Of a gallery of four any model has R@5 = R@10 = 1, and rsum sums such ones up."""
+    generator = random.Random(seed)
+    images, texts = generator.randint(1, 12), generator.randint(1, 12)
+    scores, relevant = torch.rand(images, texts), torch.rand(images, texts) < 0.5
+    ks = tuple(sorted(generator.sample(range(1, 15), 3)))
+    got = metrics.retrieval(scores, relevant, ks)
+    for way, gallery in (("i2t", texts), ("t2i", images)):
+        assert {name for name in got if name.startswith(f"{way}/R@")} == {f"{way}/R@{k}" for k in ks if k <= gallery}
+    assert ("rsum" in got) == (min(images, texts) >= 10)
+    large = large_retrieval(PairScores.from_matrix(scores), Relevance.from_dense(relevant), ks)
+    assert large == pytest.approx(got, nan_ok=True)
+    assert metrics.retrieval_names(images, texts) == list(metrics.retrieval(scores, relevant))
 
 
 def test_recall_never_falls_with_k_and_perfect_scores_give_one():

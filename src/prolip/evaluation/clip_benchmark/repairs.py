@@ -9,6 +9,7 @@ import inspect
 import math
 import os
 import re
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -32,6 +33,7 @@ ORIGINAL = {
     "classifier": zeroshot_classification.zero_shot_classifier,
     "classification": zeroshot_classification.evaluate,
     "recall_at_k": zeroshot_retrieval.recall_at_k,
+    "retrieval": zeroshot_retrieval.evaluate,
     "linear_probe": linear_probe.evaluate,
     "build_dataset": builder.build_dataset,
     "build_wds_dataset": builder.build_wds_dataset,
@@ -47,7 +49,7 @@ def repaired() -> Iterator[None]:
             (zeroshot_classification, "zero_shot_classifier", zero_shot_classifier),
             (zeroshot_classification, "accuracy", accuracy),
             (zeroshot_classification, "evaluate", evaluate_classification),
-            (zeroshot_retrieval, "recall_at_k", recall_at_k),
+            (zeroshot_retrieval, "evaluate", evaluate_retrieval),
             (linear_probe, "accuracy", accuracy),
             (linear_probe, "evaluate", evaluate_linear_probe),
             (cli, "build_dataset", build_dataset),
@@ -76,14 +78,34 @@ def accuracy(output: Tensor, target: Tensor, topk: tuple[int, ...] = (1,)) -> li
 def evaluate_classification(*args, **kwargs) -> dict[str, float]:
     """The original leaves acc5 NaN, which is no JSON, below five classes, where every class is among the first five."""
     metrics = ORIGINAL["classification"](*args, **kwargs)
-    if math.isnan(metrics.get("acc5", 0.0)):
-        metrics["acc5"] = 1.0
+    leave_out(metrics, {"acc5": "fewer than five classes"} if math.isnan(metrics.get("acc5", 0.0)) else {})
     return metrics
 
 
-def recall_at_k(scores: Tensor, positive_pairs: Tensor, k: int) -> Tensor:
-    """The original hands k to topk, which raises above the gallery's size; recall at all of the gallery is meant."""
-    return ORIGINAL["recall_at_k"](scores, positive_pairs, min(k, scores.shape[1]))
+def evaluate_retrieval(*args, **kwargs) -> dict[str, float]:
+    """The original hands k to topk, which raises above the gallery's size, behind the last image."""
+    galleries: dict[int, list[int]] = {}  # k -> sizes, block by block: first of images, then of texts
+
+    def recall_at_k(scores: Tensor, positive_pairs: Tensor, k: int) -> Tensor:
+        galleries.setdefault(k, []).append(scores.shape[1])
+        return ORIGINAL["recall_at_k"](scores, positive_pairs, min(k, scores.shape[1]))
+
+    with patch.object(zeroshot_retrieval, "recall_at_k", recall_at_k):
+        metrics = ORIGINAL["retrieval"](*args, **kwargs)
+    beyond = {}
+    for k, sizes in galleries.items():
+        for what, size in (("image", sizes[0]), ("text", sizes[-1])):
+            if k > size:
+                beyond[f"{what}_retrieval_recall@{k}"] = f"only {size} {what}s"
+    leave_out(metrics, beyond)
+    return metrics
+
+
+def leave_out(metrics: dict[str, float], reasons: dict[str, str]) -> None:
+    """Take out figures that would be 1 for any model, and say so."""
+    for name, reason in reasons.items():
+        del metrics[name]
+        print(f"note: {name} is left out: {reason}", file=sys.stderr)
 
 
 def build_wds_dataset(dataset_name, transform, split="test", data_dir="root", cache_dir=None):
@@ -166,15 +188,13 @@ def evaluate_linear_probe(model, train_dataloader, dataloader, *args, **kwargs) 
     """Probe the means of our models; on a machine without CUDA too, where the original stops at an assertion."""
     if isinstance(model, GaussianEncoder):
         model = GaussianEncoder(model.model, "mean")
-    classes = getattr(dataloader.dataset, "classes", None) or ()
     with ExitStack() as stack:
         evaluate = ORIGINAL["linear_probe"]
         if not torch.cuda.is_available():
             evaluate = stack.enter_context(linear_probe_without_cuda())
         metrics = evaluate(model, train_dataloader, dataloader, *args, **kwargs)
-    # As in `evaluate_classification`; the original asks for a sixth class.
-    if metrics and math.isnan(metrics["lp_acc5"]) and len(classes) <= 5:
-        metrics["lp_acc5"] = 1.0
+    if metrics and math.isnan(metrics["lp_acc5"]):  # as in `evaluate_classification`
+        leave_out(metrics, {"lp_acc5": "no image of a sixth class"})
     return metrics
 
 

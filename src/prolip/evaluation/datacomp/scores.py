@@ -22,7 +22,7 @@ from prolip.evaluation.classification import (
     predictions,
 )
 from prolip.evaluation.datacomp.tasks import FACE_PROMPTS, FMOW_OTHER, Task
-from prolip.evaluation.metrics import Ranking, both_directions
+from prolip.evaluation.metrics import KS, Ranking, both_directions
 
 CRIME, NON_HUMAN = (18, None), (14, 18)
 """Classes of the prompts "toxic", from and up to: 14 people by race and gender come first (CLIP section 7.1)."""
@@ -109,13 +109,15 @@ def group_columns(task: Task, groups: np.ndarray | None, images: int) -> np.ndar
 
 
 def retrieval_metrics(i2t: Ranking, t2i: Ranking) -> dict[str, float]:
-    """Recalls at 1, 5, 10 of both directions and `mean_recall@1`, the mean of the two at 1.
+    """Recalls at 1, 5, 10 of both directions, if the galleries are as large, and `mean_recall@1`, their mean at 1.
 
     text_retrieval: the texts of an image (rows of i2t); image_retrieval: the image of a text.
     """
-    both = both_directions(i2t, t2i, (1, 5, 10))
-    out = {f"text_retrieval_recall@{k}": both[f"i2t/R@{k}"] for k in (1, 5, 10)}
-    out |= {f"image_retrieval_recall@{k}": both[f"t2i/R@{k}"] for k in (1, 5, 10)}
+    both = both_directions(i2t, t2i, KS)
+    ways = {"text_retrieval": "i2t", "image_retrieval": "t2i"}
+    out = {
+        f"{name}_recall@{k}": both[f"{way}/R@{k}"] for name, way in ways.items() for k in KS if f"{way}/R@{k}" in both
+    }
     return out | {"mean_recall@1": 0.5 * (both["i2t/R@1"] + both["t2i/R@1"])}
 
 

@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from prolip.data.faults import FaultCounter
 from prolip.data.shards import explain_missing
+from prolip.documents import text_lines
 from prolip.evaluation.datasets.base import WHOLE, DamagedData, Dataset, Sample, Share, fingerprint
 from prolip.evaluation.datasets.folders import read_bytes
 from prolip.evaluation.datasets.places import check_files
@@ -93,8 +94,7 @@ def find_list(name: str, places: list[Path]) -> Path:
 
 def choose(split: str, files: list[Path], root: Path) -> list[str]:
     """The keys CLASS/NAME.jpg of a split, in alphabetical order."""
-    lines = [file.read_text(encoding="utf-8").split("\n") for file in files]
-    rows = [[line.strip() for line in content if line.strip()] for content in lines]
+    rows = [[line for line in text_lines(file.read_text(encoding="utf-8")) if line] for file in files]
     try:
         if split == "test":
             training = dict(line.split() for line in rows[1])
@@ -122,10 +122,10 @@ def choose(split: str, files: list[Path], root: Path) -> list[str]:
 def read_captions(file: Path) -> tuple[str, ...]:
     """The lines of a caption file, without blank ones."""
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        lines = text_lines(file.read_text(encoding="utf-8"))
     except UnicodeDecodeError as error:
         raise DamagedData(f"{file} is no UTF-8 text ({error}): fetch it again") from error
-    captions = tuple(line.strip() for line in lines if line.strip())
+    captions = tuple(line for line in lines if line)
     if not captions:
         raise DamagedData(f"{file} holds no caption: fetch it again")
     return captions

@@ -15,7 +15,7 @@ from prolip.data.faults import FaultCounter, SampleFault
 from prolip.data.samples import IMAGE_SUFFIXES
 from prolip.data.shards import explain_missing, listing
 from prolip.data.tar import SAMPLE_BYTES
-from prolip.documents import read_file
+from prolip.documents import entries, read_file
 from prolip.evaluation.datasets.base import WHOLE, DamagedData, Dataset, Sample, Share, fingerprint, note_fault
 from prolip.evaluation.datasets.places import check_files
 
@@ -139,10 +139,10 @@ def lines_beside(root: Path, name: str, given: str | os.PathLike | None) -> tupl
     places = [Path(given)] if given is not None else [root / name, root.resolve().parent / name]
     for place in places:
         if place.is_file():
-            text = place.read_text(encoding="utf-8-sig").rstrip()
-            if not text:
+            lines = entries(place.read_text(encoding="utf-8-sig"), place)
+            if not lines:
                 raise ValueError(f"{place} is empty: write a line per entry, or remove it")
-            return tuple(line.strip() for line in text.splitlines())
+            return lines
     return None
 
 

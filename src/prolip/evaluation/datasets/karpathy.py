@@ -73,7 +73,7 @@ def read_records(file: Path) -> tuple[list[dict[str, Any]], list[str], str]:
     if not file.is_file():
         raise FileNotFoundError(f"no annotations {file}: {explain_missing(str(file))}")
     try:
-        content = loads(file.read_text(encoding="utf-8"))
+        content = loads(file.read_text(encoding="utf-8"), unique=True)
         records = content["images"]
         splits = sorted({record["split"] for record in records})
     except (ValueError, KeyError, TypeError) as error:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from prolip.data.faults import ShardFault
 from prolip.data.opening import ReadPolicy, is_local, local_path, open_stream
 from prolip.data.shards import explain_missing, listing
+from prolip.documents import entries
 from prolip.evaluation.datasets.base import DamagedData
 
 #: Bytes of a shard's head, middle and tail that its mark is made of.
@@ -41,9 +42,12 @@ class Place(NamedTuple):
         return read_text(join(self.metadata, *parts), policy)
 
     def lines(self, *parts: str, policy: ReadPolicy | None = None) -> tuple[str, ...]:
-        """The stripped lines of a text file without empty ones at its end, () where there is none."""
-        text = self.text(*parts, policy=policy)
-        return tuple(line.strip() for line in text.rstrip().splitlines()) if text else ()
+        """The stripped lines of a text file without empty ones at its end, () where there is none; DamagedData for a
+        blank one in the midst."""
+        try:
+            return entries(self.text(*parts, policy=policy) or "", join(self.metadata, *parts))
+        except ValueError as error:
+            raise DamagedData(str(error)) from error
 
 
 def find_place(source: str | os.PathLike) -> Place:

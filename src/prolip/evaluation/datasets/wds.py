@@ -28,7 +28,7 @@ from prolip.data.opening import is_local, local_path
 from prolip.data.samples import Raw, image_bytes, members_of
 from prolip.data.survey import refuse_unusable
 from prolip.data.tar import read_shard
-from prolip.documents import loads
+from prolip.documents import LINE_END, loads
 from prolip.evaluation.datasets.base import WHOLE, DamagedData, Dataset, Kind, Sample, Share, fingerprint, note_fault
 from prolip.evaluation.datasets.places import Place, archive_state, find_place, folder_holds, join, shard_marks
 
@@ -170,7 +170,7 @@ def read_relevance(place: Place, split: str, policy: ReadPolicy | None) -> froze
     if text is None:
         return None
     try:
-        pairs = loads(text)["pairs"]
+        pairs = loads(text, unique=True)["pairs"]
         return frozenset((str(key), int(index)) for key, indices in pairs.items() for index in indices)
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise DamagedData(
@@ -271,7 +271,7 @@ def captions_of(raw: Raw) -> tuple[str, ...]:
     if "txt" not in raw:
         raise SampleFault("missing text", f"members: {members_of(raw)}; wanted txt, a caption per line")
     try:
-        lines = raw["txt"].decode().splitlines()
+        lines = LINE_END.split(raw["txt"].decode())
     except UnicodeDecodeError as error:
         raise SampleFault("bad text", str(error)) from error
     return tuple(line for line in lines if line.strip())
