@@ -114,7 +114,7 @@ def why_no_model(folder: Path) -> str | None:
         return why_a_file(folder)
     if not folder.exists():
         wanted = f"local-dir: wants one with {CONFIG_NAMES[0]} and {WEIGHT_NAMES[0]}"
-        return f"{folder} is no folder: {explain_missing(str(folder))} {wanted}"
+        return f"{folder} is no folder: {wanted}. {explain_missing(str(folder))}"
     if is_run(folder):
         return f"{folder} is the folder of a run: {model_of(folder)}"
     if is_run(folder.parent) and checkpoints_in(folder):
