@@ -57,7 +57,8 @@ def why_no_weights(path: Path, error: Exception) -> str:
     if "safetensors" in seen.what or "pickle" in seen.what:
         return f"{path} cannot be read, is it complete? ({reason}): copy or fetch it again"
     wanted = "give a .safetensors, .pt, .pth or .bin file"
-    return f"{path} holds no weights, it is {seen.what}: {wanted if seen.remedy == 'check the path' else seen.remedy}"
+    remedy = wanted if seen.remedy == "check the path" else seen.remedy
+    return f"{path} cannot be read as weights, it is {seen.what}: {remedy}"
 
 
 def foreign_objects(path: Path, error: Exception) -> list[str]:
