@@ -57,7 +57,8 @@ def why_no_weights(path: Path, error: Exception) -> str:
     if "safetensors" in seen.what or "pickle" in seen.what:
         return f"{path} cannot be read, is it complete? ({reason}): copy or fetch it again"
     wanted = "give a .safetensors, .pt, .pth or .bin file"
-    return f"{path} holds no weights, it is {seen.what}: {wanted if seen.remedy == 'check the path' else seen.remedy}"
+    remedy = wanted if seen.remedy == "check the path" else seen.remedy
+    return f"{path} cannot be read as weights, it is {seen.what}: {remedy}"
 
 
 def foreign_objects(path: Path, error: Exception) -> list[str]:
@@ -114,7 +115,7 @@ def why_no_model(folder: Path) -> str | None:
         return why_a_file(folder)
     if not folder.exists():
         wanted = f"local-dir: wants one with {CONFIG_NAMES[0]} and {WEIGHT_NAMES[0]}"
-        return f"{folder} is no folder: {explain_missing(str(folder))} {wanted}"
+        return f"{folder} is no folder: {wanted}. {explain_missing(str(folder))}"
     if is_run(folder):
         return f"{folder} is the folder of a run: {model_of(folder)}"
     if is_run(folder.parent) and checkpoints_in(folder):

@@ -167,7 +167,7 @@ def test_wrong_input_is_answered_with_a_remedy(capsys, tmp_path, words, message)
 
 
 def test_no_data_is_refused(capsys, tmp_path):
-    assert "train_data" in refused(capsys, *TINY, "--max-steps", "2", "--output-dir", tmp_path)
+    assert "--train-data" in refused(capsys, *TINY, "--max-steps", "2", "--output-dir", tmp_path)
 
 
 def test_a_tokenizer_without_files_says_how_to_get_them(capsys, tmp_path, monkeypatch):

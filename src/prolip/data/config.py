@@ -91,10 +91,11 @@ class DataConfig:
         return ReadPolicy(read_timeout=self.read_timeout, retries=self.read_retries)
 
     def __post_init__(self) -> None:
-        with naming("--read-timeout"):
-            ReadPolicy(read_timeout=self.read_timeout)
-        with naming("--read-retries"):
-            ReadPolicy(retries=self.read_retries)
+        for name, setting in (("read_timeout", "read_timeout"), ("read_retries", "retries")):
+            try:
+                ReadPolicy(**{setting: getattr(self, name)})
+            except ValueError as error:
+                raise ValueError(f"--{name.replace('_', '-')} {str(error).removeprefix(setting).strip()}") from None
         if self.csv_separator == r"\t":
             object.__setattr__(self, "csv_separator", "\t")
         if self.dataset_type not in get_args(DatasetType):

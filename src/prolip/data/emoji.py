@@ -23,7 +23,7 @@ from prolip.data.captions import Condition, Selector
 from prolip.data.decoding import decode_image
 from prolip.data.faults import SampleFault
 from prolip.data.samples import IMAGE_SUFFIXES, Raw, json_record
-from prolip.data.shards import expand_shards
+from prolip.data.shards import expand_source, explain_missing, is_local, local_path
 from prolip.data.survey import survey
 from prolip.data.tar import read_shard
 from prolip.documents import shown
@@ -183,7 +183,10 @@ def read(shards: str | Path | Sequence[str | Path]) -> Corpus:
     picture or texts, or shards that disagree on the texts of a concept.
     """
     given = [str(shards)] if isinstance(shards, (str, Path)) else [str(shard) for shard in shards]
-    urls = [shard.url for source in given for shard in expand_shards(source)]
+    urls = [url for sources in given for source in sources.split("::") for url in expand_source(source)]
+    for url in urls:
+        if is_local(url) and not Path(local_path(url)).is_file():
+            raise FileNotFoundError(f"no shard at {url}: {WANTED}. {explain_missing(local_path(url))}")
     concepts: dict[str, Concept] = {}
     rows: dict[str, int] = {}
     drawings = []

@@ -233,10 +233,9 @@ def load_openclip(model: str, pretrained: str | None, tokenizer: str | None) -> 
             torch.manual_seed(SEED)
             network, _, preprocess = open_clip.create_model_and_transforms(model, **options)
     except UNLOADABLE as error:
-        if pretrained and Path(pretrained).is_file():
-            raise ValueError(f"OpenCLIP cannot load {model} with --pretrained: {why_not_loaded(pretrained, error)}") \
-                from error  # fmt: skip
         what = f"{model} with the weights {pretrained!r}" if pretrained else model
+        if pretrained and Path(pretrained).is_file():
+            raise ValueError(f"OpenCLIP cannot load {what}: {why_not_loaded(pretrained, error)}") from error
         raise ValueError(
             f"OpenCLIP cannot load {what}: {error}. Fetch the weights where there is a network and give the file: "
             "--pretrained FILE"

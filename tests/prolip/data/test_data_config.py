@@ -21,7 +21,7 @@ def test_settings_are_checked_when_they_are_made():
         ({"workers": -1}, "workers is -1"),
         ({"prefetch": 0}, "prefetch is 0: give 1 or more"),
         ({"max_bad_fraction": 2}, "give a fraction from 0 to 1"),
-        ({"train_num_samples": 0}, "train_num_samples is 0"),
+        ({"train_num_samples": 0}, "train-num-samples is 0"),
         ({"csv_separator": ", "}, "not one character"),
         ({"csv_separator": '"'}, "not one character that may stand between cells"),
         ({"csv_separator": "\n"}, "not one character that may stand between cells"),

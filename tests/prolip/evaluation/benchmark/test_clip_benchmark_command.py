@@ -7,6 +7,7 @@ import importlib
 import io
 import json
 import re
+import shutil
 import sys
 import threading
 from argparse import Namespace
@@ -103,6 +104,11 @@ def wrong(folders: Path, ours: str) -> dict[str, tuple[list[str], str]]:
         "prompt without class": (["--custom_template_file", "plain.json"], "'a photo' has no {c}"),
         "output is a folder": (["--output", "."], "is a folder: give a file"),
         "classifier in a file": (["--save_clf", "few.json/clf.pt"], "few.json is a file"),
+        "a run as model": (["--model", "local-dir:run"], "run is the folder of a run: it has left neither"),
+        "a checkpoint as model": (["--model", "run/x.pt"], "is a file of weights: give --model NAME --pretrained"),
+        "root one level too high": (["--dataset_root", str(folders)], "one level too high: give"),
+        "root inside": (["--dataset_root", str(folders / "single" / "test")], "it lies inside a data set: give"),
+        "no archive": (["--dataset_root", "page"], "it is no tar archive but an HTML page"),
         "one file": (["--language", "en", "de", "--output", "x.json"], "would both be written to x.json"),
     }
 
@@ -116,6 +122,12 @@ def test_mistakes_end_in_one_line_before_any_model_is_loaded(folders, ours, mist
         ("some", {"single": {wds.CLASSES[0]: ["a"]}}),
     ):  # fmt: skip
         Path(f"{name}.json").write_text(json.dumps(content))
+    Path("run").mkdir()
+    Path("run/config.json").write_text('{"method": "prolip"}')
+    Path("run/x.pt").write_bytes(b"x")
+    shutil.copytree(folders / "single", "page")
+    Path("page/test/0.tar").write_text("<html>404</html>")
+    Path("page/test/nshards.txt").write_text("1")
     good = ["--dataset", "wds/single", "--dataset_root", str(folders / "single"), "--quiet"]
     with pytest.raises(SystemExit) as left:
         command.main(["eval", *good, *([] if "--model" in flags else ["--model", ours]), *flags])

@@ -99,4 +99,4 @@ def test_the_command_writes_the_bundled_shard(tmp_path, capsys):
     assert all("emojione-" in sample.key and sample.captions for sample in samples) and len(samples) > 50
     with pytest.raises(SystemExit):
         emoji.main(["--data", "nowhere.tar", "--out", str(tmp_path / "other")])
-    assert "error: no shard at nowhere.tar" in capsys.readouterr().err
+    assert "error: --data: no shard at nowhere.tar" in capsys.readouterr().err
