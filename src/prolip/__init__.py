@@ -4,11 +4,10 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from prolip import losses, measures
-from prolip.gaussian import Gaussian
-
 if TYPE_CHECKING:
+    from prolip import losses, measures
     from prolip.factory import create_model, create_model_and_transforms, list_models
+    from prolip.gaussian import Gaussian
     from prolip.tokenizer import get_tokenizer
 
 __all__ = [
@@ -16,15 +15,19 @@ __all__ = [
 ]  # fmt: skip
 __version__ = "0.1.0"
 
-# OpenCLIP takes seconds and 240 MB to import, and Gaussians, measures, losses and metrics do without it.
+# OpenCLIP takes seconds and 240 MB to import, and Gaussians, measures, losses and metrics do without it; torch takes
+# seconds, in which a program wants its handlers of signals and its output in place.
 _LATE = {
+    "Gaussian": "gaussian",
     "create_model": "factory", "create_model_and_transforms": "factory", "list_models": "factory",
     "get_tokenizer": "tokenizer",
 }  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
-    """What needs OpenCLIP, when it is first asked for."""
+    """A public name, imported when it is first asked for."""
+    if name in ("losses", "measures"):
+        return import_module(f"{__name__}.{name}")
     if name not in _LATE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_LATE[name]}"), name)
@@ -32,4 +35,4 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     """With what is imported late."""
-    return sorted({*globals(), *_LATE})
+    return sorted({*globals(), *__all__})
