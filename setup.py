@@ -23,7 +23,7 @@ setup(
     package_dir={"": "src"},
     packages=find_packages("src"),
     package_data={"prolip": ["model_configs/*.json", "report/*.j2", "py.typed"]},
-    entry_points={"console_scripts": ["prolip-clip-benchmark=prolip.evaluation.clip_benchmark.command:main"]},
+    entry_points={"console_scripts": ["prolip-clip-benchmark=prolip.evaluation.clip_benchmark.command:script"]},
     install_requires=read_requirements(),
     extras_require={
         "test": ["pytest>=8", "pytest-timeout", "hypothesis", "mpmath", "ruff", "mypy", "sentencepiece",

@@ -52,6 +52,7 @@ def train(options: argparse.Namespace, folder: Path) -> None:
         "--config", RECIPES[options.recipe], "--name", options.recipe, "--output-dir", options.output_dir,
         *(["--overwrite"] if options.again else ["--resume", "auto"]), *options.further,
     ])  # fmt: skip
+    STOP.release()
     if code in (75, 130):  # asked to stop, interrupted
         print("the same command goes on from the last checkpoint, or from the start if there is none", file=sys.stderr)
     elif code and (folder / "config.json").exists():
@@ -85,6 +86,10 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT / "src"))
+    from prolip import console
+
+    console.guard()
     try:
         main()
     except KeyboardInterrupt:  # while modules load or the page is drawn; training takes care of its own

@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT / "src") not in sys.path:
     sys.path.insert(0, str(ROOT / "src"))
 
+from prolip import console  # noqa: E402
 from training.flags import FlagError, Parser, add_flags, build  # noqa: E402
 from training.plan import question, tables  # noqa: E402
 from training.plan.plan import make_plans  # noqa: E402
@@ -77,4 +78,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    console.command(main)

@@ -208,4 +208,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.path.insert(0, str(ROOT / "src"))
+    from prolip import console
+
+    console.command(main)

@@ -4,10 +4,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from prolip import losses, measures
-from prolip.gaussian import Gaussian
-
 if TYPE_CHECKING:
+    from prolip import losses, measures
     from prolip.data.pictures import open_image
     from prolip.factory import (
         create_model,
@@ -15,6 +13,7 @@ if TYPE_CHECKING:
         create_model_from_pretrained,
         list_models,
     )
+    from prolip.gaussian import Gaussian
     from prolip.openclip_names import build_zero_shot_classifier, list_pretrained, tokenize
     from prolip.tokenizer import get_tokenizer
 
@@ -25,9 +24,11 @@ __all__ = [
 ]  # fmt: skip
 __version__ = "0.1.0"
 
-# OpenCLIP takes seconds and 240 MB to import, and Gaussians, measures, losses and metrics do without it; the readers of
-# files bring Pillow and what fetches URLs.
+# OpenCLIP takes seconds and 240 MB to import, and Gaussians, measures, losses and metrics do without it; torch takes
+# seconds, in which a program wants its handlers of signals and its output in place; the readers of files bring Pillow
+# and what fetches URLs.
 _LATE = {
+    "Gaussian": "gaussian",
     "create_model": "factory", "create_model_and_transforms": "factory", "list_models": "factory",
     "get_tokenizer": "tokenizer", "create_model_from_pretrained": "factory", "open_image": "data.pictures",
     "build_zero_shot_classifier": "openclip_names", "list_pretrained": "openclip_names",
@@ -36,7 +37,9 @@ _LATE = {
 
 
 def __getattr__(name: str) -> Any:
-    """What takes long to import, when it is first asked for."""
+    """A public name, imported when it is first asked for."""
+    if name in ("losses", "measures"):
+        return import_module(f"{__name__}.{name}")
     if name not in _LATE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_LATE[name]}"), name)
@@ -44,4 +47,4 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     """With what is imported late."""
-    return sorted({*globals(), *_LATE})
+    return sorted({*globals(), *__all__})

@@ -17,6 +17,7 @@ from torch import Tensor
 from prolip.messages import appearance_of
 from prolip.unreadable import checkpoints_in, foreign_objects
 from training.flags import FlagError
+from training.stopping import WAY_ON
 from training.storage import Storage
 
 FORMAT = 2
@@ -47,7 +48,7 @@ class Saver:
     ):
         self.storage, self.keep, self.keep_every, self.say, self.saved = storage, keep, keep_every, say, saved
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-        self.pending: Future[str] | None = None
+        self.pending: Future[None] | None = None
         self.last: str | None = None
 
     def submit(self, state: dict[str, Any]) -> None:
@@ -60,18 +61,20 @@ class Saver:
         if self.pending is None:
             return
         pending, self.pending = self.pending, None
-        try:
-            self.last = pending.result()
-        except Exception as error:  # every store has its own exceptions
-            if final:
-                raise CheckpointNotWritten(f"the last checkpoint was not written: {error}") from error
-            self.say(f"warning: a checkpoint was NOT written, the run goes on: {type(error).__name__}: {error}")
+        error = pending.exception()  # not by `except`, in which a worker's end could be met, that torch raises anywhere
+        if error is None:
+            return
+        if final:
+            raise CheckpointNotWritten(
+                f"the last checkpoint was not written: {error}; mend that, then {WAY_ON}"
+            ) from error
+        self.say(f"warning: a checkpoint was NOT written, the run goes on: {type(error).__name__}: {error}")
 
     def close(self) -> None:
         """End the thread behind its last write."""
         self.thread.shutdown()
 
-    def _write(self, state: dict[str, Any]) -> str:
+    def _write(self, state: dict[str, Any]) -> None:
         start, name = time.perf_counter(), f"step_{state['step']}.pt"
         size = 0
 
@@ -86,7 +89,7 @@ class Saver:
 
         self.storage.write(name, fill)
         seconds = time.perf_counter() - start
-        address = self.storage.path(name)
+        self.last = address = self.storage.path(name)
         self.say(f"saved {address} ({size / 2**20:.0f} MiB in {seconds:.1f} s)")
         try:
             self.saved(address, state["step"])
@@ -94,7 +97,6 @@ class Saver:
         except Exception as error:  # the checkpoint itself is there
             self.say(f"warning: behind {address}, the status or an old checkpoint could not be changed: "
                      f"{type(error).__name__}: {error}")  # fmt: skip
-        return address
 
     def _retain(self, newest: int) -> None:
         """Delete what is to go of the checkpoints up to the one that was just written."""
@@ -160,8 +162,12 @@ def find_checkpoint(resume: str, storage: Storage) -> tuple[str | None, list[str
             passed_over.append(str(error))
     if resume == "auto" and not passed_over:
         return None, []
-    listed = "; ".join(passed_over) or f"{storage.url} holds none"
-    raise FlagError(f"--resume {resume} found no checkpoint that can be loaded ({listed}): start without --resume")
+    if not passed_over:
+        raise FlagError(f"--resume {resume}: {storage.url} holds none: --resume auto begins at step 0")
+    raise FlagError(
+        f"--resume {resume} found no checkpoint that can be loaded ({'; '.join(passed_over)}): instead of --resume, "
+        "--overwrite deletes the run and begins it again, another --name leaves it"
+    )
 
 
 def check_checkpoint(address: str, flag: str = "--resume") -> None:
@@ -172,7 +178,7 @@ def check_checkpoint(address: str, flag: str = "--resume") -> None:
     folder, _, name = address.rpartition("/")
     storage = Storage(folder or ".")
     if name not in storage.names():
-        raise FlagError(f"{flag} {address}: there is no such file; --resume latest takes the newest of the run")
+        raise FlagError(f"{flag} {address}: there is no such file; --resume auto takes the newest of the run")
     if storage.filesystem.isdir(f"{storage.root}/{name}"):
         found = [*checkpoints_in(Path(address)), *checkpoints_in(Path(address) / "checkpoints")]
         newest = f", such as {found[-1]}" if found else ""

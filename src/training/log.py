@@ -6,6 +6,7 @@ import json
 import math
 import resource
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -65,6 +66,7 @@ class RunLog:
         self.file: TextIO | None = None
         self.board: Any = None
         self.wandb: Any = None
+        self.failing: set[str] = set()
 
     def open(self, resume_at: int | None = None, again: str | None = None, wandb_project: str | None = None) -> None:
         """Open the files; with resume_at those of a run that goes on behind that step, see `keep_until_step`."""
@@ -78,6 +80,7 @@ class RunLog:
         self.file = open(path, "a", buffering=1)  # noqa: SIM115  closed in close()
         # TensorBoard hides what it has from purge_step on
         purge = None if resume_at is None else resume_at + 1
+        threading.excepthook = untold
         self.board = SummaryWriter(str(self.folder / "tensorboard"), purge_step=purge)
         self.wandb = start_wandb(wandb_project, self.folder) if wandb_project else None
 
@@ -91,15 +94,32 @@ class RunLog:
         if self.file is None:
             return
         finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
-        try:
+        with self.kept_going("metrics.jsonl", step):
             self.file.write(json.dumps({"kind": kind, "step": step, **finite}) + "\n")
-            for name, value in flattened(values):
-                if isinstance(value, (int, float)):
-                    self.board.add_scalar(f"{kind}/{name}", value, step)
-        except OSError as error:  # a full disk; what TensorBoard's thread met comes with a later call
-            self.say(f"warning: the figures of step {step} were NOT logged, the run goes on: {error}")
+        if self.board is not None:
+            with self.kept_going("TensorBoard", step):
+                for name, value in flattened(values):
+                    if isinstance(value, (int, float)):
+                        self.board.add_scalar(f"{kind}/{name}", value, step)
+            if "TensorBoard" in self.failing:  # its thread has ended: it begins again with the next try of the run
+                self.board = None
         if self.wandb is not None:
-            self.wandb.log({f"{kind}/{name}": value for name, value in flattened(finite)}, step=step)
+            with self.kept_going("W&B", step):
+                self.wandb.log({f"{kind}/{name}": value for name, value in flattened(finite)}, step=step)
+
+    @contextlib.contextmanager
+    def kept_going(self, place: str, step: int) -> Iterator[None]:
+        """Have the run outlive what cannot be written; told when it begins, and when it is over."""
+        try:
+            yield
+        except Exception as error:  # W&B and TensorBoard have exceptions of many kinds
+            if place not in self.failing:
+                self.say(f"warning: the figures of step {step} were NOT logged, the run goes on: {error} ({place})")
+            self.failing.add(place)
+        else:
+            if place in self.failing:
+                self.failing.remove(place)
+                self.say(f"note: {place} takes figures again from step {step} on")
 
     def progress(self, line: str) -> None:
         """The progress line: figures bold on a terminal, plain in a file."""
@@ -110,12 +130,10 @@ class RunLog:
 
     def close(self) -> None:
         if self.file is not None:
-            with contextlib.suppress(OSError):  # told before
-                self.file.close()
-            with contextlib.suppress(OSError):
-                self.board.close()
-            if self.wandb is not None:
-                self.wandb.finish()
+            for part in (self.file.close, getattr(self.board, "close", None), getattr(self.wandb, "finish", None)):
+                with contextlib.suppress(Exception):  # told before
+                    if part is not None:
+                        part()
 
 
 def flattened(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -125,6 +143,12 @@ def flattened(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield from ((f"{name}/{kind}", part) for kind, part in value.items())
         else:
             yield name, value
+
+
+def untold(met: threading.ExceptHookArgs) -> None:
+    """What a thread met, as Python shows it, but for TensorBoard's, which hands it to the next call."""
+    if type(met.thread).__name__ != "_AsyncWriterThread":
+        threading.__excepthook__(met)
 
 
 def start_wandb(project: str, folder: Path) -> Any:

@@ -176,7 +176,7 @@ def saved_between_epochs(run: Run) -> bool:
 
 def end_here(run: Run, watch: Stopwatch, stop: int) -> None:
     """Raise Stopped behind a checkpoint of the present step; all ranks together. stop: number of the signal."""
-    if run.clock.saved_step != run.at.step:
+    if run.clock.own_step != run.at.step:
         checked_save(run, watch)
     if run.saver is not None:
         with run.watchdog.pause():

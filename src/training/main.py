@@ -1,29 +1,27 @@
 """The command line: `python -m training.main --train-data ...`, or the same after `torchrun --nproc_per_node N -m`.
 
-Exit codes: 0 the run has ended, 1 a bug, whose trace is shown, 2 an error that is told in a line, 75 stopped by SIGTERM
-or SIGUSR1 behind a checkpoint, 130 interrupted. (torchrun itself ends with 1 whenever one of its processes does not end
-with 0.)
+Exit codes: 0 the run has ended, 1 a bug, whose trace is shown, 2 an error that is told in a line, 75 stopped behind a
+checkpoint by SIGTERM, SIGUSR1, SIGHUP or Ctrl-C, 130 left at once by a second Ctrl-C. (torchrun itself ends with 1
+whenever one of its processes does not end with 0.)
 """
 from __future__ import annotations
 
 import os
-import re
 import sys
 from typing import Any
 
-from training.stopping import EXIT_STOPPED, STOP, Stopped, stop_with_launcher
+from prolip import console
+from training.stopping import EXIT_STOPPED, STOP, WAY_ON, Stopped, stop_with_launcher
 
 if __name__ == "__main__":  # before torch is imported, which takes seconds in which a signal would end the process
+    console.guard()
     STOP.install()
     stop_with_launcher()
 
-import torch
-
-from prolip.checkpoint import CheckpointError
-from prolip.data.faults import SampleFault, TooManyBadSamples
 from prolip.data.table import show_counts
 from prolip.methods import METHODS
 from training.config import DERIVED, Config, build_config, read_config_file, section_types
+from training.errors import explain
 from training.flags import FlagError, Parser, add_flags
 from training.run import run
 from training.terms import NonFiniteError
@@ -39,12 +37,7 @@ DESCRIPTION = (
     "`torchrun --nproc_per_node N -m training.main`, with the same flags."
 )
 USAGE = "python -m training.main [--config FILE] [--method METHOD] --train-data SHARDS [flags of the groups below]"
-# Errors about what was asked for, or met on the way: their message is enough. The trace of anything else is shown.
-EXPECTED = (ValueError, OSError, ImportError, CheckpointError, NonFiniteError, SampleFault, TooManyBadSamples)
 SAME_ON_ALL_RANKS = (FlagError, NonFiniteError, Stopped)
-ORIGINAL = "Original Traceback (most recent call last):"
-RAISED = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Fault|Samples|Exception): ", re.MULTILINE)
-MEMORY = "give a smaller --batch-size with a larger --accum-freq (same global batch), or --grad-checkpointing"
 
 
 def build_parser(method: str, **settings: Any) -> Parser:
@@ -97,8 +90,8 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         run(parse(arguments))
     except KeyboardInterrupt:
-        complain("interrupted: --resume latest goes on from the last checkpoint")
-        return 130
+        complain(f"interrupted: {WAY_ON}")
+        return console.EXIT_INTERRUPTED
     except Stopped as stop:
         if first_rank():
             print(f"stopped: {stop}", file=sys.stderr, flush=True)
@@ -111,18 +104,6 @@ def main(arguments: list[str] | None = None) -> int:
             complain(text)
         return 2
     return 0
-
-
-def explain(error: Exception) -> str | None:
-    """What to tell the person about an expected error, or None for a bug."""
-    text = str(error).strip() or type(error).__name__
-    if ORIGINAL in text:  # raised in a worker of the data loader, whose trace torch puts into the message
-        return RAISED.split(text)[-1].strip()
-    if isinstance(error, torch.OutOfMemoryError):
-        return f"{text.split('.')[0]}: {MEMORY}"
-    if isinstance(error, RuntimeError) and "peer" in text and "onnection" in text:
-        return f"another rank ended ({text.splitlines()[0][:120]}): its own error stands above or below"
-    return text if isinstance(error, EXPECTED) else None
 
 
 def first_rank() -> bool:

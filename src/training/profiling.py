@@ -43,6 +43,9 @@ class StepProfiler:
                 self.say(f"no profile: the run ended within the {SETTLE + WARMUP} steps before it")
 
     def _leave(self, trace: profile) -> None:
-        trace.export_chrome_trace(str(self.path))
+        try:
+            trace.export_chrome_trace(str(self.path))
+        except Exception as error:  # torch says by many kinds that a file cannot be written
+            self.say(f"warning: {self.path} was NOT written, the run goes on: {error}")
         table = trace.key_averages().table(sort_by=self.sort, row_limit=ROWS, max_name_column_width=60)
         self.say(f"profile of {self.steps} steps: {self.path}\n{table}")

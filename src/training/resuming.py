@@ -19,7 +19,9 @@ from training.runfolder import (
     evaluated_at,
     keep_until_step,
     lock_run_folder,
+    note_killed,
     open_run_folder,
+    read_status,
     write_json,
     write_status,
 )
@@ -57,6 +59,7 @@ def claim(settings: RunConfig, folder: Path, storage: Storage, held: contextlib.
     try:
         open_run_folder(folder, settings.overwrite, bool(settings.resume))
         held.enter_context(lock_run_folder(folder))
+        note_killed(folder)
         open_run_folder(folder, settings.overwrite, bool(settings.resume))  # one may have begun while this waited
     except OSError as error:
         raise FlagError(f"{folder} cannot be written ({error}): give another --output-dir") from None
@@ -64,7 +67,7 @@ def claim(settings: RunConfig, folder: Path, storage: Storage, held: contextlib.
         check_writable(storage)
         if storage.local is not None and storage.local.resolve() != folder.resolve():
             held.enter_context(lock_run_folder(storage.local))
-    chosen = look_for(settings.resume, storage) if settings.resume else (None, [])
+    chosen = look_for(settings.resume, storage, folder) if settings.resume else (None, [])
     steps = list_steps(storage)
     goes_on = chosen[0] is not None and storage.holds(chosen[0])
     begun_anew = settings.overwrite and own_checkpoints(folder, storage)
@@ -82,9 +85,11 @@ def claim(settings: RunConfig, folder: Path, storage: Storage, held: contextlib.
     return chosen
 
 
-def look_for(resume: str, storage: Storage) -> Choice:
-    """`find_checkpoint`; FlagError also where the store does not answer."""
+def look_for(resume: str, storage: Storage, folder: Path) -> Choice:
+    """`find_checkpoint`; FlagError also where the store does not answer, or `check_beginning` refuses."""
     try:
+        if resume in ("latest", "auto") and not list_steps(storage):
+            check_beginning(folder, storage)
         return find_checkpoint(resume, storage)
     except FlagError:
         raise
@@ -106,14 +111,33 @@ def check_writable(storage: Storage) -> None:
         ) from None
 
 
+def check_beginning(folder: Path, storage: Storage) -> None:
+    """FlagError where there is no checkpoint to go on from, and to begin anew would write over a run of which there is
+    much: one that has ended, or keeps its checkpoints in another place.
+    """
+    own = own_place(folder)
+    if own.url != storage.url and list_steps(own):
+        raise FlagError(
+            f"{storage.url} holds no checkpoint, and the run in {folder} keeps its own in {own.url}: "
+            f"give --checkpoint-dir {own.url}, or --overwrite instead of --resume to begin it again"
+        )
+    if is_finished(folder):
+        raise FlagError(f"{folder} holds a run that has ended, and no checkpoint to go on from: give another --name, "
+                        "or --overwrite instead of --resume to begin it again")  # fmt: skip
+
+
 def own_checkpoints(folder: Path, storage: Storage) -> bool:
     """Whether the checkpoints there are those of the run that the folder holds."""
-    saved = folder / "config.json"
+    return own_place(folder).url == storage.url
+
+
+def own_place(folder: Path) -> Storage:
+    """Where the run that the folder holds keeps its checkpoints."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        place = json.loads(saved.read_text())["run"]["checkpoint_dir"]
+        place = json.loads((folder / "config.json").read_text())["run"]["checkpoint_dir"]
         if place:
-            return Storage(place).url == storage.url
-    return storage.url == Storage(str(folder / "checkpoints")).url
+            return Storage(place)
+    return Storage(str(folder / "checkpoints"))
 
 
 # --- going on --------------------------------------------------------------------------------------------------------
@@ -139,10 +163,7 @@ def go_on(run: Run, address: str, state: dict[str, Any]) -> None:
 
 def is_finished(folder: Path) -> bool:
     """Whether the run in the folder has left its model."""
-    try:
-        return json.loads((folder / "status.json").read_text())["state"] == "finished"
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
+    return read_status(folder).get("state") == "finished"
 
 
 def changed_settings(saved: Mapping[str, Any], now: Mapping[str, Any], above: str = "") -> Iterator[str]:

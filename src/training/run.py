@@ -15,6 +15,7 @@ from timm.utils import ModelEmaV3
 from torch import nn
 
 from prolip.checkpoint import save_pretrained
+from prolip.console import EXIT_INTERRUPTED
 from prolip.data.loader import Loader, build_loader
 from prolip.methods import METHODS
 from prolip.methods.base import Objective
@@ -23,6 +24,7 @@ from prolip.ring import check_equal_batches
 from training.checkpointing import load_checkpoint
 from training.config import Config, check_precision, rows_per_rank, total_steps
 from training.distributed import Agreement, World, gather_objects, seed_everything, share_object, wait_for_all, world
+from training.errors import explain
 from training.found import EMA, figures
 from training.host_memory import keep_freed_memory
 from training.log import RunLog, count_parameters, describe, duration
@@ -45,7 +47,7 @@ from training.resuming import go_on, open_records, take_folder
 from training.runfolder import write_json, write_status
 from training.sharding import whole_model
 from training.snapshot import SaveClock
-from training.stopping import EXIT_STOPPED, STOP, Stopped
+from training.stopping import EXIT_STOPPED, STOP, WAY_ON, Stopped
 from training.storage import Storage
 from training.terms import StepGate, TermMeter
 from training.watchdog import Watchdog
@@ -85,31 +87,34 @@ def telling_status(run: Run) -> Iterator[None]:
             write_status(run.folder, state, step=run.at.step, total_steps=run.total_steps, checkpoint=last, **facts)
 
     tell("running")  # from now on with every checkpoint
+    run.stop.ended = False
+    run.stop.last_words = lambda: tell("failed", exit_code=EXIT_INTERRUPTED, reason="interrupted, left at once")
     try:
         yield
+        tell("finished", exit_code=0)
     except Stopped as stop:
-        tell("stopped", exit_code=EXIT_STOPPED, reason=str(stop))
+        with contextlib.suppress(OSError):  # a full disk must not hide the way on
+            tell("stopped", exit_code=EXIT_STOPPED, reason=str(stop))
         raise
     except BaseException as error:
         if run.saver is not None:
             run.saver.settle()
-        with contextlib.suppress(OSError):  # a full disk must not hide the error that it led to
-            tell("failed", reason=f"{type(error).__name__}: {error}")
+            run.saver.close()  # an error can come between a write and its being noted, and every write says `running`
+        with contextlib.suppress(OSError):  # nor the error that it led to
+            tell("failed", reason=explain(error) or f"{type(error).__name__}: {error}")
         raise
-    tell("finished", exit_code=0)
+    finally:
+        run.stop.ended, run.stop.last_words = True, lambda: None
 
 
 def close(run: Run) -> None:
-    """End what is open: profile, watchdog, writer of checkpoints, ledger, the workers of the loader, log."""
-    if run.profiler is not None:
-        run.profiler.close()
-    run.watchdog.close()
-    if run.saver is not None:
-        run.saver.close()
-    if run.ledger is not None:
-        run.ledger.close()
-    run.loader.close()
-    run.log.close()
+    """End what is open: log, workers of the loader, ledger, writer of checkpoints, watchdog, profile; all of it, even
+    where one of them fails.
+    """
+    with contextlib.ExitStack() as ends:
+        for part in (run.log, run.loader, run.ledger, run.saver, run.watchdog, run.profiler):
+            if part is not None:
+                ends.callback(part.close)  # the last one first
 
 
 def default_name(config: Config) -> str:
@@ -303,6 +308,7 @@ def summary(run: Run) -> str:
 
 def finish(run: Run, seconds: float) -> None:
     """Leave the trained model, its averaged twin and the last figures in the run folder."""
+    run.loader.close()  # nothing more is read, and a worker that is killed now would be met while the model is written
     with run.watchdog.pause():
         leave_models(run, seconds)
         wait_for_all(run.world)
@@ -313,15 +319,14 @@ def leave_models(run: Run, seconds: float) -> None:
     model = whole_model(run.objective.model, run.world)
     ema = None if run.ema is None else whole_model(run.ema.module, run.world)
     if run.world.is_first and model is not None:
-        if run.found:
-            leave_figures(run)
         try:
             save_pretrained(model, run.folder / "model", tokenizer=run.tokenizer)
             if ema is not None:
                 save_pretrained(ema, run.folder / "model_ema", tokenizer=run.tokenizer)
         except Exception as error:  # safetensors has exceptions of its own
-            raise OSError(f"the model was not written into {run.folder} ({error}): mend that, then --resume latest "
-                          "writes it") from error  # fmt: skip
+            raise OSError(f"the model was not written into {run.folder} ({error}): mend that, then {WAY_ON}") from error
+        if run.found:
+            leave_figures(run)
         if run.saver is not None:  # behind the model, which is there even if this fails
             run.saver.settle(final=True)
         run.log.say(f"done in {duration(seconds)}: model in {run.folder / 'model'}")

@@ -6,11 +6,13 @@ import json
 import os
 import shutil
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from prolip import console
 from training.flags import FlagError
 
 LOCK = ".lock"
@@ -25,7 +27,7 @@ def open_run_folder(folder: Path, overwrite: bool, resume: bool) -> None:
     taken = [folder / name for name in OURS if (folder / name).exists()]
     if taken and not (overwrite or resume):
         raise FlagError(
-            f"{folder} already holds a run: give another --name, --resume latest to go on with it, "
+            f"{folder} already holds a run: give another --name, --resume auto to go on with it, "
             "or --overwrite to delete it and start again"
         )
     folder.mkdir(parents=True, exist_ok=True)
@@ -73,7 +75,7 @@ def lock_run_folder(folder: Path, patience: float = 120.0, say: Callable[[str], 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """Have `write` fill a temporary file, flush it to the disk, then rename: `path` is old or new, never half."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
     try:
         write(temporary)
         with open(temporary, "rb+") as file:
@@ -96,9 +98,32 @@ def write_json(path: Path, values: Any) -> None:
 def write_status(folder: Path, state: str, **facts: Any) -> None:
     """status.json, for the scripts that submit runs: running, stopped (on request, can go on), finished or failed.
 
-    A run that was killed leaves `running` behind.
+    A run that was killed leaves `running` behind, until the next try: see `note_killed`. Streams of output that died,
+    of which nobody may have read, stand there too.
     """
+    if console.lost:
+        facts["lost_output"] = {name: str(error) for name, error in console.lost.items()}
     write_json(folder / "status.json", {"state": state, **facts, "time": time.strftime("%Y-%m-%dT%H:%M:%S%z")})
+
+
+def read_status(folder: Path) -> dict[str, Any]:
+    """What status.json says; nothing where it is missing or damaged."""
+    try:
+        status = json.loads((folder / "status.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return status if isinstance(status, dict) else {}
+
+
+def note_killed(folder: Path) -> None:
+    """Have status.json no longer say `running` of a try that was killed: for who holds the folder's lock.
+
+    Without a checkpoint, which would be one of that try: scripts take what stands there for new.
+    """
+    status = read_status(folder)
+    if status.get("state") == "running":
+        write_status(folder, "failed", step=status.get("step"), checkpoint=None,
+                     reason="killed: the process ended without a word")  # fmt: skip
 
 
 def rows_of(path: Path) -> Iterator[tuple[bytes, int, str | None]]:

@@ -31,11 +31,16 @@ class Position:
 
 @dataclass(kw_only=True)
 class SaveClock:
-    """When the next checkpoint is due, by steps and by minutes (0: not by these), beside those between epochs."""
+    """When the next checkpoint is due, by steps and by minutes (0: not by these), beside those between epochs.
+
+    saved_step: of the last one, which may be the one that the run goes on from, in another place; own_step: of the last
+    one that this process took.
+    """
 
     every_steps: int = 0
     every_minutes: float = 0.0
     saved_step: int = 0
+    own_step: int | None = None
     saved_time: float = field(default_factory=time.monotonic)
 
     def by_steps(self, step: int) -> bool:
@@ -58,6 +63,7 @@ def save(run: Run) -> None:
     mine = {"random": read_random_state(run.world.device), "data": run.loader.state_dict()}
     states = gather_objects(mine, run.world)
     run.clock.restart(run.at.step)
+    run.clock.own_step = run.at.step
     weights = {
         "objective": run.objective.state_dict(),
         "optimizer": run.optimizer.state_dict(),
@@ -117,7 +123,8 @@ def check_same_run(run: Run, state: dict[str, Any]) -> None:
             f"{run.global_batch}: give --global-batch-size {state['global_batch']}"
         )
     if run.ema is not None and state["ema"] is None:
-        raise FlagError("the checkpoint holds no averaged weights: leave out --ema-decay, or start without --resume")
+        raise FlagError("the checkpoint holds no averaged weights: leave out --ema-decay, or begin a run of its own "
+                        "by another --name")  # fmt: skip
     sizes = [{name: tuple(value.shape) for name, value in part.items()}
              for part in (state["objective"], run.objective.state_dict())]  # fmt: skip
     told = differences(*sizes)

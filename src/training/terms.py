@@ -99,8 +99,8 @@ class TermMeter:
             allowed = f" (--max-nonfinite {self.allowed} allows {self.allowed} such steps)" if self.allowed else ""
             raise NonFiniteError(
                 f"{told[max(0, self.allowed - self.bad_steps + len(bad))]}; the run stops before this reaches the "
-                f"parameters{allowed}. Go on from the last checkpoint (--resume latest) with a lower --lr or "
-                "--grad-clip-norm 1, or pass over a few such steps with --max-nonfinite"
+                f"parameters{allowed}. Go on from the last checkpoint, or from the start if there is none (--resume "
+                "auto), with a lower --lr or --grad-clip-norm 1, or pass over a few such steps with --max-nonfinite"
             )
         return told
 

@@ -93,8 +93,8 @@ def test_a_training_error_is_the_demos_error(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
-def test_a_demo_that_is_stopped_says_so_in_a_line_and_goes_on_when_typed_again(sent, code, tmp_path):
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
+def test_a_demo_that_is_stopped_says_so_in_a_line_and_goes_on_when_typed_again(sent, tmp_path):
     words = ["--output-dir", str(tmp_path), "--", *TOY, "--log-every-n-steps", "1", "--save-every-steps", "2"]
     started = subprocess.Popen(
         [sys.executable, str(ROOT / "scripts/demo.py"), *words, "--max-steps", "5000"],
@@ -106,7 +106,7 @@ def test_a_demo_that_is_stopped_says_so_in_a_line_and_goes_on_when_typed_again(s
         said = started.communicate(timeout=60)[1]
     finally:
         started.kill()
-    assert started.returncode == code and "Traceback" not in said and "the same command goes on" in said
+    assert started.returncode == 75 and "Traceback" not in said and "the same command goes on" in said
     assert json.loads((tmp_path / "demo/status.json").read_text())["state"] != "finished"
     kept = max(int(path.stem.split("_")[1]) for path in (tmp_path / "demo/checkpoints").glob("step_*.pt"))
     more = call(tmp_path, "--", *TOY, "--log-every-n-steps", "1", "--max-steps", str(kept + 1))

@@ -221,16 +221,16 @@ def test_remote_files_take_their_name_when_they_are_whole(monkeypatch):
 
 def test_a_missing_checkpoint_is_refused_with_what_to_do(tmp_path):
     storage = Storage(str(tmp_path))
-    with pytest.raises(FlagError, match="--resume nowhere.pt: there is no such file; --resume latest"):
+    with pytest.raises(FlagError, match="--resume nowhere.pt: there is no such file; --resume auto"):
         find_checkpoint("nowhere.pt", storage)
     (tmp_path / "folder").mkdir()
     with pytest.raises(FlagError, match="folder is a folder: give a file in it, or --name of the run with --resume la"):
         find_checkpoint(f"{tmp_path}/folder", storage)
-    with pytest.raises(FlagError, match="holds none.*start without --resume"):
+    with pytest.raises(FlagError, match="holds none: --resume auto begins at step 0"):
         find_checkpoint("latest", storage)
     assert find_checkpoint("auto", storage) == (None, [])
     (tmp_path / "step_1.pt").write_bytes(b"damaged")
-    with pytest.raises(FlagError, match="--resume auto found no checkpoint that can be loaded .*step_1.pt"):
+    with pytest.raises(FlagError, match="no checkpoint that can be loaded .*step_1.pt.*instead of --resume, --over"):
         find_checkpoint("auto", storage)
 
 
@@ -238,7 +238,7 @@ def test_a_folder_with_a_run_is_not_taken_by_accident(tmp_path):
     folder = tmp_path / "run"
     open_run_folder(folder, overwrite=False, resume=False)
     (folder / "config.json").touch()
-    with pytest.raises(FlagError, match="already holds a run.*--name.*--resume latest.*--overwrite"):
+    with pytest.raises(FlagError, match="already holds a run.*--name.*--resume auto.*--overwrite"):
         open_run_folder(folder, overwrite=False, resume=False)
     open_run_folder(folder, overwrite=False, resume=True)
 

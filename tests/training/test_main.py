@@ -11,7 +11,8 @@ import torch
 from torch.distributed.run import get_args_parser
 
 from prolip.data.faults import SampleFault
-from training.main import build_parser, explain, main, parse
+from training.errors import explain
+from training.main import build_parser, main, parse
 from training.terms import NonFiniteError
 
 SHARD = "data/emoji/noto.tar"
@@ -181,7 +182,7 @@ def test_a_tokenizer_without_files_says_how_to_get_them(capsys, tmp_path, monkey
 def test_a_taken_folder_is_refused(capsys, tmp_path):
     (tmp_path / "mine" / "checkpoints").mkdir(parents=True)
     words = [*TINY, "--train-data", SHARD, "--max-steps", "2", "--output-dir", tmp_path, "--name", "mine"]
-    assert "already holds a run: give another --name, --resume latest" in refused(capsys, *words)
+    assert "already holds a run: give another --name, --resume auto" in refused(capsys, *words)
 
 
 def test_half_a_torchrun_environment_is_refused(capsys, monkeypatch):
@@ -246,7 +247,9 @@ def test_interrupting_says_how_to_go_on(capsys, monkeypatch):
 
     monkeypatch.setattr("training.main.run", interrupt)
     assert main(TINY) == 130
-    assert "--resume latest" in capsys.readouterr().err
+    assert "--resume auto (with its --name) goes on from the newest checkpoint, or from the start" in (
+        capsys.readouterr().err
+    )
 
 
 @pytest.fixture(autouse=True)

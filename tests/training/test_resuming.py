@@ -163,7 +163,7 @@ def test_a_full_disk_is_called_by_its_name(tmp_path, capsys, small_files):
     told = capsys.readouterr()
     assert "NOT written, the run goes on: OSError" in told.out and "MiB are left on the disk of " in told.out
     assert f"error: the model was not written into {tmp_path / 'run'} (" in told.err
-    assert "--resume latest writes it" in told.err
+    assert "mend that, then --resume auto (with its --name) goes on" in told.err
     assert json.loads((tmp_path / "run" / "status.json").read_text())["state"] == "failed"
     assert not [name for name in files(tmp_path / "run") if name.endswith((".pt", ".tmp", ".safetensors"))]
 

@@ -61,7 +61,6 @@ def stop_after(steps: int, words: list[str]) -> int:
             os.kill(os.getpid(), signal.SIGTERM)
         return honest(run, batch, step)
 
-    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGUSR1)
     STOP.install()
     try:
         training.loop.training_step = step_and_stop
@@ -70,8 +69,7 @@ def stop_after(steps: int, words: list[str]) -> int:
         return main(words)
     finally:
         training.loop.training_step, STOP.number = honest, 0
-        signal.signal(signal.SIGTERM, before[0])
-        signal.signal(signal.SIGUSR1, before[1])
+        STOP.release()
 
 
 def losses(folder: Path) -> dict[int, float]:

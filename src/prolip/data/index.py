@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 import fsspec
 
+from prolip import console
 from prolip.data.entries import BLOCK, INDEX_NAME, Entry, ShardIndex, canonical, parent, read_index, to_json
 from prolip.data.faults import SampleFault, ShardFault
 from prolip.data.opening import ReadPolicy, Stream, is_local, local_path, open_stream
@@ -264,4 +265,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    console.command(main)

@@ -4,10 +4,7 @@ Every worker collates its own rows into chunks of batch_size / workers; the main
 """
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
-import os
-import signal
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +23,7 @@ from prolip.data.samples import Decoder, Example, Row, preserved_rng
 from prolip.data.sources import build_source
 from prolip.data.streams import Place, Source
 from prolip.data.synthetic import SyntheticDecoder, SyntheticSource
+from prolip.data.workers import hand_on, lost_worker, raise_file_limit, start_worker
 
 __all__ = ["Batch", "DataConfig", "Loader", "Transform", "build_loader", "join_states"]
 
@@ -33,9 +31,6 @@ __all__ = ["Batch", "DataConfig", "Loader", "Transform", "build_loader", "join_s
 ORDER_SETTINGS = (
     "train_num_samples", "dataset_resampled", "train_data_upsampling_factors", "select", "shuffle_buffer", "seed",
 )  # fmt: skip
-
-#: Seconds that a worker lives on after SIGTERM.
-GRACE = 120
 
 Batch = dict[str, Any]
 Transform = Callable[[Image.Image], Tensor] | RandomCrop
@@ -143,32 +138,6 @@ def interleave_tensors(parts: Sequence[Tensor], pin: bool) -> Tensor:
     return torch.stack(tuple(parts), 1, out=out).flatten(0, 1)
 
 
-def start_worker(_: int) -> None:
-    """A worker's settings: torch runs on one thread there by itself, tokenizers must not start threads after a fork."""
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    # A stop signal often goes to the whole group of processes. The run then still finishes its step and saves, and for
-    # that it needs its workers; they end with it, at the latest after GRACE seconds.
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: signal.alarm(GRACE))
-
-
-def raise_file_limit() -> None:
-    """Let this process, and the workers that it starts, open as many files as its hard limit allows.
-
-    Every tensor that waits between a worker and this process is an open file: workers x chunks ahead x 2, or x 4 with
-    known matches, of which the usual soft limit of 1,024 is soon reached.
-    """
-    try:
-        import resource
-    except ImportError:  # Windows shares tensors without file descriptors
-        return
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        # A system may name no hard limit and still refuse a soft one without end.
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
 # --- the loader ------------------------------------------------------------------------------------------------------
 class Loader:
     """Iterate once per epoch, after `set_epoch(e)`: exactly `num_batches` batches on every rank.
@@ -203,7 +172,7 @@ class Loader:
                 prefetch_factor=chunks_ahead(self.config.prefetch, self.config.batch_size),
                 persistent_workers=True,
                 worker_init_fn=start_worker,
-                collate_fn=unchanged,
+                collate_fn=hand_on,
                 generator=torch.Generator(),  # or every epoch would draw from the global one
             )
 
@@ -225,6 +194,9 @@ class Loader:
         if self._workers is not None and self._workers._iterator is not None:
             iterator: Any = self._workers._iterator
             iterator._shutdown_workers()
+            for worker in iterator._workers:  # one that is stuck takes no SIGTERM
+                if worker.is_alive():
+                    worker.kill()
             self._workers._iterator = None
 
     @property
@@ -286,8 +258,11 @@ class Loader:
                 yield interleave(parts, self._pin)
             next(chunks, None)  # lets the workers end their epoch
             self._guard.end_epoch(self.gather)
-        except Exception:
+        except Exception as error:
+            lost = lost_worker(error, self._workers)
             self.close()  # left to the garbage collector, workers behind a traceback take ten seconds to end
+            if lost:
+                raise RuntimeError(lost) from error
             raise
 
 
@@ -313,11 +288,6 @@ def check_same_order(saved: dict[str, Any], now: dict[str, Any]) -> None:
     changed = [f"{name} was {was[name]!r}, is {is_now[name]!r}" for name in was if was[name] != is_now.get(name)]
     if changed:
         raise ValueError(f"{where}, in another order of the data: {'; '.join(changed)}. Give what it was, {remedy}")
-
-
-def unchanged(chunk: Any) -> Any:
-    """The collate function of a dataset that yields whole chunks."""
-    return chunk
 
 
 def build_loader(

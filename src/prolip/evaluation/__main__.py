@@ -18,6 +18,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from prolip import console
 from prolip.checkpoint import CheckpointError
 from prolip.data.faults import FaultCounter
 from prolip.data.table import show_counts
@@ -271,4 +272,4 @@ def main(arguments: Sequence[str] | None = None) -> list[TaskResult]:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    console.command(main)

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from prolip import console
 from prolip.checkpoint import CheckpointError
 from prolip.data import emoji
 from prolip.data.emoji import LEVELS, Corpus
@@ -278,4 +279,4 @@ def main(arguments: Sequence[str] | None = None) -> Result:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    console.command(main)

@@ -5,6 +5,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from prolip import console
 from prolip.report.page import make_report
 
 
@@ -29,4 +30,4 @@ def main(arguments: Sequence[str] | None = None) -> Path:
 
 
 if __name__ == "__main__":
-    main()
+    console.command(main)

@@ -14,6 +14,7 @@ from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from typing import NoReturn
 from unittest.mock import patch
 
 from clip_benchmark import cli
@@ -21,6 +22,7 @@ from clip_benchmark import models as registry
 from clip_benchmark.datasets.builder import get_dataset_default_task
 from open_clip.factory import parse_model_name
 
+from prolip import console
 from prolip.checkpoint import CheckpointError
 from prolip.data import decoding
 from prolip.evaluation.clip_benchmark import checks
@@ -234,6 +236,11 @@ def main(argv: Sequence[str] | None = None) -> int:
                     raise
                 raise refused(f"{error} {remedy}") from error
     return 0
+
+
+def script() -> NoReturn:
+    """`main` as a process of its own, whose output may die."""
+    console.command(main)
 
 
 def refused(message: object) -> SystemExit:

@@ -13,6 +13,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from prolip import console
 from prolip.checkpoint import CheckpointError
 from prolip.data.table import show_counts
 from prolip.evaluation.datacomp.places import HUB
@@ -78,4 +79,5 @@ def main(arguments: Sequence[str] | None = None) -> Outcome | None:
 
 
 if __name__ == "__main__":
+    console.guard()  # what is printed stands in files as well
     main(sys.argv[1:])

@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 from webdataset import TarWriter
 
+from prolip import console
 from prolip.data import emoji
 from prolip.data.emoji import Corpus
 from prolip.evaluation.datasets.wds import CLASSNAMES, COUNT, RELEVANCE, TYPE
@@ -148,4 +149,4 @@ def main(arguments: Sequence[str] | None = None) -> Path:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    console.command(main)

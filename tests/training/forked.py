@@ -1,0 +1,121 @@
+"""Runs of training.main that are forked from one process which has loaded everything: a second each instead of six."""
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+
+SERVER = """
+import json, os, resource, signal, sys
+import torch.utils.tensorboard, training.loop, training.main, training.run
+from prolip import console
+from training.stopping import STOP
+
+
+def take_streams(order):
+    for number, where in ((1, order["out"]), (2, order["err"])):
+        if where == "closed":  # as Python has it when it begins with one
+            os.close(number)
+            setattr(sys, console.NAMES[number], None)
+        elif where.startswith("head:"):  # a reader that ends behind its first bytes
+            reading, writing = os.pipe()
+            if os.fork() == 0:
+                os.close(writing)
+                os.read(reading, int(where[5:]))
+                os._exit(0)
+            os.dup2(writing, number)
+            os.close(reading), os.close(writing)
+        elif where == "same":
+            os.dup2(1, number)
+        else:
+            os.dup2(os.open(where, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
+
+for line in sys.stdin:
+    order = json.loads(line)
+    pid = os.fork()
+    if pid == 0:
+        os.setsid()
+        take_streams(order)
+        for name in order["ignored"]:
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
+        console.guard()
+        STOP.install()
+        exec(order["before"])
+        sys.exit(training.main.main(order["words"]))
+    print(pid, flush=True)
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+"""
+
+
+class Forked:
+    """One run at a time: `start`, perhaps `send`, then `end` for its exit code."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+        environment |= {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+        self.server = subprocess.Popen([sys.executable, "-c", SERVER], cwd=ROOT, env=environment, text=True,
+                                       stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # fmt: skip
+        self.pid = 0
+
+    def start(self, *words: Any, before: str = "", ignored: tuple[str, ...] = (), out: str = "", err: str = "") -> None:
+        """Begin a run. before: source that its process executes first; out, err: a path, closed, same, head:BYTES."""
+        for name in ("out", "err"):
+            (self.folder / name).unlink(missing_ok=True)
+        order = {"words": [str(word) for word in words], "before": before, "ignored": ignored,
+                 "out": out or str(self.folder / "out"), "err": err or str(self.folder / "err")}  # fmt: skip
+        assert self.server.stdin and self.server.stdout
+        self.server.stdin.write(json.dumps(order) + "\n")
+        self.server.stdin.flush()
+        self.pid = int(self.server.stdout.readline())
+
+    def end(self) -> int:
+        """The exit code; minus the signal that killed it."""
+        assert self.server.stdout
+        return int(self.server.stdout.readline())
+
+    def run(self, *words: Any, **settings: Any) -> int:
+        self.start(*words, **settings)
+        return self.end()
+
+    def send(self, number: int) -> None:
+        """A signal to the run and all its workers, as a terminal sends it."""
+        os.killpg(self.pid, number)
+
+    def workers(self) -> list[int]:
+        """Process ids of the loader's workers."""
+        listed = subprocess.run(["ps", "-o", "pid=", "--ppid", str(self.pid)], capture_output=True, text=True)
+        return [int(word) for word in listed.stdout.split()]
+
+    @property
+    def out(self) -> str:
+        return (self.folder / "out").read_text() if (self.folder / "out").exists() else ""
+
+    @property
+    def err(self) -> str:
+        return (self.folder / "err").read_text() if (self.folder / "err").exists() else ""
+
+    def close(self) -> None:
+        assert self.server.stdin
+        self.server.stdin.close()
+        try:
+            self.server.wait(10)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.pid, signal.SIGKILL)
+            self.server.kill()
+
+
+def until(condition: Callable[[], object], seconds: float = 60) -> None:
+    """Wait for it."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.002)
