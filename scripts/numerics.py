@@ -26,8 +26,6 @@ TESTS = [
     "tests/prolip/test_match_probability.py",
     "tests/prolip/test_gaussian.py",
     "tests/prolip/test_losses.py",
-    "tests/prolip/test_ring.py",
-    "tests/prolip/test_gathered.py",
     "tests/prolip/test_towers.py",
     "tests/prolip/test_model.py",
     "tests/prolip/test_released.py",
