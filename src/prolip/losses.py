@@ -335,7 +335,7 @@ def ppcl(
     derivative.
     """
     check_block(block)
-    check_gaussian(image, "image")
+    check_pair(image, text, ("image", "text"))  # autocast asks for the device of one
     with torch.autocast(image.mean.device.type, enabled=False):
         tensors = pack_inputs(image, text, scale, bias)
         check_matches(labels, len(image.mean))
@@ -364,7 +364,7 @@ def inclusion_loss(
     """
     if reduction not in ("dim", "pair"):
         raise ValueError(f"reduction {reduction!r} is unknown: use 'dim' or 'pair'")
-    check_gaussian(inner, "inner")
+    check_pair(inner, outer, ("inner", "outer"))
     with torch.autocast(inner.mean.device.type, enabled=False):
         h = inclusion_test_per_dim(inner, outer, eps=eps, form=form)
         if reduction == "pair":

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from prolip.gathered import row_width, score_gathered
-from prolip.gaussian import Gaussian, check_gaussian
+from prolip.gaussian import Gaussian, check_pair
 from prolip.losses import (
     Columns,
     Evaluation,
@@ -118,7 +118,7 @@ def ppcl_over_ranks(
     if world_size(group) == 1:
         return ppcl(image, text, scale, bias, labels, block)
     check_block(block)
-    check_gaussian(image, "image")
+    check_pair(image, text, ("image", "text"))
     with torch.autocast(image.mean.device.type, enabled=False):
         tensors = pack_inputs(image, text, scale, bias)
         check_matches(labels, len(image.mean))
