@@ -16,6 +16,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from prolip import console
+from prolip.checkpoint import CheckpointError
 from prolip.evaluation.embed import evaluating
 from prolip.evaluation.outputs import check_output
 from prolip.model import ProLIP
@@ -139,7 +141,7 @@ def main(args: Sequence[str] | None = None) -> int:
     try:
         model = create_model(options.model, None if random else options.pretrained, require_pretrained=not random)
         files = export_onnx(model, options.folder)
-    except (ValueError, OSError, ImportError) as error:
+    except (ValueError, OSError, ImportError, CheckpointError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     differences = largest_differences(model, files)
@@ -149,4 +151,4 @@ def main(args: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    console.command(main)
