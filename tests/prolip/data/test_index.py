@@ -144,13 +144,15 @@ def test_remote_and_piped_shards_are_indexed(tmp_path):
     assert len(list(ShardReader(index=index)(f"pipe:cat {urls[1]}"))) == 3
 
 
-def test_the_command_runs_as_a_module(tmp_path, monkeypatch, capsys):
+def test_the_command_runs_as_a_module(tmp_path, monkeypatch, capfd):
     write_shards(tmp_path, [2])
+    for name in ("stdout", "stderr"):  # the command guards them for the rest of its process, which is this one
+        monkeypatch.setattr(sys, name, getattr(sys, name))
     monkeypatch.setattr(sys, "argv", ["index", str(tmp_path / "0.tar"), "--workers", "1"])
     monkeypatch.delitem(sys.modules, "prolip.data.index")
     with pytest.raises(SystemExit) as end:
         runpy.run_module("prolip.data.index", run_name="__main__")
-    assert end.value.code == 0 and "1 of 1 shards, 2 samples" in capsys.readouterr().out
+    assert end.value.code == 0 and "1 of 1 shards, 2 samples" in capfd.readouterr().out
 
 
 # --- counting

@@ -1,6 +1,4 @@
 """`python -m prolip.evaluation.clip_benchmark` is `prolip-clip-benchmark`."""
-import sys
+from prolip.evaluation.clip_benchmark.command import script
 
-from prolip.evaluation.clip_benchmark.command import main
-
-sys.exit(main())
+script()
