@@ -203,7 +203,8 @@ def check_type(name: str, value: Any, hint: Any) -> Any:
         with contextlib.suppress(ValueError, OverflowError):
             value = float(value)
     if isinstance(value, float) and not math.isfinite(value):
-        raise FlagError(f"{name} is {value}: give a finite number")
+        flag = flag_of(name.rpartition(".")[2])  # of a setting in a file, too: each has one
+        raise FlagError(f"{flag} is {value}: give a finite number")
     if inner is int and isinstance(value, int) and abs(value) >= 2**63:
         raise FlagError(f"{name} is {shown(value)}: give a number below 2^63")
     wanted = origin or inner

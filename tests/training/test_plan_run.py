@@ -187,8 +187,8 @@ REFUSED = [
     (["--exchange", "gather", "--method", "siglip"], "--exchange gather is of --method prolip: leave it out"),
     (["--inter-hop-us", "-1"], "--inter-hop-us is -1.0: give a number of 0 or more"),
     (["--rank-sigma", "100"], "--rank-sigma is 100.0: give 3 or less, which is a factor of 20 up or down"),
-    (["--rate", "nan"], "--rate is nan: give a number above 0"),
-    (["--samples", "inf"], "--samples is inf: give a number of 1 or more"),
+    (["--rate", "nan"], "--rate is nan: give a finite number"),
+    (["--samples", "inf"], "--samples is inf: give a finite number"),
     (["--mtbf-gpu-hours", "0.001"], "such a run never ends; give a larger --mtbf-gpu-hours"),
     (["--link-rate", "5"], "unknown flag --link-rate"),
 ]
