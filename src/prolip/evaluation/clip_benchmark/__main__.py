@@ -1,6 +1,5 @@
 """`python -m prolip.evaluation.clip_benchmark` is `prolip-clip-benchmark`."""
-import sys
+from prolip.evaluation.clip_benchmark.command import script
 
-from prolip.evaluation.clip_benchmark.command import main
-
-sys.exit(main())
+if __name__ == "__main__":
+    script()
