@@ -1,7 +1,6 @@
 """Why a file holds no weights and a folder no model, and what to give instead: one sentence each."""
 from __future__ import annotations
 
-import json
 import pickle
 import re
 import zipfile
@@ -13,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from prolip.documents import read_json
 from prolip.messages import appearance_of, explain_missing
 
 CONFIG_NAMES = ("config.json", "open_clip_config.json")
@@ -104,7 +104,7 @@ def is_model(folder: Path) -> bool:
 def json_of(path: Path) -> dict[str, Any]:
     """The object in a JSON file; empty where there is none."""
     with suppress(OSError, ValueError):
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = read_json(path)
         return values if isinstance(values, dict) else {}
     return {}
 

@@ -167,6 +167,8 @@ def check_columns(path: str, present: Sequence[str], columns: Columns, separator
                     )
         near = get_close_matches(column, present, n=1) or [name for name in LIKELY_COLUMNS[flag] if name in present]
         hint = f" (did you mean {near[0]!r}?)" if near else ""
+        if f'"{column}"' in present:
+            hint = ", or leave out --csv-quoting none: quotation marks enclose the cells of this table"
         raise ValueError(
             f"{path} has no column {column!r}: its columns are {', '.join(present) or 'none'}; "
             f"name the right one with {flag}{hint}"

@@ -252,6 +252,9 @@ def test_quotation_marks_that_are_plain_text_are_read_as_they_stand_where_asked_
             assert str(error).endswith("give --csv-quoting none")
             refused += 1
     assert refused > 20
+    enclosed = write_csv(tmp_path / "enclosed.tsv", [('"a.jpg"', '"x"')], separator, header=('"filepath"', '"title"'))
+    with pytest.raises(ValueError, match="leave out --csv-quoting none"):
+        read_csv(enclosed, COLUMNS, separator, quoting=False)
     short = write_csv(tmp_path / "short.tsv", [("a.jpg", '"x', "y"), ("b.jpg", "c")], separator=separator)
     with pytest.raises(ValueError, match=r"line 3 has 2 cells, the header 3 .* read as plain text"):
         read_csv(short, COLUMNS, separator, quoting=False)
