@@ -61,6 +61,9 @@ def list_models() -> list[str]:
 
 def get_model_config(model_name: str, cache_dir: str | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
     """(complete model configuration, preprocessing) of a bundled name, `local-dir:<folder>` or `hf-hub:<org/name>`."""
+    if not isinstance(model_name, str) or not model_name:
+        raise ValueError(f"model_name is {model_name!r}: give one of list_models(), local-dir:<folder> or"
+                         " hf-hub:<org/name>")
     schema, name = parse_model_name(model_name)
     if schema in ("local-dir", "hf-hub"):
         local = schema == "local-dir"

@@ -20,6 +20,7 @@ from torch import Tensor
 from prolip.config_rules import CLEANERS, RULES, Rules, check_values
 from prolip.documents import shown
 from prolip.factory import get_model_config
+from prolip.gaussian import describe
 from prolip.hub import HubFileNotFoundError, hub_files
 from prolip.model_config import check_keys
 
@@ -50,6 +51,20 @@ def pad_rows(rows: Iterable[list[int]], length: int, pad: int) -> Tensor:
     return out
 
 
+def listed(texts: Any) -> list[str]:
+    """One text or several as a list; TypeError for what is none."""
+    if isinstance(texts, str):
+        return [texts]
+    if isinstance(texts, bytes) or not isinstance(texts, Iterable):
+        raise TypeError(f"texts are {describe(texts)}, want a str or a list of them")
+    every = list(texts)
+    for number, text in enumerate(every):
+        if not isinstance(text, str):
+            remedy = "text.decode()" if isinstance(text, bytes) else "leave it out, or write it as text"
+            raise TypeError(f"texts[{number}] is {describe(text)}, want a str: {remedy}")
+    return every
+
+
 def cut(texts: Iterable[str], length: int) -> list[str]:
     """The beginnings of texts, of which `length` ids are wanted: cleaning and encoding cost what they take in.
 
@@ -57,6 +72,13 @@ def cut(texts: Iterable[str], length: int) -> list[str]:
     """
     letters = max(LEAST_LETTERS, LETTERS_PER_TOKEN * length)
     return [text if len(text) <= letters else text.lstrip()[:letters] for text in texts]
+
+
+def wanted_length(given: Any, own: int) -> int:
+    """The context to fill: a tokenizer's own, or the one given for a call; ValueError for what is none."""
+    if given:
+        check_values({"context_length": given}, RULES["text_cfg"], "")
+    return given or own
 
 
 class Tokenizer:
@@ -83,9 +105,8 @@ class Tokenizer:
 
     def __call__(self, texts: str | Iterable[str], context_length: int | None = None) -> Tensor:
         """One text or several -> (N, context) int64."""
-        texts = [texts] if isinstance(texts, str) else list(texts)
-        length = context_length or self.context_length
-        cleaned = [self._clean(text) for text in cut(texts, length)]
+        length = wanted_length(context_length, self.context_length)
+        cleaned = [self._clean(text) for text in cut(listed(texts), length)]
         return pad_rows(self.encode(cleaned, length), length, self.pad_token_id)
 
 
@@ -157,8 +178,8 @@ class BPETokenizer(SimpleTokenizer):
 
     def __call__(self, texts: str | list[str], context_length: int | None = None) -> Tensor:
         """One text or several -> (N, context) int64, as OpenCLIP's for texts that `cut` leaves whole."""
-        texts = [texts] if isinstance(texts, str) else list(texts)
-        return super().__call__(cut(texts, context_length or self.context_length), context_length)
+        length = wanted_length(context_length, self.context_length)
+        return super().__call__(cut(listed(texts), length), length)
 
     def bpe(self, token: str) -> str:
         """The pieces of a word, joined by blanks."""

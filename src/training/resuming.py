@@ -2,11 +2,11 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from prolip.documents import read_json
 from training.checkpointing import NAME, Saver, find_checkpoint, list_steps
 from training.config import Config, RunConfig
 from training.distributed import World, share_object, wait_for_all
@@ -134,7 +134,7 @@ def own_checkpoints(folder: Path, storage: Storage) -> bool:
 def own_place(folder: Path) -> Storage:
     """Where the run that the folder holds keeps its checkpoints."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        place = json.loads((folder / "config.json").read_text())["run"]["checkpoint_dir"]
+        place = read_json(folder / "config.json")["run"]["checkpoint_dir"]
         if place:
             return Storage(place)
     return Storage(str(folder / "checkpoints"))

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from prolip import console
+from prolip.documents import loads, read_json
 from training.flags import FlagError
 
 LOCK = ".lock"
@@ -109,7 +110,7 @@ def write_status(folder: Path, state: str, **facts: Any) -> None:
 def read_status(folder: Path) -> dict[str, Any]:
     """What status.json says; nothing where it is missing or damaged."""
     try:
-        status = json.loads((folder / "status.json").read_text())
+        status = read_json(folder / "status.json")
     except (OSError, ValueError):
         return {}
     return status if isinstance(status, dict) else {}
@@ -131,7 +132,7 @@ def rows_of(path: Path) -> Iterator[tuple[bytes, int, str | None]]:
     with open(path, "rb") as file:
         for line in file:
             try:
-                row = json.loads(line)
+                row = loads(line)
                 step = int(row["step"])
             except (ValueError, KeyError, TypeError):
                 continue

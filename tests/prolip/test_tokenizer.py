@@ -10,7 +10,14 @@ import torch
 
 import prolip
 from prolip import hub
-from prolip.tokenizer import BPETokenizer, FolderTokenizer, SentencePieceTokenizer, TokenizerNotFoundError, pad_rows
+from prolip.tokenizer import (
+    BPETokenizer,
+    FolderTokenizer,
+    SentencePieceTokenizer,
+    TokenizerNotFoundError,
+    get_tokenizer,
+    pad_rows,
+)
 
 TINY = Path(__file__).parents[1] / "fixtures" / "released_prolip_tiny"
 SENTENCES = [
@@ -242,3 +249,26 @@ def test_a_folder_with_both_kinds_of_files_is_read_by_transformers_where_it_is_t
 def test_an_unknown_cleaning_is_refused(pieces):
     with pytest.raises(ValueError, match="clean is 'upper': choose one of canonicalize, lower, whitespace"):
         prolip.get_tokenizer("ProLIP-ViT-B-16", tokenizer=pieces, clean="upper")
+
+
+@pytest.mark.parametrize("texts, told", [
+    (None, "texts are a NoneType, want a str or a list"), (3, "texts are a int, want"), (b"a cat", "texts are a bytes"),
+    ([None], r"texts\[0\] is a NoneType, want a str: leave it out"), (["a", float("nan")], r"texts\[1\] is a float"),
+    ([b"a"], r"texts\[0\] is a bytes, want a str: text.decode\(\)"), ([["a"]], r"texts\[0\] is a list of str"),
+    (torch.ones(2, 3), r"texts\[0\] is a Tensor \(3,\)"), (Path("a"), "texts are a PosixPath"),
+])  # fmt: skip
+def test_what_is_no_text_is_refused(texts, told):
+    with pytest.raises(TypeError, match=told):
+        get_tokenizer("ProLIP-ViT-test")(texts)
+
+
+@pytest.mark.parametrize("length", [-1, 10**9, 3.5, "77", True])
+def test_a_context_that_is_none_is_refused_at_a_call(length):
+    with pytest.raises(ValueError, match=r"context_length is .*: give a whole number of at least 1"):
+        get_tokenizer("ProLIP-ViT-test")("a", context_length=length)
+
+
+@pytest.mark.parametrize("name", [None, "", 3, Path("runs/demo/model")])
+def test_a_name_that_is_none_says_what_to_give(name):
+    with pytest.raises(ValueError, match=r"model_name is .*: give one of list_models\(\), local-dir:"):
+        get_tokenizer(name)

@@ -27,11 +27,13 @@ from prolip.factory import find_weights, get_model_config
 from prolip.messages import appearance, naming
 from prolip.report.runs import read as read_run
 from prolip.tokenizer import get_tokenizer
+from prolip.unreadable import is_run
 from training.checkpointing import check_checkpoint
 from training.checkpointing import load_checkpoint as load_run
 from training.config import read_config_file
 from training.flags import FlagError
 from training.main import main as train
+from training.runfolder import read_status
 
 NAME = "ProLIP-ViT-test"
 #: What torch says of a file that it refuses, or of a way to run its code.
@@ -372,3 +374,13 @@ def test_a_pickle_of_torchs_old_format_is_no_reason_to_run_it(tmp_path):
     with pytest.raises(CheckpointError, match="Python|pickle"):
         read_state_dict(tmp_path / "a.pt")
     assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, "[" * 900])
+def test_a_configuration_that_is_nested_too_deeply_is_one_line_through_every_door(tmp_path, text):
+    (tmp_path / "config.json").write_text(text)
+    for door in (prolip.create_model, get_tokenizer):
+        with pytest.raises(ValueError, match=r"config\.json is no JSON: ") as told:
+            door(f"local-dir:{tmp_path}")
+        assert "\n" not in str(told.value)
+    assert not is_run(tmp_path) and read_status(tmp_path) == {}

@@ -22,7 +22,8 @@ TINY = ["--model", "ProLIP-ViT-test", "--precision", "fp32", "--workers", "0", "
 PUBLIC_FLAGS = """
 --accum-freq --alpha1 --alpha2 --aspect --aug-cfg --batch-size --best-lowest --best-metric --beta --beta1 --beta2
 --brightness --caption-sampling
---checkpoint-dir --checkpoint-policy --coco-test --config --contrast --csv-caption-key --csv-img-key --csv-separator
+--checkpoint-dir --checkpoint-policy --coco-test --config --contrast --csv-caption-key --csv-img-key
+--csv-quoting --csv-separator
 --dataset-resampled --dataset-type --dct-scaled-decoding --decay-fraction --deterministic --device --device-augment
 --ema-decay --epochs --eps --fill --force-context-length --force-image-size --fsdp --global-batch-size
 --grad-checkpointing --grad-clip-norm --greyscale-prob --help --hue --imagenet-val --inclusion-eps --inclusion-form

@@ -11,6 +11,7 @@ from prolip.data.shards import parse_factors
 from prolip.messages import naming
 
 DatasetType = Literal["auto", "webdataset", "csv", "folder", "synthetic"]
+Quoting = Literal["csv", "none"]
 
 #: Samples of a rank that wait ready by default, and the bounds of the chunks per worker that hold them. Two small
 #: batches are gone while one shard opens, and then every rank waits for that one worker.
@@ -45,6 +46,10 @@ class DataConfig:
     csv_img_key: str = field(default="filepath", metadata={"help": "CSV column with the image's path"})
     csv_caption_key: str = field(default="title", metadata={"help": "CSV column with the caption"})
     csv_separator: str = field(default="\t", metadata={"help": r"CSV separator; \t is a tab"})
+    csv_quoting: Quoting = field(
+        default="csv",
+        metadata={"help": "quotation marks enclose cells by the rules of CSV, or none: they are plain text"},
+    )
     caption_sampling: str = field(
         default="txt",
         metadata={
@@ -100,6 +105,8 @@ class DataConfig:
             object.__setattr__(self, "csv_separator", "\t")
         if self.dataset_type not in get_args(DatasetType):
             raise ValueError(f"--dataset-type {self.dataset_type!r}: use one of {', '.join(get_args(DatasetType))}")
+        if self.csv_quoting not in get_args(Quoting):
+            raise ValueError(f"--csv-quoting {self.csv_quoting!r}: use one of {', '.join(get_args(Quoting))}")
         for name, least in (("batch_size", 1), ("workers", 0), ("shuffle_buffer", 1), ("prefetch", 1)):
             value = getattr(self, name)
             if value is not None and value < least:

@@ -4,6 +4,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import islice
@@ -15,7 +16,7 @@ from prolip.data.faults import SampleFault
 from prolip.data.opening import is_local
 from prolip.data.samples import IMAGE_SUFFIXES, JSON_BYTES, Raw
 from prolip.data.shards import explain_missing, listing
-from prolip.data.table import open_table
+from prolip.data.table import QuotingError, TableError, open_table
 from prolip.data.tar import SAMPLE_BYTES, printable
 from prolip.documents import loads, read_file, text_of
 
@@ -100,8 +101,10 @@ class Columns(NamedTuple):
         yield from ((name, "--select") for name in self.conditions)
 
 
-def read_csv(path: str, columns: Columns, separator: str, selector: Selector | None = None) -> ImageRows:
-    """The rows of a CSV with a header.
+def read_csv(
+    path: str, columns: Columns, separator: str, selector: Selector | None = None, quoting: bool = True
+) -> ImageRows:
+    """The rows of a CSV with a header. quoting: whether quotation marks enclose cells, or are plain text.
 
     Relative image paths are taken as `csv_base` says. FileNotFoundError without the file, ValueError without the
     columns or where the table can be read in two ways (`prolip.data.table`).
@@ -111,7 +114,7 @@ def read_csv(path: str, columns: Columns, separator: str, selector: Selector | N
         raise ValueError(f"{path!r} is {what}, and a CSV is a local file: name the file, or fetch it first")
     if not os.path.isfile(path):
         raise FileNotFoundError(f"{path!r} is missing (looked from {os.getcwd()}). {explain_missing(path)}")
-    with open_table(path, separator) as table:
+    with plain_marks_offered(), open_table(path, separator, quoting) as table:
         check_columns(path, table.columns, columns, separator)
         image = table.place(columns.image)
         caption = None if columns.caption is None else table.place(columns.caption)
@@ -128,6 +131,16 @@ def read_csv(path: str, columns: Columns, separator: str, selector: Selector | N
         row.copy = times[row.path]
         times[row.path] += 1
     return keep_selected(rows, selector, path)
+
+
+@contextmanager
+def plain_marks_offered() -> Iterator[None]:
+    """Put the flag for quotation marks that are plain text behind an error that they may be the cause of."""
+    try:
+        yield
+    except QuotingError as error:
+        raise TableError(f"{error}; or, if quotation marks are plain text in the whole file, give --csv-quoting none"
+                         ) from error  # fmt: skip
 
 
 def csv_base(path: str, rows: Sequence[ImageRow]) -> str:
@@ -154,6 +167,8 @@ def check_columns(path: str, present: Sequence[str], columns: Columns, separator
                     )
         near = get_close_matches(column, present, n=1) or [name for name in LIKELY_COLUMNS[flag] if name in present]
         hint = f" (did you mean {near[0]!r}?)" if near else ""
+        if f'"{column}"' in present:
+            hint = ", or leave out --csv-quoting none: quotation marks enclose the cells of this table"
         raise ValueError(
             f"{path} has no column {column!r}: its columns are {', '.join(present) or 'none'}; "
             f"name the right one with {flag}{hint}"

@@ -3,17 +3,20 @@ from __future__ import annotations
 
 import os
 from contextlib import closing
-from pathlib import Path
 from typing import IO, Any
 
 from PIL import Image
 
-from prolip.data.decoding import check_size, decode_image, to_rgb
+from prolip.data.decoding import MAX_PIXELS, check_size, decode_image, to_rgb
 from prolip.data.faults import SampleFault
 from prolip.data.opening import local_path, open_stream
 from prolip.data.shards import explain_missing
+from prolip.documents import read_file
 
 Source = str | os.PathLike | bytes | bytearray | memoryview | IO[bytes] | Image.Image
+
+#: The largest picture in its largest form, four channels of 16 bits, and what its file says of it.
+PICTURE_BYTES = 8 * MAX_PIXELS + 2**20
 
 
 def open_image(source: Source) -> Image.Image:
@@ -61,11 +64,13 @@ def read(source: Any) -> bytes:
             " array of levels: Image.fromarray(array))"
         )
     place = os.fspath(source)
+    if not place:
+        raise ValueError("an empty path is no picture: give the path of a file")
     if "://" in place and not place.startswith("file:"):
         return fetch(place)
     path = local_path(place)
     try:
-        return Path(path).read_bytes()
+        return read_file(path, PICTURE_BYTES)
     except FileNotFoundError as error:
         raise FileNotFoundError(f"no picture {path}: {explain_missing(path)}") from error
     except IsADirectoryError as error:
@@ -76,6 +81,11 @@ def fetch(url: str) -> bytes:
     """What is behind a URL, taken up again where a connection breaks; OSError where it cannot be had."""
     try:
         with closing(open_stream(url)) as stream:
-            return b"".join(iter(lambda: stream.read(2**20), b""))
+            data = bytearray()
+            while part := stream.read(2**20):
+                data += part
+                if len(data) > PICTURE_BYTES:
+                    raise ValueError(f"{url} sends more than {PICTURE_BYTES:,} bytes: it is no picture")
+            return bytes(data)
     except SampleFault as fault:
         raise OSError(f"{url}: {fault.message}. Look at the URL and the network, or fetch the file") from fault

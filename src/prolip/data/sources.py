@@ -40,7 +40,8 @@ def build_source(config: DataConfig, streams: int) -> tuple[Source, int]:
         raise ValueError(f"--dataset-resampled draws webdataset shards, --train-data {config.train_data!r} is a {kind}")
     with naming("--train-data"):
         if kind == "csv":
-            rows = read_csv(config.train_data, csv_columns(config), config.csv_separator, selector)
+            quoting = config.csv_quoting == "csv"
+            rows = read_csv(config.train_data, csv_columns(config), config.csv_separator, selector, quoting)
         else:
             rows = read_folder(config.train_data, selector)
         check_captions(rows, CaptionSampler.parse(config.caption_sampling), kind)

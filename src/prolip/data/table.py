@@ -38,15 +38,20 @@ class TableError(ValueError):
     """A table that cannot be read, or in two ways."""
 
 
+class QuotingError(TableError):
+    """A table whose quotation marks do not follow the rules of CSV: in some they are plain text."""
+
+
 @contextmanager
-def open_table(path: str, separator: str) -> Iterator[Table]:
+def open_table(path: str, separator: str, quoting: bool = True) -> Iterator[Table]:
     """A local table in UTF-8, with or without a byte order mark. TableError, in the body too, where it is none.
 
-    How many rows were read of how many lines goes into the log at the end, level INFO, which commands show.
+    quoting: see `Table`. How many rows were read of how many lines goes into the log at the end, level INFO, which
+    commands show.
     """
     with open(path, newline="", encoding="utf-8-sig") as lines:
         try:
-            table = Table(path, separator, lines)
+            table = Table(path, separator, lines, quoting)
             yield table
             log.info("%s", table)
         except UnicodeDecodeError as error:
@@ -60,16 +65,21 @@ def open_table(path: str, separator: str) -> Iterator[Table]:
 class Table:
     """The rows of a table whose first row names the columns; blank lines are passed over.
 
-    rows, blank, spanning: rows read so far, blank lines, and rows that hold line breaks; open_end: whether the last
-    line has no line break, as that of a file that was cut has none.
+    quoting: whether quotation marks enclose cells, or are plain text as in tables that were written without a library.
+    rows, blank, spanning, enclosed: rows read so far, blank lines, rows that hold line breaks, and those with a cell in
+    quotation marks that were kept; open_end: whether the last line has no line break, as that of a file that was cut
+    has none.
     """
 
-    def __init__(self, path: str, separator: str, lines: Iterable[str]):
-        self.path, self.separator = path, separator
-        self.rows = self.blank = self.spanning = 0
+    def __init__(self, path: str, separator: str, lines: Iterable[str], quoting: bool = True):
+        self.path, self.separator, self.quoting = path, separator, quoting
+        self.rows = self.blank = self.spanning = self.enclosed = 0
         self.open_end = False
         self._record: list[str] = []  # the lines of the row that is being read
-        self._reader = csv.reader(self._watch(lines), delimiter=separator, strict=True)
+        self._reader = csv.reader(
+            self._watch(lines), delimiter=separator, strict=True,
+            quoting=csv.QUOTE_MINIMAL if quoting else csv.QUOTE_NONE,
+        )  # fmt: skip
         self.columns: list[str] = []
         self._cells = self._records()
         self.columns = next((cells for cells in self._cells if not self._is_blank(cells)), [])
@@ -79,6 +89,7 @@ class Table:
         facts = ["header included", f"{self.spanning:,} rows span several lines"]
         facts += [f"{self.blank:,} blank"] if self.blank else []
         facts += ["no line break at the end"] if self.open_end else []
+        facts += [f"{self.enclosed:,} with a cell in quotation marks, which are kept"] if self.enclosed else []
         return (
             f"{os.path.basename(self.path)}: {self.rows:,} rows from {self._reader.line_num:,} lines "
             f"({', '.join(facts)})"
@@ -103,7 +114,9 @@ class Table:
                 if self._is_blank(cells):
                     continue
                 raise self._miscounted(cells)
-            if len(record) > 1 or ('"' in record[0] and '"' in "".join(cells)):  # all others only enclose cells
+            if not self.quoting:
+                self.enclosed += any(len(cell) > 1 and cell[0] == cell[-1] == '"' for cell in cells)
+            elif len(record) > 1 or ('"' in record[0] and '"' in "".join(cells)):  # all others only enclose cells
                 self._check_quotes(cells, image)
             if image is not None:
                 if SUFFIX.search(cells[image]):
@@ -138,6 +151,8 @@ class Table:
                 self._record.clear()
         except csv.Error as error:
             number, closed = broken_cell("".join(self._record), self.separator)
+            if not self.quoting:
+                raise TableError(f"{self.path} line {self._line()}: {error}: is it a table?") from error
             if "limit" in str(error):
                 what = f"it has more than {csv.field_size_limit():,} characters: is its quotation mark not closed?"
             elif closed:
@@ -201,21 +216,27 @@ class Table:
     def _ambiguous(self, number: int, what: str, remedy: str) -> TableError:
         """What to say of a cell."""
         name = repr(self.columns[number]) if number < len(self.columns) else f"{number + 1}"
-        return TableError(f"{self.path} line {self._line()}, column {name}: {what}; {remedy}")
+        return self._error(f"{self.path} line {self._line()}, column {name}: {what}; {remedy}")
 
     def _miscounted(self, cells: list[str]) -> TableError:
         """A row with too many cells or too few."""
         line, width, sign = self._line(), len(self.columns), repr(self.separator)
         got = f"{self.path} line {line} has {len(cells)} cell{'s' * (len(cells) != 1)}, the header {width} columns"
         if len(cells) > width:
-            return TableError(
+            return self._error(
                 f"{got}, the last {self.columns[-1]!r}: put texts that hold {sign} in quotation marks (without a blank "
                 "before the first), as csv.writer and pandas do"
             )
-        return TableError(
+        return self._error(
             f"{got}: nothing stands in column {self.columns[len(cells)]!r}; complete the line if it was cut, and look "
             f"for a text with a line break that is in no quotation marks, or for another separator than {sign}"
         )
+
+    def _error(self, message: str) -> TableError:
+        """The error of a row, which may be wrong because of its quotation marks or not."""
+        if not self.quoting:
+            return TableError(f"{message}; quotation marks were read as plain text and enclose nothing")
+        return (QuotingError if any('"' in line for line in self._record) else TableError)(message)
 
 
 def broken_cell(text: str, separator: str) -> tuple[int, bool]:

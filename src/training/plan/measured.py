@@ -1,11 +1,11 @@
 """Speed of a run that was done, from its metrics.jsonl."""
 from __future__ import annotations
 
-import json
 import statistics
 from pathlib import Path
 from typing import NamedTuple
 
+from prolip.documents import loads, read_json
 from training.flags import FlagError
 from training.plan.models import describe
 
@@ -38,7 +38,7 @@ def read_measurement(path: str, ranks: int) -> Measurement:
     lines = []
     for line in file.read_text(errors="replace").splitlines():
         try:
-            values = json.loads(line)
+            values = loads(line)
         except ValueError:  # a line that was cut off
             continue
         if isinstance(values, dict) and values.get("kind") == "train" and values.get("samples_per_second"):
@@ -57,7 +57,11 @@ def read_model(config: Path, ranks: int) -> tuple[str | None, float | None]:
     """(model, FLOPs of one sample) of a saved config, where there is one."""
     if not config.is_file():
         return None, None
-    values = json.loads(config.read_text())
-    name = values["model"]["model"]
-    local = values["data"].get("batch_size") or (values["run"].get("global_batch_size") or ranks) // ranks
-    return name, describe(name, values["method"], max(1, local)).flops
+    try:
+        values = read_json(config)
+        name, method = values["model"]["model"], values["method"]
+        local = values["data"].get("batch_size") or (values["run"].get("global_batch_size") or ranks) // ranks
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise FlagError(f"--measured: {config} is no configuration of a run ({type(error).__name__}: {error}): give the"
+                        " folder that training wrote") from error  # fmt: skip
+    return name, describe(name, method, max(1, local)).flops

@@ -1,5 +1,6 @@
 import json
 import os
+import random
 from pathlib import Path
 
 import pytest
@@ -228,3 +229,32 @@ def test_file_names_that_are_no_utf_8_make_keys_that_can_be_written(tmp_path):
         pytest.skip("this file system has UTF-8 names only")
     raw = read_folder(str(tmp_path))(0)
     assert raw["__key__"] == rf"{tmp_path}/k\udce4.png" and raw["png"] == png(4)
+
+
+PLAIN_MARKS = ('"No," he said', 'he said "no"', '"', '""', 'a 5" nail', '"quoted"', '"a "b" c', 'a "" b', '"open',
+               'shut"', ' "x')  # fmt: skip
+
+
+@pytest.mark.parametrize("separator", ["\t", ",", "|"])
+def test_quotation_marks_that_are_plain_text_are_read_as_they_stand_where_asked_for(tmp_path, separator, caplog):
+    rng, refused = random.Random(0), 0
+    for number in range(40):
+        truth = [(f"{i}.jpg", rng.choice(PLAIN_MARKS).replace(",", ";"), "x") for i in range(rng.randint(1, 6))]
+        path = write_csv(tmp_path / f"{number}.tsv", truth, separator=separator)
+        with caplog.at_level("INFO"):
+            rows = read_csv(path, COLUMNS, separator, quoting=False).rows
+        assert [(os.path.basename(row.path), row.caption) for row in rows] == [row[:2] for row in truth]
+        kept = sum(len(text) > 1 and text.startswith('"') and text.endswith('"') for _, text, _ in truth)
+        assert (f"{kept} with a cell in quotation marks, which are kept" in caplog.messages[-1]) == bool(kept)
+        try:
+            read_csv(path, COLUMNS, separator)
+        except ValueError as error:
+            assert str(error).endswith("give --csv-quoting none")
+            refused += 1
+    assert refused > 20
+    enclosed = write_csv(tmp_path / "enclosed.tsv", [('"a.jpg"', '"x"')], separator, header=('"filepath"', '"title"'))
+    with pytest.raises(ValueError, match="leave out --csv-quoting none"):
+        read_csv(enclosed, COLUMNS, separator, quoting=False)
+    short = write_csv(tmp_path / "short.tsv", [("a.jpg", '"x', "y"), ("b.jpg", "c")], separator=separator)
+    with pytest.raises(ValueError, match=r"line 3 has 2 cells, the header 3 .* read as plain text"):
+        read_csv(short, COLUMNS, separator, quoting=False)

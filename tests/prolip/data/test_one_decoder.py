@@ -32,6 +32,7 @@ from prolip.data.decoding import decode_pixels
 from prolip.data.loader import DataConfig, build_loader
 from prolip.data.shards import read_samples
 from prolip.evaluation.clip_benchmark.repairs import Opaque, repaired
+from prolip.evaluation.datasets.base import DamagedData
 from prolip.evaluation.datasets.folders import open_folder
 from prolip.evaluation.datasets.wds import open_wds
 from prolip.evaluation.embed import embed_images
@@ -286,3 +287,28 @@ def test_nothing_else_in_the_code_opens_pictures():
         if any(opens_files(node) for node in ast.walk(ast.parse(path.read_text())))
     }
     assert found == {"prolip/data/decoding.py"}
+
+
+def test_of_several_pictures_of_a_sample_every_door_takes_the_same(tmp_path):
+    red, blue = encoded("JPEG", (250, 0, 0)), encoded("WEBP", (0, 0, 250))
+    for order in ((("jpg", red), ("webp", blue)), (("webp", blue), ("jpg", red))):
+        root = wds_folder(tmp_path, [])
+        write_tar(root / "test" / "0.tar", [("a", {**dict(order), "cls": b"0"})])
+        seen = [sample["image"] for sample in read_samples(str(root / "test" / "0.tar"))]
+        seen += [sample.open() for sample in open_wds(root).samples()]
+        with repaired():
+            seen += [image for image, _ in builder.build_wds_dataset("x", np.array, "test", str(root))]
+        assert [np.asarray(image)[0, 0].argmax() for image in seen] == [0, 0, 0]
+
+
+def test_a_damaged_file_of_a_benchmark_is_named(tmp_path):
+    (tmp_path / "class").mkdir()
+    (tmp_path / "class" / "cut.jpg").write_bytes(encoded("JPEG", (250, 0, 0))[:200])
+    with pytest.raises(DamagedData, match=r"cut\.jpg: .*Fetch it again; "):
+        Opaque(ImageFolder(str(tmp_path)))[0]
+
+
+def encoded(form: str, colour: tuple[int, int, int]) -> bytes:
+    out = io.BytesIO()
+    Image.new("RGB", (40, 40), colour).save(out, form)
+    return out.getvalue()

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import io
+import os
 import struct
 import zlib
 from pathlib import Path
@@ -12,7 +13,7 @@ from faulty_servers import FaultyServer
 from PIL import Image
 
 import prolip
-from prolip.data import decoding
+from prolip.data import decoding, pictures
 
 RGBA = Image.fromarray(np.random.default_rng(0).integers(0, 256, (6, 9, 4), dtype=np.uint8))
 
@@ -140,3 +141,22 @@ def test_open_image_is_named_where_people_look():
     root = Path(__file__).parents[3]
     for page in ("README.md", "docs/evaluation.md"):
         assert "prolip.open_image(" in (root / page).read_text()
+
+
+@pytest.mark.parametrize("place, told", [("/dev/zero", "is a pipe or a device"), ("pipe", "is a pipe or a device"),
+                                         ("", "an empty path is no picture")])  # fmt: skip
+def test_what_has_no_end_is_no_picture(place, told, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe")
+    with pytest.raises(ValueError, match=told):
+        prolip.open_image(place)
+
+
+def test_larger_files_than_pictures_are_not_read_whole(tmp_path, monkeypatch):
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setattr(pictures, "PICTURE_BYTES", 50)
+    (tmp_path / "a.png").write_bytes(saved())
+    with FaultyServer({"a.png": saved()}) as server:
+        for place in (tmp_path / "a.png", server.url("ok", "a.png")):
+            with pytest.raises(ValueError, match=r"a\.png (has|sends) more than 50 bytes"):
+                prolip.open_image(place)

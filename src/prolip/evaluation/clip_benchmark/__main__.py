@@ -1,4 +1,5 @@
 """`python -m prolip.evaluation.clip_benchmark` is `prolip-clip-benchmark`."""
 from prolip.evaluation.clip_benchmark.command import script
 
-script()
+if __name__ == "__main__":
+    script()

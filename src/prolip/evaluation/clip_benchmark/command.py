@@ -28,6 +28,7 @@ from prolip.data import decoding
 from prolip.evaluation.clip_benchmark import checks
 from prolip.evaluation.clip_benchmark.encoder import GaussianEncoder
 from prolip.evaluation.clip_benchmark.repairs import repaired
+from prolip.evaluation.datasets.base import DamagedData
 from prolip.evaluation.datasets.wds import read_kind
 from prolip.evaluation.embed import SIMILARITIES
 from prolip.factory import create_model_and_transforms, find_weights
@@ -230,6 +231,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 evaluate(run, own)
             except (CheckpointError, FileNotFoundError) as error:
                 raise refused(error) from error
+            except DamagedData as error:  # from a loader's worker with the worker's traceback before it
+                raise refused(str(error).splitlines()[-1].rpartition(f"{DamagedData.__name__}: ")[2]) from error
             except (ValueError, RuntimeError) as error:
                 remedy = next((words for start, words in REMEDIES.items() if str(error).startswith(start)), None)
                 if remedy is None:

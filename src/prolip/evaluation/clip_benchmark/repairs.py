@@ -10,7 +10,9 @@ import math
 import os
 import re
 import sys
+import tarfile
 import warnings
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -25,9 +27,14 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 from webdataset import autodecode
 from webdataset.compat import check_empty
+from webdataset.filters import _to_tuple
 
-from prolip.data.decoding import decode_image, to_rgb
+from prolip.data.decoding import decode_image
+from prolip.data.faults import SampleFault
+from prolip.data.pictures import from_pillow
+from prolip.data.samples import IMAGE_SUFFIXES, image_bytes, members_of
 from prolip.evaluation.clip_benchmark.encoder import GaussianEncoder, class_vectors
+from prolip.evaluation.datasets.base import DamagedData
 
 ORIGINAL = {
     "classifier": zeroshot_classification.zero_shot_classifier,
@@ -112,7 +119,8 @@ def build_wds_dataset(dataset_name, transform, split="test", data_dir="root", ca
     """webdataset 1.x ends a loader with "No samples found" when one of its workers is left without a shard, so that
     the default of four workers fails below four shards: an idle worker is no fault. And its cache keeps a shard under
     its last name only, `0.tar`, so that the next data set or split reads the shards of the one before: each gets a
-    folder of its own, which has to exist. And it drops transparency where it decodes, see `Pictures`.
+    folder of its own, which has to exist. And it drops transparency where it decodes, see `Pictures`, takes another
+    picture than training of a sample that has several, and ends at what is damaged without naming it.
     """
     if cache_dir:
         cache_dir = os.path.join(os.path.expanduser(cache_dir), folder_name(f"{data_dir}/{split}"))
@@ -122,8 +130,45 @@ def build_wds_dataset(dataset_name, transform, split="test", data_dir="root", ca
         with patch.object(autodecode, "ImageHandler", Pictures):
             dataset = ORIGINAL["build_wds_dataset"](dataset_name, transform, split, data_dir, cache_dir)
     check = partial(check_unless_idle, shards=len(dataset.pipeline[0].urls))
-    dataset.pipeline = [check if stage is check_empty else stage for stage in dataset.pipeline]
+    at = dataset.pipeline.index(check_empty)
+    wanted = next(stage.args[1] for stage in dataset.pipeline[at:] if getattr(stage, "f", None) is _to_tuple)
+    dataset.pipeline[at : at + 1] = [check, partial(one_picture, wanted=wanted)]
+    dataset.pipeline.append(named_damage)
     return dataset
+
+
+def one_picture(samples: Iterable[dict], wanted: str) -> Iterator[dict]:
+    """Samples with one picture each, that which training takes, under a suffix that clip_benchmark knows.
+
+    wanted: what stands beside a picture. DamagedData where one of the two is missing.
+    """
+    for sample in samples:
+        try:
+            picture = image_bytes(sample)
+            if wanted not in sample:
+                raise SampleFault("missing member", f"members: {members_of(sample)}; wanted {wanted}")
+        except SampleFault as fault:
+            raise damaged(f"sample {sample['__key__']!r} of {sample['__url__']}", fault) from fault
+        yield {name: data for name, data in sample.items() if name not in IMAGE_SUFFIXES} | {"jpg": picture}
+
+
+def named_damage(samples: Iterable) -> Iterator:
+    """The same samples; DamagedData in place of webdataset's errors, which name no sample."""
+    try:
+        yield from samples
+    except autodecode.DecodingError as error:
+        place = f"sample {error.key!r} of {error.url}"
+        raise damaged(place, error.__cause__ if error.k == "jpg" else f".{error.k}: {error.__cause__}") from error
+    except (tarfile.TarError, EOFError, zlib.error) as error:
+        raise damaged(str(error.args[-1]), error.args[0]) from error
+
+
+def damaged(place: str, fault: object) -> DamagedData:
+    """What to say of a file that cannot be used."""
+    return DamagedData(
+        f"{place}: {fault}. Fetch it again; python -m prolip.evaluation --skip-damaged evaluates what is left, and says"
+        " what it left out"
+    )
 
 
 class Pictures(autodecode.ImageHandler):
@@ -167,9 +212,14 @@ class Opaque(Dataset):
         return getattr(self.dataset, name)
 
 
-def open_rgb(*args, **kwargs) -> Image.Image:
-    """Pillow's `open`, and `to_rgb`."""
-    return to_rgb(ORIGINAL["open"](*args, **kwargs))
+def open_rgb(source, *args, **kwargs) -> Image.Image:
+    """Pillow's `open`, and `from_pillow`; DamagedData naming the file."""
+    try:
+        return from_pillow(ORIGINAL["open"](source, *args, **kwargs))
+    except FileNotFoundError:
+        raise
+    except (SampleFault, OSError, Image.DecompressionBombError) as error:
+        raise damaged(str(getattr(source, "name", source)), error) from error
 
 
 def check_unless_idle(samples: Iterable, shards: int) -> Iterable:

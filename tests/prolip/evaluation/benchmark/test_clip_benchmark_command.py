@@ -236,3 +236,20 @@ def test_released_and_plain_configurations_are_told_apart(ours, theirs, tmp_path
             (cached / path).write_text(text)
         assert is_ours(f"local-dir:{cached / 'snapshots/abc'}") is answer
         assert is_ours(f"hf-hub:org/{name}", str(tmp_path)) is answer
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("member, data, told", [
+    ("png", b"cut", "bad image: "), ("png", None, "missing image: "), ("cls", None, "missing member: members: png"),
+    ("cls", b"\xff", ".cls: "), ("json", b"{", ".json: "),
+])  # fmt: skip
+def test_a_damaged_sample_is_one_line_that_names_it(ours, workers, member, data, told, capsys):
+    root = wds.classification(Path("set"), images=4, shards=1)
+    samples = wds.read_split(root / "test")
+    samples[2] = {name: x for name, x in {**samples[2], member: data}.items() if x is not None}
+    wds.write_split(root / "test", samples)
+    with pytest.raises(SystemExit) as left:
+        evaluate(root, "--model", ours, workers=workers)
+    lines = [line for line in capsys.readouterr().err.splitlines() if "error" in line or "Traceback" in line]
+    assert left.value.code == 2 and len(lines) == 1
+    assert re.search(rf"error: sample 's0002' of \S+/0.tar: {re.escape(told)}.*Fetch it again; ", lines[0])
