@@ -44,6 +44,8 @@ for line in sys.stdin:
     if pid == 0:
         os.setsid()
         take_streams(order)
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run behind nohup or `&`
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
         for name in order["ignored"]:
             signal.signal(getattr(signal, name), signal.SIG_IGN)
         console.guard()
