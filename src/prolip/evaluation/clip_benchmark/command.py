@@ -230,6 +230,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 evaluate(run, own)
             except (CheckpointError, FileNotFoundError) as error:
                 raise refused(error) from error
+            except OSError as error:  # no network to fetch the data from, no room for the result
+                raise refused(f"--dataset {run.dataset}, --output {run.output}: {error}") from error
             except (ValueError, RuntimeError) as error:
                 remedy = next((words for start, words in REMEDIES.items() if str(error).startswith(start)), None)
                 if remedy is None:
