@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from test_resuming import words
 
-from prolip.factory import get_model_config
 from training.checkpointing import list_steps
 from training.errors import explain
 from training.main import main
@@ -107,17 +106,6 @@ def test_advice_is_never_a_circle(tmp_path, finished, capsys, seed):
             assert flags not in [flags for flags, _ in tried] and len(tried) < 4, (left, begun, tried)
         capsys.readouterr()
         assert json.loads((folder / "run" / "status.json").read_text())["state"] == "finished"
-
-
-def test_a_run_that_lost_its_model_writes_it_again_by_going_on(tmp_path, finished, capsys):
-    folder = tmp_path / "run"
-    shutil.copytree(finished, folder)
-    wanted = (folder / "model" / "model.safetensors").read_bytes()
-    shutil.rmtree(folder / "model")
-    with pytest.raises((ValueError, OSError), match="it has no model folder: .*--resume latest"):
-        get_model_config(str(folder))
-    assert main(words(tmp_path, "run", "--resume", "latest")) == 0, capsys.readouterr().err
-    assert (folder / "model" / "model.safetensors").read_bytes() == wanted
 
 
 def test_a_run_without_checkpoints_is_not_written_over_by_going_on(tmp_path, finished, capsys):
