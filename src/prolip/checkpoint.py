@@ -113,9 +113,12 @@ def load_checkpoint(
     problems = mismatches(state, own)
     if any(problems):
         raise CheckpointError(describe(*problems, init_uncertainty=init_uncertainty))
+    place = "a state dict" if isinstance(source, Mapping) else source
+    if lost := [name for name, value in state.items() if not value.isfinite().all()]:
+        raise CheckpointError(f"{place} holds NaN or infinite values in {len(lost)} of {len(state)} tensors"
+                              f" ({', '.join(lost[:3])}): what trained it had diverged, give an earlier checkpoint")
     model.load_state_dict(state)
     report = LoadReport(tuple(sorted(kept)), tuple(resized))
-    place = "a state dict" if isinstance(source, Mapping) else source
     aside = {*ARCHIVE_EXTRAS, *(["logit_scale"] if "logit_scale" in kept else [])}
     log.info("%s: %s", place, told(report, own, [name for name in given if name in aside]))
     return report

@@ -155,7 +155,9 @@ def model_of(run: Path, checkpoint: Path | None = None) -> str:
     if whole:
         return f"the run has not ended; its best model so far is local-dir:{whole[0]}"
     if files:
-        return f"the run has not ended and has no model folder yet: give {from_file}, or end it with --resume latest"
+        return f"it has no model folder: give {from_file}, or have training write one with --resume latest"
+    if json_of(run / "status.json").get("state") == "finished":
+        return "it has ended, and neither a model nor a checkpoint of it is left: train again with --overwrite"
     return "it has left neither a model nor a checkpoint yet: end it with --resume auto"
 
 
@@ -187,6 +189,10 @@ def why_not_in(folder: Path, names: tuple[str, ...], what: str) -> str:
 def why_no_name(name: str) -> str | None:
     """What a model's name that is none was meant to be, where it is or looks like a path; None for other names."""
     place, colon, rest = name.partition(":")
+    if colon and rest.startswith("//"):
+        page = re.fullmatch(r"//(?:www\.)?huggingface\.co/([^/]+/[^/]+)(?:/.*)?", rest)
+        return f"the model {name!r} is an address: " + (
+            f"give hf-hub:{page[1]}" if page else "fetch its folder, and give local-dir:FOLDER")
     if colon and "/" not in place:
         schema = "hf-hub" if place.lower().startswith("hf") else "local-dir"
         return f"the model {name!r} begins with no known word: did you mean {schema}:{rest}?"

@@ -144,7 +144,7 @@ def own_place(folder: Path) -> Storage:
 def go_on(run: Run, address: str, state: dict[str, Any]) -> None:
     """Put a run where a checkpoint stands; FlagError or ValueError where the two are not one run, or it has ended."""
     step, total = state["step"], run.total_steps
-    if step > total or (step == total and is_finished(run.folder)):
+    if step > total or (step == total and is_finished(run.folder) and (run.folder / "model").exists()):
         raise FlagError(
             f"{address} is at step {step} of {total}: the run has ended; "
             "give a larger --epochs or --max-steps to train longer"

@@ -452,3 +452,13 @@ def test_the_long_model_loads_the_short_ones_weights_on_released_layout():
     state["text.positional_embedding"] = torch.randn(66, 768)
     checkpoint.fit_positions(state, long.state_dict(), (None, long.visual.grid_size), long.context_length)
     assert state["text.positional_embedding"].shape == long.text.positional_embedding.shape == (258, 768)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("name", ["logit_scale", "visual.ln_post.weight", "text.token_embedding.weight"])
+def test_weights_of_a_training_that_diverged_are_refused(name, value):
+    model = prolip.create_model("ProLIP-ViT-test")
+    state = {key: tensor.clone() for key, tensor in model.state_dict().items()}
+    state[name].view(-1)[-1] = value
+    with pytest.raises(CheckpointError, match=rf"NaN or infinite values in 1 of \d+ tensors \({name}\): .* earlier"):
+        load_checkpoint(model, state)

@@ -1,6 +1,7 @@
 """Both towers as torch.export programs, ONNX graphs, traces: one graph for any number of rows, equal to the model."""
 import itertools
 import json
+import math
 import warnings
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import torch
 import yaml
 
 from prolip import export
+from prolip.checkpoint import save_pretrained
 from prolip.evaluation.embed import evaluating
 from prolip.export import BATCHES, ImageEncoder, TextEncoder, export_onnx, export_program, largest_differences
 from prolip.factory import create_model
@@ -93,6 +95,9 @@ def test_onnx_graphs_equal_the_demos_model_in_onnxruntime(tmp_path):
     with torch.no_grad():  # and the comparison can tell another model
         model.text.text_uncertainty_projection.bias += 0.01
     assert largest_differences(model, files, (3,))["text"] > 0.009
+    with torch.no_grad():
+        model.text.text_uncertainty_projection.bias.fill_(float("nan"))
+    assert math.isnan(largest_differences(model, files, (3,))["text"])
     session = onnxruntime.InferenceSession(files["text"])
     facts = json.loads(session.get_modelmeta().custom_metadata_map["prolip"])
     assert facts["context_length"] == 12 and facts["logit_bias"] == -5.0
@@ -123,6 +128,9 @@ def test_what_cannot_be_exported_is_refused_with_the_remedy(tmp_path, monkeypatc
     (tmp_path / "file").touch()
     assert export.main(["ProLIP-ViT-test", str(tmp_path / "file"), "--pretrained", "random"]) == 2
     assert "is a file: give a folder" in capsys.readouterr().err
+    save_pretrained(create_model("ProLIP-ViT-test"), tmp_path / "model")
+    assert export.main([f"local-dir:{tmp_path / 'model'}", str(tmp_path / "onnx"), "--pretrained", "random"]) == 2
+    assert "has its own weights, pretrained='random' would be ignored: drop one" in capsys.readouterr().err
     monkeypatch.setattr(export, "NEEDED", ("onnx", "absent_module"))
     with pytest.raises(ImportError, match="ONNX needs absent_module: pip install absent_module"):
         export_onnx(model, tmp_path)

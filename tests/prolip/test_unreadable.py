@@ -280,6 +280,17 @@ def test_a_run_given_as_a_model_names_what_it_has(tmp_path, whole_run, left):
 
 
 @pytest.mark.parametrize("given, wanted", [
+    ("https://huggingface.co/org/name", "give hf-hub:org/name"),
+    ("https://huggingface.co/org/name/tree/main", "give hf-hub:org/name"),
+    ("s3://bucket/model", "fetch its folder, and give local-dir:FOLDER"),
+    ("https://example.org/a.pt", "fetch its folder, and give local-dir:FOLDER"),
+])  # fmt: skip
+def test_an_address_given_as_a_model_is_told_for_what_it_is(given, wanted):
+    with pytest.raises(ValueError, match=f"is an address: {wanted}$"):
+        get_model_config(given)
+
+
+@pytest.mark.parametrize("given, wanted", [
     ("local-dir:{run}/checkpoints", "holds the checkpoints of a run: use local-dir:{run}/model"),
     ("local-dir:{run}/checkpoints/step_2.pt", "is a checkpoint of a run: use local-dir:{run}/model"),
     ("{run}/checkpoints/step_2.pt", f"--model {NAME} --pretrained {{run}}/checkpoints/step_2.pt"),

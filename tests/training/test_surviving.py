@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -62,6 +63,15 @@ def assert_same(run: Path, whole: Path) -> None:
     """Model, and samples of every step."""
     for name in ("model/model.safetensors", "ledger/rank_0.jsonl"):
         assert (run / name).read_bytes() == (whole / name).read_bytes(), name
+
+
+def test_a_run_that_has_ended_and_lost_its_model_writes_it_again(forked, runs, whole):
+    """Evaluation advises this, and the resume refused: there was nothing left to train."""
+    shutil.copytree(whole, runs / "lost")
+    shutil.rmtree(runs / "lost" / "model")
+    assert forked.run(*words(runs, "lost", "--resume", "latest")) == 0, forked.err
+    assert_same(runs / "lost", whole)
+    assert forked.run(*words(runs, "lost", "--resume", "latest")) == 2 and "the run has ended" in forked.err
 
 
 # --- output ----------------------------------------------------------------------------------------------------------

@@ -149,10 +149,14 @@ def check_place(place: str) -> None:
     path = Path(local_path(place))
     if path.is_dir():
         raise ValueError(f"{place} is a folder: give a file, e.g. --output {path / INDEX_NAME}")
+    if path.exists() and not path.is_file():  # a new file would take the place of the device
+        raise ValueError(f"{place} is a device or a pipe: give a file with --output")
     if not path.parent.is_dir():
         raise ValueError(f"there is no folder {path.parent} for the index: make it, or give another --output")
-    with tempfile.TemporaryFile(dir=path.parent):
-        pass
+    try:
+        tempfile.TemporaryFile(dir=path.parent).close()
+    except OSError as error:
+        raise ValueError(f"{place} cannot be written ({error.strerror}): give another --output") from None
 
 
 def dropped(place: str, urls: Sequence[str]) -> str:
@@ -259,7 +263,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if entries:
         if words := dropped(place, urls):
             print(f"note: {words}", file=sys.stderr)
-        write_index(ShardIndex(place, entries))
+        try:
+            write_index(ShardIndex(place, entries))
+        except Exception as error:  # every store has its own exceptions
+            print(f"error: {place} cannot be written ({error}): make room, or give another --output", file=sys.stderr)
+            return 2
     print(progress.summary(place if entries else "no index written"))
     return 1 if progress.bad else 0
 

@@ -151,7 +151,8 @@ def run(args: argparse.Namespace) -> list[TaskResult]:
                 result.metrics.update(plausible_matches(features, categories, similarity))
             results.append(with_uncertainty(result, features, args.plots, drawn) if wanted else result)
         if args.out:
-            write(results, Path(args.out))
+            with naming(f"--out {args.out}"):  # an error of a full disk names no file
+                write(results, Path(args.out))
     tables = [format_table(results), *([format_uncertainty(results)] if wanted else [])]
     print("\n\n".join(tables) + (f"\n\nwritten to {args.out}" if args.out else ""))
     return results

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
 
@@ -18,3 +19,8 @@ def check_output(path: str | os.PathLike, folder: bool = False) -> None:
         raise ValueError(f"{place} cannot be written, {above} is a file: give another path")
     if not os.access(above, os.W_OK | (os.X_OK if above.is_dir() else 0)):
         raise ValueError(f"{place} cannot be written, you may not write to {above}: give another path")
+    if above.is_dir():
+        try:  # file systems such as /proc refuse what the permissions allow
+            tempfile.TemporaryFile(dir=above).close()
+        except OSError as error:
+            raise ValueError(f"{place} cannot be written ({error.strerror} in {above}): give another path") from None

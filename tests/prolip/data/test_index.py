@@ -103,7 +103,15 @@ def test_a_place_that_cannot_be_written_is_refused_before_any_shard_is_read(tmp_
         raise PermissionError(13, "Permission denied", str(tmp_path))
 
     monkeypatch.setattr(command.tempfile, "TemporaryFile", refuse)
-    assert run(tmp_path) == 2 and "error: [Errno 13] Permission denied" in capsys.readouterr().err
+    assert run(tmp_path) == 2
+    assert "index.json cannot be written (Permission denied): give another --output" in capsys.readouterr().err
+
+
+def test_a_device_is_not_replaced_by_an_index(tmp_path, capsys):
+    write_shards(tmp_path, [2])
+    os.mkfifo(tmp_path / "pipe")
+    assert run(tmp_path / "0.tar", "--output", tmp_path / "pipe") == 2
+    assert "is a device or a pipe: give a file" in capsys.readouterr().err and (tmp_path / "pipe").is_fifo()
 
 
 def test_shards_that_an_index_loses_by_being_written_anew_are_told(tmp_path, capsys):
@@ -116,7 +124,7 @@ def test_shards_that_an_index_loses_by_being_written_anew_are_told(tmp_path, cap
     assert run(a, b, c, "--workers", 1) == 0 and "no more" not in capsys.readouterr().err
 
 
-def test_a_failed_write_leaves_the_index_that_was_there(tmp_path, monkeypatch):
+def test_a_failed_write_leaves_the_index_that_was_there(tmp_path, monkeypatch, capsys):
     write_shards(tmp_path, [2])
     run(tmp_path, "--workers", 1)
     before = (tmp_path / "index.json").read_text()
@@ -126,8 +134,8 @@ def test_a_failed_write_leaves_the_index_that_was_there(tmp_path, monkeypatch):
         raise OSError("no space left")
 
     monkeypatch.setattr(os, "replace", fail)
-    with pytest.raises(OSError, match="no space"):
-        run(tmp_path, "--workers", 1)
+    assert run(tmp_path, "--workers", 1) == 2
+    assert "index.json cannot be written (no space left): make room, or give another" in capsys.readouterr().err
     assert (tmp_path / "index.json").read_text() == before and sorted(os.listdir(tmp_path)) == ["0.tar", "index.json"]
 
 

@@ -233,6 +233,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 raise refused(error) from error
             except DamagedData as error:  # from a loader's worker with the worker's traceback before it
                 raise refused(str(error).splitlines()[-1].rpartition(f"{DamagedData.__name__}: ")[2]) from error
+            except OSError as error:  # no network to fetch the data from, no room for the result
+                raise refused(f"--dataset {run.dataset}, --output {run.output}: {error}") from error
             except (ValueError, RuntimeError) as error:
                 remedy = next((words for start, words in REMEDIES.items() if str(error).startswith(start)), None)
                 if remedy is None:

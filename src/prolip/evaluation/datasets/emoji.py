@@ -25,6 +25,7 @@ from prolip.data import emoji
 from prolip.data.emoji import Corpus
 from prolip.evaluation.datasets.wds import CLASSNAMES, COUNT, RELEVANCE, TYPE
 from prolip.evaluation.datasets.wds import TEMPLATES as TEMPLATE_FILE
+from prolip.evaluation.outputs import check_output
 from prolip.evaluation.zero_shot import TEMPLATES
 from prolip.messages import naming
 
@@ -70,6 +71,7 @@ def new_folder(corpus: Corpus, folder: str | os.PathLike, split: str) -> Path:
     if not corpus.drawings:
         raise ValueError("the corpus has no drawing: give shards, or a rule that leaves some")
     folder = Path(folder)
+    check_output(folder, folder=True)
     if (folder / split / COUNT).exists():
         raise FileExistsError(f"{folder / split} is written already: give another folder, or remove it")
     (folder / split).mkdir(parents=True, exist_ok=True)
@@ -141,7 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> Path:
         with naming("--select"):
             corpus = corpus.select(args.select) if args.select else corpus
         folder = write_emoji_classes(corpus, args.out, args.classes) if args.classes else write_emoji(corpus, args.out)
-    except (FileNotFoundError, FileExistsError, ValueError) as error:
+    except (OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from error
     print(f"{len(corpus.drawings)} drawings written; evaluate them with --dataset wds:{folder}")
