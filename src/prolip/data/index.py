@@ -244,6 +244,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Index the shards of the command line: 0, 1 where one cannot be read, 2 where nothing could be started."""
     options = parse_arguments(arguments)
     try:
+        if options.workers < 1:
+            raise ValueError(f"--workers {options.workers}: give 1 or more")
         urls = list(dict.fromkeys(shard.url for source in options.shards for shard in expand_shards(source)))
         place = options.output or default_output(urls)
         check_place(place)

@@ -94,8 +94,9 @@ def check(args: argparse.Namespace) -> None:
         )
     if not args.features and not (args.model and args.dataset):
         raise ValueError("give --model and --dataset, or --features DIR to evaluate saved embeddings")
-    if args.batch_size < 1:
-        raise ValueError(f"--batch-size {args.batch_size}: give 1 or more")
+    for flag, value, least in (("--batch-size", args.batch_size, 1), ("--workers", args.workers, 0)):
+        if value is not None and value < least:
+            raise ValueError(f"{flag} {value}: give {least} or more")
     if args.confusion and not args.out:
         raise ValueError("--confusion goes into the JSON: give --out FILE too")
     if args.instances and not Path(args.instances).is_file():

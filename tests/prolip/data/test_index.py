@@ -124,6 +124,13 @@ def test_shards_that_an_index_loses_by_being_written_anew_are_told(tmp_path, cap
     assert run(a, b, c, "--workers", 1) == 0 and "no more" not in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("workers", [0, -1])
+def test_an_index_is_made_by_at_least_one_process(tmp_path, workers, capsys):
+    write_shards(tmp_path, [2])
+    assert run(tmp_path, "--workers", workers) == 2
+    assert f"--workers {workers}: give 1 or more" in capsys.readouterr().err and not (tmp_path / "index.json").exists()
+
+
 def test_a_failed_write_leaves_the_index_that_was_there(tmp_path, monkeypatch, capsys):
     write_shards(tmp_path, [2])
     run(tmp_path, "--workers", 1)

@@ -191,6 +191,7 @@ def test_a_file_system_that_refuses_what_its_permissions_allow_is_told_before_wo
     (["--features", "kept", "--split", "val", "--precision", "amp_bf16"], "drop --split, --precision"),
     (["--model", "MODEL", "--dataset", "SET", "--device", "warp"], "device 'warp' is unknown"),
     (["--model", "MODEL", "--dataset", "SET", "--batch-size", "0"], "--batch-size 0: give 1 or more"),
+    (["--model", "MODEL", "--dataset", "SET", "--workers", "-1"], "--workers -1: give 0 or more"),
     (["--model", "MODEL", "--dataset", "SET", "--confusion"], "--confusion goes into the JSON: give --out"),
 ])  # fmt: skip
 def test_mistakes_are_one_line_and_exit_code_2(flags, message, model, sets, capsys):
