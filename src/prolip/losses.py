@@ -335,9 +335,8 @@ def ppcl(
     derivative.
     """
     check_block(block)
-    check_pair(image, text, ("image", "text"))  # autocast asks for the device of one
+    tensors = pack_inputs(image, text, scale, bias)  # first: autocast asks for the device of a Gaussian
     with torch.autocast(image.mean.device.type, enabled=False):
-        tensors = pack_inputs(image, text, scale, bias)
         check_matches(labels, len(image.mean))
 
         def evaluate(inputs: tuple[Tensor, ...], needs: Needs) -> Evaluation:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from prolip.gathered import row_width, score_gathered
-from prolip.gaussian import Gaussian, check_pair
+from prolip.gaussian import Gaussian
 from prolip.losses import (
     Columns,
     Evaluation,
@@ -118,9 +118,8 @@ def ppcl_over_ranks(
     if world_size(group) == 1:
         return ppcl(image, text, scale, bias, labels, block)
     check_block(block)
-    check_pair(image, text, ("image", "text"))
+    tensors = pack_inputs(image, text, scale, bias)
     with torch.autocast(image.mean.device.type, enabled=False):
-        tensors = pack_inputs(image, text, scale, bias)
         check_matches(labels, len(image.mean))
         count, dim = image.mean.shape
         exchange = exchange or choose_exchange(world_size(group), count, dim, image.mean.device)
