@@ -120,11 +120,11 @@ def load_checkpoint(
     model.load_state_dict(state)
     report = LoadReport(tuple(sorted(kept)), tuple(resized))
     aside = {*ARCHIVE_EXTRAS, *(["logit_scale"] if "logit_scale" in kept else [])}
-    log.info("%s: %s", place, told(report, own, [name for name in given if name in aside]))
+    log.info("%s: %s", place, describe_load(report, own, [name for name in given if name in aside]))
     return report
 
 
-def told(report: LoadReport, own: Mapping[str, Tensor], unused: Sequence[str]) -> str:
+def describe_load(report: LoadReport, own: Mapping[str, Tensor], unused: Sequence[str]) -> str:
     """What was loaded and what is new, for the log. own: the model's state; unused: the checkpoint's, left aside."""
     new = [name for name in report.kept if name in own]
     rows = [name for name in report.kept if name not in own]  # name[rows] of tensors that are loaded otherwise

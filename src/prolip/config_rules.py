@@ -71,7 +71,7 @@ def several(rule: Rule, what: str, least: int = 0, most: int = 1000) -> Rule:
 
 
 def either(*rules: Rule) -> Rule:
-    """What fits any of several rules; the first one's remedy is told."""
+    """What fits any of several rules; an error gives the first one's remedy."""
     return Rule(rules[0].remedy, lambda x: any(rule.fits(x) for rule in rules))
 
 

@@ -24,7 +24,7 @@ lost: dict[str, OSError] = {}
 
 
 class Undying(io.FileIO):
-    """A standard stream's file descriptor; what it cannot take is dropped, which is told once, on the other stream.
+    """A standard stream's file descriptor; what it cannot take is dropped, which is reported once, on the other stream.
 
     A later write is tried again: a disk may have room again.
     """

@@ -127,7 +127,7 @@ def naming(flag: str) -> Iterator[None]:
             raise
         kind = next(kind for kind in (OSError, ValueError, ImportError) if isinstance(error, kind))
         try:
-            told: Exception = type(error)(f"{flag}{'' if str(error).startswith(QUOTES) else ':'} {error}")
+            named: Exception = type(error)(f"{flag}{'' if str(error).startswith(QUOTES) else ':'} {error}")
         except TypeError:
-            told = kind(f"{flag}: {error}")
-        raise told from error
+            named = kind(f"{flag}: {error}")
+        raise named from error

@@ -29,7 +29,7 @@ CUSTOM = ("qk_norm", "scale_heads", "scale_attn_inner", "scale_attn", "scale_fc"
 SIGLIP_PAD, SIGLIP_MASK = 1, 32000
 
 
-# Defaults of the released code that differ from OpenCLIP's; the number of heads is told by no shape.
+# Defaults of the released code that differ from OpenCLIP's; the number of heads follows from no shape.
 RELEASED_TEXT = {
     "context_length": 64, "vocab_size": 32100, "width": 768, "heads": 12, "layers": 12, "proj_bias": True,
     "embed_unc": True,

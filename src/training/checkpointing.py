@@ -33,7 +33,7 @@ class CheckpointNotWritten(OSError):
 class Saver:
     """Writes the checkpoints of a run one after the other, in a thread: training waits only for the copy to the host.
 
-    A write that fails is told by `say` and does not stop the run, unless it is the last one. saved: called with the
+    A write that fails is reported by `say` and does not stop the run, unless it is the last one. saved: called with the
     address and the step of every checkpoint, once it is on the disk.
     """
 

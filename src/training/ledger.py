@@ -12,14 +12,14 @@ from prolip.console import say
 class Ledger:
     """ledger/rank_R.jsonl of a run folder: {"step": s, "epoch": e, "keys": [...]} per step of this rank.
 
-    A disk that is full is told once; the run goes on, and steps may be missing from there.
+    A disk that is full is reported once; the run goes on, and steps may be missing from there.
     """
 
     def __init__(self, folder: Path, rank: int):
         self.path = folder / "ledger" / f"rank_{rank}.jsonl"
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.file = open(self.path, "a", buffering=2**16)  # noqa: SIM115  open as long as the run lasts
-        self.told = False
+        self.reported = False
 
     def write(self, step: int, epoch: int, keys: Sequence[str]) -> None:
         """Note the samples of a step."""
@@ -40,6 +40,6 @@ class Ledger:
         try:
             yield
         except OSError as error:
-            if not self.told:
-                self.told = True
+            if not self.reported:
+                self.reported = True
                 say(f"warning: {self.path} cannot be written, steps will be missing in it, the run goes on: {error}")

@@ -80,7 +80,7 @@ class RunLog:
         self.file = open(path, "a", buffering=1)  # noqa: SIM115  closed in close()
         # TensorBoard hides what it has from purge_step on
         purge = None if resume_at is None else resume_at + 1
-        threading.excepthook = untold
+        threading.excepthook = report_thread_error
         self.board = SummaryWriter(str(self.folder / "tensorboard"), purge_step=purge)
         self.wandb = start_wandb(wandb_project, self.folder) if wandb_project else None
 
@@ -109,7 +109,7 @@ class RunLog:
 
     @contextlib.contextmanager
     def kept_going(self, place: str, step: int) -> Iterator[None]:
-        """Have the run outlive what cannot be written; told when it begins, and when it is over."""
+        """Have the run outlive what cannot be written; reported when it begins and when it is over."""
         try:
             yield
         except Exception as error:  # W&B and TensorBoard have exceptions of many kinds
@@ -131,7 +131,7 @@ class RunLog:
     def close(self) -> None:
         if self.file is not None:
             for part in (self.file.close, getattr(self.board, "close", None), getattr(self.wandb, "finish", None)):
-                with contextlib.suppress(Exception):  # told before
+                with contextlib.suppress(Exception):  # reported before
                     if part is not None:
                         part()
 
@@ -145,7 +145,7 @@ def flattened(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
-def untold(met: threading.ExceptHookArgs) -> None:
+def report_thread_error(met: threading.ExceptHookArgs) -> None:
     """What a thread met, as Python shows it, but for TensorBoard's, which hands it to the next call."""
     if type(met.thread).__name__ != "_AsyncWriterThread":
         threading.__excepthook__(met)

@@ -1,6 +1,6 @@
 """The command line: `python -m training.main --train-data ...`, or the same after `torchrun --nproc_per_node N -m`.
 
-Exit codes: 0 the run has ended, 1 a bug, whose trace is shown, 2 an error that is told in a line, 75 stopped behind a
+Exit codes: 0 the run has ended, 1 a bug, whose trace is shown, 2 an error in one line, 75 stopped behind a
 checkpoint by SIGTERM, SIGUSR1, SIGHUP or Ctrl-C, 130 left at once by a second Ctrl-C. (torchrun itself ends with 1
 whenever one of its processes does not end with 0.)
 """

@@ -49,7 +49,7 @@ def lock_run_folder(folder: Path, patience: float = 120.0, say: Callable[[str], 
     A try that was cut off may still be saving: it is waited for, up to `patience` seconds. FlagError after that.
     """
     file = open(folder / LOCK, "a+")  # noqa: SIM115  held as long as the run lasts
-    deadline, told = time.monotonic() + patience, False
+    deadline, reported = time.monotonic() + patience, False
     while True:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -62,9 +62,9 @@ def lock_run_folder(folder: Path, patience: float = 120.0, say: Callable[[str], 
                 raise FlagError(
                     f"{folder} is being written by {holder}: wait until it ends, stop it, or give another --name"
                 ) from None
-            if not told:
+            if not reported:
                 say(f"waiting for {holder}, which is still writing {folder}")
-                told = True
+                reported = True
             time.sleep(0.5)
         except OSError:  # a file system without locks: what can be done is done
             break

@@ -127,15 +127,15 @@ def check_same_run(run: Run, state: dict[str, Any]) -> None:
                         "by another --name")  # fmt: skip
     sizes = [{name: tuple(value.shape) for name, value in part.items()}
              for part in (state["objective"], run.objective.state_dict())]  # fmt: skip
-    told = differences(*sizes)
-    if told:
-        raise FlagError(f"the checkpoint is of another model ({told}): give its --model, which was "
+    differing = differences(*sizes)
+    if differing:
+        raise FlagError(f"the checkpoint is of another model ({differing}): give its --model, which was "
                         f"{saved['model']['model']}, and its sizes, which stand in its run's config.json")  # fmt: skip
     trained = [dict.fromkeys((name for group in groups for name in group["names"]), "trained")
                for groups in (state["optimizer"]["param_groups"], run.optimizer.param_groups)]  # fmt: skip
-    told = differences(*trained)
-    if told:
-        raise FlagError(f"the checkpoint's run did not train the same parameters ({told}): give its --lock-image, "
+    differing = differences(*trained)
+    if differing:
+        raise FlagError(f"the checkpoint's run did not train the same parameters ({differing}): give its --lock-image, "
                         "--lock-text and their unlocked groups, which stand in its run's config.json")  # fmt: skip
 
 

@@ -93,16 +93,16 @@ class TermMeter:
                 found[step] = ([name for name, ok in zip(self.names, row) if not ok], list(keys[:NAMED]), len(keys))
         everywhere = gather_objects(found, world)
         bad = sorted({step for ranks in everywhere for step in ranks})
-        told = [describe_bad(step, everywhere) for step in bad]
+        reports = [describe_bad(step, everywhere) for step in bad]
         self.bad_steps += len(bad)
         if self.bad_steps > self.allowed:
             allowed = f" (--max-nonfinite {self.allowed} allows {self.allowed} such steps)" if self.allowed else ""
             raise NonFiniteError(
-                f"{told[max(0, self.allowed - self.bad_steps + len(bad))]}; the run stops before this reaches the "
+                f"{reports[max(0, self.allowed - self.bad_steps + len(bad))]}; the run stops before this reaches the "
                 f"parameters{allowed}. Go on from the last checkpoint, or from the start if there is none (--resume "
                 "auto), with a lower --lr or --grad-clip-norm 1, or pass over a few such steps with --max-nonfinite"
             )
-        return told
+        return reports
 
     def read(self, world: World) -> dict[str, float]:
         """Mean of every term since the last reading, over good steps and ranks; starts anew."""

@@ -52,8 +52,8 @@ class Validation:
     def measure(self, model: nn.Module, here: World, between: Callable[[], object] = lambda: None) -> Found:
         """Every figure of a model, which all ranks hold; of them the first one learns the figures.
 
-        A test set that cannot be read is told and passed over: a run does not end for it. between: called by all ranks
-        before each test set; it may raise.
+        A test set that cannot be read is reported and passed over: a run does not end for it. between: called by all
+        ranks before each test set; it may raise.
         """
         found = Found()
         if self.corpus is not None and here.is_first:

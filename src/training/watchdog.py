@@ -18,7 +18,7 @@ class Watchdog:
     def __init__(self, patience: float, rank: int = 0, stream: TextIO | None = None):
         self.patience, self.rank = patience, rank
         self.stream = stream or sys.stderr
-        self.last, self.step, self.told = time.monotonic(), 0, False
+        self.last, self.step, self.reported = time.monotonic(), 0, False
         self.paused = 0
         self.ended = threading.Event()
         self.thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
@@ -27,7 +27,7 @@ class Watchdog:
 
     def beat(self, step: int) -> None:
         """The run has done step `step`."""
-        self.last, self.step, self.told = time.monotonic(), step, False
+        self.last, self.step, self.reported = time.monotonic(), step, False
 
     @contextmanager
     def pause(self) -> Iterator[None]:
@@ -48,8 +48,8 @@ class Watchdog:
     def _watch(self) -> None:
         while not self.ended.wait(min(1.0, self.patience / 4)):
             still = time.monotonic() - self.last
-            if still > self.patience and not self.told and not self.paused:
-                self.told = True
+            if still > self.patience and not self.reported and not self.paused:
+                self.reported = True
                 self._tell(still)
 
     def _tell(self, seconds: float) -> None:

@@ -106,8 +106,8 @@ def test_a_process_outlives_its_streams(tmp_path, seed):
         if out == "whole":
             lines = (folder / "stdout").read_text().splitlines()
             assert [line for line in lines if line.startswith("line")][-1] == f"line {count - 1} \\u2713 \\udcff"
-            told = [line for line in lines if line.startswith("warning: stderr takes no more")]
-            assert len(told) == (not same and "stderr" in lost)
+            reported = [line for line in lines if line.startswith("warning: stderr takes no more")]
+            assert len(reported) == (not same and "stderr" in lost)
 
 
 def run(*words: str, line: str = '"$@"') -> subprocess.CompletedProcess:

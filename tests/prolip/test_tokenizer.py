@@ -251,14 +251,14 @@ def test_an_unknown_cleaning_is_refused(pieces):
         prolip.get_tokenizer("ProLIP-ViT-B-16", tokenizer=pieces, clean="upper")
 
 
-@pytest.mark.parametrize("texts, told", [
+@pytest.mark.parametrize("texts, reported", [
     (None, "texts are a NoneType, want a str or a list"), (3, "texts are a int, want"), (b"a cat", "texts are a bytes"),
     ([None], r"texts\[0\] is a NoneType, want a str: leave it out"), (["a", float("nan")], r"texts\[1\] is a float"),
     ([b"a"], r"texts\[0\] is a bytes, want a str: text.decode\(\)"), ([["a"]], r"texts\[0\] is a list of str"),
     (torch.ones(2, 3), r"texts\[0\] is a Tensor \(3,\)"), (Path("a"), "texts are a PosixPath"),
 ])  # fmt: skip
-def test_what_is_no_text_is_refused(texts, told):
-    with pytest.raises(TypeError, match=told):
+def test_what_is_no_text_is_refused(texts, reported):
+    with pytest.raises(TypeError, match=reported):
         get_tokenizer("ProLIP-ViT-test")(texts)
 
 

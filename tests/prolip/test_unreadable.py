@@ -131,26 +131,28 @@ def check(tmp_path, seed):
         read_state_dict(path)
     said = str(refused.value)
     assert str(path) in said and all(word in said for word in words), (words, said)
-    assert len(said) < 700 and not any(word in said for word in TORCHS), said
+    own = said.replace(str(tmp_path), "")  # how long that is depends on the machine
+    assert len(own) < 700 and not any(word in own for word in TORCHS), said
     with pytest.raises(FlagError) as refused:
         check_checkpoint(str(path))
         load_run(str(path))
     said = str(refused.value)
-    assert str(path) in said and len(said) < 400 and not any(word in said for word in TORCHS), said
+    own = said.replace(str(tmp_path), "")
+    assert str(path) in said and len(own) < 400 and not any(word in own for word in TORCHS), said
     assert kind is cut or "weights to start from are --pretrained" in said
     assert not trap.exists()  # nothing in the file was run
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("seed", range(56))
-def test_a_file_without_weights_is_told_for_what_it_is_and_its_code_is_not_run(tmp_path, seed):
+def test_a_file_without_weights_is_reported_for_what_it_is_and_its_code_is_not_run(tmp_path, seed):
     check(tmp_path, seed)
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("part", range(8))
-def test_many_files_without_weights_are_told_for_what_they_are(tmp_path, part):
+def test_many_files_without_weights_are_reported_for_what_they_are(tmp_path, part):
     for seed in range(1000 + 48 * part, 1048 + 48 * part):
         check(tmp_path, seed)
 
@@ -285,7 +287,7 @@ def test_a_run_given_as_a_model_names_what_it_has(tmp_path, whole_run, left):
     ("s3://bucket/model", "fetch its folder, and give local-dir:FOLDER"),
     ("https://example.org/a.pt", "fetch its folder, and give local-dir:FOLDER"),
 ])  # fmt: skip
-def test_an_address_given_as_a_model_is_told_for_what_it_is(given, wanted):
+def test_an_address_given_as_a_model_is_reported_for_what_it_is(given, wanted):
     with pytest.raises(ValueError, match=f"is an address: {wanted}$"):
         get_model_config(given)
 
@@ -391,7 +393,7 @@ def test_a_pickle_of_torchs_old_format_is_no_reason_to_run_it(tmp_path):
 def test_a_configuration_that_is_nested_too_deeply_is_one_line_through_every_door(tmp_path, text):
     (tmp_path / "config.json").write_text(text)
     for door in (prolip.create_model, get_tokenizer):
-        with pytest.raises(ValueError, match=r"config\.json is no JSON: ") as told:
+        with pytest.raises(ValueError, match=r"config\.json is no JSON: ") as reported:
             door(f"local-dir:{tmp_path}")
-        assert "\n" not in str(told.value)
+        assert "\n" not in str(reported.value)
     assert not is_run(tmp_path) and read_status(tmp_path) == {}

@@ -28,7 +28,7 @@ def test_all_ways_are_compared_with_both_of_openclips(printed):
         assert re.search(rf"^\| {re.escape(name)} \| \d+ \| \d+ \| {NUMBER} \| {spread} \| {spread} \|$", printed, re.M)
 
 
-def test_errors_and_the_devices_share_are_told(printed):
+def test_errors_and_the_devices_share_are_reported(printed):
     assert re.search(rf"^\| ours \| [01] \| {NUMBER} \|", printed, re.M)
     assert re.search(rf"^\| ours, dct-scaled \| \d+ \| {NUMBER} \|", printed, re.M)
     assert re.search(rf"^jitter, grey, normalise: {NUMBER} ms per image$", printed, re.M)

@@ -114,7 +114,7 @@ def test_a_demo_that_is_stopped_says_so_in_a_line_and_goes_on_when_typed_again(s
     assert f"at step {kept}" in more.stdout + more.stderr and is_finished(tmp_path / "demo")
 
 
-def test_a_disk_without_room_is_told_before_the_first_step(tmp_path, monkeypatch):
+def test_a_disk_without_room_is_reported_before_the_first_step(tmp_path, monkeypatch):
     monkeypatch.setattr(demo, "ROOM", 1e18)
     with pytest.raises(SystemExit, match=f"MB are free at {tmp_path}, a run wants 1,000,000,000,000: free some"):
         demo.check_room(tmp_path / "new/demo")

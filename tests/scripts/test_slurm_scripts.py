@@ -128,10 +128,10 @@ def test_the_first_node_is_the_meeting_point_of_all(start):
 
 def test_torchrun_hands_usr1_on_and_keeps_one_log_per_rank(start, tmp_path):
     start("train.sbatch")
-    told = (tmp_path / "words.environment").read_text()
-    assert "PET_SIGNALS_TO_HANDLE=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1" in told
-    assert "PET_LOG_DIR=runs/it/slurm/7-0/node1\n" in told and "PET_TEE=3" in told
-    assert "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE=[rank ${rank}] " in told
+    reported = (tmp_path / "words.environment").read_text()
+    assert "PET_SIGNALS_TO_HANDLE=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1" in reported
+    assert "PET_LOG_DIR=runs/it/slurm/7-0/node1\n" in reported and "PET_TEE=3" in reported
+    assert "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE=[rank ${rank}] " in reported
 
 
 # --- what is refused before it costs anything -------------------------------------------------------------------------
@@ -146,15 +146,15 @@ def test_torchrun_hands_usr1_on_and_keeps_one_log_per_rank(start, tmp_path):
         ([], {"MISSING": "2"}, "nothing was started"),
     ],
 )
-def test_what_is_missing_is_told_before_all_nodes_start(start, words, environment, wanted):
-    status, started, told, output = start("train.sbatch", *words, **environment)
-    assert (status, started, told) == (2, [], "") and wanted in output
+def test_what_is_missing_is_reported_before_all_nodes_start(start, words, environment, wanted):
+    status, started, reported, output = start("train.sbatch", *words, **environment)
+    assert (status, started, reported) == (2, [], "") and wanted in output
 
 
 def test_a_run_that_another_job_is_training_is_left_alone(start, tmp_path):
     start("train.sbatch", SLURM_JOB_ID="6")
-    status, words, told, output = start("train.sbatch", QUEUE="6")
-    assert (status, words, told) == (2, [], "") and "job 6 is still training it" in output
+    status, words, reported, output = start("train.sbatch", QUEUE="6")
+    assert (status, words, reported) == (2, [], "") and "job 6 is still training it" in output
     assert start("train.sbatch")[0] == 0  # it has left the queue
 
 
@@ -214,25 +214,26 @@ def test_the_check_says_how_it_is_used(words, capsys):
 
 def test_a_stopped_run_is_requeued_and_a_finished_one_is_not(start, leaves):
     stopped = leaves("stopped", 20, "s3://bucket/step_20.pt", reason="SIGUSR1 at step 20 of 99, which is saved")
-    status, _, told, output = start("train.sbatch", LEAVES=stopped, ENDS="1")
-    assert (status, told) == (1, "requeue 7\n") and "SIGUSR1 at step 20 of 99, which is saved" in output
-    status, _, told, _ = start("train.sbatch", LEAVES=leaves("finished", 99, "step_99.pt"), SLURM_RESTART_COUNT="1")
-    assert (status, told) == (0, "")
+    status, _, reported, output = start("train.sbatch", LEAVES=stopped, ENDS="1")
+    assert (status, reported) == (1, "requeue 7\n") and "SIGUSR1 at step 20 of 99, which is saved" in output
+    status, _, reported, _ = start("train.sbatch", LEAVES=leaves("finished", 99, "step_99.pt"), SLURM_RESTART_COUNT="1")
+    assert (status, reported) == (0, "")
 
 
 @pytest.mark.parametrize("state", ["running", "failed"])  # killed, or by an error of its own
 def test_a_try_that_broke_is_requeued_only_behind_a_new_checkpoint(start, leaves, state):
     assert start("train.sbatch", LEAVES=leaves(state, 20, "runs/it/step_20.pt"), ENDS="1")[2] == "requeue 7\n"
     # it begins at step 20, breaks at 25 and has saved nothing: a bug that would be met again for ever
-    status, _, told, output = start("train.sbatch", LEAVES=leaves(state, 25, None), ENDS="1", SLURM_RESTART_COUNT="1")
-    assert (status, told) == (1, "") and "without a new checkpoint" in output
+    again = leaves(state, 25, None)
+    status, _, reported, output = start("train.sbatch", LEAVES=again, ENDS="1", SLURM_RESTART_COUNT="1")
+    assert (status, reported) == (1, "") and "without a new checkpoint" in output
 
 
 def test_a_try_that_never_began_is_not_requeued_whatever_the_last_one_left(start, leaves):
     assert start("train.sbatch", ENDS="1")[::2] == (1, "")
     start("train.sbatch", LEAVES=leaves("stopped", 20, "step_20.pt"), ENDS="1")
-    status, _, told, output = start("train.sbatch", ENDS="1", SLURM_RESTART_COUNT="1")
-    assert (status, told) == (1, "") and "failed before its first step" in output
+    status, _, reported, output = start("train.sbatch", ENDS="1", SLURM_RESTART_COUNT="1")
+    assert (status, reported) == (1, "") and "failed before its first step" in output
 
 
 # --- what is kept -----------------------------------------------------------------------------------------------------

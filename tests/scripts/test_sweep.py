@@ -94,7 +94,7 @@ def test_a_finished_run_of_another_recipe_or_other_flags_is_not_passed_off_as_th
 
 
 @pytest.mark.parametrize(("text", "said"), [(None, "cannot be read"), ("", "has no keys"), ("a: [", "cannot be read")])
-def test_a_sweep_file_that_is_none_is_told_in_a_line(text, said, tmp_path):
+def test_a_sweep_file_that_is_none_is_reported_in_a_line(text, said, tmp_path):
     if text is not None:
         (tmp_path / "sweep.yaml").write_text(text)
     with pytest.raises(SystemExit, match=f"(?s)sweep.yaml {said}.*: give "):

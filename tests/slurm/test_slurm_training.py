@@ -90,7 +90,7 @@ def ledgers(run: Path) -> list[list[dict]]:
     return found
 
 
-def told(cluster: Cluster, folder: Path, job: str) -> str:
+def reported(cluster: Cluster, folder: Path, job: str) -> str:
     """All that a job and its nodes wrote, for a failing test."""
     files = [folder / f"{job}.out", *folder.glob(f"*/slurm/{job}-*/node-*.err")]
     return "".join(f"\n--- {file}\n{file.read_text()[-3000:]}" for file in files if file.exists()) + cluster.logs()
@@ -101,7 +101,7 @@ def whole(cluster, folder) -> Path:
     """An undisturbed job's run folder."""
     job = submit(cluster, folder, "whole")
     end = cluster.wait_for_end(job, 180)
-    assert end["JobState"] == "COMPLETED" and end["Restarts"] == "0", told(cluster, folder, job)
+    assert end["JobState"] == "COMPLETED" and end["Restarts"] == "0", reported(cluster, folder, job)
     assert status(folder / "whole")["state"] == "finished"
     return folder / "whole"
 
@@ -123,8 +123,8 @@ def test_a_job_that_is_signalled_and_loses_a_node_ends_as_an_undisturbed_one(clu
 
         end = cluster.wait_for_end(job, 240)
     except AssertionError as error:
-        raise AssertionError(str(error) + told(cluster, folder, job)) from error
-    assert end["JobState"] == "COMPLETED" and end["Restarts"] == "2", told(cluster, folder, job)
+        raise AssertionError(str(error) + reported(cluster, folder, job)) from error
+    assert end["JobState"] == "COMPLETED" and end["Restarts"] == "2", reported(cluster, folder, job)
     assert status(run)["state"] == "finished" and status(run)["step"] == STEPS
     for part in ("model", "model_ema"):
         want, got = (load_file(path / part / "model.safetensors") for path in (whole, run))
@@ -160,7 +160,7 @@ def test_an_array_evaluates_a_run_and_its_checkpoint_alike(cluster, folder, whol
                  "--select", "group=activities")  # fmt: skip
     for task in range(2):
         end = cluster.wait_for_end(f"{job}_{task}", 180)
-        assert end["JobState"] == "COMPLETED", told(cluster, folder, end["JobId"])
+        assert end["JobState"] == "COMPLETED", reported(cluster, folder, end["JobId"])
     figures = [json.loads((path / "eval/metrics.json").read_text()) for path in (whole, checkpoint.with_suffix(""))]
     assert figures[0]["metrics"] == figures[1]["metrics"] and len(figures[0]["metrics"]) > 5
 
@@ -169,7 +169,7 @@ def test_a_try_that_fails_at_once_is_not_requeued(cluster, folder, whole):
     job = submit(cluster, folder, "bad", "--warmup", "9999")
     end = cluster.wait_for_end(job, 180)
     said = (folder / f"{job}.out").read_text()
-    assert end["JobState"] == "FAILED" and end["Restarts"] == "0", told(cluster, folder, job)
+    assert end["JobState"] == "FAILED" and end["Restarts"] == "0", reported(cluster, folder, job)
     assert "NOT requeued" in said and "a warm-up of 9999 steps does not end" in said
 
 
@@ -190,7 +190,7 @@ def test_a_job_can_be_stopped_for_good(cluster, folder, how):
         cluster.call("scontrol", "update", f"JobId={job}", "Requeue=0")
     cluster.call("scancel", *([] if how == "cancelled" else ["--signal=USR1"]), job)
     end = cluster.wait_for_end(job, 60)
-    assert end["Restarts"] == "0", told(cluster, folder, job)
+    assert end["Restarts"] == "0", reported(cluster, folder, job)
     assert end["JobState"] == ("CANCELLED" if how == "cancelled" else "FAILED")
     assert status(folder / name)["state"] == "stopped"
     assert ("could not be requeued" in (folder / f"{job}.out").read_text()) == (how != "cancelled")

@@ -120,7 +120,7 @@ def test_a_run_without_checkpoints_is_not_written_over_by_going_on(tmp_path, fin
 
 
 @pytest.mark.parametrize(
-    "text, told",
+    "text, reported",
     [
         ("DataLoader worker (pid 7) is killed by signal: Killed. ", "(process 7) was killed by signal: Killed, most"),
         ("DataLoader worker (pid(s) 7, 8) exited unexpectedly", "(process 7, 8) ended without a word, most likely by"),
@@ -134,9 +134,9 @@ def test_a_run_without_checkpoints_is_not_written_over_by_going_on(tmp_path, fin
         ("[gloo/transport/tcp/pair.cc:5] writev [::1]:9: Broken pipe", "another rank ended"),
     ],
 )  # fmt: skip
-def test_what_the_system_does_to_a_run_is_told_in_a_line(text, told):
+def test_what_the_system_does_to_a_run_is_reported_in_a_line(text, reported):
     line = explain(RuntimeError(text))
-    assert line is not None and told in line and "\n" not in line
+    assert line is not None and reported in line and "\n" not in line
 
 
 def test_the_signal_that_ended_a_worker_is_found_behind_what_torch_met_next():

@@ -108,7 +108,7 @@ def test_the_copy_shares_nothing_with_the_state():
     assert copy["weights"].eq(1).all() and copy["nested"][0]["tuple"][1].eq(1).all() and len(copy["nested"]) == 1
 
 
-def test_a_write_that_fails_is_told_and_only_the_last_one_stops_the_run(tmp_path):
+def test_a_write_that_fails_is_reported_and_only_the_last_one_stops_the_run(tmp_path):
     storage, said, fail = Storage(str(tmp_path)), [], [True]
     honest = storage.write
 

@@ -196,7 +196,7 @@ def test_a_bad_step_does_not_touch_the_parameters(tmp_path, opt, allowed):
     assert all(torch.isfinite(value).all() for value in seen[-1].values())
 
 
-def test_steps_that_are_passed_over_are_told_and_counted(tmp_path, capsys):
+def test_steps_that_are_passed_over_are_reported_and_counted(tmp_path, capsys):
     run = make(tmp_path, max_steps=4, max_nonfinite=1)
     honest = run.objective.terms
 

@@ -219,7 +219,7 @@ def test_too_many_broken_images_end_the_run_without_a_trace(capsys, tmp_path, da
     assert "bad image" in text and "--max-bad-fraction" in text
 
 
-def test_an_error_in_a_loaders_worker_is_told_in_one_line():
+def test_an_error_in_a_loaders_worker_is_reported_in_one_line():
     text = (
         "Caught FileNotFoundError in DataLoader worker process 0.\n"
         "Original Traceback (most recent call last):\n  File \"x.py\", line 1, in f\n    g()\n"
@@ -228,7 +228,7 @@ def test_an_error_in_a_loaders_worker_is_told_in_one_line():
     assert explain(FileNotFoundError(text)) == "shard a.tar is gone"
 
 
-def test_expected_errors_are_told_and_bugs_are_not():
+def test_expected_errors_are_reported_and_bugs_are_not():
     assert explain(NonFiniteError("step 3: loss")) == "step 3: loss"
     assert explain(SampleFault("bad image", "x")) == "bad image: x"
     assert "--accum-freq" in (explain(torch.OutOfMemoryError("CUDA out of memory. Tried")) or "")

@@ -118,7 +118,7 @@ def test_two_runs_at_once_do_not_share_a_place_for_checkpoints(tmp_path, monkeyp
         claim(RunConfig(checkpoint_dir=place.url), tmp_path / "d", place, own)
 
 
-def test_a_store_that_does_not_answer_is_told_in_a_line(tmp_path, monkeypatch, capsys):
+def test_a_store_that_does_not_answer_is_reported_in_a_line(tmp_path, monkeypatch, capsys):
     class NoCredentials(Exception):
         """Of a store's own library."""
 
@@ -160,10 +160,10 @@ def small_files():
 def test_a_full_disk_is_called_by_its_name(tmp_path, capsys, small_files):
     """torch says `unexpected pos 64 vs 0`."""
     assert main(words(tmp_path, "run", "--max-steps", 4, "--save-every-steps", 2)) == 2
-    told = capsys.readouterr()
-    assert "NOT written, the run goes on: OSError" in told.out and "MiB are left on the disk of " in told.out
-    assert f"error: the model was not written into {tmp_path / 'run'} (" in told.err
-    assert "mend that, then --resume auto (with its --name) goes on" in told.err
+    reported = capsys.readouterr()
+    assert "NOT written, the run goes on: OSError" in reported.out and "MiB are left on the disk of " in reported.out
+    assert f"error: the model was not written into {tmp_path / 'run'} (" in reported.err
+    assert "mend that, then --resume auto (with its --name) goes on" in reported.err
     assert json.loads((tmp_path / "run" / "status.json").read_text())["state"] == "failed"
     assert not [name for name in files(tmp_path / "run") if name.endswith((".pt", ".tmp", ".safetensors"))]
 
@@ -223,7 +223,7 @@ def test_what_is_refused_changes_nothing(stopped, capsys, more, message):
     assert {name for name in before | after if before.get(name) != after.get(name)} <= {".lock"}
 
 
-def test_settings_that_change_are_told_and_in_force(tmp_path, capsys):
+def test_settings_that_change_are_reported_and_in_force(tmp_path, capsys):
     run = start(tmp_path, "run", "--max-steps", 3)
     more = ["--wd", 0.5, "--beta2", 0.5, "--logit-lr-mult", 7, "--layer-decay", 0.5, "--lr-scheduler", "const"]
     start(tmp_path, "run", "--max-steps", 4, "--resume", "latest", *more)
@@ -248,7 +248,7 @@ def test_settings_that_change_are_told_and_in_force(tmp_path, capsys):
             assert torch.cosine_similarity(old.flatten(), moments[1][name].flatten(), dim=0) > 0.3, name
 
 
-def test_a_schedule_of_another_length_is_told(tmp_path, capsys):
+def test_a_schedule_of_another_length_is_reported(tmp_path, capsys):
     start(tmp_path, "run", "--max-steps", 3)
     start(tmp_path, "run", "--max-steps", 5, "--resume", "latest")
     text = capsys.readouterr().out

@@ -90,9 +90,9 @@ def test_a_run_whose_output_dies_ends_as_an_undisturbed_one(forked, runs, whole,
     assert_same(run, whole)
     assert status(run)["state"] == "finished" and steps_done(run) == STEPS
     if out in STREAMS[1:] and not err:
-        told = "Broken pipe" if "head" in out else "No space left on device"
+        reported = "Broken pipe" if "head" in out else "No space left on device"
         assert forked.err.count("\n") == 1 and "warning: stdout takes no more ([Errno " in forked.err
-        assert told in forked.err and told in status(run)["lost_output"]["stdout"]
+        assert reported in forked.err and reported in status(run)["lost_output"]["stdout"]
 
 
 def test_a_process_that_begins_with_closed_streams_opens_no_file_in_their_place(runs, whole):
@@ -123,7 +123,7 @@ training.log.RunLog.open = open_log
 """
 
 
-def test_a_tensorboard_that_cannot_write_is_told_once_and_the_run_goes_on(forked, runs, whole):
+def test_a_tensorboard_that_cannot_write_is_reported_once_and_the_run_goes_on(forked, runs, whole):
     """Its thread ends at the fourth event; figures go on in metrics.jsonl."""
     assert forked.run(*words(runs, "board"), before=FULL_DISK) == 0
     assert_same(runs / "board", whole)
@@ -282,7 +282,7 @@ def test_a_try_that_was_killed_is_noted_by_the_next_one_though_that_is_refused(f
                      marks=pytest.mark.slow),
     ],
 )  # fmt: skip
-def test_a_killed_worker_is_told_in_a_line_and_its_advice_goes_on(forked, runs, whole, number, cause, remedy):
+def test_a_killed_worker_is_reported_in_a_line_and_its_advice_goes_on(forked, runs, whole, number, cause, remedy):
     run = runs / number.name
     forked.start(*words(runs, run.name, "--save-every-steps", 1, "--prefetch", 2), before=SLOW_STEP)
     until(lambda: steps_done(run) >= 2)
@@ -297,7 +297,7 @@ def test_a_killed_worker_is_told_in_a_line_and_its_advice_goes_on(forked, runs, 
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a small /dev/shm takes root, to mount one")
-def test_a_full_dev_shm_is_told_in_a_line_and_loses_no_batch_in_silence(forked, runs, whole):
+def test_a_full_dev_shm_is_reported_in_a_line_and_loses_no_batch_in_silence(forked, runs, whole):
     """Python's queue drops what its thread cannot hand on, and the run would wait for it, or go on without."""
     before = """
 import ctypes, subprocess
@@ -381,7 +381,7 @@ def test_ranks_whose_output_dies_end_as_undisturbed_ones(runs, two):
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_killed_worker_of_a_rank_is_told_by_that_rank_alone(runs, rank):
+def test_a_killed_worker_of_a_rank_is_reported_by_that_rank_alone(runs, rank):
     run = runs / f"worker-of-{rank}"
     launcher = launch(runs, run.name, "--max-steps", "2000")
     until(lambda: steps_done(run) >= 2, 120)

@@ -29,7 +29,7 @@ def stuck_here(watchdog):
     time.sleep(1.5)
 
 
-def test_a_standstill_is_told_once_with_step_rank_and_stacks():
+def test_a_standstill_is_reported_once_with_step_rank_and_stacks():
     text = said_by(stuck_here, 0.3)
     assert text.count("warning: rank 3 has stood still") == 1 and "behind step 7; its threads" in text
     assert "in stuck_here" in text

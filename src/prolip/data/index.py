@@ -140,7 +140,7 @@ def write_index(index: ShardIndex) -> None:
 
 
 def check_place(place: str) -> None:
-    """ValueError, ImportError or OSError where no index can be written: told before shards are read for hours."""
+    """ValueError, ImportError or OSError where no index can be written: reported before shards are read for hours."""
     if place.startswith(("http://", "https://", "pipe:")):
         raise ValueError(f"nothing can be written to {place}: say where the index goes with --output FILE")
     if not is_local(place):
@@ -234,7 +234,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     add, cores = parser.add_argument, min(4, os.cpu_count() or 1)
     add("shards", nargs="+", help="paths, folders, URLs or pipe: commands; brace patterns, wildcards, '::'")
     add("--output", help=f"where the index goes; default: {INDEX_NAME} beside the shards")
-    add("--workers", type=int, default=cores, help="processes; default %(default)s")
+    add("--workers", type=int, default=cores, help="processes, 0 for none but this one; default %(default)s")
     add("--timeout", type=float, default=ReadPolicy.read_timeout, help="seconds without a byte; default %(default)s")
     add("--retries", type=int, default=ReadPolicy.retries, help="failures in a row; default %(default)s")
     return parser.parse_args(arguments)
@@ -244,8 +244,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Index the shards of the command line: 0, 1 where one cannot be read, 2 where nothing could be started."""
     options = parse_arguments(arguments)
     try:
-        if options.workers < 1:
-            raise ValueError(f"--workers {options.workers}: give 1 or more")
+        if options.workers < 0:
+            raise ValueError(f"--workers {options.workers}: give 0 or more")
         urls = list(dict.fromkeys(shard.url for source in options.shards for shard in expand_shards(source)))
         place = options.output or default_output(urls)
         check_place(place)

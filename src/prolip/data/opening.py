@@ -71,7 +71,7 @@ def open_stream(
 ) -> ResumingStream:
     """The bytes of a shard, connected. ShardFault "unreadable shard" where there is none, else as `ResumingStream`.
 
-    on_retry: told of every attempt that failed and was followed by another one.
+    on_retry: called for every attempt that failed and was followed by another one.
     """
     return ResumingStream(url, policy or ReadPolicy(), on_retry)
 

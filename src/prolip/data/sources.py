@@ -76,7 +76,7 @@ def build_shard_source(config: DataConfig, streams: int) -> tuple[Source, int]:
     with naming("--shard-index" if config.shard_index else "--train-data"):
         index = given_index(config) if config.shard_index else find_index(urls)
         if index is not None:
-            index.count(urls)  # a shard that is missing there, or has another size, is told before training
+            index.count(urls)  # a shard that is missing there, or has another size, is reported before training
     reader = ShardReader(config.read_policy, index)
     with naming("--train-data"):
         # where any loss is tolerated the first samples settle nothing; of remote shards the stream will tell

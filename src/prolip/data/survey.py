@@ -81,9 +81,9 @@ def refuse_unusable(
                     use(raw)
                     return
                 except SampleFault as fault:
-                    told = f"sample {raw['__key__']!r} of {url}: {fault}"
+                    described = f"sample {raw['__key__']!r} of {url}: {fault}"
                     alone = not has_image(raw) or len(suffixes_of(raw)) == 1  # others may say what it lacks
-                    first = first or (survey([url], policy, wanted) if alone else told)
+                    first = first or (survey([url], policy, wanted) if alone else described)
         except ShardFault as fault:
             first = first or f"{url}: {fault}"
     if first is None and len(urls) <= SHARDS:

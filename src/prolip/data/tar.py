@@ -306,7 +306,7 @@ def read_shard(
 
 
 def strict_note(fault: SampleFault) -> None:
-    """Raise what is told, except what is only counted so that it is seen."""
+    """Raise what is reported, except what is only counted so that it is seen."""
     if fault.kind not in UNCHARGED:
         raise fault
 

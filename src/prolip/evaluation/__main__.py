@@ -246,8 +246,8 @@ def format_uncertainty(results: Sequence[TaskResult]) -> str:
         for place in (key.removesuffix("/aurc") for key in m if key.endswith("/aurc")):
             way = place.removeprefix("refusal/").replace("/", " by ")
             rows.append((f"{name}  {way}", [m.get(f"{place}/{figure}") for figure in REFUSAL]))
-        told = [f"{title} {m[key]:.4f}" for key, title in SINGLES.items() if key in m]
-        singles += [f"{name}  {', '.join(told)}"] if told else []
+        shown = [f"{title} {m[key]:.4f}" for key, title in SINGLES.items() if key in m]
+        singles += [f"{name}  {', '.join(shown)}"] if shown else []
     width = max((len(name) for name, _ in rows), default=0)
     lines = [f"{'refused':<{width}}" + "".join(f"{title:>11}" for title in REFUSAL.values())]
     for name, values in rows:

@@ -108,11 +108,11 @@ def headlines(result: Result) -> list[Headline]:
         "names/t2i/R@1": f"of the names find their own drawing first, out of {images:,}",
         "names/t2i/R@5": "have it among the first five drawings",
     }
-    told = {key: said for key, said in words.items() if key in m}  # no R@5 among four
-    out = [Headline(percent(m[key]), said, f"chance {percent(m[_chance(key)])}") for key, said in told.items()]
+    shown = {key: said for key, said in words.items() if key in m}  # no R@5 among four
+    out = [Headline(percent(m[key]), said, f"chance {percent(m[_chance(key)])}") for key, said in shown.items()]
     members, name, prompts = (percent(m[f"zero_shot/subgroup{kind}/top1"]) for kind in ("_members", "_plain", ""))
     said = (
-        f"of the drawings go to the right one of {classes} subgroups, told by the names of its members; {name} by its "
+        f"of the drawings go to the right one of {classes} subgroups, recognised by its members' names; {name} by its "
         f"own name, {prompts} by prompts around it"
     )
     out.append(Headline(members, said, f"chance {percent(1 / classes)}"))

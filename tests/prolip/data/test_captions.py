@@ -35,7 +35,7 @@ def test_plain_text_can_be_one_of_the_fields():
     assert frequencies(CaptionSampler.parse("txt,name"), draws=200, plain="a bunch").keys() == {"a bunch", "grapes"}
 
 
-def test_all_captions_are_told_once_each_whatever_is_drawn():
+def test_all_captions_are_reported_once_each_whatever_is_drawn():
     drawn = CaptionSampler.parse("name,keywords,txt").draw("grape", RECORD, 3)
     assert drawn.all == ("grapes", "fruit", "grape", "dionysus") and drawn.caption in drawn.all
 

@@ -52,7 +52,7 @@ def test_a_csv_without_the_named_column_says_which_there_are(tmp_path):
         read_csv(url, Columns("path", "name", (), ("style",)), "\t")
 
 
-def test_a_csv_split_at_the_wrong_character_is_told_the_right_one(tmp_path):
+def test_a_csv_split_at_the_wrong_character_is_reported_the_right_one(tmp_path):
     comma = write_csv(tmp_path / "c.csv", [("a.png", "x", "y")], separator=",")
     with pytest.raises(ValueError, match=r"split at '\\t': .*give --csv-separator ,$"):
         read_csv(comma, COLUMNS, "\t")

@@ -189,10 +189,11 @@ def judge(path, table, row, damaged):
     try:
         found = read(path, text, table.style.separator)
     except TableError as error:
-        told = str(error)
-        assert "\n" not in told and "\r" not in told and str(path) in told and ("; " in told or ": " in told)
-        line = int(re.search(r" line (\d+)", told)[1])
-        assert first <= line, told
+        reported = str(error)
+        assert "\n" not in reported and "\r" not in reported, reported
+        assert str(path) in reported and ("; " in reported or ": " in reported), reported
+        line = int(re.search(r" line (\d+)", reported)[1])
+        assert first <= line, reported
         return "refused" if line <= first + breaks(damaged) else "refused behind it"
     except ValueError as error:
         assert row == 0 and "has no column" in str(error)

@@ -214,7 +214,7 @@ def blocks(server, size):
 
 
 @pytest.mark.parametrize("mode", ["short-length", "twice", "no-length-edge", "no-length-half"])
-def test_other_lengths_than_the_index_has_are_told(server, truth, entry, mode):
+def test_other_lengths_than_the_index_has_are_reported(server, truth, entry, mode):
     samples, faults, _ = read(server.url(mode, "0.tar"), PATIENT, entry)
     assert faults.kinds == {"index mismatch": 1} and not samples
     assert f"the index says {entry.bytes} bytes: run python -m prolip.data.index" in faults.examples[0]

@@ -114,7 +114,7 @@ def test_a_device_is_not_replaced_by_an_index(tmp_path, capsys):
     assert "is a device or a pipe: give a file" in capsys.readouterr().err and (tmp_path / "pipe").is_fifo()
 
 
-def test_shards_that_an_index_loses_by_being_written_anew_are_told(tmp_path, capsys):
+def test_shards_that_an_index_loses_by_being_written_anew_are_reported(tmp_path, capsys):
     a, b, c = write_shards(tmp_path, [1, 1, 1])
     assert run(tmp_path, "--workers", 1) == 0 == run(tmp_path, "--workers", 1)
     assert "no more" not in capsys.readouterr().err
@@ -124,11 +124,11 @@ def test_shards_that_an_index_loses_by_being_written_anew_are_told(tmp_path, cap
     assert run(a, b, c, "--workers", 1) == 0 and "no more" not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("workers", [0, -1])
-def test_an_index_is_made_by_at_least_one_process(tmp_path, workers, capsys):
+@pytest.mark.parametrize("workers", [-1, -8])
+def test_a_negative_number_of_processes_is_refused(tmp_path, workers, capsys):
     write_shards(tmp_path, [2])
     assert run(tmp_path, "--workers", workers) == 2
-    assert f"--workers {workers}: give 1 or more" in capsys.readouterr().err and not (tmp_path / "index.json").exists()
+    assert f"--workers {workers}: give 0 or more" in capsys.readouterr().err and not (tmp_path / "index.json").exists()
 
 
 def test_a_failed_write_leaves_the_index_that_was_there(tmp_path, monkeypatch, capsys):

@@ -143,12 +143,12 @@ def test_open_image_is_named_where_people_look():
         assert "prolip.open_image(" in (root / page).read_text()
 
 
-@pytest.mark.parametrize("place, told", [("/dev/zero", "is a pipe or a device"), ("pipe", "is a pipe or a device"),
+@pytest.mark.parametrize("place, reported", [("/dev/zero", "is a pipe or a device"), ("pipe", "is a pipe or a device"),
                                          ("", "an empty path is no picture")])  # fmt: skip
-def test_what_has_no_end_is_no_picture(place, told, tmp_path, monkeypatch):
+def test_what_has_no_end_is_no_picture(place, reported, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     os.mkfifo("pipe")
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=reported):
         prolip.open_image(place)
 
 

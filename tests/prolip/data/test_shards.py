@@ -140,7 +140,7 @@ def test_compressed_shards_are_held_against_their_own_checksums(tmp_path, kind):
             keys(str(path))
 
 
-def test_bytes_behind_a_gzip_archive_are_told_and_padding_is_none(tmp_path):
+def test_bytes_behind_a_gzip_archive_are_reported_and_padding_is_none(tmp_path):
     data, path = gzip.compress(Path(write_shards(tmp_path, [3])[0]).read_bytes()), tmp_path / "0.tar.gz"
     path.write_bytes(data + bytes(512))
     assert len(keys(str(path))) == 3
@@ -245,7 +245,7 @@ def test_leaving_a_piped_shard_early_is_no_fault(tmp_path):
     samples.close()
 
 
-def test_a_member_that_is_there_twice_is_told_and_the_first_one_kept(tmp_path):
+def test_a_member_that_is_there_twice_is_reported_and_the_first_one_kept(tmp_path):
     url = str(tmp_path / "0.tar")
     with tarfile.open(url, "w") as archive:
         for content in (b"first", b"second"):
@@ -298,7 +298,7 @@ def test_headers_that_were_read_are_let_go_of(tmp_path):
     assert alive[1] <= alive[0] < 20
 
 
-def test_a_key_that_comes_again_later_is_told_and_handed_out_once(tmp_path):
+def test_a_key_that_comes_again_later_is_reported_and_handed_out_once(tmp_path):
     url = write_tar(tmp_path / "0.tar", [("a", members(0)), ("b", members(1)), ("a", members(2)), ("c", members(3))])
     faults = FaultCounter()
     found = list(read_shard(url, faults.add))

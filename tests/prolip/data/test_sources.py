@@ -10,7 +10,7 @@ from tiny_tars import letters, plain, png, write_shards
 from prolip.data.loader import DataConfig, build_loader
 
 
-def test_the_kind_of_data_is_told_by_suffix_and_content(tmp_path):
+def test_the_kind_of_data_is_reported_by_suffix_and_content(tmp_path):
     from prolip.data.sources import dataset_kind
 
     write_shards(tmp_path, [1])

@@ -171,13 +171,13 @@ def check(tmp_path, seed):
 
 
 @pytest.mark.parametrize("seed", range(68))
-def test_a_shard_without_a_usable_sample_is_told_for_what_it_is(tmp_path, seed):
+def test_a_shard_without_a_usable_sample_is_reported_for_what_it_is(tmp_path, seed):
     check(tmp_path, seed)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(8))
-def test_many_shards_without_a_usable_sample_are_told_for_what_they_are(tmp_path, part):
+def test_many_shards_without_a_usable_sample_are_reported_for_what_they_are(tmp_path, part):
     for seed in range(1000 + 60 * part, 1060 + 60 * part):
         check(tmp_path, seed)
 
@@ -201,7 +201,7 @@ def test_where_any_loss_is_tolerated_the_first_samples_settle_nothing(tmp_path):
     build(tmp_path / "0.tar", train_num_samples=8, max_bad_fraction=1.0)
 
 
-def test_shards_that_cannot_be_looked_at_beforehand_are_told_by_the_stream(tmp_path, monkeypatch):
+def test_shards_that_cannot_be_looked_at_beforehand_are_reported_by_the_stream(tmp_path, monkeypatch):
     (tmp_path / "0.tar").write_bytes(archive([("d", None)]))
     loader = build(f"pipe:cat {tmp_path}/0.tar", train_num_samples=8)
     with pytest.raises(TooManyBadSamples, match=r"found no sample in 10 passes .*0.tar holds 1 folders and no file"):

@@ -171,11 +171,11 @@ def test_a_full_disk_is_one_line(tmp_path, model, sets, capsys, monkeypatch):
     monkeypatch.setattr(evaluation, "write", full)
     with pytest.raises(SystemExit) as stop:
         main(["--model", model, "--dataset", sets[0], "--out", str(tmp_path / "out.json")])
-    told = f"error: --out {tmp_path / 'out.json'}: [Errno 28] No space left on device\n"
-    assert stop.value.code == 2 and capsys.readouterr().err == told
+    reported = f"error: --out {tmp_path / 'out.json'}: [Errno 28] No space left on device\n"
+    assert stop.value.code == 2 and capsys.readouterr().err == reported
 
 
-def test_a_file_system_that_refuses_what_its_permissions_allow_is_told_before_work_starts():
+def test_a_file_system_that_refuses_what_its_permissions_allow_is_reported_before_work_starts():
     with pytest.raises(ValueError, match="/proc/results.json cannot be written .*: give another path"):
         outputs.check_output("/proc/results.json")
 

@@ -149,8 +149,8 @@ def stumble(rank: int, kind: str) -> str:
 
 
 def test_an_error_of_one_rank_ends_the_work_of_all():
-    told = "rank 1: DamagedData: gone"
-    assert run_ranks(3, stumble, "data") == [f"TaskLost: {told}"] * 3
+    reported = "rank 1: DamagedData: gone"
+    assert run_ranks(3, stumble, "data") == [f"TaskLost: {reported}"] * 3
     assert run_ranks(2, stumble, "bug") == ["PeerError: rank 1: TypeError: gone", "TypeError: gone"]
 
 

@@ -199,7 +199,7 @@ def test_extremes_are_the_ends_of_the_sorted_list(result):
         ([0.2, 0.2, 0.2, 0.2], "flat", "hardly differ"),
     ],
 )
-def test_the_order_of_levels_is_told_as_it_came_out(traces, order, words):
+def test_the_order_of_levels_is_reported_as_it_came_out(traces, order, words):
     result = make_result(traces=traces)
     assert readings.order_of_levels(result) == order
     assert words in readings.levels(result)
@@ -238,7 +238,7 @@ def test_pairs_included_more_often_than_not_are_counted():
     assert readings.inclusion(result) == "Here 3 of 10 kinds of pairs are included more often than not."
 
 
-def test_a_trace_that_is_one_number_for_each_length_is_told_though_it_does_not_rise():
+def test_a_trace_that_is_one_number_for_each_length_is_reported_though_it_does_not_rise():
     result = make_result()
     words = result.token_lengths
     trace = torch.from_numpy(np.where(words == 1, 0.7, 0.6) + np.where(words % 3 == 0, 0.2, 0))

@@ -35,7 +35,7 @@ def share_tasks(
     the others.
     """
     failed: dict[str, str] = {}
-    told = ""
+    reported = ""
     while True:
         wanted = wanted_of(tasks, store, identities, marks)
         pending = [task for task in tasks if wanted[task.key] and task.key not in failed]
@@ -61,9 +61,9 @@ def share_tasks(
                         tell(task, results)
         if len(held) == len(pending):
             waiting = f"waiting for {', '.join(held)}"
-            if waiting != told:
+            if waiting != reported:
                 say(waiting)
-            told = waiting
+            reported = waiting
             time.sleep(poll)
 
 

@@ -143,10 +143,10 @@ def test_retrieval_equals_our_evaluator_and_leaves_out_k_above_the_gallery(folde
     )
     assert result["task"] == "zeroshot_retrieval"  # from dataset_type.txt; clip_benchmark knows names only
     assert result["metrics"] == pytest.approx(expected_retrieval(z_image, z_text, 3, similarity, (1, 5, 20, 100)))
-    images, told = len(samples), capsys.readouterr().err
+    images, reported = len(samples), capsys.readouterr().err
     assert images < 20 < 3 * images < 100 and "text_retrieval_recall@20" in result["metrics"]
-    assert f"note: image_retrieval_recall@20 is left out: only {images} images" in told
-    assert f"note: text_retrieval_recall@100 is left out: only {3 * images} texts" in told
+    assert f"note: image_retrieval_recall@20 is left out: only {images} images" in reported
+    assert f"note: text_retrieval_recall@100 is left out: only {3 * images} texts" in reported
 
 
 def test_caption_selection_equals_a_loop_over_instances(folders, ours, loaded):

@@ -239,11 +239,11 @@ def test_released_and_plain_configurations_are_told_apart(ours, theirs, tmp_path
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("member, data, told", [
+@pytest.mark.parametrize("member, data, reported", [
     ("png", b"cut", "bad image: "), ("png", None, "missing image: "), ("cls", None, "missing member: members: png"),
     ("cls", b"\xff", ".cls: "), ("json", b"{", ".json: "),
 ])  # fmt: skip
-def test_a_damaged_sample_is_one_line_that_names_it(ours, workers, member, data, told, capsys):
+def test_a_damaged_sample_is_one_line_that_names_it(ours, workers, member, data, reported, capsys):
     root = wds.classification(Path("set"), images=4, shards=1)
     samples = wds.read_split(root / "test")
     samples[2] = {name: x for name, x in {**samples[2], member: data}.items() if x is not None}
@@ -252,4 +252,4 @@ def test_a_damaged_sample_is_one_line_that_names_it(ours, workers, member, data,
         evaluate(root, "--model", ours, workers=workers)
     lines = [line for line in capsys.readouterr().err.splitlines() if "error" in line or "Traceback" in line]
     assert left.value.code == 2 and len(lines) == 1
-    assert re.search(rf"error: sample 's0002' of \S+/0.tar: {re.escape(told)}.*Fetch it again; ", lines[0])
+    assert re.search(rf"error: sample 's0002' of \S+/0.tar: {re.escape(reported)}.*Fetch it again; ", lines[0])

@@ -257,9 +257,9 @@ def test_processes_of_one_machine_take_a_gpu_each(monkeypatch, rank):
 
 def test_published_rows_are_listed_with_the_averages_that_do_not_follow(capsys):
     main(["--list-published"])
-    told = capsys.readouterr().out.splitlines()
-    assert "ProLIP ViT-B/16, 12.8B: all 6 printed averages follow from its 38 values" in told
-    assert sum("ProLIP ViT-B/16, 1.28B: " in line and "is printed as" in line for line in told) == 5
+    reported = capsys.readouterr().out.splitlines()
+    assert "ProLIP ViT-B/16, 12.8B: all 6 printed averages follow from its 38 values" in reported
+    assert sum("ProLIP ViT-B/16, 1.28B: " in line and "is printed as" in line for line in reported) == 5
 
 
 def test_the_list_shows_every_task_and_what_to_fetch(capsys):
