@@ -18,7 +18,7 @@ demo: $(READY)
 	$(BIN)/python scripts/demo.py
 
 test: $(READY)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --no-loadscope-reorder
 
 test-numerics: $(READY)
 	$(BIN)/python scripts/numerics.py

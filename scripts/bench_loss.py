@@ -152,7 +152,7 @@ def allocated(name: str, inputs: Inputs) -> int:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "trace.json")
         profiler.export_chrome_trace(str(path))
-        events = json.loads(path.read_text())["traceEvents"]
+        events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
     changes = sorted((e["args"]["Ev Idx"], e["args"]["Bytes"]) for e in events if e.get("name") == "[memory]")
     held = peak = 0
     for _, change in changes:
@@ -165,7 +165,7 @@ def allocated(name: str, inputs: Inputs) -> int:
 
 def status_bytes(field: str) -> int:
     """A field of /proc/self/status, given there in kB."""
-    for line in Path("/proc/self/status").read_text().splitlines():
+    for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
         if line.startswith(field + ":"):
             return int(line.split()[1]) * 1024
     raise RuntimeError(f"/proc/self/status has no {field}")
@@ -177,7 +177,7 @@ def resident(name: str, inputs: Inputs) -> int | None:
     if not reset.exists():
         return None
     gc.collect()
-    reset.write_text("5")  # sets VmHWM back to VmRSS
+    reset.write_text("5", encoding="utf-8")  # sets VmHWM back to VmRSS
     before = status_bytes("VmRSS")
     LOSSES[name](inputs).backward()
     return status_bytes("VmHWM") - before

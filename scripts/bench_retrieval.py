@@ -119,7 +119,7 @@ def measure_large(size: int, dim: int, seed: int) -> dict:
 
 def peak_megabytes() -> float:
     """The most memory this process has held, in 10^6 bytes."""
-    lines = Path("/proc/self/status").read_text().splitlines()
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     return next(int(line.split()[1]) * 1024 / 1e6 for line in lines if line.startswith("VmHWM"))
 
 

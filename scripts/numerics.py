@@ -93,7 +93,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("tests", nargs="*", help="files or tests for pytest (default: those of arithmetic)")
     options = parser.parse_args(arguments)
     cpuinfo = Path("/proc/cpuinfo")
-    flags = cpu_flags(cpuinfo.read_text()) if cpuinfo.exists() else set()
+    flags = cpu_flags(cpuinfo.read_text(encoding="utf-8")) if cpuinfo.exists() else set()
     for name, kernels in KERNELS.items():
         if missing := sorted(kernels.needs - flags):
             print(f"{name}: left out, this CPU ({platform.machine()}) has no {', '.join(missing)}", flush=True)

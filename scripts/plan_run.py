@@ -60,7 +60,8 @@ def plan(given: dict[str, Any]) -> None:
         text = tables.verdicts(plans) if name == VERDICT else tables.table(name, tables.SECTIONS[name](plans), plans)
         print("\n" + text)
     if given["json"]:
-        Path(given["json"]).write_text(json.dumps([tables.as_values(p) for p in plans], indent=2) + "\n")
+        values = json.dumps([tables.as_values(p) for p in plans], indent=2)
+        Path(given["json"]).write_text(values + "\n", encoding="utf-8")
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -82,7 +82,7 @@ def made_of(sweep: dict[str, Any], variant: str) -> str:
     recipe = ROOT / sweep["recipe"]
     if not recipe.is_file():
         sys.exit(f"error: no recipe {recipe}: give a config of training.main, e.g. scripts/recipes/emoji-demo.yaml")
-    return f"{shlex.join(flags_of(sweep, variant))}\n{recipe.read_text()}"
+    return shlex.join(flags_of(sweep, variant)) + "\n" + recipe.read_text(encoding="utf-8")
 
 
 def train(sweep: dict[str, Any], variant: str, seed: int, folder: Path, threads: int) -> None:
@@ -98,12 +98,13 @@ def train(sweep: dict[str, Any], variant: str, seed: int, folder: Path, threads:
     }
     folder.parent.mkdir(parents=True, exist_ok=True)
     log = folder.parent / f"{folder.name}.log"
-    (folder.parent / f"{folder.name}.made-of").write_text(made_of(sweep, variant))
+    (folder.parent / f"{folder.name}.made-of").write_text(made_of(sweep, variant), encoding="utf-8")
     print(f"training {folder.name}", file=sys.stderr, flush=True)
     with log.open("w") as out:
         ended = subprocess.run(command, cwd=ROOT, env=environment, stdout=out, stderr=subprocess.STDOUT, check=False)
     if ended.returncode:
-        raise RuntimeError(f"{folder.name} ended with {ended.returncode}; the end of {log}:\n{log.read_text()[-2000:]}")
+        end = log.read_text(encoding="utf-8")[-2000:]
+        raise RuntimeError(f"{folder.name} ended with {ended.returncode}; the end of {log}:\n{end}")
 
 
 def train_all(sweep: dict[str, Any], variants: list[str], folder: Path, jobs: int) -> None:
@@ -114,7 +115,7 @@ def train_all(sweep: dict[str, Any], variants: list[str], folder: Path, jobs: in
     done = [run for run in runs if (run[2] / "eval.json").exists()]
     for variant, _, run in done:
         kept = run.parent / f"{run.name}.made-of"
-        if kept.exists() and kept.read_text() != made_of(sweep, variant):
+        if kept.exists() and kept.read_text(encoding="utf-8") != made_of(sweep, variant):
             sys.exit(f"error: {run} was trained with another recipe or flags: delete it, or give another --output-dir")
     failures: list[RuntimeError] = []
 
@@ -139,14 +140,14 @@ def reckon_again(folder: Path) -> None:
     found = result.load(folder / "eval")
     figures = uncertainty.figures(found.image, found.text, found.corpus, found.table, found.token_lengths)
     finite = {key: value if math.isfinite(value) else None for key, value in figures.items()}
-    written = json.loads((folder / "eval.json").read_text()) | finite
-    (folder / "eval.json").write_text(json.dumps(written, indent=2))
+    written = json.loads((folder / "eval.json").read_text(encoding="utf-8")) | finite
+    (folder / "eval.json").write_text(json.dumps(written, indent=2), encoding="utf-8")
 
 
 def figures_of(folder: Path) -> dict[str, float]:
     """eval.json, with the run's training seconds and samples per second, means over its log lines."""
-    figures = json.loads((folder / "eval.json").read_text())
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    figures = json.loads((folder / "eval.json").read_text(encoding="utf-8"))
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     steps = [line for line in lines if "seconds" in line]
     return figures | {
         "train_seconds": steps[-1]["seconds"],

@@ -1,4 +1,4 @@
-"""What all tests share."""
+"""What all tests share: kernels without a GPU, and how two or more processes of pytest-xdist divide the work."""
 from __future__ import annotations
 
 import os
@@ -9,3 +9,27 @@ import torch
 # the latter, and tests import everything into one process.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# Processes that share the cores: each with its part of them, and what it starts as well.
+if processes := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 0)):
+    threads = max(1, (os.cpu_count() or 1) // processes)
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+    torch.set_num_threads(threads)
+
+#: Folders whose files take longest go first, so that no process ends long behind the others.
+FIRST = ("tests/slurm/", "tests/training/")
+
+
+def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: next((n for n, name in enumerate(FIRST) if item.nodeid.startswith(name)), len(FIRST)))
+
+
+def pytest_xdist_make_scheduler(config, log):
+    """The tests of a file run in one process, in which they share fixtures; those of tests/slurm share one cluster."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByFile(LoadFileScheduling):
+        def _split_scope(self, nodeid):
+            return "slurm" if nodeid.startswith("tests/slurm/") else super()._split_scope(nodeid)
+
+    return ByFile(config, log)

@@ -150,7 +150,7 @@ def find_checkpoint(resume: str, storage: Storage) -> tuple[str | None, list[str
     With `auto` there may be none, but not only damaged ones: FlagError.
     """
     if resume not in ("latest", "auto"):
-        check_checkpoint(resume)
+        check_checkpoint(resume, remedy="; --resume auto takes the newest whole one of the run")
         return resume, []
     passed_over: list[str] = []
     for step in list_steps(storage):
@@ -170,10 +170,10 @@ def find_checkpoint(resume: str, storage: Storage) -> tuple[str | None, list[str
     )
 
 
-def check_checkpoint(address: str, flag: str = "--resume") -> None:
+def check_checkpoint(address: str, flag: str = "--resume", remedy: str = "") -> None:
     """FlagError where a checkpoint is missing, cut off or damaged: every part of it has a CRC-32, which is computed.
 
-    flag: what its address was given as.
+    flag: what its address was given as; remedy: the end of the message about a damaged one.
     """
     folder, _, name = address.rpartition("/")
     storage = Storage(folder or ".")
@@ -189,11 +189,11 @@ def check_checkpoint(address: str, flag: str = "--resume") -> None:
             with zipfile.ZipFile(path) as archive:
                 damaged = archive.testzip()
         except Exception as error:  # zipfile raises many kinds for a damaged file
-            seen = appearance_of(path)
-            why = f"cut off or damaged ({error})" if "zip archive" in seen.what else f"it is {seen.what}; {WANTED}"
+            what = appearance_of(path).what
+            why = f"cut off or damaged ({error}){remedy}" if "zip archive" in what else f"it is {what}; {WANTED}"
             raise FlagError(f"{address} cannot be loaded: {why}") from None
         if damaged is not None:
-            raise FlagError(f"{address} cannot be loaded: its part {damaged} is not what was written")
+            raise FlagError(f"{address} cannot be loaded: its part {damaged} is not what was written{remedy}")
 
 
 def load_checkpoint(address: str | Path) -> dict[str, Any]:

@@ -18,7 +18,7 @@ class Ledger:
     def __init__(self, folder: Path, rank: int):
         self.path = folder / "ledger" / f"rank_{rank}.jsonl"
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.file = open(self.path, "a", buffering=2**16)  # noqa: SIM115  open as long as the run lasts
+        self.file = open(self.path, "a", encoding="utf-8", buffering=2**16)  # noqa: SIM115  open as long as the run lasts
         self.reported = False
 
     def write(self, step: int, epoch: int, keys: Sequence[str]) -> None:

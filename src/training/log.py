@@ -77,7 +77,7 @@ class RunLog:
         path = self.folder / "metrics.jsonl"
         if resume_at is not None and path.exists():
             keep_until_step(path, resume_at, again)
-        self.file = open(path, "a", buffering=1)  # noqa: SIM115  closed in close()
+        self.file = open(path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115  closed in close()
         # TensorBoard hides what it has from purge_step on
         purge = None if resume_at is None else resume_at + 1
         threading.excepthook = report_thread_error
@@ -157,7 +157,7 @@ def start_wandb(project: str, folder: Path) -> Any:
 
     return wandb.init(
         project=project, id=folder.name, name=folder.name, dir=str(folder), resume="allow",
-        config=json.loads((folder / "config.json").read_text()),
+        config=json.loads((folder / "config.json").read_text(encoding="utf-8")),
     )  # fmt: skip
 
 

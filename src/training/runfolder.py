@@ -48,7 +48,7 @@ def lock_run_folder(folder: Path, patience: float = 120.0, say: Callable[[str], 
 
     A try that was cut off may still be saving: it is waited for, up to `patience` seconds. FlagError after that.
     """
-    file = open(folder / LOCK, "a+")  # noqa: SIM115  held as long as the run lasts
+    file = open(folder / LOCK, "a+", encoding="utf-8")  # noqa: SIM115  held as long as the run lasts
     deadline, reported = time.monotonic() + patience, False
     while True:
         try:
@@ -93,7 +93,7 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
 
 def write_json(path: Path, values: Any) -> None:
     """Indented JSON, atomically."""
-    write_atomically(path, lambda file: file.write_text(json.dumps(values, indent=2) + "\n"))
+    write_atomically(path, lambda file: file.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8"))
 
 
 def write_status(folder: Path, state: str, **facts: Any) -> None:

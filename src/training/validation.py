@@ -138,7 +138,7 @@ class Best:
         self.prefix = EMA if metric.startswith(EMA) else ""
         self.value: float | None = None
         if (folder / "best.json").exists():
-            kept = json.loads((folder / "best.json").read_text())
+            kept = json.loads((folder / "best.json").read_text(encoding="utf-8"))
             self.value = kept["value"] if kept["metric"] == metric else None
 
     def offer(self, step: int, figures: Mapping[str, float], model: Any, tokenizer: Any) -> str:

@@ -166,6 +166,9 @@ def test_latest_passes_over_damaged_files_and_names_them(tmp_path):
     address, passed_over = find_checkpoint("latest", storage)
     assert address == f"{tmp_path}/step_2.pt"
     assert [name in text for name, text in zip(("step_6", "step_4", "step_3"), passed_over)] == [True] * 3
+    for step in (3, 6):  # one that is named itself has a remedy
+        with pytest.raises(FlagError, match=rf"step_{step}.pt cannot be loaded: .*; --resume auto takes the newest"):
+            find_checkpoint(f"{tmp_path}/step_{step}.pt", storage)
 
 
 def test_whatever_byte_is_flipped_or_cut_a_checkpoint_is_reported_or_unharmed(tmp_path):

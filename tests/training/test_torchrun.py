@@ -11,6 +11,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import prolip
+from prolip.checkpoint import save_pretrained
+
 ROOT = Path(__file__).parents[2]
 STEPS = 20
 # Heavier inclusion and VIB terms than the paper's, so that masked views show in the gradients.
@@ -64,31 +67,44 @@ def test_ranks_and_micro_batches_give_the_losses_of_one_process(runs, name):
             assert b[term] == pytest.approx(a[term], rel=rel), (a["step"], term)
 
 
-@pytest.mark.parametrize("name", ["two", "parts"])
-def test_ranks_and_micro_batches_give_the_parameters_of_one_process(runs, name):
-    """Every parameter to 1e-5 of lr x steps = 2e-2, but the key biases of attention.
+def trained(run: Path, part: str = "model") -> dict[str, torch.Tensor]:
+    """The parameters of a run, but the key biases of attention.
 
     A key bias adds one number to all logits of a query, which softmax cancels: its gradient is rounding noise, and
     AdamW turns noise into steps of size lr. It has no effect on the model.
     """
-    want = load_file(runs / "one" / "model" / "model.safetensors")
-    got = load_file(runs / name / "model" / "model.safetensors")
-    assert want.keys() == got.keys()
-    for key, value in want.items():
-        other = got[key]
+    state = load_file(run / part / "model.safetensors")
+    for key, value in state.items():
         if key.endswith("in_proj_bias"):
-            width = len(value) // 3
-            value, other = (torch.cat([x[:width], x[2 * width :]]) for x in (value, other))
-        torch.testing.assert_close(other, value, rtol=0, atol=1e-5, msg=lambda text, key=key: f"{key}: {text}")
+            query, _, values = value.chunk(3)
+            state[key] = torch.cat([query, values])
+    return state
 
 
-def test_training_moved_the_parameters_far_more_than_the_tolerance(runs):
-    state = load_file(runs / "one" / "model" / "model.safetensors")
+def assert_moved_alike(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor], start: dict, part: float) -> None:
+    """Every tensor ends within `part` of the distance that training moved it, in its norm.
+
+    No bound on single numbers: where a gradient is next to nothing, the order of its sum decides its sign, AdamW makes
+    a step of size lr of that, and which order is taken depends on the CPU's kernels and their number of rows.
+    """
+    assert got.keys() == want.keys()
+    for key, value in want.items():
+        moved, apart = (value - start[key]).norm(), (got[key] - value).norm()
+        assert moved > 0 and apart <= part * moved, f"{key}: {apart:.2e} apart, having moved {moved:.2e}"
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory) -> dict[str, torch.Tensor]:
+    """What all runs begin with."""
     torch.manual_seed(0)
-    import prolip
+    folder = tmp_path_factory.mktemp("start")
+    save_pretrained(prolip.create_model("ProLIP-ViT-test", init_logit_bias=-2.8), folder / "model")
+    return trained(folder)
 
-    fresh = prolip.create_model("ProLIP-ViT-test", init_logit_bias=-2.8).state_dict()
-    assert (state["visual.proj"] - fresh["visual.proj"]).abs().max() > 1e-3
+
+@pytest.mark.parametrize("name", ["two", "parts"])
+def test_ranks_and_micro_batches_give_the_parameters_of_one_process(runs, start, name):
+    assert_moved_alike(trained(runs / name), trained(runs / "one"), start, part=1e-3)
 
 
 def test_only_the_first_rank_speaks_and_writes(runs):
@@ -125,7 +141,7 @@ CHANGES = {"shards-ddp": (SHARDS, DDP), "ddp-shards": (DDP, SHARDS), "one-two": 
 @pytest.mark.parametrize("names", [
     ("shards-ddp", "one-two"), pytest.param(("ddp-shards", "two-one"), marks=pytest.mark.slow),
 ])
-def test_runs_go_on_with_other_ranks_or_in_shards_as_one_process_would(tmp_path, names):
+def test_runs_go_on_with_other_ranks_or_in_shards_as_one_process_would(tmp_path, start, names):
     """FSDP2, DDP and one process take over from each other: all is as in one process."""
     base = [*TRAINING, "--output-dir", tmp_path, "--ema-decay", "0.9", "--lr-scheduler", "const"]
     for name in names:
@@ -140,13 +156,7 @@ def test_runs_go_on_with_other_ranks_or_in_shards_as_one_process_would(tmp_path,
             assert b["loss"] == pytest.approx(a["loss"], rel=1e-5), (name, a["step"])
             assert all(b[term] == pytest.approx(a[term], rel=1e-4) for term in ("grad_norm", "grad_norm_text"))
         for part in ("model", "model_ema"):
-            want, got = (load_file(tmp_path / run / part / "model.safetensors") for run in ("plain", name))
-            for key, value in want.items():
-                if key.endswith("in_proj_bias"):  # see above
-                    continue
-                # an embedding whose gradient is next to nothing may go astray: AdamW makes the step of that, too
-                apart = (got[key] - value).abs()
-                assert apart.max() < 1e-4 and (apart > 1e-5).sum() <= 3, (name, key)
+            assert_moved_alike(trained(tmp_path / name, part), trained(tmp_path / "plain", part), start, part=1e-3)
 
 
 BAD_ON_ONE_RANK = """

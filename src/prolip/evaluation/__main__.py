@@ -200,7 +200,7 @@ def with_uncertainty(result: TaskResult, features: Features, plots: str | None, 
 def write(results: Sequence[TaskResult], path: Path) -> None:
     """The results as one JSON list."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps([result.to_dict() for result in results], indent=1, allow_nan=False))
+    path.write_text(json.dumps([result.to_dict() for result in results], indent=1, allow_nan=False), encoding="utf-8")
 
 
 def titles(results: Sequence[TaskResult]) -> list[str]:

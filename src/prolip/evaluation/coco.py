@@ -76,7 +76,7 @@ def load_annotations(folder: str | Path | None = None) -> Annotations:
         )
 
     def read(name: str) -> dict[int, list[int]]:
-        table = json.loads((folder / name).read_text())
+        table = json.loads((folder / name).read_text(encoding="utf-8"))
         return {int(key): [int(x) for x in values] for key, values in table.items()}
 
     sets = {
@@ -159,7 +159,7 @@ def category_labels(instances: str | Path, image_ids: Sequence[int]) -> Tensor:
         raise FileNotFoundError(
             f"no {path}: PMRP needs COCO's instances_val2014.json, from annotations_trainval2014.zip at cocodataset.org"
         )
-    content = loads(path.read_text())
+    content = loads(path.read_text(encoding="utf-8"))
     column = {category["id"]: i for i, category in enumerate(sorted(content["categories"], key=lambda c: c["id"]))}
     row = {int(key): i for i, key in enumerate(image_ids)}
     listed = {image["id"] for image in content["images"]}

@@ -87,10 +87,11 @@ class Result:
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         finite = {key: value if math.isfinite(value) else None for key, value in self.metrics.items()}
-        (folder / "metrics.json").write_text(json.dumps({"info": self.info, "metrics": finite}, indent=1))
+        written = json.dumps({"info": self.info, "metrics": finite}, indent=1)
+        (folder / "metrics.json").write_text(written, encoding="utf-8")
         drawings = [[d.key, d.style, d.concept] for d in self.corpus.drawings]
         concepts = [asdict(concept) for concept in self.corpus.concepts]
-        (folder / "corpus.json").write_text(json.dumps({"concepts": concepts, "drawings": drawings}))
+        (folder / "corpus.json").write_text(json.dumps({"concepts": concepts, "drawings": drawings}), encoding="utf-8")
         np.savez(
             folder / "embeddings.npz",
             image_mean=self.image.mean.numpy(), image_log_var=self.image.log_var.numpy(),
@@ -108,9 +109,9 @@ def load(folder: str | Path) -> Result:
     for name in ("metrics.json", "corpus.json", "embeddings.npz"):
         if not (folder / name).exists():
             raise FileNotFoundError(f"no {name} in {folder}: run python -m prolip.evaluation.corpus --out {folder}")
-    written = loads((folder / "metrics.json").read_text())
+    written = loads((folder / "metrics.json").read_text(encoding="utf-8"))
     metrics = {key: float("nan") if value is None else value for key, value in written["metrics"].items()}
-    texts = loads((folder / "corpus.json").read_text())
+    texts = loads((folder / "corpus.json").read_text(encoding="utf-8"))
     concepts = tuple(Concept(**{**c, "keywords": tuple(c["keywords"])}) for c in texts["concepts"])
     with np.load(folder / "embeddings.npz") as arrays:
         data, ends = arrays["drawings"].tobytes(), np.cumsum(arrays["drawing_sizes"])

@@ -82,7 +82,7 @@ def read_result(folder: Path) -> Result:
 def read_config(path: Path) -> dict[str, Any]:
     """config.json. Raises ValueError with the remedy if it is damaged."""
     try:
-        return loads(path.read_text())
+        return loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path} is no JSON ({error}): delete it, and the page leaves the settings out") from error
 
@@ -90,7 +90,7 @@ def read_config(path: Path) -> dict[str, Any]:
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """The objects of a .jsonl file, none if it is missing; a last line cut by a kill is left out."""
     out: list[dict[str, Any]] = []
-    for line in path.read_text().splitlines() if path.exists() else []:
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
         try:
             out.append(loads(line))
         except ValueError:

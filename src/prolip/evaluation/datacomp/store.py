@@ -151,7 +151,7 @@ class Store:
     def alone(self, name: str) -> Iterator[None]:
         """Hold a name inside the `with`, behind all others that want it."""
         self.claims.mkdir(parents=True, exist_ok=True)
-        with open(self._claim_path(name), "a+") as file:
+        with open(self._claim_path(name), "a+", encoding="utf-8") as file:
             lock(file, fcntl.LOCK_EX)
             yield
 
@@ -159,7 +159,7 @@ class Store:
     def claim(self, name: str) -> Iterator[bool]:
         """Hold a name inside the `with`; False where another process holds it."""
         self.claims.mkdir(parents=True, exist_ok=True)
-        with open(self._claim_path(name), "a+") as file:
+        with open(self._claim_path(name), "a+", encoding="utf-8") as file:
             try:
                 lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -174,7 +174,7 @@ class Store:
     def holder(self, name: str) -> str:
         """Who wrote its name into a claim, for messages."""
         try:
-            return self._claim_path(name).read_text().strip() or "another process"
+            return self._claim_path(name).read_text(encoding="utf-8").strip() or "another process"
         except FileNotFoundError:
             return "another process"
 

@@ -22,7 +22,9 @@ from webdataset import TarWriter
 
 from prolip import console
 from prolip.data import emoji
+from prolip.data.decoding import decode_image
 from prolip.data.emoji import Corpus
+from prolip.data.faults import SampleFault
 from prolip.evaluation.datasets.wds import CLASSNAMES, COUNT, RELEVANCE, TYPE
 from prolip.evaluation.datasets.wds import TEMPLATES as TEMPLATE_FILE
 from prolip.evaluation.outputs import check_output
@@ -42,9 +44,9 @@ def write_emoji(corpus: Corpus, folder: str | os.PathLike, split: str = "test", 
     owned = own_texts(corpus)
     shared = relevance(corpus, owned)
     shards = write_shards(corpus, folder / split, shard, "txt", ["\n".join(texts) for texts in owned])
-    (folder / TYPE).write_text("retrieval\n")
-    (folder / split / RELEVANCE).write_text(json.dumps({"pairs": shared}))
-    (folder / split / COUNT).write_text(f"{shards}\n")
+    (folder / TYPE).write_text("retrieval\n", encoding="utf-8")
+    (folder / split / RELEVANCE).write_text(json.dumps({"pairs": shared}), encoding="utf-8")
+    (folder / split / COUNT).write_text(f"{shards}\n", encoding="utf-8")
     return folder
 
 
@@ -59,10 +61,10 @@ def write_emoji_classes(
     own = [getattr(corpus.concepts[concept], level) for concept in corpus.drawing_concepts.tolist()]
     classes = sorted(set(own))
     shards = write_shards(corpus, folder / split, shard, "cls", [str(classes.index(name)) for name in own])
-    (folder / CLASSNAMES).write_text("\n".join(classes) + "\n")
-    (folder / TEMPLATE_FILE).write_text("\n".join(t.replace("{}", "{c}") for t in TEMPLATES) + "\n")
-    (folder / TYPE).write_text("classification\n")
-    (folder / split / COUNT).write_text(f"{shards}\n")
+    (folder / CLASSNAMES).write_text("\n".join(classes) + "\n", encoding="utf-8")
+    (folder / TEMPLATE_FILE).write_text("\n".join(t.replace("{}", "{c}") for t in TEMPLATES) + "\n", encoding="utf-8")
+    (folder / TYPE).write_text("classification\n", encoding="utf-8")
+    (folder / split / COUNT).write_text(f"{shards}\n", encoding="utf-8")
     return folder
 
 
@@ -70,6 +72,11 @@ def new_folder(corpus: Corpus, folder: str | os.PathLike, split: str) -> Path:
     """The folder, with one for the split, unless there is nothing to write or something is written already."""
     if not corpus.drawings:
         raise ValueError("the corpus has no drawing: give shards, or a rule that leaves some")
+    for drawing in corpus.drawings:  # whatever reads the task would refuse it, later
+        try:
+            decode_image(drawing.data)
+        except SampleFault as fault:
+            raise ValueError(f"drawing {drawing.key!r}: {fault}. Repair it, or leave it out with --select") from fault
     folder = Path(folder)
     check_output(folder, folder=True)
     if (folder / split / COUNT).exists():

@@ -91,6 +91,14 @@ def test_nothing_is_overwritten_and_nothing_empty_is_written(tmp_path, corpus):
         emoji.write_emoji(replace(corpus, drawings=()), tmp_path / "empty")
 
 
+def test_a_drawing_that_is_none_is_named_before_anything_is_written(tmp_path, corpus):
+    first, second, *others = corpus.drawings
+    damaged = replace(corpus, drawings=(first, replace(second, data=second.data[:40]), *others))
+    with pytest.raises(ValueError, match=f"drawing '{second.key}': bad image.*--select"):
+        emoji.write_emoji(damaged, tmp_path / "task")
+    assert not (tmp_path / "task").exists()
+
+
 def test_the_command_writes_the_bundled_shard(tmp_path, capsys):
     emoji.main(["--data", "data/emoji/emojione.tar", "--select", "group=food drink", "--out", str(tmp_path / "task")])
     dataset = open_wds(tmp_path / "task")
