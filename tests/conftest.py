@@ -3,7 +3,10 @@ from __future__ import annotations
 
 import os
 
+import pytest
 import torch
+
+from forked import Forked
 
 # Triton settles when it is imported whether kernels are compiled or interpreted; a machine without a GPU can only do
 # the latter, and tests import everything into one process.
@@ -33,3 +36,11 @@ def pytest_xdist_make_scheduler(config, log):
             return "slurm" if nodeid.startswith("tests/slurm/") else super()._split_scope(nodeid)
 
     return ByFile(config, log)
+
+
+@pytest.fixture(scope="session")
+def forked(tmp_path_factory):
+    """One process that has loaded everything, from which runs are forked."""
+    server = Forked(tmp_path_factory.mktemp("streams"))
+    yield server
+    server.close()

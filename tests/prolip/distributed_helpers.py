@@ -15,8 +15,13 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 TIMEOUT = timedelta(seconds=120)
-# Children are forked from one clean server that has these imported already: importing takes seconds, forking does not.
-PRELOADED = ["torch", "torch.distributed", "torch.nn.parallel", "prolip"]
+# Children are forked from one clean server that has imported these already, and with them what test modules import:
+# each child would need some seconds of a core for it.
+PRELOADED = [
+    "torch", "torch.distributed.fsdp", "torch.nn.parallel", "torch._dynamo", "triton", "pytest", "hypothesis",
+    "open_clip", "prolip.factory", "prolip.ring", "prolip.gathered", "prolip.evaluation.embedder", "training.run",
+    "training.loop",
+]  # fmt: skip
 
 
 def run_ranks(world_size: int, function: Callable[..., Any], *args: Any) -> list[Any]:

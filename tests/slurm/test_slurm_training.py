@@ -1,4 +1,4 @@
-"""slurm/train.sbatch under a real SLURM: stopped, requeued, robbed of a node, it ends where an undisturbed job ends."""
+"""slurm/train.sbatch under a real SLURM: stopped, requeued, robbed of a node, it ends where an undisturbed run ends."""
 from __future__ import annotations
 
 import json
@@ -97,34 +97,36 @@ def reported(cluster: Cluster, folder: Path, job: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def whole(cluster, folder) -> Path:
-    """An undisturbed job's run folder."""
-    job = submit(cluster, folder, "whole")
-    end = cluster.wait_for_end(job, 180)
-    assert end["JobState"] == "COMPLETED" and end["Restarts"] == "0", reported(cluster, folder, job)
-    assert status(folder / "whole")["state"] == "finished"
+def whole(forked, folder) -> Path:
+    """The folder of an undisturbed run of two ranks, without SLURM."""
+    words = ["--config", folder / "tiny.yaml", "--train-data", "data/emoji/{noto,twemoji}.tar"]
+    assert forked.run(*words, "--output-dir", folder, "--name", "whole", ranks=2) == 0, forked.err
     return folder / "whole"
 
 
-def test_a_job_that_is_signalled_and_loses_a_node_ends_as_an_undisturbed_one(cluster, folder, whole):
-    run = folder / "run"
-    job = submit(cluster, folder, "run")
+def disturbed(cluster: Cluster, folder: Path, name: str, losses: int) -> Path:
+    """The folder of a job that is signalled, requeued, robbed of a node so many times, and ends."""
+    run, job = folder / name, submit(cluster, folder, name)
     try:
         wait_for("forty steps", lambda: steps_done(run) >= 40, 180)
         cluster.call("scancel", "--signal=USR1", job)  # as --signal=USR1@180 does before the time is up
         stopped = wait_for("the stop", lambda: status(run)["state"] == "stopped" and status(run), 60)
         assert 40 <= stopped["step"] < STEPS and "SIGUSR1" in stopped["reason"]
-
-        saved = wait_for("the second try's first checkpoint", lambda: second_checkpoint(run, stopped["step"]), 180)
-        cluster.lose(NODES[1])
-        wait_for("the node seen as lost", lambda: cluster.job(job)["JobState"] != "RUNNING", 90)
-        assert saved <= steps_done(run) < STEPS
-        cluster.start_node(NODES[1])
-
+        for _ in range(losses):
+            saved = wait_for("the second try's first checkpoint", lambda: second_checkpoint(run, stopped["step"]), 180)
+            cluster.lose(NODES[1])
+            wait_for("the node seen as lost", lambda: cluster.job(job)["JobState"] != "RUNNING", 90)
+            assert saved <= steps_done(run) < STEPS
+            cluster.start_node(NODES[1])
         end = cluster.wait_for_end(job, 240)
     except AssertionError as error:
         raise AssertionError(str(error) + reported(cluster, folder, job)) from error
-    assert end["JobState"] == "COMPLETED" and end["Restarts"] == "2", reported(cluster, folder, job)
+    assert end["JobState"] == "COMPLETED" and end["Restarts"] == str(1 + losses), reported(cluster, folder, job)
+    return run
+
+
+def assert_same(run: Path, whole: Path) -> None:
+    """Model and averaged model bit for bit, and the same samples at every step of every rank."""
     assert status(run)["state"] == "finished" and status(run)["step"] == STEPS
     for part in ("model", "model_ema"):
         want, got = (load_file(path / part / "model.safetensors") for path in (whole, run))
@@ -133,39 +135,59 @@ def test_a_job_that_is_signalled_and_loses_a_node_ends_as_an_undisturbed_one(clu
     assert ledgers(run) == ledgers(whole)
 
 
+@pytest.fixture(scope="module")
+def signalled(cluster, folder) -> Path:
+    """The run folder of a job that was stopped and went on."""
+    return disturbed(cluster, folder, "signalled", losses=0)
+
+
+def test_a_job_that_is_signalled_ends_as_an_undisturbed_run(signalled, whole):
+    assert_same(signalled, whole)
+
+
+@pytest.mark.slow
+def test_a_job_that_is_signalled_and_loses_a_node_ends_as_an_undisturbed_run(cluster, folder, whole):
+    assert_same(disturbed(cluster, folder, "robbed", losses=1), whole)
+
+
 def second_checkpoint(run: Path, after: int) -> int:
     """The step of a checkpoint that the present try wrote beyond `after`, 0 as long as there is none."""
     now = status(run)
     return now["step"] if now["state"] == "running" and now["checkpoint"] and now["step"] > after else 0
 
 
-def test_logs_of_every_try_node_and_rank_are_kept_with_the_environment(folder, whole):
-    logs = [path for path in (whole / "slurm").iterdir() if path.is_dir()]
-    assert len(logs) == 1 and logs[0].name.endswith("-0")
-    assert {path.name for path in logs[0].iterdir()} >= {
-        "environment.txt", "node-0.out", "node-0.err", "node-1.out", "node-1.err", *NODES
-    }  # fmt: skip
-    ranks = sorted(logs[0].glob("*/*/attempt_0/0/stdout.log"))
+def test_logs_of_every_try_node_and_rank_are_kept_with_the_environment(signalled):
+    logs = sorted(path for path in (signalled / "slurm").iterdir() if path.is_dir())
+    assert [path.name[-2:] for path in logs] == ["-0", "-1"]
+    for log in logs:
+        assert {path.name for path in log.iterdir()} >= {
+            "environment.txt", "node-0.out", "node-0.err", "node-1.out", "node-1.err", *NODES
+        }  # fmt: skip
+    last = logs[1]
+    ranks = sorted(last.glob("*/*/attempt_0/0/stdout.log"))
     assert len(ranks) == 2, ranks
     assert sum(f"step {STEPS}/{STEPS}" in path.read_text() for path in ranks) == 1  # rank 0's
-    console = (logs[0] / "node-0.out").read_text() + (logs[0] / "node-1.out").read_text()
+    console = (last / "node-0.out").read_text() + (last / "node-1.out").read_text()
     assert f"[rank 0] step {STEPS}/{STEPS}" in console
-    record = (logs[0] / "environment.txt").read_text()
+    record = (logs[0] / "environment.txt").read_text()  # of packages once
     assert "torch==" in record and "JobId=" in record
 
 
-def test_an_array_evaluates_a_run_and_its_checkpoint_alike(cluster, folder, whole):
-    checkpoint = whole / f"checkpoints/step_{STEPS}.pt"
-    job = sbatch(cluster, folder, "--array=0-1", "slurm/eval.sbatch", str(whole), str(checkpoint), "--",
+def test_an_array_evaluates_a_run_and_its_checkpoint_alike(cluster, folder, signalled):
+    checkpoint = signalled / f"checkpoints/step_{STEPS}.pt"
+    job = sbatch(cluster, folder, "--array=0-1", "slurm/eval.sbatch", str(signalled), str(checkpoint), "--",
                  "--select", "group=activities")  # fmt: skip
     for task in range(2):
         end = cluster.wait_for_end(f"{job}_{task}", 180)
         assert end["JobState"] == "COMPLETED", reported(cluster, folder, end["JobId"])
-    figures = [json.loads((path / "eval/metrics.json").read_text()) for path in (whole, checkpoint.with_suffix(""))]
+    figures = [
+        json.loads((path / "eval/metrics.json").read_text()) for path in (signalled, checkpoint.with_suffix(""))
+    ]
     assert figures[0]["metrics"] == figures[1]["metrics"] and len(figures[0]["metrics"]) > 5
 
 
-def test_a_try_that_fails_at_once_is_not_requeued(cluster, folder, whole):
+@pytest.mark.slow
+def test_a_try_that_fails_at_once_is_not_requeued(cluster, folder):
     job = submit(cluster, folder, "bad", "--warmup", "9999")
     end = cluster.wait_for_end(job, 180)
     said = (folder / f"{job}.out").read_text()

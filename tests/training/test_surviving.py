@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from forked import ROOT, Forked, until
+from forked import ROOT, until
 
 STEPS = 8
 WORDS = [
@@ -26,13 +26,6 @@ SLOW_SAVE = "import time; training.loop.save = lambda run, save=training.loop.sa
 # Steps that take a while, so that what is done to a run is done before it ends.
 SLOW_STEP = "import time\nhonest = training.loop.training_step\n" \
     "training.loop.training_step = lambda *more: (time.sleep(0.1), honest(*more))[1]"  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def forked(tmp_path_factory):
-    server = Forked(tmp_path_factory.mktemp("streams"))
-    yield server
-    server.close()
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Real torchrun: two ranks train as one process with twice the batch, and fail together."""
+"""Two ranks train as one process with twice the batch, and fail together; once under a real torchrun."""
 from __future__ import annotations
 
 import json
@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from forked import Forked
 from safetensors.torch import load_file
 
 import prolip
@@ -22,7 +23,8 @@ TRAINING = [
     "--caption-sampling", "name,keywords",
     "--precision", "fp32", "--device", "cpu", "--max-steps", str(STEPS), "--warmup", "2", "--lr", "1e-3",
     "--init-logit-bias", "-2.8", "--alpha1", "0.1", "--alpha2", "0.5", "--beta", "0.01", "--grad-clip-norm", "5",
-    "--mask-fraction", "0.25", "--log-every-n-steps", "1", "--shuffle-buffer", "50",
+    "--mask-fraction", "0.25", "--log-every-n-steps", "1", "--shuffle-buffer", "50", "--ema-decay", "0.9",
+    "--lr-scheduler", "const",
 ]  # fmt: skip
 
 
@@ -34,18 +36,26 @@ def launch(ranks: int, *words: str, timeout: int = 240) -> subprocess.CompletedP
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout)
 
 
+ONE, DDP = (1, "--batch-size", "16", "--workers", "2"), (2, "--batch-size", "8", "--workers", "1")
+SHARDS = (*DDP, "--fsdp")
+
+
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory) -> Path:
-    """The same 20 global batches of 16: one process; two ranks; two ranks with two micro-batches each."""
+def runs(tmp_path_factory, forked) -> Path:
+    """The same 20 global batches of 16: one process; torchrun's two ranks; two with two micro-batches each."""
     folder = tmp_path_factory.mktemp("runs")
-    for name, ranks, words in (
-        ("one", 1, ["--batch-size", "16", "--workers", "2"]),
-        ("two", 2, ["--batch-size", "8", "--workers", "1"]),
-        ("parts", 2, ["--batch-size", "4", "--workers", "1", "--accum-freq", "2"]),
-    ):
-        done = launch(ranks, *TRAINING, *words, "--output-dir", folder, "--name", name)
-        assert done.returncode == 0, done.stderr
+    parts = (2, "--batch-size", "4", "--workers", "1", "--accum-freq", "2")
+    for name, (ranks, *words) in (("one", ONE), ("parts", parts)):
+        train(forked, ranks, *words, "--output-dir", folder, "--name", name)
+    ranks, *words = DDP
+    done = launch(ranks, *TRAINING, *words, "--output-dir", folder, "--name", "two")
+    assert done.returncode == 0, done.stderr
     return folder
+
+
+def train(forked: Forked, ranks: int, *words: object) -> None:
+    """A run that ends well."""
+    assert forked.run(*TRAINING, *words, ranks=ranks) == 0, forked.err[-3000:]
 
 
 def rows(folder: Path) -> list[dict]:
@@ -107,56 +117,42 @@ def test_ranks_and_micro_batches_give_the_parameters_of_one_process(runs, start,
     assert_moved_alike(trained(runs / name), trained(runs / "one"), start, part=1e-3)
 
 
-def test_only_the_first_rank_speaks_and_writes(runs):
-    done = launch(2, *TRAINING, "--batch-size", "8", "--workers", "0", "--max-steps", "3", "--output-dir", runs,
-                  "--name", "quiet", "--val-data", "data/emoji/emojione.tar", "--val-select", "group=activities",
-                  "--ema-decay", "0.9")  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("step  3/3") + done.stdout.count("step 3/3") == 1
+def test_only_the_first_rank_speaks_and_writes(forked, runs):
+    train(forked, 2, "--batch-size", "8", "--workers", "0", "--max-steps", "3", "--output-dir", runs, "--name", "quiet",
+          "--val-data", "data/emoji/emojione.tar", "--val-select", "group=activities")  # fmt: skip
+    assert forked.out.count("step  3/3") + forked.out.count("step 3/3") == 1
     assert [row["step"] for row in rows(runs / "quiet") if row["kind"] == "train"] == [1, 2, 3]
     assert (runs / "quiet" / "eval.json").exists() and (runs / "quiet" / "model_ema").exists()
 
 
-def test_a_refused_run_ends_on_all_ranks_with_one_message(runs):
-    done = launch(2, *TRAINING, "--batch-size", "8", "--warmup", "99", "--output-dir", runs, "--name", "refused")
-    assert done.returncode != 0
-    assert done.stderr.count("error: a warm-up of 99 steps does not end") == 1
+def test_a_refused_run_ends_on_all_ranks_with_one_message(forked, runs):
+    words = [*TRAINING, "--batch-size", "8", "--warmup", "99", "--output-dir", runs, "--name", "refused"]
+    assert forked.run(*words, ranks=2) == 2
+    assert forked.err.count("error: a warm-up of 99 steps does not end") == 1
 
 
-def test_two_ranks_stop_together_at_a_loss_that_is_not_finite(runs):
-    done = launch(2, *TRAINING, "--batch-size", "8", "--workers", "0", "--opt", "sgd", "--lr", "1e30",
-                  "--output-dir", runs, "--name", "burst")  # fmt: skip
-    assert done.returncode != 0
-    assert done.stderr.count("the run stops before this reaches the parameters") == 1
+def test_two_ranks_stop_together_at_a_loss_that_is_not_finite(forked, runs):
+    words = [*TRAINING, "--batch-size", "8", "--workers", "0", "--opt", "sgd", "--lr", "1e30"]
+    assert forked.run(*words, "--output-dir", runs, "--name", "burst", ranks=2) == 2
+    assert forked.err.count("the run stops before this reaches the parameters") == 1
     assert not (runs / "burst" / "checkpoints").exists()
     assert json.loads((runs / "burst" / "status.json").read_text())["state"] == "failed"
 
 
-ONE, DDP = (1, "--batch-size", "16", "--workers", "2"), (2, "--batch-size", "8", "--workers", "1")
-SHARDS = (*DDP, "--fsdp")
 # Ten steps the first way, then ten the second, from a checkpoint inside an epoch.
 CHANGES = {"shards-ddp": (SHARDS, DDP), "ddp-shards": (DDP, SHARDS), "one-two": (ONE, DDP), "two-one": (DDP, ONE)}
 
 
-@pytest.mark.parametrize("names", [
-    ("shards-ddp", "one-two"), pytest.param(("ddp-shards", "two-one"), marks=pytest.mark.slow),
-])
-def test_runs_go_on_with_other_ranks_or_in_shards_as_one_process_would(tmp_path, start, names):
+@pytest.mark.parametrize("name", CHANGES)
+def test_runs_go_on_with_other_ranks_or_in_shards_as_one_process_would(forked, runs, tmp_path, start, name):
     """FSDP2, DDP and one process take over from each other: all is as in one process."""
-    base = [*TRAINING, "--output-dir", tmp_path, "--ema-decay", "0.9", "--lr-scheduler", "const"]
-    for name in names:
-        for (ranks, *words), steps, again in zip(CHANGES[name], ("10", "20"), ([], ["--resume", "latest"])):
-            done = launch(ranks, *base, *words, "--name", name, "--max-steps", steps, *again)
-            assert done.returncode == 0, done.stderr[-3000:]
-    ranks, *words = ONE
-    whole = launch(ranks, *base, *words, "--name", "plain")
-    assert whole.returncode == 0, whole.stderr[-3000:]
-    for name in names:
-        for a, b in zip(rows(tmp_path / "plain"), rows(tmp_path / name), strict=True):
-            assert b["loss"] == pytest.approx(a["loss"], rel=1e-5), (name, a["step"])
-            assert all(b[term] == pytest.approx(a[term], rel=1e-4) for term in ("grad_norm", "grad_norm_text"))
-        for part in ("model", "model_ema"):
-            assert_moved_alike(trained(tmp_path / name, part), trained(tmp_path / "plain", part), start, part=1e-3)
+    for (ranks, *words), steps, again in zip(CHANGES[name], ("10", "20"), ([], ["--resume", "latest"])):
+        train(forked, ranks, *words, "--output-dir", tmp_path, "--name", name, "--max-steps", steps, *again)
+    for a, b in zip(rows(runs / "one"), rows(tmp_path / name), strict=True):
+        assert b["loss"] == pytest.approx(a["loss"], rel=1e-5), (name, a["step"])
+        assert all(b[term] == pytest.approx(a[term], rel=1e-4) for term in ("grad_norm", "grad_norm_text"))
+    for part in ("model", "model_ema"):
+        assert_moved_alike(trained(tmp_path / name, part), trained(runs / "one", part), start, part=1e-3)
 
 
 BAD_ON_ONE_RANK = """

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 from test_run import ROOT, TINY, metrics, start
-from test_torchrun import launch
 
 import prolip
 from prolip.data import emoji
@@ -114,20 +113,20 @@ def test_evaluations_leave_no_trace_in_the_training(run, tmp_path):
 
 
 @pytest.mark.parametrize("words", [[], ["--fsdp"]], ids=["whole", "in shards"])
-def test_ranks_share_the_work_and_find_what_one_process_finds(run, sets, tmp_path, words):
+def test_ranks_share_the_work_and_find_what_one_process_finds(forked, run, sets, tmp_path, words):
     """Both trained on the same global batches; parameters differ in their last bits, and so do the figures."""
-    done = launch(
-        2, *TINY, *flags_of(sets), "--max-steps", str(STEPS), "--val-every-steps", "2", "--ema-decay", "0.5",
+    code = forked.run(
+        *TINY, *flags_of(sets), "--max-steps", str(STEPS), "--val-every-steps", "2", "--ema-decay", "0.5",
         "--batch-size", "16", "--output-dir", tmp_path, "--name", "two", "--best-metric", "drawings/i2t/mAP@R",
-        *words,
+        *words, ranks=2,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    assert code == 0, forked.err
     one, two = evaluations(run), evaluations(tmp_path / "two")
     assert one.keys() == two.keys() and one[2].keys() == two[2].keys()
     for name, value in one[2].items():
         if name.endswith(("R@10", "acc5", "queries", "queries_without_match")):
             assert two[2][name] == pytest.approx(value, abs=0.03), name
-    assert done.stdout.count("step 6: imagenet acc1") == 1
+    assert forked.out.count("step 6: imagenet acc1") == 1
     assert (tmp_path / "two" / "best" / "best.json").exists()
 
 

@@ -1,17 +1,11 @@
 """A run that stands still says where; one that goes on, or waits for good reason, says nothing."""
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import tempfile
 import threading
 import time
-from pathlib import Path
 
 from training.watchdog import Watchdog
-
-ROOT = Path(__file__).parents[2]
 
 
 def said_by(act, patience: float) -> str:
@@ -54,28 +48,22 @@ def test_zero_means_never():
 
 
 STUCK = """
-import sys, time
-import training.loop
-from training.main import main
-honest = training.loop.training_step
-def slow(run, batch, step):
+def slow(run, batch, step, honest=training.loop.training_step):
+    import time
     if step == 2 and run.world.rank == 1:
         time.sleep(6)  # the other rank waits for this one
     return honest(run, batch, step)
 training.loop.training_step = slow
-sys.exit(main(sys.argv[1:]))
 """
 
 
-def test_every_rank_of_a_hanging_run_prints_its_stacks(tmp_path):
-    (tmp_path / "script.py").write_text(STUCK)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    command += [str(tmp_path / "script.py"), "--model", "ProLIP-ViT-test", "--dataset-type", "synthetic",
-                "--train-num-samples", "64", "--batch-size", "4", "--workers", "0", "--max-steps", "4", "--warmup", "1",
-                "--device", "cpu", "--stall-seconds", "2", "--output-dir", str(tmp_path), "--name", "run"]  # fmt: skip
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr[-3000:]
+def test_every_rank_of_a_hanging_run_prints_its_stacks(forked, tmp_path):
+    code = forked.run(
+        "--model", "ProLIP-ViT-test", "--dataset-type", "synthetic", "--train-num-samples", "64", "--batch-size", "4",
+        "--workers", "0", "--max-steps", "4", "--warmup", "1", "--device", "cpu", "--stall-seconds", "2",
+        "--output-dir", tmp_path, "--name", "run", ranks=2, before=STUCK,
+    )  # fmt: skip
+    assert code == 0, forked.err[-3000:]
     for rank in (0, 1):
-        assert f"warning: rank {rank} has stood still" in done.stderr
-    assert "in slow" in done.stderr
+        assert f"warning: rank {rank} has stood still" in forked.err
+    assert "in slow" in forked.err

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 
 SERVER = """
-import json, os, resource, signal, sys
-import torch.utils.tensorboard, training.loop, training.main, training.run
+import json, os, resource, signal, socket, sys
+import torch.distributed.fsdp, torch.utils.tensorboard, training.loop, training.main, training.run
 from prolip import console
 from training.stopping import STOP
 
@@ -38,11 +38,16 @@ def take_streams(order):
         else:
             os.dup2(os.open(where, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
 
-for line in sys.stdin:
-    order = json.loads(line)
+def join(rank, ranks, port):  # as torchrun does
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_PORT": port}
+    os.environ |= {name: str(value) for name, value in place.items()} | {"MASTER_ADDR": "127.0.0.1"}
+
+def fork(order, rank=0, port=0):
     pid = os.fork()
     if pid == 0:
         os.setsid()
+        if order["ranks"] > 1:
+            join(rank, order["ranks"], port)
         take_streams(order)
         signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run behind nohup or `&`
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
@@ -52,13 +57,25 @@ for line in sys.stdin:
         STOP.install()
         exec(order["before"])
         sys.exit(training.main.main(order["words"]))
-    print(pid, flush=True)
-    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+    return pid
+
+for line in sys.stdin:
+    order = json.loads(line)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    pids = [fork(order, rank, port) for rank in range(order["ranks"])]
+    print(pids[0], flush=True)
+    codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+    print(next((code for code in codes if code), 0), flush=True)
 """
 
 
 class Forked:
-    """One run at a time: `start`, perhaps `send`, then `end` for its exit code."""
+    """One run at a time: `start`, perhaps `send`, then `end` for its exit code, of several ranks the first that failed.
+
+    What is torchrun's own is not here: it needs two more processes, and each rank imports everything anew.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -68,11 +85,13 @@ class Forked:
                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # fmt: skip
         self.pid = 0
 
-    def start(self, *words: Any, before: str = "", ignored: tuple[str, ...] = (), out: str = "", err: str = "") -> None:
-        """Begin a run. before: source that its process executes first; out, err: a path, closed, same, head:BYTES."""
+    def start(
+        self, *words: Any, ranks: int = 1, before: str = "", ignored: tuple[str, ...] = (), out: str = "", err: str = ""
+    ) -> None:
+        """Begin a run. before: source that each rank executes first; out, err: a path, closed, same, head:BYTES."""
         for name in ("out", "err"):
             (self.folder / name).unlink(missing_ok=True)
-        order = {"words": [str(word) for word in words], "before": before, "ignored": ignored,
+        order = {"words": [str(word) for word in words], "ranks": ranks, "before": before, "ignored": ignored,
                  "out": out or str(self.folder / "out"), "err": err or str(self.folder / "err")}  # fmt: skip
         assert self.server.stdin and self.server.stdout
         self.server.stdin.write(json.dumps(order) + "\n")
