@@ -1,0 +1,160 @@
+"""Does a change leave every number as it was? Two commits train and evaluate alike, and are compared bit for bit.
+
+    python scripts/compare_commits.py main~20 main
+    python scripts/compare_commits.py main~20 main --model runs/demo/model    evaluate this model, not one of 20 steps
+
+Runs of the demo's recipe: in one process, in two ranks, by every other method, and one that the first commit begins and
+the second one goes on with. Then the corpus, both kinds of its tasks and clip_benchmark, of one saved model. Losses,
+parameters and metrics must be the same; 1 if anything is not. What a commit runs is its own `src` and `scripts`.
+"""
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+RECIPE = ["--config", "scripts/recipes/emoji-demo.yaml", "--warmup", "5", "--log-every-n-steps", "1",
+          "--save-frequency", "0", "--ledger"]  # fmt: skip
+CORPUS = ["--data", "data/emoji/emojione.tar"]
+NAMES = ["--names", "data/emoji/noto.tar", "--select", "group=food drink|travel places; subgroup!=time"]
+#: Parts of what is written that are of the moment and the machine.
+PASSING = {"samples_per_second", "data_wait", "memory", "seconds", "date", "machine", "software", "source"}
+
+
+class Commit:
+    """A commit in a folder of its own."""
+
+    def __init__(self, name: str, folder: Path):
+        self.name, self.folder = name, folder
+        done = subprocess.run(["git", "-C", ROOT, "worktree", "add", "--quiet", "--detach", folder, name],
+                              capture_output=True, text=True)  # fmt: skip
+        if done.returncode:
+            sys.exit(f"error: {name} is no commit that can be checked out: {done.stderr.strip()}")
+
+    def run(self, *words: object) -> None:
+        """A command of Python in the commit's folder; ends the program where it fails."""
+        environment = os.environ | {"PYTHONPATH": str(self.folder / "src"), "OMP_NUM_THREADS": "2"}
+        command = [sys.executable, *map(str, words)]
+        done = subprocess.run(command, cwd=self.folder, env=environment, capture_output=True, text=True)
+        if done.returncode:
+            said = f"{' '.join(command[1:])} ended with {done.returncode}:\n{done.stderr[-2000:]}"
+            sys.exit(f"error: {self.name}: {said}")
+
+    def remove(self) -> None:
+        subprocess.run(["git", "-C", ROOT, "worktree", "remove", "--force", self.folder], check=False)
+
+
+def train(commit: Commit, out: Path, name: str, *words: object, ranks: int = 1) -> Path:
+    """A run of the demo's recipe."""
+    module = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", ranks] if ranks > 1 else []
+    commit.run(*module, "-m", "training.main", *RECIPE, "--output-dir", out, "--name", name, *words)
+    return out / name
+
+
+def lasting(value: Any) -> Any:
+    """JSON without what is of the moment."""
+    if isinstance(value, dict):
+        return {key: lasting(part) for key, part in value.items() if key not in PASSING}
+    return [lasting(part) for part in value] if isinstance(value, list) else value
+
+
+def of_run(folder: Path) -> Iterator[tuple[str, Any]]:
+    """What a run leaves that must not change."""
+    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    yield "terms", [lasting(json.loads(line)) for line in lines]
+    yield "samples", (folder / "ledger/rank_0.jsonl").read_bytes()
+    yield "evaluation", lasting(json.loads((folder / "eval.json").read_text(encoding="utf-8")))
+    yield "parameters", (folder / "model/model.safetensors").read_bytes()
+
+
+def of_evaluation(commit: Commit, out: Path, model: Path) -> Iterator[tuple[str, Any]]:
+    """What every evaluator says of a model."""
+    given = ["--model", f"local-dir:{model}"]
+    commit.run("-m", "prolip.evaluation.corpus", *given, *CORPUS, *NAMES, "--out", out / "corpus")
+    yield "corpus", lasting(json.loads((out / "corpus/metrics.json").read_text(encoding="utf-8")))
+    for task, words in (("emoji", []), ("subgroups", ["--classes", "subgroup"])):
+        commit.run("-m", "prolip.evaluation.datasets.emoji", *CORPUS, *NAMES[2:], "--out", out / f"wds_{task}", *words)
+    sets = [f"wds:{out}/wds_emoji", f"wds:{out}/wds_subgroups"]
+    commit.run("-m", "prolip.evaluation", *given, "--dataset", *sets, "--similarity", "csd", "mean", "--uncertainty",
+               "--out", out / "tasks.json")  # fmt: skip
+    yield "tasks", lasting(json.loads((out / "tasks.json").read_text(encoding="utf-8").replace(str(out), "")))
+    commit.run("-m", "prolip.evaluation.clip_benchmark.command", "eval", *given, "--dataset", "wds/emoji",
+               "wds/subgroups", "--dataset_root", f"{out}/wds_{{dataset_cleaned}}", "--num_workers", 0,
+               "--output", f"{out}/{{dataset}}.json")  # fmt: skip
+    for task in ("emoji", "subgroups"):
+        yield f"clip_benchmark {task}", json.loads(next(out.rglob(f"*{task}.json")).read_text())["metrics"]
+
+
+def compare(title: str, before: Iterator[tuple[str, Any]], after: Iterator[tuple[str, Any]]) -> bool:
+    """Whether all parts are the same, with a line for each."""
+    same = True
+    for (part, a), (_, b) in zip(before, after, strict=True):
+        same &= a == b
+        print(f"{title:<34}{part:<26}{'same' if a == b else f'DIFFERENT: {first_difference(a, b)}'}", flush=True)
+    return same
+
+
+def first_difference(a: Any, b: Any, place: str = "") -> str:
+    """Where two values part."""
+    if isinstance(a, dict) and isinstance(b, dict):
+        for key in [*a, *(key for key in b if key not in a)]:
+            if a.get(key) != b.get(key) or (key in a) != (key in b):
+                return first_difference(a.get(key), b.get(key), f"{place}/{key}")
+    if isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
+        number = next(n for n, (x, y) in enumerate(zip(a, b)) if x != y)
+        return first_difference(a[number], b[number], f"{place}/{number}")
+    if isinstance(a, bytes):
+        return f"{len(a):,} bytes and {len(b):,}"
+    return f"{place}: {str(a)[:80]} and {str(b)[:80]}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("before")
+    parser.add_argument("after")
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--model", type=Path, help="a folder with a saved model (default: that of the first run)")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        root = Path(scratch)
+        commits = [Commit(name, root / f"code{number}") for number, name in enumerate((options.before, options.after))]
+        try:
+            sys.exit(0 if all(list(compare_all(commits, root, options))) else 1)
+        finally:
+            for commit in commits:
+                commit.remove()
+
+
+def compare_all(commits: list[Commit], root: Path, options: argparse.Namespace) -> Iterator[bool]:
+    """Every comparison, one after the other."""
+    before, after = commits
+    outs = [root / "runs0", root / "runs1"]
+    steps = ["--max-steps", options.steps]
+
+    def both(title: str, make: Callable[[Commit, Path], Path]) -> bool:
+        return compare(title, *(of_run(make(commit, out)) for commit, out in zip(commits, outs)))
+
+    yield both("one process", lambda commit, out: train(commit, out, "one", *steps))
+    ranks = ["--batch-size", 64, *steps]
+    yield both("two ranks", lambda commit, out: train(commit, out, "two", *ranks, ranks=2))
+    for method in ("siglip", "clip"):
+        words = ["--method", method, *steps]
+        yield both(method, lambda commit, out, words=words, method=method: train(commit, out, method, *words))
+    half = ["--lr-scheduler", "const", "--max-steps"]
+    whole = train(before, outs[0], "whole", *half, options.steps)
+    train(before, outs[1], "half", *half, options.steps // 2)
+    halves = train(after, outs[1], "half", *half, options.steps, "--resume", "latest")
+    yield compare("begun before, gone on with after", of_run(whole), of_run(halves))
+    model = (options.model or outs[0] / "one/model").resolve()
+    yield compare("evaluated", *(of_evaluation(commit, root / f"eval{n}", model) for n, commit in enumerate(commits)))
+
+
+if __name__ == "__main__":
+    main()
