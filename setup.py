@@ -26,7 +26,8 @@ setup(
     entry_points={"console_scripts": ["prolip-clip-benchmark=prolip.evaluation.clip_benchmark.command:script"]},
     install_requires=read_requirements(),
     extras_require={
-        "test": ["pytest>=8", "pytest-timeout", "pytest-xdist>=3.5", "hypothesis", "mpmath", "ruff", "mypy", "sentencepiece",
+        "test": ["pytest>=8", "pytest-timeout", "pytest-xdist>=3.5", "hypothesis", "mpmath", "ruff", "mypy",
+                 "sentencepiece",
                  "eccv_caption>=0.1,<0.2",  # the oracle of COCO 5K, CxC and ECCV Caption
                  "s3fs>=2025.9", "moto[s3]>=5.1,<6", "flask>=3,<4", "flask-cors>=6,<7",  # a local S3
                  "onnx>=1.17", "onnxruntime>=1.20", "onnxscript>=0.2"],
