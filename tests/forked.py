@@ -1,6 +1,7 @@
 """Runs of training.main that are forked from one process which has loaded everything: a second each instead of six."""
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -55,7 +56,7 @@ def fork(order, rank=0, port=0):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
         console.guard()
         STOP.install()
-        exec(order["before"])
+        exec(order["before"], globals())
         sys.exit(training.main.main(order["words"]))
     return pid
 
@@ -65,7 +66,7 @@ for line in sys.stdin:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     pids = [fork(order, rank, port) for rank in range(order["ranks"])]
-    print(pids[0], flush=True)
+    print(*pids, flush=True)
     codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
     print(next((code for code in codes if code), 0), flush=True)
 """
@@ -83,12 +84,16 @@ class Forked:
         environment |= {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
         self.server = subprocess.Popen([sys.executable, "-c", SERVER], cwd=ROOT, env=environment, text=True,
                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # fmt: skip
-        self.pid = 0
+        self.pids: list[int] = []
+        self.under_way = False
 
     def start(
         self, *words: Any, ranks: int = 1, before: str = "", ignored: tuple[str, ...] = (), out: str = "", err: str = ""
     ) -> None:
         """Begin a run. before: source that each rank executes first; out, err: a path, closed, same, head:BYTES."""
+        if self.under_way:  # of a test that failed
+            self.send(signal.SIGKILL)
+            self.end()
         for name in ("out", "err"):
             (self.folder / name).unlink(missing_ok=True)
         order = {"words": [str(word) for word in words], "ranks": ranks, "before": before, "ignored": ignored,
@@ -96,20 +101,30 @@ class Forked:
         assert self.server.stdin and self.server.stdout
         self.server.stdin.write(json.dumps(order) + "\n")
         self.server.stdin.flush()
-        self.pid = int(self.server.stdout.readline())
+        self.pids = [int(word) for word in self.server.stdout.readline().split()]
+        self.under_way = True
+
+    @property
+    def pid(self) -> int:
+        """Process id of the run, or of its first rank."""
+        return self.pids[0]
 
     def end(self) -> int:
         """The exit code; minus the signal that killed it."""
         assert self.server.stdout
-        return int(self.server.stdout.readline())
+        code = int(self.server.stdout.readline())
+        self.under_way = False
+        return code
 
     def run(self, *words: Any, **settings: Any) -> int:
         self.start(*words, **settings)
         return self.end()
 
     def send(self, number: int) -> None:
-        """A signal to the run and all its workers, as a terminal sends it."""
-        os.killpg(self.pid, number)
+        """A signal to the run and all its workers, as a terminal sends it; to all ranks."""
+        for pid in self.pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, number)
 
     def workers(self) -> list[int]:
         """Process ids of the loader's workers."""
@@ -130,7 +145,7 @@ class Forked:
         try:
             self.server.wait(10)
         except subprocess.TimeoutExpired:
-            os.killpg(self.pid, signal.SIGKILL)
+            self.send(signal.SIGKILL)
             self.server.kill()
 
 
