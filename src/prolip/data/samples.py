@@ -1,7 +1,6 @@
 """One sample: from the bytes of a shard to an RGB image, a caption and the random numbers that belong to it."""
 from __future__ import annotations
 
-import json
 import os
 import random
 from collections.abc import Callable, Container, Iterator, Sequence
@@ -18,6 +17,7 @@ from prolip.data.captions import LIKELY, PLAIN, CaptionSampler, Selector, captio
 from prolip.data.crops import RandomCrop
 from prolip.data.decoding import decode_image
 from prolip.data.faults import SampleFault
+from prolip.documents import loads
 
 Raw = dict[str, Any]
 #: Members that hold the image, first match wins.
@@ -107,8 +107,8 @@ def json_record(raw: Raw, flag: str = "--caption-sampling") -> dict[str, Any]:
         if len(raw["json"]) > JSON_BYTES:
             raise SampleFault("bad json", f"{len(raw['json'])} bytes, at most {JSON_BYTES} are parsed")
         try:
-            raw["json"] = json.loads(raw["json"])
-        except (ValueError, RecursionError) as error:  # the latter for brackets without end
+            raw["json"] = loads(raw["json"])
+        except ValueError as error:
             raise SampleFault("bad json", str(error)) from error
     if not isinstance(raw["json"], dict):
         raise SampleFault("bad json", f"a {type(raw['json']).__name__}, wanted an object")
