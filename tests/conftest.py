@@ -1,7 +1,10 @@
 """What all tests share: kernels without a GPU, and how two or more processes of pytest-xdist divide the work."""
 from __future__ import annotations
 
+import ctypes
+import gc
 import os
+import sys
 
 import pytest
 import torch
@@ -36,6 +39,15 @@ def pytest_xdist_make_scheduler(config, log):
             return "slurm" if nodeid.startswith("tests/slurm/") else super()._split_scope(nodeid)
 
     return ByFile(config, log)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def free_memory():
+    """Give back what the tests of a file have freed: training keeps it, and forking some gigabytes takes its time."""
+    yield
+    gc.collect()
+    if sys.platform == "linux":
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,7 @@
 """Tells when a run stands still, and where: every rank prints the stacks of its threads."""
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import sys
 import threading
@@ -54,8 +55,9 @@ class Watchdog:
 
     def _tell(self, seconds: float) -> None:
         """One text, then the stacks; faulthandler writes them without asking the threads, which may be in C."""
-        self.stream.write(
-            f"warning: rank {self.rank} has stood still for {seconds:.0f} s behind step {self.step}; its threads:\n"
-        )
-        self.stream.flush()
-        faulthandler.dump_traceback(self.stream, all_threads=True)
+        with contextlib.suppress(OSError, ValueError):  # a stream that is closed or full must not end the watch
+            self.stream.write(
+                f"warning: rank {self.rank} has stood still for {seconds:.0f} s behind step {self.step}; its threads:\n"
+            )
+            self.stream.flush()
+            faulthandler.dump_traceback(self.stream, all_threads=True)

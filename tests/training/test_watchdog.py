@@ -47,6 +47,18 @@ def test_zero_means_never():
     assert said_by(lambda watchdog: time.sleep(0.2), 0) == "" and threading.active_count() == before
 
 
+def test_a_stream_that_is_closed_does_not_end_the_watch():
+    stream = tempfile.TemporaryFile("w+")  # noqa: SIM115
+    stream.close()
+    watchdog = Watchdog(0.05, rank=0, stream=stream)
+    deadline = time.monotonic() + 10
+    while not watchdog.reported and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(0.05)
+    assert watchdog.reported and watchdog.thread.is_alive()
+    watchdog.close()
+
+
 STUCK = """
 def slow(run, batch, step, honest=training.loop.training_step):
     import time
