@@ -23,8 +23,9 @@ test: $(READY)
 test-numerics: $(READY)
 	$(BIN)/python scripts/numerics.py
 
+# Without ruff's cache: it keeps a verdict about the order of imports when a module of ours that is new changes it.
 lint: $(READY)
-	$(BIN)/ruff check; ruff=$$?; $(BIN)/mypy && exit $$ruff
+	$(BIN)/ruff check --no-cache; ruff=$$?; $(BIN)/mypy && exit $$ruff
 
 # Stamped last, so that an installation that broke off is taken up again.
 $(READY): requirements.txt setup.py
