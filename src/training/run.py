@@ -17,12 +17,13 @@ from torch import nn
 from prolip.checkpoint import save_pretrained
 from prolip.console import EXIT_INTERRUPTED
 from prolip.data.loader import Loader, build_loader
+from prolip.flops import flops_per_sample, peak_of
 from prolip.methods import METHODS
 from prolip.methods.base import Objective
 from prolip.model import ProLIP
 from prolip.ring import check_equal_batches
 from training.checkpointing import load_checkpoint
-from training.config import Config, check_precision, rows_per_rank, total_steps
+from training.config import Config, RunConfig, check_precision, rows_per_rank, total_steps
 from training.distributed import Agreement, World, gather_objects, seed_everything, share_object, wait_for_all, world
 from training.errors import explain
 from training.found import EMA, figures
@@ -41,8 +42,6 @@ from training.network import (
 )
 from training.norms import parts_of
 from training.optim import build_optimizer
-from training.plan.hardware import peak_of
-from training.plan.models import flops_per_sample
 from training.resuming import go_on, open_records, take_folder
 from training.runfolder import write_json, write_status
 from training.sharding import whole_model
@@ -166,7 +165,7 @@ def build(
         stop=STOP,
         clock=save_clock(config, rows * here.world_size),
         parts=parts_of(objective),
-        utilisation=utilisation_per_rate(config, model, here, rows // settings.accum_freq),
+        utilisation=utilisation_per_rate(objective, settings, here, rows // settings.accum_freq),
         watchdog=Watchdog(settings.stall_seconds, here.rank),
         validation=validation,
         best=open_best(config, folder),
@@ -241,15 +240,18 @@ def build_ema(config: Config, model: nn.Module) -> ModelEmaV3 | None:
     return ModelEmaV3(model, decay=config.optim.ema_decay, use_warmup=True, foreach=not config.run.fsdp)
 
 
-def utilisation_per_rate(config: Config, model: ProLIP, here: World, local_batch: int) -> float | None:
-    """What samples/s are to be multiplied by for MFU: FLOPs of a sample / peak FLOP/s of all devices."""
-    peak = config.run.peak_tflops * 1e12 if config.run.peak_tflops else None
+def utilisation_per_rate(objective: Objective, settings: RunConfig, here: World, rows: int) -> float | None:
+    """What samples/s are to be multiplied by for MFU: FLOPs of a sample / peak FLOP/s of all devices.
+
+    rows: of a micro-batch.
+    """
+    peak = settings.peak_tflops * 1e12 if settings.peak_tflops else None
     if peak is None and here.device.type == "cuda":
         peak = peak_of(torch.cuda.get_device_name(here.device))
     if peak is None:
         return None
-    masked_views = getattr(config.objective, "alpha2", 0.0) > 0
-    return flops_per_sample(model.config, masked_views, local_batch) / (peak * here.world_size)
+    passes = objective.passes(objective.config, rows, objective.model.num_patches)
+    return flops_per_sample(objective.model, passes, rows) / (peak * here.world_size)
 
 
 def save_clock(config: Config, global_batch: int) -> SaveClock:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from prolip.flops import EncoderPass
 from prolip.gaussian import Gaussian, check_gaussian, upcast
 
 Batch = dict[str, Any]
@@ -37,6 +38,11 @@ class Objective(nn.Module):
         self.model = model
         self.config = config
         self.seed, self.rank, self.world_size = seed, rank, world_size
+
+    @classmethod
+    def passes(cls, config: Any, rows: int, patches: int) -> list[EncoderPass]:
+        """What `embed` sends through the model for `rows` rows; patches: of a whole image."""
+        return [EncoderPass("image", rows), EncoderPass("text", rows)]
 
     def prepare(self, batch: Batch, step: int) -> Batch:
         """Add this step's random views to the whole local batch; a function of (seed, step, global row) alone."""

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from prolip.flops import EncoderPass
 from prolip.gaussian import Gaussian
 from prolip.losses import Matches, inclusion_loss, vib
 from prolip.masking import (
@@ -103,6 +104,15 @@ class ProLIPObjective(Objective):
                 "alpha2 wants masked texts and the model's vocabulary has no [MASK]: "
                 "give prolip_cfg.mask_token_id in the model's config, or alpha2=0"
             )
+
+    @classmethod
+    def passes(cls, config: ProLIPConfig, rows: int, patches: int) -> list[EncoderPass]:
+        if config.alpha2 == 0:
+            return super().passes(config, rows, patches)
+        masked, kept = count_masked_rows(rows, config.mask_fraction), count_kept_patches(patches, config.mask_ratio)
+        return [
+            EncoderPass("image", rows), EncoderPass("image", masked, keep=kept), EncoderPass("text", rows + masked)
+        ]
 
     def prepare(self, batch: Batch, step: int) -> Batch:
         """Add masked views of the first M rows, M = max(1, floor(mask_fraction * B)).

@@ -59,7 +59,13 @@ def test_every_command_on_the_page_has_its_output():
             assert any(re.search(rf"\| {table} .*{count}", output) for _, output in EXAMPLES), (table, count)
 
 
-@pytest.mark.parametrize("command, shown", EXAMPLES, ids=[command.split(".py ")[1] for command, _ in EXAMPLES])
+def example(command, shown):
+    """As a parameter; thousands of ranks, event by event, take seconds."""
+    words = command.split(".py ")[1]
+    return pytest.param(command, shown, id=words, marks=[pytest.mark.slow] if "--gpus 4096 --global" in words else [])
+
+
+@pytest.mark.parametrize("command, shown", [example(*found) for found in EXAMPLES])
 def test_the_page_shows_what_the_command_prints(program, capsys, measured_run, command, shown):
     assert program.main(shlex.split(command)[2:]) == 0
     printed = capsys.readouterr().out

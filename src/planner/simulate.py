@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from planner.hardware import Cluster
+from planner.question import Noise, Supply
+from planner.traffic import Pairs, Step
 from prolip.data.config import chunks_ahead
-from training.plan.hardware import Cluster
-from training.plan.question import Noise, Supply
-from training.plan.traffic import Pairs, Step
 
 Array = np.ndarray[Any, Any]
 # Of the loader, in times that it takes to fill its queues; and the steps that are played before any is counted.

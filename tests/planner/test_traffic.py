@@ -11,16 +11,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import prolip.ring
+from planner.hardware import build_cluster
+from planner.memory import gathered_bytes, kernel_sums
+from planner.models import describe
+from planner.question import Machines, Training
+from planner.simulate import Draws, Links, exchange
+from planner.traffic import PAIR_VISITS, gather, payload, ring, scoring, step_times
 from prolip.gathered import row_width, score_gathered
 from prolip.gaussian import Gaussian
 from prolip.losses import Columns, Matches, Needs, Packed, Positives, add_pairs, finish, zero_columns, zero_rows
 from prolip.ring import GRADIENT_TAG, TEXT_TAG, ppcl_over_ranks
-from training.plan.hardware import build_cluster
-from training.plan.memory import gathered_bytes, kernel_sums
-from training.plan.models import describe
-from training.plan.question import Machines, Training
-from training.plan.simulate import Draws, Links, exchange
-from training.plan.traffic import PAIR_VISITS, gather, payload, ring, scoring, step_times
 
 LOCAL, DIM = 6, 10
 ALL = Needs(*[True] * len(Needs._fields))

@@ -5,10 +5,11 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from planner.models import describe
 from prolip import create_model
+from prolip.flops import FORWARD_AND_BACKWARD
 from prolip.methods.prolip import ProLIPConfig, ProLIPObjective
 from training.flags import FlagError
-from training.plan.models import PASSES, describe
 
 # Reference figures for ViT-B/16: GFLOPs of a sample, forward and backward, and the parameters of the released model.
 SIGLIP, PROLIP, PARAMETERS = 139.8, 147.4, 197_923_586
@@ -34,7 +35,7 @@ def test_masked_views_cost_what_the_method_does():
     with counter, torch.no_grad():
         objective.embed(batch)
     model = describe(name, "prolip", rows)
-    assert model.flops * rows == pytest.approx(PASSES * counter.get_total_flops(), rel=0.01)
+    assert model.flops * rows == pytest.approx(FORWARD_AND_BACKWARD * counter.get_total_flops(), rel=0.01)
     assert {part.name: part.share for part in model.passes} == {"image": 1, "masked image": 1 / 8, "text": 9 / 8}
 
 

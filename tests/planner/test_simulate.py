@@ -7,13 +7,13 @@ import time
 import numpy as np
 import pytest
 
+from planner.hardware import build_cluster
+from planner.models import describe
+from planner.question import Machines, Noise, Supply, Training
+from planner.simulate import Draws, Links, Loader, collect, exchange, ring_links, simulate
+from planner.supply import feed
+from planner.traffic import step_times
 from prolip.data.config import chunks_ahead
-from training.plan.hardware import build_cluster
-from training.plan.models import describe
-from training.plan.question import Machines, Noise, Supply, Training
-from training.plan.simulate import Draws, Links, Loader, collect, exchange, ring_links, simulate
-from training.plan.supply import feed
-from training.plan.traffic import step_times
 
 QUIET = Noise(rank_sigma=0, step_sigma=0, block_sigma=0, image_sigma=0, open_sigma=0, sim_steps=5)
 EASY = Supply(images_per_core=1e6, open_ms=0, stream_mbs=1e6, store_gbs=1e6)
@@ -201,7 +201,7 @@ def test_small_batches_are_not_held_up_by_shards_that_open_late():
 
 
 def test_a_shard_that_opens_later_than_the_chunks_last_is_waited_for_in_the_first_steps_too(monkeypatch):
-    monkeypatch.setattr("training.plan.simulate.WARM_UP", 0)
+    monkeypatch.setattr("planner.simulate.WARM_UP", 0)
     cluster, step = setting(8, 64)
     quiet = dataclasses.replace(QUIET, sim_steps=20)
     supply = Supply(open_ms=2e3 * 32 * step.seconds, shard_samples=400)

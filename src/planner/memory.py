@@ -5,11 +5,11 @@ import math
 
 import torch
 
+from planner.models import Model, Pass
+from planner.question import Training
 from prolip.gathered import row_width
 from prolip.losses import default_block
 from prolip.ring import Exchange, choose_exchange
-from training.plan.models import Model, Pass
-from training.plan.question import Training
 
 FLOAT, HALF, ID = 4, 2, 8
 # CUDA context, NCCL's buffers, kernels' workspaces and what the allocator cannot hand out: assumed.

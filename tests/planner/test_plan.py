@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from training.plan.measured import read_measurement
-from training.plan.models import describe
-from training.plan.plan import make_plans
-from training.plan.question import Machines, Question, Safety, Speed, Supply, Training
-from training.plan.tables import SECTIONS, size, span
+from planner.measured import read_measurement
+from planner.models import describe
+from planner.plan import make_plans
+from planner.question import Machines, Question, Safety, Speed, Supply, Training
+from planner.tables import SECTIONS, size, span
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "plan_run.py"
 

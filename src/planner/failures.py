@@ -4,11 +4,11 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+from planner.hardware import GB, Cluster
+from planner.memory import ADAM_STATES, FLOAT
+from planner.models import Model
+from planner.question import Safety, Training
 from training.flags import FlagError
-from training.plan.hardware import GB, Cluster
-from training.plan.memory import ADAM_STATES, FLOAT
-from training.plan.models import Model
-from training.plan.question import Safety, Training
 
 HOUR, MINUTE = 3600.0, 60.0
 

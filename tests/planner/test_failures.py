@@ -7,10 +7,10 @@ import random
 import numpy as np
 import pytest
 
-from training.plan.failures import best_interval, between_failures, expected_wall, risk
-from training.plan.hardware import build_cluster
-from training.plan.models import describe
-from training.plan.question import Machines, Safety, Training
+from planner.failures import best_interval, between_failures, expected_wall, risk
+from planner.hardware import build_cluster
+from planner.models import describe
+from planner.question import Machines, Safety, Training
 
 
 def play(work, every, stop, mean, restart, generator):

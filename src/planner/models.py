@@ -1,8 +1,8 @@
 """A model's parameters, FLOPs and shapes, counted on the meta device: nothing is allocated, nothing is a formula."""
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -10,16 +10,13 @@ import open_clip
 import torch
 from open_clip.model import CLIP, CustomTextCLIP
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from prolip.factory import get_model_config, list_models
-from prolip.masking import count_kept_patches, count_masked_rows
-from prolip.methods.prolip import ProLIPConfig
+from prolip.flops import FORWARD_AND_BACKWARD, forward_flops, image_sides
+from prolip.methods import METHODS
+from prolip.methods.base import Objective
 from prolip.model import ProLIP
 from training.flags import FlagError, nearest
-
-# The backward pass multiplies twice for each product of the forward pass.
-PASSES = 3
 
 
 class Pass(NamedTuple):
@@ -56,11 +53,11 @@ class Model(NamedTuple):
     @property
     def flops(self) -> float:
         """Model FLOPs of one sample, forward and backward, without what is computed again."""
-        return PASSES * sum(part.flops * part.share for part in self.passes)
+        return FORWARD_AND_BACKWARD * sum(part.flops * part.share for part in self.passes)
 
 
 def describe(name: str, method: str, local_batch: int) -> Model:
-    """The counts of a model trained with a method at a batch per GPU, which rounds the number of masked rows."""
+    """The counts of a model trained with a method at a batch per GPU, which rounds the rows of its further views."""
     ours = name in list_models()
     if not ours and name not in open_clip.list_models():
         known = [*list_models(), *open_clip.list_models()]
@@ -69,59 +66,25 @@ def describe(name: str, method: str, local_batch: int) -> Model:
         if os.path.exists(name) or ":" in name:
             remedy = "a plan takes the name of an architecture, which a run's config.json has under model.model"
         raise FlagError(f"--model {name!r} is neither ours nor OpenCLIP's: {remedy}")
-    return with_shares(count(name), ours and method == "prolip", local_batch)
-
-
-def flops_per_sample(config: Mapping[str, Any], masked_views: bool, local_batch: int) -> float:
-    """Model FLOPs of one sample, forward and backward, of a ProLIP configuration as a run has it."""
-    with torch.device("meta"):
-        model = ProLIP(config).requires_grad_(False)
-    return with_shares(count_model("", model), masked_views, local_batch).flops
-
-
-def with_shares(model: Model, masked_views: bool, local_batch: int) -> Model:
-    """The counts with every kind of pass weighted by its rows."""
-    if masked_views:
-        masked = count_masked_rows(local_batch, ProLIPConfig().mask_fraction) / local_batch
-        shares = {"image": 1.0, "masked image": masked, "text": 1 + masked}
-    else:
-        shares = {"image": 1.0, "masked image": 0.0, "text": 1.0}
-    passes = [part._replace(share=shares[part.name]) for part in model.passes]
-    return model._replace(passes=tuple(part for part in passes if part.share))
+    config, objective = METHODS[method] if ours else (dict, Objective)
+    wanted = objective.passes(config(), local_batch, getattr(build(name), "num_patches", 0))
+    passes = [measure(name, part.kind, part.keep)._replace(share=part.rows / local_batch) for part in wanted]
+    return count(name)._replace(passes=tuple(passes))
 
 
 @lru_cache(maxsize=8)
 def count(name: str) -> Model:
-    """The counts of a bundled model, every kind of pass with share 1."""
-    return count_model(name, build(name))
-
-
-def count_model(name: str, model: Any) -> Model:
-    """The counts of a model on the meta device."""
-    size = model.visual.image_size
-    height, width = (size, size) if isinstance(size, int) else size
-    image = torch.empty(1, 3, height, width, device="meta")
-    text = torch.empty(1, model.context_length, dtype=torch.int64, device="meta")
-    is_timm = hasattr(model.visual, "trunk")
-    passes = [
-        measure("image", model.visual, lambda: model.encode_image(image), image.numel(), is_timm),
-        measure("text", getattr(model, "text", model), lambda: model.encode_text(text), 0, True),
-    ]
-    if isinstance(model, ProLIP):
-        kept = count_kept_patches(model.num_patches, ProLIPConfig().mask_ratio)
-        keep = torch.empty(1, kept, dtype=torch.int64, device="meta")
-        inputs = image.numel() * kept // model.num_patches
-        passes.insert(
-            1, measure("masked image", model.visual, lambda: model.encode_image(image, keep=keep), inputs, is_timm)
-        )
+    """The counts of a bundled model, without its passes."""
+    model = build(name)
     every = [sum(p.numel() for p in block.parameters()) for tower in (model.visual, getattr(model, "text", model))
              for block in blocks_of(tower)]
     return Model(
         name, sum(p.numel() for p in model.parameters()), count_cast(model), max(every), embed_dim(model),
-        image.numel(), tuple(passes),
+        3 * math.prod(image_sides(model)), (),
     )
 
 
+@lru_cache(maxsize=8)
 def build(name: str) -> Any:
     """The model on the meta device, without gradients: FlopCounterMode cannot follow parameters without a graph."""
     with torch.device("meta"):
@@ -156,22 +119,33 @@ def blocks_of(tower: nn.Module) -> list[Any]:
     return list(blocks)
 
 
-def measure(name: str, tower: nn.Module, run: Callable[[], Any], inputs: int, float_stream: bool) -> Pass:
-    """One pass over one row: FLOPs from the operations that run, tokens from what meets the first block."""
+@lru_cache(maxsize=32)
+def measure(name: str, kind: str, keep: int | None) -> Pass:
+    """One pass over one row of a bundled model: FLOPs of what runs, tokens by what meets the first block."""
+    model = build(name)
+    tower = model.visual if kind == "image" else getattr(model, "text", model)
     blocks = blocks_of(tower)
     seen: list[Tensor] = []
     handle = blocks[0].register_forward_pre_hook(lambda _, args, kwargs: seen.append((*args, *kwargs.values())[0]),
                                                  with_kwargs=True)
-    counter = FlopCounterMode(display=False)
-    with counter:
-        run()
+    flops = forward_flops(model, kind, keep)
     handle.remove()
     x = seen[0]
     linears = [module.out_features for module in blocks[0].mlp.modules() if isinstance(module, nn.Linear)]
-    heads = getattr(blocks[0].attn, "num_heads", 1)
-    tokens = x.numel() // x.shape[-1]
-    return Pass(name, counter.get_total_flops(), tokens, x.shape[-1], max(linears), len(blocks), heads, float_stream,
-                inputs, 1.0)
+    pixels = 3 * math.prod(image_sides(model)) if kind == "image" else 0
+    return Pass(
+        name=kind if keep is None else f"masked {kind}",
+        flops=flops,
+        tokens=x.numel() // x.shape[-1],
+        width=x.shape[-1],
+        hidden=max(linears),
+        layers=len(blocks),
+        heads=getattr(blocks[0].attn, "num_heads", 1),
+        # OpenCLIP's text towers, and timm's, add bf16 to float32
+        float_stream=kind == "text" or hasattr(model.visual, "trunk"),
+        inputs=pixels if keep is None else pixels * keep // model.num_patches,
+        share=1.0,
+    )
 
 
 def count_cast(model: nn.Module) -> int:

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from training.plan.failures import HOUR, MINUTE
-from training.plan.plan import Plan
+from planner.failures import HOUR, MINUTE
+from planner.plan import Plan
 
 Row = tuple[str, Callable[[Plan], str]]
 

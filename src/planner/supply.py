@@ -3,9 +3,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from planner.hardware import GB, Cluster
+from planner.question import Supply
 from prolip.data.config import chunks_ahead
-from training.plan.hardware import GB, Cluster
-from training.plan.question import Supply
 
 
 class Feed(NamedTuple):

@@ -6,13 +6,14 @@ from typing import NamedTuple
 
 import torch
 
+from planner.hardware import Cluster
+from planner.memory import ADAM_STATES, FLOAT, HALF, ID, MIB, exchange_of, kernel_sums
+from planner.models import Model
+from planner.question import Training
+from prolip.flops import FORWARD_AND_BACKWARD
 from prolip.gathered import row_width
 from prolip.losses import default_block
 from prolip.ring import Exchange
-from training.plan.hardware import Cluster
-from training.plan.memory import ADAM_STATES, FLOAT, HALF, ID, MIB, exchange_of, kernel_sums
-from training.plan.models import PASSES, Model
-from training.plan.question import Training
 
 # Times that a matrix of pairs passes through memory: written by the product for the scores, read and written by the
 # kernel (prolip.fused), read by the products for the gradients of rows and of columns. The kernel's sums come on top.
@@ -191,8 +192,8 @@ def step_times(model: Model, training: Training, cluster: Cluster, flops_rate: f
     during the forward pass too.
     """
     local = training.global_batch // cluster.gpus
-    forward = model.flops / PASSES * local / flops_rate
-    backward = forward * (PASSES - 1 + training.repeats)
+    forward = model.flops / FORWARD_AND_BACKWARD * local / flops_rate
+    backward = forward * (FORWARD_AND_BACKWARD - 1 + training.repeats)
     moved = reduce_bytes(model, training, cluster.gpus)
     parts = max(1, math.ceil(model.parameters * FLOAT / BUCKET))
     exchange = moved / cluster.collective_rate + parts * collective_delay(cluster) if cluster.gpus > 1 else 0.0

@@ -4,8 +4,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from planner.question import Machines
+from prolip.flops import PEAK_TFLOPS
 from training.flags import FlagError, nearest
-from training.plan.question import Machines
 
 GB = 1e9
 # Achievable share of a link's rate: assumed. docs/scaling.md gives the sources of the table.
@@ -13,30 +14,28 @@ LINK_SHARE = 0.8
 
 
 class GPU(NamedTuple):
-    """Data sheet, SXM form: dense peaks in TFLOP/s, GB, GB/s (links one way), dollars per hour or None if not known."""
+    """Data sheet, SXM form: dense peak in TFLOP/s, GB, GB/s (links one way), dollars per hour or None if not known."""
 
     bf16: float
-    tf32: float
     memory: float
     memory_gbs: float
     nvlink: float
     network: float
     price: float | None
 
+    @property
+    def tf32(self) -> float:
+        """Dense peak of TF32, TFLOP/s: half of bf16's on all of these."""
+        return self.bf16 / 2
+
 
 GPUS = {
-    "A100-40GB": GPU(312.0, 156.0, 40.0, 1555.0, 300.0, 25.0, 1.844),
-    "A100-80GB": GPU(312.0, 156.0, 80.0, 2039.0, 300.0, 25.0, None),
-    "H100": GPU(989.4, 494.7, 80.0, 3350.0, 450.0, 50.0, 4.916),
-    "H200": GPU(989.4, 494.7, 141.0, 4800.0, 450.0, 50.0, 5.408),
-    "B200": GPU(2250.0, 1125.0, 180.0, 8000.0, 900.0, 50.0, None),
+    "A100-40GB": GPU(PEAK_TFLOPS["A100"], 40.0, 1555.0, 300.0, 25.0, 1.844),
+    "A100-80GB": GPU(PEAK_TFLOPS["A100"], 80.0, 2039.0, 300.0, 25.0, None),
+    "H100": GPU(PEAK_TFLOPS["H100"], 80.0, 3350.0, 450.0, 50.0, 4.916),
+    "H200": GPU(PEAK_TFLOPS["H200"], 141.0, 4800.0, 450.0, 50.0, 5.408),
+    "B200": GPU(PEAK_TFLOPS["B200"], 180.0, 8000.0, 900.0, 50.0, None),
 }
-
-
-def peak_of(device_name: str) -> float | None:
-    """Dense bf16 FLOP/s of a device by the name that CUDA gives it ("NVIDIA H100 80GB HBM3"); None if not known."""
-    known = [gpu.bf16 for name, gpu in GPUS.items() if name.split("-")[0] in device_name]
-    return known[0] * 1e12 if known else None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import pytest
 
-from training.plan.published import RUNS, check_published, published_table
+from planner.published import RUNS, check_published, published_table
 
 
 @pytest.fixture(scope="module")

@@ -13,14 +13,8 @@ from kernel_stand_in import blocks_as_on_cuda, needs_triton
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from prolip import create_model
-from prolip.gaussian import Gaussian
-from prolip.losses import Matches
-from prolip.ring import GATHERED_BYTES, choose_exchange, ppcl_over_ranks
-from training.config import OptimConfig
-from training.optim import build_optimizer
-from training.plan.failures import checkpoint_bytes
-from training.plan.memory import (
+from planner.failures import checkpoint_bytes
+from planner.memory import (
     FLOAT,
     HALF,
     activations,
@@ -31,8 +25,14 @@ from training.plan.memory import (
     memory,
     stream_bytes,
 )
-from training.plan.models import describe
-from training.plan.question import Training
+from planner.models import describe
+from planner.question import Training
+from prolip import create_model
+from prolip.gaussian import Gaussian
+from prolip.losses import Matches
+from prolip.ring import GATHERED_BYTES, choose_exchange, ppcl_over_ranks
+from training.config import OptimConfig
+from training.optim import build_optimizer
 
 NAME = "ProLIP-ViT-S-16"
 TOLERANCE = 0.03  # heads and final norms, which the formula leaves out, are 1% of a small model

@@ -5,9 +5,9 @@ import statistics
 from pathlib import Path
 from typing import NamedTuple
 
+from planner.models import describe
 from prolip.documents import loads, read_json
 from training.flags import FlagError
-from training.plan.models import describe
 
 # The first lines hold compilation, caches that fill, and autotuning.
 WARM_UP = 0.2

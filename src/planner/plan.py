@@ -4,17 +4,18 @@ from __future__ import annotations
 import dataclasses
 from typing import NamedTuple
 
+from planner.failures import HOUR, Risk, risk
+from planner.hardware import Cluster, build_cluster
+from planner.measured import Measurement, read_measurement
+from planner.memory import gathered_bytes, memory
+from planner.models import Model, describe
+from planner.question import Question, Supply
+from planner.simulate import Result, simulate
+from planner.supply import Feed, feed, missing_shards
+from planner.traffic import Pairs, Step, pairs, step_times
 from prolip.factory import list_models
+from prolip.flops import FORWARD_AND_BACKWARD
 from prolip.ring import GATHERED_BYTES, Exchange
-from training.plan.failures import HOUR, Risk, risk
-from training.plan.hardware import Cluster, build_cluster
-from training.plan.measured import Measurement, read_measurement
-from training.plan.memory import gathered_bytes, memory
-from training.plan.models import PASSES, Model, describe
-from training.plan.question import Question, Supply
-from training.plan.simulate import Result, simulate
-from training.plan.supply import Feed, feed, missing_shards
-from training.plan.traffic import Pairs, Step, pairs, step_times
 
 ASSUMED_MFU = 0.3
 # Below so many samples per GPU a GPU computes less efficiently than the MFU says: launching kernels takes over.
@@ -100,7 +101,7 @@ def flops_per_second(
 ) -> tuple[float, str]:
     """(FLOP/s of one GPU while it computes, where that comes from). FLOPs that are done twice are counted twice."""
     speed = question.speed
-    twice = 1 + question.training.repeats / PASSES
+    twice = 1 + question.training.repeats / FORWARD_AND_BACKWARD
     if speed.rate is not None:
         return speed.rate * model.flops * twice, f"{speed.rate:g} samples/s of one GPU, given"
     if run is not None:

@@ -7,9 +7,9 @@ import time
 import pytest
 import torch
 
+from planner.models import describe
 from prolip import create_model
 from prolip.methods import METHODS
-from training.plan.models import describe
 
 ROWS, TURNS = 8, 3
 

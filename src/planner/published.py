@@ -5,10 +5,11 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from training.plan.failures import HOUR
-from training.plan.hardware import GPUS
-from training.plan.models import PASSES, describe
-from training.plan.tables import align
+from planner.failures import HOUR
+from planner.hardware import GPUS
+from planner.models import describe
+from planner.tables import align
+from prolip.flops import FORWARD_AND_BACKWARD
 
 PAPER = "https://arxiv.org/abs/2410.18857"
 SCALING = "https://huggingface.co/mehdidc/test/blob/main/trained_models_info.csv"
@@ -77,7 +78,7 @@ def check_published(runs: Sequence[Published] = RUNS) -> list[Check]:
 
 def done(run: Published) -> float:
     """FLOPs done over model FLOPs."""
-    return 1 + run.recompute / PASSES
+    return 1 + run.recompute / FORWARD_AND_BACKWARD
 
 
 def published_table(checks: Sequence[Check]) -> str:
