@@ -5,17 +5,11 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from prolip.options import option
 from training.flags import FlagError, flag_of
 
 # Of a lognormal factor: one beyond this is no jitter, and its exponential no number.
 MOST_SIGMA = 3.0
-
-
-def option(default: Any, help: str) -> Any:
-    """A dataclass field with its help text."""
-    if isinstance(default, list):
-        return field(default_factory=lambda: list(default), metadata={"help": help})
-    return field(default=default, metadata={"help": help})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -92,6 +92,18 @@ def wait_for_all(world: World) -> None:
         dist.barrier(group=world.waiting)
 
 
+def check_equal_batches(rows: int, world: World) -> None:
+    """ValueError on every rank unless all have the same local batch: the order of the data, the mean of gradients and
+    the exchanges between ranks rest on it.
+    """
+    sizes = gather_objects(rows, world)
+    if len(set(sizes)) > 1:
+        raise ValueError(
+            f"local batch sizes differ between ranks: got {sizes}, wanted {world.world_size} equal ones: "
+            f"use {min(sizes)} on every rank"
+        )
+
+
 class Agreement:
     """What any rank asks for (a stop, a checkpoint), known to all ranks at the same step.
 

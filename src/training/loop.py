@@ -230,7 +230,8 @@ def report(run: Run, watch: Stopwatch, started_at: int) -> None:
     epoch = at.epoch + at.batch_in_epoch / run.loader.num_batches
     faults = total_faults(gather_objects(dict(run.loader.faults()), run.world))
     left = (seconds - watch.before) / (at.step - started_at) * (total - at.step)
-    run.log.progress(progress_line(values, at.step, total, epoch, left, faults))
+    shown = {name: value for name, value in values.items() if name not in run.objective.details}
+    run.log.progress(progress_line(shown, at.step, total, epoch, left, faults, run.objective.statistics))
     extra = {"epoch": epoch, "samples": at.step * run.global_batch, "seconds": seconds}
     if run.utilisation is not None:
         extra["mfu"] = run.utilisation * values["samples_per_second"]

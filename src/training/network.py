@@ -4,7 +4,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
-import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -25,7 +24,6 @@ from prolip.data.crops import RandomCrop
 from prolip.data.fast_input import split_augmentation
 from prolip.data.loader import Transform
 from prolip.methods.base import Objective
-from prolip.model import ProLIP
 from training.config import Config, RunConfig
 from training.distributed import World
 from training.flags import FlagError
@@ -51,33 +49,13 @@ def build_tokenizer(config: Config) -> Any:
 
 def build_model(
     config: Config, device: torch.device, load_weights: bool = True
-) -> tuple[ProLIP, Transform, Compose]:
+) -> tuple[Any, Transform, Compose]:
     """(model in training precision, transform for training, transform for evaluation)."""
     wanted = config.model
     check_augmentation(wanted.aug_cfg)
-    changes: dict[str, Any] = {"mask_padding": True} if wanted.mask_padding else {}
-    if wanted.init_logit_scale is not None:
-        changes["init_logit_scale"] = math.log(wanted.init_logit_scale)
-    for name in ("init_logit_bias", "init_unc_bias", "init_unc_gain"):
-        if getattr(wanted, name) is not None:
-            changes[name] = getattr(wanted, name)
     warnings.filterwarnings("ignore", "Unused augmentation cfg items")  # OpenCLIP names those that it has just used
     augmentation = {k: tuple(v) if isinstance(v, list) else v for k, v in wanted.aug_cfg.items()}  # JSON has no tuples
-    model, transform, preprocess = prolip.create_model_and_transforms(
-        wanted.model,
-        pretrained=wanted.pretrained,
-        device=device,
-        force_image_size=wanted.force_image_size,
-        force_context_length=wanted.force_context_length,
-        load_weights=load_weights,
-        init_uncertainty=wanted.init_uncertainty and load_weights,
-        aug_cfg=augmentation,
-        **changes,
-    )
-    if wanted.lock_image:
-        model.lock_image_tower(unlocked_groups=wanted.lock_image_unlocked_groups)
-    if wanted.lock_text:
-        model.lock_text_tower(unlocked_layers=wanted.lock_text_unlocked_layers)
+    model, transform, preprocess = wanted.create(device, augmentation, load_weights)
     if wanted.grad_checkpointing and wanted.checkpoint_policy == "selective":
         checkpoint_selectively(model)
     elif wanted.grad_checkpointing:
@@ -86,6 +64,15 @@ def build_model(
         return model, unnormalised(preprocess), preprocess
     halves = split_transform(config, model)
     return model, halves[0] if halves else transform, preprocess
+
+
+def build_teacher(address: str | None, device: torch.device) -> nn.Module | None:
+    """The frozen model that a method wants to learn from; None where it wants none."""
+    if address is None:
+        return None
+    with torch.random.fork_rng(devices=[]):  # what a run draws does not depend on it
+        teacher = prolip.create_model_from_pretrained(address, device=device, return_transform=False)
+    return teacher.eval().requires_grad_(False)
 
 
 def check_augmentation(aug_cfg: Mapping[str, Any]) -> None:
@@ -105,12 +92,12 @@ def check_augmentation(aug_cfg: Mapping[str, Any]) -> None:
             raise FlagError(f"--aug-cfg {name}={value} is no probability: give a number from 0 to 1")
 
 
-def split_transform(config: Config, model: ProLIP) -> tuple[RandomCrop, ColourConfig] | None:
+def split_transform(config: Config, model: Any) -> tuple[RandomCrop, ColourConfig] | None:
     """What workers and device make of --aug-cfg; None where OpenCLIP's transform is to do it all."""
     wanted = config.model
     if wanted.openclip_transform or config.data.dataset_type == "synthetic":
         return None
-    return split_augmentation(wanted.aug_cfg, model.visual.image_size, wanted.dct_scaled_decoding)
+    return split_augmentation(wanted.aug_cfg, model.image_size, wanted.dct_scaled_decoding)
 
 
 def unnormalised(preprocess: Compose) -> Compose:
@@ -119,7 +106,7 @@ def unnormalised(preprocess: Compose) -> Compose:
     return Compose([*pillow, PILToTensor()])
 
 
-def build_augment(config: Config, model: ProLIP, here: World) -> DeviceTransform | None:
+def build_augment(config: Config, model: Any, here: World) -> DeviceTransform | None:
     """Augmentation and normalisation on the device, with the statistics that the model was made with; None where images
     come normalised."""
     mean, std = (getattr(model, name).flatten().tolist() for name in ("pixel_mean", "pixel_std"))
@@ -130,19 +117,19 @@ def build_augment(config: Config, model: ProLIP, here: World) -> DeviceTransform
     return ColourJitter(halves[1], mean, std, **settings).to(here.device) if halves else None
 
 
-def checkpoint_selectively(model: ProLIP) -> None:
+def checkpoint_selectively(model: Any) -> None:
     """Compute again in the backward pass what costs little (norms, activations, residuals) and keep what costs much
     (matrix products, attention).
     """
     contexts = partial(create_selective_checkpoint_contexts, list(KEPT))
-    for tower in (model.visual, model.text):
-        for block in tower.transformer.resblocks:
+    for tower in model.towers().values():
+        for block in tower.blocks:
             block.forward = partial(checkpoint, block.forward, use_reentrant=False, context_fn=contexts)
 
 
-def compile_towers(model: ProLIP) -> None:
-    """Compile both towers in place: names of parameters stay. Shapes are few (all patches, kept patches), so static."""
-    for tower in (model.visual, model.text):
+def compile_towers(model: Any) -> None:
+    """Compile the towers in place: names of parameters stay. Shapes are few (all patches, kept patches), so static."""
+    for tower in model.towers().values():
         tower.compile(dynamic=False)
 
 

@@ -2,22 +2,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-#: Top-level part of a model -> its name in the log; what is left, scale and bias, is `logit`.
-PARTS = {"visual": "image", "text": "text"}
 
-
-def parts_of(objective: nn.Module) -> dict[str, list[nn.Parameter]]:
-    """Part -> its parameters that are trained."""
+def parts_of(objective: Any) -> dict[str, list[nn.Parameter]]:
+    """Name of a tower -> its parameters that are trained; what is in none, scale and bias, is `logit`."""
+    owner = {id(p): name for name, tower in objective.model.towers().items() for p in tower.parameters()}
     parts: dict[str, list[nn.Parameter]] = {}
-    for name, parameter in objective.named_parameters():
+    for parameter in objective.parameters():
         if parameter.requires_grad:
-            top = name.removeprefix("model.").split(".")[0]
-            parts.setdefault(PARTS.get(top, "logit"), []).append(parameter)
+            parts.setdefault(owner.get(id(parameter), "logit"), []).append(parameter)
     return parts
 
 

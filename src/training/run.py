@@ -19,12 +19,19 @@ from prolip.console import EXIT_INTERRUPTED
 from prolip.data.loader import Loader, build_loader
 from prolip.flops import flops_per_sample, peak_of
 from prolip.methods import METHODS
-from prolip.methods.base import Objective
-from prolip.model import ProLIP
-from prolip.ring import check_equal_batches
+from prolip.methods.base import Context, Objective
 from training.checkpointing import load_checkpoint
 from training.config import Config, RunConfig, check_precision, rows_per_rank, total_steps
-from training.distributed import Agreement, World, gather_objects, seed_everything, share_object, wait_for_all, world
+from training.distributed import (
+    Agreement,
+    World,
+    check_equal_batches,
+    gather_objects,
+    seed_everything,
+    share_object,
+    wait_for_all,
+    world,
+)
 from training.errors import explain
 from training.found import EMA, figures
 from training.host_memory import keep_freed_memory
@@ -35,6 +42,7 @@ from training.network import (
     autocast_for,
     build_augment,
     build_model,
+    build_teacher,
     build_tokenizer,
     compile_towers,
     distribute,
@@ -62,7 +70,7 @@ def run(config: Config) -> Path:
         if here.device.type == "cpu":
             keep_freed_memory()
         rows = rows_per_rank(config, here.world_size)
-        check_equal_batches(rows)
+        check_equal_batches(rows, here)
         folder = Path(config.run.output_dir) / share_object(config.run.name or default_name(config), here)
         state = build(config, here, folder, rows, held)
         try:
@@ -138,7 +146,7 @@ def build(
         model, transform, preprocess = build_model(config, here.device)
     loader = open_loader(config, here, rows, model, transform, tokenizer)
     steps = total_steps(config, loader.num_batches, rows * here.world_size)
-    objective, ema, optimizer = build_trained(config, here, model)
+    objective, ema, optimizer = build_trained(config, here, model, steps, tokenizer)
     validation = build_validation(config, here, objective.similarity, tokenizer, preprocess)
     storage = Storage(settings.checkpoint_dir or str(folder / "checkpoints"))
     address, passed_over = take_folder(config, here, folder, storage, held or contextlib.ExitStack())
@@ -202,7 +210,7 @@ def heard(name: str) -> Iterator[list[str]]:
         part.removeHandler(listener)
 
 
-def open_loader(config: Config, here: World, rows: int, model: ProLIP, transform: Any, tokenizer: Any) -> Loader:
+def open_loader(config: Config, here: World, rows: int, model: Any, transform: Any, tokenizer: Any) -> Loader:
     """This rank's batches of `rows` samples, in the sizes that the model takes."""
     loader = build_loader(
         dataclasses.replace(config.data, batch_size=rows),
@@ -210,7 +218,7 @@ def open_loader(config: Config, here: World, rows: int, model: ProLIP, transform
         tokenizer,
         rank=here.rank,
         world_size=here.world_size,
-        image_size=model.visual.image_size,
+        image_size=model.image_size,
         context_length=model.context_length,
         pin_memory=here.device.type == "cuda",
     )
@@ -219,11 +227,19 @@ def open_loader(config: Config, here: World, rows: int, model: ProLIP, transform
 
 
 def build_trained(
-    config: Config, here: World, model: ProLIP
+    config: Config, here: World, model: Any, steps: int, tokenizer: Any
 ) -> tuple[Objective, ModelEmaV3 | None, torch.optim.Optimizer]:
     """The model inside its method, its averaged twin, and the optimiser; sharded and compiled where asked for."""
-    ranks = {"seed": config.run.seed, "rank": here.rank, "world_size": here.world_size}
-    objective = METHODS[config.method][1](model, config.objective, **ranks).to(here.device)
+    method = METHODS[config.method][1]
+    context = Context(
+        seed=config.run.seed,
+        rank=here.rank,
+        world_size=here.world_size,
+        total_steps=steps,
+        tokenizer=tokenizer,
+        teacher=build_teacher(method.needs(config.objective).teacher, here.device),
+    )
+    objective = method(model, config.objective, context).to(here.device)
     ema = build_ema(config, model)
     if config.run.fsdp:
         shard(config, here, [model] if ema is None else [model, ema.module])
@@ -288,8 +304,7 @@ def open_best(config: Config, folder: Path) -> Best | None:
 def summary(run: Run) -> str:
     """What will run, for the person who started it."""
     config, world = run.config, run.world
-    model: Any = run.objective.model
-    sizes = count_parameters(model)
+    sizes = count_parameters(run.objective.model)
     towers = ", ".join(f"{part} {total:,}" + (f" ({trained:,} trained)" if trained != total else "")
                        for part, (total, trained) in sizes.items())
     per_rank = run.global_batch // world.world_size // config.run.accum_freq

@@ -30,6 +30,7 @@ from planner.question import Training
 from prolip import create_model
 from prolip.gaussian import Gaussian
 from prolip.losses import Matches
+from prolip.methods.prolip import ProLIPConfig, ProLIPObjective
 from prolip.ring import GATHERED_BYTES, choose_exchange, ppcl_over_ranks
 from training.config import OptimConfig
 from training.optim import build_optimizer
@@ -224,7 +225,7 @@ def test_an_exchange_that_is_asked_for_is_taken_and_counts_into_the_memory():
 
 def test_a_checkpoint_is_as_large_as_its_tensors():
     network = create_model("ProLIP-ViT-test")
-    optimiser = build_optimizer(network, OptimConfig())
+    optimiser = build_optimizer(ProLIPObjective(network, ProLIPConfig()), OptimConfig())
     loss = sum(p.sum() for p in network.parameters())
     loss.backward()
     optimiser.step()

@@ -6,8 +6,11 @@ import random
 import numpy as np
 import pytest
 import torch
+from distributed_helpers import run_ranks
 
 from training.distributed import (
+    World,
+    check_equal_batches,
     choose_device,
     read_environment,
     read_random_state,
@@ -70,3 +73,17 @@ def test_random_states_survive_a_file(tmp_path):
     seed_everything(4, deterministic=False)
     write_random_state(torch.load(tmp_path / "state.pt", weights_only=True), torch.device("cpu"))
     assert [draw() for _ in range(3)] == want
+
+
+def refusal(rank: int) -> str:
+    world = World(rank=rank, world_size=3)
+    check_equal_batches(8, world)
+    with pytest.raises(ValueError) as error:
+        check_equal_batches(8 - rank % 2, world)
+    return str(error.value)
+
+
+def test_unequal_batches_are_refused_on_every_rank_with_the_sizes_and_the_remedy():
+    check_equal_batches(3, World())
+    for said in run_ranks(3, refusal):
+        assert "[8, 7, 8]" in said and "use 7 on every rank" in said

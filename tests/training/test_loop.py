@@ -5,6 +5,7 @@ import dataclasses
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -120,11 +121,14 @@ def test_a_scaled_loss_gives_the_same_step_and_overflow_skips_it(tmp_path, parts
 
 
 def test_gradients_are_clipped_to_the_bound_and_their_norms_reported():
-    model = nn.ModuleDict({"visual": nn.Linear(3, 3), "text": nn.Linear(3, 2), "scale": nn.Linear(1, 1)})
+    model: Any = nn.ModuleDict({"visual": nn.Linear(3, 3), "text": nn.Linear(3, 2), "scale": nn.Linear(1, 1)})
+    model.towers = lambda: {"image": model["visual"], "text": model["text"]}
+    objective = nn.Module()
+    objective.model = model
     model["scale"].bias.requires_grad_(False)
     (model["visual"](torch.ones(2, 3)) @ model["text"].weight.T).square().sum().mul(100).backward()
     model["scale"](torch.ones(1, 1)).sum().backward()
-    parts = parts_of(model)
+    parts = parts_of(objective)
     assert {name: len(parameters) for name, parameters in parts.items()} == {"image": 2, "text": 2, "logit": 1}
     grads = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
     total = torch.cat([grad.flatten() for grad in grads.values()]).norm()

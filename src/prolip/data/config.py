@@ -20,7 +20,10 @@ SAMPLES_AHEAD, LEAST_AHEAD, MOST_AHEAD = 2048, 2, 32
 
 @dataclass(kw_only=True, frozen=True)
 class DataConfig:
-    """What to train on and how to read it; the names are OpenCLIP's where it has the flag."""
+    """What to train on and how to read it; the names are OpenCLIP's where it has the flag.
+
+    Fields with `follows` in their metadata are no flags: something else settles them.
+    """
 
     train_data: str | None = field(
         default=None,
@@ -78,10 +81,16 @@ class DataConfig:
     max_bad_fraction: float = field(
         default=0.01, metadata={"help": "stop when more than this fraction of samples or shards cannot be used"}
     )
-    known_matches: bool = field(
-        default=False, metadata={"help": "add the identities of all captions of each sample to the batches"}
+    captions: int = field(
+        default=1, metadata={"help": "texts drawn for each image; 0: none is read", "follows": "the method"}
     )
-    seed: int = field(default=0, metadata={"help": "seed of order, captions and augmentation"})
+    known_matches: bool = field(
+        default=False,
+        metadata={"help": "add the identities of all captions of each sample to the batches", "follows": "the method"},
+    )
+    seed: int = field(
+        default=0, metadata={"help": "seed of order, captions and augmentation", "follows": "run.seed"}
+    )
     prefetch: int | None = field(
         default=None,
         metadata={
@@ -111,6 +120,9 @@ class DataConfig:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ValueError(f"--{name.replace('_', '-')} is {value}: give {least} or more")
+        if self.captions < 0 or (self.known_matches and self.captions != 1):
+            known = " with known matches" if self.known_matches else ""
+            raise ValueError(f"captions is {self.captions}{known}: give {'1' if known else '0 or more'}")
         if self.train_num_samples is not None and self.train_num_samples < 1:
             raise ValueError(f"--train-num-samples is {self.train_num_samples}: give 1 or more, or leave it out")
         if not 0 <= self.max_bad_fraction <= 1:

@@ -1,8 +1,9 @@
 """ProLIP (Chun et al. 2025): PPCL, inclusion losses and VIB on Gaussians, equation 6."""
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -19,7 +20,16 @@ from prolip.masking import (
     keep_patches,
     mask_text,
 )
-from prolip.methods.base import Batch, Objective, Reps, Terms, clamp_logit_scale, logit_scale_and_bias
+from prolip.methods.base import (
+    Batch,
+    Context,
+    Needs,
+    Objective,
+    Reps,
+    Terms,
+    clamp_logit_scale,
+    logit_scale_and_bias,
+)
 from prolip.ring import ppcl_over_ranks
 
 FORMS, REDUCTIONS = ("exact", "printed"), ("dim", "pair")
@@ -28,6 +38,12 @@ FORMS, REDUCTIONS = ("exact", "printed"), ("dim", "pair")
 @dataclass(kw_only=True)
 class ProLIPConfig:
     """Weights and constants of the ProLIP loss; symbols as in the paper's equations 5 and 6."""
+
+    #: Flags of the released code and of OpenCLIP, and what to type here.
+    retired: ClassVar[Mapping[str, str]] = {
+        "alpha": "use --alpha1 (images in texts) and --alpha2 (inputs in their masked views)",
+        "force-patch-dropout": "masked views drop patches: use --mask-fraction and --mask-ratio",
+    }
 
     alpha1: float = field(default=1e-7, metadata={"help": "weight of the inclusion of images in their texts (eq. 6)"})
     alpha2: float = field(
@@ -95,15 +111,21 @@ class ProLIPObjective(Objective):
     No gradient is stopped: as in the paper an inclusion may narrow the inner Gaussian as well as widen the outer one.
     """
 
+    statistics = ("scale", "bias", "trace_image", "trace_text")
+    details = ("trace_masked_image", "trace_masked_text")
     config: ProLIPConfig
 
-    def __init__(self, model: Any, config: ProLIPConfig, seed: int = 0, rank: int = 0, world_size: int = 1):
-        super().__init__(model, config, seed, rank, world_size)
+    def __init__(self, model: Any, config: ProLIPConfig, context: Context | None = None):
+        super().__init__(model, config, context)
         if config.alpha2 > 0 and model.mask_token_id is None:
             raise ValueError(
                 "alpha2 wants masked texts and the model's vocabulary has no [MASK]: "
                 "give prolip_cfg.mask_token_id in the model's config, or alpha2=0"
             )
+
+    @classmethod
+    def needs(cls, config: ProLIPConfig) -> Needs:
+        return Needs(data={"known_matches": config.known_matches})
 
     @classmethod
     def passes(cls, config: ProLIPConfig, rows: int, patches: int) -> list[EncoderPass]:
@@ -142,8 +164,9 @@ class ProLIPObjective(Objective):
         }
 
     def _noise(self, rows: int, cols: int, step: int, stream: int, like: Tensor) -> Tensor:
+        here = self.context
         return draw_noise(
-            rows * self.world_size, cols, self.seed, step, stream, self.rank, self.world_size, like.device
+            rows * here.world_size, cols, here.seed, step, stream, here.rank, here.world_size, like.device
         )
 
     def embed(self, batch: Batch) -> Reps:
