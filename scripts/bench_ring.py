@@ -35,7 +35,7 @@ from prolip.gaussian import Gaussian
 from prolip.methods.base import Context
 from prolip.methods.prolip import ProLIPConfig, ProLIPObjective
 from prolip.ring import ppcl_over_ranks
-from training.host_memory import keep_freed_memory
+from training.health.host_memory import keep_freed_memory
 
 Step = Callable[[], None]
 

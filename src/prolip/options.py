@@ -2,24 +2,18 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torchvision.transforms import Compose
 
 from prolip.factory import create_model_and_transforms
+from prolip.fields import option
 from prolip.model import MAX_LOGIT_SCALE, ProLIP
 
 # Fields whose names are keys of a model's configuration.
 KEYS = ("init_logit_bias", "init_unc_bias", "init_unc_gain")
-
-
-def option(default: Any, help: str, **more: Any) -> Any:
-    """A dataclass field with its help text, and more metadata."""
-    if isinstance(default, (list, dict)):
-        return field(default_factory=lambda: type(default)(default), metadata={"help": help, **more})
-    return field(default=default, metadata={"help": help, **more})
 
 
 @dataclass(frozen=True, kw_only=True)

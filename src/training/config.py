@@ -14,9 +14,10 @@ from timm.optim import list_optimizers
 from prolip.data.augment import AugmentConfig
 from prolip.data.loader import DataConfig
 from prolip.documents import read_json, read_yaml
+from prolip.fields import option
 from prolip.messages import appearance_of
 from prolip.methods import METHODS
-from prolip.options import ModelOptions, option
+from prolip.options import ModelOptions
 from training.flags import FlagError, build, flag_of, nearest
 
 DEFAULT_EPOCHS = 32

@@ -66,8 +66,8 @@ def choose_device(name: str, local_rank: int) -> torch.device:
 
 
 @contextmanager
-def world(device_name: str) -> Iterator[World]:
-    """The process group around a run; taken down also when the run fails."""
+def process_group(device_name: str) -> Iterator[World]:
+    """The ranks around a run; taken down also when the run fails."""
     rank, world_size, local_rank = read_environment(os.environ)
     device = choose_device(device_name, local_rank)
     if device.type == "cuda":

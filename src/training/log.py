@@ -15,7 +15,7 @@ from typing import Any, TextIO
 import torch
 from torch import nn
 
-from training.runfolder import keep_until_step
+from training.checkpoint.run_folder import keep_until_step
 
 # What stands elsewhere in the progress line than among the terms of the loss, or not at all.
 NO_TERMS = ("loss", "lr", "grad_norm", "samples_per_second", "data_wait")

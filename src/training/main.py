@@ -11,7 +11,7 @@ import sys
 from typing import Any
 
 from prolip import console
-from training.stopping import EXIT_STOPPED, STOP, WAY_ON, Stopped, stop_with_launcher
+from training.health.preemption import EXIT_STOPPED, STOP, WAY_ON, Stopped, stop_with_launcher
 
 if __name__ == "__main__":  # before torch is imported, which takes seconds in which a signal would end the process
     console.guard()
@@ -21,10 +21,10 @@ if __name__ == "__main__":  # before torch is imported, which takes seconds in w
 from prolip.data.table import show_counts
 from prolip.methods import DEFAULT_METHOD, METHODS, retired_flags
 from training.config import DERIVED, Config, build_config, read_config_file, section_types
-from training.errors import explain
 from training.flags import FlagError, Parser, add_flags
+from training.health.errors import explain
+from training.health.terms import NonFiniteError
 from training.run import run
-from training.terms import NonFiniteError
 
 # One of each set is in force: naming one on the command line takes back the others of a config file.
 ALTERNATIVES = (

@@ -12,10 +12,10 @@ from training.distributed import (
     World,
     check_equal_batches,
     choose_device,
+    process_group,
     read_environment,
     read_random_state,
     seed_everything,
-    world,
     write_random_state,
 )
 
@@ -56,7 +56,7 @@ def test_a_device_that_is_not_there_is_refused(monkeypatch):
 
 
 def test_one_process_needs_no_group():
-    with world("cpu") as here:
+    with process_group("cpu") as here:
         assert here.is_first and here.world_size == 1
         assert not torch.distributed.is_initialized()
 

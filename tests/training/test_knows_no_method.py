@@ -64,27 +64,3 @@ def test_what_is_no_method_is_let_through():
     lines = ("import prolip", "from prolip.methods import METHODS", "prolip.get_tokenizer(name)", "'--grad-clip-norm'",
              "nn.utils.clip_grads_with_norm_(p)", "'OpenCLIP'", "config.beta1", "text = 3")  # fmt: skip
     assert not [hit for line in lines for hit in found_in(ast.parse(line))]
-
-
-def imports_of(path: Path) -> set[str]:
-    """The packages that a module imports."""
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module:
-            found.add(node.module)
-        elif isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-    return found
-
-
-def test_of_methods_only_the_table_and_the_contract_are_imported():
-    for path in FILES:
-        methods = {name for name in imports_of(path) if name.startswith("prolip.methods")}
-        assert methods <= {"prolip.methods", "prolip.methods.base"}, path
-
-
-def test_packages_import_those_below_them_alone():
-    above = {"prolip": {"training", "planner"}, "training": {"planner"}, "planner": set()}
-    for package, refused in above.items():
-        for path in (SOURCE.parent / package).rglob("*.py"):
-            assert not {name.split(".")[0] for name in imports_of(path)} & refused, path

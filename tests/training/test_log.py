@@ -8,10 +8,10 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from training.checkpoint.run_folder import keep_until_step
 from training.distributed import World
+from training.health.terms import NonFiniteError, TermMeter
 from training.log import RunLog, duration, progress_line
-from training.runfolder import keep_until_step
-from training.terms import NonFiniteError, TermMeter
 
 WORLD = World()
 

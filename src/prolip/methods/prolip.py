@@ -2,12 +2,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from prolip.fields import option
 from prolip.flops import EncoderPass
 from prolip.gaussian import Gaussian
 from prolip.losses import Matches, inclusion_loss, vib
@@ -45,40 +46,27 @@ class ProLIPConfig:
         "force-patch-dropout": "masked views drop patches: use --mask-fraction and --mask-ratio",
     }
 
-    alpha1: float = field(default=1e-7, metadata={"help": "weight of the inclusion of images in their texts (eq. 6)"})
-    alpha2: float = field(
-        default=1e-3,
-        metadata={"help": "weight of the inclusion of images and texts in their masked views (eq. 6); 0: no views"},
+    alpha1: float = option(1e-7, "weight of the inclusion of images in their texts (eq. 6)")
+    alpha2: float = option(
+        1e-3, "weight of the inclusion of images and texts in their masked views (eq. 6); 0: no views"
     )
-    beta: float = field(default=1e-4, metadata={"help": "weight of the information bottleneck VIB (eq. 6)"})
-    inclusion_scale: float = field(
-        default=10.0, metadata={"help": "c of the inclusion loss (eq. 5); the paper's main runs took 1000"}
+    beta: float = option(1e-4, "weight of the information bottleneck VIB (eq. 6)")
+    inclusion_scale: float = option(10.0, "c of the inclusion loss (eq. 5); the paper's main runs took 1000")
+    inclusion_eps: float = option(
+        -10.0, "exponent of the factor on 1/sigma^2 in the inclusion loss; the paper's main runs took -20"
     )
-    inclusion_eps: float = field(
-        default=-10.0,
-        metadata={"help": "exponent of the factor on 1/sigma^2 in the inclusion loss; the paper's main runs took -20"},
+    inclusion_form: str = option(
+        "exact",
+        "inclusion test as the paper derives it in A.4 (exact) or as its eq. 3 prints it (printed)",
+        choices=FORMS,
     )
-    inclusion_form: str = field(
-        default="exact",
-        metadata={
-            "help": "inclusion test as the paper derives it in A.4 (exact) or as its eq. 3 prints it (printed)",
-            "choices": FORMS,
-        },
+    inclusion_reduction: str = option(
+        "dim", "log-sigmoid per dimension, then mean (dim), or of the sum over dimensions (pair)", choices=REDUCTIONS
     )
-    inclusion_reduction: str = field(
-        default="dim",
-        metadata={
-            "help": "log-sigmoid per dimension, then mean (dim), or of the sum over dimensions (pair)",
-            "choices": REDUCTIONS,
-        },
-    )
-    mask_fraction: float = field(default=0.125, metadata={"help": "share of each batch that gets masked views"})
-    mask_ratio: float = field(
-        default=0.75, metadata={"help": "share of patches dropped, and probability of a token to become [MASK]"}
-    )
-    known_matches: bool = field(
-        default=False,
-        metadata={"help": "count every true caption of an image in the batch as a positive, not only its own"},
+    mask_fraction: float = option(0.125, "share of each batch that gets masked views")
+    mask_ratio: float = option(0.75, "share of patches dropped, and probability of a token to become [MASK]")
+    known_matches: bool = option(
+        False, "count every true caption of an image in the batch as a positive, not only its own"
     )
 
     def __post_init__(self) -> None:

@@ -5,7 +5,7 @@ import tempfile
 import threading
 import time
 
-from training.watchdog import Watchdog
+from training.health.watchdog import Watchdog
 
 
 def said_by(act, patience: float) -> str:
@@ -48,11 +48,11 @@ def test_zero_means_never():
 
 
 STUCK = """
-def slow(run, batch, step, honest=training.loop.training_step):
+def slow(trained, batch, step, honest=training.loop.training_step):
     import time
-    if step == 2 and run.world.rank == 1:
+    if step == 2 and trained.objective.context.rank == 1:
         time.sleep(6)  # the other rank waits for this one
-    return honest(run, batch, step)
+    return honest(trained, batch, step)
 training.loop.training_step = slow
 """
 

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from prolip.messages import appearance_of
 from prolip.unreadable import checkpoints_in, foreign_objects
+from training.checkpoint.storage import Storage
 from training.flags import FlagError
-from training.stopping import WAY_ON
-from training.storage import Storage
+from training.health.preemption import WAY_ON
 
 FORMAT = 2
 NAME = re.compile(r"^step_(\d+)\.pt$")

@@ -106,15 +106,15 @@ def unnormalised(preprocess: Compose) -> Compose:
     return Compose([*pillow, PILToTensor()])
 
 
-def build_augment(config: Config, model: Any, here: World) -> DeviceTransform | None:
+def build_augment(config: Config, model: Any, world: World) -> DeviceTransform | None:
     """Augmentation and normalisation on the device, with the statistics that the model was made with; None where images
     come normalised."""
     mean, std = (getattr(model, name).flatten().tolist() for name in ("pixel_mean", "pixel_std"))
-    settings = {"seed": config.run.seed, "rank": here.rank, "world_size": here.world_size}
+    settings = {"seed": config.run.seed, "rank": world.rank, "world_size": world.world_size}
     if config.model.device_augment:
-        return DeviceAugment(config.augment, mean, std, **settings).to(here.device)
+        return DeviceAugment(config.augment, mean, std, **settings).to(world.device)
     halves = split_transform(config, model)
-    return ColourJitter(halves[1], mean, std, **settings).to(here.device) if halves else None
+    return ColourJitter(halves[1], mean, std, **settings).to(world.device) if halves else None
 
 
 def checkpoint_selectively(model: Any) -> None:
@@ -133,21 +133,21 @@ def compile_towers(model: Any) -> None:
         tower.compile(dynamic=False)
 
 
-def shard(config: Config, here: World, models: Sequence[nn.Module]) -> None:
+def shard(config: Config, world: World, models: Sequence[nn.Module]) -> None:
     """Put the models in shards over the ranks; FlagError where that is not possible."""
-    if here.world_size == 1:
+    if world.world_size == 1:
         raise FlagError("--fsdp shards over ranks, and there is one: start with torchrun, or leave --fsdp out")
     for model in models:
-        shard_model(model, here, DTYPES.get(config.run.precision))
+        shard_model(model, world, DTYPES.get(config.run.precision))
 
 
-def distribute(objective: Objective, here: World, settings: RunConfig) -> nn.Module:
+def distribute(objective: Objective, world: World, settings: RunConfig) -> nn.Module:
     """The objective in DDP when there are several ranks and it is not in shards.
 
     Every step uses the same parameters in the same order, so the graph is static: DDP need not look for unused ones,
     and blocks may be computed again. (It does not go with passes that are not synchronised.)
     """
-    if here.world_size == 1 or settings.fsdp:
+    if world.world_size == 1 or settings.fsdp:
         return objective
     wrap = nn.parallel.DistributedDataParallel
     # the buffers are constants; torch 2.15 has renamed the setting
@@ -155,7 +155,7 @@ def distribute(objective: Objective, here: World, settings: RunConfig) -> nn.Mod
     buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
     return wrap(
         objective,
-        device_ids=[here.device] if here.device.type == "cuda" else None,
+        device_ids=[world.device] if world.device.type == "cuda" else None,
         gradient_as_bucket_view=True,
         static_graph=settings.accum_freq == 1,
         **{buffers: False},  # type: ignore[arg-type]

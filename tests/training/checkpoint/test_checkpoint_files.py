@@ -10,7 +10,7 @@ import fsspec
 import pytest
 import torch
 
-from training.checkpointing import (
+from training.checkpoint.files import (
     CheckpointNotWritten,
     Saver,
     check_checkpoint,
@@ -20,9 +20,9 @@ from training.checkpointing import (
     obsolete,
     on_host,
 )
+from training.checkpoint.run_folder import clear_run_folder, lock_run_folder, open_run_folder, write_atomically
+from training.checkpoint.storage import Storage
 from training.flags import FlagError
-from training.runfolder import clear_run_folder, lock_run_folder, open_run_folder, write_atomically
-from training.storage import Storage
 
 
 def state(step: int) -> dict:

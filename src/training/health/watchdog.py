@@ -1,4 +1,4 @@
-"""Tells when a run stands still, and where: every rank prints the stacks of its threads."""
+"""Reports when a run stands still, and where: every rank prints the stacks of its threads."""
 from __future__ import annotations
 
 import faulthandler
@@ -50,9 +50,9 @@ class Watchdog:
             still = time.monotonic() - self.last
             if still > self.patience and not self.reported and not self.paused:
                 self.reported = True
-                self._tell(still)
+                self._report(still)
 
-    def _tell(self, seconds: float) -> None:
+    def _report(self, seconds: float) -> None:
         """One text, then the stacks; faulthandler writes them without asking the threads, which may be in C."""
         self.stream.write(
             f"warning: rank {self.rank} has stood still for {seconds:.0f} s behind step {self.step}; its threads:\n"

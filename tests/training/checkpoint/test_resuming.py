@@ -11,28 +11,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_loop import make
-from test_run import metrics
+from training_runs import make, metrics, words
 
-from training.checkpointing import list_steps, load_checkpoint
+from training.checkpoint.files import list_steps, load_checkpoint
+from training.checkpoint.resuming import changed_settings, claim
+from training.checkpoint.run_folder import lock_run_folder
+from training.checkpoint.snapshot import fit_optimizer, restore, save
+from training.checkpoint.storage import Storage
 from training.config import RunConfig
 from training.flags import FlagError
+from training.health.terms import NonFiniteError
 from training.main import main
-from training.resuming import changed_settings, claim
-from training.runfolder import lock_run_folder
-from training.snapshot import fit_optimizer, restore, save
-from training.storage import Storage
-from training.terms import NonFiniteError
-
-SYNTHETIC = [
-    "--dataset-type", "synthetic", "--train-num-samples", "64", "--model", "ProLIP-ViT-test", "--precision", "fp32",
-    "--device", "cpu", "--batch-size", "8", "--workers", "0", "--warmup", "1", "--log-every-n-steps", "1",
-    "--save-frequency", "0",
-]  # fmt: skip
-
-
-def words(folder: Path, name: str, *more: str) -> list[str]:
-    return [*SYNTHETIC, "--output-dir", str(folder), "--name", name, *map(str, more)]
 
 
 def start(folder: Path, name: str, *more: str) -> Path:
@@ -107,7 +96,7 @@ def test_a_place_that_cannot_be_written_is_refused_before_the_first_step(tmp_pat
 
 def test_two_runs_at_once_do_not_share_a_place_for_checkpoints(tmp_path, monkeypatch):
     """Not even before the first of them has written one; the run's own folder is such a place."""
-    monkeypatch.setattr("training.resuming.lock_run_folder", partial(lock_run_folder, patience=0.1))
+    monkeypatch.setattr("training.checkpoint.resuming.lock_run_folder", partial(lock_run_folder, patience=0.1))
     place = Storage(str(tmp_path / "c"))
     with ExitStack() as first, ExitStack() as second:
         claim(RunConfig(checkpoint_dir=place.url), tmp_path / "a", place, first)
@@ -265,28 +254,28 @@ class Kept:
 def test_a_loss_scale_goes_on_and_one_that_there_was_not_begins(tmp_path):
     """fp16 after fp16; and after a run without a loss scale, whose checkpoint has none."""
     runs = [make(tmp_path / name) for name in "ab"]
-    runs[0].saver, runs[0].scaler = Kept(), torch.amp.GradScaler("cpu", init_scale=8.0)
+    runs[0].kept.saver, runs[0].trained.scaler = Kept(), torch.amp.GradScaler("cpu", init_scale=8.0)
     save(runs[0])
-    runs[1].scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
-    restore(runs[1], runs[0].saver.state)
-    assert runs[1].scaler.get_scale() == 8.0
-    runs[1].scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
-    restore(runs[1], runs[0].saver.state | {"scaler": {}})
-    assert runs[1].scaler.get_scale() == 2.0
+    runs[1].trained.scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    restore(runs[1], runs[0].kept.saver.state)
+    assert runs[1].trained.scaler.get_scale() == 8.0
+    runs[1].trained.scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    restore(runs[1], runs[0].kept.saver.state | {"scaler": {}})
+    assert runs[1].trained.scaler.get_scale() == 2.0
 
 
 def test_steps_that_were_passed_over_count_in_the_whole_run(tmp_path):
     """--max-nonfinite 2, both used up before the checkpoint: the next bad step shuts the gate and stops the run."""
     first, second = (make(tmp_path / name, max_nonfinite=2) for name in "ab")
-    first.saver, first.meter.bad_steps = Kept(), 2
+    first.kept.saver, first.health.meter.bad_steps = Kept(), 2
     save(first)
-    restore(second, first.saver.state)
-    assert second.gate.hold({"loss": torch.tensor(1.0)}) == 0
-    assert second.gate.hold({"loss": torch.tensor(float("nan"))}) == 1
-    assert second.gate.hold({"loss": torch.tensor(1.0)}) == 1
-    second.meter.add({"loss": torch.tensor(float("nan"))}, 3)
+    restore(second, first.kept.saver.state)
+    assert second.trained.gate.hold({"loss": torch.tensor(1.0)}) == 0
+    assert second.trained.gate.hold({"loss": torch.tensor(float("nan"))}) == 1
+    assert second.trained.gate.hold({"loss": torch.tensor(1.0)}) == 1
+    second.health.meter.add({"loss": torch.tensor(float("nan"))}, 3)
     with pytest.raises(NonFiniteError, match=r"step 3: loss not finite .*--max-nonfinite 2 allows 2"):
-        second.meter.check(second.world)
+        second.health.meter.check(second.world)
 
 
 def test_moments_go_by_name_and_settings_by_the_run():

@@ -10,7 +10,7 @@ from pathlib import Path
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
-from training.runfolder import write_atomically
+from training.checkpoint.run_folder import write_atomically
 
 #: Temporary files, by which a process that was killed may leave half a checkpoint behind.
 TEMPORARY = (".", ".tmp")

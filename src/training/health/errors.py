@@ -1,4 +1,4 @@
-"""What to tell the person about an error that ends a run: a line with its remedy, or nothing for a bug."""
+"""How an error that ends a run is reported: a line with its remedy, or nothing for a bug."""
 from __future__ import annotations
 
 import re
@@ -7,7 +7,7 @@ import torch
 
 from prolip.checkpoint import CheckpointError
 from prolip.data.faults import SampleFault, TooManyBadSamples
-from training.terms import NonFiniteError
+from training.health.terms import NonFiniteError
 
 # Errors about what was asked for, or met on the way: their message is enough. The trace of anything else is shown.
 EXPECTED = (ValueError, OSError, ImportError, CheckpointError, NonFiniteError, SampleFault, TooManyBadSamples)
@@ -34,7 +34,7 @@ OTHER_END = "--workers 0 shows where, in a run of its own"
 
 
 def explain(error: BaseException) -> str | None:
-    """What to tell the person about an expected error, or None for a bug."""
+    """An expected error in a line for the person, or None for a bug."""
     text = str(error).strip() or type(error).__name__
     if isinstance(error, RuntimeError) and WORKER_ENDED.search(text):
         return explain_worker(error)

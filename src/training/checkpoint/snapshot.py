@@ -1,87 +1,46 @@
 """What a checkpoint holds: all that a run needs to go on as if it had never stopped."""
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from prolip.data.loader import join_states
+from training.config import Config
 from training.distributed import gather_objects, read_random_state, write_random_state
 from training.flags import FlagError
 from training.sharding import load_module, load_optimizer, whole
-
-if TYPE_CHECKING:
-    from training.loop import Run
+from training.state import Position, Run, Trained
 
 #: What flags say of a group of parameters; everything else that a group holds is the optimiser's own.
 SETTINGS = ("lr", "lr_scale", "weight_decay", "betas", "eps", "momentum", "use_fallback")
 
 
-@dataclass(kw_only=True)
-class Position:
-    """Where a run stands: optimiser steps taken, whole epochs done, batches taken of the present epoch; seconds of
-    training up to the last checkpoint.
-    """
-
-    step: int = 0
-    epoch: int = 0
-    batch_in_epoch: int = 0
-    seconds: float = 0.0
-
-
-@dataclass(kw_only=True)
-class SaveClock:
-    """When the next checkpoint is due, by steps and by minutes (0: not by these), beside those between epochs.
-
-    saved_step: of the last one, which may be the one that the run goes on from, in another place; own_step: of the last
-    one that this process took.
-    """
-
-    every_steps: int = 0
-    every_minutes: float = 0.0
-    saved_step: int = 0
-    own_step: int | None = None
-    saved_time: float = field(default_factory=time.monotonic)
-
-    def by_steps(self, step: int) -> bool:
-        """Whether it is time after `step` steps."""
-        return bool(self.every_steps) and step - self.saved_step >= self.every_steps
-
-    def by_minutes(self) -> bool:
-        """Whether it is time by this rank's clock."""
-        return bool(self.every_minutes) and time.monotonic() - self.saved_time >= 60 * self.every_minutes
-
-    def restart(self, step: int) -> None:
-        """A checkpoint was taken at `step`."""
-        self.saved_step, self.saved_time = step, time.monotonic()
-
-
 def save(run: Run) -> None:
     """Hand the state of all ranks, each with its random state and its place in the data, to the writer of rank 0."""
-    if run.ledger is not None:
-        run.ledger.flush()
-    mine = {"random": read_random_state(run.world.device), "data": run.loader.state_dict()}
+    trained, kept, at = run.trained, run.kept, run.at
+    if kept.ledger is not None:
+        kept.ledger.flush()
+    mine = {"random": read_random_state(run.world.device), "data": run.fed.loader.state_dict()}
     states = gather_objects(mine, run.world)
-    run.clock.restart(run.at.step)
-    run.clock.own_step = run.at.step
+    kept.clock.restart(at.step)
+    kept.clock.own_step = at.step
     weights = {
-        "objective": run.objective.state_dict(),
-        "optimizer": run.optimizer.state_dict(),
-        "ema": None if run.ema is None else run.ema.module.state_dict(),
+        "objective": trained.objective.state_dict(),
+        "optimizer": trained.optimizer.state_dict(),
+        "ema": None if trained.ema is None else trained.ema.module.state_dict(),
     }
     weights = whole(weights, run.world.is_first)
-    if run.saver is not None:
-        run.saver.submit(
+    if kept.saver is not None:
+        kept.saver.submit(
             {
-                "step": run.at.step,
-                "epoch": run.at.epoch,
-                "batch_in_epoch": run.at.batch_in_epoch,
-                "seconds": run.at.seconds,
-                "bad_steps": run.meter.bad_steps,
-                "global_batch": run.global_batch,
+                "step": at.step,
+                "epoch": at.epoch,
+                "batch_in_epoch": at.batch_in_epoch,
+                "seconds": at.seconds,
+                "bad_steps": run.health.meter.bad_steps,
+                "global_batch": run.fed.global_batch,
                 "total_steps": run.total_steps,
                 **weights,
-                "scaler": run.scaler.state_dict(),
+                "scaler": trained.scaler.state_dict(),
                 "random": [state["random"] for state in states],
                 "data": join_states([state["data"] for state in states]),
                 "config": run.config.to_dict(),
@@ -91,49 +50,52 @@ def save(run: Run) -> None:
 
 def restore(run: Run, state: dict[str, Any]) -> None:
     """Put the run where a checkpoint stands; raises ValueError when the two cannot be the same run."""
-    check_same_run(run, state)
-    run.loader.load_state_dict(state["data"])
-    load_module(run.objective, state["objective"])
-    load_optimizer(run.optimizer, fit_optimizer(state["optimizer"], run.optimizer.param_groups))
-    if state["scaler"] and run.scaler.is_enabled():
-        run.scaler.load_state_dict(state["scaler"])
-    if run.ema is not None:
-        load_module(run.ema.module, state["ema"])
+    trained, world = run.trained, run.world
+    check_same_run(run.config, trained, run.fed.global_batch, state)
+    run.fed.loader.load_state_dict(state["data"])
+    load_module(trained.objective, state["objective"])
+    load_optimizer(trained.optimizer, fit_optimizer(state["optimizer"], trained.optimizer.param_groups))
+    if state["scaler"] and trained.scaler.is_enabled():
+        trained.scaler.load_state_dict(state["scaler"])
+    if trained.ema is not None:
+        load_module(trained.ema.module, state["ema"])
     run.at = Position(step=state["step"], epoch=state["epoch"], batch_in_epoch=state["batch_in_epoch"],
                       seconds=state.get("seconds", 0.0))  # fmt: skip
-    run.clock.restart(run.at.step)
-    run.meter.bad_steps = state.get("bad_steps", 0)
-    run.gate.bad_steps = run.gate.bad_steps + run.meter.bad_steps
-    if len(state["random"]) == run.world.world_size:
-        write_random_state(state["random"][run.world.rank], run.world.device)
+    run.kept.clock.restart(run.at.step)
+    run.health.meter.bad_steps = state.get("bad_steps", 0)
+    trained.gate.bad_steps = trained.gate.bad_steps + run.health.meter.bad_steps
+    saved_by = state["random"]
+    if len(saved_by) == world.world_size:
+        write_random_state(saved_by[world.rank], world.device)
     else:
-        run.log.say(f"note: saved by {len(state['random'])} ranks, so dropout draws other random numbers from here on")
+        run.kept.log.say(f"note: saved by {len(saved_by)} ranks, so dropout draws other random numbers from here on")
 
 
-def check_same_run(run: Run, state: dict[str, Any]) -> None:
+def check_same_run(config: Config, trained: Trained, global_batch: int, state: dict[str, Any]) -> None:
     """FlagError where a checkpoint does not fit the run: what it has, what is wanted, what to give."""
-    saved, now = state["config"], run.config
-    for flag, old, new in (("method", saved["method"], now.method), ("opt", saved["optim"]["opt"], now.optim.opt)):
+    saved = state["config"]
+    for flag, old, new in (("method", saved["method"], config.method),
+                           ("opt", saved["optim"]["opt"], config.optim.opt)):  # fmt: skip
         if old.lower() != new.lower():
             raise FlagError(f"the checkpoint was trained with --{flag} {old}, this run has {new}: give --{flag} {old}, "
                             "or begin a run of its own with its model (--model local-dir:RUN/model)")  # fmt: skip
-    if state["global_batch"] != run.global_batch:
+    if state["global_batch"] != global_batch:
         raise FlagError(
             f"the checkpoint was trained at a global batch of {state['global_batch']}, this run has "
-            f"{run.global_batch}: give --global-batch-size {state['global_batch']}"
+            f"{global_batch}: give --global-batch-size {state['global_batch']}"
         )
-    if run.ema is not None and state["ema"] is None:
+    if trained.ema is not None and state["ema"] is None:
         raise FlagError("the checkpoint holds no averaged weights: leave out --ema-decay, or begin a run of its own "
                         "by another --name")  # fmt: skip
     sizes = [{name: tuple(value.shape) for name, value in part.items()}
-             for part in (state["objective"], run.objective.state_dict())]  # fmt: skip
+             for part in (state["objective"], trained.objective.state_dict())]  # fmt: skip
     differing = differences(*sizes)
     if differing:
         raise FlagError(f"the checkpoint is of another model ({differing}): give its --model, which was "
                         f"{saved['model']['model']}, and its sizes, which stand in its run's config.json")  # fmt: skip
-    trained = [dict.fromkeys((name for group in groups for name in group["names"]), "trained")
-               for groups in (state["optimizer"]["param_groups"], run.optimizer.param_groups)]  # fmt: skip
-    differing = differences(*trained)
+    names = [dict.fromkeys((name for group in groups for name in group["names"]), "trained")
+             for groups in (state["optimizer"]["param_groups"], trained.optimizer.param_groups)]  # fmt: skip
+    differing = differences(*names)
     if differing:
         raise FlagError(f"the checkpoint's run did not train the same parameters ({differing}): give its --lock-image, "
                         "--lock-text and their unlocked groups, which stand in its run's config.json")  # fmt: skip

@@ -8,7 +8,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import prolip
-from training.network import checkpoint_selectively
+from training.model import checkpoint_selectively
 
 
 def build(policy: str):

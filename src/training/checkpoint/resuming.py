@@ -7,14 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from prolip.documents import read_json
-from training.checkpointing import NAME, Saver, find_checkpoint, list_steps
-from training.config import Config, RunConfig
-from training.distributed import World, share_object, wait_for_all
-from training.flags import FlagError
-from training.ledger import Ledger
-from training.loop import Run
-from training.profiling import StepProfiler
-from training.runfolder import (
+from training.checkpoint.files import NAME, Saver, find_checkpoint, list_steps
+from training.checkpoint.ledger import Ledger
+from training.checkpoint.run_folder import (
     clear_run_folder,
     evaluated_at,
     keep_until_step,
@@ -25,8 +20,13 @@ from training.runfolder import (
     write_json,
     write_status,
 )
-from training.snapshot import restore
-from training.storage import Storage
+from training.checkpoint.snapshot import restore
+from training.checkpoint.storage import Storage
+from training.config import Config, RunConfig
+from training.distributed import World, share_object, wait_for_all
+from training.flags import FlagError
+from training.health.profiling import StepProfiler
+from training.state import Kept, Run
 
 #: What begins the name of a checkpoint that a run has left behind by going on from an earlier one.
 SUPERSEDED = "superseded_"
@@ -37,18 +37,18 @@ Choice = tuple[str | None, list[str]]
 
 
 # --- the folder ------------------------------------------------------------------------------------------------------
-def take_folder(config: Config, here: World, folder: Path, storage: Storage, held: contextlib.ExitStack) -> Choice:
+def take_folder(config: Config, world: World, folder: Path, storage: Storage, held: contextlib.ExitStack) -> Choice:
     """Make and lock the run folder, on rank 0, for as long as `held`, and find the checkpoint to go on from.
 
     Returns (its address or None, what was passed over), the same on all ranks; every rank refuses what is taken.
     """
     answer: Choice | str = (None, [])
-    if here.is_first:
+    if world.is_first:
         try:
             answer = claim(config.run, folder, storage, held)
         except FlagError as error:
             answer = str(error)
-    answer = share_object(answer, here)
+    answer = share_object(answer, world)
     if isinstance(answer, str):
         raise FlagError(answer)
     return answer
@@ -144,21 +144,22 @@ def own_place(folder: Path) -> Storage:
 def go_on(run: Run, address: str, state: dict[str, Any]) -> None:
     """Put a run where a checkpoint stands; FlagError or ValueError where the two are not one run, or it has ended."""
     step, total = state["step"], run.total_steps
-    if step > total or (step == total and is_finished(run.folder) and (run.folder / "model").exists()):
+    if step > total or (step == total and is_finished(run.kept.folder) and (run.kept.folder / "model").exists()):
         raise FlagError(
             f"{address} is at step {step} of {total}: the run has ended; "
             "give a larger --epochs or --max-steps to train longer"
         )
     restore(run, state)
-    run.log.say(f"going on from {address} at step {step}")
+    say = run.kept.log.say
+    say(f"going on from {address} at step {step}")
     if step == total:
-        run.log.say("all steps are done: what is missing is the last evaluation and the model")
+        say("all steps are done: what is missing is the last evaluation and the model")
     changed = list(changed_settings(state["config"], run.config.to_dict()))
     if changed:
-        run.log.say(f"note: other settings than the checkpoint's, from here on: {'; '.join(changed)}")
+        say(f"note: other settings than the checkpoint's, from here on: {'; '.join(changed)}")
     if state["total_steps"] != total and run.config.optim.lr_scheduler != "const":
-        run.log.say(f"note: the checkpoint's run was to take {state['total_steps']} steps, this one takes {total}, and "
-                    f"the {run.config.optim.lr_scheduler} schedule is that of {total} from here on")  # fmt: skip
+        say(f"note: the checkpoint's run was to take {state['total_steps']} steps, this one takes {total}, and "
+            f"the {run.config.optim.lr_scheduler} schedule is that of {total} from here on")  # fmt: skip
 
 
 def is_finished(folder: Path) -> bool:
@@ -182,20 +183,20 @@ def changed_settings(saved: Mapping[str, Any], now: Mapping[str, Any], above: st
 # --- what is written from here on ------------------------------------------------------------------------------------
 def open_records(run: Run, storage: Storage) -> None:
     """Open what the run writes: its config, log, ledger, profile and checkpoints, without what it will do again."""
-    settings, begin, here = run.config.run, run.at.step, run.world
+    settings, kept, begin, world = run.config.run, run.kept, run.at.step, run.world
     going_on, measured = bool(settings.resume), None
-    if here.is_first:
-        write_json(run.folder / "config.json", run.config.to_dict())
-        # the last figures are needed once more to end a run: those of the log do not hold all of them
-        measured = begin if begin < run.total_steps and evaluated_at(run.folder / "metrics.jsonl", begin) else None
-        supersede(storage, begin, run.log.say)
-        run.saver = open_saver(run, storage)
-    run.measured_at = share_object(measured, here)
+    if world.is_first:
+        write_json(kept.folder / "config.json", run.config.to_dict())
+        # the last metrics are needed once more to end a run: those of the log do not hold all of them
+        measured = begin if begin < run.total_steps and evaluated_at(kept.folder / "metrics.jsonl", begin) else None
+        supersede(storage, begin, kept.log.say)
+        kept.saver = open_saver(kept, settings, storage)
+    run.measured.step = share_object(measured, world)
     again = "eval" if begin == run.total_steps else None
-    run.log.open(begin if going_on else None, again, settings.wandb_project)
-    run.ledger = open_ledger(run.folder, here, begin) if settings.ledger else None
-    if here.is_first and settings.profile:
-        run.profiler = StepProfiler(run.folder, here.rank, settings.profile, run.log.say)
+    kept.log.open(begin if going_on else None, again, settings.wandb_project)
+    kept.ledger = open_ledger(kept.folder, world, begin) if settings.ledger else None
+    if world.is_first and settings.profile:
+        run.health.profiler = StepProfiler(kept.folder, world.rank, settings.profile, kept.log.say)
 
 
 def supersede(storage: Storage, begin: int, say: Callable[[str], None]) -> None:
@@ -211,23 +212,23 @@ def supersede(storage: Storage, begin: int, say: Callable[[str], None]) -> None:
             say(f"{storage.path(name)} is behind step {begin}, from which the run goes on: now {SUPERSEDED}{name}")
 
 
-def open_saver(run: Run, storage: Storage) -> Saver:
+def open_saver(kept: Kept, settings: RunConfig, storage: Storage) -> Saver:
     """The writer of checkpoints, in a folder without the half files of a process that was killed."""
     for name in storage.sweep():
-        run.log.say(f"removed {storage.path(name)}: a checkpoint that was being written when the run was killed")
+        kept.log.say(f"removed {storage.path(name)}: a checkpoint that was being written when the run was killed")
     return Saver(
         storage,
-        keep=run.config.run.keep_checkpoints,
-        keep_every=run.config.run.keep_every_steps,
-        say=run.log.say,
-        saved=lambda address, step: write_status(run.folder, "running", step=step, checkpoint=address),
+        keep=settings.keep_checkpoints,
+        keep_every=settings.keep_every_steps,
+        say=kept.log.say,
+        saved=lambda address, step: write_status(kept.folder, "running", step=step, checkpoint=address),
     )
 
 
-def open_ledger(folder: Path, here: World, begin: int) -> Ledger:
+def open_ledger(folder: Path, world: World, begin: int) -> Ledger:
     """This rank's ledger; lines of steps that will be done again are dropped, those of ranks that are no more, too."""
-    if here.is_first:
+    if world.is_first:
         for path in (folder / "ledger").glob("rank_*.jsonl"):
             keep_until_step(path, begin)
-    wait_for_all(here)
-    return Ledger(folder, here.rank)
+    wait_for_all(world)
+    return Ledger(folder, world.rank)

@@ -10,7 +10,7 @@ import pytest
 FAULTS = """
 import resource, sys
 import torch
-from training.host_memory import keep_freed_memory
+from training.health.host_memory import keep_freed_memory
 
 def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -26,7 +26,7 @@ print(kept, faults() - before)
 
 
 def page_faults(how: str) -> tuple[bool, int]:
-    source = str(Path(__file__).parents[2] / "src")
+    source = str(Path(__file__).parents[3] / "src")
     done = subprocess.run(
         [sys.executable, "-c", FAULTS, how], capture_output=True, text=True, env={"PYTHONPATH": source}, check=True
     )
