@@ -22,7 +22,7 @@ DEVICE_MEMORY = "give a smaller --batch-size with a larger --accum-freq (same gl
 # Fewer workers and a smaller shuffle buffer are other streams and another order of the data, refused within an epoch.
 GO_ON = "--resume auto goes on with any --prefetch"
 HOST_MEMORY = (
-    f"most likely by the kernel, out of memory (`dmesg` tells): give more memory or a smaller --prefetch; {GO_ON}. "
+    f"most likely by the kernel, out of memory (`dmesg` says): give more memory or a smaller --prefetch; {GO_ON}. "
     "Fewer --workers and a smaller --shuffle-buffer take less, too, from a checkpoint between epochs or from the start"
 )
 SHARED_MEMORY = (
