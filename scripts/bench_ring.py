@@ -32,9 +32,10 @@ from torch import Tensor
 import prolip
 from prolip import ring
 from prolip.gaussian import Gaussian
+from prolip.methods.base import Context
 from prolip.methods.prolip import ProLIPConfig, ProLIPObjective
 from prolip.ring import ppcl_over_ranks
-from training.host_memory import keep_freed_memory
+from training.health.host_memory import keep_freed_memory
 
 Step = Callable[[], None]
 
@@ -109,7 +110,9 @@ def build_step(options: argparse.Namespace, rank: int, device: torch.device) -> 
 
     def make(ranks: int) -> Step:
         model = prolip.create_model(options.model, device=device, force_image_size=64, force_context_length=32)
-        objective = ProLIPObjective(model, ProLIPConfig(), rank=rank if ranks > 1 else 0, world_size=ranks).to(device)
+        objective = ProLIPObjective(
+            model, ProLIPConfig(), Context(rank=rank if ranks > 1 else 0, world_size=ranks)
+        ).to(device)
         network = torch.nn.parallel.DistributedDataParallel(objective, static_graph=True) if ranks > 1 else objective
         optimizer = torch.optim.AdamW(objective.parameters(), lr=1e-4, fused=True)
 

@@ -33,8 +33,8 @@ from prolip.factory import get_model_config
 from prolip.masking import count_masked_rows
 from prolip.methods.base import Batch
 from prolip.methods.prolip import ProLIPConfig, ProLIPObjective
-from training.host_memory import keep_freed_memory
-from training.network import attention_for
+from training.health.host_memory import keep_freed_memory
+from training.model import attention_for
 
 Step = Callable[[], None]
 

@@ -18,11 +18,11 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT / "src") not in sys.path:
     sys.path.insert(0, str(ROOT / "src"))
 
+from planner import question, tables  # noqa: E402
+from planner.plan import make_plans  # noqa: E402
+from planner.published import check_published, published_table  # noqa: E402
 from prolip import console  # noqa: E402
 from training.flags import FlagError, Parser, add_flags, build  # noqa: E402
-from training.plan import question, tables  # noqa: E402
-from training.plan.plan import make_plans  # noqa: E402
-from training.plan.published import check_published, published_table  # noqa: E402
 
 VERDICT = "verdict"
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from prolip.checkpoint import save_pretrained
-from training.checkpointing import check_checkpoint, load_checkpoint
+from training.checkpoint.files import check_checkpoint, load_checkpoint
 from training.config import build_config
 from training.flags import FlagError
 from training.run import build_model, build_tokenizer

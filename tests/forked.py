@@ -18,7 +18,7 @@ SERVER = """
 import json, os, resource, signal, socket, sys
 import torch.distributed.fsdp, torch.utils.tensorboard, training.loop, training.main, training.run
 from prolip import console
-from training.stopping import STOP
+from training.health.preemption import STOP
 
 
 def take_streams(order):

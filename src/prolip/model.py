@@ -29,6 +29,10 @@ TEXT_KEYS = (
 )
 
 
+# Bound on a = exp(logit_scale), as OpenCLIP's.
+MAX_LOGIT_SCALE = 100.0
+
+
 class ProLIPOutput(NamedTuple):
     """Both Gaussians (None for what was not given) and the logit's scale a and bias b as they enter it, scalars."""
 
@@ -144,11 +148,36 @@ class ProLIP(nn.Module):
         ours = {id(parameter) for parameter in self.uncertainty_parameters()}
         return {name for name, parameter in self.named_parameters() if id(parameter) in ours}
 
+    @property
+    def image_size(self) -> int | tuple[int, int]:
+        """Height and width of its images, in pixels."""
+        return self.visual.image_size
+
+    def towers(self) -> dict[str, Any]:
+        """Its encoders by what they take, each with its transformer's `blocks`, first to last."""
+        return {"image": self.visual, "text": self.text}
+
+    def logit_parameters(self) -> set[str]:
+        """Full names of what makes a logit of a similarity."""
+        return {"logit_scale", "logit_bias"}
+
+    def depths(self) -> dict[str, int]:
+        """Full name of a tower's parameter -> layers from it to the tower's end: heads 0, the last block 1, ..."""
+        image = {f"visual.{name}": depth for name, depth in self.visual.depths().items()}
+        return image | {f"text.{name}": depth for name, depth in self.text.depths().items()}
+
     def no_weight_decay(self) -> set[str]:
         """Full names of the positions, special tokens, scale and bias, which take no weight decay."""
         names = {f"visual.{name}" for name in self.visual.no_weight_decay()}
         names |= {f"text.{name}" for name in self.text.no_weight_decay()}
-        return {*names, "logit_scale", "logit_bias"}
+        return names | self.logit_parameters()
+
+    def twin(self) -> ProLIP:
+        """A model of the same configuration and preprocessing, on the CPU, with initial weights."""
+        other = ProLIP(self.config)
+        other.visual.preprocess_cfg = self.visual.preprocess_cfg
+        other.pixel_mean, other.pixel_std = self.pixel_mean, self.pixel_std
+        return other
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Recompute the activations of each block in the backward pass."""

@@ -37,24 +37,23 @@ RELEASED_TEXT = {
 
 @dataclass(frozen=True, kw_only=True)
 class ProLIPCfg:
-    """What ProLIP adds to OpenCLIP's configuration."""
+    """What ProLIP adds to OpenCLIP's configuration.
+
+    forward: `paper`, or `released`: the forward pass that the published weights were trained with; init_unc_bias:
+    initial log sigma^2; init_unc_gain: its initial spread over inputs and dimensions; conv_stem: convolutions in place
+    of the patch projection, for small images and little data; mask_padding: hide padding from attention, which the
+    paper does not; pad_token_id: what the tokenizer fills a text up with; mask_token_id: [MASK], for masked texts, none
+    where the vocabulary has no such token; special_token_ids: start and end of text, never masked.
+    """
 
     forward: str = "paper"
-    """`paper`, or `released`: the forward pass that the published weights were trained with."""
     init_unc_bias: float = -10.0
-    """Initial log sigma^2."""
     init_unc_gain: float = 0.1
-    """Initial spread of log sigma^2 over inputs and dimensions."""
     conv_stem: bool = False
-    """Convolutions in place of the patch projection: for small images and little data."""
     mask_padding: bool = False
-    """Hide padding from attention; the paper does not."""
     pad_token_id: int = 0
-    """What the tokenizer fills a text up with."""
     mask_token_id: int | None = None
-    """[MASK], for masked texts; none: this vocabulary has no such token."""
     special_token_ids: tuple[int, ...] = ()
-    """Start and end of text: never masked."""
 
     def __post_init__(self):
         check_values(vars(self), RULES["prolip_cfg"], "prolip_cfg")

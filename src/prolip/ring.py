@@ -71,23 +71,6 @@ def world_size(group: dist.ProcessGroup | None = None) -> int:
     return dist.get_world_size(group) if dist.is_available() and dist.is_initialized() else 1
 
 
-def check_equal_batches(batch_size: int, group: dist.ProcessGroup | None = None) -> None:
-    """Raise ValueError on every rank unless all ranks have the same local batch size; call it once, before training.
-
-    The ring exchanges blocks of one size: unequal ones would hang or crash it.
-    """
-    ranks = world_size(group)
-    if ranks == 1:
-        return
-    sizes: list[int] = [0] * ranks
-    dist.all_gather_object(sizes, batch_size, group=group)
-    if len(set(sizes)) > 1:
-        raise ValueError(
-            f"local batch sizes differ between ranks: got {sizes}, wanted {ranks} equal ones: "
-            f"use {min(sizes)} on every rank"
-        )
-
-
 def ppcl_over_ranks(
     image: Gaussian,
     text: Gaussian,

@@ -25,6 +25,19 @@ def expand_token(token: Tensor, batch: int, dtype: torch.dtype) -> Tensor:
     return token.to(dtype).expand(batch, 1, -1)
 
 
+def depths(tower: nn.Module, blocks: int, stem: Sequence[str]) -> dict[str, int]:
+    """Name of a tower's parameter -> layers from it to the end: heads 0, block i of n n - i, the stem n + 1.
+
+    stem: the tower's own names of what comes before its blocks.
+    """
+    found = {}
+    for name, _ in tower.named_parameters():
+        part, *rest = name.split(".")
+        inside = part == "transformer"  # transformer.resblocks.i.
+        found[name] = blocks - int(rest[1]) if inside else blocks + 1 if part in stem else 0
+    return found
+
+
 def check_form(form: str) -> None:
     """Refuse a forward pass nobody trained with."""
     if form not in FORMS:
@@ -86,6 +99,16 @@ class ProbabilisticVisionTransformer(VisionTransformer):
         self.positional_embedding = nn.Parameter(
             torch.cat([learnt.detach()[:1], row, learnt.detach()[1:]]), requires_grad=learnt.requires_grad
         )
+
+    @property
+    def blocks(self) -> nn.ModuleList:
+        """The transformer's blocks, first to last."""
+        return self.transformer.resblocks
+
+    def depths(self) -> dict[str, int]:
+        """Name of a parameter -> layers from it to the end of the tower."""
+        stem = ("conv1", "class_embedding", "unc_embedding", "positional_embedding", "ln_pre")
+        return depths(self, len(self.blocks), stem)
 
     @property
     def num_patches(self) -> int:
@@ -231,6 +254,16 @@ class ProbabilisticTextTransformer(TextTransformer):
         self.positional_embedding = nn.Parameter(0.01 * torch.randn(self.num_pos, self.width))
         inputs = self.output_dim if form == "released" else self.width
         self.text_uncertainty_projection = LogVarianceHead(inputs, self.output_dim, init_unc_bias, init_unc_gain)
+
+    @property
+    def blocks(self) -> nn.ModuleList:
+        """The transformer's blocks, first to last."""
+        return self.transformer.resblocks
+
+    def depths(self) -> dict[str, int]:
+        """Name of a parameter -> layers from it to the end of the tower."""
+        stem = ("token_embedding", "cls_emb", "unc_emb", "positional_embedding")
+        return depths(self, len(self.blocks), stem)
 
     def uncertainty_parameters(self) -> list[nn.Parameter]:
         """The [UNC] token and the log-variance head."""

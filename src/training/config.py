@@ -4,8 +4,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import json
-import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,50 +14,28 @@ from timm.optim import list_optimizers
 from prolip.data.augment import AugmentConfig
 from prolip.data.loader import DataConfig
 from prolip.documents import read_json, read_yaml
+from prolip.fields import option
 from prolip.messages import appearance_of
 from prolip.methods import METHODS
-from prolip.methods.base import MAX_LOGIT_SCALE
+from prolip.options import ModelOptions
 from training.flags import FlagError, build, flag_of, nearest
 
 DEFAULT_EPOCHS = 32
-# ProLIP B.1, in OpenCLIP's names.
+# The paper's, B.1, in OpenCLIP's names.
 AUGMENTATION = {
     "scale": (0.8, 1.0), "color_jitter": (0.32, 0.32, 0.32, 0.08), "color_jitter_prob": 0.8, "gray_scale_prob": 0.2,
 }  # fmt: skip
-# Settings that follow from others: one seed for everything, caption identities when the method asks for them.
-DERIVED = {"data": ("seed", "known_matches")}
+# Settings that follow from others, and from which.
+DERIVED = {"data": {f.name: f.metadata["follows"] for f in dataclasses.fields(DataConfig) if "follows" in f.metadata}}
 # Facts of one invocation, not of the run: left out of the saved config, so that it starts afresh.
 INVOCATION = ("resume", "overwrite", "traceback")
 
 
-def option(default: Any, help: str, **more: Any) -> Any:
-    """A dataclass field with its help text."""
-    if isinstance(default, (list, dict)):
-        return field(default_factory=lambda: type(default)(default), metadata={"help": help, **more})
-    return field(default=default, metadata={"help": help, **more})
-
-
 @dataclass(frozen=True, kw_only=True)
-class ModelConfig:
-    """Which network, from which weights, on which tokens."""
+class ModelConfig(ModelOptions):
+    """Which network, from which weights, on which tokens, by which augmentation."""
 
-    model: str = option("ProLIP-ViT-B-16", "model config, by name (prolip.list_models()) or hf-hub:/local-dir: address")
-    pretrained: str | None = option(None, "weights to start from: a file, a folder or a hub name; none: random")
     tokenizer: str | None = option(None, "name or local folder of the tokenizer, instead of the model config's")
-    force_image_size: int | None = option(None, "image size in pixels, instead of the model config's")
-    force_context_length: int | None = option(None, "tokens of a text, instead of the model config's")
-    init_uncertainty: bool = option(
-        False, "--pretrained is a deterministic OpenCLIP model of the same size: what it lacks keeps its initial values"
-    )
-    init_unc_bias: float | None = option(None, "initial log sigma^2 of every dimension; paper: -10")
-    init_unc_gain: float | None = option(None, "initial spread of log sigma^2 over inputs, the model config's: 0.1")
-    mask_padding: bool = option(False, "hide padding from the text tower's attention; the paper does not")
-    init_logit_scale: float | None = option(None, "initial a as it enters the logit a * similarity + b; paper: 10")
-    init_logit_bias: float | None = option(None, "initial b; paper: -10, near -log(global batch) for small batches")
-    lock_image: bool = option(False, "freeze the image tower")
-    lock_image_unlocked_groups: int = option(0, "leave the last groups of a locked image tower unlocked; 1: the heads")
-    lock_text: bool = option(False, "freeze the text tower")
-    lock_text_unlocked_layers: int = option(0, "leave the last layers of a locked text tower unlocked; 1: the heads")
     grad_checkpointing: bool = option(False, "recompute activations in the backward pass: less memory, a third slower")
     checkpoint_policy: Literal["full", "selective"] = option(
         "full", "what --grad-checkpointing computes again: whole blocks, or all but matrix products and attention"
@@ -74,31 +51,16 @@ class ModelConfig:
     )
 
     def __post_init__(self) -> None:
-        scale = self.init_logit_scale
-        if scale is not None and not 0 < scale <= MAX_LOGIT_SCALE:
-            raise FlagError(f"--init-logit-scale {scale}: give a number above 0 and at most {MAX_LOGIT_SCALE:g}, the "
-                            "bound on a; the paper starts at 10; it is a factor, not its logarithm")  # fmt: skip
-        for name in ("init_logit_bias", "init_unc_bias", "init_unc_gain"):
-            if not math.isfinite(getattr(self, name) or 0.0):
-                raise FlagError(f"{flag_of(name)} {getattr(self, name)}: give a finite number")
-        for name in ("force_image_size", "force_context_length"):
-            if getattr(self, name) is not None:
-                _at_least(1, self, name)
-        if self.init_uncertainty and not self.pretrained:
-            raise FlagError("--init-uncertainty without --pretrained: give the weights file of the deterministic model")
+        super().__post_init__()
         fast = not (self.device_augment or self.openclip_transform or self.aug_cfg.get("use_timm"))
         if self.dct_scaled_decoding and not fast:
             raise FlagError("--dct-scaled-decoding is for --aug-cfg as shared between workers and device: leave it "
                             "out, or leave out --device-augment, --openclip-transform and use_timm")
-        for tower, unlocked in (("image", "lock_image_unlocked_groups"), ("text", "lock_text_unlocked_layers")):
-            _at_least(0, self, unlocked)
-            if getattr(self, unlocked) and not getattr(self, f"lock_{tower}"):
-                raise FlagError(f"{flag_of(unlocked)} without --lock-{tower}: add it, nothing is locked so far")
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimConfig:
-    """Optimiser, learning-rate schedule, clipping, averaging. Defaults: ProLIP B.1, at a global batch of 16,384."""
+    """Optimiser, learning-rate schedule, clipping, averaging. Defaults: the paper's, B.1, for a batch of 16,384."""
 
     opt: str = option("adamw", "optimiser by timm's name: adamw, adamp, muon, lamb, lion, sgd, ...")
     lr: float = option(5e-4, "highest learning rate")
@@ -320,9 +282,9 @@ def build_config(method: str, values: dict[str, dict[str, Any]]) -> Config:
     for section, settings in values.items():
         if section not in types:
             raise FlagError(f"a config has no section {section!r}: it has method, {', '.join(types)}")
-        for name in set(settings) & set(DERIVED.get(section, ())):
-            raise FlagError(f"{section}.{name} is not set by itself: it follows from "
-                            f"{'run.seed' if name == 'seed' else 'objective.known_matches'}; set that one")
+        for name, source in DERIVED.get(section, {}).items():
+            if name in settings:
+                raise FlagError(f"{section}.{name} is not set by itself: it follows from {source}; set that one")
     parts = {name: build(kind, name, values.get(name, {})) for name, kind in types.items() if name != "data"}
     data = dict(values.get("data", {}))
     if parts["run"].global_batch_size is not None:
@@ -330,7 +292,7 @@ def build_config(method: str, values: dict[str, dict[str, Any]]) -> Config:
             raise FlagError("--global-batch-size and --batch-size contradict each other: give one of them")
         workers = data.get("workers", DataConfig().workers)
         data["batch_size"] = max(1, workers)  # stands in until `rows_per_rank` knows the ranks
-    data |= {"seed": parts["run"].seed, "known_matches": getattr(parts["objective"], "known_matches", False)}
+    data |= {"seed": parts["run"].seed, **METHODS[method][1].needs(parts["objective"]).data}
     return Config(method=method, data=build(DataConfig, "data", data), **parts)
 
 

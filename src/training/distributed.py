@@ -66,8 +66,8 @@ def choose_device(name: str, local_rank: int) -> torch.device:
 
 
 @contextmanager
-def world(device_name: str) -> Iterator[World]:
-    """The process group around a run; taken down also when the run fails."""
+def process_group(device_name: str) -> Iterator[World]:
+    """The ranks around a run; taken down also when the run fails."""
     rank, world_size, local_rank = read_environment(os.environ)
     device = choose_device(device_name, local_rank)
     if device.type == "cuda":
@@ -90,6 +90,18 @@ def wait_for_all(world: World) -> None:
     """Meet here, however long the slowest takes (rank 0 may be evaluating)."""
     if world.world_size > 1:
         dist.barrier(group=world.waiting)
+
+
+def check_equal_batches(rows: int, world: World) -> None:
+    """ValueError on every rank unless all have the same local batch: the order of the data, the mean of gradients and
+    the exchanges between ranks rest on it.
+    """
+    sizes = gather_objects(rows, world)
+    if len(set(sizes)) > 1:
+        raise ValueError(
+            f"local batch sizes differ between ranks: got {sizes}, wanted {world.world_size} equal ones: "
+            f"use {min(sizes)} on every rank"
+        )
 
 
 class Agreement:

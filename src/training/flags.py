@@ -15,7 +15,7 @@ from typing import Any, Literal, NoReturn, Union, get_args, get_origin
 
 from prolip.documents import shown
 
-# What OpenCLIP's and the released ProLIP's users may type, and what to type here. Spelled without the leading dashes.
+# What OpenCLIP's users may type, and what to type here. Spelled without the leading dashes.
 RETIRED = {
     "logs": "use --output-dir (torchrun takes --logs for itself)",
     "log-local": "every rank's counts are in the run folder's metrics.jsonl; there is no log per rank",
@@ -28,11 +28,9 @@ RETIRED = {
     "dist-backend": "nothing to ask for: nccl on CUDA, gloo on CPU",
     "no-set-device-rank": "set CUDA_VISIBLE_DEVICES",
     "ddp-static-graph": "nothing to ask for: one forward pass per backward pass",
-    "siglip": "use --method siglip",
     "local-loss": "nothing to ask for: the loss of all ranks is exact and needs no full matrix",
     "gather-with-grad": "nothing to ask for: gradients of all ranks are always exact",
     "loss-dist-impl": "nothing to ask for: texts travel round a ring",
-    "alpha": "use --alpha1 (images in texts) and --alpha2 (inputs in their masked views)",
     "use-bn-sync": "the towers have no batch normalisation",
     "skip-scheduler": "use --lr-scheduler const --warmup 0",
     "epochs-cooldown": "use --lr-scheduler wsd --decay-fraction 0.2",
@@ -54,7 +52,6 @@ RETIRED = {
     "pretrained-image": "use --pretrained with weights of both towers",
     "lock-image-freeze-bn-stats": "the towers have no batch normalisation",
     "lock-text-freeze-layer-norm": "a locked text tower is frozen with its norms",
-    "force-patch-dropout": "masked views drop patches: use --mask-fraction and --mask-ratio",
     "image-mean": "use --model local-dir:FOLDER, whose config.json has a preprocess_cfg",
     "image-std": "use --model local-dir:FOLDER, whose config.json has a preprocess_cfg",
     "image-interpolation": "use --model local-dir:FOLDER, whose config.json has a preprocess_cfg",
@@ -73,10 +70,11 @@ class FlagError(ValueError):
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse without abbreviations, whose errors are exceptions with a remedy."""
+    """argparse without abbreviations, whose errors are exceptions with a remedy. retired: more flags as RETIRED's."""
 
-    def __init__(self, **settings: Any):
+    def __init__(self, retired: Mapping[str, str] | None = None, **settings: Any):
         super().__init__(allow_abbrev=False, **settings)
+        self.retired = RETIRED | dict(retired or {})
         self._negative_number_matcher = NEGATIVE_NUMBER
 
     def error(self, message: str) -> NoReturn:
@@ -87,7 +85,7 @@ class Parser(argparse.ArgumentParser):
         given, unknown = self.parse_known_args(arguments)
         for word in unknown:
             if word.startswith("--"):
-                raise FlagError(explain_unknown(word, self.flags()))
+                raise FlagError(explain_unknown(word, self.flags(), self.retired))
         if unknown:
             raise FlagError(f"got {' '.join(unknown)!r}, which belongs to no flag: give settings as --flag value")
         return vars(given)
@@ -97,7 +95,7 @@ class Parser(argparse.ArgumentParser):
         return sorted(word for action in self._actions for word in action.option_strings if word.startswith("--"))
 
 
-def explain_unknown(word: str, known: Iterable[str]) -> str:
+def explain_unknown(word: str, known: Iterable[str], retired: Mapping[str, str] = RETIRED) -> str:
     """What to type for an unknown flag: its replacement, its spelling with dashes, or the nearest flags."""
     known = list(known)
     flag = word.split("=")[0]
@@ -105,8 +103,8 @@ def explain_unknown(word: str, known: Iterable[str]) -> str:
     if kebab in known:
         return f"unknown flag {flag}: use {kebab}"
     name = kebab.removeprefix("--")
-    if name in RETIRED or name.removeprefix("no-") in RETIRED:
-        return f"{flag} is not a flag here: {RETIRED.get(name, RETIRED.get(name.removeprefix('no-')))}"
+    if name in retired or name.removeprefix("no-") in retired:
+        return f"{flag} is not a flag here: {retired.get(name, retired.get(name.removeprefix('no-')))}"
     for prefix, remedy in (
         ("coca-", "CoCa is not trained here"),
         ("distill-", RETIRED["distill-model"]),

@@ -8,19 +8,18 @@ import resource
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
 import torch
 from torch import nn
 
-from training.runfolder import keep_until_step
+from training.checkpoint.run_folder import keep_until_step
 
-LOGIT = ("scale", "bias")
-# What stands elsewhere in the progress line than among the terms of the loss.
-NO_TERM_OF = ("trace_", "grad_norm_")
-NO_TERMS = ("loss", "lr", "grad_norm", "samples_per_second", "data_wait", *LOGIT)
+# What stands elsewhere in the progress line than among the terms of the loss, or not at all.
+NO_TERMS = ("loss", "lr", "grad_norm", "samples_per_second", "data_wait")
+NO_TERM_OF = "grad_norm_"
 
 
 class Stopwatch:
@@ -162,16 +161,21 @@ def start_wandb(project: str, folder: Path) -> Any:
 
 
 def progress_line(
-    values: Mapping[str, float], step: int, total: int, epoch: float, seconds_left: float, faults: Mapping[str, int]
+    values: Mapping[str, float], step: int, total: int, epoch: float, seconds_left: float, faults: Mapping[str, int],
+    statistics: Sequence[str] = (),
 ) -> str:
-    """step | loss and its terms | scale, bias, traces | rates: one line, the same columns every time."""
+    """step | loss and its terms | statistics | rates: one line, the same columns every time.
+
+    statistics: those of `values` that are no terms of the loss.
+    """
     width = len(str(total))
     parts = [f"step {step:>{width}}/{total} ({100 * step / total:.0f}%) epoch {epoch:.1f}"]
-    terms = {name: value for name, value in values.items() if name not in NO_TERMS and not name.startswith(NO_TERM_OF)}
+    others = (*NO_TERMS, *statistics)
+    terms = {name: value for name, value in values.items() if name not in others and not name.startswith(NO_TERM_OF)}
     parts.append(f"loss {number(values['loss'])}" + (f"  ({grouped(terms)})" if terms else ""))
-    logit = {name: value for name, value in values.items() if name in (*LOGIT, "trace_image", "trace_text")}
-    if logit:
-        parts.append(grouped(logit))
+    beside = {name: value for name, value in values.items() if name in statistics}
+    if beside:
+        parts.append(grouped(beside))
     if "grad_norm" in values:
         parts.append(f"grad {number(values['grad_norm'])}")
     parts.append(f"lr {values['lr']:.2e}")

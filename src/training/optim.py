@@ -3,8 +3,7 @@ from __future__ import annotations
 
 import inspect
 import math
-import re
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -13,8 +12,6 @@ from torch import nn
 
 from training.config import OptimConfig
 from training.flags import FlagError
-
-LOGIT_PARAMETERS = ("logit_scale", "logit_bias")
 
 
 def build_optimizer(objective: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
@@ -41,26 +38,26 @@ def build_optimizer(objective: nn.Module, config: OptimConfig) -> torch.optim.Op
         raise FlagError(f"--opt {config.opt} cannot be used here: {error}; use adamw") from None
 
 
-def parameter_groups(objective: nn.Module, config: OptimConfig) -> list[dict[str, Any]]:
-    """Trainable parameters by (weight decay, learning-rate multiplier), in their own order; scale and bias apart.
+def parameter_groups(objective: Any, config: OptimConfig) -> list[dict[str, Any]]:
+    """Trainable parameters by (weight decay, learning-rate multiplier), in their own order; the logit's apart.
 
     No decay on vectors and scalars (biases, norms) and on what `model.no_weight_decay()` names (tokens, positions), as
-    timm. Logit scale and bias have the multiplier `logit_lr_mult`, blocks of a tower layer_decay^(distance from its
-    end). `lr_scale` is what `set_learning_rate` multiplies by.
+    timm. `model.logit_parameters()` have the multiplier `logit_lr_mult`, others layer_decay^depth by `model.depths()`,
+    at most 1 (PCME++'s released code exceeds it). `lr_scale` is what `set_learning_rate` multiplies by.
     """
-    model: Any = getattr(objective, "model", objective)
-    exempt: set[str] = set(model.no_weight_decay()) if hasattr(model, "no_weight_decay") else set()
-    multiplier = learning_rate_multiplier(model, config)
+    model = objective.model
+    exempt, logit, depths = model.no_weight_decay(), model.logit_parameters(), model.depths()
     groups: dict[tuple[bool, float, bool], dict[str, Any]] = {}
-    prefix = "model." if model is not objective else ""
     for full_name, parameter in objective.named_parameters():
         if not parameter.requires_grad:
             continue
-        name = full_name.removeprefix(prefix)
+        name = full_name.removeprefix("model.")
         decays = has_weight_decay(name, parameter, exempt)
-        scale = multiplier(name)
+        scale = 1.0 if config.layer_decay is None else config.layer_decay ** depths.get(name, 0)
+        if name in logit:
+            scale = config.logit_lr_mult
         group = groups.setdefault(
-            (decays, scale, name in LOGIT_PARAMETERS),  # those are never in shards, and optimisers do not mix the two
+            (decays, scale, name in logit),  # those are never in shards, and optimisers do not mix the two
             {"params": [], "names": [], "lr_scale": scale, "lr": config.lr * scale, "weight_decay": config.wd},
         )
         if not decays:
@@ -73,48 +70,6 @@ def parameter_groups(objective: nn.Module, config: OptimConfig) -> list[dict[str
 def has_weight_decay(name: str, parameter: torch.Tensor, exempt: Collection[str]) -> bool:
     """Weight decay is for matrices and kernels that the model does not exempt by name."""
     return parameter.ndim > 1 and not name.endswith(".bias") and name not in exempt
-
-
-def learning_rate_multiplier(model: nn.Module, config: OptimConfig) -> Callable[[str], float]:
-    """Parameter name -> factor on the learning rate: logit_lr_mult for scale and bias, layer_decay^depth_from_end else.
-
-    Block i of n blocks of a tower has depth n - i, embeddings before the blocks n + 1, heads after them 0.
-    The factor is at most 1 (PCME++'s released code exceeds it).
-    """
-    blocks = block_counts(model)
-
-    def multiplier(name: str) -> float:
-        if name in LOGIT_PARAMETERS:
-            return config.logit_lr_mult
-        if config.layer_decay is None:
-            return 1.0
-        return config.layer_decay ** depth_from_end(name, blocks)
-
-    return multiplier
-
-
-BLOCK = re.compile(r"^(?P<stack>.*?\b(?:resblocks|blocks|layers?))\.(?P<index>\d+)\.")
-STEM = re.compile(r"\.(conv1|ln_pre|[a-z_]*_embedding|[a-z]+_emb)\b")
-
-
-def block_counts(model: nn.Module) -> dict[str, int]:
-    """Path of each stack of blocks -> how many blocks it has."""
-    counts: dict[str, int] = {}
-    for name, _ in model.named_parameters():
-        match = BLOCK.match(name)
-        if match:
-            counts[match["stack"]] = max(counts.get(match["stack"], 0), int(match["index"]) + 1)
-    return counts
-
-
-def depth_from_end(name: str, blocks: dict[str, int]) -> int:
-    """How many layers lie between a parameter and the end of its tower."""
-    match = BLOCK.match(name)
-    if match:
-        return blocks[match["stack"]] - int(match["index"])
-    tower = name.split(".")[0]
-    deepest = max((count for stack, count in blocks.items() if stack.split(".")[0] == tower), default=0)
-    return deepest + 1 if deepest and STEM.search(name) else 0
 
 
 def learning_rate_factor(step: int, total: int, config: OptimConfig) -> float:

@@ -1,4 +1,4 @@
-"""What is measured during a run, by all ranks together, and the model that is kept for its figures."""
+"""What is measured during a run, by all ranks together, and the model that is kept for its metrics."""
 from __future__ import annotations
 
 import dataclasses
@@ -24,14 +24,14 @@ from prolip.evaluation.metrics import retrieval_names
 from prolip.evaluation.over_ranks import TaskLost, evaluate_over_ranks
 from prolip.evaluation.result import Result
 from prolip.messages import naming
+from training.checkpoint.run_folder import write_json
 from training.config import ValidationConfig
 from training.distributed import World
 from training.flags import FlagError, nearest
-from training.found import EMA, Found
-from training.runfolder import write_json
+from training.state import EMA, Evaluated
 
-#: How the corpus's figures begin, beside the rankings, whose names are known in full.
-CORPUS_FIGURES = ("zero_shot/", "trace/", "spearman/", "inclusion/", "recall_by_trace/", "captions/t2i/")
+#: How the corpus's metrics begin, beside the rankings, whose names are known in full.
+CORPUS_METRICS = ("zero_shot/", "trace/", "spearman/", "inclusion/", "recall_by_trace/", "captions/t2i/")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,36 +49,36 @@ class Validation:
     precision: str
     batch_size: int
 
-    def measure(self, model: nn.Module, here: World, between: Callable[[], object] = lambda: None) -> Found:
-        """Every figure of a model, which all ranks hold; of them the first one learns the figures.
+    def measure(self, model: nn.Module, world: World, between: Callable[[], object] = lambda: None) -> Evaluated:
+        """Every metric of a model, which all ranks hold; of them the first one learns the metrics.
 
         A test set that cannot be read is reported and passed over: a run does not end for it. between: called by all
         ranks before each test set; it may raise.
         """
-        found = Found()
-        if self.corpus is not None and here.is_first:
+        found = Evaluated()
+        if self.corpus is not None and world.is_first:
             found.corpus = self.corpus(model)
-            found.figures |= found.corpus.metrics
-        embedder = self.embedder(model, here)
+            found.metrics |= found.corpus.metrics
+        embedder = self.embedder(model, world)
         for task in self.tasks:
             between()
             try:
                 result = evaluate_over_ranks(
-                    task, embedder, self.similarity, here.waiting, self.batch_size, decoding_threads()
+                    task, embedder, self.similarity, world.waiting, self.batch_size, decoding_threads()
                 )
             except TaskLost as lost:
                 found.headlines.append(f"{task.name} was lost: {lost}")
                 continue
             if result is None:
                 continue
-            found.figures |= {f"{task.name}/{name}": value for name, value in result.metrics.items()}
+            found.metrics |= {f"{task.name}/{name}": value for name, value in result.metrics.items()}
             found.headlines.append(f"{task.name} {result.main_metric} {100 * result.value:.2f}%{left_out(result.info)}")
         return found
 
-    def embedder(self, model: nn.Module, here: World) -> Embedder:
+    def embedder(self, model: nn.Module, world: World) -> Embedder:
         """The model as it is now, on this rank's device, in the precision that it is trained in."""
         loaded = Loaded(model, self.preprocess, self.tokenizer)
-        return embedder_of("the model in training", loaded, here.device, self.precision, fingerprint="")
+        return embedder_of("the model in training", loaded, world.device, self.precision, fingerprint="")
 
 
 def left_out(info: Mapping[str, Any]) -> str:
@@ -93,7 +93,7 @@ def decoding_threads() -> int:
 
 
 def open_validation(
-    config: ValidationConfig, precision: str, similarity: str, tokenizer: Any, preprocess: Any, here: World
+    config: ValidationConfig, precision: str, similarity: str, tokenizer: Any, preprocess: Any, world: World
 ) -> Validation:
     """All test sets, opened before the first step: what is missing shows now.
 
@@ -104,7 +104,7 @@ def open_validation(
         names = [config.val_names] if config.val_names else None
         flags = ("--val-data", "--val-names", "--val-select")
         shown = gallery([config.val_data], config.val_select, names, flags=flags)
-        options = {"tokenizer": tokenizer, "preprocess": preprocess, "similarity": similarity, "device": here.device}
+        options = {"tokenizer": tokenizer, "preprocess": preprocess, "similarity": similarity, "device": world.device}
         corpus = partial(evaluate, shards=shown, **options)
     tasks = []
     for spec, name in config.specs.items():
@@ -127,10 +127,10 @@ def open_task(spec: str, name: str) -> Dataset:
 
 
 class Best:
-    """The model with the best value of a figure so far, in `folder`: model.safetensors, config.json and best.json.
+    """The model with the best value of a metric so far, in `folder`: model.safetensors, config.json and best.json.
 
     A run that goes on begins with what best.json holds. lowest: small values are better. prefix: what begins the
-    figures of the model that it chooses, "" or "ema/".
+    metrics of the model that it chooses, "" or "ema/".
     """
 
     def __init__(self, folder: Path, metric: str, lowest: bool = False):
@@ -141,11 +141,11 @@ class Best:
             kept = json.loads((folder / "best.json").read_text(encoding="utf-8"))
             self.value = kept["value"] if kept["metric"] == metric else None
 
-    def offer(self, step: int, figures: Mapping[str, float], model: Any, tokenizer: Any) -> str:
-        """Keep the model of `figures` if it is better than all before; what there is to say about it, or nothing."""
-        value = figures.get(self.metric)
+    def offer(self, step: int, metrics: Mapping[str, float], model: Any, tokenizer: Any) -> str:
+        """Keep the model of `metrics` if it is better than all before; what there is to say about it, or nothing."""
+        value = metrics.get(self.metric)
         if value is None:
-            near = nearest(self.metric, figures)
+            near = nearest(self.metric, metrics)
             hint = f"; near it: {', '.join(near)}" if near else ""
             return f"best: this evaluation has no figure {self.metric!r} to choose by{hint}"
         better = value == value and (self.value is None or (value < self.value if self.lowest else value > self.value))
@@ -167,7 +167,7 @@ def check_metric(metric: str, validation: Validation, averaged: bool) -> None:
     families: Iterable[str] = ()
     if validation.corpus is not None:
         known += [f"{where}/{figure}" for where in ("names", "captions") for figure in retrieval_names()]
-        families = CORPUS_FIGURES
+        families = CORPUS_METRICS
     if name in known or name.startswith(tuple(families)):
         return
     near = nearest(name, known)

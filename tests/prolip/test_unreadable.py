@@ -28,12 +28,12 @@ from prolip.messages import appearance, naming
 from prolip.report.runs import read as read_run
 from prolip.tokenizer import get_tokenizer
 from prolip.unreadable import is_run
-from training.checkpointing import check_checkpoint
-from training.checkpointing import load_checkpoint as load_run
+from training.checkpoint.files import check_checkpoint
+from training.checkpoint.files import load_checkpoint as load_run
+from training.checkpoint.run_folder import read_status
 from training.config import read_config_file
 from training.flags import FlagError
 from training.main import main as train
-from training.runfolder import read_status
 
 NAME = "ProLIP-ViT-test"
 #: What torch says of a file that it refuses, or of a way to run its code.

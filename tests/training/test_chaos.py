@@ -15,9 +15,9 @@ import torch
 from safetensors.torch import load_file
 
 from forked import until
-from training.checkpointing import check_checkpoint, list_steps
-from training.runfolder import lock_run_folder
-from training.storage import Storage
+from training.checkpoint.files import check_checkpoint, list_steps
+from training.checkpoint.run_folder import lock_run_folder
+from training.checkpoint.storage import Storage
 
 ROOT = Path(__file__).parents[2]
 WORDS = [

@@ -60,7 +60,7 @@ def config(**sections) -> Config:
     ],
 )
 def test_a_wrong_setting_is_refused_when_the_config_is_made(kind, values, message):
-    with pytest.raises(FlagError, match=message):
+    with pytest.raises(ValueError, match=message):
         kind(**values)
 
 
@@ -82,6 +82,8 @@ def test_one_seed_and_one_switch_for_known_matches():
     assert made.data.seed == 7 and made.data.known_matches
     with pytest.raises(FlagError, match="data.seed is not set by itself: it follows from run.seed"):
         config(data={"seed": 1})
+    with pytest.raises(FlagError, match="data.known_matches is not set by itself: it follows from the method"):
+        config(data={"known_matches": True})
 
 
 @pytest.mark.parametrize("method", ["prolip", "siglip", "clip"])

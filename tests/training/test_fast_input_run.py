@@ -8,7 +8,7 @@ from prolip.data.crops import RandomCrop
 from training.config import build_config
 from training.distributed import World
 from training.flags import FlagError
-from training.network import build_augment, build_model
+from training.model import build_augment, build_model
 
 SMALL = {"model": "ProLIP-ViT-test"}
 

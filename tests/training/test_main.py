@@ -11,9 +11,9 @@ import torch
 from torch.distributed.run import get_args_parser
 
 from prolip.data.faults import SampleFault
-from training.errors import explain
+from training.health.errors import explain
+from training.health.terms import NonFiniteError
 from training.main import build_parser, main, parse
-from training.terms import NonFiniteError
 
 SHARD = "data/emoji/noto.tar"
 TINY = ["--model", "ProLIP-ViT-test", "--precision", "fp32", "--workers", "0", "--batch-size", "8", "--warmup", "1"]

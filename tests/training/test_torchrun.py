@@ -157,9 +157,9 @@ def test_runs_go_on_with_other_ranks_or_in_shards_as_one_process_would(forked, r
 
 BAD_ON_ONE_RANK = """
 import torch
-from training.distributed import world
-from training.terms import NonFiniteError, TermMeter
-with world("cpu") as here:
+from training.distributed import process_group
+from training.health.terms import NonFiniteError, TermMeter
+with process_group("cpu") as here:
     meter = TermMeter()
     for step in (1, 2, 3):
         bad = here.rank == 1 and step >= 2

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from test_resuming import words
-from test_run import ROOT, metrics, stop_after
+from training_runs import ROOT, metrics, stop_after, words
 
 import training.validation
+from training.checkpoint.files import Saver
+from training.checkpoint.run_folder import evaluated_at, keep_until_step
+from training.health.preemption import EXIT_STOPPED
 from training.main import main
-from training.runfolder import evaluated_at, keep_until_step
-from training.stopping import EXIT_STOPPED
 
 EVALUATION = ["--val-data", str(ROOT / "data/emoji/emojione.tar"), "--val-select", "group=activities"]
 
@@ -58,7 +58,7 @@ def test_an_evaluation_that_a_stop_or_a_kill_came_before_is_made_up_for(tmp_path
 
     with monkeypatch.context() as patch:
         patch.setattr(training.validation.Validation, "measure", killed_at_4)
-        patch.setattr(training.checkpointing.Saver, "submit", written_at_once(training.checkpointing.Saver.submit))
+        patch.setattr(Saver, "submit", written_at_once(Saver.submit))
         assert main([*command, "--resume", "latest"]) == 130
     assert evaluations(tmp_path / "run") == [2]
     assert main([*command, "--resume", "latest"]) == 0
@@ -123,7 +123,7 @@ def test_a_log_that_is_cut_short_while_it_is_shortened_is_whole(tmp_path):
     path.write_text("".join(json.dumps({"step": step, "kind": "train", "x": "y" * 200}) + "\n" for step in range(2000)))
     before = path.read_bytes()
     script = (
-        "import os, sys, training.runfolder as r; from pathlib import Path\n"
+        "import os, sys, training.checkpoint.run_folder as r; from pathlib import Path\n"
         "honest = r.rows_of\n"
         "def killed(path):\n"
         "    for number, row in enumerate(honest(path)):\n"

@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 
 import pytest
-from test_run import ROOT, TINY, metrics, start
+from training_runs import ROOT, TINY, metrics, start
 
 import prolip
 from prolip.data import emoji
@@ -204,7 +204,7 @@ def test_a_set_that_is_lost_on_the_way_does_not_end_the_run(sets, run):
     )
     found = validation.measure(prolip.create_model(f"local-dir:{run / 'model'}"), World())
     assert found.headlines[0].startswith("imagenet was lost: FileNotFoundError")
-    assert "bad image 1" in found.headlines[1] and "coco/i2t/R@1" in found.figures
+    assert "bad image 1" in found.headlines[1] and "coco/i2t/R@1" in found.metrics
     assert found.headlines[2].startswith("gone was lost: DamagedData: no image in")
 
 

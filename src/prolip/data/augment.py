@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from prolip.fields import option
 from prolip.masking import AUGMENT_STREAM, draw_noise
 
 LUMA = (0.299, 0.587, 0.114)
@@ -32,19 +33,17 @@ PARAMETERS = (
 class AugmentConfig:
     """Augmentation on the device; everything at its default leaves the images alone."""
 
-    rotate: float = field(default=0.0, metadata={"help": "rotate by up to this many degrees either way"})
-    zoom: tuple[float, float] = field(
-        default=(1.0, 1.0), metadata={"help": "magnify by a factor drawn between these two (below 1 shrinks)"}
-    )
-    aspect: float = field(default=0.0, metadata={"help": "stretch by up to exp(this) in one direction"})
-    shift: float = field(default=0.0, metadata={"help": "shift by up to this fraction of the width and height"})
-    brightness: float = field(default=0.0, metadata={"help": "factor 1 +- this"})
-    contrast: float = field(default=0.0, metadata={"help": "factor 1 +- this, about the image's mean luma"})
-    saturation: float = field(default=0.0, metadata={"help": "factor 1 +- this, about each pixel's luma"})
-    hue: float = field(default=0.0, metadata={"help": "turn the hue by up to this part of a full turn, at most 0.5"})
-    jitter_prob: float = field(default=1.0, metadata={"help": "share of the images whose colours are jittered"})
-    greyscale_prob: float = field(default=0.0, metadata={"help": "share of the images turned grey"})
-    fill: float = field(default=1.0, metadata={"help": "value of pixels from outside the image, 0 black to 1 white"})
+    rotate: float = option(0.0, "rotate by up to this many degrees either way")
+    zoom: tuple[float, float] = option((1.0, 1.0), "magnify by a factor drawn between these two (below 1 shrinks)")
+    aspect: float = option(0.0, "stretch by up to exp(this) in one direction")
+    shift: float = option(0.0, "shift by up to this fraction of the width and height")
+    brightness: float = option(0.0, "factor 1 +- this")
+    contrast: float = option(0.0, "factor 1 +- this, about the image's mean luma")
+    saturation: float = option(0.0, "factor 1 +- this, about each pixel's luma")
+    hue: float = option(0.0, "turn the hue by up to this part of a full turn, at most 0.5")
+    jitter_prob: float = option(1.0, "share of the images whose colours are jittered")
+    greyscale_prob: float = option(0.0, "share of the images turned grey")
+    fill: float = option(1.0, "value of pixels from outside the image, 0 black to 1 white")
 
     def __post_init__(self) -> None:
         low, high = self.zoom

@@ -96,16 +96,22 @@ class Chunks(IterableDataset):
         return examples
 
     def _collate(self, examples: list[Example]) -> Batch:
-        texts: list[Any] = [example.text for example in examples]
-        chunk: Batch = {
-            "image": torch.stack([example.image for example in examples]),
-            "text": torch.stack(texts) if isinstance(texts[0], Tensor) else self.tokenize(texts),
-            "key": [example.key for example in examples],
-        }
+        chunk: Batch = {"image": torch.stack([example.image for example in examples])}
+        if self.config.captions:
+            chunk["text"] = self._token_ids([example.text for example in examples])
+        chunk["key"] = [example.key for example in examples]
         if self.config.known_matches:
             chunk["caption_id"] = torch.tensor([example.drawn_id for example in examples])
             chunk["caption_ids"] = pad_ids([example.ids for example in examples])
         return chunk
+
+    def _token_ids(self, texts: list[Any]) -> Tensor:
+        """(n, L), or (n, captions, L) for several captions of an image."""
+        if isinstance(texts[0], Tensor):
+            return torch.stack(texts)
+        if isinstance(texts[0], tuple):
+            return self.tokenize([one for several in texts for one in several]).unflatten(0, (len(texts), -1))
+        return self.tokenize(texts)
 
 
 def pad_ids(ids: Sequence[Sequence[int]]) -> Tensor:
@@ -145,8 +151,9 @@ class Loader:
     `state_dict()` says where the data stands behind the batch that was handed out last; `load_state_dict` makes the
     iteration of that epoch go on from there, without decoding what was handed out before.
 
-    A batch: image (B, 3, H, W), text (B, L) int64, key list[str]; with `known_matches` also caption_id (B,) and
-    caption_ids (B, K) int64, -1 padded. dataset_samples: samples in the data; num_samples: those of an epoch over all
+    A batch: image (B, 3, H, W), text (B, L) int64, key list[str]; with `captions` C of another number than 1, text is
+    (B, C, L), or not there for 0; with `known_matches` there are also caption_id (B,) and caption_ids (B, K) int64, -1
+    padded. dataset_samples: samples in the data; num_samples: those of an epoch over all
     ranks, num_batches * B * ranks (rounded up, so the last batch begins the next pass, as in OpenCLIP). gather: set it
     where ranks are joined, and the faults of an epoch are judged over all of them at its end, not on each.
     """
@@ -317,12 +324,12 @@ def build_loader(
     if isinstance(source, SyntheticSource):
         if image_size is None or context_length is None:
             raise ValueError("synthetic data needs image_size and context_length: give both to build_loader")
-        decode = SyntheticDecoder(image_size, context_length, config.seed)
-    elif transform is None or tokenizer is None:
+        decode = SyntheticDecoder(image_size, context_length, config.seed, config.captions)
+    elif transform is None or (tokenizer is None and config.captions):
         raise ValueError("build_loader got no transform or no tokenizer: only synthetic data goes without")
     else:
         captions = CaptionSampler.parse(config.caption_sampling)
-        decode = Decoder(transform, captions, config.seed, config.known_matches)
+        decode = Decoder(transform, captions, config.seed, config.known_matches, config.captions)
     chunks = Chunks(
         source=source,
         decode=decode,

@@ -36,11 +36,13 @@ class Row(NamedTuple):
 
 
 class Example(NamedTuple):
-    """What goes into a batch. image: (3, H, W); text: the caption, or (L,) token ids; ids: of all captions."""
+    """What goes into a batch. image: (3, H, W); text: the caption, several or none, or their (L,) or (K, L) token ids;
+    ids: of all captions.
+    """
 
     key: str
     image: Tensor
-    text: str | Tensor
+    text: str | tuple[str, ...] | Tensor
     drawn_id: int = -1
     ids: tuple[int, ...] = ()
 
@@ -165,20 +167,27 @@ class Decoder:
     """Turns a row into an example, at random, but as a function of (seed, epoch, sample key, occurrence) only.
 
     transform: an RGB Pillow image -> (3, H, W), or a `RandomCrop`, which opens files itself. with_ids: hash all
-    captions for known matches.
+    captions for known matches. count: captions to draw, with replacement; 0: none is looked for.
     """
 
     transform: Callable[[Image.Image], Tensor] | RandomCrop
     captions: CaptionSampler = field(default_factory=CaptionSampler)
     seed: int = 0
     with_ids: bool = False
+    count: int = 1
 
     def __call__(self, row: Row, epoch: int) -> Example:
         """Decode, draw the caption, augment. Seeds the global generators: call it within `preserved_rng`."""
         raw, key = row.raw, row.raw["__key__"]
         identity = (self.seed, epoch, key, row.occurrence)
         pixels = self._pixels(image_bytes(raw), stable_hash(*identity, "augmentation"))
-        drawn = self.captions.draw(*caption_parts(raw, self.captions), stable_hash(*identity, "caption"))
+        if self.count == 0:
+            return Example(key, pixels, ())
+        parts = caption_parts(raw, self.captions)
+        drawn = self.captions.draw(*parts, stable_hash(*identity, "caption"))
+        if self.count > 1:
+            more = [self.captions.draw(*parts, stable_hash(*identity, "caption", n)) for n in range(1, self.count)]
+            return Example(key, pixels, (drawn.caption, *(one.caption for one in more)))
         if not self.with_ids:
             return Example(key, pixels, drawn.caption)
         return Example(

@@ -44,7 +44,8 @@ def build_source(config: DataConfig, streams: int) -> tuple[Source, int]:
             rows = read_csv(config.train_data, csv_columns(config), config.csv_separator, selector, quoting)
         else:
             rows = read_folder(config.train_data, selector)
-        check_captions(rows, CaptionSampler.parse(config.caption_sampling), kind)
+        if config.captions:
+            check_captions(rows, CaptionSampler.parse(config.caption_sampling), kind)
     if len(rows) < streams:
         raise ValueError(f"{len(rows)} samples for {streams} loader streams: use fewer --workers or ranks")
     return RowSource(len(rows), rows), given or len(rows)
@@ -92,9 +93,9 @@ def build_shard_source(config: DataConfig, streams: int) -> tuple[Source, int]:
 
 
 def check_sample(config: DataConfig, raw: Raw) -> None:
-    """SampleFault where a sample has no image, no JSON to select by or, if it is selected, no caption."""
+    """SampleFault where a sample has no image, no JSON to select by or, if it is selected and wants one, no caption."""
     image_bytes(raw)
-    if is_selected(raw, Selector.parse(config.select)):
+    if is_selected(raw, Selector.parse(config.select)) and config.captions:
         captions = CaptionSampler.parse(config.caption_sampling)
         captions.draw(*caption_parts(raw, captions), seed=0)
 

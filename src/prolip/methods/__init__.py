@@ -10,3 +10,12 @@ METHODS: dict[str, tuple[type, type[Objective]]] = {
     "siglip": (SigLIPConfig, SigLIPObjective),
     "clip": (CLIPConfig, CLIPObjective),
 }
+DEFAULT_METHOD = "prolip"
+
+
+def retired_flags() -> dict[str, str]:
+    """Flags of other programs that are settings of a method here, without their dashes -> what to type."""
+    found = {name: f"use --method {name}" for name in METHODS}
+    for config, _ in METHODS.values():
+        found |= getattr(config, "retired", {})
+    return found

@@ -4,39 +4,83 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from prolip.flops import EncoderPass
 from prolip.gaussian import Gaussian, check_gaussian, upcast
+from prolip.model import MAX_LOGIT_SCALE
 
 Batch = dict[str, Any]
 Reps = dict[str, Tensor]
 Terms = dict[str, Tensor]
 
-MAX_LOGIT_SCALE = 100.0
+
+@dataclass(frozen=True, kw_only=True)
+class Needs:
+    """What a method asks of the run around it; by default nothing but pairs of an image and a text.
+
+    data: settings of `prolip.data.config.DataConfig` that follow from the method, `captions` and `known_matches`;
+    teacher: a model to learn from, by name or address: it is loaded, frozen, and given in the `Context`.
+    """
+
+    data: Mapping[str, Any] = field(default_factory=dict)
+    teacher: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Context:
+    """What an objective may know of the run around it.
+
+    seed, rank, world_size: random views are functions of these and of the step; total_steps: the run's length, None
+    outside of one; tokenizer: the model's, None where no text is read; teacher: the model that `Needs` asked for.
+    """
+
+    seed: int = 0
+    rank: int = 0
+    world_size: int = 1
+    total_steps: int | None = None
+    tokenizer: Any = None
+    teacher: nn.Module | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.world_size:
+            raise ValueError(f"rank {self.rank} of {self.world_size} ranks: give 0 <= rank < world_size")
 
 
 class Objective(nn.Module):
     """A model with its loss; DDP wraps the whole, so that several passes of the model are one DDP forward.
 
-    A method overrides `embed` and `terms`, and `prepare` when it draws random views. `model` is the network,
-    `config` the method's dataclass; `seed`, `rank`, `world_size` make random views that do not depend on the ranks.
+    A method overrides `embed` and `terms`, and `prepare` when it draws random views. `model` is the network, `config`
+    the method's dataclass, `context` the run around it. What it wants of that run, `needs` says.
     """
 
     #: How a trained model of this method compares inputs, a name of `prolip.evaluation.embed.similarity_scores`.
     similarity = "csd"
+    #: Terms that are no part of the loss: those beside it in the line of progress, and those in metrics.jsonl alone.
+    statistics: tuple[str, ...] = ("scale", "bias")
+    details: tuple[str, ...] = ()
     model: Any  # as nn.Module, whose attributes a type checker takes for tensors
     config: Any
 
-    def __init__(self, model: nn.Module, config: Any, seed: int = 0, rank: int = 0, world_size: int = 1):
+    def __init__(self, model: nn.Module, config: Any, context: Context | None = None):
         super().__init__()
-        if not 0 <= rank < world_size:
-            raise ValueError(f"rank {rank} of {world_size} ranks: give 0 <= rank < world_size")
         self.model = model
         self.config = config
-        self.seed, self.rank, self.world_size = seed, rank, world_size
+        self.context = context or Context()
+
+    @classmethod
+    def needs(cls, config: Any) -> Needs:
+        """What a run by this config has to give; asked before there is any data or model."""
+        return Needs()
+
+    @classmethod
+    def passes(cls, config: Any, rows: int, patches: int) -> list[EncoderPass]:
+        """What `embed` sends through the model for `rows` rows; patches: of a whole image."""
+        return [EncoderPass("image", rows), EncoderPass("text", rows)]
 
     def prepare(self, batch: Batch, step: int) -> Batch:
         """Add this step's random views to the whole local batch; a function of (seed, step, global row) alone."""

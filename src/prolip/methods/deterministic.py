@@ -9,7 +9,7 @@ from torch import nn
 
 from prolip.gaussian import upcast
 from prolip.heads import full_precision
-from prolip.methods.base import Batch, Objective, Reps, Terms, clamp_logit_scale, logit_scale_and_bias
+from prolip.methods.base import Batch, Context, Objective, Reps, Terms, clamp_logit_scale, logit_scale_and_bias
 
 
 @dataclass(kw_only=True)
@@ -31,8 +31,8 @@ class _DeterministicObjective(Objective):
     similarity = "mean"
     contrastive: nn.Module
 
-    def __init__(self, model: Any, config: Any, seed: int = 0, rank: int = 0, world_size: int = 1):
-        super().__init__(model, config, seed, rank, world_size)
+    def __init__(self, model: Any, config: Any, context: Context | None = None):
+        super().__init__(model, config, context)
         for parameter in model.uncertainty_parameters():
             parameter.requires_grad_(False)
 
@@ -54,9 +54,11 @@ class SigLIPObjective(_DeterministicObjective):
     one process, for any world size.
     """
 
-    def __init__(self, model: Any, config: SigLIPConfig, seed: int = 0, rank: int = 0, world_size: int = 1):
-        super().__init__(model, config, seed, rank, world_size)
-        self.contrastive = SigLipLoss(rank=rank, world_size=world_size, dist_impl="bidir")
+    def __init__(self, model: Any, config: SigLIPConfig, context: Context | None = None):
+        super().__init__(model, config, context)
+        self.contrastive = SigLipLoss(
+            rank=self.context.rank, world_size=self.context.world_size, dist_impl="bidir"
+        )
 
     def terms(self, reps: Reps, batch: Batch) -> Terms:
         """loss, and the detached scale and bias for the log."""
@@ -74,9 +76,11 @@ class CLIPObjective(_DeterministicObjective):
     with gradients are exact too, but every rank scores all pairs. A bias cancels in the softmax, so it is frozen.
     """
 
-    def __init__(self, model: Any, config: CLIPConfig, seed: int = 0, rank: int = 0, world_size: int = 1):
-        super().__init__(model, config, seed, rank, world_size)
-        self.contrastive = ClipLoss(local_loss=True, gather_with_grad=True, rank=rank, world_size=world_size)
+    def __init__(self, model: Any, config: CLIPConfig, context: Context | None = None):
+        super().__init__(model, config, context)
+        self.contrastive = ClipLoss(
+            local_loss=True, gather_with_grad=True, rank=self.context.rank, world_size=self.context.world_size
+        )
         model.logit_bias.requires_grad_(False)
 
     def terms(self, reps: Reps, batch: Batch) -> Terms:

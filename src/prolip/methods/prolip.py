@@ -1,12 +1,15 @@
 """ProLIP (Chun et al. 2025): PPCL, inclusion losses and VIB on Gaussians, equation 6."""
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from prolip.fields import option
+from prolip.flops import EncoderPass
 from prolip.gaussian import Gaussian
 from prolip.losses import Matches, inclusion_loss, vib
 from prolip.masking import (
@@ -18,7 +21,16 @@ from prolip.masking import (
     keep_patches,
     mask_text,
 )
-from prolip.methods.base import Batch, Objective, Reps, Terms, clamp_logit_scale, logit_scale_and_bias
+from prolip.methods.base import (
+    Batch,
+    Context,
+    Needs,
+    Objective,
+    Reps,
+    Terms,
+    clamp_logit_scale,
+    logit_scale_and_bias,
+)
 from prolip.ring import ppcl_over_ranks
 
 FORMS, REDUCTIONS = ("exact", "printed"), ("dim", "pair")
@@ -28,40 +40,33 @@ FORMS, REDUCTIONS = ("exact", "printed"), ("dim", "pair")
 class ProLIPConfig:
     """Weights and constants of the ProLIP loss; symbols as in the paper's equations 5 and 6."""
 
-    alpha1: float = field(default=1e-7, metadata={"help": "weight of the inclusion of images in their texts (eq. 6)"})
-    alpha2: float = field(
-        default=1e-3,
-        metadata={"help": "weight of the inclusion of images and texts in their masked views (eq. 6); 0: no views"},
+    #: Flags of the released code and of OpenCLIP, and what to type here.
+    retired: ClassVar[Mapping[str, str]] = {
+        "alpha": "use --alpha1 (images in texts) and --alpha2 (inputs in their masked views)",
+        "force-patch-dropout": "masked views drop patches: use --mask-fraction and --mask-ratio",
+    }
+
+    alpha1: float = option(1e-7, "weight of the inclusion of images in their texts (eq. 6)")
+    alpha2: float = option(
+        1e-3, "weight of the inclusion of images and texts in their masked views (eq. 6); 0: no views"
     )
-    beta: float = field(default=1e-4, metadata={"help": "weight of the information bottleneck VIB (eq. 6)"})
-    inclusion_scale: float = field(
-        default=10.0, metadata={"help": "c of the inclusion loss (eq. 5); the paper's main runs took 1000"}
+    beta: float = option(1e-4, "weight of the information bottleneck VIB (eq. 6)")
+    inclusion_scale: float = option(10.0, "c of the inclusion loss (eq. 5); the paper's main runs took 1000")
+    inclusion_eps: float = option(
+        -10.0, "exponent of the factor on 1/sigma^2 in the inclusion loss; the paper's main runs took -20"
     )
-    inclusion_eps: float = field(
-        default=-10.0,
-        metadata={"help": "exponent of the factor on 1/sigma^2 in the inclusion loss; the paper's main runs took -20"},
+    inclusion_form: str = option(
+        "exact",
+        "inclusion test as the paper derives it in A.4 (exact) or as its eq. 3 prints it (printed)",
+        choices=FORMS,
     )
-    inclusion_form: str = field(
-        default="exact",
-        metadata={
-            "help": "inclusion test as the paper derives it in A.4 (exact) or as its eq. 3 prints it (printed)",
-            "choices": FORMS,
-        },
+    inclusion_reduction: str = option(
+        "dim", "log-sigmoid per dimension, then mean (dim), or of the sum over dimensions (pair)", choices=REDUCTIONS
     )
-    inclusion_reduction: str = field(
-        default="dim",
-        metadata={
-            "help": "log-sigmoid per dimension, then mean (dim), or of the sum over dimensions (pair)",
-            "choices": REDUCTIONS,
-        },
-    )
-    mask_fraction: float = field(default=0.125, metadata={"help": "share of each batch that gets masked views"})
-    mask_ratio: float = field(
-        default=0.75, metadata={"help": "share of patches dropped, and probability of a token to become [MASK]"}
-    )
-    known_matches: bool = field(
-        default=False,
-        metadata={"help": "count every true caption of an image in the batch as a positive, not only its own"},
+    mask_fraction: float = option(0.125, "share of each batch that gets masked views")
+    mask_ratio: float = option(0.75, "share of patches dropped, and probability of a token to become [MASK]")
+    known_matches: bool = option(
+        False, "count every true caption of an image in the batch as a positive, not only its own"
     )
 
     def __post_init__(self) -> None:
@@ -94,15 +99,30 @@ class ProLIPObjective(Objective):
     No gradient is stopped: as in the paper an inclusion may narrow the inner Gaussian as well as widen the outer one.
     """
 
+    statistics = ("scale", "bias", "trace_image", "trace_text")
+    details = ("trace_masked_image", "trace_masked_text")
     config: ProLIPConfig
 
-    def __init__(self, model: Any, config: ProLIPConfig, seed: int = 0, rank: int = 0, world_size: int = 1):
-        super().__init__(model, config, seed, rank, world_size)
+    def __init__(self, model: Any, config: ProLIPConfig, context: Context | None = None):
+        super().__init__(model, config, context)
         if config.alpha2 > 0 and model.mask_token_id is None:
             raise ValueError(
                 "alpha2 wants masked texts and the model's vocabulary has no [MASK]: "
                 "give prolip_cfg.mask_token_id in the model's config, or alpha2=0"
             )
+
+    @classmethod
+    def needs(cls, config: ProLIPConfig) -> Needs:
+        return Needs(data={"known_matches": config.known_matches})
+
+    @classmethod
+    def passes(cls, config: ProLIPConfig, rows: int, patches: int) -> list[EncoderPass]:
+        if config.alpha2 == 0:
+            return super().passes(config, rows, patches)
+        masked, kept = count_masked_rows(rows, config.mask_fraction), count_kept_patches(patches, config.mask_ratio)
+        return [
+            EncoderPass("image", rows), EncoderPass("image", masked, keep=kept), EncoderPass("text", rows + masked)
+        ]
 
     def prepare(self, batch: Batch, step: int) -> Batch:
         """Add masked views of the first M rows, M = max(1, floor(mask_fraction * B)).
@@ -132,8 +152,9 @@ class ProLIPObjective(Objective):
         }
 
     def _noise(self, rows: int, cols: int, step: int, stream: int, like: Tensor) -> Tensor:
+        here = self.context
         return draw_noise(
-            rows * self.world_size, cols, self.seed, step, stream, self.rank, self.world_size, like.device
+            rows * here.world_size, cols, here.seed, step, stream, here.rank, here.world_size, like.device
         )
 
     def embed(self, batch: Batch) -> Reps:

@@ -17,6 +17,29 @@ def test_captions_are_drawn_afresh_each_epoch(tmp_path):
     assert len({tuple(batch["text"][batch["key"].index("s002")].tolist()) for batch in batches}) == 3
 
 
+def test_several_captions_are_drawn_for_each_image_the_first_as_for_one(tmp_path):
+    write_shards(tmp_path, [4, 4])
+    one, three = (epoch(build(tmp_path, workers=2, captions=n, caption_sampling="keywords")) for n in (1, 3))
+    for single, several in zip(one, three, strict=True):
+        assert several["text"].shape[:2] == (4, 3) and torch.equal(several["text"][:, 0], single["text"])
+        assert torch.equal(several["image"], single["image"])
+        words = {key: {tuple(letters([f"word {int(key[1:])} {i}"])[0].tolist()) for i in range(3)}
+                 for key in several["key"]}  # fmt: skip
+        for key, row in zip(several["key"], several["text"]):
+            assert {tuple(text.tolist()) for text in row} <= words[key]
+    assert len({tuple(text.tolist()) for batch in three for row in batch["text"] for text in row}) > 8
+
+
+def test_images_without_texts_are_read_where_none_is_wanted(tmp_path):
+    write_tar(tmp_path / "bare.tar", [(f"b{i}", {"png": png(i)}) for i in range(4)])
+    with pytest.raises(ValueError, match="images have no text beside them"):
+        build(tmp_path)
+    (batch,) = epoch(build(tmp_path, captions=0))
+    assert batch.keys() == {"image", "key"} and len(batch["image"]) == 4
+    with pytest.raises(ValueError, match="captions is 2 with known matches: give 1"):
+        build(tmp_path, captions=2, known_matches=True)
+
+
 def test_known_matches_name_the_drawn_and_all_captions(tmp_path):
     write_shards(tmp_path, [4, 4])
     loader = build(tmp_path, workers=2, known_matches=True, caption_sampling="name,keywords")

@@ -25,6 +25,12 @@ def test_texts_are_small_ids_then_padding():
         assert (text[:length] > 0).all() and (text[:length] < 1000).all() and (text[length:] == 0).all()
 
 
+def test_as_many_texts_as_are_wanted():
+    row = Row({"__key__": "synthetic-3", "index": 3}, 0)
+    several, none = (SyntheticDecoder(16, 12, captions=n)(row, 0).text for n in (2, 0))
+    assert several.shape == (2, 12) and torch.equal(several[0], decode(3).text) and none == ()
+
+
 def test_samples_follow_seed_and_number_only():
     assert torch.equal(decode(5).image, decode(5).image) and torch.equal(decode(5).text, decode(5).text)
     assert not torch.equal(decode(5).image, decode(5, seed=1).image)

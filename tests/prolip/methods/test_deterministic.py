@@ -10,7 +10,7 @@ from distributed_helpers import run_ranks
 from torch.nn.parallel import DistributedDataParallel
 
 import prolip
-from prolip.methods.base import Objective, accumulate_backward
+from prolip.methods.base import Context, Objective, accumulate_backward
 from prolip.methods.deterministic import CLIPConfig, CLIPObjective, SigLIPConfig, SigLIPObjective
 
 METHODS = {"siglip": (SigLIPConfig, SigLIPObjective), "clip": (CLIPConfig, CLIPObjective)}
@@ -21,7 +21,7 @@ def make_objective(name: str, rank: int = 0, world_size: int = 1) -> Objective:
     torch.manual_seed(0)
     model = prolip.create_model("ProLIP-ViT-test").double()
     config, objective = METHODS[name]
-    return objective(model, config(), seed=0, rank=rank, world_size=world_size)
+    return objective(model, config(), Context(rank=rank, world_size=world_size))
 
 
 def make_batch(rows: int) -> dict[str, torch.Tensor]:
