@@ -37,9 +37,8 @@ from open_clip.loss import SigLipLoss
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from prolip import losses
 from prolip.gaussian import Gaussian
-from prolip.losses import ppcl
+from prolip.losses import pairs, ppcl
 
 SCALE, BIAS, LOG_VAR = 10.0, -10.0, -7.0
 MIB = 2**20
@@ -73,11 +72,11 @@ def ours(x: Inputs) -> Tensor:
 
 def plain(x: Inputs) -> Tensor:
     """Ours without the Triton kernel."""
-    devices, losses.FUSED_DEVICES = losses.FUSED_DEVICES, frozenset()
+    devices, pairs.FUSED_DEVICES = pairs.FUSED_DEVICES, frozenset()
     try:
         return ours(x)
     finally:
-        losses.FUSED_DEVICES = devices
+        pairs.FUSED_DEVICES = devices
 
 
 def differences(x: Inputs) -> Tensor:
@@ -293,7 +292,7 @@ def main() -> None:
         f"{args.threads} threads, torch {torch.__version__}"
     )
     time_table(args)
-    if args.device in losses.FUSED_DEVICES:
+    if args.device in pairs.FUSED_DEVICES:
         kernel_table(args)
     memory_tables(args)
 

@@ -17,10 +17,10 @@ from torch import nn
 from prolip.checkpoint import save_pretrained
 from prolip.console import EXIT_INTERRUPTED
 from prolip.data.loader import Loader, build_loader
+from prolip.losses import check_equal_batches
 from prolip.methods import METHODS
 from prolip.methods.base import Objective
 from prolip.model import ProLIP
-from prolip.ring import check_equal_batches
 from training.checkpointing import load_checkpoint
 from training.config import Config, check_precision, rows_per_rank, total_steps
 from training.distributed import Agreement, World, gather_objects, seed_everything, share_object, wait_for_all, world

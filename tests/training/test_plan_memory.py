@@ -15,8 +15,8 @@ from torch.utils._pytree import tree_leaves
 
 from prolip import create_model
 from prolip.gaussian import Gaussian
-from prolip.losses import Matches
-from prolip.ring import GATHERED_BYTES, choose_exchange, ppcl_over_ranks
+from prolip.losses import Matches, ppcl_over_ranks
+from prolip.losses.contrastive import GATHERED_BYTES, choose_exchange
 from training.config import OptimConfig
 from training.optim import build_optimizer
 from training.plan.failures import checkpoint_bytes

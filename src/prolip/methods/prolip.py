@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from prolip.gaussian import Gaussian
-from prolip.losses import Matches, inclusion_loss, vib
+from prolip.losses import Matches, inclusion_loss, ppcl_over_ranks, vib
 from prolip.masking import (
     IMAGE_STREAM,
     TEXT_STREAM,
@@ -19,7 +19,6 @@ from prolip.masking import (
     mask_text,
 )
 from prolip.methods.base import Batch, Objective, Reps, Terms, clamp_logit_scale, logit_scale_and_bias
-from prolip.ring import ppcl_over_ranks
 
 FORMS, REDUCTIONS = ("exact", "printed"), ("dim", "pair")
 

@@ -5,7 +5,7 @@ import dataclasses
 from typing import NamedTuple
 
 from prolip.factory import list_models
-from prolip.ring import GATHERED_BYTES, Exchange
+from prolip.losses.contrastive import GATHERED_BYTES, Exchange
 from training.plan.failures import HOUR, Risk, risk
 from training.plan.hardware import Cluster, build_cluster
 from training.plan.measured import Measurement, read_measurement
@@ -180,7 +180,8 @@ def suggestions(plan: Plan) -> list[str]:
         return []
     if gathered.seconds > SAVING * ring.seconds or plan.gathered > ROOM * plan.cluster.memory:
         return []
-    remedy = "leave --exchange out" if plan.gathered <= GATHERED_BYTES else "raise prolip.ring.GATHERED_BYTES"
+    fits = plan.gathered <= GATHERED_BYTES
+    remedy = "leave --exchange out" if fits else "raise prolip.losses.contrastive.GATHERED_BYTES"
     return [f"texts gathered would save {(ring.seconds - gathered.seconds) * 1e3:.0f} ms of the step and hold "
             f"{plan.gathered / 1e9:.2g} GB: {remedy}"]
 
