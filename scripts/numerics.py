@@ -27,6 +27,7 @@ TESTS = [
     "tests/prolip/test_gaussian.py",
     "tests/prolip/losses/test_contrastive.py",
     "tests/prolip/losses/test_per_sample.py",
+    "tests/prolip/losses/test_elk.py",
     "tests/prolip/test_towers.py",
     "tests/prolip/test_model.py",
     "tests/prolip/test_released.py",
