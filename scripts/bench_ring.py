@@ -30,11 +30,10 @@ from open_clip.loss import SigLipLoss
 from torch import Tensor
 
 import prolip
-from prolip import ring
 from prolip.gaussian import Gaussian
+from prolip.losses import contrastive, ppcl_over_ranks, ring
 from prolip.methods.base import Context
 from prolip.methods.prolip import ProLIPConfig, ProLIPObjective
-from prolip.ring import ppcl_over_ranks
 from training.health.host_memory import keep_freed_memory
 
 Step = Callable[[], None]
@@ -132,11 +131,11 @@ def build_step(options: argparse.Namespace, rank: int, device: torch.device) -> 
 @contextmanager
 def pretend_alone() -> Iterator[None]:
     """The loss of one rank, although a process group is there."""
-    honest, ring.world_size = ring.world_size, lambda group=None: 1
+    honest, contrastive.world_size = contrastive.world_size, lambda group=None: 1
     try:
         yield
     finally:
-        ring.world_size = honest
+        contrastive.world_size = honest
 
 
 def seconds(step: Step, device: torch.device) -> float:

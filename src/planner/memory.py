@@ -7,16 +7,16 @@ import torch
 
 from planner.models import Model, Pass
 from planner.question import Training
-from prolip.gathered import row_width
-from prolip.losses import default_block
-from prolip.ring import Exchange, choose_exchange
+from prolip.losses.contrastive import Exchange, choose_exchange
+from prolip.losses.gathered import row_width
+from prolip.losses.pairs import default_block
 
 FLOAT, HALF, ID = 4, 2, 8
 # CUDA context, NCCL's buffers, kernels' workspaces and what the allocator cannot hand out: assumed.
 CONTEXT = 3e9
 ADAM_STATES = 2
 MIB = 2**20
-# Rows and columns whose pairs one program of the kernel in prolip.fused scores; it leaves one sum for each of them.
+# Rows and columns whose pairs one program of the kernel in losses.fused scores; it leaves one sum for each of them.
 TILE_ROWS, TILE_COLUMNS = 32, 128
 
 
@@ -74,15 +74,15 @@ def exchange_of(training: Training, gpus: int, dim: int) -> Exchange:
 
 
 def gathered_bytes(local: int, dim: int, ranks: int) -> int:
-    """Bytes of all texts and of the sums of their gradients, which a rank of prolip.gathered holds."""
+    """Bytes of all texts and of the sums of their gradients, which a rank of losses.gathered holds."""
     return 2 * ranks * local * row_width(dim) * FLOAT
 
 
 def loss_space(local: int, dim: int, ranks: int, block: int | None, ids: int = 0, exchange: Exchange = "ring") -> float:
     """Bytes of PPCL on one rank beyond its inputs: texts, accumulators, pair matrices.
 
-    prolip.ring holds three text blocks (own, scored, under way) and five accumulators (own, being filled, sent,
-    received, that of the rows); prolip.gathered all texts, all their accumulators and that of the rows; one process two
+    losses.ring holds three text blocks (own, scored, under way) and five accumulators (own, being filled, sent,
+    received, that of the rows); losses.gathered all texts, all their accumulators and that of the rows; one process two
     accumulators. add_pairs on CUDA holds one (block, columns) matrix, the kernel's sums, the scaled rows and three
     numbers per column; ids: captions per image with --known-matches. (On the CPU it is two matrices, and two more with
     ids.)
@@ -98,7 +98,7 @@ def loss_space(local: int, dim: int, ranks: int, block: int | None, ids: int = 0
 
 
 def kernel_sums(rows: int, columns: int) -> int:
-    """Numbers that the kernel of prolip.fused leaves for a block: one per tile, per row of it and per column of it."""
+    """Numbers that the kernel of losses.fused leaves for a block: one per tile, per row of it and per column of it."""
     down, across = math.ceil(rows / TILE_ROWS), math.ceil(columns / TILE_COLUMNS)
     return down * across + rows * across + down * columns
 

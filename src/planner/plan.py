@@ -15,7 +15,7 @@ from planner.supply import Feed, feed, missing_shards
 from planner.traffic import Pairs, Step, pairs, step_times
 from prolip.factory import list_models
 from prolip.flops import FORWARD_AND_BACKWARD
-from prolip.ring import GATHERED_BYTES, Exchange
+from prolip.losses.contrastive import GATHERED_BYTES, Exchange
 
 ASSUMED_MFU = 0.3
 # Below so many samples per GPU a GPU computes less efficiently than the MFU says: launching kernels takes over.
@@ -181,7 +181,8 @@ def suggestions(plan: Plan) -> list[str]:
         return []
     if gathered.seconds > SAVING * ring.seconds or plan.gathered > ROOM * plan.cluster.memory:
         return []
-    remedy = "leave --exchange out" if plan.gathered <= GATHERED_BYTES else "raise prolip.ring.GATHERED_BYTES"
+    fits = plan.gathered <= GATHERED_BYTES
+    remedy = "leave --exchange out" if fits else "raise prolip.losses.contrastive.GATHERED_BYTES"
     return [f"texts gathered would save {(ring.seconds - gathered.seconds) * 1e3:.0f} ms of the step and hold "
             f"{plan.gathered / 1e9:.2g} GB: {remedy}"]
 

@@ -28,9 +28,9 @@ class Training:
         "none", "activations made again in the backward pass: selective keeps products and attention, full the input"
     )
     parallel: Literal["ddp", "fsdp"] = option("ddp", "ddp: all on every GPU; fsdp: parameters and state in shards")
-    block: int | None = option(None, "rows of PPCL scored at a time; without: prolip.losses.default_block")
+    block: int | None = option(None, "rows of PPCL scored at a time; without: losses.pairs.default_block")
     exchange: Literal["auto", "ring", "gather"] = option(
-        "auto", "how texts come to all GPUs; auto: as the training does, by prolip.ring.choose_exchange (siglip: ring)"
+        "auto", "how texts come to all GPUs; auto: as in training, by losses.contrastive.choose_exchange (siglip: ring)"
     )
 
     def __post_init__(self) -> None:
@@ -90,7 +90,7 @@ class Machines:
     intra_hop_us: float = option(3.4, "microseconds per hop of an all-gather within a node; NCCL's own figure")
     inter_hop_us: float = option(14.0, "microseconds per hop of an all-gather between nodes; NCCL's own figure")
     launch_us: float = option(5.0, "microseconds per kernel that Python starts; assumed")
-    block_kernels: int = option(23, "kernels per block of PPCL: 19 of prolip.losses.add_pairs on CUDA, 4 around it")
+    block_kernels: int = option(21, "kernels per block of PPCL: 17 of losses.pairs.add_pairs on CUDA, 4 around it")
 
     def __post_init__(self) -> None:
         at_least(self, 1, "gpus_per_node", "block_kernels")

@@ -83,7 +83,7 @@ def from_right(x: Array) -> Array:
 
 
 def exchange(start: Array, block: float, links: Links, draws: Draws, sigma: float, record: bool = False) -> Exchange:
-    """prolip.ring.score_ring on all ranks, in the order of its messages and computations.
+    """losses.ring.score_ring on all ranks, in the order of its messages and computations.
 
     A transfer begins when both ends have asked for it and are done with the one before (one stream of messages per
     rank, as NCCL runs them), and ends for a rank when it has both sent and received.
@@ -129,7 +129,7 @@ def exchange(start: Array, block: float, links: Links, draws: Draws, sigma: floa
 
 
 def collect(start: Array, pairs: Pairs, draws: Draws, sigma: float) -> Exchange:
-    """prolip.gathered.score_gathered on all ranks: each collective begins when the last rank has come to it, and leaves
+    """losses.gathered.score_gathered on all ranks: each collective begins when the last rank has come to it, and leaves
     all together."""
     texts = start.max() + pairs.message_seconds
     scored = texts + pairs.block_seconds * draws.factors(sigma, len(start), pairs.blocks).sum(1)

@@ -11,12 +11,12 @@ from planner.memory import ADAM_STATES, FLOAT, HALF, ID, MIB, exchange_of, kerne
 from planner.models import Model
 from planner.question import Training
 from prolip.flops import FORWARD_AND_BACKWARD
-from prolip.gathered import row_width
-from prolip.losses import default_block
-from prolip.ring import Exchange
+from prolip.losses.contrastive import Exchange
+from prolip.losses.gathered import row_width
+from prolip.losses.pairs import default_block
 
 # Times that a matrix of pairs passes through memory: written by the product for the scores, read and written by the
-# kernel (prolip.fused), read by the products for the gradients of rows and of columns. The kernel's sums come on top.
+# kernel (losses.fused), read by the products for the gradients of rows and of columns. The kernel's sums come on top.
 PAIR_VISITS = 5
 # Written by the kernel, read where they are added up.
 SUM_VISITS = 2
@@ -91,7 +91,7 @@ class Step(NamedTuple):
 def payload(local: int, width: int, ids: bool = False) -> tuple[int, int]:
     """Bytes of one rank's texts (with their ids) and of the accumulator of their gradients.
 
-    width: numbers per text, D + 1 in the ring, `prolip.gathered.row_width` where texts are gathered.
+    width: numbers per text, D + 1 in the ring, `losses.gathered.row_width` where texts are gathered.
     """
     packed = local * width * FLOAT
     return packed + local * ID * ids, packed
@@ -116,7 +116,7 @@ def pairs(exchange: Exchange, local: int, dim: int, cluster: Cluster, block: int
 
 
 def ring(local: int, dim: int, cluster: Cluster, block: int | None = None) -> Pairs:
-    """prolip.ring: W - 1 text messages and W - 1 accumulators; at each step one of both and one text block.
+    """losses.ring: W - 1 text messages and W - 1 accumulators; at each step one of both and one text block.
 
     With equal ranks a step of the ring takes max(computation, both messages) over the slowest link, exact to within two
     messages; half of the own block comes first, half last, where the last accumulator comes home.
@@ -138,7 +138,7 @@ def ring(local: int, dim: int, cluster: Cluster, block: int | None = None) -> Pa
 
 
 def gather(local: int, dim: int, cluster: Cluster, block: int | None = None) -> Pairs:
-    """prolip.gathered: one all-gather of the texts, all pairs in large blocks, one reduce-scatter of the gradients.
+    """losses.gathered: one all-gather of the texts, all pairs in large blocks, one reduce-scatter of the gradients.
 
     Nothing hides the collectives. In each a rank sends its share of W - 1 parts of all.
     """

@@ -10,7 +10,7 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from prolip import losses
+from prolip.losses import pairs
 
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="the module of the kernel imports Triton")
 
@@ -37,7 +37,7 @@ def blocks_as_on_cuda() -> Iterator[StandIn]:
 
     Triton's interpreter would copy every tensor that a kernel gets, with operations of its own.
     """
-    from prolip import fused
+    from prolip.losses import fused
 
-    with patch.object(losses, "FUSED_DEVICES", {"cpu"}), patch.object(fused, "_pairs_kernel", StandIn()) as kernel:
+    with patch.object(pairs, "FUSED_DEVICES", {"cpu"}), patch.object(fused, "_pairs_kernel", StandIn()) as kernel:
         yield kernel

@@ -29,9 +29,9 @@ from planner.models import describe
 from planner.question import Training
 from prolip import create_model
 from prolip.gaussian import Gaussian
-from prolip.losses import Matches
+from prolip.losses import Matches, ppcl_over_ranks
+from prolip.losses.contrastive import GATHERED_BYTES, choose_exchange
 from prolip.methods.prolip import ProLIPConfig, ProLIPObjective
-from prolip.ring import GATHERED_BYTES, choose_exchange, ppcl_over_ranks
 from training.config import OptimConfig
 from training.optim import build_optimizer
 

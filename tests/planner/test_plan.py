@@ -117,7 +117,7 @@ def test_both_exchanges_are_planned_and_the_step_has_the_chosen_one():
 def test_texts_too_many_for_the_trainings_bound_are_named_with_what_gathering_would_save():
     plan = planned("auto", 4096, global_batch=524288)
     assert plan.step.pairs.exchange == "ring"
-    assert any("hold 3.2 GB: raise prolip.ring.GATHERED_BYTES" in text for text in plan.verdict)
+    assert any("hold 3.2 GB: raise prolip.losses.contrastive.GATHERED_BYTES" in text for text in plan.verdict)
     assert not any("gathered" in text for text in planned("auto", 4096, global_batch=524288, method="siglip").verdict)
     small = planned("auto", 32, global_batch=524288)
     assert small.step.pairs.exchange == "ring" and not any("gathered" in text for text in small.verdict)

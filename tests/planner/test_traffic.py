@@ -1,4 +1,4 @@
-"""The planner's messages are those of prolip.ring and prolip.gathered, counted on real ranks."""
+"""The planner's messages are those of losses.ring and losses.gathered, counted on real ranks."""
 from __future__ import annotations
 
 import pytest
@@ -10,17 +10,18 @@ from kernel_stand_in import blocks_as_on_cuda, needs_triton
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-import prolip.ring
 from planner.hardware import build_cluster
 from planner.memory import gathered_bytes, kernel_sums
 from planner.models import describe
 from planner.question import Machines, Training
 from planner.simulate import Draws, Links, exchange
 from planner.traffic import PAIR_VISITS, gather, payload, ring, scoring, step_times
-from prolip.gathered import row_width, score_gathered
 from prolip.gaussian import Gaussian
-from prolip.losses import Columns, Matches, Needs, Packed, Positives, add_pairs, finish, zero_columns, zero_rows
-from prolip.ring import GRADIENT_TAG, TEXT_TAG, ppcl_over_ranks
+from prolip.losses import Factors, Matches, csd_factors, ppcl_over_ranks
+from prolip.losses import ring as real_ring
+from prolip.losses.gathered import row_width, score_gathered
+from prolip.losses.pairs import Columns, Needs, Positives, add_pairs, finish, zero_columns, zero_rows
+from prolip.losses.ring import GRADIENT_TAG, TEXT_TAG
 
 LOCAL, DIM = 6, 10
 ALL = Needs(*[True] * len(Needs._fields))
@@ -40,17 +41,17 @@ def instrumented(rank):
         if rank not in members:
             continue
         sent, scored = [], []
-        transfer, add = prolip.ring.Transfer.__init__, prolip.ring.add_pairs
+        transfer, add = real_ring.Transfer.__init__, real_ring.add_pairs
 
         def count(self, ring, out, into, tags, sent=sent, transfer=transfer):
             sent += [(tag, x.numel() * x.element_size()) for tag, x in zip(tags, out)]
             transfer(self, ring, out, into, tags)
 
         def note(rows, columns, *rest, scored=scored, add=add):
-            scored.append(round(float(columns.trace[0]) / DIM))
+            scored.append(round(float(-2 * columns.offset[0]) / DIM))
             add(rows, columns, *rest)
 
-        prolip.ring.Transfer.__init__, prolip.ring.add_pairs = count, note
+        real_ring.Transfer.__init__, real_ring.add_pairs = count, note
         try:
             place = members.index(rank)
             mean = F.normalize(torch.randn(LOCAL, DIM), dim=-1).requires_grad_()
@@ -61,7 +62,7 @@ def instrumented(rank):
                 image, text, torch.tensor(1.0, requires_grad=True), 0.0, group=group, exchange="ring"
             )
         finally:
-            prolip.ring.Transfer.__init__, prolip.ring.add_pairs = transfer, add
+            real_ring.Transfer.__init__, real_ring.add_pairs = transfer, add
         found[size] = sent, [number - 1 for number in scored]
     return found
 
@@ -102,7 +103,7 @@ def gathered(rank):
             with Collectives() as collectives:
                 ppcl_over_ranks(image, text, torch.tensor(1.0), 0.0, labels, group=group, exchange="gather")
             seen.append(collectives)
-        packed = [Packed(x.mean.detach(), x.trace.detach()) for x in (image, text)]
+        packed = [csd_factors(x.detach()) for x in (image, text)]
         scale, bias = torch.tensor(1.0), torch.tensor(0.0)
         with blocks_as_on_cuda() as kernel, CountKernels() as counter:
             score_gathered(*packed, (scale, bias), None, None, ALL, group)
@@ -216,7 +217,7 @@ class CountKernels(TorchDispatchMode):
 
 @needs_triton
 def test_kernels_of_a_text_block_are_counted():
-    image, text = (Packed(torch.randn(LOCAL, DIM), torch.rand(LOCAL)) for _ in range(2))
+    image, text = (Factors(torch.randn(LOCAL, DIM), torch.rand(LOCAL)) for _ in range(2))
     rows, out = zero_rows(image, ALL), zero_columns(text, ALL)
     scale, bias = torch.tensor(10.0), torch.tensor(-10.0)
     with blocks_as_on_cuda() as kernel, CountKernels() as counter:
@@ -243,7 +244,7 @@ class CountVisits(TorchDispatchMode):
 
 @needs_triton
 def test_a_matrix_of_pairs_passes_through_memory_as_often_as_the_planner_says():
-    image, text = Packed(torch.randn(6, DIM), torch.rand(6)), Packed(torch.randn(7, DIM), torch.rand(7))
+    image, text = Factors(torch.randn(6, DIM), torch.rand(6)), Factors(torch.randn(7, DIM), torch.rand(7))
     rows, out = zero_rows(image, ALL), zero_columns(text, ALL)
     with blocks_as_on_cuda() as kernel, CountVisits(6 * 7) as counter:
         add_pairs(rows, text, out, torch.tensor(10.0), torch.tensor(-10.0), Positives(0), 6)
@@ -254,7 +255,7 @@ def test_a_matrix_of_pairs_passes_through_memory_as_often_as_the_planner_says():
 @needs_triton
 @pytest.mark.parametrize("rows, columns", [(1, 1), (32, 128), (33, 257), (70, 40)])
 def test_sums_of_the_kernel_are_as_many_as_it_gets_room_for(rows, columns):
-    image, text = (Packed(torch.randn(count, DIM), torch.rand(count)) for count in (rows, columns))
+    image, text = (Factors(torch.randn(count, DIM), torch.rand(count)) for count in (rows, columns))
     sums, out, scale = zero_rows(image, ALL), zero_columns(text, ALL), torch.tensor(10.0)
     with blocks_as_on_cuda() as kernel:
         add_pairs(sums, text, out, scale, -scale, Positives(), rows)

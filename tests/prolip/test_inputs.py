@@ -18,9 +18,8 @@ from PIL import Image
 import prolip
 from prolip import measures
 from prolip.gaussian import Gaussian, as_scalar, concatenate, mixture
-from prolip.losses import inclusion_loss, ppcl, vib
+from prolip.losses import inclusion_loss, ppcl, ppcl_over_ranks, vib
 from prolip.methods import METHODS
-from prolip.ring import ppcl_over_ranks
 
 PAIRED = ("bhattacharyya", "csd", "csd_similarity", "elk", "inclusion_test", "inclusion_test_per_dim", "js", "kl",
           "log_inclusion", "mean_cosine", "wasserstein2")  # fmt: skip

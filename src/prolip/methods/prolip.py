@@ -11,7 +11,7 @@ from torch import Tensor
 from prolip.fields import option
 from prolip.flops import EncoderPass
 from prolip.gaussian import Gaussian
-from prolip.losses import Matches, inclusion_loss, vib
+from prolip.losses import Matches, inclusion_loss, ppcl_over_ranks, vib
 from prolip.masking import (
     IMAGE_STREAM,
     TEXT_STREAM,
@@ -31,7 +31,6 @@ from prolip.methods.base import (
     clamp_logit_scale,
     logit_scale_and_bias,
 )
-from prolip.ring import ppcl_over_ranks
 
 FORMS, REDUCTIONS = ("exact", "printed"), ("dim", "pair")
 

@@ -1,4 +1,4 @@
-"""PPCL, inclusion and VIB against direct formulas in float64, their gradients, dtypes, extremes and memory."""
+"""PPCL and the sigmoid loss of other factors against direct formulas: gradients, dtypes, extremes and memory."""
 from __future__ import annotations
 
 import math
@@ -7,65 +7,25 @@ import weakref
 import pytest
 import torch
 import torch.nn.functional as F
+from loss_cases import (
+    DOUBLE,
+    assert_same_value_and_gradients,
+    brute_logits,
+    brute_mask,
+    brute_ppcl,
+    gaussian,
+    leaves_of,
+    scalars,
+    some_matches,
+)
 from open_clip.loss import SigLipLoss
 from torch import Tensor
 from torch.autograd import gradcheck
-from torch.distributions import Normal, kl_divergence
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from prolip import losses
 from prolip.gaussian import Gaussian
-from prolip.losses import MIN_ROWS, PAIRS_CPU, Matches, default_block, inclusion_loss, ppcl, vib
-
-DOUBLE = torch.float64
-
-
-def gaussian(rows: int, dim: int, seed: int, dtype=DOUBLE, log_var: float = -2.0, grad: bool = True) -> Gaussian:
-    generator = torch.Generator().manual_seed(seed)
-    mean = F.normalize(torch.randn(rows, dim, generator=generator, dtype=DOUBLE), dim=-1)
-    spread = torch.randn(rows, dim, generator=generator, dtype=DOUBLE)
-    return Gaussian(mean.to(dtype).requires_grad_(grad), (spread + log_var).to(dtype).requires_grad_(grad))
-
-
-def scalars(dtype=DOUBLE, scale: float = 7.0, bias: float = -4.0) -> tuple[Tensor, Tensor]:
-    return torch.tensor(scale, dtype=dtype, requires_grad=True), torch.tensor(bias, dtype=dtype, requires_grad=True)
-
-
-def brute_mask(labels: Matches | None, rows: int) -> Tensor:
-    """Positives one pair at a time, in Python's sets."""
-    mask = torch.eye(rows, dtype=torch.bool)
-    if labels is not None:
-        for i, true in enumerate(labels.image.tolist()):
-            for j, drawn in enumerate(labels.text.tolist()):
-                mask[i, j] |= drawn != -1 and drawn in set(true)
-    return mask
-
-
-def brute_logits(image: Gaussian, text: Gaussian, scale: Tensor, bias: Tensor) -> Tensor:
-    """scale csd_similarity + bias over B x B x D: products of means minus half of both variances, summed over D."""
-    per_dim = image.mean[:, None] * text.mean[None] - (image.var[:, None] + text.var[None]) / 2
-    return scale * per_dim.sum(-1) + bias
-
-
-def brute_ppcl(image: Gaussian, text: Gaussian, scale: Tensor, bias: Tensor, labels: Matches | None = None) -> Tensor:
-    y = brute_mask(labels, len(image.mean)).to(image.mean.dtype) * 2 - 1
-    return -F.logsigmoid(y * brute_logits(image, text, scale, bias)).sum() / len(image.mean)
-
-
-def some_matches(rows: int, seed: int = 0, width: int = 4) -> Matches:
-    generator = torch.Generator().manual_seed(seed)
-    draw = lambda *shape: torch.randint(-1, 9, shape, generator=generator)  # noqa: E731
-    return Matches(draw(rows, width), draw(rows))
-
-
-def leaves_of(*parts: Gaussian | Tensor) -> list[Tensor]:
-    return [x for part in parts for x in (part if isinstance(part, Gaussian) else (part,))]
-
-
-def assert_same_value_and_gradients(got: Tensor, want: Tensor, leaves: list[Tensor], rtol=1e-10, atol=1e-12):
-    torch.testing.assert_close(got, want, rtol=rtol, atol=atol)
-    for a, b in zip(torch.autograd.grad(got, leaves), torch.autograd.grad(want, leaves)):
-        torch.testing.assert_close(a, b, rtol=rtol, atol=atol)
+from prolip.losses import Matches, inclusion_loss, pairs, ppcl, vib
+from prolip.losses.pairs import MIN_ROWS, PAIRS_CPU, default_block
 
 
 @pytest.mark.parametrize("labelled", [False, True])
@@ -114,7 +74,7 @@ def test_ppcl_refuses_second_derivatives_instead_of_leaving_them_out(factor):
     image, text, (scale, bias) = gaussian(5, 4, 4), gaussian(5, 4, 5), scalars()
     for weight in (factor, factor * scale):
         loss = ppcl(image, text, scale, bias) * weight
-        with pytest.raises(RuntimeError, match="ppcl is differentiable once.*leave out create_graph=True"):
+        with pytest.raises(RuntimeError, match="ppcl, is differentiable once.*leave out create_graph=True"):
             torch.autograd.grad(loss, image.mean, create_graph=True)
 
 
@@ -305,11 +265,11 @@ def test_the_matrix_of_a_block_is_gone_before_the_next_one_is_made(monkeypatch):
 
     def watched(*arguments):
         assert [matrix() for matrix in made] == [None] * len(made)
-        loss, gradient = losses.sum_block(*arguments)
+        loss, gradient = pairs.sum_block(*arguments)
         made.append(weakref.ref(gradient.pairs))
         return loss, gradient
 
-    monkeypatch.setattr(losses, "choose_sum_block", lambda points: watched)
+    monkeypatch.setattr(pairs, "choose_sum_block", lambda own: watched)
     ppcl(gaussian(8, 4, 22), gaussian(8, 4, 23), *scalars(), block=3)
     assert len(made) == 3
 
@@ -319,84 +279,3 @@ def test_default_block_bounds_the_workspace_linearly_in_the_batch():
     for columns in (1, 512, 4096, 65536):
         assert default_block(columns, cpu) * columns <= max(PAIRS_CPU, MIN_ROWS * columns)
         assert default_block(columns, cpu) >= MIN_ROWS
-
-
-def direct_h(inner: Gaussian, outer: Gaussian, eps: float, printed: bool) -> Tensor:
-    """H per dimension from the integrals' closed forms as the specification writes them (section 2)."""
-    def log_inclusion(p: Gaussian, q: Gaussian) -> Tensor:
-        wide = p.var + 2 * q.var
-        return -p.log_var / 2 - wide.log() / 2 - math.exp(eps) * (p.mean - q.mean) ** 2 / wide
-
-    h = log_inclusion(inner, outer) - log_inclusion(outer, inner)
-    return h + (outer.log_var - inner.log_var) / 2 if printed else h
-
-
-@pytest.mark.parametrize("form", ["exact", "printed"])
-@pytest.mark.parametrize("reduction", ["dim", "pair"])
-@pytest.mark.parametrize("scale,eps", [(10.0, -10.0), (1000.0, -20.0), (0.5, 0.0)])
-def test_inclusion_loss_equals_the_specified_formula(form, reduction, scale, eps):
-    inner, outer = gaussian(5, 4, 22), gaussian(5, 4, 23, log_var=-1.5)
-    h = direct_h(inner, outer, eps, form == "printed")
-    want = -F.logsigmoid(scale * (h if reduction == "dim" else h.sum(-1))).mean()
-    got = inclusion_loss(inner, outer, scale, eps, form, reduction)
-    assert_same_value_and_gradients(got, want, leaves_of(inner, outer), rtol=1e-8, atol=1e-10)
-
-
-@pytest.mark.parametrize("form", ["exact", "printed"])
-@pytest.mark.parametrize("reduction", ["dim", "pair"])
-def test_inclusion_loss_passes_gradcheck(form, reduction):
-    def run(a, b, c, d):
-        return inclusion_loss(Gaussian(a, b), Gaussian(c, d), 2.0, 0.0, form, reduction)
-
-    assert gradcheck(run, leaves_of(gaussian(3, 4, 24), gaussian(3, 4, 25)))
-
-
-def test_inclusion_loss_defaults_are_the_exact_form_per_dimension_at_scale_10_and_eps_minus_10():
-    inner, outer = gaussian(3, 4, 26), gaussian(3, 4, 27)
-    assert torch.equal(inclusion_loss(inner, outer), inclusion_loss(inner, outer, 10.0, -10.0, "exact", "dim"))
-
-
-def test_inclusion_loss_falls_when_the_outer_one_widens():
-    inner, outer = gaussian(3, 4, 28), gaussian(3, 4, 29)
-    wider = Gaussian(outer.mean, outer.log_var + 1)
-    assert inclusion_loss(inner, wider) < inclusion_loss(inner, outer)
-
-
-def test_inclusion_loss_refuses_an_unknown_reduction():
-    with pytest.raises(ValueError, match="reduction 'sum' is unknown: use 'dim' or 'pair'"):
-        inclusion_loss(gaussian(2, 3, 0), gaussian(2, 3, 1), reduction="sum")
-
-
-@pytest.mark.parametrize("reduction", ["dim", "pair"])
-def test_an_empty_batch_gives_zero_with_a_graph(reduction):
-    inner, outer = gaussian(0, 4, 0), gaussian(0, 4, 1)
-    loss = inclusion_loss(inner, outer, reduction=reduction) + vib(inner)
-    loss.backward()
-    assert loss.item() == 0
-    assert inner.log_var.grad is not None and inner.log_var.grad.shape == (0, 4)
-
-
-def test_vib_equals_the_kl_to_a_standard_normal_per_dimension():
-    z = gaussian(6, 5, 30, log_var=0.5)
-    normal = Normal(z.mean, (z.log_var / 2).exp())
-    want = kl_divergence(normal, Normal(torch.zeros_like(z.mean), torch.ones_like(z.mean))).mean()
-    assert_same_value_and_gradients(vib(z), want, leaves_of(z))
-
-
-def test_vib_keeps_its_digits_near_the_standard_normal():
-    """At log_var = 1e-3 the loss is log_var^2 / 4 to first order, which v - log v - 1 loses in float32."""
-    log_var = torch.full((2, 3), 1e-3)
-    z = Gaussian(torch.zeros(2, 3), log_var)
-    exact = 0.5 * (math.expm1(1e-3) - 1e-3)
-    torch.testing.assert_close(vib(z), torch.tensor(exact), rtol=2e-4, atol=0)
-    assert vib(Gaussian(torch.zeros(2, 3), torch.zeros(2, 3))) == 0
-
-
-def test_inclusion_and_vib_are_finite_at_extreme_variances():
-    for low, high in [(-40.0, 10.0), (10.0, -40.0), (-40.0, -40.0), (10.0, 10.0)]:
-        inner, outer = (Gaussian(F.normalize(torch.randn(3, 4), dim=-1), torch.full((3, 4), v)) for v in (low, high))
-        for z in (*inner, *outer):
-            z.requires_grad_()
-        loss = inclusion_loss(inner, outer, 1000.0, -20.0) + inclusion_loss(inner, outer, 10.0, 0.0) + vib(inner)
-        grads = torch.autograd.grad(loss, leaves_of(inner, outer))
-        assert loss.isfinite() and all(g.isfinite().all() for g in grads)

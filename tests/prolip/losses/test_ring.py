@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from prolip.gaussian import Gaussian, concatenate
-from prolip.losses import Matches, ppcl
-from prolip.ring import GATHERED_BYTES, choose_exchange, ppcl_over_ranks
+from prolip.losses import Matches, ppcl, ppcl_over_ranks
+from prolip.losses.contrastive import GATHERED_BYTES, choose_exchange
 
 # Gathered rows of 9 means and a trace are padded.
 RANKS, BATCH, DIM, SCALE, BIAS = 4, 5, 9, 6.0, -3.0

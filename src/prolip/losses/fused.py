@@ -1,4 +1,4 @@
-"""All that PPCL does to a block of products, in one pass over it: a Triton kernel for CUDA devices.
+"""All that the sigmoid loss does to a block of products, in one pass over it: a Triton kernel for CUDA devices.
 
 As separate operations it is seven passes, and a device spends more time moving the block through memory than on the
 matrix products beside it. The matrix products stay with the library that is best at them.
@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from prolip.losses import BlockGradient, Positives
+from prolip.losses.pairs import BlockGradient, Positives
 
 # A tile of pairs in the registers of one program: loads along the columns are contiguous.
 TILE_ROWS, TILE_COLUMNS, WARPS = 32, 128, 4
@@ -73,15 +73,15 @@ def _pairs_kernel(  # noqa: PLR0913 - a kernel's arguments are flat
 
 def sum_block(
     scaled: Tensor,
-    means: Tensor,
+    vectors: Tensor,
     row_bias: Tensor,
     column_bias: Tensor,
     positives: Positives,
     weight: float,
     wanted: bool,
 ) -> tuple[Tensor, BlockGradient | None]:
-    """`losses.sum_block` with one kernel after the matrix product, float32. Workspace: one (n, m) matrix."""
-    block = scaled @ means.T
+    """`pairs.sum_block` with one kernel after the matrix product, float32. Workspace: one (n, m) matrix."""
+    block = scaled @ vectors.T
     n, m = block.shape
     tiles = (triton.cdiv(n, TILE_ROWS), triton.cdiv(m, TILE_COLUMNS))
     losses = block.new_empty(tiles)

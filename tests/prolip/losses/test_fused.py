@@ -9,12 +9,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from prolip import losses
 from prolip.gaussian import Gaussian
-from prolip.losses import Matches, Packed, Positives, ppcl
+from prolip.losses import Factors, Matches, pairs, ppcl
+from prolip.losses.pairs import Positives
 
 pytest.importorskip("triton")
-from prolip import fused  # noqa: E402
+from prolip.losses import fused  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -41,7 +41,7 @@ def test_the_kernel_gives_the_sums_of_the_plain_operations(n, m, diagonal):
         diagonal = 0
     block = block_of(n, m)
     got = fused.sum_block(*block, Positives(diagonal), 0.125, True)
-    want = losses.sum_block(*block, Positives(diagonal), 0.125, True)
+    want = pairs.sum_block(*block, Positives(diagonal), 0.125, True)
     for mine, plain in zip((got[0], *got[1]), (want[0], *want[1])):
         torch.testing.assert_close(mine, plain, rtol=2e-5, atol=2e-5)
 
@@ -50,7 +50,7 @@ def test_the_kernel_gives_the_sums_of_the_plain_operations(n, m, diagonal):
 def test_the_kernel_finds_known_matches(diagonal):
     block, ids = block_of(37, 150), ids_of(37, 150)
     got = fused.sum_block(*block, Positives(diagonal, *ids), 1.0, True)
-    want = losses.sum_block(*block, Positives(diagonal, *ids), 1.0, True)
+    want = pairs.sum_block(*block, Positives(diagonal, *ids), 1.0, True)
     assert (got[1].pairs < 0).sum() > 37
     for mine, plain in zip((got[0], *got[1]), (want[0], *want[1])):
         torch.testing.assert_close(mine, plain, rtol=2e-5, atol=1e-4)
@@ -60,7 +60,7 @@ def test_the_kernel_without_gradients_gives_the_loss_alone():
     block = block_of(40, 150)
     loss, gradient = fused.sum_block(*block, Positives(0), 1.0, False)
     assert gradient is None
-    torch.testing.assert_close(loss, losses.sum_block(*block, Positives(0), 1.0, False)[0])
+    torch.testing.assert_close(loss, pairs.sum_block(*block, Positives(0), 1.0, False)[0])
 
 
 def test_the_kernel_keeps_the_digits_of_pairs_on_the_right_side_and_overflows_nowhere():
@@ -82,7 +82,7 @@ def test_ppcl_is_the_same_with_the_kernel(monkeypatch, labelled, block):
     labels = Matches(*ids_of(45, 45)) if labelled else None
     results = []
     for devices in (frozenset(), frozenset({DEVICE})):
-        monkeypatch.setattr(losses, "FUSED_DEVICES", devices)
+        monkeypatch.setattr(pairs, "FUSED_DEVICES", devices)
         draw = torch.Generator().manual_seed(2)
         image, text = (
             Gaussian(
@@ -92,7 +92,7 @@ def test_ppcl_is_the_same_with_the_kernel(monkeypatch, labelled, block):
             for _ in range(2)
         )
         scale, bias = (torch.tensor(x, device=DEVICE, requires_grad=True) for x in (10.0, -4.0))
-        assert losses.choose_sum_block(Packed(*image)) is (fused.sum_block if devices else losses.sum_block)
+        assert pairs.choose_sum_block(Factors(*image)) is (fused.sum_block if devices else pairs.sum_block)
         value = ppcl(image, text, scale, bias, labels, block)
         results.append([value, *torch.autograd.grad(value, [*image, *text, scale, bias])])
     for mine, plain in zip(*results):
@@ -100,7 +100,7 @@ def test_ppcl_is_the_same_with_the_kernel(monkeypatch, labelled, block):
 
 
 def test_autocast_does_not_reach_the_products_before_the_kernel(monkeypatch):
-    monkeypatch.setattr(losses, "FUSED_DEVICES", frozenset({DEVICE}))
+    monkeypatch.setattr(pairs, "FUSED_DEVICES", frozenset({DEVICE}))
     draw = torch.Generator().manual_seed(4)
     image, text = (
         Gaussian(*(torch.randn(9, 16, generator=draw).to(DEVICE).requires_grad_() for _ in range(2))) for _ in range(2)
@@ -149,15 +149,15 @@ def test_ppcl_runs_on_a_device_that_is_not_the_current_one():
 
 
 def test_float64_is_left_to_the_plain_operations(monkeypatch):
-    monkeypatch.setattr(losses, "FUSED_DEVICES", frozenset({DEVICE}))
+    monkeypatch.setattr(pairs, "FUSED_DEVICES", frozenset({DEVICE}))
     zeros = torch.zeros(2, 3, dtype=torch.float64, device=DEVICE)
-    points = Packed(zeros, zeros[:, 0])
-    assert losses.choose_sum_block(points) is losses.sum_block
+    own = Factors(zeros, zeros[:, 0])
+    assert pairs.choose_sum_block(own) is pairs.sum_block
 
 
 COMPILE = """
 import triton
-from prolip import fused
+from prolip.losses import fused
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
