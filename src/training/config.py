@@ -310,7 +310,7 @@ def section_types(method: str) -> dict[str, type]:
         "optim": OptimConfig,
         "run": RunConfig,
         "val": ValidationConfig,
-        "objective": METHODS[method][0],
+        "objective": METHODS[method].config,
     }
 
 

@@ -24,6 +24,7 @@ from prolip.data.colour import ColourConfig, ColourJitter
 from prolip.data.crops import RandomCrop
 from prolip.data.fast_input import split_augmentation
 from prolip.data.loader import Transform
+from prolip.methods import find_method
 from prolip.methods.base import Objective
 from prolip.model import ProLIP
 from training.config import Config, RunConfig
@@ -49,13 +50,21 @@ def build_tokenizer(config: Config) -> Any:
     return prolip.get_tokenizer(wanted.model, tokenizer=wanted.tokenizer, context_length=wanted.force_context_length)
 
 
+def method_cfg(config: Config) -> dict[str, Any]:
+    """What the saved model says of its method: the name, and the settings of one that adds to the model."""
+    own = {"config": dataclasses.asdict(config.objective)} if find_method(config.method).extend else {}
+    return {"name": config.method, **own}
+
+
 def build_model(
     config: Config, device: torch.device, load_weights: bool = True
 ) -> tuple[ProLIP, Transform, Compose]:
     """(model in training precision, transform for training, transform for evaluation)."""
     wanted = config.model
     check_augmentation(wanted.aug_cfg)
-    changes: dict[str, Any] = {"mask_padding": True} if wanted.mask_padding else {}
+    changes: dict[str, Any] = {"method_cfg": method_cfg(config)}
+    if wanted.mask_padding:
+        changes["mask_padding"] = True
     if wanted.init_logit_scale is not None:
         changes["init_logit_scale"] = math.log(wanted.init_logit_scale)
     for name in ("init_logit_bias", "init_unc_bias", "init_unc_gain"):

@@ -140,7 +140,7 @@ def build(
     loader = open_loader(config, here, rows, model, transform, tokenizer)
     steps = total_steps(config, loader.num_batches, rows * here.world_size)
     objective, ema, optimizer = build_trained(config, here, model)
-    validation = build_validation(config, here, objective.similarity, tokenizer, preprocess)
+    validation = build_validation(config, here, tokenizer, preprocess)
     storage = Storage(settings.checkpoint_dir or str(folder / "checkpoints"))
     address, passed_over = take_folder(config, here, folder, storage, held or contextlib.ExitStack())
     checkpoint = load_checkpoint(address) if address else None
@@ -224,7 +224,7 @@ def build_trained(
 ) -> tuple[Objective, ModelEmaV3 | None, torch.optim.Optimizer]:
     """The model inside its method, its averaged twin, and the optimiser; sharded and compiled where asked for."""
     ranks = {"seed": config.run.seed, "rank": here.rank, "world_size": here.world_size}
-    objective = METHODS[config.method][1](model, config.objective, **ranks).to(here.device)
+    objective = METHODS[config.method].objective(model, config.objective, **ranks).to(here.device)
     ema = build_ema(config, model)
     if config.run.fsdp:
         shard(config, here, [model] if ema is None else [model, ema.module])
@@ -261,14 +261,14 @@ def save_clock(config: Config, global_batch: int) -> SaveClock:
 
 
 def build_validation(
-    config: Config, here: World, similarity: str, tokenizer: Any, preprocess: Any
+    config: Config, here: World, tokenizer: Any, preprocess: Any
 ) -> Validation | None:
     """What measures the model on the way; None where nothing is asked for."""
     if not config.val.asked_for:
         return None
     from training.validation import check_metric, open_validation
 
-    validation = open_validation(config.val, config.run.precision, similarity, tokenizer, preprocess, here)
+    validation = open_validation(config.val, config.run.precision, tokenizer, preprocess, here)
     if config.val.best_metric:
         check_metric(config.val.best_metric, validation, averaged=bool(config.optim.ema_decay))
     return validation
