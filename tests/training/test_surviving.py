@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from forked import ROOT, until
 
 STEPS = 8

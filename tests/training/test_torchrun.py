@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from forked import Forked
 from safetensors.torch import load_file
 
 import prolip
+from forked import Forked
 from prolip.checkpoint import save_pretrained
 
 ROOT = Path(__file__).parents[2]

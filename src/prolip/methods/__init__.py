@@ -22,6 +22,9 @@ METHODS: dict[str, Method] = {
 #: saved model names its method and never a module: whose code runs is for its user to say.
 FURTHER = "PROLIP_METHODS"
 
+#: The measures that are these scores.
+ALIASES = {"csd_similarity": "csd", "mean_cosine": "mean"}
+
 
 def all_methods() -> dict[str, Method]:
     """METHODS and those of the modules that PROLIP_METHODS names. ValueError where one of these cannot be used."""
@@ -58,8 +61,8 @@ def all_scores() -> dict[str, type[Score]]:
 def find_score(name: str) -> type[Score]:
     """A score by its name, or by that of a measure. ValueError with the near ones for an unknown name."""
     scores = all_scores()
-    if name in scores:
-        return scores[name]
+    if name in scores or name in ALIASES:
+        return scores[ALIASES.get(name, name)]
     if name in MEASURES:
         return measure_score(name)
     known = [*scores, *MEASURES]

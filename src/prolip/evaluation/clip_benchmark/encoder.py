@@ -34,13 +34,13 @@ class Scored(Tensor):
 
 
 def image_vectors(z: Gaussian, score: Score | None = None) -> Tensor:
-    """[vector, offset, 1] of a score's factors in float64, by default csd's [mean, -trace/2, 1]: (N, D) -> (N, P + 2)."""
+    """[vector, offset, 1] of a score's factors in float64, of csd's without one: (N, D) -> (N, P + 2)."""
     vector, offset = _factors(z, score)
     return torch.cat([vector, offset, torch.ones_like(offset)], dim=1)
 
 
 def text_vectors(z: Gaussian, score: Score | None = None) -> Tensor:
-    """[vector, 1, offset] in float64, so that image_vectors(p) @ text_vectors(q).T is the score: (N, D) -> (N, P + 2)."""
+    """[vector, 1, offset], so that image_vectors(p) @ text_vectors(q).T is the score: (N, D) -> (N, P + 2)."""
     vector, offset = _factors(z, score)
     return torch.cat([vector, torch.ones_like(offset), offset], dim=1)
 
