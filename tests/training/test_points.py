@@ -20,8 +20,8 @@ DATA = ["--data", "data/emoji/emojione.tar", "--select", "group=activities"]
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> Path:
-    """Two steps of SigLIP, with the evaluations of its end."""
-    return start(tmp_path_factory.mktemp("runs"), "points", "--method", "siglip", "--max-steps", "2",
+    """Three steps of SigLIP, with the evaluations of its end."""
+    return start(tmp_path_factory.mktemp("runs"), "points", "--method", "siglip", "--max-steps", "3",
                  "--val-data", "data/emoji/emojione.tar", "--val-select", "group=activities")  # fmt: skip
 
 
