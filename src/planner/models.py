@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from prolip.factory import get_model_config, list_models
 from prolip.flops import FORWARD_AND_BACKWARD, forward_flops, image_sides
-from prolip.methods import METHODS
+from prolip.methods import find_method
 from prolip.methods.base import Objective
 from prolip.model import ProLIP
 from training.flags import FlagError, nearest
@@ -66,7 +66,7 @@ def describe(name: str, method: str, local_batch: int) -> Model:
         if os.path.exists(name) or ":" in name:
             remedy = "a plan takes the name of an architecture, which a run's config.json has under model.model"
         raise FlagError(f"--model {name!r} is neither ours nor OpenCLIP's: {remedy}")
-    config, objective = METHODS[method] if ours else (dict, Objective)
+    config, objective = find_method(method)[:2] if ours else (dict, Objective)
     wanted = objective.passes(config(), local_batch, getattr(build(name), "num_patches", 0))
     passes = [measure(name, part.kind, part.keep)._replace(share=part.rows / local_batch) for part in wanted]
     return count(name)._replace(passes=tuple(passes))

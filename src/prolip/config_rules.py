@@ -132,8 +132,11 @@ def of_dataclass(config: type, rules: Rules) -> Rules:
     return {field.name: rules.get(field.name) or by_type(hints[field.name]) for field in fields(config)}
 
 
+ANY = Rule("give name -> value", lambda x: isinstance(x, Mapping))
+
 RULES: dict[str, Rules] = {
     "": {
+        "method_cfg": {"name": TEXT, "config": ANY},
         "embed_dim": whole(1, MAX_WIDTH), "quick_gelu": optional(FLAG), "custom_text": optional(FLAG),
         "init_logit_scale": optional(number(-80, 80)), "init_logit_bias": optional(number(-1e6, 1e6)),
     },

@@ -23,6 +23,7 @@ from prolip.config_rules import RULES, check_values, count_parameters
 from prolip.data.decoding import as_rgb
 from prolip.hub import hub_file
 from prolip.messages import explain_missing
+from prolip.methods import find_method
 from prolip.model import ProLIP, cast_to
 from prolip.model_config import DEFAULTS, check_keys, check_openclip, complete, is_released, near_matches, override
 from prolip.unreadable import why_no_name
@@ -212,8 +213,9 @@ def create_model(  # noqa: PLR0913 (OpenCLIP's signature)
     `pure_bf16`, `pure_fp16` (embeddings cast too); the `amp` names build float32 weights for autocast.
     force_image_size, force_context_length: positions are interpolated when weights are loaded.
     init_uncertainty: `pretrained` is a deterministic OpenCLIP model of the same size, see `load_checkpoint`.
-    model_kwargs: keys of the configuration or of its `prolip_cfg`, such as init_logit_bias=-5 or mask_padding=True;
-    OpenCLIP's other options, such as jit, at their defaults.
+    model_kwargs: keys of the configuration or of its `prolip_cfg`, such as init_logit_bias=-5 or mask_padding=True,
+    method_cfg={"name": "siglip"} for what it is to be trained as; OpenCLIP's other options, such as jit, at their
+    defaults.
     The model is in training mode, as OpenCLIP's.
     """
     if precision not in PRECISIONS:
@@ -237,12 +239,25 @@ def create_model(  # noqa: PLR0913 (OpenCLIP's signature)
     if weights is not None:
         _check_forward(config, theirs, weights, {*model_kwargs, *(("quick_gelu",) if force_quick_gelu else ())})
     model = ProLIP(config, low_precision=precision in CASTS, output_dict=bool(output_dict))
+    _extend(model)
     if weights is not None:
         load_checkpoint(model, weights, init_uncertainty, weights_only, image_grid=_grid_of(theirs))
     _set_preprocessing(model, preprocess, force_preprocess_cfg)
     if precision in CASTS:
         cast_to(model, CASTS[precision], pure=precision.startswith("pure"))
     return model.to(device)
+
+
+def _extend(model: ProLIP) -> None:
+    """Add what the model's method has of its own. ValueError for an unknown method, or a configuration not its own."""
+    given = model.config["method_cfg"]
+    method = find_method(given["name"])
+    try:
+        config = method.config(**given.get("config", {}))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"method_cfg.config does not fit the method {given['name']!r}: {error}") from error
+    if method.extend is not None:
+        method.extend(model, config)
 
 
 def _check_memory(config: dict[str, Any]) -> None:

@@ -17,7 +17,12 @@ from prolip.documents import check_tree, shown
 from prolip.stem import check_stem
 from prolip.towers import check_grid
 
-TOP_KEYS = ("embed_dim", "vision_cfg", "text_cfg", "prolip_cfg", "quick_gelu", "init_logit_scale", "init_logit_bias")
+TOP_KEYS = (
+    "embed_dim", "vision_cfg", "text_cfg", "prolip_cfg", "quick_gelu", "init_logit_scale", "init_logit_bias",
+    "method_cfg",
+)
+#: The method of a model whose configuration names none: saved before there were several, or published.
+METHOD = "prolip"
 DEFAULTS = {block: {f.name: f.default for f in fields(cfg)} for block, cfg in (
     ("vision_cfg", CLIPVisionCfg), ("text_cfg", CLIPTextCfg)
 )}
@@ -156,6 +161,7 @@ def complete(config: Mapping[str, Any]) -> dict[str, Any]:
     _check_image(towers["vision_cfg"], cfg.conv_stem)
     check_sizes({**out, **towers})
     _check_tokens(cfg, out["text_cfg"])
+    out["method_cfg"] = {"name": METHOD, **(out.get("method_cfg") or {})}
     out["prolip_cfg"] = {**asdict(cfg), "special_token_ids": list(cfg.special_token_ids)}
     for key, default in (("init_logit_scale", math.log(10)), ("init_logit_bias", -10.0)):
         out[key] = float(default if out.get(key) is None else out[key])

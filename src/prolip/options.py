@@ -57,13 +57,17 @@ class ModelOptions:
                 raise ValueError(f"--{unlocked.replace('_', '-')} without --lock-{tower}: add it, nothing is locked")
 
     def create(
-        self, device: torch.device, aug_cfg: dict[str, Any], load_weights: bool = True
+        self, device: torch.device, aug_cfg: dict[str, Any], load_weights: bool = True,
+        method_cfg: dict[str, Any] | None = None,
     ) -> tuple[ProLIP, Any, Compose]:
         """(model, transform for training, transform for evaluation), as `create_model_and_transforms`; towers locked.
 
-        load_weights: without, its parameters are drawn, for weights that come from elsewhere.
+        load_weights: without, its parameters are drawn, for weights that come from elsewhere; method_cfg: what the
+        model's configuration says of its method, {"name": ..., "config": {...}}.
         """
         changes: dict[str, Any] = {name: getattr(self, name) for name in KEYS if getattr(self, name) is not None}
+        if method_cfg is not None:
+            changes["method_cfg"] = method_cfg
         if self.mask_padding:
             changes["mask_padding"] = True
         if self.init_logit_scale is not None:

@@ -16,7 +16,7 @@ from prolip.data.loader import DataConfig
 from prolip.documents import read_json, read_yaml
 from prolip.fields import option
 from prolip.messages import appearance_of
-from prolip.methods import METHODS
+from prolip.methods import find_method
 from prolip.options import ModelOptions
 from training.flags import FlagError, build, flag_of, nearest
 
@@ -261,10 +261,10 @@ class Config:
 
 def section_types(method: str) -> dict[str, type]:
     """Section name -> dataclass, for a method."""
-    if method not in METHODS:
-        near = nearest(method, METHODS)
-        hint = f"did you mean {' or '.join(near)}? " if near else ""
-        raise FlagError(f"--method {method!r} is unknown: {hint}There are {', '.join(METHODS)}")
+    try:
+        objective = find_method(method).config
+    except ValueError as error:
+        raise FlagError(f"--method: {error}") from error
     return {
         "model": ModelConfig,
         "data": DataConfig,
@@ -272,7 +272,7 @@ def section_types(method: str) -> dict[str, type]:
         "optim": OptimConfig,
         "run": RunConfig,
         "val": ValidationConfig,
-        "objective": METHODS[method][0],
+        "objective": objective,
     }
 
 
@@ -292,7 +292,7 @@ def build_config(method: str, values: dict[str, dict[str, Any]]) -> Config:
             raise FlagError("--global-batch-size and --batch-size contradict each other: give one of them")
         workers = data.get("workers", DataConfig().workers)
         data["batch_size"] = max(1, workers)  # stands in until `rows_per_rank` knows the ranks
-    data |= {"seed": parts["run"].seed, **METHODS[method][1].needs(parts["objective"]).data}
+    data |= {"seed": parts["run"].seed, **find_method(method).objective.needs(parts["objective"]).data}
     return Config(method=method, data=build(DataConfig, "data", data), **parts)
 
 

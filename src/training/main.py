@@ -19,7 +19,7 @@ if __name__ == "__main__":  # before torch is imported, which takes seconds in w
     stop_with_launcher()
 
 from prolip.data.table import show_counts
-from prolip.methods import DEFAULT_METHOD, METHODS, retired_flags
+from prolip.methods import DEFAULT_METHOD, all_methods, retired_flags
 from training.config import DERIVED, Config, build_config, read_config_file, section_types
 from training.flags import FlagError, Parser, add_flags
 from training.health.errors import explain
@@ -43,7 +43,7 @@ def build_parser(method: str, **settings: Any) -> Parser:
     """All flags of a run with this method."""
     parser = Parser(retired_flags(), prog="training.main", usage=USAGE, description=DESCRIPTION, **settings)
     parser.add_argument("--config", metavar="FILE", help="config.json of a run, or YAML: settings that flags override")
-    names = "{" + ",".join(METHODS) + "}"
+    names = "{" + ",".join(all_methods()) + "}"
     parser.add_argument("--method", metavar=names, help=f"what to train (default: {DEFAULT_METHOD})")
     for section, config in section_types(method).items():
         add_flags(parser, section, config, leave_out=DERIVED.get(section, ()))

@@ -23,6 +23,7 @@ from prolip.data.colour import ColourConfig, ColourJitter
 from prolip.data.crops import RandomCrop
 from prolip.data.fast_input import split_augmentation
 from prolip.data.loader import Transform
+from prolip.methods import find_method
 from prolip.methods.base import Objective
 from training.config import Config, RunConfig
 from training.distributed import World
@@ -47,6 +48,12 @@ def build_tokenizer(config: Config) -> Any:
     return prolip.get_tokenizer(wanted.model, tokenizer=wanted.tokenizer, context_length=wanted.force_context_length)
 
 
+def method_cfg(config: Config) -> dict[str, Any]:
+    """What the saved model says of its method: the name, and the settings of one that adds to the model."""
+    own = {"config": dataclasses.asdict(config.objective)} if find_method(config.method).extend else {}
+    return {"name": config.method, **own}
+
+
 def build_model(
     config: Config, device: torch.device, load_weights: bool = True
 ) -> tuple[Any, Transform, Compose]:
@@ -55,7 +62,7 @@ def build_model(
     check_augmentation(wanted.aug_cfg)
     warnings.filterwarnings("ignore", "Unused augmentation cfg items")  # OpenCLIP names those that it has just used
     augmentation = {k: tuple(v) if isinstance(v, list) else v for k, v in wanted.aug_cfg.items()}  # JSON has no tuples
-    model, transform, preprocess = wanted.create(device, augmentation, load_weights)
+    model, transform, preprocess = wanted.create(device, augmentation, load_weights, method_cfg(config))
     if wanted.grad_checkpointing and wanted.checkpoint_policy == "selective":
         checkpoint_selectively(model)
     elif wanted.grad_checkpointing:

@@ -18,7 +18,7 @@ from prolip.checkpoint import save_pretrained
 from prolip.console import EXIT_INTERRUPTED
 from prolip.data.loader import Loader, build_loader
 from prolip.flops import flops_per_sample, peak_of
-from prolip.methods import METHODS
+from prolip.methods import find_method
 from prolip.methods.base import Context, Objective
 from training.checkpoint.files import load_checkpoint
 from training.checkpoint.resuming import go_on, open_records, take_folder
@@ -149,7 +149,7 @@ def build(
     loader = open_loader(config, world, rows, model, transform, tokenizer)
     steps = total_steps(config, loader.num_batches, global_batch)
     trained = build_trained(config, world, model, steps, tokenizer)
-    validation = build_validation(config, world, trained.objective.similarity, tokenizer, preprocess)
+    validation = build_validation(config, world, tokenizer, preprocess)
     storage = Storage(settings.checkpoint_dir or str(folder / "checkpoints"))
     address, passed_over = take_folder(config, world, folder, storage, held or contextlib.ExitStack())
     checkpoint = load_checkpoint(address) if address else None
@@ -216,7 +216,7 @@ def open_loader(config: Config, world: World, rows: int, model: Any, transform: 
 
 def build_trained(config: Config, world: World, model: Any, steps: int, tokenizer: Any) -> Trained:
     """The model inside its method, its averaged twin, and the optimiser; sharded and compiled where asked for."""
-    settings, method = config.run, METHODS[config.method][1]
+    settings, method = config.run, find_method(config.method).objective
     context = Context(
         seed=settings.seed,
         rank=world.rank,
@@ -289,14 +289,14 @@ def save_clock(settings: RunConfig, global_batch: int) -> SaveClock:
 
 
 def build_validation(
-    config: Config, world: World, similarity: str, tokenizer: Any, preprocess: Any
+    config: Config, world: World, tokenizer: Any, preprocess: Any
 ) -> Validation | None:
     """What measures the model on the way; None where nothing is asked for."""
     if not config.val.asked_for:
         return None
     from training.validation import check_metric, open_validation
 
-    validation = open_validation(config.val, config.run.precision, similarity, tokenizer, preprocess, world)
+    validation = open_validation(config.val, config.run.precision, tokenizer, preprocess, world)
     if config.val.best_metric:
         check_metric(config.val.best_metric, validation, averaged=bool(config.optim.ema_decay))
     return validation

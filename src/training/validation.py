@@ -38,14 +38,13 @@ CORPUS_METRICS = ("zero_shot/", "trace/", "spearman/", "inclusion/", "recall_by_
 class Validation:
     """The test sets of a run, and what a model needs to be evaluated on them.
 
-    corpus: model -> `Result` on --val-data; similarity: of the method; batch_size: images of a rank at a time.
+    corpus: model -> `Result` on --val-data; batch_size: images of a rank at a time.
     """
 
     tasks: tuple[Dataset, ...]
     corpus: Callable[[nn.Module], Result] | None
     tokenizer: Any
     preprocess: Any
-    similarity: str
     precision: str
     batch_size: int
 
@@ -64,7 +63,7 @@ class Validation:
             between()
             try:
                 result = evaluate_over_ranks(
-                    task, embedder, self.similarity, world.waiting, self.batch_size, decoding_threads()
+                    task, embedder, None, world.waiting, self.batch_size, decoding_threads()
                 )
             except TaskLost as lost:
                 found.headlines.append(f"{task.name} was lost: {lost}")
@@ -93,7 +92,7 @@ def decoding_threads() -> int:
 
 
 def open_validation(
-    config: ValidationConfig, precision: str, similarity: str, tokenizer: Any, preprocess: Any, world: World
+    config: ValidationConfig, precision: str, tokenizer: Any, preprocess: Any, world: World
 ) -> Validation:
     """All test sets, opened before the first step: what is missing shows now.
 
@@ -104,7 +103,7 @@ def open_validation(
         names = [config.val_names] if config.val_names else None
         flags = ("--val-data", "--val-names", "--val-select")
         shown = gallery([config.val_data], config.val_select, names, flags=flags)
-        options = {"tokenizer": tokenizer, "preprocess": preprocess, "similarity": similarity, "device": world.device}
+        options = {"tokenizer": tokenizer, "preprocess": preprocess, "device": world.device}
         corpus = partial(evaluate, shards=shown, **options)
     tasks = []
     for spec, name in config.specs.items():
@@ -115,8 +114,8 @@ def open_validation(
         if names_of_tasks.count(name) > 1:
             raise FlagError(f"two test sets are called {name!r}, and so would their figures be: rename a folder")
     return Validation(
-        tasks=tuple(tasks), corpus=corpus, tokenizer=tokenizer, preprocess=preprocess, similarity=similarity,
-        precision=precision, batch_size=config.val_batch_size,
+        tasks=tuple(tasks), corpus=corpus, tokenizer=tokenizer, preprocess=preprocess, precision=precision,
+        batch_size=config.val_batch_size,
     )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ def one_step(name, method):
     """A function that takes one step, without optimiser, and returns its CPU seconds: other programs do not count."""
     torch.manual_seed(0)
     network = create_model(name)
-    config, objective = METHODS[method]
+    config, objective = METHODS[method][:2]
     objective = objective(network, config())
     size = network.visual.image_size
     size = size if isinstance(size, int) else size[0]

@@ -15,7 +15,7 @@ ROWS = 16
 @pytest.mark.parametrize("method, settings", [("prolip", {}), ("prolip", {"mask_fraction": 0.5, "mask_ratio": 0.25}),
                                               ("prolip", {"alpha2": 0.0}), ("siglip", {})])  # fmt: skip
 def test_what_an_objective_declares_is_what_it_computes(method, settings):
-    config, kind = METHODS[method]
+    config, kind = METHODS[method][:2]
     objective = kind(create_model("ProLIP-ViT-test"), config(**settings))
     texts = torch.randint(5, 50, (ROWS, objective.model.context_length))
     batch = {"image": torch.randn(ROWS, 3, 32, 32), "text": texts}

@@ -282,7 +282,7 @@ def test_values_that_cannot_be_looked_at_are_let_through(model):
 @pytest.mark.parametrize("method", METHODS)
 def test_methods_refuse_a_model_whose_outputs_are_points(model, method, monkeypatch):
     """A Tensor has a `mean` of its own, a function, which would have gone on as if it were one."""
-    config, objective = METHODS[method]
+    config, objective = METHODS[method][:2]
     objective = objective(model, config())
     batch = {"image": torch.randn(8, 3, 32, 32), "text": torch.ones(8, 12, dtype=torch.int64)}
     batch = objective.prepare(batch, 0)

@@ -16,7 +16,8 @@ SOURCE = Path(__file__).parents[2] / "src" / "training"
 FILES = sorted(SOURCE.rglob("*.py"))
 #: Names of settings that are ordinary words here too: torch's `forward`.
 ALLOWED = {"forward"}
-PARAMETERS = {field.name for config, _ in METHODS.values() for field in dataclasses.fields(config)}
+PARAMETERS = {field.name for method in METHODS.values()
+              for field in dataclasses.fields(method.config)}
 PARAMETERS |= {field.name for field in dataclasses.fields(ProLIPCfg)} - ALLOWED
 #: Attributes by which a model of one kind has its towers.
 PARTS = {"visual", "text"}

@@ -25,13 +25,14 @@ from prolip.data.table import show_counts
 from prolip.evaluation import coco
 from prolip.evaluation.datasets.base import Dataset
 from prolip.evaluation.datasets.specs import FORMS, open_dataset
-from prolip.evaluation.embed import PRECISIONS, SIMILARITIES, check_similarity
+from prolip.evaluation.embed import PRECISIONS
 from prolip.evaluation.embedder import RANDOM, load_embedder
-from prolip.evaluation.evaluate import TaskResult, check_fits, evaluate_dataset, pair_scores
+from prolip.evaluation.evaluate import TaskResult, evaluate_dataset, pair_scores
 from prolip.evaluation.feature_store import FeatureStore, slug
 from prolip.evaluation.features import Features, compute_features, load_features, task_key
 from prolip.evaluation.outputs import check_output
 from prolip.messages import naming
+from prolip.methods import find_score
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +65,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--tokenizer", help="another tokenizer than the model's: a folder of its files, or bpe")
     add("--dataset", nargs="+", action="extend", default=[], metavar="WORD:ADDRESS", help=FORMS)
     add("--split", help="another split than test")
-    add("--similarity", nargs="+", action="extend", help=f"{', '.join(SIMILARITIES)} or measures (default: csd)")
+    add("--similarity", nargs="+", action="extend", help="csd, mean or measures (default: the method's own score)")
     add("--save-features", metavar="DIR", help="keep embeddings here, and take those that are here already")
     add("--features", metavar="DIR", help="evaluate what --save-features kept, without a model")
     add("--device", default="cpu")
@@ -78,14 +79,15 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--skip-damaged", action="store_true", help="leave out damaged samples; the result says which")
     add("--out", metavar="FILE", help="the results as JSON")
     args = parser.parse_args(arguments)
-    args.similarity = args.similarity or ["csd"]
+    args.similarity = args.similarity or [None]
     return args
 
 
 def check(args: argparse.Namespace) -> None:
     """ValueError for flags that do not go together, before anything is loaded."""
     for similarity in args.similarity:
-        check_similarity(similarity)
+        if similarity:
+            find_score(similarity)
     useless = [flag for flag, given in of_models(args).items() if given]
     if args.features and useless:
         raise ValueError(
@@ -123,7 +125,7 @@ def features_of(args: argparse.Namespace) -> Iterator[Features]:
     datasets = [open_one(spec, args) for spec in args.dataset]
     embedder = load_embedder(args.model, args.pretrained, args.device, args.precision, args.tokenizer)
     for similarity in args.similarity:
-        check_fits(similarity, embedder.card)
+        embedder.card.scored_by(similarity)
     store = FeatureStore(args.save_features)
     for dataset in datasets:
         yield compute_features(
@@ -171,7 +173,7 @@ def categories_of(features: Features, instances: str | None) -> Tensor | None:
         return None
 
 
-def plausible_matches(features: Features, categories: Tensor, similarity: str) -> dict[str, float]:
+def plausible_matches(features: Features, categories: Tensor, similarity: str | None) -> dict[str, float]:
     """`i2t/PMRP` and `t2i/PMRP`, with their values at zeta 0, 1 and 2."""
     assert features.owners is not None
     found = coco.plausible(pair_scores(features, similarity), categories, features.owners)

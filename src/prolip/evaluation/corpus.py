@@ -29,10 +29,13 @@ from prolip.data.emoji import LEVELS, Corpus
 from prolip.evaluation import metrics, uncertainty, zero_shot
 from prolip.evaluation.embed import (
     PRECISIONS,
-    SIMILARITIES,
-    check_similarity,
+    PointModel,
+    Similarity,
+    choose_score,
     embed_images,
     embed_texts,
+    is_probabilistic,
+    score_of,
     similarity_scores,
     token_lengths,
 )
@@ -40,6 +43,7 @@ from prolip.evaluation.metrics import Ranking
 from prolip.evaluation.outputs import check_output
 from prolip.evaluation.result import Result, load
 from prolip.messages import naming
+from prolip.methods import find_score
 
 __all__ = ["Result", "evaluate", "load"]
 
@@ -52,17 +56,19 @@ def evaluate(
     select: str | None = None,
     device: torch.device | str = "cpu",
     precision: str = "fp32",
-    similarity: str = "csd",
+    similarity: Similarity = None,
 ) -> Result:
     """Embed the drawings and all captions of a corpus and compute every figure.
 
     model: on `device`, `encode_image` and `encode_text` -> Gaussian; shards: a Corpus or what `emoji.read` takes (a
     Corpus may hold concepts without drawings, `Corpus.with_concepts`: a wider gallery); select: a rule of
-    `Corpus.select`; similarity: as in `similarity_scores`. Keys of `metrics`: names/..., captions/..., zero_shot/...,
-    trace/..., spearman/..., inclusion/..., recall_by_trace/...; shares in [0, 1].
+    `Corpus.select`; similarity: as in `similarity_scores`, default: the score of the model's method. Keys of
+    `metrics`: names/..., captions/..., zero_shot/... and, where variances mean something, trace/..., spearman/...,
+    inclusion/..., recall_by_trace/...; shares in [0, 1].
     """
     started = time.perf_counter()
-    check_similarity(similarity)
+    own, probabilistic = score_of(model), is_probabilistic(model)
+    score = choose_score(similarity, own, probabilistic, "the model")
     corpus = shards if isinstance(shards, Corpus) else emoji.read(shards)
     if select:
         corpus = corpus.select(select)
@@ -70,14 +76,20 @@ def evaluate(
         raise ValueError(f"the rule {select!r} leaves no drawing of these shards: choose concepts that they show")
     table = corpus.caption_table()
     run: dict[str, Any] = {"device": device, "precision": precision}
+    facts = describe(model)
+    model = model if probabilistic else PointModel(model)
     image = embed_images(model, (drawing.image() for drawing in corpus.drawings), preprocess, **run)
     text = embed_texts(model, tokenizer, table.texts, **run)
-    info: dict[str, Any] = {"similarity": similarity, "precision": precision, "device": str(device), "select": select}
-    result = Result(corpus, image, text, token_lengths(tokenizer, table.texts).numpy(), {}, info | describe(model))
+    info: dict[str, Any] = {
+        "similarity": score.name, "score": score.to_dict(), "probabilistic": probabilistic, "precision": precision,
+        "device": str(device), "select": select,
+    }  # fmt: skip
+    result = Result(corpus, image, text, token_lengths(tokenizer, table.texts).numpy(), {}, info | facts)
     result.metrics |= retrieval_figures(result)
     for level in ("subgroup", "group"):
         result.metrics |= zero_shot_figures(model, tokenizer, result, level, **run)
-    result.metrics |= uncertainty.figures(image, text, corpus, result.table, result.token_lengths)
+    if probabilistic:
+        result.metrics |= uncertainty.figures(image, text, corpus, result.table, result.token_lengths)
     result.info |= {"images": len(corpus.drawings), "concepts": len(corpus.concepts), "texts": len(table.texts)}
     result.info["styles"] = sorted({drawing.style for drawing in corpus.drawings})
     result.info["seconds"] = round(time.perf_counter() - started, 2)
@@ -98,7 +110,7 @@ def retrieval_figures(result: Result) -> dict[str, float]:
         rows = torch.from_numpy(result.table.text[result.table.rows(level)])
         of_level = metrics.summarise(Ranking(*(x[rows] for x in captions[1])))
         out |= {f"captions/t2i/{level}/{key}": of_level[key] for key in ("R@1", "mAP@R", "R-Precision")}
-    for name, deciles in recall_by_trace(result).items():
+    for name, deciles in recall_by_trace(result).items() if result.probabilistic else ():
         out[f"recall_by_trace/{name}/spearman_deciles"] = deciles.spearman_bins
         out[f"recall_by_trace/{name}/spearman_queries"] = deciles.spearman_queries
     return out
@@ -147,7 +159,7 @@ def zero_shot_figures(model: nn.Module, tokenizer: Callable, result: Result, lev
     truth = torch.from_numpy(labels[result.corpus.drawing_concepts])
     out: dict[str, float] = {}
     for name, gaussians in z.items():
-        scores = similarity_scores(result.image, gaussians, result.similarity)
+        scores = similarity_scores(result.image, gaussians, result.score)
         out |= {f"zero_shot/{name}/{key}": value for key, value in zero_shot.classification(scores, truth).items()}
     return out
 
@@ -187,6 +199,8 @@ def format_table(result: Result) -> str:
             )
             lines.append(f"{kind:<26}{share(top1, 8)}{share(top5, 8)}{share(recall, 9)}{count:8.0f}")
     lines += ["-: there are not so many to choose from"] if any(" - " in f"{line[26:]} " for line in lines) else []
+    if not result.probabilistic:
+        return "\n".join([*lines, "", "points: this model's method trains means alone, and its variances say nothing"])
     lines += ["", "mean trace                " + "  ".join(f"{k} {m[f'trace/{k}']:.4g}" for k in (*LEVELS, "image"))]
     spreads = "  ".join(f"{kind}s {100 * m[f'trace/{kind}_spread']:.2f}%" for kind in ("text", "image"))
     lines.append(f"middle 90% over median    {spreads}")
@@ -236,7 +250,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--select", help="which concepts, e.g. 'group=animals nature|food drink|travel places'")
     parser.add_argument("--names", nargs="+", metavar="TAR", help="shards whose concepts also stand in the gallery")
     parser.add_argument("--all-names", action="store_true", help="--select does not narrow the gallery")
-    parser.add_argument("--similarity", default="csd", help=f"{', '.join(SIMILARITIES)} or a measure (default: csd)")
+    parser.add_argument("--similarity", help="csd, mean or a measure (default: the score of the model's method)")
     parser.add_argument("--precision", default="fp32", choices=PRECISIONS)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--tokenizer", help="another tokenizer than the model's")
@@ -249,7 +263,8 @@ def run(args: argparse.Namespace) -> Result:
     import prolip  # late: --help needs no towers
     from prolip.evaluation.embedder import check_device
 
-    check_similarity(args.similarity)
+    if args.similarity:
+        find_score(args.similarity)
     check_device(args.device)
     if args.out:
         check_output(args.out, folder=True)

@@ -6,14 +6,17 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from tqdm import tqdm
 
 from prolip.gaussian import Gaussian, concatenate
-from prolip.measures import Measure, get_measure
+from prolip.methods import Method, find_method, find_score
+from prolip.scores import CSDScore, Score
 
 PRECISIONS = {"fp32": None, "amp_bf16": torch.bfloat16, "amp_fp16": torch.float16}
-SIMILARITIES = {"csd": "csd_similarity", "mean": "mean_cosine"}
+#: How --similarity may be given: nothing for the score of the model's method, a name, or a score itself.
+Similarity = str | Score | None
 
 
 @contextlib.contextmanager
@@ -77,18 +80,71 @@ def token_lengths(tokenizer: Callable, texts: Iterable[str], batch_size: int = 4
     return torch.cat(lengths)
 
 
-def similarity_scores(queries: Gaussian, gallery: Gaussian, similarity: str = "csd") -> Tensor:
+def method_of(network: nn.Module) -> Method | None:
+    """The method of one of our models; None for any other network."""
+    config = getattr(network, "config", None)
+    return find_method(config["method_cfg"]["name"]) if isinstance(config, dict) and "method_cfg" in config else None
+
+
+def score_of(network: nn.Module) -> Score:
+    """The score of a model's method; of a network that is not ours csd, which is the cosine of points."""
+    method = method_of(network)
+    return (CSDScore if method is None else method.score).of(network)
+
+
+def is_probabilistic(network: nn.Module) -> bool:
+    """Whether a model's variances mean something, which its method knows."""
+    method = method_of(network)
+    return not isinstance(network, PointModel) and (method is None or method.probabilistic)
+
+
+def choose_score(similarity: Similarity, own: Score, probabilistic: bool, name: str) -> Score:
+    """The score that is asked for; None: the model's own. name: the model's, for errors.
+
+    ValueError for an unknown one, and for one that needs variances where the model has none.
+    """
+    if similarity is None:
+        return own
+    score = similarity if isinstance(similarity, Score) else find_score(similarity)()
+    if not probabilistic and not score.takes_points:
+        raise ValueError(
+            f"{name} is deterministic, its embeddings have no variance, and {score.name!r} needs one: use csd, mean or "
+            "wasserstein2 (csd equals the cosine there)"
+        )
+    return own if isinstance(similarity, str) and type(score) is type(own) else score
+
+
+class PointModel(nn.Module):
+    """A deterministic OpenCLIP model as a probabilistic one whose variances are 0."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.model = model
+
+    def encode_image(self, image: Tensor) -> Gaussian:
+        """Pixels (B, 3, H, W) -> points of unit length (B, D)."""
+        return as_points(self.model.encode_image(image))  # type: ignore[operator]
+
+    def encode_text(self, text: Tensor) -> Gaussian:
+        """Token ids (B, L) -> points of unit length (B, D)."""
+        return as_points(self.model.encode_text(text))  # type: ignore[operator]
+
+
+def as_points(features: Tensor | Gaussian) -> Gaussian:
+    """Features (B, D), or the means of Gaussians, as Gaussians of no extent: unit means in float32, log_var = -inf."""
+    mean = F.normalize((features.mean if isinstance(features, Gaussian) else features).float(), dim=-1)
+    return Gaussian(mean, torch.full_like(mean, -torch.inf))
+
+
+@torch.no_grad()
+def similarity_scores(queries: Gaussian, gallery: Gaussian, similarity: str | Score = "csd") -> Tensor:
     """Scores to rank by, larger is nearer, (Q, D), (G, D) -> (Q, G).
 
-    similarity: "csd" (mean.mean' - (trace + trace')/2, ProLIP A.1), "mean" (cosine of the means, which ignores the
-    variances) or a name of `prolip.measures.MEASURES`. Raises ValueError for another.
+    similarity: a score, or the name of one: "csd" (mean.mean' - (trace + trace')/2, ProLIP A.1), "mean" (cosine of the
+    means, which ignores the variances), a name of `prolip.measures.MEASURES`. Raises ValueError for another.
     """
-    return check_similarity(similarity).pairwise_scores(queries, gallery)
-
-
-def check_similarity(similarity: str) -> Measure:
-    """The measure behind a name of `similarity_scores`. Raises ValueError for an unknown one."""
-    return get_measure(SIMILARITIES.get(similarity, similarity))
+    score = similarity if isinstance(similarity, Score) else find_score(similarity)()
+    return score.pairwise(queries, gallery)
 
 
 def _groups(items: Iterable, size: int) -> Iterator[list]:

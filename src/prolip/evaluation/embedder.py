@@ -6,7 +6,7 @@ import json
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import asdict, dataclass, field, is_dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +14,6 @@ from unittest.mock import patch
 
 import open_clip
 import torch
-import torch.nn.functional as F
 from open_clip.factory import parse_model_name
 from open_clip.pretrained import is_pretrained_cfg
 from PIL import Image
@@ -25,11 +24,22 @@ import prolip
 from prolip.checkpoint import CheckpointError, find_in, read_config, read_state_dict
 from prolip.config_rules import RULES, check_values
 from prolip.data import decoding
-from prolip.evaluation.embed import PRECISIONS, evaluating
+from prolip.evaluation.embed import (
+    PRECISIONS,
+    PointModel,
+    Similarity,
+    as_points,
+    choose_score,
+    evaluating,
+    is_probabilistic,
+    score_of,
+)
 from prolip.factory import flattening
 from prolip.gaussian import Gaussian, concatenate
 from prolip.hub import HubFileNotFoundError, hub_file, hub_files
+from prolip.methods import score_from_dict
 from prolip.model_config import check_openclip, is_released, near_matches
+from prolip.scores import CSDScore, Score
 from prolip.tokenizer import ALL_NAMES, BPETokenizer, cut, first_line
 from prolip.unreadable import CONFIG_NAMES, WEIGHT_NAMES, why_no_model, why_no_name
 
@@ -49,7 +59,8 @@ class ModelCard:
     """What results and stored features keep of a model.
 
     fingerprint: of weights, settings, preprocessing and tokenizer; probabilistic: whether its variances mean something;
-    logit_scale, logit_bias: a and b of the logit a * similarity + b, None where the model has none.
+    logit_scale, logit_bias: a and b of the logit a * similarity + b, None where the model has none; score: of its
+    method, as `Score.to_dict` writes it; empty: csd, as of all that was kept before methods had scores.
     """
 
     name: str
@@ -58,6 +69,15 @@ class ModelCard:
     probabilistic: bool = True
     logit_scale: float | None = None
     logit_bias: float | None = None
+    score: dict[str, Any] = field(default_factory=dict)
+
+    def scored_by(self, similarity: Similarity = None) -> Score:
+        """The score of the model's method, or the one that is asked for.
+
+        ValueError for an unknown one, and for one that needs variances where the model has none.
+        """
+        own = score_from_dict(self.score) if self.score else CSDScore(self.logit_scale, self.logit_bias)
+        return choose_score(similarity, own, self.probabilistic, self.name)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values, which `ModelCard(**values)` takes."""
@@ -71,8 +91,8 @@ class Embedder:
     encode_image: pixels (B, 3, H, W) -> Gaussian (B, D); encode_text: token ids (B, L) -> Gaussian (B, D); both with
     unit means, float32, on the CPU, without a graph. preprocess: a Pillow image -> (3, H, W); tokenizer: list of texts
     -> (B, L) ids. A deterministic model gives log_var = -inf, so its traces are exactly 0, and probabilistic is False.
-    logit_scale, logit_bias: as in `ModelCard`; fingerprint: 32 digits that change with weights, settings, preprocessing
-    and tokenizer.
+    logit_scale, logit_bias: as in `ModelCard`; score: of its method; fingerprint: 32 digits that change with weights,
+    settings, preprocessing and tokenizer.
     """
 
     name: str
@@ -83,6 +103,7 @@ class Embedder:
     probabilistic: bool
     logit_scale: float | None
     logit_bias: float | None
+    score: Score
     device: torch.device
     precision: str
     fingerprint: str
@@ -91,8 +112,9 @@ class Embedder:
     def card(self) -> ModelCard:
         """What is kept of it."""
         return ModelCard(
-            self.name, self.fingerprint, self.precision, self.probabilistic, self.logit_scale, self.logit_bias
-        )
+            self.name, self.fingerprint, self.precision, self.probabilistic, self.logit_scale, self.logit_bias,
+            self.score.to_dict(),
+        )  # fmt: skip
 
     def embed_texts(self, texts: Iterable[str], batch_size: int = 512) -> Gaussian:
         """Any number of texts, (N, D). ValueError for none."""
@@ -102,28 +124,6 @@ class Embedder:
         if not parts:
             raise ValueError("no text to embed: give at least one")
         return concatenate(parts)
-
-
-class PointModel(nn.Module):
-    """A deterministic OpenCLIP model as a probabilistic one whose variances are 0."""
-
-    def __init__(self, model: nn.Module):
-        super().__init__()
-        self.model = model
-
-    def encode_image(self, image: Tensor) -> Gaussian:
-        """Pixels (B, 3, H, W) -> points of unit length (B, D)."""
-        return as_points(self.model.encode_image(image))  # type: ignore[operator]
-
-    def encode_text(self, text: Tensor) -> Gaussian:
-        """Token ids (B, L) -> points of unit length (B, D)."""
-        return as_points(self.model.encode_text(text))  # type: ignore[operator]
-
-
-def as_points(features: Tensor) -> Gaussian:
-    """Features (B, D) as Gaussians of no extent: unit means in float32 and log_var = -inf."""
-    mean = F.normalize(features.float(), dim=-1)
-    return Gaussian(mean, torch.full_like(mean, -torch.inf))
 
 
 def load_embedder(
@@ -175,6 +175,9 @@ def embedder_of(
     """
     network, preprocess, tokenize = loaded
     inner = network.model if isinstance(network, PointModel) else network
+    probabilistic = is_probabilistic(network)
+    if inner is network and not probabilistic:
+        network = PointModel(network)
     scale, bias = (getattr(inner, part, None) for part in ("logit_scale", "logit_bias"))
     return Embedder(
         name=name,
@@ -182,9 +185,10 @@ def embedder_of(
         encode_text=encoder(network, "text", device, precision),
         preprocess=preprocess,
         tokenizer=tokenize,
-        probabilistic=not isinstance(network, PointModel),
+        probabilistic=probabilistic,
         logit_scale=None if scale is None else scale.exp().item(),
         logit_bias=None if bias is None else bias.item(),
+        score=score_of(inner),
         device=device,
         precision=precision,
         fingerprint=model_fingerprint(network, preprocess, tokenize) if fingerprint is None else fingerprint,

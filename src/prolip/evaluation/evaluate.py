@@ -19,8 +19,8 @@ from prolip.evaluation import classification, coco, large
 from prolip.evaluation.datacomp.scores import Association as Instance
 from prolip.evaluation.datacomp.scores import association_metrics
 from prolip.evaluation.datasets.base import DamagedData, Dataset
-from prolip.evaluation.embed import check_similarity, similarity_scores
-from prolip.evaluation.embedder import Embedder, ModelCard
+from prolip.evaluation.embed import Similarity, similarity_scores
+from prolip.evaluation.embedder import Embedder
 from prolip.evaluation.feature_store import FeatureStore
 from prolip.evaluation.features import Features, compute_features
 from prolip.evaluation.large import PairScores, Relevance
@@ -28,8 +28,6 @@ from prolip.evaluation.metrics import both_directions, retrieval_names
 from prolip.gaussian import Gaussian
 
 TOP = 5
-#: Similarities that are defined for Gaussians of no extent.
-OF_POINTS = ("csd", "mean", "csd_similarity", "mean_cosine", "wasserstein2")
 MAIN = {
     "classification": "acc1",
     "multilabel": "mAP",
@@ -79,24 +77,25 @@ class Scored:
 def evaluate_dataset(
     dataset: Dataset,
     source: Embedder | Features,
-    similarity: str = "csd",
+    similarity: Similarity = None,
     store: FeatureStore | None = None,
     confusion: bool = False,
     **options: Any,
 ) -> TaskResult:
     """The metrics of a data set by a model or by its features.
 
-    similarity: as in `similarity_scores`; a deterministic model takes those of points alone; confusion: the matrix of
+    similarity: as in `similarity_scores`, default: that of the model's method; a deterministic model takes those of
+    points alone; confusion: the matrix of
     counts in `info`, rows the true class; options: of `compute_features`. Raises ValueError for what cannot be scored
     and DamagedData for a damaged set.
     """
     started = time.perf_counter()
     card = source.card if isinstance(source, Embedder) else source.model
-    check_fits(similarity, card)
+    score = card.scored_by(similarity)
     features = compute_features(dataset, source, store, **options) if isinstance(source, Embedder) else source
-    metrics, info = evaluate_features(features, similarity, confusion)
+    metrics, info = evaluate_features(features, score, confusion)
     main = MAIN[dataset.kind] if MAIN[dataset.kind] in metrics else next(iter(metrics))
-    info |= {"model": card.to_dict(), "similarity": similarity, "images": len(features.keys), "source": dataset.source}
+    info |= {"model": card.to_dict(), "similarity": score.name, "images": len(features.keys), "source": dataset.source}
     if features.damaged:
         info["damaged"] = features.damaged
     return TaskResult(dataset.name, metrics, main, info | {"seconds": round(time.perf_counter() - started, 2)})
@@ -121,10 +120,10 @@ def metric_names(dataset: Dataset) -> list[str]:
 
 
 def evaluate_features(
-    features: Features, similarity: str = "csd", confusion: bool = False
+    features: Features, similarity: Similarity = None, confusion: bool = False
 ) -> tuple[dict[str, float], dict[str, Any]]:
     """The metrics of a task by its kind, and what `info` holds of them."""
-    check_fits(similarity, features.model)
+    similarity = features.model.scored_by(similarity)
     kind = features.dataset.kind
     if kind == "retrieval":
         metrics = retrieval_metrics(features, similarity)
@@ -149,24 +148,14 @@ def too_small_for(names: Sequence[str], metrics: Mapping[str, float]) -> dict[st
     return {"too_small_for": absent} if absent else {}
 
 
-def check_fits(similarity: str, card: ModelCard) -> None:
-    """ValueError for an unknown similarity, or one that Gaussians of no extent do not have."""
-    check_similarity(similarity)
-    if not card.probabilistic and similarity not in OF_POINTS:
-        raise ValueError(
-            f"{card.name} is deterministic, its embeddings have no variance, and {similarity!r} needs one: use "
-            f"{', '.join(OF_POINTS)} (csd equals the cosine there)"
-        )
-
-
 # --- classes ---------------------------------------------------------------------------------------------------------
-def score_blocks(features: Features, similarity: str) -> Iterator[tuple[slice, Tensor]]:
+def score_blocks(features: Features, similarity: Similarity) -> Iterator[tuple[slice, Tensor]]:
     """The rows of the (images, classes) scores, some at a time."""
     scores = pair_scores(features, similarity)
     return large.row_blocks(scores.image_rows, scores.images, scores.texts)
 
 
-def score_classes(features: Features, similarity: str = "csd", k: int = TOP) -> Scored:
+def score_classes(features: Features, similarity: Similarity = None, k: int = TOP) -> Scored:
     """Every image against all classes; equal scores go to the lower class. ValueError without labels."""
     labels, parts = own_labels(features), []
     for rows, block in score_blocks(features, similarity):
@@ -206,12 +195,12 @@ def texts_of(features: Features) -> Gaussian:
 
 
 # --- captions and cues -----------------------------------------------------------------------------------------------
-def pair_scores(features: Features, similarity: str) -> PairScores:
+def pair_scores(features: Features, similarity: Similarity) -> PairScores:
     """Images against texts, computed when asked for."""
-    return PairScores.from_gaussians(features.image, texts_of(features), similarity)
+    return PairScores.from_gaussians(features.image, texts_of(features), features.model.scored_by(similarity))
 
 
-def retrieval_metrics(features: Features, similarity: str = "csd") -> dict[str, float]:
+def retrieval_metrics(features: Features, similarity: Similarity = None) -> dict[str, float]:
     """Both directions by the most complete labels there are; where that is not each image's own captions, these too.
 
     `i2t/...`, `t2i/...`, `rsum`, `mean_recall@1` (DataComp's main metric: both directions at 1), and `own/...`; of
@@ -269,16 +258,16 @@ def same_label(labels: Tensor, owners: Tensor) -> tuple[Tensor, Tensor]:
     return image, text
 
 
-def instances(features: Features, similarity: str = "csd") -> Iterator[Instance]:
+def instances(features: Features, similarity: Similarity = None) -> Iterator[Instance]:
     """The candidates' scores against each cue. DamagedData where a candidate's image was left out."""
     row = {key: i for i, key in enumerate(features.keys)}
-    text = texts_of(features)
+    text, score = texts_of(features), features.model.scored_by(similarity)
     for number, instance in enumerate(features.dataset.associations):
         missing = [key for key in instance.images if key not in row]
         if missing:
             raise DamagedData(f"the cue {instance.cue!r} has candidates that were left out: {', '.join(missing)}")
         candidates = features.image.select([row[key] for key in instance.images])
-        scores = similarity_scores(candidates, text.select(slice(number, number + 1)), similarity).squeeze(1)
+        scores = similarity_scores(candidates, text.select(slice(number, number + 1)), score).squeeze(1)
         yield Instance(scores, torch.tensor([key in instance.associated for key in instance.images]))
 
 

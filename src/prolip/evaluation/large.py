@@ -16,11 +16,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from prolip.evaluation.embed import check_similarity, similarity_scores
+from prolip.evaluation.embed import similarity_scores
 from prolip.evaluation.metrics import KS, Ranking, both_directions, refuse_nan
 from prolip.gaussian import Gaussian, upcast
-from prolip.measures import MEASURES
 from prolip.measures.tiles import without_autocast
+from prolip.methods import find_score
+from prolip.scores import CSDScore, MeanScore, Score
 
 BLOCK, ROWS = 2**22, 64
 """Scores at a time (16 MiB of float32), but no fewer rows: each block reads the whole gallery's embeddings."""
@@ -121,20 +122,20 @@ class PairScores:
         return cls(scores.shape[0], scores.shape[1], block)
 
     @classmethod
-    def from_gaussians(cls, image: Gaussian, text: Gaussian, similarity: str = "csd") -> PairScores:
+    def from_gaussians(cls, image: Gaussian, text: Gaussian, similarity: str | Score = "csd") -> PairScores:
         """Any similarity of `similarity_scores`; image (N, D), text (M, D).
 
         The image always stands first, so that an asymmetric measure ranks one matrix in both directions. Of csd the
         traces, of the mean's cosine the unit vectors are computed once: by block they would cost as much as the scores.
         """
-        measure = check_similarity(similarity)
-        if measure is MEASURES["csd_similarity"]:
+        score = similarity if isinstance(similarity, Score) else find_score(similarity)()
+        if isinstance(score, CSDScore):
             block = _csd_block(image.float(), text.float())
-        elif measure is MEASURES["mean_cosine"]:
+        elif isinstance(score, MeanScore):
             block = _product_block(*(F.normalize(z.float().mean, dim=-1) for z in (image, text)))
         else:
             def block(rows: Index, columns: Index) -> Tensor:
-                return similarity_scores(image.select(rows), text.select(columns), similarity)
+                return similarity_scores(image.select(rows), text.select(columns), score)
 
         return cls(len(image.mean), len(text.mean), block)
 

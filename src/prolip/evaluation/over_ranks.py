@@ -16,8 +16,9 @@ import torch.distributed as dist
 from prolip.data.faults import FaultCounter
 from prolip.evaluation.datasets.base import DamagedData, Dataset, Share
 from prolip.evaluation.datasets.wds import unique_keys
+from prolip.evaluation.embed import Similarity
 from prolip.evaluation.embedder import Embedder
-from prolip.evaluation.evaluate import TaskResult, check_fits, evaluate_dataset
+from prolip.evaluation.evaluate import TaskResult, evaluate_dataset
 from prolip.evaluation.feature_store import pack, unpack
 from prolip.evaluation.features import Features, embed_share, from_record, mix_prompts, texts_of, to_record
 from prolip.gaussian import Gaussian, concatenate
@@ -38,7 +39,7 @@ class PeerError(RuntimeError):
 def evaluate_over_ranks(
     dataset: Dataset,
     embedder: Embedder,
-    similarity: str = "csd",
+    similarity: Similarity = None,
     group: Any = None,
     batch_size: int = 256,
     workers: int | None = None,
@@ -49,7 +50,7 @@ def evaluate_over_ranks(
     damage is counted. Without a process group it is `evaluate_dataset`. Raises TaskLost on all ranks where data cannot
     be read or do not fit the device on any, and ValueError for a similarity that the model has not.
     """
-    check_fits(similarity, embedder.card)
+    embedder.card.scored_by(similarity)
     features = features_over_ranks(dataset, embedder, group, batch_size, workers)
 
     def score() -> TaskResult | None:

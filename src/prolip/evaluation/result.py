@@ -16,6 +16,8 @@ from prolip.documents import loads
 from prolip.evaluation.embed import similarity_scores
 from prolip.evaluation.metrics import Ranking, rank_in_blocks
 from prolip.gaussian import Gaussian
+from prolip.methods import find_score, score_from_dict
+from prolip.scores import Score
 
 
 @dataclass
@@ -42,6 +44,16 @@ class Result:
     def similarity(self) -> str:
         """What images and texts were ranked by."""
         return self.info.get("similarity", "csd")
+
+    @cached_property
+    def score(self) -> Score:
+        """What they were ranked by, with whatever was trained."""
+        return score_from_dict(self.info["score"]) if "score" in self.info else find_score(self.similarity)()
+
+    @property
+    def probabilistic(self) -> bool:
+        """Whether the variances mean something; points have none."""
+        return self.info.get("probabilistic", True)
 
     @cached_property
     def name_texts(self) -> np.ndarray:
@@ -73,11 +85,11 @@ class Result:
         relevant = torch.from_numpy(relation)
 
         def image_rows(rows: slice) -> Tensor:
-            return similarity_scores(self.image.select(rows), text, self.similarity)
+            return similarity_scores(self.image.select(rows), text, self.score)
 
         def text_rows(rows: slice) -> Tensor:
             # Not similarity(text, image): a measure may be asymmetric, and both directions rank one matrix.
-            return similarity_scores(self.image, text.select(rows), self.similarity).mT
+            return similarity_scores(self.image, text.select(rows), self.score).mT
 
         i2t = rank_in_blocks(image_rows, lambda rows: relevant.mT[rows], relevant.shape[1])
         return i2t, rank_in_blocks(text_rows, lambda rows: relevant[rows], relevant.shape[0])

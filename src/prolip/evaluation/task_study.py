@@ -11,6 +11,7 @@ from prolip.evaluation.calibration import LOG_ODDS, Reliability, match_probabili
 from prolip.evaluation.classification import average_precision
 from prolip.evaluation.datacomp.scores import Association as Instance
 from prolip.evaluation.datacomp.scores import jaccards
+from prolip.evaluation.embed import Similarity
 from prolip.evaluation.evaluate import instances, own_labels, pair_scores, relevance_of, score_blocks
 from prolip.evaluation.features import Features
 from prolip.evaluation.large import Relevance
@@ -21,10 +22,9 @@ from prolip.gaussian import Gaussian
 
 NEIGHBOURS = 50_000
 """Images up to which R-AUROC is computed: it takes their square of scores."""
-OF_LOGITS = ("csd", "csd_similarity")
 
 
-def study_features(features: Features, similarity: str = "csd") -> Study:
+def study_features(features: Features, similarity: Similarity = None) -> Study:
     """What can be refused by, and how well probabilities are kept, on any task.
 
     Error of a query: the wrong class, no match in the first place (by the most complete labels), 1 - average precision
@@ -45,7 +45,7 @@ def study_features(features: Features, similarity: str = "csd") -> Study:
 
 
 def class_study(
-    scores: Tensor, labels: Tensor, features: Features, classes: Gaussian | None, similarity: str
+    scores: Tensor, labels: Tensor, features: Features, classes: Gaussian | None, similarity: Similarity
 ) -> Study:
     """Of a classification: scores (N, C), labels (N,)."""
     image, own = (features.image, classes) if features.model.probabilistic else (None, None)
@@ -61,7 +61,7 @@ def neighbour_figures(features: Features) -> dict[str, float]:
     return {f"refusal/{key}": value for key, value in recall_auroc(features.image, labels).items()}
 
 
-def multilabel_study(scores: Tensor, labels: Tensor, features: Features, similarity: str) -> Study:
+def multilabel_study(scores: Tensor, labels: Tensor, features: Features, similarity: Similarity) -> Study:
     """Of sets of labels (N, C), multi-hot. Refused by the negative of the best class's score, and by the image's trace.
 
     Images without any label have no precision, and are left out there. `calibration/match`: all images and classes.
@@ -75,28 +75,28 @@ def multilabel_study(scores: Tensor, labels: Tensor, features: Features, similar
     return study_errors(error[kept], uncertainties)._replace(reliability=found)
 
 
-def retrieval_study(features: Features, relevance: Relevance, similarity: str) -> tuple[Ranking, Ranking, Study]:
+def retrieval_study(features: Features, relevance: Relevance, similarity: Similarity) -> tuple[Ranking, Ranking, Study]:
     """Of retrieval in both directions, with the rankings."""
     image, text = (features.image, features.text) if features.model.probabilistic else (None, None)
     return study_retrieval(pair_scores(features, similarity), relevance, image, text, logit_of(features, similarity))
 
 
-def association_study(scored: list[Instance], features: Features, similarity: str | None = None) -> Study:
+def association_study(scored: list[Instance], features: Features, similarity: Similarity) -> Study:
     """Of WinoGAViL. Refused by the negative of the best candidate's score, and by the cue's trace.
 
-    similarity: that of the scores; with it `calibration/match` of each cue with all its candidates.
+    similarity: that of the scores. `calibration/match`: each cue with all its candidates.
     """
     uncertainties: dict[str, np.ndarray | Tensor] = {"score": np.array([-float(x.scores.max()) for x in scored])}
     if features.model.probabilistic and features.text is not None:
         uncertainties["text"] = features.text.trace
-    found: dict[str, Reliability] = {}
-    if similarity is not None:
-        scores, true = (torch.cat(column) for column in zip(*scored))
-        found = match_reliability(scores, true, features, similarity)
+    scores, true = (torch.cat(column) for column in zip(*scored))
+    found = match_reliability(scores, true, features, similarity)
     return study_errors(1 - jaccards(scored), uncertainties)._replace(reliability=found)
 
 
-def match_reliability(scores: Tensor, true: Tensor, features: Features, similarity: str) -> dict[str, Reliability]:
+def match_reliability(
+    scores: Tensor, true: Tensor, features: Features, similarity: Similarity
+) -> dict[str, Reliability]:
     """`calibration/match` of pairs in any shape, {} where the model has no match probability by this similarity."""
     logit = logit_of(features, similarity)
     if logit is None or logit.bias is None:
@@ -105,12 +105,10 @@ def match_reliability(scores: Tensor, true: Tensor, features: Features, similari
     return {"calibration/match": reliability(probability, true.flatten(), LOG_ODDS)}
 
 
-def logit_of(features: Features, similarity: str) -> Logit | None:
-    """What turns scores into match probabilities, for the similarity that the model was trained with."""
-    model = features.model
-    if similarity not in OF_LOGITS or model.logit_scale is None:
-        return None
-    return Logit(model.logit_scale, model.logit_bias)
+def logit_of(features: Features, similarity: Similarity) -> Logit | None:
+    """What turns scores into match probabilities, for the score that the model was trained with."""
+    score = features.model.scored_by(similarity)
+    return None if score.scale is None else Logit(score.scale, score.bias)
 
 
 def plot(study: Study, title: str, folder: Path) -> None:

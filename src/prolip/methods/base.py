@@ -1,11 +1,11 @@
-"""What a training method is: the Objective contract, and exact gradient accumulation for every method."""
+"""What a method is: its config, what it adds to a model, its objective, its score; and exact gradient accumulation."""
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from prolip.flops import EncoderPass
 from prolip.gaussian import Gaussian, check_gaussian, upcast
 from prolip.model import MAX_LOGIT_SCALE
+from prolip.scores import Score
 
 Batch = dict[str, Any]
 Reps = dict[str, Tensor]
@@ -58,8 +59,6 @@ class Objective(nn.Module):
     the method's dataclass, `context` the run around it. What it wants of that run, `needs` says.
     """
 
-    #: How a trained model of this method compares inputs, a name of `prolip.evaluation.embed.similarity_scores`.
-    similarity = "csd"
     #: Terms that are no part of the loss: those beside it in the line of progress, and those in metrics.jsonl alone.
     statistics: tuple[str, ...] = ("scale", "bias")
     details: tuple[str, ...] = ()
@@ -109,6 +108,21 @@ class Objective(nn.Module):
         if cotangents is None:
             return self.terms(reps, batch)
         return torch.stack([(reps[name] * cotangent).sum() for name, cotangent in cotangents.items()]).sum()
+
+
+class Method(NamedTuple):
+    """A way to train a model, and to read what it has learnt.
+
+    config: the dataclass that the command line shows; objective: the loss that it configures; score: how trained models
+    compare, `score.of(model)`; probabilistic: whether their variances mean something, or inputs are points; extend: a
+    function of a fresh model and the config, which adds modules; the model's config.json then has a copy of the config.
+    """
+
+    config: type
+    objective: type[Objective]
+    score: type[Score]
+    probabilistic: bool = True
+    extend: Callable[[Any, Any], None] | None = None
 
 
 def logit_scale_and_bias(model: Any) -> Reps:

@@ -28,7 +28,6 @@ class _DeterministicObjective(Objective):
     [UNC] itself stays in the sequence, as a constant register token.
     """
 
-    similarity = "mean"
     contrastive: nn.Module
 
     def __init__(self, model: Any, config: Any, context: Context | None = None):

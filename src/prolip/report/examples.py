@@ -92,7 +92,7 @@ def _image_example(result: Result, drawing: int, top: int) -> Example:
     concepts = result.corpus.concepts
     truth = concepts[result.corpus.drawings[drawing].concept]
     names = result.text.select(result.name_texts)
-    scores = similarity_scores(result.image.select([drawing]), names, result.similarity)[0]
+    scores = similarity_scores(result.image.select([drawing]), names, result.score)[0]
     answers = []
     for i in best(scores, top):
         near = "near" if concepts[i].subgroup == truth.subgroup else "wrong"
@@ -120,7 +120,7 @@ def text_examples(
 
 def _text_example(result: Result, text: int, level: str, top: int) -> Example:
     """One text against all drawings, complete labels."""
-    scores = similarity_scores(result.image, result.text.select([text]), result.similarity)[:, 0]
+    scores = similarity_scores(result.image, result.text.select([text]), result.score)[:, 0]
     answers = []
     for i in best(scores, top):
         name = result.corpus.concepts[result.corpus.drawings[i].concept].name

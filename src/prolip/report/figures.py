@@ -198,7 +198,7 @@ def recall_by_decile(result: Result) -> Figure:
 def draw_all(run: RunFolder, seed: int = 0) -> dict[str, Figure]:
     """Every figure that the run has something to show in, by name."""
     figures: dict[str, Figure | None] = {"learning_curves": learning_curves(run)}
-    if run.result is not None:
+    if run.result is not None and run.result.probabilistic:
         of_result: tuple[Callable[[Result], Figure | None], ...] = (
             trace_histogram, trace_by_level, trace_by_length, true_matches, inclusion, recall_by_decile,
         )  # fmt: skip

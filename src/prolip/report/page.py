@@ -85,13 +85,13 @@ def render(run: RunFolder, pictures: dict[str, bytes], seed: int = 0, title: str
         "settings": flatten(run.config) if run.config else {},
         "result": result,
         "unseen": is_unseen(run),
-        "variances": learned_variances(run),
+        "variances": learned_variances(run) and (result is None or result.probabilistic),
         "credits": list(dict.fromkeys(CREDITS.get(s, s) for s in result.info["styles"])) if result else [],
         "headlines": headlines(result) if result else [],
-        "reading": readings.read_all(result) if result else {},
+        "reading": readings.read_all(result) if result and result.probabilistic else {},
         "images": examples.image_examples(result, seed=seed) if result else [],
         "texts": examples.text_examples(result, seed=seed) if result else [],
-        "extremes": examples.extremes(result) if result else [],
+        "extremes": examples.extremes(result) if result and result.probabilistic else [],
         "levels": LEVELS,
     }
     return environment.get_template("page.html.j2").render(context)

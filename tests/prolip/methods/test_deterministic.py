@@ -20,7 +20,7 @@ FROZEN = {"siglip": set(), "clip": {"model.logit_bias"}}
 def make_objective(name: str, rank: int = 0, world_size: int = 1) -> Objective:
     torch.manual_seed(0)
     model = prolip.create_model("ProLIP-ViT-test").double()
-    config, objective = METHODS[name]
+    config, objective = METHODS[name][:2]
     return objective(model, config(), Context(rank=rank, world_size=world_size))
 
 

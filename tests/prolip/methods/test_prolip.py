@@ -314,7 +314,7 @@ def test_settings_default_to_the_papers_recommendation():
 
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_every_method_has_documented_keyword_settings_with_defaults(name):
-    config, objective = METHODS[name]
+    config, objective = METHODS[name][:2]
     assert issubclass(objective, Objective)
     for item in fields(config):
         assert item.metadata["help"] and item.default is not MISSING and item.kw_only

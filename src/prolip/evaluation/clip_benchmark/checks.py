@@ -19,6 +19,7 @@ from prolip.evaluation.embedder import is_prolip
 from prolip.evaluation.outputs import check_output
 from prolip.factory import find_weights, get_model_config
 from prolip.hub import hub_file
+from prolip.methods import find_method
 from prolip.model_config import is_released
 from prolip.tokenizer import get_tokenizer
 
@@ -41,6 +42,12 @@ def is_ours(run: Namespace) -> bool:
         return is_prolip(run.model)
     config, _ = read_config(hub_file(place, HUB_CONFIGS, run.model_cache_dir))
     return "prolip_cfg" in config or is_released(config)
+
+
+def score_name(run: Namespace) -> str:
+    """What the score of the run's model is called, as its method has it."""
+    config, _ = get_model_config(run.model, run.model_cache_dir)
+    return find_method(config["method_cfg"]["name"]).score.name
 
 
 def check_model(run: Namespace, tokenizer: str | None) -> None:

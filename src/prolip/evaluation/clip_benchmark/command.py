@@ -30,7 +30,7 @@ from prolip.evaluation.clip_benchmark.encoder import GaussianEncoder
 from prolip.evaluation.clip_benchmark.repairs import repaired
 from prolip.evaluation.datasets.base import DamagedData
 from prolip.evaluation.datasets.wds import read_kind
-from prolip.evaluation.embed import SIMILARITIES
+from prolip.evaluation.embed import choose_score, is_probabilistic, score_of
 from prolip.factory import create_model_and_transforms, find_weights
 from prolip.tokenizer import get_tokenizer
 
@@ -53,8 +53,8 @@ def own_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parser.add_argument(
-        "--similarity", default="csd", choices=list(SIMILARITIES),
-        help="how ProLIP models compare: csd, with their variances, or the cosine of the means (default: csd)",
+        "--similarity", choices=["csd", "mean"],
+        help="how our models compare: csd, with their variances, or the cosine of the means (default: as their method)",
     )  # fmt: skip
     parser.add_argument("--amp", action="store_true", help="mixed precision; without it all is computed in float32")
     parser.add_argument("--tokenizer", help="a folder, a file or bpe: another tokenizer than the ProLIP model's own")
@@ -67,12 +67,13 @@ def own_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def load_prolip(model_name, pretrained, cache_dir, device, *, similarity: str, tokenizer: str | None = None):
+def load_prolip(model_name, pretrained, cache_dir, device, *, similarity: str | None, tokenizer: str | None = None):
     """clip_benchmark's loader of the model type `prolip`: (model, transform, tokenizer)."""
     model, _, transform = create_model_and_transforms(
         model_name, pretrained or None, device=device, cache_dir=cache_dir, require_pretrained=True
     )
-    return GaussianEncoder(model, similarity), transform, get_tokenizer(
+    score = choose_score(similarity, score_of(model), is_probabilistic(model), model_name)
+    return GaussianEncoder(model, score), transform, get_tokenizer(
         model_name, cache_dir=cache_dir, tokenizer=tokenizer
     )
 
@@ -158,7 +159,9 @@ def similarity_of(run: Namespace, own: Namespace) -> str:
     """What the run compares by; a linear probe reads the means."""
     if run.model_type != "prolip":
         return "cosine"
-    return "mean" if run.task == "linear_probe" else own.similarity
+    if run.task == "linear_probe":
+        return "mean"
+    return own.similarity or checks.score_name(run)
 
 
 def output_of(run: Namespace, own: Namespace) -> str:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from prolip.evaluation.embed import embed_texts
 from prolip.evaluation.zero_shot import mix_groups
 from prolip.gaussian import Gaussian, concatenate
+from prolip.scores import CSDScore, MeanScore, Score
 
 CLASSES_AT_ONCE = 64
 
@@ -32,43 +33,54 @@ class Scored(Tensor):
         return super().__torch_function__(func, types, args, kwargs or {})
 
 
-def image_vectors(z: Gaussian) -> Tensor:
-    """[mean, -trace/2, 1] in float64: (N, D) -> (N, D + 2)."""
-    mean, half = _double(z)
-    return torch.cat([mean, -half, torch.ones_like(half)], dim=1)
+def image_vectors(z: Gaussian, score: Score | None = None) -> Tensor:
+    """[vector, offset, 1] of a score's factors in float64, of csd's without one: (N, D) -> (N, P + 2)."""
+    vector, offset = _factors(z, score)
+    return torch.cat([vector, offset, torch.ones_like(offset)], dim=1)
 
 
-def text_vectors(z: Gaussian) -> Tensor:
-    """[mean, 1, -trace/2] in float64, so that image_vectors(p) @ text_vectors(q).T is csd_similarity: (N, D + 2)."""
-    mean, half = _double(z)
-    return torch.cat([mean, torch.ones_like(half), -half], dim=1)
+def text_vectors(z: Gaussian, score: Score | None = None) -> Tensor:
+    """[vector, 1, offset], so that image_vectors(p) @ text_vectors(q).T is the score: (N, D) -> (N, P + 2)."""
+    vector, offset = _factors(z, score)
+    return torch.cat([vector, torch.ones_like(offset), offset], dim=1)
 
 
-def _double(z: Gaussian) -> tuple[Tensor, Tensor]:
-    """Means (N, D) and half traces (N, 1) in float64."""
-    z = z.to(torch.float64)
-    return z.mean, z.trace.unsqueeze(1) / 2
+def _factors(z: Gaussian, score: Score | None) -> tuple[Tensor, Tensor]:
+    """Vectors (N, P) and offsets (N, 1) in float64. ValueError for a score that has none."""
+    score = CSDScore() if score is None else score
+    factors = score.factors(z.to(torch.float64))
+    if factors is None:
+        raise ValueError(
+            f"the score {score.name!r} is no dot product, and clip_benchmark knows no other: give --similarity csd or "
+            "mean, or use python -m prolip.evaluation"
+        )
+    return factors.vector, factors.offset.unsqueeze(1)
 
 
 class GaussianEncoder(nn.Module):
     """A probabilistic model with OpenCLIP's two methods.
 
-    similarity: "csd", vectors as above; "mean", the unit means, with which clip_benchmark runs as it is.
+    score: by its factors, vectors as above; `MeanScore`, the unit means, with which clip_benchmark runs as it is.
     """
 
-    def __init__(self, model: nn.Module, similarity: str):
+    def __init__(self, model: nn.Module, score: Score):
         super().__init__()
-        self.model, self.similarity = model, similarity
+        self.model, self.score = model, score
+
+    @property
+    def of_means(self) -> bool:
+        """Whether variances are left aside."""
+        return isinstance(self.score, MeanScore)
 
     def encode_image(self, image: Tensor, normalize: bool = True) -> Tensor:
-        """Images (B, 3, H, W) -> (B, D + 2), or (B, D) for the means."""
+        """Images (B, 3, H, W) -> (B, P + 2), or (B, D) for the means."""
         z = self.model.encode_image(image, normalize=normalize)  # type: ignore[operator]
-        return image_vectors(z).as_subclass(Scored) if self.similarity == "csd" else z.mean
+        return z.mean if self.of_means else image_vectors(z, self.score).as_subclass(Scored)
 
     def encode_text(self, text: Tensor, normalize: bool = True) -> Tensor:
-        """Token ids (B, L) -> (B, D + 2), or (B, D) for the means."""
+        """Token ids (B, L) -> (B, P + 2), or (B, D) for the means."""
         z = self.model.encode_text(text, normalize=normalize)  # type: ignore[operator]
-        return text_vectors(z).as_subclass(Scored) if self.similarity == "csd" else z.mean
+        return z.mean if self.of_means else text_vectors(z, self.score).as_subclass(Scored)
 
 
 def class_vectors(
@@ -79,7 +91,7 @@ def class_vectors(
     device: str,
     amp: bool,
 ) -> Tensor:
-    """Every class as the mixture of its prompts, N(mean of the means, mean of the variances): (D + 2, C), float64.
+    """Every class as the mixture of its prompts, N(mean of the means, mean of the variances): (P + 2, C), float64.
 
     The columns of clip_benchmark's classifier, with the traces of texts and images in the scores (a trace of an image
     changes nothing between classes, but much between images, which multi-label precision ranks). templates: {c} where
@@ -92,7 +104,7 @@ def class_vectors(
         texts = [text for group in groups for text in group]
         z = embed_texts(model.model, tokenizer, texts, device=device, precision=precision)
         parts.append(mix_groups(z, [len(group) for group in groups]))
-    return text_vectors(concatenate(parts)).mT.contiguous().to(device)
+    return text_vectors(concatenate(parts), model.score).mT.contiguous().to(device)
 
 
 def prompts(classname: str, templates: Sequence[str] | Mapping[str, Sequence[str]]) -> list[str]:

@@ -35,6 +35,7 @@ from prolip.data.pictures import from_pillow
 from prolip.data.samples import IMAGE_SUFFIXES, image_bytes, members_of
 from prolip.evaluation.clip_benchmark.encoder import GaussianEncoder, class_vectors
 from prolip.evaluation.datasets.base import DamagedData
+from prolip.scores import MeanScore
 
 ORIGINAL = {
     "classifier": zeroshot_classification.zero_shot_classifier,
@@ -68,7 +69,7 @@ def repaired() -> Iterator[None]:
 
 def zero_shot_classifier(model, tokenizer, classnames, templates, device, amp=True) -> Tensor:
     """Not a repair: the original averages the prompts' vectors, for csd a class is the mixture of their Gaussians."""
-    if isinstance(model, GaussianEncoder) and model.similarity == "csd":
+    if isinstance(model, GaussianEncoder) and not model.of_means:
         return class_vectors(model, tokenizer, classnames, templates, device, amp)
     return ORIGINAL["classifier"](model, tokenizer, classnames, templates, device, amp=amp)
 
@@ -237,7 +238,7 @@ def folder_name(source: str) -> str:
 def evaluate_linear_probe(model, train_dataloader, dataloader, *args, **kwargs) -> dict[str, float] | None:
     """Probe the means of our models; on a machine without CUDA too, where the original stops at an assertion."""
     if isinstance(model, GaussianEncoder):
-        model = GaussianEncoder(model.model, "mean")
+        model = GaussianEncoder(model.model, MeanScore())
     with ExitStack() as stack:
         evaluate = ORIGINAL["linear_probe"]
         if not torch.cuda.is_available():

@@ -20,7 +20,7 @@ from prolip.evaluation.datacomp.places import HUB
 from prolip.evaluation.datacomp.published import PUBLISHED, describe
 from prolip.evaluation.datacomp.run import Outcome, listing, run
 from prolip.evaluation.datacomp.tasks import BY_KEY
-from prolip.evaluation.embed import PRECISIONS, SIMILARITIES
+from prolip.evaluation.embed import PRECISIONS
 from prolip.evaluation.embedder import RANDOM
 
 
@@ -35,7 +35,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--data-dir", help=f"the folder or URL that holds the datasets' folders, or {HUB}: over the network")
     add("--tasks", nargs="+", metavar="TASK", help="keys, names or tags (imagenet, shift, vtab, retrieval, wilds, "
         "fairness; counted: the 38 of the average); default: all 40")  # fmt: skip
-    add("--similarity", nargs="+", action="extend", help=f"{', '.join(SIMILARITIES)} or measures (default: csd)")
+    add("--similarity", nargs="+", action="extend", help="csd, mean or measures (default: the method's own score)")
     add("--output", default="datacomp", metavar="DIR", help="for results.jsonl and tables.* (default: datacomp)")
     add("--save-features", metavar="DIR", help="keep embeddings here, and take those that are here already")
     add("--allow-missing", action="store_true", help="evaluate what is there; averages that lack a task are left out")
@@ -55,7 +55,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     args = parser.parse_args(arguments)
     if not (args.list or args.list_published or args.tables_of or (args.model and args.data_dir)):
         parser.error("give --model and --data-dir (or --tables-of DIR, or --list)")
-    args.similarity = args.similarity or ["csd"]
+    args.similarity = args.similarity or [None]
     return args
 
 

@@ -19,11 +19,10 @@ from prolip.evaluation.datacomp.scores import (
 )
 from prolip.evaluation.datacomp.tasks import FACE_PROMPTS, Task
 from prolip.evaluation.datasets.base import Dataset
-from prolip.evaluation.embed import similarity_scores
+from prolip.evaluation.embed import Similarity, similarity_scores
 from prolip.evaluation.embedder import Embedder
 from prolip.evaluation.evaluate import (
     TaskResult,
-    check_fits,
     instances,
     own_labels,
     relevance_of,
@@ -61,7 +60,7 @@ def evaluate_entry(
     Raises ValueError (DamagedData) for data that cannot be scored.
     """
     for similarity in similarities:
-        check_fits(similarity, embedder.card)
+        embedder.card.scored_by(similarity)
     settings = settings or Settings()
     store = settings.store or FeatureStore()
     started = time.perf_counter()
@@ -86,7 +85,7 @@ def evaluate_entry(
     return out
 
 
-def describe(features: Features, similarity: str) -> dict[str, Any]:
+def describe(features: Features, similarity: Similarity) -> dict[str, Any]:
     """What a reader of a result asks: on what, and how uncertain; `size` is what the published figures count."""
     dataset = features.dataset
     out: dict[str, Any] = {"size": len(dataset.associations) or len(features.keys), "images": len(features.keys)}
@@ -109,7 +108,7 @@ def check_main(task: Task, metrics: dict[str, float]) -> str:
     return task.main_metric
 
 
-def score_classification(task: Task, features: Features, similarity: str) -> Scored:
+def score_classification(task: Task, features: Features, similarity: Similarity) -> Scored:
     """Classes and, where the task has them, groups."""
     scores = torch.cat([block for _, block in score_blocks(features, similarity)])
     labels = own_labels(features)
@@ -117,14 +116,14 @@ def score_classification(task: Task, features: Features, similarity: str) -> Sco
     return metrics, class_study(scores, labels, features, features.text, similarity)
 
 
-def score_retrieval(task: Task, features: Features, similarity: str) -> Scored:
+def score_retrieval(task: Task, features: Features, similarity: Similarity) -> Scored:
     """Images and their own captions."""
     own, _ = relevance_of(features)
     i2t, t2i, study = retrieval_study(features, own, similarity)
     return retrieval_metrics(i2t, t2i), study
 
 
-def score_associations(task: Task, features: Features, similarity: str) -> Scored:
+def score_associations(task: Task, features: Features, similarity: Similarity) -> Scored:
     """WinoGAViL."""
     scored = list(instances(features, similarity))
     return association_metrics(scored), association_study(scored, features, similarity)
@@ -142,9 +141,10 @@ def face_classes(dataset: Dataset, embedder: Embedder, store: FeatureStore) -> d
     return {what: embed_classes(names[what], templates[what], embedder, store) for what in FACE_PROMPTS}
 
 
-def score_faces(task: Task, features: Features, classes: dict[str, Gaussian], similarity: str) -> Scored:
+def score_faces(task: Task, features: Features, classes: dict[str, Gaussian], similarity: Similarity) -> Scored:
     """The four classifications of the face sets; uncertainty against errors of gender, which both sets label alike."""
-    scores = {what: similarity_scores(features.image, z, similarity) for what, z in classes.items()}
+    score = features.model.scored_by(similarity)
+    scores = {what: similarity_scores(features.image, z, score) for what, z in classes.items()}
     predicted = {what: of_class.argmax(1) for what, of_class in scores.items()}
     metrics = face_metrics(task, predicted, features.groups)
     columns = group_columns(task, features.groups, len(features.keys))

@@ -19,10 +19,10 @@ from prolip.evaluation.datacomp.store import Identity, Line, Store, data_mark, l
 from prolip.evaluation.datacomp.tables import WRITERS, Report, build_report, table_1, text_of
 from prolip.evaluation.datacomp.tasks import BY_KEY, TASKS, Task, select_tasks
 from prolip.evaluation.datasets.base import Dataset
-from prolip.evaluation.embed import check_similarity
 from prolip.evaluation.embedder import Embedder, load_embedder
-from prolip.evaluation.evaluate import TaskResult, check_fits
+from prolip.evaluation.evaluate import TaskResult
 from prolip.evaluation.feature_store import FeatureStore, replacing
+from prolip.methods import find_score
 
 Say = Callable[[str], None]
 GENDER = "acc_gender_avg"
@@ -50,7 +50,8 @@ def run(args: argparse.Namespace, say: Say = print) -> Outcome:
         return Outcome(write_tables(args.tables_of, args.output, published, say), {}, {})
     tasks = select_tasks(args.tasks)
     for similarity in args.similarity:
-        check_similarity(similarity)
+        if similarity:
+            find_score(similarity)
     for flag, value, least in (("--batch-size", args.batch_size, 1), ("--workers", args.workers, 0)):
         if value is not None and value < least:
             raise ValueError(f"{flag} is {value}: give {least} or more")
@@ -60,14 +61,13 @@ def run(args: argparse.Namespace, say: Say = print) -> Outcome:
     store = Store(args.output)
     store.check()
     embedder = load_embedder(args.model, args.pretrained, pick_device(args.device), args.precision, args.tokenizer)
-    for similarity in args.similarity:
-        check_fits(similarity, embedder.card)
+    similarities = [embedder.card.scored_by(similarity).name for similarity in args.similarity]
     settings = Settings(
         uncertainty=not args.no_uncertainty, plots=Path(args.output) / "plots" if args.plots else None,
         batch_size=args.batch_size, workers=args.workers, progress=sys.stderr.isatty(),
         store=FeatureStore(args.save_features),
     )  # fmt: skip
-    failed = evaluate_all(mine, found.datasets, embedder, args.similarity, store, settings, say)
+    failed = evaluate_all(mine, found.datasets, embedder, similarities, store, settings, say)
     report = write_tables([args.output], args.output, published, say) if store.lines() else Report((), ())
     return Outcome(report, failed, found.missing)
 

@@ -1,0 +1,225 @@
+"""How a trained model compares its embeddings: scores of all pairs, the probability behind them, uncertainty, an index.
+
+`prolip.measures` has the formulas; a score is one of them, or a network of its own, with what was trained for it. Which
+score a model has is its method's business (`prolip.methods`) and stands in the model's config.json.
+"""
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from prolip.gaussian import Gaussian
+from prolip.measures import Measure, get_measure, pairwise_csd_similarity, pairwise_mean_cosine
+from prolip.measures.matching import pairwise_match_probability
+
+
+class Factors(NamedTuple):
+    """One side of a score that factors, score_ij = vector_i . vector_j + offset_i + offset_j: (N, P) and (N,)."""
+
+    vector: Tensor
+    offset: Tensor
+
+
+class Score(nn.Module):
+    """How queries and a gallery compare, larger is nearer; parameters, if any, are what was trained for it alone.
+
+    scale, bias: a and b of the logit a * score + b as they enter it; bias None: a softmax confidence and no match
+    probability, both None: neither. A subclass gives `pairwise`, and what of the rest differs.
+    """
+
+    #: What config.json and --similarity call it.
+    name: ClassVar[str]
+    #: Whether queries and gallery may change places.
+    symmetric: ClassVar[bool] = True
+    #: Whether samples are drawn for it, so that it is an estimate.
+    sampled: ClassVar[bool] = False
+    #: Whether Gaussians of no extent have it.
+    takes_points: ClassVar[bool] = False
+
+    def __init__(self, scale: float | None = None, bias: float | None = None):
+        super().__init__()
+        self.scale, self.bias = scale, bias
+
+    @classmethod
+    def of(cls, model: Any) -> Score:
+        """The score of a trained model, with its scale and bias where it has them."""
+        scale, bias = (getattr(model, part, None) for part in ("logit_scale", "logit_bias"))
+        return cls(None if scale is None else scale.exp().item(), None if bias is None else bias.item())
+
+    def pairwise(self, queries: Gaussian, gallery: Gaussian) -> Tensor:
+        """All scores in a bounded workspace, (Q, D), (G, D) -> (Q, G)."""
+        raise NotImplementedError
+
+    def factors(self, z: Gaussian) -> Factors | None:
+        """One side in factors, where the score has them: an inner product then serves it exactly."""
+        return None
+
+    def logit(self, scores: Tensor) -> Tensor:
+        """a * score + b, of any shape. ValueError for a score without a logit."""
+        if self.scale is None:
+            raise ValueError(f"the score {self.name!r} of this model has no scale: it ranks, and gives no probability")
+        return self.scale * scores + (self.bias or 0.0)
+
+    def match_probability(self, scores: Tensor) -> Tensor | None:
+        """The probability that pairs match, of their scores; None where no bias was trained."""
+        return None if self.scale is None or self.bias is None else torch.sigmoid(self.logit(scores))
+
+    def uncertainty(self, z: Gaussian) -> Tensor:
+        """How much room each input leaves, (N, D) -> (N,): its trace."""
+        return z.trace
+
+    def settings(self) -> dict[str, Any]:
+        """Arguments that make an equal score but for its parameters, JSON-able."""
+        return {"scale": self.scale, "bias": self.bias}
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values from which `from_dict` makes the score, for embeddings that are kept without their model."""
+        trained = pack(self.state_dict())
+        return {"name": self.name, **self.settings()} | ({"state": trained} if trained else {})
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Score:
+        """What `to_dict` wrote."""
+        given = {key: value for key, value in values.items() if key not in ("name", "state")}
+        score = cls(**given)
+        score.load_state_dict(unpack(values.get("state", {})))
+        return score
+
+    def extra_repr(self) -> str:
+        return ", ".join(f"{key}={value}" for key, value in self.settings().items())
+
+
+class CSDScore(Score):
+    """Closed-form sampled distance as a similarity, mean.mean' - (trace + trace')/2, ProLIP (A.1)."""
+
+    name, takes_points = "csd", True
+
+    def pairwise(self, queries: Gaussian, gallery: Gaussian) -> Tensor:
+        """`measures.pairwise_csd_similarity`."""
+        return pairwise_csd_similarity(queries, gallery)
+
+    def factors(self, z: Gaussian) -> Factors:
+        """[mean] and -trace/2."""
+        return Factors(z.mean, -0.5 * z.trace)
+
+
+class MeanScore(Score):
+    """Cosine of the means, which ignores the variances: SigLIP and CLIP."""
+
+    name, takes_points = "mean", True
+
+    def pairwise(self, queries: Gaussian, gallery: Gaussian) -> Tensor:
+        """`measures.pairwise_mean_cosine`."""
+        return pairwise_mean_cosine(queries, gallery)
+
+    def factors(self, z: Gaussian) -> Factors:
+        """The mean brought to unit length, and 0."""
+        return Factors(F.normalize(z.mean, dim=-1), torch.zeros_like(z.mean[..., 0]))
+
+
+class MeasureScore(Score):
+    """Any of `prolip.measures.MEASURES` with the sign that makes larger nearer: it ranks, and has no logit."""
+
+    measure: ClassVar[Measure]
+
+    def pairwise(self, queries: Gaussian, gallery: Gaussian) -> Tensor:
+        """`Measure.pairwise_scores`."""
+        return self.measure.pairwise_scores(queries, gallery)
+
+
+class WassersteinScore(MeasureScore):
+    """-W2, the squared 2-Wasserstein distance: |m - m'|^2 + |sigma - sigma'|^2."""
+
+    name, takes_points = "wasserstein2", True
+    measure = get_measure("wasserstein2")
+
+    def factors(self, z: Gaussian) -> Factors:
+        """sqrt(2) [mean, sigma] and -(|mean|^2 + trace)."""
+        vector = torch.cat([z.mean, (0.5 * z.log_var).exp()], -1)
+        return Factors(2**0.5 * vector, -(z.mean.square().sum(-1) + z.trace))
+
+
+class MatchProbabilityScore(Score):
+    """PCME's match probability, the mean of sigmoid(b - a |z - z'|) over samples of both, PCME (2) and (3).
+
+    samples: of each Gaussian; seed: of their noise, so that equal inputs get equal scores. Its scores are
+    probabilities. Blocks of a large gallery draw anew: their scores are estimates of the same number.
+    """
+
+    name, sampled = "match_probability", True
+
+    def __init__(self, scale: float = 1.0, bias: float = 0.0, samples: int = 8, seed: int = 0):
+        super().__init__(scale, bias)
+        self.samples, self.seed = samples, seed
+
+    def pairwise(self, queries: Gaussian, gallery: Gaussian) -> Tensor:
+        """`measures.pairwise_match_probability` with a generator of its own."""
+        generator = torch.Generator(queries.mean.device).manual_seed(self.seed)
+        assert self.scale is not None and self.bias is not None
+        return pairwise_match_probability(queries, gallery, self.scale, self.bias, self.samples, generator)
+
+    def match_probability(self, scores: Tensor) -> Tensor:
+        """The scores themselves."""
+        return scores
+
+    def settings(self) -> dict[str, Any]:
+        """Scale, bias, samples and seed."""
+        return {"scale": self.scale, "bias": self.bias, "samples": self.samples, "seed": self.seed}
+
+
+def measure_score(name: str) -> type[MeasureScore]:
+    """The score of a measure by its name. ValueError with the near ones for an unknown name."""
+    measure = get_measure(name)
+    asymmetric = name in ("kl", "log_inclusion", "inclusion_test")
+    points = name in ("csd_similarity", "mean_cosine")
+    return type(f"{name}_score", (MeasureScore,), {
+        "name": name, "measure": measure, "symmetric": not asymmetric, "takes_points": points, "__doc__": f"-{name}",
+    })  # fmt: skip
+
+
+#: Scores by name; every other name of `measures.MEASURES` is a score, too.
+SCORES: dict[str, type[Score]] = {
+    score.name: score for score in (CSDScore, MeanScore, WassersteinScore, MatchProbabilityScore)
+}
+
+
+def index_vectors(score: Score, z: Gaussian, gallery: bool, distance: bool = False) -> Tensor | None:
+    """Vectors (N, P + 1) whose inner product (or, with `distance`, smallest L2 distance) ranks a gallery as the score
+    does; None where the score does not factor.
+
+    Inner product: a query [u, 1], an item [v, b]. Distance: a query [u, 0], an item [v, sqrt(c - |v|^2 - 2 b)], where c
+    is the least number that leaves no root of a negative: |u - v|^2 + c - |v|^2 - 2 b = |u|^2 + c - 2 (u.v + b). The
+    gallery is to be given whole.
+    """
+    factors = score.factors(z)
+    if factors is None:
+        return None
+    vector, offset = factors
+    if not distance:
+        last = offset if gallery else torch.ones_like(offset)
+    elif gallery:
+        room = -vector.square().sum(-1) - 2 * offset
+        last = (room - room.amin()).sqrt()
+    else:
+        last = torch.zeros_like(offset)
+    return torch.cat([vector, last.unsqueeze(-1)], -1)
+
+
+def pack(state: Mapping[str, Tensor]) -> dict[str, dict[str, Any]]:
+    """Tensors as JSON values: shape, and float32 in base 64."""
+    return {name: {"shape": list(x.shape), "float32": base64.b64encode(x.float().cpu().numpy().tobytes()).decode()}
+            for name, x in state.items()}  # fmt: skip
+
+
+def unpack(values: Mapping[str, Mapping[str, Any]]) -> dict[str, Tensor]:
+    """What `pack` made."""
+    read = partial(np.frombuffer, dtype=np.float32)
+    return {name: torch.from_numpy(read(base64.b64decode(x["float32"])).copy()).reshape(x["shape"])
+            for name, x in values.items()}  # fmt: skip
