@@ -29,10 +29,10 @@ from open_clip.model import CustomTextCLIP
 from torch import Tensor, nn
 
 import prolip
-from prolip.factory import get_model_config
 from prolip.masking import count_masked_rows
 from prolip.methods.base import Batch
 from prolip.methods.prolip import ProLIPConfig, ProLIPObjective
+from prolip.models.registry import get_model_config
 from training.health.host_memory import keep_freed_memory
 from training.model import attention_for
 

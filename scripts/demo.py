@@ -87,7 +87,7 @@ def main() -> None:
 
 if __name__ == "__main__":
     sys.path.insert(0, str(ROOT / "src"))
-    from prolip import console
+    from prolip.utils import console
 
     console.guard()
     try:

@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parent.parent
 def read_sweep(path: Path) -> dict[str, Any]:
     """The sweep file, with every key there. Raises SystemExit naming what is missing or not known."""
     sys.path.insert(0, str(ROOT / "src"))
-    from prolip.documents import read_yaml
+    from prolip.utils.documents import read_yaml
 
     wanted = {"recipe", "seeds", "flags", "variants", "columns"}
     try:
@@ -210,6 +210,6 @@ def main() -> None:
 
 if __name__ == "__main__":
     sys.path.insert(0, str(ROOT / "src"))
-    from prolip import console
+    from prolip.utils import console
 
     console.command(main)

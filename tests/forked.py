@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 SERVER = """
 import json, os, resource, signal, socket, sys
 import torch.distributed.fsdp, torch.utils.tensorboard, training.loop, training.main, training.run
-from prolip import console
+from prolip.utils import console
 from training.health.preemption import STOP
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from planner.models import describe
-from prolip.documents import loads, read_json
+from prolip.utils.documents import loads, read_json
 from training.flags import FlagError
 
 # The first lines hold compilation, caches that fill, and autotuning.

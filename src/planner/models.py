@@ -11,11 +11,11 @@ import torch
 from open_clip.model import CLIP, CustomTextCLIP
 from torch import Tensor, nn
 
-from prolip.factory import get_model_config, list_models
 from prolip.flops import FORWARD_AND_BACKWARD, forward_flops, image_sides
 from prolip.methods import find_method
 from prolip.methods.base import Objective
-from prolip.model import ProLIP
+from prolip.models.prolip import ProLIP
+from prolip.models.registry import get_model_config, list_models
 from training.flags import FlagError, nearest
 
 

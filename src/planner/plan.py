@@ -13,9 +13,9 @@ from planner.question import Question, Supply
 from planner.simulate import Result, simulate
 from planner.supply import Feed, feed, missing_shards
 from planner.traffic import Pairs, Step, pairs, step_times
-from prolip.factory import list_models
 from prolip.flops import FORWARD_AND_BACKWARD
 from prolip.losses.contrastive import GATHERED_BYTES, Exchange
+from prolip.models.registry import list_models
 
 ASSUMED_MFU = 0.3
 # Below so many samples per GPU a GPU computes less efficiently than the MFU says: launching kernels takes over.

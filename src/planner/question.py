@@ -5,7 +5,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from prolip.fields import option
+from prolip.utils.fields import option
 from training.flags import FlagError, flag_of
 
 # Of a lognormal factor: one beyond this is no jitter, and its exponential no number.

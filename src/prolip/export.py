@@ -16,11 +16,11 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from prolip import console
-from prolip.checkpoint import CheckpointError
 from prolip.evaluation.embed import evaluating
 from prolip.evaluation.outputs import check_output
-from prolip.model import ProLIP
+from prolip.models.prolip import ProLIP
+from prolip.models.weights.checkpoint import CheckpointError
+from prolip.utils import console
 
 NEEDED = ("onnx", "onnxscript", "onnxruntime")
 OUTPUTS = ("mean", "log_var")

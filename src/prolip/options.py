@@ -9,8 +9,8 @@ import torch
 from torchvision.transforms import Compose
 
 from prolip.factory import create_model_and_transforms
-from prolip.fields import option
-from prolip.model import MAX_LOGIT_SCALE, ProLIP
+from prolip.models.prolip import MAX_LOGIT_SCALE, ProLIP
+from prolip.utils.fields import option
 
 # Fields whose names are keys of a model's configuration.
 KEYS = ("init_logit_bias", "init_unc_bias", "init_unc_gain")

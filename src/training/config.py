@@ -11,13 +11,13 @@ from typing import Any, Literal
 import torch
 from timm.optim import list_optimizers
 
-from prolip.data.augment import AugmentConfig
+from prolip.data.augment.affine import AugmentConfig
 from prolip.data.loader import DataConfig
-from prolip.documents import read_json, read_yaml
-from prolip.fields import option
-from prolip.messages import appearance_of
 from prolip.methods import find_method
 from prolip.options import ModelOptions
+from prolip.utils.documents import read_json, read_yaml
+from prolip.utils.fields import option
+from prolip.utils.messages import appearance_of
 from training.flags import FlagError, build, flag_of, nearest
 
 DEFAULT_EPOCHS = 32

@@ -13,7 +13,7 @@ import typing
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, NoReturn, Union, get_args, get_origin
 
-from prolip.documents import shown
+from prolip.utils.documents import shown
 
 # What OpenCLIP's users may type, and what to type here. Spelled without the leading dashes.
 RETIRED = {

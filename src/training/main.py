@@ -10,7 +10,7 @@ import os
 import sys
 from typing import Any
 
-from prolip import console
+from prolip.utils import console
 from training.health.preemption import EXIT_STOPPED, STOP, WAY_ON, Stopped, stop_with_launcher
 
 if __name__ == "__main__":  # before torch is imported, which takes seconds in which a signal would end the process
@@ -18,7 +18,7 @@ if __name__ == "__main__":  # before torch is imported, which takes seconds in w
     STOP.install()
     stop_with_launcher()
 
-from prolip.data.table import show_counts
+from prolip.data.reading.table import show_counts
 from prolip.methods import DEFAULT_METHOD, all_methods, retired_flags
 from training.config import DERIVED, Config, build_config, read_config_file, section_types
 from training.flags import FlagError, Parser, add_flags

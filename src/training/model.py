@@ -18,10 +18,10 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 from torchvision.transforms import Compose, Normalize, PILToTensor, ToTensor
 
 import prolip
-from prolip.data.augment import DeviceAugment, DeviceTransform
-from prolip.data.colour import ColourConfig, ColourJitter
-from prolip.data.crops import RandomCrop
-from prolip.data.fast_input import split_augmentation
+from prolip.data.augment.affine import DeviceAugment, DeviceTransform
+from prolip.data.augment.colour import ColourConfig, ColourJitter
+from prolip.data.augment.crops import RandomCrop
+from prolip.data.augment.fast_input import split_augmentation
 from prolip.data.loader import Transform
 from prolip.methods import find_method
 from prolip.methods.base import Objective

@@ -14,12 +14,12 @@ import torch
 from timm.utils import ModelEmaV3
 from torch import nn
 
-from prolip.checkpoint import save_pretrained
-from prolip.console import EXIT_INTERRUPTED
 from prolip.data.loader import Loader, build_loader
 from prolip.flops import flops_per_sample, peak_of
 from prolip.methods import find_method
 from prolip.methods.base import Context, Objective
+from prolip.models.weights.checkpoint import save_pretrained
+from prolip.utils.console import EXIT_INTERRUPTED
 from training.checkpoint.files import load_checkpoint
 from training.checkpoint.resuming import go_on, open_records, take_folder
 from training.checkpoint.run_folder import write_json, write_status
@@ -143,7 +143,7 @@ def build(
     if world.device.type == "cuda" and not settings.deterministic:
         torch.set_float32_matmul_precision("high")
     tokenizer = build_tokenizer(config)  # before the model: what is missing shows at once
-    with heard("prolip.checkpoint") as weights:
+    with heard("prolip.models.weights.checkpoint") as weights:
         model, transform, preprocess = build_model(config, world.device)
     global_batch = rows * world.world_size
     loader = open_loader(config, world, rows, model, transform, tokenizer)

@@ -10,7 +10,7 @@ import torch
 from timm.utils import ModelEmaV3
 from torch import nn
 
-from prolip.data.augment import DeviceTransform
+from prolip.data.augment.affine import DeviceTransform
 from prolip.data.loader import Loader
 from prolip.methods.base import Objective
 from training.checkpoint.files import Saver

@@ -12,7 +12,6 @@ from typing import Any
 
 from torch import nn
 
-from prolip.checkpoint import save_pretrained
 from prolip.data.faults import FaultCounter
 from prolip.evaluation.corpus import evaluate, gallery
 from prolip.evaluation.datasets.base import Dataset
@@ -23,7 +22,8 @@ from prolip.evaluation.features import default_workers
 from prolip.evaluation.metrics import retrieval_names
 from prolip.evaluation.over_ranks import TaskLost, evaluate_over_ranks
 from prolip.evaluation.result import Result
-from prolip.messages import naming
+from prolip.models.weights.checkpoint import save_pretrained
+from prolip.utils.messages import naming
 from training.checkpoint.run_folder import write_json
 from training.config import ValidationConfig
 from training.distributed import World

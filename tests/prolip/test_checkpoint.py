@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import prolip
-from prolip import checkpoint
-from prolip.checkpoint import CheckpointError, load_checkpoint, read_state_dict, save_pretrained
-from prolip.resize import resize_context, resize_grid, resize_image_positions, resize_text_positions
+from prolip.models.weights import checkpoint
+from prolip.models.weights.checkpoint import CheckpointError, load_checkpoint, read_state_dict, save_pretrained
+from prolip.models.weights.resize import resize_context, resize_grid, resize_image_positions, resize_text_positions
 
 OPENCLIP = {
     "embed_dim": 32,
@@ -445,7 +445,7 @@ def test_loading_resizes_and_reports(tmp_path):
 def test_the_long_model_loads_the_short_ones_weights_on_released_layout():
     with torch.device("meta"):
         short, long = (
-            prolip.model.ProLIP(prolip.factory.get_model_config(name)[0])
+            prolip.models.prolip.ProLIP(prolip.models.registry.get_model_config(name)[0])
             for name in ("ProLIP-ViT-B-16", "ProLIP-ViT-B-16-long")
         )
     state = {key: value for key, value in short.state_dict().items() if key == "text.positional_embedding"}

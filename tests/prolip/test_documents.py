@@ -5,12 +5,12 @@ import random
 import pytest
 import yaml
 
-from prolip.documents import entries, loads, read_yaml, text_lines
 from prolip.evaluation.datasets.base import DamagedData
 from prolip.evaluation.datasets.cub import read_captions
 from prolip.evaluation.datasets.folders import lines_beside
 from prolip.evaluation.datasets.places import find_place
 from prolip.evaluation.datasets.wds import captions_of, read_relevance
+from prolip.utils.documents import entries, loads, read_yaml, text_lines
 from training.config import read_config_file
 from training.flags import FlagError
 

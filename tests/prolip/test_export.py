@@ -11,11 +11,11 @@ import torch
 import yaml
 
 from prolip import export
-from prolip.checkpoint import save_pretrained
 from prolip.evaluation.embed import evaluating
 from prolip.export import BATCHES, ImageEncoder, TextEncoder, export_onnx, export_program, largest_differences
 from prolip.factory import create_model
 from prolip.gaussian import Gaussian
+from prolip.models.weights.checkpoint import save_pretrained
 
 RELEASED = f"local-dir:{Path(__file__).parents[1] / 'fixtures/released_prolip_tiny'}"
 RECIPE = Path(__file__).parents[2] / "scripts/recipes/emoji-demo.yaml"

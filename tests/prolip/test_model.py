@@ -6,7 +6,7 @@ import torch
 
 from prolip.factory import create_model
 from prolip.gaussian import Gaussian
-from prolip.model import ProLIP, ProLIPOutput
+from prolip.models.prolip import ProLIP, ProLIPOutput
 
 
 def build(**kwargs):

@@ -12,9 +12,9 @@ import torch
 from open_clip.tokenizer import SimpleTokenizer
 
 import prolip
-from prolip import tokenizer as module
 from prolip.evaluation.embedder import no_foreign_code, openclip_tokenizer
-from prolip.tokenizer import BPETokenizer, cut, merged
+from prolip.models import tokenizer as module
+from prolip.models.tokenizer import BPETokenizer, cut, merged
 
 ALPHABETS = ("abc", "etaoinshrdlu", "abcdefghijklmnopqrstuvwxyz", "的一是在不了有和人", "zéüñ", "-=*_.", "😂🇺🇸", "aab")
 
@@ -160,7 +160,7 @@ def test_transformers_is_told_not_to_trust(tmp_path, monkeypatch):
 
 
 def test_options_of_a_configuration_reach_no_file_and_no_code(tmp_path):
-    config = json.loads((module.Path(module.__file__).parent / "model_configs" / "ProLIP-ViT-test.json").read_text())
+    config = json.loads((module.Path(module.__file__).parent / "configs" / "ProLIP-ViT-test.json").read_text())
     for options in ({"trust_remote_code": True}, {"bpe_path": "/dev/zero"}, {"additional_special_tokens": ["(a+)+$"]}):
         config["text_cfg"]["tokenizer_kwargs"] = options
         (tmp_path / "config.json").write_text(json.dumps(config))

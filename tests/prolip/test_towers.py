@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from open_clip.transformer import TextTransformer, VisionTransformer
 
-from prolip.heads import LogVarianceHead
-from prolip.towers import ProbabilisticTextTransformer, ProbabilisticVisionTransformer
+from prolip.models.heads import LogVarianceHead
+from prolip.models.towers import ProbabilisticTextTransformer, ProbabilisticVisionTransformer
 
 VISION = {"image_size": 16, "patch_size": 4, "width": 16, "layers": 2, "heads": 2, "mlp_ratio": 2.0, "output_dim": 12}
 TEXT = {

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file
 
 from prolip.data.config import chunks_ahead
-from prolip.factory import get_model_config
+from prolip.models.registry import get_model_config
 from training.checkpoint.run_folder import OURS, write_status
 from training.config import rows_per_rank, total_steps
 from training.flags import FlagError

@@ -3,8 +3,8 @@ import pytest
 import torch
 from PIL import Image
 
-from prolip.data.colour import ColourJitter
-from prolip.data.crops import RandomCrop
+from prolip.data.augment.colour import ColourJitter
+from prolip.data.augment.crops import RandomCrop
 from training.config import build_config
 from training.distributed import World
 from training.flags import FlagError

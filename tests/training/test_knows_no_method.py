@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from prolip.methods import METHODS
-from prolip.model_config import ProLIPCfg
+from prolip.models.config import ProLIPCfg
 
 SOURCE = Path(__file__).parents[2] / "src" / "training"
 FILES = sorted(SOURCE.rglob("*.py"))

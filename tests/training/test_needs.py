@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import prolip
-from prolip.checkpoint import save_pretrained
 from prolip.methods import METHODS
 from prolip.methods.base import Needs, Objective, logit_scale_and_bias
+from prolip.models.weights.checkpoint import save_pretrained
 from training.config import build_config
 from training.distributed import World
 from training.loop import train

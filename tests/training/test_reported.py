@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import prolip
-from prolip.checkpoint import save_pretrained
 from prolip.evaluation.__main__ import main as evaluate
 from prolip.evaluation.corpus import main as corpus
 from prolip.evaluation.datasets.emoji import main as write_emoji
+from prolip.models.weights.checkpoint import save_pretrained
 from training.distributed import World
 from training.main import main, parse
 from training.validation import open_validation

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 import prolip
 from forked import Forked
-from prolip.checkpoint import save_pretrained
+from prolip.models.weights.checkpoint import save_pretrained
 
 ROOT = Path(__file__).parents[2]
 STEPS = 20

@@ -5,11 +5,11 @@ import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from prolip.data.captions import CaptionSampler, Selector
-from prolip.data.opening import ReadPolicy
-from prolip.data.shards import parse_factors
-from prolip.fields import option
-from prolip.messages import naming
+from prolip.data.reading.opening import ReadPolicy
+from prolip.data.reading.shards import parse_factors
+from prolip.data.samples.captions import CaptionSampler, Selector
+from prolip.utils.fields import option
+from prolip.utils.messages import naming
 
 DatasetType = Literal["auto", "webdataset", "csv", "folder", "synthetic"]
 Quoting = Literal["csv", "none"]

@@ -19,14 +19,14 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from prolip.data.captions import Condition, Selector
-from prolip.data.decoding import decode_image
 from prolip.data.faults import SampleFault
-from prolip.data.samples import IMAGE_SUFFIXES, Raw, json_record
-from prolip.data.shards import expand_source, explain_missing, is_local, local_path
+from prolip.data.reading.shards import expand_source, explain_missing, is_local, local_path
+from prolip.data.reading.tar import read_shard
+from prolip.data.samples.captions import Condition, Selector
+from prolip.data.samples.decoding import decode_image
+from prolip.data.samples.sample import IMAGE_SUFFIXES, Raw, json_record
 from prolip.data.survey import survey
-from prolip.data.tar import read_shard
-from prolip.documents import shown
+from prolip.utils.documents import shown
 
 LEVELS = ("group", "subgroup", "keyword", "name")  # general to specific
 FIELDS = ("group", "subgroup", "keyword", "name", "hexcode", "style")

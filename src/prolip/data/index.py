@@ -25,15 +25,15 @@ from typing import NamedTuple
 
 import fsspec
 
-from prolip import console
-from prolip.data.entries import BLOCK, INDEX_NAME, Entry, ShardIndex, canonical, parent, read_index, to_json
 from prolip.data.faults import SampleFault, ShardFault
-from prolip.data.opening import ReadPolicy, Stream, is_local, local_path, open_stream
-from prolip.data.samples import has_image
-from prolip.data.shards import expand_shards
+from prolip.data.reading.entries import BLOCK, INDEX_NAME, Entry, ShardIndex, canonical, parent, read_index, to_json
+from prolip.data.reading.opening import ReadPolicy, Stream, is_local, local_path, open_stream
+from prolip.data.reading.shards import expand_shards
+from prolip.data.reading.tar import Grouping, read_members
+from prolip.data.samples.sample import has_image
 from prolip.data.survey import survey
-from prolip.data.tar import Grouping, read_members
-from prolip.messages import naming
+from prolip.utils import console
+from prolip.utils.messages import naming
 
 
 class Result(NamedTuple):

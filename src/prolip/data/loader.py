@@ -14,14 +14,14 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from prolip.data.captions import CaptionSampler
+from prolip.data.augment.crops import RandomCrop
 from prolip.data.config import DataConfig, chunks_ahead
-from prolip.data.crops import RandomCrop
-from prolip.data.cursor import Cursor
 from prolip.data.faults import FaultCounter, FaultGuard, Gather, SampleFault
-from prolip.data.samples import Decoder, Example, Row, preserved_rng
+from prolip.data.order.cursor import Cursor
+from prolip.data.order.streams import Place, Source
+from prolip.data.samples.captions import CaptionSampler
+from prolip.data.samples.sample import Decoder, Example, Row, preserved_rng
 from prolip.data.sources import build_source
-from prolip.data.streams import Place, Source
 from prolip.data.synthetic import SyntheticDecoder, SyntheticSource
 from prolip.data.workers import hand_on, lost_worker, raise_file_limit, start_worker
 
@@ -312,8 +312,8 @@ def build_loader(
 
     transform: RGB Pillow image -> (3, H, W), or a `RandomCrop`. tokenizer: list[str] -> (n, L) int64, called with
     context_length too where that is given. Synthetic data needs neither, but image_size and context_length.
-    pin_memory: default where there is CUDA. ValueError, FileNotFoundError: see `DataConfig`, `prolip.data.shards`,
-    `prolip.data.folders`.
+    pin_memory: default where there is CUDA. ValueError, FileNotFoundError: see `DataConfig`,
+    `prolip.data.reading.shards`, `prolip.data.reading.folders`.
     """
     ranks, streams = world_size, world_size * max(config.workers, 1)
     if not 0 <= rank < ranks:

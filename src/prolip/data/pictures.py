@@ -7,11 +7,11 @@ from typing import IO, Any
 
 from PIL import Image
 
-from prolip.data.decoding import MAX_PIXELS, check_size, decode_image, to_rgb
 from prolip.data.faults import SampleFault
-from prolip.data.opening import local_path, open_stream
-from prolip.data.shards import explain_missing
-from prolip.documents import read_file
+from prolip.data.reading.opening import local_path, open_stream
+from prolip.data.reading.shards import explain_missing
+from prolip.data.samples.decoding import MAX_PIXELS, check_size, decode_image, to_rgb
+from prolip.utils.documents import read_file
 
 Source = str | os.PathLike | bytes | bytearray | memoryview | IO[bytes] | Image.Image
 

@@ -8,18 +8,18 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-from prolip.data.captions import PLAIN, CaptionSampler, Selector
 from prolip.data.config import DataConfig
-from prolip.data.entries import ShardIndex, find_index, read_index
 from prolip.data.faults import SampleFault, ShardFault
-from prolip.data.folders import Columns, ImageRows, read_csv, read_folder
-from prolip.data.samples import Raw, caption_parts, has_image, image_bytes, is_selected, json_record
-from prolip.data.shards import COUNT_LIMIT, Shard, count_samples, expand_shards, is_local, local_path
-from prolip.data.streams import ResampledSource, RowSource, ShardSource, Source
+from prolip.data.order.streams import ResampledSource, RowSource, ShardSource, Source
+from prolip.data.reading.entries import ShardIndex, find_index, read_index
+from prolip.data.reading.folders import Columns, ImageRows, read_csv, read_folder
+from prolip.data.reading.shards import COUNT_LIMIT, Shard, count_samples, expand_shards, is_local, local_path
+from prolip.data.reading.tar import ShardReader, read_shard
+from prolip.data.samples.captions import PLAIN, CaptionSampler, Selector
+from prolip.data.samples.sample import Raw, caption_parts, has_image, image_bytes, is_selected, json_record
 from prolip.data.survey import refuse_unusable, survey
 from prolip.data.synthetic import SyntheticSource
-from prolip.data.tar import ShardReader, read_shard
-from prolip.messages import naming
+from prolip.utils.messages import naming
 
 log = logging.getLogger(__name__)
 

@@ -18,10 +18,8 @@ from pathlib import Path
 
 from torch import Tensor
 
-from prolip import console
-from prolip.checkpoint import CheckpointError
 from prolip.data.faults import FaultCounter
-from prolip.data.table import show_counts
+from prolip.data.reading.table import show_counts
 from prolip.evaluation import coco
 from prolip.evaluation.datasets.base import Dataset
 from prolip.evaluation.datasets.specs import FORMS, open_dataset
@@ -31,8 +29,10 @@ from prolip.evaluation.evaluate import TaskResult, evaluate_dataset, pair_scores
 from prolip.evaluation.feature_store import FeatureStore, slug
 from prolip.evaluation.features import Features, compute_features, load_features, task_key
 from prolip.evaluation.outputs import check_output
-from prolip.messages import naming
 from prolip.methods import find_score
+from prolip.models.weights.checkpoint import CheckpointError
+from prolip.utils import console
+from prolip.utils.messages import naming
 
 log = logging.getLogger(__name__)
 

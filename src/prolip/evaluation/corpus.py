@@ -22,8 +22,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from prolip import console
-from prolip.checkpoint import CheckpointError
 from prolip.data import emoji
 from prolip.data.emoji import LEVELS, Corpus
 from prolip.evaluation import metrics, uncertainty, zero_shot
@@ -42,8 +40,10 @@ from prolip.evaluation.embed import (
 from prolip.evaluation.metrics import Ranking
 from prolip.evaluation.outputs import check_output
 from prolip.evaluation.result import Result, load
-from prolip.messages import naming
 from prolip.methods import find_score
+from prolip.models.weights.checkpoint import CheckpointError
+from prolip.utils import console
+from prolip.utils.messages import naming
 
 __all__ = ["Result", "evaluate", "load"]
 

@@ -21,9 +21,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 import prolip
-from prolip.checkpoint import CheckpointError, find_in, read_config, read_state_dict
-from prolip.config_rules import RULES, check_values
-from prolip.data import decoding
+from prolip.data.samples import decoding
 from prolip.evaluation.embed import (
     PRECISIONS,
     PointModel,
@@ -36,12 +34,14 @@ from prolip.evaluation.embed import (
 )
 from prolip.factory import flattening
 from prolip.gaussian import Gaussian, concatenate
-from prolip.hub import HubFileNotFoundError, hub_file, hub_files
 from prolip.methods import score_from_dict
-from prolip.model_config import check_openclip, is_released, near_matches
+from prolip.models.config import check_openclip, is_released, near_matches
+from prolip.models.config_rules import RULES, check_values
+from prolip.models.tokenizer import ALL_NAMES, BPETokenizer, cut, first_line
+from prolip.models.weights.checkpoint import CheckpointError, find_in, read_config, read_state_dict
+from prolip.models.weights.hub import HubFileNotFoundError, hub_file, hub_files
+from prolip.models.weights.unreadable import CONFIG_NAMES, WEIGHT_NAMES, why_no_model, why_no_name
 from prolip.scores import CSDScore, Score
-from prolip.tokenizer import ALL_NAMES, BPETokenizer, cut, first_line
-from prolip.unreadable import CONFIG_NAMES, WEIGHT_NAMES, why_no_model, why_no_name
 
 RANDOM = "random"
 #: Seed of weights that are asked to be random, so that they are the same in every process.
@@ -342,8 +342,8 @@ def check_weights(model: str, pretrained: str | None, ours: bool) -> None:
 def openclip_tokenizer(model: str, tokenizer: str | None) -> Callable[[list[str]], Tensor]:
     """OpenCLIP's tokenizer of a model, its files looked up in the cache first and asked of the hub only once.
 
-    tokenizer: a folder of files or `bpe`. Texts are cut as `prolip.tokenizer.cut` says. FileNotFoundError naming what
-    to fetch where the files are not to be had, ValueError for files that are none.
+    tokenizer: a folder of files or `bpe`. Texts are cut as `prolip.models.tokenizer.cut` says. FileNotFoundError naming
+    what to fetch where the files are not to be had, ValueError for files that are none.
     """
     schema, name = parse_model_name(model)
     check_openclip_config(model)

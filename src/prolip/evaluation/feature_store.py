@@ -24,9 +24,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from prolip.checkpoint import replacing
-from prolip.documents import loads
 from prolip.gaussian import Gaussian
+from prolip.models.weights.checkpoint import replacing
+from prolip.utils.documents import loads
 
 log = logging.getLogger(__name__)
 

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from prolip.data.emoji import CaptionTable, Concept, Corpus, Drawing
-from prolip.documents import loads
 from prolip.evaluation.embed import similarity_scores
 from prolip.evaluation.metrics import Ranking, rank_in_blocks
 from prolip.gaussian import Gaussian
 from prolip.methods import find_score, score_from_dict
 from prolip.scores import Score
+from prolip.utils.documents import loads
 
 
 @dataclass

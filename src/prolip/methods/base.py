@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from prolip.flops import EncoderPass
 from prolip.gaussian import Gaussian, check_gaussian, upcast
-from prolip.model import MAX_LOGIT_SCALE
+from prolip.models.prolip import MAX_LOGIT_SCALE
 from prolip.scores import Score
 
 Batch = dict[str, Any]

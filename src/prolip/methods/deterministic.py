@@ -8,8 +8,8 @@ from open_clip.loss import ClipLoss, SigLipLoss
 from torch import nn
 
 from prolip.gaussian import upcast
-from prolip.heads import full_precision
 from prolip.methods.base import Batch, Context, Objective, Reps, Terms, clamp_logit_scale, logit_scale_and_bias
+from prolip.models.heads import full_precision
 
 
 @dataclass(kw_only=True)

@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from prolip.fields import option
 from prolip.flops import EncoderPass
 from prolip.gaussian import Gaussian
 from prolip.losses import Matches, inclusion_loss, ppcl_over_ranks, vib
@@ -31,6 +30,7 @@ from prolip.methods.base import (
     clamp_logit_scale,
     logit_scale_and_bias,
 )
+from prolip.utils.fields import option
 
 FORMS, REDUCTIONS = ("exact", "printed"), ("dim", "pair")
 

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
 
-from prolip.documents import loads
 from prolip.evaluation.result import Result, load
-from prolip.unreadable import is_model, is_run
+from prolip.models.weights.unreadable import is_model, is_run
+from prolip.utils.documents import loads
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from prolip.messages import appearance_of
-from prolip.unreadable import checkpoints_in, foreign_objects
+from prolip.models.weights.unreadable import checkpoints_in, foreign_objects
+from prolip.utils.messages import appearance_of
 from training.checkpoint.storage import Storage
 from training.flags import FlagError
 from training.health.preemption import WAY_ON

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from prolip.console import say
+from prolip.utils.console import say
 
 
 class Ledger:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from prolip.documents import read_json
+from prolip.utils.documents import read_json
 from training.checkpoint.files import NAME, Saver, find_checkpoint, list_steps
 from training.checkpoint.ledger import Ledger
 from training.checkpoint.run_folder import (

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from prolip import console
-from prolip.documents import loads, read_json
+from prolip.utils import console
+from prolip.utils.documents import loads, read_json
 from training.flags import FlagError
 
 LOCK = ".lock"

@@ -5,8 +5,8 @@ import re
 
 import torch
 
-from prolip.checkpoint import CheckpointError
 from prolip.data.faults import SampleFault, TooManyBadSamples
+from prolip.models.weights.checkpoint import CheckpointError
 from training.health.terms import NonFiniteError
 
 # Errors about what was asked for, or met on the way: their message is enough. The trace of anything else is shown.

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from prolip.console import EXIT_INTERRUPTED, say
+from prolip.utils.console import EXIT_INTERRUPTED, say
 
 #: What SLURM and torchrun send before they kill; Ctrl-C; a terminal that is closed.
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)

@@ -6,9 +6,9 @@ import torch
 from open_clip.transform import image_transform
 from tiny_tars import letters
 
-from prolip.data.captions import caption_id
 from prolip.data.loader import DataConfig, build_loader
-from prolip.data.shards import count_samples, expand_shards, read_samples
+from prolip.data.reading.shards import count_samples, expand_shards, read_samples
+from prolip.data.samples.captions import caption_id
 
 CORPUS = Path(__file__).parents[3] / "data" / "emoji"
 TRAINING = f"{CORPUS}/{{noto,noto-v1,twemoji,fluent-emoji-flat,fluent-emoji}}.tar"

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from tiny_tars import write_shards
 
-from prolip.data import streams
-from prolip.data.captions import Selector
-from prolip.data.cursor import Cursor
 from prolip.data.faults import FaultCounter, SampleFault
-from prolip.data.streams import Place, ResampledSource, RowSource, ShardSource
+from prolip.data.order import streams
+from prolip.data.order.cursor import Cursor
+from prolip.data.order.streams import Place, ResampledSource, RowSource, ShardSource
+from prolip.data.samples.captions import Selector
 from prolip.data.synthetic import SyntheticSource
 
 SIZES = [5, 1, 7, 4, 2, 6]

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from tiny_tars import png
 
-from prolip.data.captions import Selector
 from prolip.data.config import DataConfig
 from prolip.data.faults import SampleFault
-from prolip.data.folders import Columns, ImageRow, ImageRows, read_csv, read_folder
+from prolip.data.reading.folders import Columns, ImageRow, ImageRows, read_csv, read_folder
+from prolip.data.samples.captions import Selector
 from prolip.data.sources import csv_columns
 
 COLUMNS = Columns("filepath", "title")

@@ -12,11 +12,11 @@ import pytest
 from tiny_tars import members, write_shards, write_tar
 
 from prolip.data import index as command
-from prolip.data.entries import BLOCK, FORMAT, Entry, find_index, read_index
 from prolip.data.faults import FaultCounter, ShardFault
-from prolip.data.opening import ReadPolicy
-from prolip.data.shards import count_samples, expand_shards, read_samples
-from prolip.data.tar import ShardReader
+from prolip.data.reading.entries import BLOCK, FORMAT, Entry, find_index, read_index
+from prolip.data.reading.opening import ReadPolicy
+from prolip.data.reading.shards import count_samples, expand_shards, read_samples
+from prolip.data.reading.tar import ShardReader
 
 
 def run(*arguments):

@@ -6,8 +6,8 @@ import torch
 from tiny_loaders import build, epoch
 from tiny_tars import letters, members, plain, png, write_shards, write_tar
 
-from prolip.data.captions import caption_id
 from prolip.data.loader import DataConfig, build_loader
+from prolip.data.samples.captions import caption_id
 
 
 def test_captions_are_drawn_afresh_each_epoch(tmp_path):
@@ -71,7 +71,7 @@ def test_transforms_may_leave_uint8(tmp_path):
     (batch,) = epoch(build(tmp_path, transform=plain, workers=2))
     index = int(batch["key"][3][1:])
     assert batch["image"].dtype == torch.uint8 and batch["image"].shape == (4, 3, 4, 4)
-    from prolip.data.samples import decode_image
+    from prolip.data.samples.sample import decode_image
 
     assert torch.equal(batch["image"][3], plain(decode_image(png(index))))
 

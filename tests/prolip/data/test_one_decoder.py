@@ -27,10 +27,10 @@ from torchvision.transforms import PILToTensor
 
 import prolip
 from prolip.data import emoji
-from prolip.data.crops import RandomCrop, crop
-from prolip.data.decoding import decode_pixels
+from prolip.data.augment.crops import RandomCrop, crop
 from prolip.data.loader import DataConfig, build_loader
-from prolip.data.shards import read_samples
+from prolip.data.reading.shards import read_samples
+from prolip.data.samples.decoding import decode_pixels
 from prolip.evaluation.clip_benchmark.repairs import Opaque, repaired
 from prolip.evaluation.datasets.base import DamagedData
 from prolip.evaluation.datasets.folders import open_folder
@@ -286,7 +286,7 @@ def test_nothing_else_in_the_code_opens_pictures():
         for path in SOURCE.rglob("*.py")
         if any(opens_files(node) for node in ast.walk(ast.parse(path.read_text())))
     }
-    assert found == {"prolip/data/decoding.py"}
+    assert found == {"prolip/data/samples/decoding.py"}
 
 
 def test_of_several_pictures_of_a_sample_every_door_takes_the_same(tmp_path):

@@ -22,7 +22,7 @@ import pytest
 from tiny_tars import letters, plain, png, write_tar
 
 from prolip.data.loader import DataConfig, build_loader
-from prolip.data.shards import count_samples, expand_shards, read_samples
+from prolip.data.reading.shards import count_samples, expand_shards, read_samples
 
 SAMPLES = 2000
 TOLERANCE = 0.2

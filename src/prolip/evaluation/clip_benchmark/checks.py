@@ -11,17 +11,17 @@ import open_clip
 from clip_benchmark import cli
 from open_clip.factory import parse_model_name
 
-from prolip.checkpoint import CONFIG_NAMES, read_config
-from prolip.documents import loads
 from prolip.evaluation.datasets.places import Place, archive_state, find_place, join, shard_marks
 from prolip.evaluation.datasets.wds import CLASSNAMES, TEMPLATES, Reading, check_first, read_kind, shard_count
 from prolip.evaluation.embedder import is_prolip
 from prolip.evaluation.outputs import check_output
-from prolip.factory import find_weights, get_model_config
-from prolip.hub import hub_file
 from prolip.methods import find_method
-from prolip.model_config import is_released
-from prolip.tokenizer import get_tokenizer
+from prolip.models.config import is_released
+from prolip.models.registry import find_weights, get_model_config
+from prolip.models.tokenizer import get_tokenizer
+from prolip.models.weights.checkpoint import CONFIG_NAMES, read_config
+from prolip.models.weights.hub import hub_file
+from prolip.utils.documents import loads
 
 #: OpenCLIP's own name first: config.json may be another library's.
 HUB_CONFIGS = tuple(reversed(CONFIG_NAMES))

@@ -22,17 +22,18 @@ from clip_benchmark import models as registry
 from clip_benchmark.datasets.builder import get_dataset_default_task
 from open_clip.factory import parse_model_name
 
-from prolip import console
-from prolip.checkpoint import CheckpointError
-from prolip.data import decoding
+from prolip.data.samples import decoding
 from prolip.evaluation.clip_benchmark import checks
 from prolip.evaluation.clip_benchmark.encoder import GaussianEncoder
 from prolip.evaluation.clip_benchmark.repairs import repaired
 from prolip.evaluation.datasets.base import DamagedData
 from prolip.evaluation.datasets.wds import read_kind
 from prolip.evaluation.embed import choose_score, is_probabilistic, score_of
-from prolip.factory import create_model_and_transforms, find_weights
-from prolip.tokenizer import get_tokenizer
+from prolip.factory import create_model_and_transforms
+from prolip.models.registry import find_weights
+from prolip.models.tokenizer import get_tokenizer
+from prolip.models.weights.checkpoint import CheckpointError
+from prolip.utils import console
 
 PROG = "prolip-clip-benchmark"
 FIELDS = ("dataset", "model", "pretrained", "pretrained_full_path", "language", "task", "similarity")

@@ -13,15 +13,15 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from prolip import console
-from prolip.checkpoint import CheckpointError
-from prolip.data.table import show_counts
+from prolip.data.reading.table import show_counts
 from prolip.evaluation.datacomp.places import HUB
 from prolip.evaluation.datacomp.published import PUBLISHED, describe
 from prolip.evaluation.datacomp.run import Outcome, listing, run
 from prolip.evaluation.datacomp.tasks import BY_KEY
 from prolip.evaluation.embed import PRECISIONS
 from prolip.evaluation.embedder import RANDOM
+from prolip.models.weights.checkpoint import CheckpointError
+from prolip.utils import console
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:

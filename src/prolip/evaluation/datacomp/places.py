@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from prolip.data.faults import FaultCounter, ShardFault
-from prolip.data.opening import ReadPolicy, is_local, local_path
+from prolip.data.reading.opening import ReadPolicy, is_local, local_path
 from prolip.evaluation.datacomp.tasks import Task
 from prolip.evaluation.datasets.base import DamagedData, Dataset
 from prolip.evaluation.datasets.places import join

@@ -22,9 +22,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from prolip.documents import loads
 from prolip.evaluation.datacomp.tasks import BY_KEY
 from prolip.evaluation.evaluate import TaskResult
+from prolip.utils.documents import loads
 
 TOLERANCE = 0.01
 VERSION = 1

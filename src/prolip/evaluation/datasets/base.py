@@ -11,8 +11,8 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import numpy as np
 from PIL import Image
 
-from prolip.data.decoding import decode_image
 from prolip.data.faults import FaultCounter, SampleFault
+from prolip.data.samples.decoding import decode_image
 
 T = TypeVar("T")
 Kind = Literal["classification", "multilabel", "retrieval", "association"]

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from prolip.data.faults import FaultCounter
-from prolip.data.shards import explain_missing
-from prolip.documents import text_lines
+from prolip.data.reading.shards import explain_missing
 from prolip.evaluation.datasets.base import WHOLE, DamagedData, Dataset, Sample, Share, fingerprint
 from prolip.evaluation.datasets.folders import read_bytes
 from prolip.evaluation.datasets.places import check_files
+from prolip.utils.documents import text_lines
 
 FILES = {
     "test": ("images.txt", "train_test_split.txt"),

@@ -20,16 +20,16 @@ from pathlib import Path
 import numpy as np
 from webdataset import TarWriter
 
-from prolip import console
 from prolip.data import emoji
-from prolip.data.decoding import decode_image
 from prolip.data.emoji import Corpus
 from prolip.data.faults import SampleFault
+from prolip.data.samples.decoding import decode_image
 from prolip.evaluation.datasets.wds import CLASSNAMES, COUNT, RELEVANCE, TYPE
 from prolip.evaluation.datasets.wds import TEMPLATES as TEMPLATE_FILE
 from prolip.evaluation.outputs import check_output
 from prolip.evaluation.zero_shot import TEMPLATES
-from prolip.messages import naming
+from prolip.utils import console
+from prolip.utils.messages import naming
 
 SHARD = 1000
 

@@ -12,12 +12,12 @@ from open_clip.zero_shot_metadata import IMAGENET_CLASSNAMES, OPENAI_IMAGENET_TE
 from timm.data import ImageNetInfo
 
 from prolip.data.faults import FaultCounter, SampleFault
-from prolip.data.samples import IMAGE_SUFFIXES
-from prolip.data.shards import explain_missing, listing
-from prolip.data.tar import SAMPLE_BYTES
-from prolip.documents import entries, read_file
+from prolip.data.reading.shards import explain_missing, listing
+from prolip.data.reading.tar import SAMPLE_BYTES
+from prolip.data.samples.sample import IMAGE_SUFFIXES
 from prolip.evaluation.datasets.base import WHOLE, DamagedData, Dataset, Sample, Share, fingerprint, note_fault
 from prolip.evaluation.datasets.places import check_files
+from prolip.utils.documents import entries, read_file
 
 WNID = re.compile(r"n\d{8}")
 #: For folders that are no ImageNet classes.

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from prolip.data.faults import ShardFault
-from prolip.data.opening import ReadPolicy, is_local, local_path, open_stream
-from prolip.data.shards import explain_missing, listing
-from prolip.documents import entries
+from prolip.data.reading.opening import ReadPolicy, is_local, local_path, open_stream
+from prolip.data.reading.shards import explain_missing, listing
 from prolip.evaluation.datasets.base import DamagedData
+from prolip.utils.documents import entries
 
 #: Bytes of a shard's head, middle and tail that its mark is made of.
 SAMPLED = 2**16

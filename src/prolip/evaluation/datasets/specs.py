@@ -11,7 +11,7 @@ from prolip.evaluation.datasets.folders import open_folder
 from prolip.evaluation.datasets.karpathy import open_karpathy
 from prolip.evaluation.datasets.tables import open_caption_table, open_winogavil
 from prolip.evaluation.datasets.wds import open_wds
-from prolip.model_config import near_matches
+from prolip.models.config import near_matches
 
 
 class Reader(NamedTuple):

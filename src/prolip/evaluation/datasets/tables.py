@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from prolip.data.faults import FaultCounter, SampleFault
-from prolip.data.shards import explain_missing
-from prolip.data.table import TableError, open_table
-from prolip.data.tar import SAMPLE_BYTES
-from prolip.documents import loads, read_file
+from prolip.data.reading.shards import explain_missing
+from prolip.data.reading.table import TableError, open_table
+from prolip.data.reading.tar import SAMPLE_BYTES
 from prolip.evaluation.datasets.base import (
     WHOLE,
     Association,
@@ -32,6 +31,7 @@ from prolip.evaluation.datasets.base import (
     note_fault,
 )
 from prolip.evaluation.datasets.places import archive_state, file_mark, folder_holds
+from prolip.utils.documents import loads, read_file
 
 CAPTION_TABLES = {
     "test_1k_flickr.csv": "images_flickr_1k_test",

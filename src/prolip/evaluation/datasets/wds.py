@@ -22,15 +22,15 @@ from typing import NamedTuple, get_args
 
 import numpy as np
 
-from prolip.data.connections import ReadPolicy
 from prolip.data.faults import UNCHARGED, FaultCounter, SampleFault
-from prolip.data.opening import is_local, local_path
-from prolip.data.samples import Raw, image_bytes, members_of
+from prolip.data.reading.connections import ReadPolicy
+from prolip.data.reading.opening import is_local, local_path
+from prolip.data.reading.tar import read_shard
+from prolip.data.samples.sample import Raw, image_bytes, members_of
 from prolip.data.survey import refuse_unusable
-from prolip.data.tar import read_shard
-from prolip.documents import LINE_END, loads
 from prolip.evaluation.datasets.base import WHOLE, DamagedData, Dataset, Kind, Sample, Share, fingerprint, note_fault
 from prolip.evaluation.datasets.places import Place, archive_state, find_place, folder_holds, join, shard_marks
+from prolip.utils.documents import LINE_END, loads
 
 CLASSNAMES, TEMPLATES = "classnames.txt", "zeroshot_classification_templates.txt"
 TYPE, COUNT, RELEVANCE = "dataset_type.txt", "nshards.txt", "relevance.json"

@@ -15,12 +15,19 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from prolip.documents import read_json, shown
-from prolip.model import ProLIP
-from prolip.model_config import check_keys
-from prolip.resize import resize_image_positions, resize_text_positions
-from prolip.towers import SPECIAL_TOKENS
-from prolip.unreadable import CONFIG_NAMES, WEIGHT_NAMES, is_run, why_no_state_dict, why_no_weights, why_not_in
+from prolip.models.config import check_keys
+from prolip.models.prolip import ProLIP
+from prolip.models.towers import SPECIAL_TOKENS
+from prolip.models.weights.resize import resize_image_positions, resize_text_positions
+from prolip.models.weights.unreadable import (
+    CONFIG_NAMES,
+    WEIGHT_NAMES,
+    is_run,
+    why_no_state_dict,
+    why_no_weights,
+    why_not_in,
+)
+from prolip.utils.documents import read_json, shown
 
 log = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from prolip.data.faults import ShardFault
-from prolip.data.opening import ReadPolicy, ResumingStream, is_local, local_path, open_stream
-from prolip.documents import loads, read_file, shown
+from prolip.data.reading.opening import ReadPolicy, ResumingStream, is_local, local_path, open_stream
+from prolip.utils.documents import loads, read_file, shown
 
 log = logging.getLogger(__name__)
 FORMAT = "prolip shard index 1"

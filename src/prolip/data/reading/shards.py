@@ -1,7 +1,7 @@
 """Webdataset shards: from the text of --train-data to their addresses, and how many samples there are.
 
 A shard is a tar at a local path, behind http(s) or any URL that fsspec opens (s3://, gs://, memory://...), or the
-output of a `pipe:` command. `prolip.data.tar` reads it.
+output of a `pipe:` command. `prolip.data.reading.tar` reads it.
 """
 from __future__ import annotations
 
@@ -16,15 +16,23 @@ import fsspec
 from braceexpand import braceexpand
 from webdataset.tariterators import base_plus_ext
 
-from prolip.data.captions import Selector
-from prolip.data.connections import ReadPolicy, file_system
-from prolip.data.entries import ShardIndex, find_index
 from prolip.data.faults import FaultCounter, SampleFault, ShardFault
-from prolip.data.opening import is_local, local_path
-from prolip.data.samples import IMAGE_SUFFIXES, Raw, decode_image, image_bytes, is_selected, json_record, plain_text
-from prolip.data.tar import SAMPLE_BYTES, ShardReader, StrictHeader, read_shard
-from prolip.documents import loads, shown, text_of
-from prolip.messages import explain_missing, listing
+from prolip.data.reading.connections import ReadPolicy, file_system
+from prolip.data.reading.entries import ShardIndex, find_index
+from prolip.data.reading.opening import is_local, local_path
+from prolip.data.reading.tar import SAMPLE_BYTES, ShardReader, StrictHeader, read_shard
+from prolip.data.samples.captions import Selector
+from prolip.data.samples.sample import (
+    IMAGE_SUFFIXES,
+    Raw,
+    decode_image,
+    image_bytes,
+    is_selected,
+    json_record,
+    plain_text,
+)
+from prolip.utils.documents import loads, shown, text_of
+from prolip.utils.messages import explain_missing, listing
 
 __all__ = [
     "COUNT_LIMIT",

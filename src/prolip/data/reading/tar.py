@@ -12,11 +12,11 @@ from typing import Any, NamedTuple, cast
 
 from webdataset.tariterators import base_plus_ext
 
-from prolip.data.entries import CheckedStream, Entry, ShardIndex
 from prolip.data.faults import HALF, SKIPPED, UNCHARGED, SampleFault, ShardFault
-from prolip.data.opening import ReadPolicy, Stream, open_stream
-from prolip.data.samples import Raw, has_image
-from prolip.messages import HEAD, appearance
+from prolip.data.reading.entries import CheckedStream, Entry, ShardIndex
+from prolip.data.reading.opening import ReadPolicy, Stream, open_stream
+from prolip.data.samples.sample import Raw, has_image
+from prolip.utils.messages import HEAD, appearance
 
 Note = Callable[[SampleFault], None]
 #: Where a sample that is passed over keeps the reason.

@@ -13,11 +13,11 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from prolip.data.captions import LIKELY, PLAIN, CaptionSampler, Selector, caption_id, offer_fields, stable_hash
-from prolip.data.crops import RandomCrop
-from prolip.data.decoding import decode_image
+from prolip.data.augment.crops import RandomCrop
 from prolip.data.faults import SampleFault
-from prolip.documents import loads
+from prolip.data.samples.captions import LIKELY, PLAIN, CaptionSampler, Selector, caption_id, offer_fields, stable_hash
+from prolip.data.samples.decoding import decode_image
+from prolip.utils.documents import loads
 
 Raw = dict[str, Any]
 #: Members that hold the image, first match wins.

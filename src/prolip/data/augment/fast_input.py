@@ -6,8 +6,8 @@ from typing import Any
 
 from open_clip.transform import AugmentationCfg
 
-from prolip.data.colour import ColourConfig
-from prolip.data.crops import RandomCrop
+from prolip.data.augment.colour import ColourConfig
+from prolip.data.augment.crops import RandomCrop
 
 
 def split_augmentation(

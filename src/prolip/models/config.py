@@ -12,10 +12,10 @@ from open_clip.coca_model import MultimodalCfg
 from open_clip.model import CLIPTextCfg, CLIPVisionCfg
 from open_clip.utils import to_2tuple
 
-from prolip.config_rules import FLAG, RULES, check_sizes, check_values, count_patches
-from prolip.documents import check_tree, shown
-from prolip.stem import check_stem
-from prolip.towers import check_grid
+from prolip.models.config_rules import FLAG, RULES, check_sizes, check_values, count_patches
+from prolip.models.stem import check_stem
+from prolip.models.towers import check_grid
+from prolip.utils.documents import check_tree, shown
 
 TOP_KEYS = (
     "embed_dim", "vision_cfg", "text_cfg", "prolip_cfg", "quick_gelu", "init_logit_scale", "init_logit_bias",

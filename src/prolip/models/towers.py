@@ -12,9 +12,9 @@ from open_clip.transformer import TextTransformer, VisionTransformer, to_2tuple
 from torch import Tensor, nn
 
 from prolip.gaussian import Gaussian
-from prolip.heads import LogVarianceHead, layer_norm, project, unit
-from prolip.inputs import check_images, check_keep, check_texts
-from prolip.stem import ConvStem
+from prolip.models.heads import LogVarianceHead, layer_norm, project, unit
+from prolip.models.inputs import check_images, check_keep, check_texts
+from prolip.models.stem import ConvStem
 
 SPECIAL_TOKENS = 2
 FORMS = ("paper", "released")

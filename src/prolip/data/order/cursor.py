@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import webdataset as wds
 
 from prolip.data.faults import FaultCounter, SampleFault
-from prolip.data.samples import Raw
+from prolip.data.samples.sample import Raw
 
 
 @dataclass

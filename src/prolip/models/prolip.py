@@ -12,9 +12,9 @@ from open_clip.transformer import LayerNorm, LayerNormFp32, QuickGELU
 from torch import Tensor, nn
 
 from prolip.gaussian import Gaussian
-from prolip.inputs import can_look, check_images, check_keep, check_texts, look_at_pixels, look_at_places
-from prolip.model_config import ProLIPCfg, complete
-from prolip.towers import ProbabilisticTextTransformer, ProbabilisticVisionTransformer
+from prolip.models.config import ProLIPCfg, complete
+from prolip.models.inputs import can_look, check_images, check_keep, check_texts, look_at_pixels, look_at_places
+from prolip.models.towers import ProbabilisticTextTransformer, ProbabilisticVisionTransformer
 
 SHARED_KEYS = (
     "width", "layers", "mlp_ratio", "ls_init_value", "output_tokens", "pool_type", "block_type", "qk_norm",
@@ -64,7 +64,7 @@ def build_towers(
 
 
 class ProLIP(nn.Module):
-    """The model of ProLIP section 3: `config` is OpenCLIP's layout with `prolip_cfg`, see `prolip/model_configs`.
+    """The model of ProLIP section 3: `config` is OpenCLIP's layout with `prolip_cfg`, see `prolip/models/configs`.
 
     `logit_scale` is log a, as OpenCLIP's parameter; `logit_bias` is b. `ProLIP(model.config)` builds it again.
     """

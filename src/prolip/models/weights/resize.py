@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from prolip.towers import SPECIAL_TOKENS
+from prolip.models.towers import SPECIAL_TOKENS
 
 # LongProLIP keeps the first 20 text positions, which nearly every training caption reached, and stretches the others.
 KEEP_FIRST = 20

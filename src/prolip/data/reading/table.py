@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from prolip.data.samples import IMAGE_SUFFIXES
+from prolip.data.samples.sample import IMAGE_SUFFIXES
 
 log = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from prolip.fields import option
 from prolip.masking import AUGMENT_STREAM, draw_noise
+from prolip.utils.fields import option
 
 LUMA = (0.299, 0.587, 0.114)
 #: RGB to YIQ: turning the (I, Q) plane shifts the hue and leaves the luma.

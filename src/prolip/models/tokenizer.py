@@ -17,12 +17,12 @@ from open_clip.factory import parse_model_name
 from open_clip.tokenizer import SimpleTokenizer, get_clean_fn
 from torch import Tensor
 
-from prolip.config_rules import CLEANERS, RULES, Rules, check_values
-from prolip.documents import shown
-from prolip.factory import get_model_config
 from prolip.gaussian import describe
-from prolip.hub import HubFileNotFoundError, hub_files
-from prolip.model_config import check_keys
+from prolip.models.config import check_keys
+from prolip.models.config_rules import CLEANERS, RULES, Rules, check_values
+from prolip.models.registry import get_model_config
+from prolip.models.weights.hub import HubFileNotFoundError, hub_files
+from prolip.utils.documents import shown
 
 SENTENCEPIECE_NAMES = ("spiece.model", "sentencepiece.model", "tokenizer.model")
 FOLDER_NAMES = ("tokenizer.json", "tokenizer_config.json")

@@ -11,14 +11,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from prolip.data.captions import LIKELY, Selector
 from prolip.data.faults import SampleFault
-from prolip.data.opening import is_local
-from prolip.data.samples import IMAGE_SUFFIXES, JSON_BYTES, Raw
-from prolip.data.shards import explain_missing, listing
-from prolip.data.table import QuotingError, TableError, open_table
-from prolip.data.tar import SAMPLE_BYTES, printable
-from prolip.documents import loads, read_file, text_of
+from prolip.data.reading.opening import is_local
+from prolip.data.reading.shards import explain_missing, listing
+from prolip.data.reading.table import QuotingError, TableError, open_table
+from prolip.data.reading.tar import SAMPLE_BYTES, printable
+from prolip.data.samples.captions import LIKELY, Selector
+from prolip.data.samples.sample import IMAGE_SUFFIXES, JSON_BYTES, Raw
+from prolip.utils.documents import loads, read_file, text_of
 
 #: Rows of a CSV that are looked for to tell where relative paths start: the first one may well be missing.
 LOOKED_AT = 100
@@ -107,7 +107,7 @@ def read_csv(
     """The rows of a CSV with a header. quoting: whether quotation marks enclose cells, or are plain text.
 
     Relative image paths are taken as `csv_base` says. FileNotFoundError without the file, ValueError without the
-    columns or where the table can be read in two ways (`prolip.data.table`).
+    columns or where the table can be read in two ways (`prolip.data.reading.table`).
     """
     if os.path.isdir(path) or not is_local(path):
         what = "a folder" if is_local(path) else "a URL"

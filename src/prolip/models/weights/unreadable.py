@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from prolip.documents import read_json
-from prolip.messages import appearance_of, explain_missing
+from prolip.utils.documents import read_json
+from prolip.utils.messages import appearance_of, explain_missing
 
 CONFIG_NAMES = ("config.json", "open_clip_config.json")
 WEIGHT_NAMES = ("model.safetensors", "open_clip_model.safetensors", "pytorch_model.bin", "open_clip_pytorch_model.bin")

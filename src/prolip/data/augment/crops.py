@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from prolip.data.decoding import decode_jpeg, decode_pixels, jpeg_size
+from prolip.data.samples.decoding import decode_jpeg, decode_pixels, jpeg_size
 
 #: top, left, height, width
 Box = tuple[int, int, int, int]

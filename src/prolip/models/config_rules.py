@@ -12,8 +12,8 @@ from open_clip.coca_model import MultimodalCfg
 from open_clip.model import CLIPTextCfg, CLIPVisionCfg
 from open_clip.utils import to_2tuple
 
-from prolip.documents import shown
-from prolip.towers import FORMS
+from prolip.models.towers import FORMS
+from prolip.utils.documents import shown
 
 #: Larger models are refused before anything is built: some 80 GB of float32.
 MAX_PARAMETERS = 20_000_000_000

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from prolip.data.augment import DeviceTransform, constant
+from prolip.data.augment.affine import DeviceTransform, constant
 
 #: torchvision's weights of a grey value.
 LUMA = (0.2989, 0.587, 0.114)

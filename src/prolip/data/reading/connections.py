@@ -1,7 +1,7 @@
 """One attempt to read a shard's bytes: a local file, http(s), any fsspec URL, or the output of a command.
 
 A connection is opened at a byte and read forwards. What may pass is raised as Transient, or as whatever the library
-raises; what will not pass is a ShardFault, or one of PERMANENT. Trying again is `prolip.data.opening`'s.
+raises; what will not pass is a ShardFault, or one of PERMANENT. Trying again is `prolip.data.reading.opening`'s.
 """
 from __future__ import annotations
 

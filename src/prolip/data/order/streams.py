@@ -16,12 +16,12 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from prolip.data.captions import Selector, stable_hash
-from prolip.data.cursor import Cursor, Opened, ShuffledShards
 from prolip.data.faults import FaultCounter, SampleFault, ShardFault
-from prolip.data.samples import Raw, Row, is_selected
+from prolip.data.order.cursor import Cursor, Opened, ShuffledShards
+from prolip.data.reading.tar import ShardReader, read_shard
+from prolip.data.samples.captions import Selector, stable_hash
+from prolip.data.samples.sample import Raw, Row, is_selected
 from prolip.data.survey import survey
-from prolip.data.tar import ShardReader, read_shard
 
 #: A stream that finds no sample in this many passes is stopped: with `select`, single passes may well be empty.
 EMPTY_PASSES = 10

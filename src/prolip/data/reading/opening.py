@@ -8,7 +8,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
 
-from prolip.data.connections import (
+from prolip.data.faults import RESUMED, SampleFault, ShardFault
+from prolip.data.reading.connections import (
     GONE,
     PERMANENT,
     Connection,
@@ -20,7 +21,6 @@ from prolip.data.connections import (
     ReadPolicy,
     Transient,
 )
-from prolip.data.faults import RESUMED, SampleFault, ShardFault
 
 __all__ = ["ReadPolicy", "ResumingStream", "Stream", "is_local", "local_path", "open_stream"]
 
