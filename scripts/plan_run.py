@@ -21,7 +21,7 @@ if str(ROOT / "src") not in sys.path:
 from planner import question, tables  # noqa: E402
 from planner.plan import make_plans  # noqa: E402
 from planner.published import check_published, published_table  # noqa: E402
-from prolip.utils import console
+from prolip.utils import console  # noqa: E402
 from training.flags import FlagError, Parser, add_flags, build  # noqa: E402
 
 VERDICT = "verdict"
