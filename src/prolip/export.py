@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from prolip.evaluation.embed import evaluating
-from prolip.evaluation.outputs import check_output
 from prolip.models.prolip import ProLIP
 from prolip.models.weights.checkpoint import CheckpointError
 from prolip.utils import console
+from prolip.utils.outputs import check_output
 
 NEEDED = ("onnx", "onnxscript", "onnxruntime")
 OUTPUTS = ("mean", "log_var")

@@ -16,12 +16,12 @@ from prolip.data.faults import FaultCounter
 from prolip.evaluation.corpus import evaluate, gallery
 from prolip.evaluation.datasets.base import Dataset
 from prolip.evaluation.datasets.specs import open_dataset
+from prolip.evaluation.distributed import TaskLost, evaluate_over_ranks
 from prolip.evaluation.embedder import Embedder, Loaded, embedder_of
-from prolip.evaluation.evaluate import metric_names
 from prolip.evaluation.features import default_workers
-from prolip.evaluation.metrics import retrieval_names
-from prolip.evaluation.over_ranks import TaskLost, evaluate_over_ranks
+from prolip.evaluation.metrics.ranking import retrieval_names
 from prolip.evaluation.result import Result
+from prolip.evaluation.task import metric_names
 from prolip.models.weights.checkpoint import save_pretrained
 from prolip.utils.messages import naming
 from training.checkpoint.run_folder import write_json

@@ -25,14 +25,14 @@ from prolip.evaluation.datasets.base import Dataset
 from prolip.evaluation.datasets.specs import FORMS, open_dataset
 from prolip.evaluation.embed import PRECISIONS
 from prolip.evaluation.embedder import RANDOM, load_embedder
-from prolip.evaluation.evaluate import TaskResult, evaluate_dataset, pair_scores
 from prolip.evaluation.feature_store import FeatureStore, slug
 from prolip.evaluation.features import Features, compute_features, load_features, task_key
-from prolip.evaluation.outputs import check_output
+from prolip.evaluation.task import TaskResult, evaluate_dataset, pair_scores
 from prolip.methods import find_score
 from prolip.models.weights.checkpoint import CheckpointError
 from prolip.utils import console
 from prolip.utils.messages import naming
+from prolip.utils.outputs import check_output
 
 log = logging.getLogger(__name__)
 

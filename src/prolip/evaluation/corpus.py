@@ -24,7 +24,7 @@ from torch import nn
 
 from prolip.data import emoji
 from prolip.data.emoji import LEVELS, Corpus
-from prolip.evaluation import metrics, uncertainty, zero_shot
+from prolip.evaluation import uncertainty, zero_shot
 from prolip.evaluation.embed import (
     PRECISIONS,
     PointModel,
@@ -37,13 +37,14 @@ from prolip.evaluation.embed import (
     similarity_scores,
     token_lengths,
 )
-from prolip.evaluation.metrics import Ranking
-from prolip.evaluation.outputs import check_output
+from prolip.evaluation.metrics import ranking as metrics
+from prolip.evaluation.metrics.ranking import Ranking
 from prolip.evaluation.result import Result, load
 from prolip.methods import find_score
 from prolip.models.weights.checkpoint import CheckpointError
 from prolip.utils import console
 from prolip.utils.messages import naming
+from prolip.utils.outputs import check_output
 
 __all__ = ["Result", "evaluate", "load"]
 

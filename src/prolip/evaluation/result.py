@@ -13,7 +13,7 @@ from torch import Tensor
 
 from prolip.data.emoji import CaptionTable, Concept, Corpus, Drawing
 from prolip.evaluation.embed import similarity_scores
-from prolip.evaluation.metrics import Ranking, rank_in_blocks
+from prolip.evaluation.metrics.ranking import Ranking, rank_in_blocks
 from prolip.gaussian import Gaussian
 from prolip.methods import find_score, score_from_dict
 from prolip.scores import Score

@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from prolip.evaluation.calibration import Confidence, MatchReliability, Reliability, match_probability, reliability
-from prolip.evaluation.large import (
+from prolip.evaluation.metrics.blockwise import (
     MatchRanks,
     Nearest,
     PairScores,
@@ -23,8 +22,15 @@ from prolip.evaluation.large import (
     check_fit,
     row_blocks,
 )
-from prolip.evaluation.metrics import KS, Array, Ranking, as_array, both_directions
-from prolip.evaluation.refusal import recall_auroc, refusal_figures
+from prolip.evaluation.metrics.calibration import (
+    Confidence,
+    MatchReliability,
+    Reliability,
+    match_probability,
+    reliability,
+)
+from prolip.evaluation.metrics.ranking import KS, Array, Ranking, as_array, both_directions
+from prolip.evaluation.metrics.selective import recall_auroc, refusal_figures
 from prolip.gaussian import Gaussian
 
 Side = tuple[str, Gaussian | None]

@@ -7,17 +7,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from prolip.evaluation.calibration import LOG_ODDS, Reliability, match_probability, reliability
-from prolip.evaluation.classification import average_precision
 from prolip.evaluation.datacomp.scores import Association as Instance
 from prolip.evaluation.datacomp.scores import jaccards
 from prolip.evaluation.embed import Similarity
-from prolip.evaluation.evaluate import instances, own_labels, pair_scores, relevance_of, score_blocks
 from prolip.evaluation.features import Features
-from prolip.evaluation.large import Relevance
-from prolip.evaluation.metrics import Ranking
-from prolip.evaluation.refusal import recall_auroc
+from prolip.evaluation.metrics.blockwise import Relevance
+from prolip.evaluation.metrics.calibration import LOG_ODDS, Reliability, match_probability, reliability
+from prolip.evaluation.metrics.classification import average_precision
+from prolip.evaluation.metrics.ranking import Ranking
+from prolip.evaluation.metrics.selective import recall_auroc
 from prolip.evaluation.study import Logit, Study, study_classification, study_errors, study_retrieval
+from prolip.evaluation.task import instances, own_labels, pair_scores, relevance_of, score_blocks
 from prolip.gaussian import Gaussian
 
 NEIGHBOURS = 50_000
@@ -115,7 +115,7 @@ def plot(study: Study, title: str, folder: Path) -> None:
     """FOLDER/*.png: risk by coverage, error by decile of uncertainty, reliability."""
     from matplotlib import pyplot
 
-    from prolip.evaluation.figures import draw, save  # late: only plots need matplotlib
+    from prolip.evaluation.plots import draw, save  # late: only plots need matplotlib
 
     for name, figure in draw(study, title).items():
         save(figure, folder / f"{name}.png")

@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 
 from torch import nn
 
-from prolip.evaluation.classification import classification as classification
 from prolip.evaluation.embed import embed_texts
+from prolip.evaluation.metrics.classification import classification as classification
 from prolip.gaussian import Gaussian, concatenate, mixture
 
 TEMPLATES = ("{}", "a drawing of {}", "a picture of {}", "an icon of {}")

@@ -14,7 +14,7 @@ from prolip.evaluation.corpus import recall_by_trace
 from prolip.evaluation.result import Result
 from prolip.report.pca import pca
 from prolip.report.runs import RunFolder
-from prolip.report.style import BAD, GOOD, IMAGE, INK, LEVEL_COLOURS, MUTED, TEXT, panels, styled
+from prolip.utils.style import BAD, GOOD, IMAGE, INK, LEVEL_COLOURS, MUTED, TEXT, panels, styled
 
 NO_TERMS = ("kind", "step", "epoch", "samples", "seconds", "time", "lr", "grad_norm", "scale", "bias", "faults")
 RATES = ("samples_per_second", "samples_per_s", "data_wait", "eta", "mfu", "memory_gib")

@@ -15,8 +15,9 @@ from matplotlib.figure import Figure
 
 from prolip.data.emoji import LEVELS
 from prolip.evaluation.result import Result
-from prolip.report import examples, figures, readings, style
+from prolip.report import examples, figures, readings
 from prolip.report.runs import RunFolder, flatten, read
+from prolip.utils import style
 
 CREDITS = {
     "noto": "Noto Emoji, Google, Apache-2.0",

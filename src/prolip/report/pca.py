@@ -16,7 +16,7 @@ from sklearn.decomposition import PCA
 from prolip.data.emoji import LEVELS
 from prolip.evaluation.result import Result
 from prolip.gaussian import Gaussian, concatenate
-from prolip.report.style import INK, LEVEL_COLOURS, MUTED, panels, styled
+from prolip.utils.style import INK, LEVEL_COLOURS, MUTED, panels, styled
 
 POINTS = 10  # per Gaussian, as in appendix A.1
 

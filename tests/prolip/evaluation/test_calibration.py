@@ -5,8 +5,9 @@ import torch
 from sklearn.calibration import calibration_curve
 from sklearn.metrics import brier_score_loss
 
-from prolip.evaluation import calibration, large
-from prolip.evaluation.large import Relevance
+from prolip.evaluation.metrics import blockwise as large
+from prolip.evaluation.metrics import calibration
+from prolip.evaluation.metrics.blockwise import Relevance
 
 
 def test_the_worked_example_of_three_predictions():

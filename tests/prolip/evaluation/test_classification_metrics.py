@@ -7,7 +7,7 @@ import torch
 from clip_benchmark.metrics.zeroshot_classification import average_precision_per_class
 from sklearn import metrics as sk
 
-from prolip.evaluation import classification as cl
+from prolip.evaluation.metrics import classification as cl
 
 
 def problem(seed=0, samples=80, classes=6, unseen=1):

@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from prolip.evaluation import coco, metrics
+from prolip.evaluation import coco
 from prolip.evaluation.datasets.base import Dataset
 from prolip.evaluation.embedder import ModelCard
-from prolip.evaluation.evaluate import retrieval_metrics
 from prolip.evaluation.features import Features
-from prolip.evaluation.large import PairScores
+from prolip.evaluation.metrics import ranking as metrics
+from prolip.evaluation.metrics.blockwise import PairScores
+from prolip.evaluation.task import retrieval_metrics
 from prolip.gaussian import Gaussian
 
 KS = (1, 5, 10)

@@ -14,7 +14,7 @@ from torch import nn
 from prolip.evaluation import corpus as corpus_evaluation
 from prolip.evaluation import result as results
 from prolip.evaluation.embed import similarity_scores
-from prolip.evaluation.metrics import rank
+from prolip.evaluation.metrics.ranking import rank
 from prolip.evaluation.uncertainty import by_decile
 from prolip.gaussian import Gaussian
 

@@ -15,7 +15,7 @@ from sklearn.metrics import accuracy_score, average_precision_score, balanced_ac
 
 import prolip
 from prolip.data import emoji as corpus_data
-from prolip.evaluation import corpus, large, metrics
+from prolip.evaluation import corpus
 from prolip.evaluation.__main__ import format_table
 from prolip.evaluation.datasets import emoji
 from prolip.evaluation.datasets.base import DamagedData
@@ -23,8 +23,10 @@ from prolip.evaluation.datasets.cub import open_cub
 from prolip.evaluation.datasets.tables import open_caption_table, open_winogavil
 from prolip.evaluation.datasets.wds import open_wds
 from prolip.evaluation.embed import similarity_scores
-from prolip.evaluation.evaluate import TaskResult, evaluate_dataset, metric_names, retrieval_metrics, score_classes
 from prolip.evaluation.features import compute_features
+from prolip.evaluation.metrics import blockwise as large
+from prolip.evaluation.metrics import ranking as metrics
+from prolip.evaluation.task import TaskResult, evaluate_dataset, metric_names, retrieval_metrics, score_classes
 from prolip.gaussian import Gaussian
 from prolip.measures import kl
 

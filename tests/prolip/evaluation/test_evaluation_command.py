@@ -7,11 +7,12 @@ import pytest
 import torch
 
 from prolip.evaluation import __main__ as evaluation
-from prolip.evaluation import metrics, outputs
 from prolip.evaluation.__main__ import main
 from prolip.evaluation.embed import similarity_scores
 from prolip.evaluation.feature_store import FeatureStore
 from prolip.evaluation.features import load_features
+from prolip.evaluation.metrics import ranking as metrics
+from prolip.utils import outputs
 
 
 @pytest.fixture(scope="module")

@@ -17,8 +17,8 @@ from prolip.evaluation import feature_store, features
 from prolip.evaluation.datasets.base import DamagedData, Dataset, Sample
 from prolip.evaluation.datasets.specs import open_dataset
 from prolip.evaluation.datasets.wds import open_wds
-from prolip.evaluation.evaluate import evaluate_features
 from prolip.evaluation.feature_store import FeatureStore
+from prolip.evaluation.task import evaluate_features
 from prolip.evaluation.zero_shot import class_gaussians
 from prolip.gaussian import Gaussian
 

@@ -8,7 +8,7 @@ import torch
 from scipy.stats import spearmanr
 from sklearn.metrics import roc_auc_score
 
-from prolip.evaluation import refusal
+from prolip.evaluation.metrics import selective as refusal
 from prolip.gaussian import Gaussian
 
 

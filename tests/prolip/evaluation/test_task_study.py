@@ -10,9 +10,9 @@ from sklearn.metrics import average_precision_score
 
 from prolip.evaluation.datasets.base import Association, Dataset
 from prolip.evaluation.embedder import ModelCard
-from prolip.evaluation.evaluate import evaluate_features
 from prolip.evaluation.features import Features
-from prolip.evaluation.refusal import recall_auroc
+from prolip.evaluation.metrics.selective import recall_auroc
+from prolip.evaluation.task import evaluate_features
 from prolip.evaluation.task_study import study_features
 from prolip.gaussian import Gaussian
 from prolip.measures import pairwise_csd_similarity

@@ -3,8 +3,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from prolip.evaluation import calibration, figures
-from prolip.evaluation.refusal import risk_coverage
+from prolip.evaluation import plots as figures
+from prolip.evaluation.metrics import calibration
+from prolip.evaluation.metrics.selective import risk_coverage
 from prolip.evaluation.study import Samples, Study
 from prolip.evaluation.uncertainty import by_decile
 

@@ -14,7 +14,6 @@ from open_clip.factory import parse_model_name
 from prolip.evaluation.datasets.places import Place, archive_state, find_place, join, shard_marks
 from prolip.evaluation.datasets.wds import CLASSNAMES, TEMPLATES, Reading, check_first, read_kind, shard_count
 from prolip.evaluation.embedder import is_prolip
-from prolip.evaluation.outputs import check_output
 from prolip.methods import find_method
 from prolip.models.config import is_released
 from prolip.models.registry import find_weights, get_model_config
@@ -22,6 +21,7 @@ from prolip.models.tokenizer import get_tokenizer
 from prolip.models.weights.checkpoint import CONFIG_NAMES, read_config
 from prolip.models.weights.hub import hub_file
 from prolip.utils.documents import loads
+from prolip.utils.outputs import check_output
 
 #: OpenCLIP's own name first: config.json may be another library's.
 HUB_CONFIGS = tuple(reversed(CONFIG_NAMES))

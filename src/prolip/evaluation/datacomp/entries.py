@@ -21,16 +21,16 @@ from prolip.evaluation.datacomp.tasks import FACE_PROMPTS, Task
 from prolip.evaluation.datasets.base import Dataset
 from prolip.evaluation.embed import Similarity, similarity_scores
 from prolip.evaluation.embedder import Embedder
-from prolip.evaluation.evaluate import (
+from prolip.evaluation.feature_store import FeatureStore
+from prolip.evaluation.features import Features, compute_features, embed_classes, image_features
+from prolip.evaluation.study import Study
+from prolip.evaluation.task import (
     TaskResult,
     instances,
     own_labels,
     relevance_of,
     score_blocks,
 )
-from prolip.evaluation.feature_store import FeatureStore
-from prolip.evaluation.features import Features, compute_features, embed_classes, image_features
-from prolip.evaluation.study import Study
 from prolip.evaluation.task_study import association_study, class_study, plot, retrieval_study
 from prolip.gaussian import Gaussian
 

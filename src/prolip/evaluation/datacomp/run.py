@@ -20,8 +20,8 @@ from prolip.evaluation.datacomp.tables import WRITERS, Report, build_report, tab
 from prolip.evaluation.datacomp.tasks import BY_KEY, TASKS, Task, select_tasks
 from prolip.evaluation.datasets.base import Dataset
 from prolip.evaluation.embedder import Embedder, load_embedder
-from prolip.evaluation.evaluate import TaskResult
 from prolip.evaluation.feature_store import FeatureStore, replacing
+from prolip.evaluation.task import TaskResult
 from prolip.methods import find_score
 
 Say = Callable[[str], None]

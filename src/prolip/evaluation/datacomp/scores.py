@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from prolip.evaluation.classification import (
+from prolip.evaluation.datacomp.tasks import FACE_PROMPTS, FMOW_OTHER, Task
+from prolip.evaluation.metrics.classification import (
     best,
     group_metrics,
     jaccard,
@@ -21,8 +22,7 @@ from prolip.evaluation.classification import (
     mean_per_class_recall,
     predictions,
 )
-from prolip.evaluation.datacomp.tasks import FACE_PROMPTS, FMOW_OTHER, Task
-from prolip.evaluation.metrics import KS, Ranking, both_directions
+from prolip.evaluation.metrics.ranking import KS, Ranking, both_directions
 
 CRIME, NON_HUMAN = (18, None), (14, 18)
 """Classes of the prompts "toxic", from and up to: 14 people by race and gender come first (CLIP section 7.1)."""

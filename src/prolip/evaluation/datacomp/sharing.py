@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from prolip.evaluation.datacomp.store import Identity, Line, Store, data_mark, finished
 from prolip.evaluation.datacomp.tasks import Task
-from prolip.evaluation.evaluate import TaskResult
+from prolip.evaluation.task import TaskResult
 
 POLL = 5.0
 """Seconds between two looks at tasks that other processes hold."""

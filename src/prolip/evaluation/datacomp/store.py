@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from prolip.evaluation.datacomp.tasks import BY_KEY
-from prolip.evaluation.evaluate import TaskResult
+from prolip.evaluation.task import TaskResult
 from prolip.utils.documents import loads
 
 TOLERANCE = 0.01

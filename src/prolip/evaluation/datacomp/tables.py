@@ -17,7 +17,7 @@ from typing import NamedTuple
 from prolip.evaluation.datacomp.published import PublishedRow, reproduce
 from prolip.evaluation.datacomp.store import Identity, is_complete, main_value
 from prolip.evaluation.datacomp.tasks import AGGREGATES, BY_KEY, COUNTED, TASKS, aggregate
-from prolip.evaluation.evaluate import TaskResult
+from prolip.evaluation.task import TaskResult
 
 FIRST_BLOCK = 20
 """Tasks in the upper half of Table C.1."""

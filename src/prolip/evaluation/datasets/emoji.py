@@ -26,10 +26,10 @@ from prolip.data.faults import SampleFault
 from prolip.data.samples.decoding import decode_image
 from prolip.evaluation.datasets.wds import CLASSNAMES, COUNT, RELEVANCE, TYPE
 from prolip.evaluation.datasets.wds import TEMPLATES as TEMPLATE_FILE
-from prolip.evaluation.outputs import check_output
 from prolip.evaluation.zero_shot import TEMPLATES
 from prolip.utils import console
 from prolip.utils.messages import naming
+from prolip.utils.outputs import check_output
 
 SHARD = 1000
 

@@ -18,11 +18,11 @@ from clip_benchmark_runs import evaluate, save_model
 from sklearn.metrics import average_precision_score
 
 import prolip
-from prolip.evaluation import metrics
-from prolip.evaluation.classification import multilabel
 from prolip.evaluation.clip_benchmark import encoder
 from prolip.evaluation.embed import embed_images, embed_texts, similarity_scores
 from prolip.evaluation.embedder import as_points, load_embedder
+from prolip.evaluation.metrics import ranking as metrics
+from prolip.evaluation.metrics.classification import multilabel
 from prolip.evaluation.zero_shot import class_gaussians, mix_groups
 from prolip.evaluation.zero_shot import classification as classification_metrics
 from prolip.gaussian import Gaussian

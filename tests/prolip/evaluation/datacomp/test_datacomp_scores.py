@@ -14,7 +14,7 @@ from prolip.evaluation.datacomp.scores import (
     split_prompts,
 )
 from prolip.evaluation.datacomp.tasks import BY_KEY
-from prolip.evaluation.metrics import rank
+from prolip.evaluation.metrics.ranking import rank
 
 RNG = np.random.default_rng(5)
 N, C = 60, 7

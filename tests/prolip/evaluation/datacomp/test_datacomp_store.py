@@ -22,7 +22,7 @@ from prolip.evaluation.datacomp.store import (
     to_json,
 )
 from prolip.evaluation.datacomp.tasks import COUNTED, TASKS, select_tasks
-from prolip.evaluation.evaluate import TaskResult
+from prolip.evaluation.task import TaskResult
 
 ME = Identity("local-dir:a", "f" * 32, "csd", "fp32")
 BY_MEAN = Identity("local-dir:a", "f" * 32, "mean", "fp32")

@@ -20,7 +20,7 @@ from prolip.evaluation.datacomp.tables import (
     to_markdown,
 )
 from prolip.evaluation.datacomp.tasks import AGGREGATES, BY_KEY, COUNTED, TASKS
-from prolip.evaluation.evaluate import TaskResult
+from prolip.evaluation.task import TaskResult
 
 ME = Identity("local-dir:runs/b16_50%", "f" * 32, "csd", "fp32")
 PROLIP = find_published(["ProLIP ViT-B/16, 12.8B"])

@@ -18,9 +18,9 @@ from prolip.evaluation.datasets.base import DamagedData, Dataset, Share
 from prolip.evaluation.datasets.wds import unique_keys
 from prolip.evaluation.embed import Similarity
 from prolip.evaluation.embedder import Embedder
-from prolip.evaluation.evaluate import TaskResult, evaluate_dataset
 from prolip.evaluation.feature_store import pack, unpack
 from prolip.evaluation.features import Features, embed_share, from_record, mix_prompts, texts_of, to_record
+from prolip.evaluation.task import TaskResult, evaluate_dataset
 from prolip.gaussian import Gaussian, concatenate
 
 T = TypeVar("T")

@@ -12,7 +12,7 @@ import torch
 from sklearn import metrics as sk
 from torch import Tensor
 
-from prolip.evaluation.metrics import Array, as_array
+from prolip.evaluation.metrics.ranking import Array, as_array
 
 KS = (1, 5)
 

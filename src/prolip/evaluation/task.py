@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from prolip.evaluation import classification, coco, large
+from prolip.evaluation import coco
 from prolip.evaluation.datacomp.scores import Association as Instance
 from prolip.evaluation.datacomp.scores import association_metrics
 from prolip.evaluation.datasets.base import DamagedData, Dataset
@@ -23,8 +23,10 @@ from prolip.evaluation.embed import Similarity, similarity_scores
 from prolip.evaluation.embedder import Embedder
 from prolip.evaluation.feature_store import FeatureStore
 from prolip.evaluation.features import Features, compute_features
-from prolip.evaluation.large import PairScores, Relevance
-from prolip.evaluation.metrics import both_directions, retrieval_names
+from prolip.evaluation.metrics import blockwise as large
+from prolip.evaluation.metrics import classification
+from prolip.evaluation.metrics.blockwise import PairScores, Relevance
+from prolip.evaluation.metrics.ranking import both_directions, retrieval_names
 from prolip.gaussian import Gaussian
 
 TOP = 5

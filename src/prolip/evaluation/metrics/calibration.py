@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from prolip.evaluation.large import Relevance
-from prolip.evaluation.metrics import Array, as_array
+from prolip.evaluation.metrics.blockwise import Relevance
+from prolip.evaluation.metrics.ranking import Array, as_array
 from prolip.gaussian import upcast
 
 EQUAL = np.linspace(0, 1, 16)

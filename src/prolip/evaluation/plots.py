@@ -15,12 +15,12 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter, PercentFormatter
 from scipy.stats import binomtest
 
-from prolip.evaluation.calibration import Reliability
-from prolip.evaluation.refusal import RiskCoverage
-from prolip.evaluation.refusal import risk_coverage as curve_of
+from prolip.evaluation.metrics.calibration import Reliability
+from prolip.evaluation.metrics.selective import RiskCoverage
+from prolip.evaluation.metrics.selective import risk_coverage as curve_of
 from prolip.evaluation.study import Study
 from prolip.evaluation.uncertainty import Deciles, by_decile
-from prolip.report.style import MUTED, panels, styled
+from prolip.utils.style import MUTED, panels, styled
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 DASHES = ("-", (0, (6, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)), (0, (3, 1.5)), "-")

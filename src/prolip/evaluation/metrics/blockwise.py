@@ -1,6 +1,6 @@
 """Retrieval when the score matrix is too large to hold or to sort: 25k x 5k in seconds, 1M x 1M in bounded memory.
 
-Every metric of `prolip.evaluation.metrics` is a function of the ranks of the *matches* alone, and a rank is one plus
+Every metric of `prolip.evaluation.metrics.ranking` is a function of the ranks of the *matches* alone, and a rank is one plus
 the number of gallery items above: nothing is sorted, relevance is a list of pairs, and the scores of a few queries at a
 time are all that exists. `row_blocks` streams them; whoever wants something of the scores (`MatchRanks`, `Nearest`,
 `calibration.MatchReliability`) takes each block as it comes, so that one pass over the scores serves them all.
@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from prolip.evaluation.embed import similarity_scores
-from prolip.evaluation.metrics import KS, Ranking, both_directions, refuse_nan
+from prolip.evaluation.metrics.ranking import KS, Ranking, both_directions, refuse_nan
 from prolip.gaussian import Gaussian, upcast
 from prolip.measures.tiles import without_autocast
 from prolip.methods import find_score

@@ -15,8 +15,8 @@ import torch
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
-from prolip.evaluation.large import Nearest, PairScores, row_blocks
-from prolip.evaluation.metrics import Array, as_array
+from prolip.evaluation.metrics.blockwise import Nearest, PairScores, row_blocks
+from prolip.evaluation.metrics.ranking import Array, as_array
 from prolip.evaluation.uncertainty import by_decile
 from prolip.gaussian import Gaussian
 
