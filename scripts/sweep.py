@@ -135,10 +135,10 @@ def train_all(sweep: dict[str, Any], variants: list[str], folder: Path, jobs: in
 def reckon_again(folder: Path) -> None:
     """Put the uncertainty figures of the embeddings in `folder`/eval into its eval.json."""
     sys.path.insert(0, str(ROOT / "src"))
-    from prolip.evaluation import result, uncertainty
+    from prolip.evaluation.suites.emoji import levels, load
 
-    found = result.load(folder / "eval")
-    figures = uncertainty.figures(found.image, found.text, found.corpus, found.table, found.token_lengths)
+    found = load(folder / "eval")
+    figures = levels.trace_metrics(found.image, found.text, found.corpus, found.table, found.token_lengths)
     finite = {key: value if math.isfinite(value) else None for key, value in figures.items()}
     written = json.loads((folder / "eval.json").read_text(encoding="utf-8")) | finite
     (folder / "eval.json").write_text(json.dumps(written, indent=2), encoding="utf-8")

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from prolip.evaluation.embed import evaluating
+from prolip.evaluation.model import evaluating
 from prolip.models.prolip import ProLIP
 from prolip.models.weights.checkpoint import CheckpointError
 from prolip.utils import console
@@ -136,7 +136,7 @@ def main(args: Sequence[str] | None = None) -> int:
     parser.add_argument("folder", help="where image.onnx and text.onnx go")
     parser.add_argument("--pretrained", help="weights for a name; 'random' for untrained ones")
     options = parser.parse_args(args)
-    from prolip.evaluation.embedder import RANDOM, check_weights
+    from prolip.evaluation.loading import RANDOM, check_weights
     from prolip.factory import create_model
 
     random = options.pretrained == RANDOM

@@ -122,7 +122,7 @@ def _remedy(value: Any) -> str:
         return "Gaussian(mean, log_var) of these two"
     if isinstance(value, Tensor):
         return ("give what encode_image and encode_text return, whole; for points without variances"
-                " prolip.evaluation.embedder.as_points(features)")
+                " prolip.evaluation.model.as_points(features)")
     return "give what encode_image and encode_text return, or Gaussian(mean, log_var)"
 
 

@@ -174,6 +174,10 @@ class MatchProbabilityScore(Score):
         return {"scale": self.scale, "bias": self.bias, "samples": self.samples, "seed": self.seed}
 
 
+#: How a score is asked for: nothing for that of the model's method, a name, or the score itself.
+Similarity = str | Score | None
+
+
 def measure_score(name: str) -> type[MeasureScore]:
     """The score of a measure by its name. ValueError with the near ones for an unknown name."""
     measure = get_measure(name)

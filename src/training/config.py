@@ -188,6 +188,9 @@ class ValidationConfig:
     val_frequency: int = option(0, "evaluate every so many epochs as well; 0: only at the end")
     val_every_steps: int | None = option(None, "evaluate whenever so many steps are done as well")
     val_batch_size: int = option(256, "images that a rank embeds at a time")
+    val_precision: Literal["fp32", "amp_bf16", "amp_fp16"] = option(
+        "fp32", "arithmetic of evaluations; fp32 gives the metrics that the evaluation commands give of the saved model"
+    )
     best_metric: str | None = option(
         None, "keep the model with the highest value of this figure in best/: imagenet/acc1, ema/coco/i2t/R@1, ..."
     )
@@ -345,13 +348,13 @@ def total_steps(config: Config, steps_per_epoch: int, global_batch: int) -> int:
     return steps
 
 
-def check_precision(precision: str, device: torch.device) -> None:
+def check_precision(flag: str, precision: str, device: torch.device) -> None:
     """Refuse what the device cannot compute."""
     if precision == "amp_fp16" and device.type == "cpu":
-        raise FlagError("--precision amp_fp16 needs CUDA, the device is cpu: use amp_bf16 or fp32")
+        raise FlagError(f"{flag} amp_fp16 needs CUDA, the device is cpu: use amp_bf16 or fp32")
     if precision == "amp_bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported():
         name = torch.cuda.get_device_name(device)
-        raise FlagError(f"--precision amp_bf16, which {name} does not compute: use amp_fp16 or fp32")
+        raise FlagError(f"{flag} amp_bf16, which {name} does not compute: use amp_fp16 or fp32")
 
 
 def _above(bound: float, config: Any, name: str, remedy: str = "") -> None:

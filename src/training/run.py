@@ -65,7 +65,8 @@ if TYPE_CHECKING:
 def run(config: Config) -> Path:
     """A whole run, from nothing to the folder that holds its model; returns the folder."""
     with process_group(config.run.device) as world, contextlib.ExitStack() as held:
-        check_precision(config.run.precision, world.device)
+        check_precision("--precision", config.run.precision, world.device)
+        check_precision("--val-precision", config.val.val_precision, world.device)
         if world.device.type == "cpu":
             keep_freed_memory()
         rows = rows_per_rank(config, world.world_size)
@@ -296,7 +297,7 @@ def build_validation(
         return None
     from training.validation import check_metric, open_validation
 
-    validation = open_validation(config.val, config.run.precision, tokenizer, preprocess, world)
+    validation = open_validation(config.val, tokenizer, preprocess, world)
     if config.val.best_metric:
         check_metric(config.val.best_metric, validation, averaged=bool(config.optim.ema_decay))
     return validation
@@ -364,7 +365,7 @@ def leave_models(trained: Trained, measured: Measured, kept: Kept, world: World)
 
 def leave_metrics(measured: Measured, kept: Kept) -> None:
     """The last evaluation: a table for the person, eval.json, and folders with embeddings for the report."""
-    from prolip.evaluation.corpus import format_table
+    from prolip.evaluation.suites.emoji import format_table
 
     for prefix, result in measured.results.items():
         if result.corpus is not None:

@@ -25,7 +25,7 @@ from training.log import RunLog
 from training.model import Autocast
 
 if TYPE_CHECKING:  # evaluations bring scipy and more, which runs without any need not load
-    from prolip.evaluation.result import Result
+    from prolip.evaluation.suites.emoji.result import Result
     from training.validation import Best, Validation
 
 #: What the metrics of the averaged model begin with.

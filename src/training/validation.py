@@ -6,21 +6,20 @@ import json
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
+from prolip.data.emoji import Corpus
 from prolip.data.faults import FaultCounter
-from prolip.evaluation.corpus import evaluate, gallery
 from prolip.evaluation.datasets.base import Dataset
 from prolip.evaluation.datasets.specs import open_dataset
 from prolip.evaluation.distributed import TaskLost, evaluate_over_ranks
-from prolip.evaluation.embedder import Embedder, Loaded, embedder_of
 from prolip.evaluation.features import default_workers
 from prolip.evaluation.metrics.ranking import retrieval_names
-from prolip.evaluation.result import Result
+from prolip.evaluation.model import Embedder, Loaded, embedder_of
+from prolip.evaluation.suites.emoji import evaluate, gallery
 from prolip.evaluation.task import metric_names
 from prolip.models.weights.checkpoint import save_pretrained
 from prolip.utils.messages import naming
@@ -38,11 +37,12 @@ CORPUS_METRICS = ("zero_shot/", "trace/", "spearman/", "inclusion/", "recall_by_
 class Validation:
     """The test sets of a run, and what a model needs to be evaluated on them.
 
-    corpus: model -> `Result` on --val-data; batch_size: images of a rank at a time.
+    corpus: --val-data, which the first rank evaluates; precision: of the arithmetic; batch_size: images of a rank at a
+    time.
     """
 
     tasks: tuple[Dataset, ...]
-    corpus: Callable[[nn.Module], Result] | None
+    corpus: Corpus | None
     tokenizer: Any
     preprocess: Any
     precision: str
@@ -55,10 +55,10 @@ class Validation:
         ranks before each test set; it may raise.
         """
         found = Evaluated()
-        if self.corpus is not None and world.is_first:
-            found.corpus = self.corpus(model)
-            found.metrics |= found.corpus.metrics
         embedder = self.embedder(model, world)
+        if self.corpus is not None and world.is_first:
+            found.corpus = evaluate(embedder, self.corpus)
+            found.metrics |= found.corpus.metrics
         for task in self.tasks:
             between()
             try:
@@ -75,9 +75,9 @@ class Validation:
         return found
 
     def embedder(self, model: nn.Module, world: World) -> Embedder:
-        """The model as it is now, on this rank's device, in the precision that it is trained in."""
+        """The model as it is now, on this rank's device."""
         loaded = Loaded(model, self.preprocess, self.tokenizer)
-        return embedder_of("the model in training", loaded, world.device, self.precision, fingerprint="")
+        return embedder_of("the model in training", loaded, world.device, self.precision)
 
 
 def left_out(info: Mapping[str, Any]) -> str:
@@ -92,7 +92,7 @@ def decoding_threads() -> int:
 
 
 def open_validation(
-    config: ValidationConfig, precision: str, tokenizer: Any, preprocess: Any, world: World
+    config: ValidationConfig, tokenizer: Any, preprocess: Any, world: World
 ) -> Validation:
     """All test sets, opened before the first step: what is missing shows now.
 
@@ -102,9 +102,7 @@ def open_validation(
     if config.val_data:
         names = [config.val_names] if config.val_names else None
         flags = ("--val-data", "--val-names", "--val-select")
-        shown = gallery([config.val_data], config.val_select, names, flags=flags)
-        options = {"tokenizer": tokenizer, "preprocess": preprocess, "device": world.device}
-        corpus = partial(evaluate, shards=shown, **options)
+        corpus = gallery([config.val_data], config.val_select, names, flags=flags)
     tasks = []
     for spec, name in config.specs.items():
         with naming(config.flag_of(spec)):
@@ -114,7 +112,7 @@ def open_validation(
         if names_of_tasks.count(name) > 1:
             raise FlagError(f"two test sets are called {name!r}, and so would their figures be: rename a folder")
     return Validation(
-        tasks=tuple(tasks), corpus=corpus, tokenizer=tokenizer, preprocess=preprocess, precision=precision,
+        tasks=tuple(tasks), corpus=corpus, tokenizer=tokenizer, preprocess=preprocess, precision=config.val_precision,
         batch_size=config.val_batch_size,
     )  # fmt: skip
 

@@ -11,7 +11,7 @@ import torch
 import yaml
 
 from prolip import export
-from prolip.evaluation.embed import evaluating
+from prolip.evaluation.model import evaluating
 from prolip.export import BATCHES, ImageEncoder, TextEncoder, export_onnx, export_program, largest_differences
 from prolip.factory import create_model
 from prolip.gaussian import Gaussian

@@ -12,7 +12,7 @@ import torch
 from open_clip.tokenizer import SimpleTokenizer
 
 import prolip
-from prolip.evaluation.embedder import no_foreign_code, openclip_tokenizer
+from prolip.evaluation.loading import no_foreign_code, openclip_tokenizer
 from prolip.models import tokenizer as module
 from prolip.models.tokenizer import BPETokenizer, cut, merged
 

@@ -21,7 +21,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import prolip
-from prolip.evaluation.embedder import load_embedder
+from prolip.evaluation.loading import load_embedder
 from prolip.models.registry import find_weights, get_model_config
 from prolip.models.tokenizer import get_tokenizer
 from prolip.models.weights.checkpoint import CheckpointError, load_checkpoint, read_state_dict, save_pretrained

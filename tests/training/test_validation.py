@@ -13,7 +13,7 @@ import prolip
 from prolip.data import emoji
 from prolip.evaluation.datasets.emoji import write_emoji
 from prolip.evaluation.datasets.specs import open_dataset
-from prolip.evaluation.embedder import load_embedder
+from prolip.evaluation.loading import load_embedder
 from prolip.evaluation.task import evaluate_dataset, metric_names
 from training.distributed import World
 from training.flags import FlagError

@@ -20,14 +20,15 @@ from torch import Tensor
 
 from prolip.data.faults import FaultCounter
 from prolip.data.reading.table import show_counts
-from prolip.evaluation import coco
 from prolip.evaluation.datasets.base import Dataset
 from prolip.evaluation.datasets.specs import FORMS, open_dataset
-from prolip.evaluation.embed import PRECISIONS
-from prolip.evaluation.embedder import RANDOM, load_embedder
 from prolip.evaluation.feature_store import FeatureStore, slug
-from prolip.evaluation.features import Features, compute_features, load_features, task_key
-from prolip.evaluation.task import TaskResult, evaluate_dataset, pair_scores
+from prolip.evaluation.features import Features, load_features, task_key
+from prolip.evaluation.kinds.base import pair_scores
+from prolip.evaluation.loading import RANDOM, load_embedder
+from prolip.evaluation.model import PRECISIONS
+from prolip.evaluation.suites import coco
+from prolip.evaluation.task import TaskResult, compute_features, evaluate_dataset, study_features
 from prolip.methods import find_score
 from prolip.models.weights.checkpoint import CheckpointError
 from prolip.utils import console
@@ -176,7 +177,7 @@ def categories_of(features: Features, instances: str | None) -> Tensor | None:
 def plausible_matches(features: Features, categories: Tensor, similarity: str | None) -> dict[str, float]:
     """`i2t/PMRP` and `t2i/PMRP`, with their values at zeta 0, 1 and 2."""
     assert features.owners is not None
-    found = coco.plausible(pair_scores(features, similarity), categories, features.owners)
+    found = coco.plausible(pair_scores(features, features.model.scored_by(similarity)), categories, features.owners)
     return {name: value for name, value in found.items() if "/PMRP" in name}
 
 
@@ -185,8 +186,6 @@ def with_uncertainty(result: TaskResult, features: Features, plots: str | None, 
 
     drawn: names of plots that other results of this command have, which are not overwritten.
     """
-    from prolip.evaluation.task_study import plot, study_features
-
     similarity = result.info["similarity"]
     study = study_features(features, similarity)
     if plots:
@@ -195,7 +194,9 @@ def with_uncertainty(result: TaskResult, features: Features, plots: str | None, 
         name = slug(f"{result.key}-{model}-{similarity}")
         name = f"{name}-{result.info['task'][:6]}" if name in drawn else name
         drawn.add(name)
-        plot(study, result.key, Path(plots) / name)
+        from prolip.evaluation.plots import write_plots  # late: only plots need matplotlib
+
+        write_plots(study, result.key, Path(plots) / name)
     return replace(result, metrics=result.metrics | study.figures())
 
 

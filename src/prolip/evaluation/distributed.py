@@ -16,12 +16,13 @@ import torch.distributed as dist
 from prolip.data.faults import FaultCounter
 from prolip.evaluation.datasets.base import DamagedData, Dataset, Share
 from prolip.evaluation.datasets.wds import unique_keys
-from prolip.evaluation.embed import Similarity
-from prolip.evaluation.embedder import Embedder
 from prolip.evaluation.feature_store import pack, unpack
-from prolip.evaluation.features import Features, embed_share, from_record, mix_prompts, texts_of, to_record
+from prolip.evaluation.features import Features, embed_share, from_record, mix_prompts, text_key, to_record
+from prolip.evaluation.kinds import KINDS
+from prolip.evaluation.model import Embedder
 from prolip.evaluation.task import TaskResult, evaluate_dataset
 from prolip.gaussian import Gaussian, concatenate
+from prolip.scores import Similarity
 
 T = TypeVar("T")
 #: What may befall a test set on a disk, in a network or on a full device, and is no mistake in the program.
@@ -67,12 +68,13 @@ def features_over_ranks(
     samples, parts = agree(partial(embed_share, dataset, embedder, batch_size, workers, share=Share(rank, size)), group)
     found = gather((samples, [pack("image", part) for part in parts], dataset.damage), group)
     features = agree(lambda: merge(dataset, embedder, found) if found is not None else None, group)
-    texts, counts = broadcast(None if features is None else texts_of(features), group)
+    texts, counts = broadcast(None if features is None else KINDS[dataset.kind].texts(features), group)
     own = agree(partial(embed_text_share, texts, counts, embedder, Share(rank, size)), group)
     tables = gather(None if own is None else pack("text", own), group)
     if features is None or tables is None:
         return None
-    return replace(features, text=concatenate([unpack("text", table) for table in tables if table is not None]))
+    text = concatenate([unpack("text", table) for table in tables if table is not None])
+    return replace(features, text=text, text_key=text_key(texts, counts, embedder.card))
 
 
 def merge(dataset: Dataset, embedder: Embedder, found: Sequence[tuple[list, list, FaultCounter | None]]) -> Features:
@@ -159,4 +161,3 @@ def first_of(group: Any = None) -> int:
     return 0 if group is None else dist.get_global_rank(group, 0)
 
 
-__all__ = ["PeerError", "TaskLost", "evaluate_over_ranks", "features_over_ranks"]

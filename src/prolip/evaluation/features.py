@@ -20,7 +20,6 @@ from torch import Tensor
 from tqdm import tqdm
 
 from prolip.data.faults import SampleFault
-from prolip.evaluation.datacomp.scores import cue_prompt
 from prolip.evaluation.datasets.base import (
     WHOLE,
     Association,
@@ -31,8 +30,9 @@ from prolip.evaluation.datasets.base import (
     fingerprint,
     note_fault,
 )
-from prolip.evaluation.embedder import Embedder, ModelCard
+from prolip.evaluation.datasets.specs import further_of
 from prolip.evaluation.feature_store import FORMAT, FeatureStore, Record, pack, unpack
+from prolip.evaluation.model import Embedder, ModelCard
 from prolip.evaluation.zero_shot import mix_groups
 from prolip.gaussian import Gaussian, concatenate
 
@@ -52,8 +52,9 @@ class Features:
 
     dataset: its description (that of stored features has no images); keys: (N) of the images; image: (N, D); text:
     (C, D) classes, (T, D) captions or (A, D) cues, None where only images were asked for; labels: (N,) or multi-hot
-    (N, C) int64; groups: (N, G); captions: T texts, owners: (T,) int64, the image that each stands with; damaged: what
-    was left out, counts by kind and examples, {} where nothing was.
+    (N, C) int64; groups: (N, G); captions: T texts, owners: (T,) int64, the image that each stands with;
+    text_key: what the texts are kept under; damaged: what was left out, counts by kind and examples, {} where nothing
+    was.
     """
 
     dataset: Dataset
@@ -65,31 +66,8 @@ class Features:
     captions: tuple[str, ...] = ()
     owners: Tensor | None = None
     text: Gaussian | None = None
+    text_key: str = ""
     damaged: dict[str, Any] = field(default_factory=dict)
-
-
-def compute_features(
-    dataset: Dataset,
-    embedder: Embedder,
-    store: FeatureStore | None = None,
-    batch_size: int = 256,
-    workers: int | None = None,
-    progress: bool = False,
-) -> Features:
-    """Images and texts of a data set through a model, or out of the store.
-
-    workers: threads that decode images, default as many as cores but one, at most 16, none on a single core. Raises
-    DamagedData where a sample is damaged (unless `dataset.damage` counts them) and ValueError for a set without images.
-    """
-    store = store or FeatureStore()
-    features = image_features(dataset, embedder, store, batch_size, workers, progress)
-    texts, counts = texts_of(features)
-    features = replace(features, text=embed_texts(texts, counts, embedder, store))
-    if not features.damaged:
-        store.write_task(dataset.name, task_key(features), describe(features))
-    elif store.folder is not None:
-        log.warning("the features of %s are not kept in %s: damaged samples were left out", dataset.name, store.folder)
-    return features
 
 
 def image_features(
@@ -100,7 +78,7 @@ def image_features(
     workers: int | None = None,
     progress: bool = False,
 ) -> Features:
-    """The images alone, with everything the samples say; see `compute_features`."""
+    """The images alone, with everything the samples say; see `task.compute_features`."""
     store = store or FeatureStore()
     key = image_key(dataset, embedder.card)
     record = store.read("images", key, dataset.name)
@@ -133,13 +111,6 @@ def embed_texts(
     return unpack("text", record.tensors)
 
 
-def embed_classes(
-    classnames: Sequence[str], templates: Sequence[str], embedder: Embedder, store: FeatureStore | None = None
-) -> Gaussian:
-    """Every class as the mixture of its prompts, (C, D), cached by content: for label sets beside a data set's own."""
-    return embed_texts(*class_prompts(classnames, templates), embedder, store or FeatureStore())
-
-
 def load_features(store: FeatureStore) -> Iterator[Features]:
     """All tasks of a store, one after the other, without models. FileNotFoundError; DamagedData for lost parts."""
     for task in store.tasks():
@@ -153,31 +124,10 @@ def load_features(store: FeatureStore) -> Iterator[Features]:
                 f"the {what} of {dataset.name} by {model.name} in {store.folder} are damaged or gone: compute them "
                 "again with --model ... --save-features"
             )
-        yield replace(from_record(dataset, model, images), text=unpack("text", texts.tensors))
+        yield replace(from_record(dataset, model, images), text=unpack("text", texts.tensors), text_key=task["texts"])
 
 
 # --- texts -----------------------------------------------------------------------------------------------------------
-def texts_of(features: Features) -> tuple[list[str], list[int] | None]:
-    """The texts that images are compared with, and how many make a class (None: each stands for itself)."""
-    dataset = features.dataset
-    if dataset.kind == "retrieval":
-        return list(features.captions), None
-    if dataset.kind == "association":
-        return [cue_prompt(instance.cue) for instance in dataset.associations], None
-    return class_prompts(dataset.classnames, dataset.templates)
-
-
-def class_prompts(classnames: Sequence[str], templates: Sequence[str]) -> tuple[list[str], list[int]]:
-    """All prompts, class by class, and their number per class. ValueError without classes or prompts."""
-    if not classnames or not templates:
-        raise ValueError(f"{len(classnames)} class names and {len(templates)} prompts: give at least one of each")
-    for template in templates:
-        if "{c}" not in template and "{}" not in template:
-            raise ValueError(f"the prompt {template!r} has no {{c}} where the class goes")
-    prompts = [template.replace("{c}", name).replace("{}", name) for name in classnames for template in templates]
-    return prompts, [len(templates)] * len(classnames)
-
-
 def mix_prompts(prompts: Sequence[str], counts: Sequence[int], embedder: Embedder) -> Gaussian:
     """Consecutive runs of prompts as mixtures (C, D), some classes at a time."""
     iterator, parts, group = iter(prompts), [], []
@@ -321,7 +271,7 @@ def from_record(dataset: Dataset, model: ModelCard, record: Record) -> Features:
     """Features without texts."""
     tensors, values = record
     if values["damaged"]:
-        dataset = replace(dataset, info={k: v for k, v in dataset.info.items() if k not in PER_SAMPLE})
+        dataset = replace(dataset, info={k: v for k, v in dataset.info.items() if k not in PER_SAMPLE}, further=None)
     groups = tensors.get("groups")
     labels = tensors.get("label")
     return Features(
@@ -366,7 +316,7 @@ def describe(features: Features) -> dict[str, Any]:
         },
         "model": features.model.to_dict(),
         "images": image_key(dataset, features.model),
-        "texts": text_key(*texts_of(features), features.model),
+        "texts": features.text_key,
     }  # fmt: skip
 
 
@@ -386,10 +336,8 @@ def restore_dataset(values: dict[str, Any]) -> Dataset:
             ),
             "relevance": None if relevance is None else frozenset((key, index) for key, index in relevance),
             "samples": samples,
+            "further": further_of(values["info"]),
         }
     )  # fmt: skip
 
 
-__all__ = [
-    "Features", "compute_features", "embed_classes", "embed_texts", "image_features", "load_features",
-]  # fmt: skip

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib import pyplot
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter, PercentFormatter
@@ -18,8 +19,8 @@ from scipy.stats import binomtest
 from prolip.evaluation.metrics.calibration import Reliability
 from prolip.evaluation.metrics.selective import RiskCoverage
 from prolip.evaluation.metrics.selective import risk_coverage as curve_of
-from prolip.evaluation.study import Study
-from prolip.evaluation.uncertainty import Deciles, by_decile
+from prolip.evaluation.metrics.study import Study
+from prolip.evaluation.metrics.traces import Deciles, by_decile
 from prolip.utils.style import MUTED, panels, styled
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
@@ -127,6 +128,13 @@ def draw(study: Study, name: str = "") -> dict[str, Figure]:
         title = " ".join(filter(None, (name, what)))
         out[f"reliability_{what}"] = reliability({what: found}, f"Reliability: {title}", log_odds=what == "match")
     return {key: figure for key, figure in out.items() if figure is not None}
+
+
+def write_plots(study: Study, title: str, folder: Path) -> None:
+    """FOLDER/*.png: risk by coverage, error by decile of uncertainty, reliability."""
+    for name, figure in draw(study, title).items():
+        save(figure, folder / f"{name}.png")
+        pyplot.close(figure)
 
 
 def save(figure: Figure, path: str | Path, dpi: int = 150) -> Path:

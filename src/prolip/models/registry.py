@@ -47,7 +47,7 @@ def get_model_config(model_name: str, cache_dir: str | None = None) -> tuple[dic
         return _read_whole(path)
     if name not in _configs():
         ours = "" if name not in open_clip.list_models() else (
-            f"; {name} is OpenCLIP's, its own weights are evaluated by prolip.evaluation.embedder.load_embedder"
+            f"; {name} is OpenCLIP's, its own weights are evaluated by prolip.evaluation.loading.load_embedder"
         )
         raise ValueError(why_no_name(name) or f"unknown model {name!r}: {near_matches(name, list_models())} (or"
                          f" hf-hub:<org/name>, local-dir:<folder with config.json and model.safetensors>{ours})")

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from prolip.data.emoji import LEVELS
-from prolip.evaluation.embed import similarity_scores
-from prolip.evaluation.result import Result
+from prolip.evaluation.suites.emoji.result import Result
 
 KINDS = {b"RIFF": "webp", b"\x89PNG": "png", b"\xff\xd8\xff\xe0": "jpeg", b"\xff\xd8\xff\xe1": "jpeg"}
 
@@ -92,7 +91,7 @@ def _image_example(result: Result, drawing: int, top: int) -> Example:
     concepts = result.corpus.concepts
     truth = concepts[result.corpus.drawings[drawing].concept]
     names = result.text.select(result.name_texts)
-    scores = similarity_scores(result.image.select([drawing]), names, result.score)[0]
+    scores = result.score.pairwise(result.image.select([drawing]), names)[0]
     answers = []
     for i in best(scores, top):
         near = "near" if concepts[i].subgroup == truth.subgroup else "wrong"
@@ -120,7 +119,7 @@ def text_examples(
 
 def _text_example(result: Result, text: int, level: str, top: int) -> Example:
     """One text against all drawings, complete labels."""
-    scores = similarity_scores(result.image, result.text.select([text]), result.score)[:, 0]
+    scores = result.score.pairwise(result.image, result.text.select([text]))[:, 0]
     answers = []
     for i in best(scores, top):
         name = result.corpus.concepts[result.corpus.drawings[i].concept].name

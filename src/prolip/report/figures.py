@@ -9,9 +9,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter, StrMethodFormatter
 
 from prolip.data.emoji import LEVELS
-from prolip.evaluation import uncertainty
-from prolip.evaluation.corpus import recall_by_trace
-from prolip.evaluation.result import Result
+from prolip.evaluation.metrics import traces
+from prolip.evaluation.suites.emoji import levels
+from prolip.evaluation.suites.emoji.evaluate import recall_by_trace
+from prolip.evaluation.suites.emoji.result import Result
 from prolip.report.pca import pca
 from prolip.report.runs import RunFolder
 from prolip.utils.style import BAD, GOOD, IMAGE, INK, LEVEL_COLOURS, MUTED, TEXT, panels, styled
@@ -89,7 +90,7 @@ def trace_histogram(result: Result) -> Figure:
 def trace_by_level(result: Result) -> Figure:
     """Traces by caption level and of the drawings, ProLIP figure 7: every caption a dot, box of quartiles, mean."""
     figure, (ax,) = panels(1, 1, width=6.4)
-    values = uncertainty.trace_by_level(result.text.trace.numpy(), result.table) | {"image": result.image.trace.numpy()}
+    values = levels.trace_by_level(result.text.trace.numpy(), result.table) | {"image": result.image.trace.numpy()}
     noise = np.random.default_rng(0)
     for i, (level, x) in enumerate(values.items()):
         colour = LEVEL_COLOURS[level]
@@ -122,11 +123,11 @@ def trace_by_length(result: Result) -> Figure:
             rows = level == i
             at = length[rows] + noise.uniform(-0.3, 0.3, rows.sum())
             ax.scatter(at, trace[rows], s=6, color=LEVEL_COLOURS[LEVELS[i]], alpha=0.35, lw=0, label=LEVELS[i])
-        groups = [group for group in uncertainty.by_length(length, trace) if group.texts >= 5]
+        groups = [group for group in traces.by_length(length, trace) if group.texts >= 5]
         x = [group.length for group in groups]
         ax.fill_between(x, [g.lower for g in groups], [g.upper for g in groups], color=INK, alpha=0.12, lw=0)
         ax.plot(x, [g.mean for g in groups], color=INK, marker="o", markersize=3.5, label="mean")
-        ax.set_title(f"Spearman {uncertainty.spearman(trace, length):+.2f}")
+        ax.set_title(f"Spearman {traces.spearman(trace, length):+.2f}")
         ax.set(xlabel=f"length in {unit}", ylabel="trace (uncertainty)")
         if _wide(trace):
             ax.set_yscale("log")
@@ -158,7 +159,7 @@ def true_matches(result: Result) -> Figure:
 @styled
 def inclusion(result: Result) -> Figure:
     """Share of true pairs of each two levels with H(inner in outer) > 0, the text version of ProLIP figure 8."""
-    rows = uncertainty.hierarchy_inclusion(result.image, result.text, result.corpus, result.table)[::-1]
+    rows = levels.hierarchy_inclusion(result.image, result.text, result.corpus, result.table)[::-1]
     figure, (ax,) = panels(1, 1, width=6.4, height=0.36 * len(rows) + 1.0)
     rates = [row.rate for row in rows]
     ax.barh(range(len(rows)), rates, color=[GOOD if rate > 0.5 else BAD for rate in rates], height=0.66)

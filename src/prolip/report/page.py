@@ -14,7 +14,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from matplotlib.figure import Figure
 
 from prolip.data.emoji import LEVELS
-from prolip.evaluation.result import Result
+from prolip.evaluation.suites.emoji.result import Result
 from prolip.report import examples, figures, readings
 from prolip.report.runs import RunFolder, flatten, read
 from prolip.utils import style

@@ -14,7 +14,7 @@ from matplotlib.transforms import Bbox
 from sklearn.decomposition import PCA
 
 from prolip.data.emoji import LEVELS
-from prolip.evaluation.result import Result
+from prolip.evaluation.suites.emoji.result import Result
 from prolip.gaussian import Gaussian, concatenate
 from prolip.utils.style import INK, LEVEL_COLOURS, MUTED, panels, styled
 

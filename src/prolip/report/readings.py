@@ -6,8 +6,8 @@ import math
 import numpy as np
 
 from prolip.data.emoji import LEVELS
-from prolip.evaluation import uncertainty
-from prolip.evaluation.result import Result
+from prolip.evaluation.metrics.traces import spread
+from prolip.evaluation.suites.emoji.result import Result
 
 WEAK = 0.1  # |Spearman| below which no order is claimed
 FLAT = 1.02  # ratio of traces below which they count as equal
@@ -82,12 +82,12 @@ def length(result: Result) -> str:
     said = f"Here the rank correlation with the number of tokens is {_signed(rho)}: {said}."
     trace, lengths = result.text.trace.numpy(), result.token_lengths
     usual = int(np.bincount(lengths).argmax())
-    alike, overall = trace[lengths == usual], uncertainty.spread(trace)
-    if len(alike) < 20 or not uncertainty.spread(alike) < ALIKE * overall:
+    alike, overall = trace[lengths == usual], spread(trace)
+    if len(alike) < 20 or not spread(alike) < ALIKE * overall:
         return said
     return (
         f"{said} The middle 90% of the {len(alike):,} texts of {usual} tokens lie within "
-        f"{_share(uncertainty.spread(alike))} of their median, of all texts within {_share(overall)}: each length has "
+        f"{_share(spread(alike))} of their median, of all texts within {_share(overall)}: each length has "
         "a trace of its own, and what a text says hardly changes it."
     )
 

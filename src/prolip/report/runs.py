@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
 
-from prolip.evaluation.result import Result, load
+from prolip.evaluation.suites.emoji.result import Result, load
 from prolip.models.weights.unreadable import is_model, is_run
 from prolip.utils.documents import loads
 

@@ -35,7 +35,7 @@ from prolip.evaluation.clip_benchmark.repairs import Opaque, repaired
 from prolip.evaluation.datasets.base import DamagedData
 from prolip.evaluation.datasets.folders import open_folder
 from prolip.evaluation.datasets.wds import open_wds
-from prolip.evaluation.embed import embed_images
+from prolip.evaluation.model import encoder
 from prolip.report import examples
 
 SOURCE = Path(__file__).parents[3] / "src"
@@ -265,7 +265,10 @@ def test_embeddings_of_the_same_drawings_are_equal_whatever_the_files(tmp_path, 
             path = tmp_path / kind / f"{number}.png"
             path.write_bytes(data)
             files.setdefault(kind, []).append(path)
-    first, *others = [embed_images(model, corpus(tmp_path, paths), preprocess) for paths in files.values()]
+    encode = encoder(model, "image", torch.device("cpu"), "fp32")
+    first, *others = [
+        encode(torch.stack([preprocess(image) for image in corpus(tmp_path, paths)])) for paths in files.values()
+    ]
     for other in others:
         torch.testing.assert_close(other, first, rtol=0, atol=0)
 

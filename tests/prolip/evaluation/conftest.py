@@ -4,7 +4,7 @@ from __future__ import annotations
 import miniatures as mini
 import pytest
 
-from prolip.evaluation.embedder import load_embedder
+from prolip.evaluation.loading import load_embedder
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,8 @@ import torch
 from PIL import Image
 
 import prolip
-from prolip.evaluation.embedder import Embedder, load_embedder
+from prolip.evaluation.loading import load_embedder
+from prolip.evaluation.model import Embedder
 from prolip.models.weights.checkpoint import save_pretrained
 
 CLASSES = ("red car", "green tree", "blue sea", "small dog", "old house", "snow", "night sky")

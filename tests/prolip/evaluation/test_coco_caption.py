@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from prolip.evaluation import coco
 from prolip.evaluation.datasets.base import Dataset
-from prolip.evaluation.embedder import ModelCard
 from prolip.evaluation.features import Features
 from prolip.evaluation.metrics import ranking as metrics
 from prolip.evaluation.metrics.blockwise import PairScores
-from prolip.evaluation.task import retrieval_metrics
+from prolip.evaluation.model import ModelCard
+from prolip.evaluation.suites import coco
+from prolip.evaluation.task import evaluate_features
 from prolip.gaussian import Gaussian
 
 KS = (1, 5, 10)
@@ -121,17 +121,17 @@ def test_retrieval_on_cocos_test_split_has_the_figures_of_all_its_labels(split, 
         Gaussian(torch.randn(rows, 8, generator=generator), torch.zeros(rows, 8)) for rows in (IMAGES, len(captions))
     )
     info = {"image_ids": images, "caption_ids": captions}
-    dataset = Dataset("coco", "retrieval", lambda share: iter(()), "0", "memory", info=info)
+    dataset = Dataset("coco", "retrieval", lambda share: iter(()), "0", "memory", info=info, further=coco.FURTHER)
     features = Features(
         dataset, ModelCard("m", ""), tuple(map(str, images)), image, captions=("a",) * len(captions),
         owners=torch.arange(IMAGES).repeat_interleave(PER_IMAGE), text=text,
     )  # fmt: skip
-    found = retrieval_metrics(features)
+    found = evaluate_features(features)[0]
     want = coco.evaluate(PairScores.from_gaussians(image, text, "csd"), images, captions, annotations)
     assert {key: found[key] for key in want} == want and sorted(want) == sorted(coco.figure_names())
     assert found["coco_5k/i2t/R@5"] == found["i2t/R@5"]  # each image's own captions
     half = replace(features, dataset=replace(dataset, info={**info, "caption_ids": captions[:-1] + [10**6]}))
-    assert "eccv/mAP@R" not in retrieval_metrics(half)
+    assert "eccv/mAP@R" not in evaluate_features(half)[0]
 
 
 def test_captions_beyond_the_split_are_left_out_of_every_gallery(split):

@@ -13,20 +13,19 @@ from clip_benchmark.metrics import zeroshot_classification as zsc
 from clip_benchmark.metrics import zeroshot_retrieval as zsr
 from sklearn.metrics import accuracy_score, average_precision_score, balanced_accuracy_score, top_k_accuracy_score
 
-import prolip
 from prolip.data import emoji as corpus_data
-from prolip.evaluation import corpus
 from prolip.evaluation.__main__ import format_table
 from prolip.evaluation.datasets import emoji
 from prolip.evaluation.datasets.base import DamagedData
 from prolip.evaluation.datasets.cub import open_cub
 from prolip.evaluation.datasets.tables import open_caption_table, open_winogavil
 from prolip.evaluation.datasets.wds import open_wds
-from prolip.evaluation.embed import similarity_scores
-from prolip.evaluation.features import compute_features
+from prolip.evaluation.kinds.classification import score_classes
 from prolip.evaluation.metrics import blockwise as large
 from prolip.evaluation.metrics import ranking as metrics
-from prolip.evaluation.task import TaskResult, evaluate_dataset, metric_names, retrieval_metrics, score_classes
+from prolip.evaluation.model import similarity_scores
+from prolip.evaluation.suites.emoji import evaluate as evaluate_corpus
+from prolip.evaluation.task import TaskResult, compute_features, evaluate_dataset, evaluate_features, metric_names
 from prolip.gaussian import Gaussian
 from prolip.measures import kl
 
@@ -112,13 +111,13 @@ def test_an_asymmetric_measure_takes_the_image_first(ours, sets):
     features = compute_features(open_wds(sets["single"]), ours)
     image, text = features.image, features.text
     wanted = -kl(Gaussian(image.mean[:, None], image.log_var[:, None]), Gaussian(text.mean[None], text.log_var[None]))
-    scored = score_classes(features, "kl")
+    scored = score_classes(features, features.model.scored_by("kl"))
     assert torch.equal(scored.predictions[:, 0], wanted.argmax(1))
 
 
 def test_every_sample_keeps_what_figures_of_groups_and_uncertainty_need(tmp_path, ours):
     features = compute_features(open_wds(mini.wds_classification(tmp_path, columns=(2,), images=20)), ours)
-    scored = score_classes(features, "csd", k=3)
+    scored = score_classes(features, features.model.scored_by("csd"), k=3)
     scores = similarity_scores(features.image, features.text)
     order = scores.argsort(dim=1, descending=True, stable=True)
     assert torch.equal(scored.predictions, order[:, :3])
@@ -179,21 +178,21 @@ def test_further_pairs_count_beside_the_own_captions(ours, sets):
     own = torch.arange(12)[:, None] == features.owners
     complete = own.clone()
     complete[[0, 0, 7], [35, 3, 0]] = True
-    got = retrieval_metrics(labelled)
+    got = evaluate_features(labelled)[0]
     for prefix, relevant in (("", complete), ("own/", own)):
         wanted = {f"{prefix}{name}": value for name, value in dense(features, relevant).items()}
         assert {name: got[name] for name in wanted} == pytest.approx(wanted)
     for pair in (("s0000099", 0), ("s0000000", 36)):
         strange = replace(features, dataset=replace(features.dataset, relevance=frozenset([pair])))
         with pytest.raises(DamagedData, match="1 relevant pairs of .* name no image or none of its 36 captions"):
-            retrieval_metrics(strange)
+            evaluate_features(strange)[0]
 
 
 def test_a_sentence_on_a_bird_is_true_of_its_species(tmp_path, ours):
     features = compute_features(open_cub(*mini.cub(tmp_path)), ours)
     species = torch.tensor([int(key[:3]) for key in features.keys])
     relevant = species[:, None] == species[features.owners]
-    got = retrieval_metrics(features)
+    got = evaluate_features(features)[0]
     wanted = dense(features, relevant)
     assert {name: got[name] for name in wanted} == pytest.approx(wanted)
     own = dense(features, torch.arange(len(species))[:, None] == features.owners)
@@ -206,8 +205,7 @@ def test_the_emoji_task_gives_the_figures_of_the_corpus(tmp_path, folder, ours):
     kept = {drawing.concept for drawing in shown.drawings}
     names = [concept.hexcode for i, concept in enumerate(shown.concepts) if i in kept]
     shown = shown.select("hexcode=" + "|".join(names))
-    model, _, preprocess = prolip.create_model_and_transforms(folder)
-    wanted = corpus.evaluate(model.eval(), prolip.get_tokenizer(folder), preprocess, shown).metrics
+    wanted = evaluate_corpus(ours, shown).metrics
     got = evaluate_dataset(open_wds(emoji.write_emoji(shown, tmp_path)), ours).metrics
     for way in ("i2t", "t2i"):
         for name in ("R@1", "R@5", "R@10", "mAP@R", "R-Precision", "median_rank", "queries"):

@@ -3,10 +3,10 @@ import numpy as np
 import pytest
 import torch
 
-from prolip.evaluation.embed import similarity_scores
 from prolip.evaluation.metrics import blockwise as large
 from prolip.evaluation.metrics import ranking as metrics
 from prolip.evaluation.metrics.blockwise import MatchRanks, Nearest, PairScores, Relevance
+from prolip.evaluation.model import similarity_scores
 from prolip.gaussian import Gaussian
 
 

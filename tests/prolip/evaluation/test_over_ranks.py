@@ -18,7 +18,7 @@ from prolip.evaluation import distributed as over_ranks
 from prolip.evaluation.datasets.base import DamagedData, Share
 from prolip.evaluation.datasets.specs import open_dataset
 from prolip.evaluation.distributed import TaskLost, agree, evaluate_over_ranks
-from prolip.evaluation.embedder import load_embedder
+from prolip.evaluation.loading import load_embedder
 from prolip.evaluation.task import evaluate_dataset
 
 

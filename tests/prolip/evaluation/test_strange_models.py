@@ -11,7 +11,7 @@ from prolip.evaluation import __main__ as evaluation
 from prolip.evaluation import corpus
 from prolip.evaluation.clip_benchmark import command as benchmark
 from prolip.evaluation.datacomp import __main__ as datacomp
-from prolip.evaluation.embedder import load_embedder
+from prolip.evaluation.loading import load_embedder
 from training import main as training
 
 CORPUS = Path(__file__).parents[3] / "data" / "emoji" / "noto.tar"

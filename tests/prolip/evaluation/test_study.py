@@ -3,14 +3,13 @@ import numpy as np
 import pytest
 import torch
 
-from prolip.evaluation import study
-from prolip.evaluation.embed import similarity_scores
 from prolip.evaluation.metrics import blockwise as large
-from prolip.evaluation.metrics import calibration
+from prolip.evaluation.metrics import calibration, study
 from prolip.evaluation.metrics import ranking as metrics
 from prolip.evaluation.metrics import selective as refusal
 from prolip.evaluation.metrics.blockwise import PairScores, Relevance
-from prolip.evaluation.study import Logit
+from prolip.evaluation.metrics.study import Logit
+from prolip.evaluation.model import similarity_scores
 from prolip.gaussian import Gaussian
 
 LOGIT = Logit(8.0, -2.0)

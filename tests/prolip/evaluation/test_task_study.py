@@ -9,11 +9,10 @@ import torch
 from sklearn.metrics import average_precision_score
 
 from prolip.evaluation.datasets.base import Association, Dataset
-from prolip.evaluation.embedder import ModelCard
 from prolip.evaluation.features import Features
 from prolip.evaluation.metrics.selective import recall_auroc
-from prolip.evaluation.task import evaluate_features
-from prolip.evaluation.task_study import study_features
+from prolip.evaluation.model import ModelCard
+from prolip.evaluation.task import evaluate_features, study_features
 from prolip.gaussian import Gaussian
 from prolip.measures import pairwise_csd_similarity
 

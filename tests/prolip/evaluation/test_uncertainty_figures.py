@@ -6,8 +6,8 @@ from PIL import Image
 from prolip.evaluation import plots as figures
 from prolip.evaluation.metrics import calibration
 from prolip.evaluation.metrics.selective import risk_coverage
-from prolip.evaluation.study import Samples, Study
-from prolip.evaluation.uncertainty import by_decile
+from prolip.evaluation.metrics.study import Samples, Study
+from prolip.evaluation.metrics.traces import by_decile
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from open_clip.factory import parse_model_name
 
 from prolip.evaluation.datasets.places import Place, archive_state, find_place, join, shard_marks
 from prolip.evaluation.datasets.wds import CLASSNAMES, TEMPLATES, Reading, check_first, read_kind, shard_count
-from prolip.evaluation.embedder import is_prolip
+from prolip.evaluation.loading import is_prolip
 from prolip.methods import find_method
 from prolip.models.config import is_released
 from prolip.models.registry import find_weights, get_model_config

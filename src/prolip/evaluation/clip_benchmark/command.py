@@ -28,7 +28,7 @@ from prolip.evaluation.clip_benchmark.encoder import GaussianEncoder
 from prolip.evaluation.clip_benchmark.repairs import repaired
 from prolip.evaluation.datasets.base import DamagedData
 from prolip.evaluation.datasets.wds import read_kind
-from prolip.evaluation.embed import choose_score, is_probabilistic, score_of
+from prolip.evaluation.model import choose_score, is_probabilistic, score_of
 from prolip.factory import create_model_and_transforms
 from prolip.models.registry import find_weights
 from prolip.models.tokenizer import get_tokenizer

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from prolip.evaluation.embed import embed_texts
+from prolip.evaluation.model import embed_texts, encoder
 from prolip.evaluation.zero_shot import mix_groups
 from prolip.gaussian import Gaussian, concatenate
 from prolip.scores import CSDScore, MeanScore, Score
@@ -99,10 +99,11 @@ def class_vectors(
     """
     precision = amp_precision(device) if amp else "fp32"
     parts = []
+    encode = encoder(model.model, "text", torch.device(device), precision)
     for start in range(0, len(classnames), CLASSES_AT_ONCE):
         groups = [prompts(name, templates) for name in classnames[start : start + CLASSES_AT_ONCE]]
         texts = [text for group in groups for text in group]
-        z = embed_texts(model.model, tokenizer, texts, device=device, precision=precision)
+        z = embed_texts(encode, tokenizer, texts)
         parts.append(mix_groups(z, [len(group) for group in groups]))
     return text_vectors(concatenate(parts), model.score).mT.contiguous().to(device)
 

@@ -18,8 +18,8 @@ from prolip.evaluation.datacomp.places import HUB
 from prolip.evaluation.datacomp.published import PUBLISHED, describe
 from prolip.evaluation.datacomp.run import Outcome, listing, run
 from prolip.evaluation.datacomp.tasks import BY_KEY
-from prolip.evaluation.embed import PRECISIONS
-from prolip.evaluation.embedder import RANDOM
+from prolip.evaluation.loading import RANDOM
+from prolip.evaluation.model import PRECISIONS
 from prolip.models.weights.checkpoint import CheckpointError
 from prolip.utils import console
 

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from prolip.evaluation.datacomp.scores import (
-    association_metrics,
     classification_metrics,
     face_metrics,
     group_columns,
@@ -19,20 +18,18 @@ from prolip.evaluation.datacomp.scores import (
 )
 from prolip.evaluation.datacomp.tasks import FACE_PROMPTS, Task
 from prolip.evaluation.datasets.base import Dataset
-from prolip.evaluation.embed import Similarity, similarity_scores
-from prolip.evaluation.embedder import Embedder
 from prolip.evaluation.feature_store import FeatureStore
-from prolip.evaluation.features import Features, compute_features, embed_classes, image_features
-from prolip.evaluation.study import Study
-from prolip.evaluation.task import (
-    TaskResult,
-    instances,
-    own_labels,
-    relevance_of,
-    score_blocks,
-)
-from prolip.evaluation.task_study import association_study, class_study, plot, retrieval_study
+from prolip.evaluation.features import Features, embed_texts, image_features
+from prolip.evaluation.kinds.association import score_candidates, study_candidates
+from prolip.evaluation.kinds.base import class_prompts, own_labels, score_matrix
+from prolip.evaluation.kinds.classification import study_scores
+from prolip.evaluation.kinds.retrieval import relevance_of, study_rankings
+from prolip.evaluation.metrics.association import association_metrics
+from prolip.evaluation.metrics.study import Study
+from prolip.evaluation.model import Embedder
+from prolip.evaluation.task import TaskResult, compute_features
 from prolip.gaussian import Gaussian
+from prolip.scores import Score, Similarity
 
 Scored = tuple[dict[str, float], Study]
 """Metrics of a task, and what there is to say of its uncertainty."""
@@ -56,11 +53,10 @@ def evaluate_entry(
 ) -> dict[str, TaskResult]:
     """The result of a task by similarity; images and texts are embedded once.
 
-    Metrics as `datacomp.scores` names them, with `refusal/...` and `calibration/...` of `evaluation.study` beside them.
+    Metrics as `datacomp.scores` names them, with `refusal/...` and `calibration/...` of `metrics.study` beside them.
     Raises ValueError (DamagedData) for data that cannot be scored.
     """
-    for similarity in similarities:
-        embedder.card.scored_by(similarity)
+    scores = {similarity: embedder.card.scored_by(similarity) for similarity in similarities}
     settings = settings or Settings()
     store = settings.store or FeatureStore()
     started = time.perf_counter()
@@ -70,15 +66,17 @@ def evaluate_entry(
     classes = face_classes(dataset, embedder, store) if task.kind == "faces" else {}
     embedded = time.perf_counter() - started
     out = {}
-    for similarity in similarities:
+    for similarity, score in scores.items():
         started = time.perf_counter()
         if task.kind == "faces":
-            metrics, study = score_faces(task, features, classes, similarity)
+            metrics, study = score_faces(task, features, classes, score)
         else:
-            metrics, study = SCORES[task.kind](task, features, similarity)
+            metrics, study = SCORES[task.kind](task, features, score)
         metrics |= study.figures() if settings.uncertainty else {}
         if settings.plots is not None:
-            plot(study, task.name, settings.plots / f"{task.key.replace('/', '-')}-{similarity}")
+            from prolip.evaluation.plots import write_plots  # late: only plots need matplotlib
+
+            write_plots(study, task.name, settings.plots / f"{task.key.replace('/', '-')}-{similarity}")
         seconds = round(embedded + time.perf_counter() - started, 2)
         info = describe(features, similarity) | {"seconds": seconds}
         out[similarity] = TaskResult(task.key, metrics, check_main(task, metrics), info)
@@ -108,28 +106,28 @@ def check_main(task: Task, metrics: dict[str, float]) -> str:
     return task.main_metric
 
 
-def score_classification(task: Task, features: Features, similarity: Similarity) -> Scored:
+def score_classification(task: Task, features: Features, score: Score) -> Scored:
     """Classes and, where the task has them, groups."""
-    scores = torch.cat([block for _, block in score_blocks(features, similarity)])
+    scores = score_matrix(features, score)
     labels = own_labels(features)
     metrics = classification_metrics(task, scores, labels, features.groups)
-    return metrics, class_study(scores, labels, features, features.text, similarity)
+    return metrics, study_scores(scores, labels, features, features.text, score)
 
 
-def score_retrieval(task: Task, features: Features, similarity: Similarity) -> Scored:
+def score_retrieval(task: Task, features: Features, score: Score) -> Scored:
     """Images and their own captions."""
     own, _ = relevance_of(features)
-    i2t, t2i, study = retrieval_study(features, own, similarity)
+    i2t, t2i, study = study_rankings(features, own, score)
     return retrieval_metrics(i2t, t2i), study
 
 
-def score_associations(task: Task, features: Features, similarity: Similarity) -> Scored:
+def score_associations(task: Task, features: Features, score: Score) -> Scored:
     """WinoGAViL."""
-    scored = list(instances(features, similarity))
-    return association_metrics(scored), association_study(scored, features, similarity)
+    scored = list(score_candidates(features, score))
+    return association_metrics(scored), study_candidates(scored, features, score)
 
 
-SCORES: dict[str, Callable[[Task, Features, str], Scored]] = {
+SCORES: dict[str, Callable[[Task, Features, Score], Scored]] = {
     "classification": score_classification, "retrieval": score_retrieval, "association": score_associations,
 }  # fmt: skip
 
@@ -138,15 +136,16 @@ def face_classes(dataset: Dataset, embedder: Embedder, store: FeatureStore) -> d
     """The classes of race, gender, age and toxic, each with the prompts of its own."""
     names = split_prompts(dataset.classnames, "class names")
     templates = split_prompts(dataset.templates, "templates")
-    return {what: embed_classes(names[what], templates[what], embedder, store) for what in FACE_PROMPTS}
+    return {
+        what: embed_texts(*class_prompts(names[what], templates[what]), embedder, store) for what in FACE_PROMPTS
+    }
 
 
-def score_faces(task: Task, features: Features, classes: dict[str, Gaussian], similarity: Similarity) -> Scored:
+def score_faces(task: Task, features: Features, classes: dict[str, Gaussian], score: Score) -> Scored:
     """The four classifications of the face sets; uncertainty against errors of gender, which both sets label alike."""
-    score = features.model.scored_by(similarity)
-    scores = {what: similarity_scores(features.image, z, score) for what, z in classes.items()}
+    scores = {what: score.pairwise(features.image, z) for what, z in classes.items()}
     predicted = {what: of_class.argmax(1) for what, of_class in scores.items()}
     metrics = face_metrics(task, predicted, features.groups)
     columns = group_columns(task, features.groups, len(features.keys))
     gender = torch.from_numpy(columns[:, task.groups.index("gender")])
-    return metrics, class_study(scores["gender"], gender, features, classes["gender"], similarity)
+    return metrics, study_scores(scores["gender"], gender, features, classes["gender"], score)

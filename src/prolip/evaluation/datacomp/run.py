@@ -19,8 +19,9 @@ from prolip.evaluation.datacomp.store import Identity, Line, Store, data_mark, l
 from prolip.evaluation.datacomp.tables import WRITERS, Report, build_report, table_1, text_of
 from prolip.evaluation.datacomp.tasks import BY_KEY, TASKS, Task, select_tasks
 from prolip.evaluation.datasets.base import Dataset
-from prolip.evaluation.embedder import Embedder, load_embedder
 from prolip.evaluation.feature_store import FeatureStore, replacing
+from prolip.evaluation.loading import load_embedder
+from prolip.evaluation.model import Embedder
 from prolip.evaluation.task import TaskResult
 from prolip.methods import find_score
 

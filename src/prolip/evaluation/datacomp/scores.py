@@ -6,7 +6,6 @@ So a line of ours can be laid beside one of its `eval_results.jsonl`. Where Data
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,9 +13,7 @@ from torch import Tensor
 
 from prolip.evaluation.datacomp.tasks import FACE_PROMPTS, FMOW_OTHER, Task
 from prolip.evaluation.metrics.classification import (
-    best,
     group_metrics,
-    jaccard,
     label_ranks,
     macro_f1,
     mean_per_class_recall,
@@ -33,13 +30,6 @@ GROUPED = {
     "fairness/geode": ("acc", 1, "region"),
 }
 """Of the tasks with one grouping: the name of the accuracy, among how many classes, and the column of the groups."""
-
-
-class Association(NamedTuple):
-    """One instance of WinoGAViL: scores (n,) of its candidates, larger is nearer, and which belong to the cue (n,)."""
-
-    scores: Tensor
-    associated: Tensor
 
 
 def by_group(
@@ -119,37 +109,6 @@ def retrieval_metrics(i2t: Ranking, t2i: Ranking) -> dict[str, float]:
         f"{name}_recall@{k}": both[f"{way}/R@{k}"] for name, way in ways.items() for k in KS if f"{way}/R@{k}" in both
     }
     return out | {"mean_recall@1": 0.5 * (both["i2t/R@1"] + both["t2i/R@1"])}
-
-
-def cue_prompt(cue: str) -> str:
-    """The text of a WinoGAViL cue, in lower case behind "A" or, before a vowel, "An"."""
-    cue = cue.lower()
-    return f"{'An' if cue.startswith(tuple('aeiou')) else 'A'} {cue}"
-
-
-def jaccards(instances: Sequence[Association]) -> np.ndarray:
-    """|chosen and true| / |chosen or true| of every instance, (A,), the n nearest chosen where n candidates are true.
-
-    Raises ValueError for an instance without a true candidate.
-    """
-    if any(not bool(instance.associated.any()) for instance in instances):
-        raise ValueError("an instance has no candidate that belongs to its cue: the file of instances is damaged")
-    true = [frozenset(instance.associated.nonzero().flatten().tolist()) for instance in instances]
-    chosen = [best(instance.scores, len(wanted)) for instance, wanted in zip(instances, true)]
-    return np.array([jaccard([a], [b])["jaccard"] for a, b in zip(chosen, true)])
-
-
-def association_metrics(instances: Sequence[Association]) -> dict[str, float]:
-    """Mean Jaccard over all instances and by number of candidates, numbers that none has left out.
-
-    The main one is over 10 to 12 candidates. Raises ValueError for an instance without a true candidate.
-    """
-    values = jaccards(instances)
-    sizes = np.array([len(instance.scores) for instance in instances])
-    parts = {f"jaccard_score_{n}": sizes == n for n in (5, 6, 10, 12)}
-    parts |= {"jaccard_score_5-6": sizes <= 6, "jaccard_score_10-12": sizes >= 10}
-    out = {"avg_jaccard_score": float(values.mean())}
-    return out | {name: float(values[kept].mean()) for name, kept in parts.items() if kept.any()}
 
 
 def face_metrics(task: Task, predicted: Mapping[str, Tensor], groups: np.ndarray | None) -> dict[str, float]:

@@ -12,6 +12,7 @@ from prolip.data.reading.shards import explain_missing
 from prolip.evaluation.datasets.base import WHOLE, DamagedData, Dataset, Sample, Share, fingerprint
 from prolip.evaluation.datasets.folders import read_bytes
 from prolip.evaluation.datasets.places import check_files
+from prolip.evaluation.suites.coco import FURTHER
 from prolip.utils.documents import loads
 
 #: Captions per image that the field evaluates: COCO's 5K test is 5,000 images and 25,000 captions, though some images
@@ -65,6 +66,7 @@ def open_karpathy(
             "caption_ids": [number for row in rows for number in row.caption_ids],
         },
         damage=damage,
+        further=FURTHER,
     )
 
 

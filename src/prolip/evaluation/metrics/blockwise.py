@@ -1,7 +1,7 @@
 """Retrieval when the score matrix is too large to hold or to sort: 25k x 5k in seconds, 1M x 1M in bounded memory.
 
-Every metric of `prolip.evaluation.metrics.ranking` is a function of the ranks of the *matches* alone, and a rank is one plus
-the number of gallery items above: nothing is sorted, relevance is a list of pairs, and the scores of a few queries at a
+Every metric of `metrics.ranking` is a function of the ranks of the *matches* alone, and a rank is one plus the number
+of gallery items above: nothing is sorted, relevance is a list of pairs, and the scores of a few queries at a
 time are all that exists. `row_blocks` streams them; whoever wants something of the scores (`MatchRanks`, `Nearest`,
 `calibration.MatchReliability`) takes each block as it comes, so that one pass over the scores serves them all.
 """
@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from prolip.evaluation.embed import similarity_scores
 from prolip.evaluation.metrics.ranking import KS, Ranking, both_directions, refuse_nan
 from prolip.gaussian import Gaussian, upcast
 from prolip.measures.tiles import without_autocast
@@ -123,7 +122,7 @@ class PairScores:
 
     @classmethod
     def from_gaussians(cls, image: Gaussian, text: Gaussian, similarity: str | Score = "csd") -> PairScores:
-        """Any similarity of `similarity_scores`; image (N, D), text (M, D).
+        """Any score, or the name of one; image (N, D), text (M, D).
 
         The image always stands first, so that an asymmetric measure ranks one matrix in both directions. Of csd the
         traces, of the mean's cosine the unit vectors are computed once: by block they would cost as much as the scores.
@@ -135,7 +134,7 @@ class PairScores:
             block = _product_block(*(F.normalize(z.float().mean, dim=-1) for z in (image, text)))
         else:
             def block(rows: Index, columns: Index) -> Tensor:
-                return similarity_scores(image.select(rows), text.select(columns), score)
+                return score.pairwise(image.select(rows), text.select(columns))
 
         return cls(len(image.mean), len(text.mean), block)
 
@@ -150,6 +149,13 @@ class PairScores:
     def subset(self, images: Tensor, texts: Tensor) -> PairScores:
         """Only these images and texts, int64 indices in the order that breaks ties."""
         return PairScores(len(images), len(texts), lambda rows, columns: self.block(images[rows], texts[columns]))
+
+
+class Further(NamedTuple):
+    """What a data set's own labels add to the metrics of its kind: names(info), metrics(scores of all pairs, info)."""
+
+    names: Callable[[dict[str, Any]], list[str]]
+    metrics: Callable[[PairScores, dict[str, Any]], dict[str, float]]
 
 
 def _product_block(image: Tensor, text: Tensor) -> Callable[[Index, Index], Tensor]:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from prolip.evaluation.metrics.blockwise import Nearest, PairScores, row_blocks
 from prolip.evaluation.metrics.ranking import Array, as_array
-from prolip.evaluation.uncertainty import by_decile
+from prolip.evaluation.metrics.traces import by_decile
 from prolip.gaussian import Gaussian
 
 COVERAGES = (0.9, 0.8, 0.5)

@@ -15,16 +15,17 @@ import wds_folders as wds
 from clip_benchmark import cli
 from clip_benchmark.metrics import zeroshot_classification
 from clip_benchmark_runs import evaluate, save_model
+from embedding import embed_images, embed_texts
 from sklearn.metrics import average_precision_score
 
 import prolip
 from prolip.evaluation.clip_benchmark import encoder
-from prolip.evaluation.embed import embed_images, embed_texts, similarity_scores
-from prolip.evaluation.embedder import as_points, load_embedder
+from prolip.evaluation.loading import load_embedder
 from prolip.evaluation.metrics import ranking as metrics
+from prolip.evaluation.metrics.classification import classification as classification_metrics
 from prolip.evaluation.metrics.classification import multilabel
+from prolip.evaluation.model import as_points, similarity_scores
 from prolip.evaluation.zero_shot import class_gaussians, mix_groups
-from prolip.evaluation.zero_shot import classification as classification_metrics
 from prolip.gaussian import Gaussian
 from prolip.measures import pairwise_csd_similarity
 

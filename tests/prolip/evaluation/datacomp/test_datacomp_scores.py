@@ -4,16 +4,15 @@ import pytest
 import torch
 
 from prolip.evaluation.datacomp.scores import (
-    Association,
-    association_metrics,
     by_group,
     classification_metrics,
-    cue_prompt,
     face_metrics,
     retrieval_metrics,
     split_prompts,
 )
 from prolip.evaluation.datacomp.tasks import BY_KEY
+from prolip.evaluation.kinds.association import cue_prompt
+from prolip.evaluation.metrics.association import Candidates, association_metrics
 from prolip.evaluation.metrics.ranking import rank
 
 RNG = np.random.default_rng(5)
@@ -116,9 +115,9 @@ def test_a_cue_becomes_a_prompt_with_its_article(cue, prompt):
 
 
 def test_jaccard_by_hand():
-    five = Association(torch.tensor([5.0, 4, 3, 2, 1]), torch.tensor([1, 0, 1, 0, 0]))  # chosen 0, 1: 1 of 3
-    ten = Association(torch.arange(10.0), torch.tensor([0] * 7 + [1] * 3))  # chosen 7, 8, 9: all
-    twelve = Association(torch.arange(12.0), torch.tensor([1] * 6 + [0] * 6))  # chosen 6 to 11: none of 12
+    five = Candidates(torch.tensor([5.0, 4, 3, 2, 1]), torch.tensor([1, 0, 1, 0, 0]))  # chosen 0, 1: 1 of 3
+    ten = Candidates(torch.arange(10.0), torch.tensor([0] * 7 + [1] * 3))  # chosen 7, 8, 9: all
+    twelve = Candidates(torch.arange(12.0), torch.tensor([1] * 6 + [0] * 6))  # chosen 6 to 11: none of 12
     m = association_metrics([five, ten, twelve])
     assert m == pytest.approx({
         "avg_jaccard_score": (1 / 3 + 1) / 3, "jaccard_score_5": 1 / 3, "jaccard_score_5-6": 1 / 3,
@@ -128,7 +127,7 @@ def test_jaccard_by_hand():
 
 def test_an_instance_without_answer_is_refused():
     with pytest.raises(ValueError, match="no candidate that belongs"):
-        association_metrics([Association(torch.zeros(5), torch.zeros(5))])
+        association_metrics([Candidates(torch.zeros(5), torch.zeros(5))])
 
 
 def test_faces_by_hand():

@@ -18,13 +18,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from statistics import fmean
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from prolip.evaluation.metrics.blockwise import PairScores, Relevance, rank_sparse
+from prolip.evaluation.metrics.blockwise import Further, PairScores, Relevance, rank_sparse
 from prolip.evaluation.metrics.ranking import KS, Ranking, both_directions, plausible_match
 from prolip.utils.documents import loads
 
@@ -147,6 +147,14 @@ def figure_names(ks: Sequence[int] = KS) -> list[str]:
     names = [f"{prefix}/{key}" for prefix in ("coco_5k", "coco_1k", "cxc") for key in (*recalls, "rsum")]
     kinds = ("mAP@R", "R-Precision", *(f"R@{k}" for k in ks))
     return names + [f"eccv/{way}{kind}" for kind in kinds for way in ("i2t/", "t2i/", "")]
+
+
+def names_of_split(info: dict[str, Any]) -> list[str]:
+    """`figure_names` for the whole split, none for fewer captions."""
+    return figure_names() if len(info.get("caption_ids", ())) >= CAPTIONS_OF_SPLIT else []
+
+
+FURTHER = Further(names_of_split, lambda scores, info: figures_of_split(scores, info["image_ids"], info["caption_ids"]))
 
 
 def category_labels(instances: str | Path, image_ids: Sequence[int]) -> Tensor:

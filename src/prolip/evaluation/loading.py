@@ -1,15 +1,14 @@
-"""Any model as an evaluation wants it: images and texts in, Gaussians on the CPU out; ours and every OpenCLIP model."""
+"""Models to evaluate by name: ours and every OpenCLIP model, with what their inputs go through, and a fingerprint."""
 from __future__ import annotations
 
 import hashlib
 import json
 import pickle
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field, is_dataclass
-from itertools import islice
+from dataclasses import is_dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from unittest.mock import patch
 
 import open_clip
@@ -22,26 +21,14 @@ from torch import Tensor, nn
 
 import prolip
 from prolip.data.samples import decoding
-from prolip.evaluation.embed import (
-    PRECISIONS,
-    PointModel,
-    Similarity,
-    as_points,
-    choose_score,
-    evaluating,
-    is_probabilistic,
-    score_of,
-)
+from prolip.evaluation.model import PRECISIONS, Embedder, Loaded, PointModel, check_device, embedder_of
 from prolip.factory import flattening
-from prolip.gaussian import Gaussian, concatenate
-from prolip.methods import score_from_dict
 from prolip.models.config import check_openclip, is_released, near_matches
 from prolip.models.config_rules import RULES, check_values
 from prolip.models.tokenizer import ALL_NAMES, BPETokenizer, cut, first_line
 from prolip.models.weights.checkpoint import CheckpointError, find_in, read_config, read_state_dict
 from prolip.models.weights.hub import HubFileNotFoundError, hub_file, hub_files
 from prolip.models.weights.unreadable import CONFIG_NAMES, WEIGHT_NAMES, why_no_model, why_no_name
-from prolip.scores import CSDScore, Score
 
 RANDOM = "random"
 #: Seed of weights that are asked to be random, so that they are the same in every process.
@@ -54,91 +41,21 @@ UNLOADABLE = (
 TEXTS = ("a photo of a cat.", "Zürich, 12:30")
 
 
-@dataclass(frozen=True)
-class ModelCard:
-    """What results and stored features keep of a model.
-
-    fingerprint: of weights, settings, preprocessing and tokenizer; probabilistic: whether its variances mean something;
-    logit_scale, logit_bias: a and b of the logit a * similarity + b, None where the model has none; score: of its
-    method, as `Score.to_dict` writes it; empty: csd, as of all that was kept before methods had scores.
-    """
-
-    name: str
-    fingerprint: str
-    precision: str = "fp32"
-    probabilistic: bool = True
-    logit_scale: float | None = None
-    logit_bias: float | None = None
-    score: dict[str, Any] = field(default_factory=dict)
-
-    def scored_by(self, similarity: Similarity = None) -> Score:
-        """The score of the model's method, or the one that is asked for.
-
-        ValueError for an unknown one, and for one that needs variances where the model has none.
-        """
-        own = score_from_dict(self.score) if self.score else CSDScore(self.logit_scale, self.logit_bias)
-        return choose_score(similarity, own, self.probabilistic, self.name)
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON values, which `ModelCard(**values)` takes."""
-        return asdict(self)
-
-
-@dataclass(frozen=True)
-class Embedder:
-    """A model that evaluates.
-
-    encode_image: pixels (B, 3, H, W) -> Gaussian (B, D); encode_text: token ids (B, L) -> Gaussian (B, D); both with
-    unit means, float32, on the CPU, without a graph. preprocess: a Pillow image -> (3, H, W); tokenizer: list of texts
-    -> (B, L) ids. A deterministic model gives log_var = -inf, so its traces are exactly 0, and probabilistic is False.
-    logit_scale, logit_bias: as in `ModelCard`; score: of its method; fingerprint: 32 digits that change with weights,
-    settings, preprocessing and tokenizer.
-    """
-
-    name: str
-    encode_image: Callable[[Tensor], Gaussian]
-    encode_text: Callable[[Tensor], Gaussian]
-    preprocess: Callable[[Image.Image], Tensor]
-    tokenizer: Callable[[list[str]], Tensor]
-    probabilistic: bool
-    logit_scale: float | None
-    logit_bias: float | None
-    score: Score
-    device: torch.device
-    precision: str
-    fingerprint: str
-
-    @property
-    def card(self) -> ModelCard:
-        """What is kept of it."""
-        return ModelCard(
-            self.name, self.fingerprint, self.precision, self.probabilistic, self.logit_scale, self.logit_bias,
-            self.score.to_dict(),
-        )  # fmt: skip
-
-    def embed_texts(self, texts: Iterable[str], batch_size: int = 512) -> Gaussian:
-        """Any number of texts, (N, D). ValueError for none."""
-        iterator, parts = iter(texts), []
-        while group := list(islice(iterator, batch_size)):
-            parts.append(self.encode_text(self.tokenizer(group)))
-        if not parts:
-            raise ValueError("no text to embed: give at least one")
-        return concatenate(parts)
-
-
 def load_embedder(
     model: str,
     pretrained: str | None = None,
     device: torch.device | str = "cpu",
     precision: str = "fp32",
     tokenizer: str | None = None,
+    stored: bool = True,
 ) -> Embedder:
     """A model by name, ready to evaluate.
 
     model: `local-dir:FOLDER` or `hf-hub:ORG/NAME`, of our layout or OpenCLIP's; or a name of `prolip.list_models()` or
     `open_clip.list_models()` with `pretrained`: a weights file or, for OpenCLIP's, a tag; "random" for untrained
     weights, always the same. precision: fp32, or amp_bf16 / amp_fp16 for autocast (amp_fp16 needs a GPU). tokenizer:
-    instead of the model's own, a folder of tokenizer files or `bpe`. Weights are float32. ValueError and
+    instead of the model's own, a folder of tokenizer files or `bpe`. stored: whether its embeddings may be kept, for
+    which it gets its fingerprint, some seconds per gigabyte. Weights are float32. ValueError and
     FileNotFoundError say what to give for unknown names and missing weights.
     """
     if precision not in PRECISIONS:
@@ -150,70 +67,8 @@ def load_embedder(
     network, preprocess, tokenize = load(model, None if pretrained == RANDOM else pretrained, tokenizer)
     network = network.to(place).eval().requires_grad_(False)
     name = model if not pretrained else f"{model}:{pretrained}"
-    return embedder_of(name, Loaded(network, preprocess, tokenize), place, precision)
-
-
-def check_device(device: torch.device | str) -> torch.device:
-    """A device that this machine has. Raises ValueError for others."""
-    try:
-        place = torch.device(device)
-    except RuntimeError as error:
-        raise ValueError(f"device {device!r} is unknown: use cpu, cuda or cuda:0") from error
-    if place.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device {device!r}: this machine has no CUDA device; use cpu")
-    if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
-        raise ValueError(f"device {device!r}: this machine has {torch.cuda.device_count()}, counted from cuda:0")
-    return place
-
-
-def embedder_of(
-    name: str, loaded: Loaded, device: torch.device, precision: str = "fp32", fingerprint: str | None = None
-) -> Embedder:
-    """A network that is on `device` already, as an evaluation wants it.
-
-    fingerprint: without it that of the weights, which takes seconds per gigabyte; what is never stored needs none.
-    """
-    network, preprocess, tokenize = loaded
-    inner = network.model if isinstance(network, PointModel) else network
-    probabilistic = is_probabilistic(network)
-    if inner is network and not probabilistic:
-        network = PointModel(network)
-    scale, bias = (getattr(inner, part, None) for part in ("logit_scale", "logit_bias"))
-    return Embedder(
-        name=name,
-        encode_image=encoder(network, "image", device, precision),
-        encode_text=encoder(network, "text", device, precision),
-        preprocess=preprocess,
-        tokenizer=tokenize,
-        probabilistic=probabilistic,
-        logit_scale=None if scale is None else scale.exp().item(),
-        logit_bias=None if bias is None else bias.item(),
-        score=score_of(inner),
-        device=device,
-        precision=precision,
-        fingerprint=model_fingerprint(network, preprocess, tokenize) if fingerprint is None else fingerprint,
-    )
-
-
-def encoder(network: nn.Module, modality: str, device: torch.device, precision: str) -> Callable[[Tensor], Gaussian]:
-    """`network.encode_<modality>` of one batch: on `device` under autocast to `precision`, float32 on the CPU."""
-    encode = getattr(network, f"encode_{modality}")
-
-    def run(batch: Tensor) -> Gaussian:
-        with evaluating(network, device, precision):
-            z = encode(batch.to(device, non_blocking=True))
-            mean, log_var = z.mean.float().cpu(), z.log_var.float().cpu()
-        return Gaussian(mean.clone(), log_var.clone())  # ordinary tensors, not inference ones
-
-    return run
-
-
-class Loaded(NamedTuple):
-    """A network with `encode_image` and `encode_text` -> Gaussian, and what its inputs go through."""
-
-    network: nn.Module
-    preprocess: Callable[[Image.Image], Tensor]
-    tokenizer: Callable[[list[str]], Tensor]
+    fingerprint = model_fingerprint(network, preprocess, tokenize) if stored else ""
+    return embedder_of(name, Loaded(network, preprocess, tokenize), place, precision, fingerprint)
 
 
 def load_prolip(model: str, pretrained: str | None, tokenizer: str | None) -> Loaded:
@@ -409,6 +264,3 @@ def plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     return getattr(value, "__qualname__", type(value).__qualname__)
-
-
-__all__ = ["Embedder", "ModelCard", "PointModel", "as_points", "embedder_of", "load_embedder"]

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from prolip.data.emoji import CaptionTable, Concept, Corpus, Drawing
-from prolip.evaluation.embed import similarity_scores
 from prolip.evaluation.metrics.ranking import Ranking, rank_in_blocks
 from prolip.gaussian import Gaussian
 from prolip.methods import find_score, score_from_dict
@@ -85,11 +84,11 @@ class Result:
         relevant = torch.from_numpy(relation)
 
         def image_rows(rows: slice) -> Tensor:
-            return similarity_scores(self.image.select(rows), text, self.score)
+            return self.score.pairwise(self.image.select(rows), text)
 
         def text_rows(rows: slice) -> Tensor:
             # Not similarity(text, image): a measure may be asymmetric, and both directions rank one matrix.
-            return similarity_scores(self.image, text.select(rows), self.score).mT
+            return self.score.pairwise(self.image, text.select(rows)).mT
 
         i2t = rank_in_blocks(image_rows, lambda rows: relevant.mT[rows], relevant.shape[1])
         return i2t, rank_in_blocks(text_rows, lambda rows: relevant[rows], relevant.shape[0])

@@ -1,0 +1,103 @@
+"""What a kind of task is, and what several kinds ask of features."""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from prolip.evaluation.datasets.base import Dataset
+from prolip.evaluation.features import Features
+from prolip.evaluation.metrics import blockwise
+from prolip.evaluation.metrics.blockwise import PairScores
+from prolip.evaluation.metrics.calibration import LOG_ODDS, Reliability, match_probability, reliability
+from prolip.evaluation.metrics.study import Logit, Study
+from prolip.gaussian import Gaussian
+from prolip.scores import Score
+
+Metrics = dict[str, float]
+
+
+class Kind(NamedTuple):
+    """One kind of task: what its texts are, its metrics with their names, and what its uncertainty is worth.
+
+    main: the metric to quote. texts: features -> (texts to embed; how many of them make a class, None: each stands for
+    itself). names: the names of the metrics, before any is computed. evaluate: (features, score, whether a confusion
+    matrix is wanted) -> (metrics, what `TaskResult.info` says of them). study: (features, score) -> `Study`.
+    """
+
+    main: str
+    texts: Callable[[Features], tuple[list[str], list[int] | None]]
+    names: Callable[[Dataset], list[str]]
+    evaluate: Callable[[Features, Score, bool], tuple[Metrics, dict[str, Any]]]
+    study: Callable[[Features, Score], Study]
+
+
+def class_texts(features: Features) -> tuple[list[str], list[int] | None]:
+    """All prompts of the classes, and how many make each."""
+    return class_prompts(features.dataset.classnames, features.dataset.templates)
+
+
+def class_prompts(classnames: Sequence[str], templates: Sequence[str]) -> tuple[list[str], list[int]]:
+    """All prompts, class by class, and their number per class. ValueError without classes or prompts."""
+    if not classnames or not templates:
+        raise ValueError(f"{len(classnames)} class names and {len(templates)} prompts: give at least one of each")
+    for template in templates:
+        if "{c}" not in template and "{}" not in template:
+            raise ValueError(f"the prompt {template!r} has no {{c}} where the class goes")
+    prompts = [template.replace("{c}", name).replace("{}", name) for name in classnames for template in templates]
+    return prompts, [len(templates)] * len(classnames)
+
+
+def pair_scores(features: Features, score: Score) -> PairScores:
+    """Images against texts, computed when asked for."""
+    return PairScores.from_gaussians(features.image, text_of(features), score)
+
+
+def score_blocks(features: Features, score: Score) -> Iterator[tuple[slice, Tensor]]:
+    """The rows of the (images, texts) scores, some at a time."""
+    scores = pair_scores(features, score)
+    return blockwise.row_blocks(scores.image_rows, scores.images, scores.texts)
+
+
+def score_matrix(features: Features, score: Score) -> Tensor:
+    """All scores at once, (images, texts)."""
+    return torch.cat([block for _, block in score_blocks(features, score)])
+
+
+def own_labels(features: Features) -> Tensor:
+    """The labels. ValueError where the files have none."""
+    if features.labels is None:
+        raise ValueError(
+            f"{features.dataset.source} has no labels (.cls), only metadata (.npy): sets of faces are scored by python "
+            "-m prolip.evaluation.datacomp"
+        )
+    return features.labels
+
+
+def text_of(features: Features) -> Gaussian:
+    """The Gaussians of the texts. ValueError where only images were embedded."""
+    if features.text is None:
+        raise ValueError(f"the features of {features.dataset.name} have no texts: use compute_features")
+    return features.text
+
+
+def too_small_for(names: Sequence[str], metrics: Mapping[str, float]) -> dict[str, Any]:
+    """What `info` says of metrics that were left out, nothing where all are there."""
+    absent = [name for name in names if name not in metrics]
+    return {"too_small_for": absent} if absent else {}
+
+
+def logit_of(score: Score) -> Logit | None:
+    """What turns scores into match probabilities, for the score that the model was trained with."""
+    return None if score.scale is None else Logit(score.scale, score.bias)
+
+
+def match_reliability(scores: Tensor, true: Tensor, score: Score) -> dict[str, Reliability]:
+    """`calibration/match` of pairs in any shape, {} where the model has no match probability by this score."""
+    logit = logit_of(score)
+    if logit is None or logit.bias is None:
+        return {}
+    probability = match_probability(scores, logit.scale, logit.bias).flatten()
+    return {"calibration/match": reliability(probability, true.flatten(), LOG_ODDS)}

@@ -1,0 +1,31 @@
+"""A model, its tokenizer and its preprocessing through the doors of an evaluation, for the tests of what stands above."""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import nn
+
+from prolip.evaluation import model as evaluated
+from prolip.evaluation.model import Embedder, Loaded, embedder_of, encoder
+from prolip.gaussian import Gaussian, concatenate
+
+CPU = torch.device("cpu")
+
+
+def as_embedder(model: nn.Module, tokenizer: Callable, preprocess: Callable) -> Embedder:
+    return embedder_of("a model", Loaded(model, preprocess, tokenizer), CPU)
+
+
+def embed_images(
+    model: nn.Module, images: Iterable, preprocess: Callable, batch_size: int = 256, precision: str = "fp32"
+) -> Gaussian:
+    encode = encoder(model, "image", CPU, precision)
+    batches = evaluated.groups(images, batch_size)
+    return concatenate([encode(torch.stack([preprocess(image) for image in batch])) for batch in batches])
+
+
+def embed_texts(
+    model: nn.Module, tokenizer: Callable, texts: Iterable[str], batch_size: int = 512, precision: str = "fp32"
+) -> Gaussian:
+    return evaluated.embed_texts(encoder(model, "text", CPU, precision), tokenizer, texts, batch_size)
