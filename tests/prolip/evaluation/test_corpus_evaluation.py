@@ -162,10 +162,11 @@ def test_the_gallery_follows_select_unless_all_names_are_asked_for(shards):
 
 
 def test_select_in_evaluate_narrows_drawings_and_names(shards, full):
-    got = corpus_evaluation.evaluate(as_embedder(Knowing(full), tokenize, preprocess), shards[0], select="subgroup=bird")
+    knowing = as_embedder(Knowing(full), tokenize, preprocess)
+    got = corpus_evaluation.evaluate(knowing, shards[0], select="subgroup=bird")
     assert got.info["images"] == got.info["concepts"] == 3
     with pytest.raises(ValueError, match="leaves no drawing"):
-        corpus_evaluation.evaluate(as_embedder(Knowing(full), tokenize, preprocess), full, select="name=n11")
+        corpus_evaluation.evaluate(knowing, full, select="name=n11")
 
 
 def test_results_survive_saving(known, tmp_path):
