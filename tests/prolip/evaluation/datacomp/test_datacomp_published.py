@@ -1,7 +1,7 @@
 """The published rows: do the printed averages follow from them, and does the report name those that do not?"""
 import pytest
 
-from prolip.evaluation.datacomp.published import (
+from prolip.evaluation.suites.datacomp.published import (
     BY_METRIC,
     HEADER,
     IMAGENET_FIRST,
@@ -15,7 +15,7 @@ from prolip.evaluation.datacomp.published import (
     find_published,
     reproduce,
 )
-from prolip.evaluation.datacomp.tasks import BY_NAME, COUNTED
+from prolip.evaluation.suites.datacomp.tasks import BY_NAME, COUNTED
 
 ROWS = {row.label: row for row in PUBLISHED}
 OURS_12_8B = ROWS["ProLIP ViT-B/16, 12.8B"]

@@ -3,17 +3,17 @@ import numpy as np
 import pytest
 import torch
 
-from prolip.evaluation.datacomp.scores import (
+from prolip.evaluation.kinds.association import cue_prompt
+from prolip.evaluation.metrics.association import Candidates, association_metrics
+from prolip.evaluation.metrics.ranking import rank
+from prolip.evaluation.suites.datacomp.scores import (
     by_group,
     classification_metrics,
     face_metrics,
     retrieval_metrics,
     split_prompts,
 )
-from prolip.evaluation.datacomp.tasks import BY_KEY
-from prolip.evaluation.kinds.association import cue_prompt
-from prolip.evaluation.metrics.association import Candidates, association_metrics
-from prolip.evaluation.metrics.ranking import rank
+from prolip.evaluation.suites.datacomp.tasks import BY_KEY
 
 RNG = np.random.default_rng(5)
 N, C = 60, 7

@@ -1,7 +1,7 @@
 """The table of tasks against the numbers that DataComp and the paper state, and the choice of tasks by name."""
 import pytest
 
-from prolip.evaluation.datacomp.tasks import (
+from prolip.evaluation.suites.datacomp.tasks import (
     AGGREGATES,
     BY_KEY,
     COUNTED,

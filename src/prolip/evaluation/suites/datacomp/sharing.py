@@ -4,8 +4,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from prolip.evaluation.datacomp.store import Identity, Line, Store, data_mark, finished
-from prolip.evaluation.datacomp.tasks import Task
+from prolip.evaluation.suites.datacomp.store import Identity, Line, Store, data_mark, finished
+from prolip.evaluation.suites.datacomp.tasks import Task
 from prolip.evaluation.task import TaskResult
 
 POLL = 5.0

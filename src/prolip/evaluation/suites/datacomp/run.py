@@ -11,17 +11,17 @@ from typing import NamedTuple
 
 import torch
 
-from prolip.evaluation.datacomp.entries import Settings, evaluate_entry
-from prolip.evaluation.datacomp.places import Found, find_datasets, missing_report
-from prolip.evaluation.datacomp.published import PublishedRow, find_published
-from prolip.evaluation.datacomp.sharing import parse_shard, shard, share_tasks, wanted_of
-from prolip.evaluation.datacomp.store import Identity, Line, Store, data_mark, latest, main_value
-from prolip.evaluation.datacomp.tables import WRITERS, Report, build_report, table_1, text_of
-from prolip.evaluation.datacomp.tasks import BY_KEY, TASKS, Task, select_tasks
 from prolip.evaluation.datasets.base import Dataset
 from prolip.evaluation.feature_store import FeatureStore, replacing
 from prolip.evaluation.loading import load_embedder
 from prolip.evaluation.model import Embedder
+from prolip.evaluation.suites.datacomp.entries import Settings, evaluate_entry
+from prolip.evaluation.suites.datacomp.places import Found, find_datasets, missing_report
+from prolip.evaluation.suites.datacomp.published import PublishedRow, find_published
+from prolip.evaluation.suites.datacomp.sharing import parse_shard, shard, share_tasks, wanted_of
+from prolip.evaluation.suites.datacomp.store import Identity, Line, Store, data_mark, latest, main_value
+from prolip.evaluation.suites.datacomp.tables import WRITERS, Report, build_report, table_1, text_of
+from prolip.evaluation.suites.datacomp.tasks import BY_KEY, TASKS, Task, select_tasks
 from prolip.evaluation.task import TaskResult
 from prolip.methods import find_score
 

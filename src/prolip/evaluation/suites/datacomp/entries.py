@@ -9,14 +9,6 @@ from typing import Any
 
 import torch
 
-from prolip.evaluation.datacomp.scores import (
-    classification_metrics,
-    face_metrics,
-    group_columns,
-    retrieval_metrics,
-    split_prompts,
-)
-from prolip.evaluation.datacomp.tasks import FACE_PROMPTS, Task
 from prolip.evaluation.datasets.base import Dataset
 from prolip.evaluation.feature_store import FeatureStore
 from prolip.evaluation.features import Features, embed_texts, image_features
@@ -27,6 +19,14 @@ from prolip.evaluation.kinds.retrieval import relevance_of, study_rankings
 from prolip.evaluation.metrics.association import association_metrics
 from prolip.evaluation.metrics.study import Study
 from prolip.evaluation.model import Embedder
+from prolip.evaluation.suites.datacomp.scores import (
+    classification_metrics,
+    face_metrics,
+    group_columns,
+    retrieval_metrics,
+    split_prompts,
+)
+from prolip.evaluation.suites.datacomp.tasks import FACE_PROMPTS, Task
 from prolip.evaluation.task import TaskResult, compute_features
 from prolip.gaussian import Gaussian
 from prolip.scores import Score, Similarity

@@ -14,12 +14,12 @@ import sys
 from collections.abc import Sequence
 
 from prolip.data.reading.table import show_counts
-from prolip.evaluation.datacomp.places import HUB
-from prolip.evaluation.datacomp.published import PUBLISHED, describe
-from prolip.evaluation.datacomp.run import Outcome, listing, run
-from prolip.evaluation.datacomp.tasks import BY_KEY
 from prolip.evaluation.loading import RANDOM
 from prolip.evaluation.model import PRECISIONS
+from prolip.evaluation.suites.datacomp.places import HUB
+from prolip.evaluation.suites.datacomp.published import PUBLISHED, describe
+from prolip.evaluation.suites.datacomp.run import Outcome, listing, run
+from prolip.evaluation.suites.datacomp.tasks import BY_KEY
 from prolip.models.weights.checkpoint import CheckpointError
 from prolip.utils import console
 

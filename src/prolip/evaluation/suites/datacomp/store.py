@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from prolip.evaluation.datacomp.tasks import BY_KEY
+from prolip.evaluation.suites.datacomp.tasks import BY_KEY
 from prolip.evaluation.task import TaskResult
 from prolip.utils.documents import loads
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from prolip.evaluation.datacomp.tasks import AGGREGATES, BY_NAME, COUNTED, aggregate
+from prolip.evaluation.suites.datacomp.tasks import AGGREGATES, BY_NAME, COUNTED, aggregate
 
 TABLE_1, TABLE_C1, TABLE_C2 = "ProLIP Table 1", "ProLIP Table C.1", "ProLIP Table C.2"
 OPENCLIP = "OpenCLIP docs/openclip_results.csv"

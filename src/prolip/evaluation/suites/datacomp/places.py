@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 from prolip.data.faults import FaultCounter, ShardFault
 from prolip.data.reading.opening import ReadPolicy, is_local, local_path
-from prolip.evaluation.datacomp.tasks import Task
 from prolip.evaluation.datasets.base import DamagedData, Dataset
 from prolip.evaluation.datasets.places import join
 from prolip.evaluation.datasets.tables import CAPTION_TABLES, open_caption_table, open_winogavil
 from prolip.evaluation.datasets.wds import is_wds, open_wds
+from prolip.evaluation.suites.datacomp.tasks import Task
 
 HUB = "hf-hub"
 """The data directory that means: read each dataset from the hub while it is evaluated."""

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from prolip.evaluation.datacomp.tasks import FACE_PROMPTS, FMOW_OTHER, Task
 from prolip.evaluation.metrics.classification import (
     group_metrics,
     label_ranks,
@@ -20,6 +19,7 @@ from prolip.evaluation.metrics.classification import (
     predictions,
 )
 from prolip.evaluation.metrics.ranking import KS, Ranking, both_directions
+from prolip.evaluation.suites.datacomp.tasks import FACE_PROMPTS, FMOW_OTHER, Task
 
 CRIME, NON_HUMAN = (18, None), (14, 18)
 """Classes of the prompts "toxic", from and up to: 14 people by race and gender come first (CLIP section 7.1)."""

@@ -14,9 +14,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from prolip.evaluation.datacomp.published import PublishedRow, reproduce
-from prolip.evaluation.datacomp.store import Identity, is_complete, main_value
-from prolip.evaluation.datacomp.tasks import AGGREGATES, BY_KEY, COUNTED, TASKS, aggregate
+from prolip.evaluation.suites.datacomp.published import PublishedRow, reproduce
+from prolip.evaluation.suites.datacomp.store import Identity, is_complete, main_value
+from prolip.evaluation.suites.datacomp.tasks import AGGREGATES, BY_KEY, COUNTED, TASKS, aggregate
 from prolip.evaluation.task import TaskResult
 
 FIRST_BLOCK = 20
