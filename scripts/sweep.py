@@ -138,7 +138,8 @@ def reckon_again(folder: Path) -> None:
     from prolip.evaluation.suites.emoji import levels, load
 
     found = load(folder / "eval")
-    figures = levels.trace_metrics(found.image, found.text, found.corpus, found.table, found.token_lengths)
+    embedded = found.image, found.text, found.corpus, found.table, found.token_lengths
+    figures = levels.trace_metrics(*embedded, found.uncertainty)
     finite = {key: value if math.isfinite(value) else None for key, value in figures.items()}
     written = json.loads((folder / "eval.json").read_text(encoding="utf-8")) | finite
     (folder / "eval.json").write_text(json.dumps(written, indent=2), encoding="utf-8")

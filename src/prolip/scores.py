@@ -8,23 +8,16 @@ from __future__ import annotations
 import base64
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from prolip.gaussian import Gaussian
+from prolip.losses.factors import Factors, csd_factors, mean_factors, wasserstein2_factors
 from prolip.measures import Measure, get_measure, pairwise_csd_similarity, pairwise_mean_cosine
 from prolip.measures.matching import pairwise_match_probability
-
-
-class Factors(NamedTuple):
-    """One side of a score that factors, score_ij = vector_i . vector_j + offset_i + offset_j: (N, P) and (N,)."""
-
-    vector: Tensor
-    offset: Tensor
 
 
 class Score(nn.Module):
@@ -61,15 +54,19 @@ class Score(nn.Module):
         """One side in factors, where the score has them: an inner product then serves it exactly."""
         return None
 
-    def logit(self, scores: Tensor) -> Tensor:
-        """a * score + b, of any shape. ValueError for a score without a logit."""
-        if self.scale is None:
-            raise ValueError(f"the score {self.name!r} of this model has no scale: it ranks, and gives no probability")
-        return self.scale * scores + (self.bias or 0.0)
+    def scaled(self, scores: Tensor) -> Tensor | None:
+        """a * score, the logits of a softmax over the gallery; None where nothing was trained: such a score ranks."""
+        return None if self.scale is None else self.scale * scores
+
+    def logit(self, scores: Tensor) -> Tensor | None:
+        """a * score + b, the log odds that pairs match; None where no bias was trained."""
+        scaled = self.scaled(scores)
+        return None if scaled is None or self.bias is None else scaled + self.bias
 
     def match_probability(self, scores: Tensor) -> Tensor | None:
-        """The probability that pairs match, of their scores; None where no bias was trained."""
-        return None if self.scale is None or self.bias is None else torch.sigmoid(self.logit(scores))
+        """The probability that pairs match, of their scores of any shape; None where no bias was trained."""
+        logit = self.logit(scores)
+        return None if logit is None else torch.sigmoid(logit)
 
     def uncertainty(self, z: Gaussian) -> Tensor:
         """How much room each input leaves, (N, D) -> (N,): its trace."""
@@ -106,8 +103,8 @@ class CSDScore(Score):
         return pairwise_csd_similarity(queries, gallery)
 
     def factors(self, z: Gaussian) -> Factors:
-        """[mean] and -trace/2."""
-        return Factors(z.mean, -0.5 * z.trace)
+        """`losses.csd_factors`."""
+        return csd_factors(z)
 
 
 class MeanScore(Score):
@@ -120,8 +117,8 @@ class MeanScore(Score):
         return pairwise_mean_cosine(queries, gallery)
 
     def factors(self, z: Gaussian) -> Factors:
-        """The mean brought to unit length, and 0."""
-        return Factors(F.normalize(z.mean, dim=-1), torch.zeros_like(z.mean[..., 0]))
+        """`losses.mean_factors`."""
+        return mean_factors(z)
 
 
 class MeasureScore(Score):
@@ -141,9 +138,9 @@ class WassersteinScore(MeasureScore):
     measure = get_measure("wasserstein2")
 
     def factors(self, z: Gaussian) -> Factors:
-        """sqrt(2) [mean, sigma] and -(|mean|^2 + trace)."""
-        vector = torch.cat([z.mean, (0.5 * z.log_var).exp()], -1)
-        return Factors(2**0.5 * vector, -(z.mean.square().sum(-1) + z.trace))
+        """Those of `losses.wasserstein2_factors`, which are of half of it: sqrt(2) [mean, sigma], -|mean|^2 - trace."""
+        vector, offset = wasserstein2_factors(z)
+        return Factors(2**0.5 * vector, 2 * offset)
 
 
 class MatchProbabilityScore(Score):
@@ -164,6 +161,9 @@ class MatchProbabilityScore(Score):
         generator = torch.Generator(queries.mean.device).manual_seed(self.seed)
         assert self.scale is not None and self.bias is not None
         return pairwise_match_probability(queries, gallery, self.scale, self.bias, self.samples, generator)
+
+    def scaled(self, scores: Tensor) -> None:
+        """Scale and bias are in the scores already."""
 
     def match_probability(self, scores: Tensor) -> Tensor:
         """The scores themselves."""

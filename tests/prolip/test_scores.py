@@ -69,8 +69,8 @@ def test_the_logit_and_the_match_probability_are_those_that_were_trained(pair):
     values = score.pairwise(*pair)
     torch.testing.assert_close(score.match_probability(values), torch.sigmoid(8 * values - 3))
     assert CSDScore(scale=8.0).match_probability(values) is None and CSDScore().match_probability(values) is None
-    with pytest.raises(ValueError, match="no scale"):
-        CSDScore().logit(values)
+    assert CSDScore().logit(values) is CSDScore().scaled(values) is None
+    torch.testing.assert_close(CSDScore(scale=8.0).scaled(values), 8 * values)
     assert score.uncertainty(pair[0]).equal(pair[0].trace)
 
 

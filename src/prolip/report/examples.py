@@ -6,7 +6,6 @@ import io
 from dataclasses import dataclass, field
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from prolip.data.emoji import LEVELS
@@ -132,18 +131,18 @@ def _text_example(result: Result, text: int, level: str, top: int) -> Example:
 
 def extremes(result: Result, pictures: int = 12, texts: int = 8) -> list[Extremes]:
     """Least and most uncertain drawings, then captions of every level."""
-    trace, concepts = result.image.trace, result.corpus.concepts
-    order = trace.argsort(stable=True).tolist()
+    trace, concepts = result.uncertainty(result.image), result.corpus.concepts
+    order = trace.argsort(kind="stable").tolist()
 
     def drawing(i: int) -> Extreme:
         return Extreme(concepts[result.corpus.drawings[i].concept].name, float(trace[i]), picture(result, i))
 
     pictures = min(pictures, len(order) // 2)
     out = [Extremes("drawings", *_ends([drawing(i) for i in order[:pictures] + order[len(order) - pictures :]]))]
-    traces = result.text.trace
+    traces = result.uncertainty(result.text)
     for level in LEVELS:
         rows = np.unique(result.table.text[result.table.rows(level)])
-        ordered = rows[traces[torch.from_numpy(rows)].argsort(stable=True).numpy()]
+        ordered = rows[traces[rows].argsort(kind="stable")]
         shown = [Extreme(result.table.texts[i], float(traces[i]), level=level) for i in ordered]
         whole = len(shown) <= texts
         out.append(Extremes(level, shown) if whole else Extremes(level, *_ends(shown[:texts] + shown[-texts:])))

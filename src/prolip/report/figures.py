@@ -70,7 +70,7 @@ def learning_curves(run: RunFolder) -> Figure | None:
 def trace_histogram(result: Result) -> Figure:
     """Traces of all drawings against those of all texts, ProLIP figure 5."""
     figure, (ax,) = panels(1, 1, width=6.4)
-    image, text = result.image.trace.numpy(), result.text.trace.numpy()
+    image, text = result.uncertainty(result.image), result.uncertainty(result.text)
     log = _wide(image, text)
     both = np.concatenate([image, text])
     edges = np.geomspace(both.min(), both.max(), 60) if log else np.linspace(both.min(), both.max() + 1e-12, 60)
@@ -90,7 +90,8 @@ def trace_histogram(result: Result) -> Figure:
 def trace_by_level(result: Result) -> Figure:
     """Traces by caption level and of the drawings, ProLIP figure 7: every caption a dot, box of quartiles, mean."""
     figure, (ax,) = panels(1, 1, width=6.4)
-    values = levels.trace_by_level(result.text.trace.numpy(), result.table) | {"image": result.image.trace.numpy()}
+    values = levels.trace_by_level(result.uncertainty(result.text), result.table)
+    values["image"] = result.uncertainty(result.image)
     noise = np.random.default_rng(0)
     for i, (level, x) in enumerate(values.items()):
         colour = LEVEL_COLOURS[level]
@@ -115,7 +116,7 @@ def trace_by_level(result: Result) -> Figure:
 def trace_by_length(result: Result) -> Figure:
     """Traces of texts against their length, ProLIP figure 6; mean line and quartile band where there are 5 texts."""
     figure, axes = panels(1, 2, width=11)
-    trace, level = result.text.trace.numpy(), result.table.text_level
+    trace, level = result.uncertainty(result.text), result.table.text_level
     noise = np.random.default_rng(0)
     lengths = {"tokens": result.token_lengths, "characters": np.array([len(text) for text in result.table.texts])}
     for ax, (unit, length) in zip(axes, lengths.items()):
@@ -139,7 +140,7 @@ def trace_by_length(result: Result) -> Figure:
 def true_matches(result: Result) -> Figure:
     """Trace of every text against the number of concepts it is true of."""
     figure, (ax,) = panels(1, 1, width=6.4)
-    table, trace = result.table, result.text.trace.numpy()
+    table, trace = result.table, result.uncertainty(result.text)
     jitter = np.exp(np.random.default_rng(0).uniform(-0.12, 0.12, len(trace)))
     for i in reversed(range(len(LEVELS))):
         rows = table.text_level == i

@@ -80,7 +80,7 @@ def length(result: Result) -> str:
     rho = result.metrics["spearman/trace_tokens"]
     said = _direction(rho, "longer", "shorter")
     said = f"Here the rank correlation with the number of tokens is {_signed(rho)}: {said}."
-    trace, lengths = result.text.trace.numpy(), result.token_lengths
+    trace, lengths = result.uncertainty(result.text), result.token_lengths
     usual = int(np.bincount(lengths).argmax())
     alike, overall = trace[lengths == usual], spread(trace)
     if len(alike) < 20 or not spread(alike) < ALIKE * overall:

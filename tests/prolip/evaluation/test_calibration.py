@@ -8,6 +8,7 @@ from sklearn.metrics import brier_score_loss
 from prolip.evaluation.metrics import blockwise as large
 from prolip.evaluation.metrics import calibration
 from prolip.evaluation.metrics.blockwise import Relevance
+from prolip.scores import CSDScore
 
 
 def test_the_worked_example_of_three_predictions():
@@ -53,7 +54,7 @@ def test_true_probabilities_have_a_small_error_and_sharpened_ones_a_large_one():
 def test_match_probabilities_of_blocks_are_those_of_all_pairs():
     g = torch.Generator().manual_seed(2)
     scores, relevant = torch.rand(11, 7, generator=g) - 0.5, torch.rand(11, 7, generator=g) < 0.2
-    reader = calibration.MatchReliability(Relevance.from_dense(relevant), scale=12.0, bias=-3.0)
+    reader = calibration.MatchReliability(Relevance.from_dense(relevant), CSDScore(12.0, -3.0).match_probability)
     for rows, block in large.row_blocks(scores.__getitem__, 11, 7, elements=21):
         reader.update(rows, block)
     got = reader.reliability()
@@ -76,9 +77,9 @@ def test_log_odds_edges_are_units_apart_and_hold_everything():
 def test_confidence_is_the_largest_softmax_probability():
     scores = torch.randn(9, 5, generator=torch.Generator().manual_seed(3))
     want = (20 * scores).softmax(1).amax(1)
-    torch.testing.assert_close(calibration.confidence(scores, 20.0), want)
-    assert calibration.confidence(torch.tensor([[1e4, 0.0]]), 100.0).item() == 1.0
-    reader = calibration.Confidence(9, 20.0)
+    torch.testing.assert_close(calibration.confidence(20 * scores), want)
+    assert calibration.confidence(torch.tensor([[1e6, 0.0]])).item() == 1.0
+    reader = calibration.Confidence(9, CSDScore(20.0).scaled)
     for rows in (slice(0, 4), slice(4, 9)):
         reader.update(rows, scores[rows])
     torch.testing.assert_close(reader.probability.float(), want, rtol=1e-5, atol=1e-5)

@@ -8,11 +8,11 @@ from prolip.evaluation.metrics import calibration, study
 from prolip.evaluation.metrics import ranking as metrics
 from prolip.evaluation.metrics import selective as refusal
 from prolip.evaluation.metrics.blockwise import PairScores, Relevance
-from prolip.evaluation.metrics.study import Logit
 from prolip.evaluation.model import similarity_scores
 from prolip.gaussian import Gaussian
+from prolip.scores import CSDScore
 
-LOGIT = Logit(8.0, -2.0)
+LOGIT = CSDScore(8.0, -2.0)
 
 
 def noisy(centres, owner, seed, spread=1.2):
@@ -81,11 +81,11 @@ def test_a_classification_is_studied_without_its_matrix(classes):
 
 def test_a_model_without_uncertainty_is_refused_by_its_scores_alone(classes, captions):
     scores, labels, *_ = classes
-    got = study.study_classification(scores, labels, logit=Logit(8.0)).figures()
+    got = study.study_classification(scores, labels, score=CSDScore(8.0)).figures()
     assert {key.split("/")[1] for key in got if key.startswith("refusal/")} == {"score"}
     assert "calibration/confidence/ece" in got and "calibration/match/ece" not in got
     pairs, relevance, *_ = captions
-    both = study.retrieval_figures(pairs, relevance, logit=Logit(8.0))
+    both = study.retrieval_figures(pairs, relevance, score=CSDScore(8.0))
     assert {key.split("/")[2] for key in both if key.startswith("refusal/")} == {"score"}
     assert not any(key.startswith("calibration") for key in both)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from prolip.evaluation.datasets.base import DamagedData, Dataset
 from prolip.evaluation.features import Features
-from prolip.evaluation.kinds.base import Kind, Metrics, match_reliability, text_of
+from prolip.evaluation.kinds.base import Kind, Metrics, match_reliability, text_of, uncertainty_of
 from prolip.evaluation.metrics.association import Candidates, association_metrics, jaccards
 from prolip.evaluation.metrics.study import Study, study_errors
 from prolip.scores import Score
@@ -60,13 +60,14 @@ def study(features: Features, score: Score) -> Study:
 
 
 def study_candidates(scored: list[Candidates], features: Features, score: Score) -> Study:
-    """The same of scores that are there. Refused by the negative of the best candidate's score, and by the cue's trace.
+    """The same of scores that are there.
 
-    `calibration/match`: each cue with all its candidates.
+    Refused by the negative of the best candidate's score, and by the cue's uncertainty. `calibration/match`: each cue
+    with all its candidates.
     """
     uncertainties: dict[str, np.ndarray | Tensor] = {"score": np.array([-float(x.scores.max()) for x in scored])}
     if features.model.probabilistic and features.text is not None:
-        uncertainties["text"] = features.text.trace
+        uncertainties["text"] = uncertainty_of(features)(features.text)
     scores, true = (torch.cat(column) for column in zip(*scored))
     found = match_reliability(scores, true, score)
     return study_errors(1 - jaccards(scored), uncertainties)._replace(reliability=found)

@@ -11,8 +11,8 @@ from prolip.evaluation.datasets.base import Dataset
 from prolip.evaluation.features import Features
 from prolip.evaluation.metrics import blockwise
 from prolip.evaluation.metrics.blockwise import PairScores
-from prolip.evaluation.metrics.calibration import LOG_ODDS, Reliability, match_probability, reliability
-from prolip.evaluation.metrics.study import Logit, Study
+from prolip.evaluation.metrics.calibration import LOG_ODDS, Reliability, reliability
+from prolip.evaluation.metrics.study import Study
 from prolip.gaussian import Gaussian
 from prolip.scores import Score
 
@@ -83,21 +83,20 @@ def text_of(features: Features) -> Gaussian:
     return features.text
 
 
+def uncertainty_of(features: Features) -> Callable[[Gaussian], Tensor]:
+    """What the model's method reads off its Gaussians, whatever they are ranked by: (N, D) -> (N,)."""
+    return features.model.scored_by().uncertainty
+
+
 def too_small_for(names: Sequence[str], metrics: Mapping[str, float]) -> dict[str, Any]:
     """What `info` says of metrics that were left out, nothing where all are there."""
     absent = [name for name in names if name not in metrics]
     return {"too_small_for": absent} if absent else {}
 
 
-def logit_of(score: Score) -> Logit | None:
-    """What turns scores into match probabilities, for the score that the model was trained with."""
-    return None if score.scale is None else Logit(score.scale, score.bias)
-
-
 def match_reliability(scores: Tensor, true: Tensor, score: Score) -> dict[str, Reliability]:
-    """`calibration/match` of pairs in any shape, {} where the model has no match probability by this score."""
-    logit = logit_of(score)
-    if logit is None or logit.bias is None:
+    """`calibration/match` of pairs in any shape, {} for a score that has no match probability."""
+    probability = score.match_probability(scores)
+    if probability is None:
         return {}
-    probability = match_probability(scores, logit.scale, logit.bias).flatten()
-    return {"calibration/match": reliability(probability, true.flatten(), LOG_ODDS)}
+    return {"calibration/match": reliability(probability.flatten(), true.flatten(), LOG_ODDS)}

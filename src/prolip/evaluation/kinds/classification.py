@@ -13,12 +13,12 @@ from prolip.evaluation.kinds.base import (
     Kind,
     Metrics,
     class_texts,
-    logit_of,
     own_labels,
     score_blocks,
     score_matrix,
     text_of,
     too_small_for,
+    uncertainty_of,
 )
 from prolip.evaluation.metrics.classification import confusion_matrix, label_ranks, mean_per_class_recall
 from prolip.evaluation.metrics.study import Study, study_classification
@@ -88,7 +88,7 @@ def study_scores(
 ) -> Study:
     """The same of scores (N, C) and labels (N,) that are there."""
     image, own = (features.image, classes) if features.model.probabilistic else (None, None)
-    return study_classification(scores, labels, image, own, logit_of(score), len(labels) <= NEIGHBOURS)
+    return study_classification(scores, labels, image, own, score, uncertainty_of(features), len(labels) <= NEIGHBOURS)
 
 
 KIND = Kind("acc1", class_texts, names, evaluate, study)

@@ -9,7 +9,15 @@ from torch import Tensor
 
 from prolip.evaluation.datasets.base import Dataset
 from prolip.evaluation.features import Features
-from prolip.evaluation.kinds.base import Kind, Metrics, class_texts, match_reliability, own_labels, score_matrix
+from prolip.evaluation.kinds.base import (
+    Kind,
+    Metrics,
+    class_texts,
+    match_reliability,
+    own_labels,
+    score_matrix,
+    uncertainty_of,
+)
 from prolip.evaluation.metrics.classification import average_precision, multilabel
 from prolip.evaluation.metrics.study import Study, study_errors
 from prolip.scores import Score
@@ -29,15 +37,15 @@ def evaluate(features: Features, score: Score, confusion: bool = False) -> tuple
 def study(features: Features, score: Score) -> Study:
     """Error: 1 - average precision of an image's classes; images without any label are left out.
 
-    Refused by the negative of the best class's score, and by the image's trace. `calibration/match`: all images and
-    classes.
+    Refused by the negative of the best class's score, and by the image's uncertainty. `calibration/match`: all images
+    and classes.
     """
     scores, labels = score_matrix(features, score), own_labels(features)
     error = 1 - average_precision(scores.mT, labels.mT)
     kept = ~np.isnan(error)
     uncertainties: dict[str, np.ndarray | Tensor] = {"score": -scores.amax(1)[kept]}
     if features.model.probabilistic:
-        uncertainties["image"] = features.image.trace[kept]
+        uncertainties["image"] = uncertainty_of(features)(features.image)[kept]
     found = match_reliability(scores, labels, score)
     return study_errors(error[kept], uncertainties)._replace(reliability=found)
 

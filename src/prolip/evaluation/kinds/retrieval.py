@@ -8,7 +8,7 @@ from torch import Tensor
 
 from prolip.evaluation.datasets.base import DamagedData, Dataset
 from prolip.evaluation.features import Features
-from prolip.evaluation.kinds.base import Kind, Metrics, logit_of, own_labels, pair_scores, too_small_for
+from prolip.evaluation.kinds.base import Kind, Metrics, own_labels, pair_scores, too_small_for, uncertainty_of
 from prolip.evaluation.kinds.classification import NEIGHBOURS
 from prolip.evaluation.metrics import blockwise
 from prolip.evaluation.metrics.blockwise import Relevance
@@ -100,14 +100,14 @@ def study(features: Features, score: Score) -> Study:
     labels = features.labels
     if labels is None or not features.model.probabilistic or not 1 < len(labels) <= NEIGHBOURS:
         return found
-    neighbours = recall_auroc(features.image, labels)
+    neighbours = recall_auroc(features.image, labels, uncertainty_of(features)(features.image))
     return found._replace(extra={f"refusal/{key}": value for key, value in neighbours.items()})
 
 
 def study_rankings(features: Features, relevance: Relevance, score: Score) -> tuple[Ranking, Ranking, Study]:
     """The study of both directions, with the rankings."""
     image, text = (features.image, features.text) if features.model.probabilistic else (None, None)
-    return study_retrieval(pair_scores(features, score), relevance, image, text, logit_of(score))
+    return study_retrieval(pair_scores(features, score), relevance, image, text, score, uncertainty_of(features))
 
 
 KIND = Kind("mean_recall@1", texts, names, evaluate, study)

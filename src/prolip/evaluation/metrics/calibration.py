@@ -1,12 +1,12 @@
 """Are probabilities true? Reliability by bins and expected calibration error, of matches and of classes.
 
-The match probability of a pair is sigmoid(scale * csd_similarity + bias), with scale and bias as they enter the logit
-(exp of the parameter `logit_scale`). It was trained on pairs of a batch, of which one in B matches; among all pairs of
-a test set, of which fewer match, it is too high if it is right about a batch: `mean_probability` over `base_rate` says
-by how much, and the bins of LOG_ODDS show where.
+The match probability of a pair is what its score makes of it, `Score.match_probability`. It was trained on pairs of a
+batch, of which one in B matches; among all pairs of a test set, of which fewer match, it is too high if it is right
+about a batch: `mean_probability` over `base_rate` says by how much, and the bins of LOG_ODDS show where.
 """
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -109,15 +109,18 @@ class Bins:
 
 
 class MatchReliability:
-    """The match probability of every pair of a score matrix, from blocks of csd_similarity as they stream by."""
+    """The match probability of every pair of a score matrix, from blocks of scores as they stream by.
 
-    def __init__(self, relevance: Relevance, scale: float, bias: float, edges: np.ndarray = LOG_ODDS):
-        self.relevance, self.scale, self.bias = relevance, scale, bias
+    probability: scores -> probabilities, of the same shape.
+    """
+
+    def __init__(self, relevance: Relevance, probability: Callable[[Tensor], Tensor], edges: np.ndarray = LOG_ODDS):
+        self.relevance, self.probability = relevance, probability
         self._bins = Bins(edges)
 
     def update(self, rows: slice, block: Tensor) -> None:
         """Take the scores (b, G) of these queries."""
-        probability = match_probability(block, self.scale, self.bias).cpu()
+        probability = self.probability(block).cpu()
         row, item = self.relevance.within(rows)
         self._bins.add(probability.flatten().numpy(), probability[row, item].numpy())
 
@@ -127,25 +130,20 @@ class MatchReliability:
 
 
 class Confidence:
-    """`confidence` of every sample, (N,), from blocks of scores as they stream by."""
+    """`confidence` of every sample, (N,), from blocks of scores as they stream by; logits: scores -> logits."""
 
-    def __init__(self, samples: int, scale: float):
-        self.scale = scale
+    def __init__(self, samples: int, logits: Callable[[Tensor], Tensor]):
+        self.logits = logits
         self.probability = torch.full((samples,), torch.nan, dtype=torch.float64)
 
     def update(self, rows: slice, block: Tensor) -> None:
         """Take the scores (b, C) of these samples."""
-        self.probability[rows] = confidence(block, self.scale).double().cpu()
+        self.probability[rows] = confidence(self.logits(block)).double().cpu()
 
 
-def match_probability(similarity: Tensor, scale: float, bias: float) -> Tensor:
-    """sigmoid(scale * csd_similarity + bias), the probability that ProLIP (2) trains: any shape."""
-    return torch.sigmoid(scale * similarity + bias)
-
-
-def confidence(scores: Tensor, scale: float) -> Tensor:
-    """The softmax probability of the class chosen, max_c softmax(scale * scores)_c: (N, C) -> (N,)."""
-    logits = scale * upcast(scores)
+def confidence(logits: Tensor) -> Tensor:
+    """The softmax probability of the class chosen, max_c softmax(logits)_c: (N, C) -> (N,)."""
+    logits = upcast(logits)
     return (logits.amax(1) - logits.logsumexp(1)).exp().clamp(max=1)  # rounding may give 1 + 1e-7
 
 

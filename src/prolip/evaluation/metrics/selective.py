@@ -113,13 +113,17 @@ def nearest_neighbour_wrong(
     return labels[nearest.item] != labels
 
 
-def recall_auroc(z: Gaussian, labels: Array, similarity: str = "mean") -> dict[str, float]:
+def recall_auroc(
+    z: Gaussian, labels: Array, uncertainty: Array | None = None, similarity: str = "mean"
+) -> dict[str, float]:
     """R-AUROC of the URL benchmark (Kirchhof et al. 2023): does an uncertain embedding have a wrong neighbour?
 
-    `R-AUROC`: `auroc` of the trace against a nearest neighbour of another class; `1-NN`: the share with the same class.
+    `R-AUROC`: `auroc` of the uncertainty (N,), default the trace, against a nearest neighbour of another class; `1-NN`:
+    the share with the same class.
     """
     wrong = nearest_neighbour_wrong(z, labels, similarity)
-    return {"R-AUROC": auroc(z.trace, wrong), "1-NN": 1 - float(wrong.double().mean())}
+    told = auroc(z.trace if uncertainty is None else uncertainty, wrong)
+    return {"R-AUROC": told, "1-NN": 1 - float(wrong.double().mean())}
 
 
 def refusal_figures(error: Array, uncertainties: Mapping[str, Array], prefix: str = "refusal") -> dict[str, float]:

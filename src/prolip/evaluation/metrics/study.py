@@ -5,8 +5,8 @@ flat table, `evaluation.figures.draw` the plots. Models without uncertainty are 
 """
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, TypeVar, cast
 
 import numpy as np
 import torch
@@ -26,24 +26,23 @@ from prolip.evaluation.metrics.calibration import (
     Confidence,
     MatchReliability,
     Reliability,
-    match_probability,
     reliability,
 )
 from prolip.evaluation.metrics.ranking import KS, Array, Ranking, as_array, both_directions
 from prolip.evaluation.metrics.selective import recall_auroc, refusal_figures
 from prolip.gaussian import Gaussian
+from prolip.scores import CSDScore, Score
 
-Side = tuple[str, Gaussian | None]
+Side = tuple[str, Tensor | None]
+X = TypeVar("X")
+Transform = Callable[[X], Tensor]
+#: No scores, by which a score is asked whether it has probabilities.
+NOTHING = torch.zeros(0)
 
 
-class Logit(NamedTuple):
-    """scale * csd_similarity + bias, as they enter, not their logarithms; bias None for models without sigmoid (CLIP).
-
-    Such a model has a softmax confidence and no match probability: `calibration/match...` is left out.
-    """
-
-    scale: float
-    bias: float | None = None
+def trace(z: Gaussian) -> Tensor:
+    """The trace of each, (N, D) -> (N,): what a method's score reads its uncertainty from unless it says otherwise."""
+    return z.trace
 
 
 class Samples(NamedTuple):
@@ -81,34 +80,36 @@ def study_classification(
     labels: Tensor,
     image: Gaussian | None = None,
     classes: Gaussian | None = None,
-    logit: Logit | None = None,
+    score: Score | None = None,
+    uncertainty: Transform[Gaussian] = trace,
     neighbours: bool = True,
     elements: int | None = None,
 ) -> Study:
     """Of a single-label task, error = the wrong class: scores of images against classes (N, C), labels (N,).
 
-    image (N, D), classes (C, D): None for a model without uncertainty; logit: given only if scores are csd_similarity
-    (the cosine where there are no variances); neighbours: R-AUROC too, which takes N^2 scores. Refused by `score` (the
-    negative of the best), `image` (its trace), `pair` (plus the trace of the class chosen); `refusal/R-AUROC`,
-    `refusal/1-NN`; `calibration/confidence/...` of the class chosen, by softmax, and `calibration/match/...` of all
-    pairs of image and class, by sigmoid.
+    image (N, D), classes (C, D): None for a model without uncertainty, which `uncertainty` reads off them, (N,) and
+    (C,); score: what made the scores, whose softmax and match probability these are, None: there are none; neighbours:
+    R-AUROC too, which takes N^2 scores. Refused by `score` (the negative of the best), `image` (its uncertainty), `pair` (plus that of the class
+    chosen); `refusal/R-AUROC`, `refusal/1-NN`; `calibration/confidence/...` of the class chosen, by softmax, and
+    `calibration/match/...` of all pairs of image and class.
     """
+    score = score or CSDScore()
     scores = scores if isinstance(scores, PairScores) else PairScores.from_matrix(scores)
     relevance = Relevance.from_pairs(torch.arange(len(labels)), labels, len(labels), scores.texts)
     check_fit(scores, relevance)
-    nearest, pairs = Nearest(scores.images), _pairs(relevance, logit)
-    sure = None if logit is None else Confidence(scores.images, logit.scale)
+    nearest, pairs = Nearest(scores.images), _pairs(relevance, score)
+    sure = None if score.scaled(NOTHING) is None else Confidence(scores.images, cast(Transform[Tensor], score.scaled))
     readers: list[Reader] = [reader for reader in (nearest, pairs, sure) if reader is not None]
     _read(scores.image_rows, relevance, elements, readers)
 
     right = nearest.item == labels.cpu()
     uncertainties, extra = {"score": -nearest.score}, {}
     if image is not None:
-        uncertainties["image"] = image.trace
+        own = uncertainties["image"] = uncertainty(image)
         if classes is not None:
-            uncertainties["pair"] = image.trace + classes.trace[nearest.item]
+            uncertainties["pair"] = own + uncertainty(classes)[nearest.item]
         if neighbours and len(labels) > 1:
-            extra = {f"refusal/{key}": value for key, value in recall_auroc(image, labels).items()}
+            extra = {f"refusal/{key}": value for key, value in recall_auroc(image, labels, own).items()}
     found = {} if sure is None else {"calibration/confidence": reliability(sure.probability, right)}
     if pairs is not None:
         found["calibration/match"] = pairs.reliability()
@@ -120,31 +121,35 @@ def study_retrieval(
     relevance: Relevance,
     image: Gaussian | None = None,
     text: Gaussian | None = None,
-    logit: Logit | None = None,
+    score: Score | None = None,
+    uncertainty: Transform[Gaussian] = trace,
     elements: int | None = None,
 ) -> tuple[Ranking, Ranking, Study]:
     """(images to texts, texts to images, study) of a retrieval task, from one pass over the scores per direction.
 
     relevance: images x texts; the rest as in `study_classification`. Error = no match in the first place, of queries
-    that have one somewhere. Refused by `score` (the negative of the first place's), by the trace of the query, of the
-    item in first place (`image`, `text`), and of both (`pair`), so `auroc` is R-AUROC across modalities.
+    that have one somewhere. Refused by `score` (the negative of the first place's), by the uncertainty of the query, of
+    the item in first place (`image`, `text`), and of both (`pair`), so `auroc` is R-AUROC across modalities.
     `calibration/match`: all pairs; `calibration/match_i2t`, `match_t2i`: each query with its first place.
     """
+    score = score or CSDScore()
     check_fit(scores, relevance)
-    pairs = _pairs(relevance, logit)  # of one direction: they are the same in both
+    pairs = _pairs(relevance, score)  # of one direction: they are the same in both
     readers = [] if pairs is None else [pairs]
     i2t, first_texts = _rank(scores.image_rows, relevance, elements, readers)
     t2i, first_images = _rank(scores.text_rows, relevance.transposed(), elements)
 
+    sides: list[Side] = [(name, None if z is None else uncertainty(z)) for name, z in
+                         (("image", image), ("text", text))]  # fmt: skip
     samples = {
-        "refusal/i2t": _queries(i2t, first_texts, ("image", image), ("text", text)),
-        "refusal/t2i": _queries(t2i, first_images, ("text", text), ("image", image)),
+        "refusal/i2t": _queries(i2t, first_texts, *sides),
+        "refusal/t2i": _queries(t2i, first_images, *reversed(sides)),
     }
     found: dict[str, Reliability] = {}
     if pairs is not None:
         found["calibration/match"] = pairs.reliability()
         for way, ranking, first in (("i2t", i2t, first_texts), ("t2i", t2i, first_images)):
-            probability = match_probability(first.score, pairs.scale, pairs.bias)
+            probability = pairs.probability(first.score)
             found[f"calibration/match_{way}"] = reliability(probability, ranking.hit(1))
     return i2t, t2i, Study({key: kept for key, kept in samples.items() if len(kept.error)}, found, {})
 
@@ -154,19 +159,19 @@ def retrieval_figures(
     relevance: Relevance,
     image: Gaussian | None = None,
     text: Gaussian | None = None,
-    logit: Logit | None = None,
+    score: Score | None = None,
     ks: Sequence[int] = KS,
 ) -> dict[str, float]:
-    """`large.retrieval` and `study_retrieval(...).figures()` in one table, from one pass per direction."""
-    i2t, t2i, study = study_retrieval(scores, relevance, image, text, logit)
+    """`blockwise.retrieval` and `study_retrieval(...).figures()` in one table, from one pass per direction."""
+    i2t, t2i, study = study_retrieval(scores, relevance, image, text, score)
     return both_directions(i2t, t2i, ks) | study.figures()
 
 
-def _pairs(relevance: Relevance, logit: Logit | None) -> MatchReliability | None:
-    """The reader of match probabilities, for models that have them."""
-    if logit is None or logit.bias is None:
+def _pairs(relevance: Relevance, score: Score) -> MatchReliability | None:
+    """The reader of match probabilities, for scores that have them."""
+    if score.match_probability(NOTHING) is None:
         return None
-    return MatchReliability(relevance, logit.scale, logit.bias)
+    return MatchReliability(relevance, cast(Transform[Tensor], score.match_probability))
 
 
 def _read(scores: Rows, relevance: Relevance, elements: int | None, readers: Sequence[Reader]) -> None:
@@ -191,8 +196,8 @@ def _queries(ranking: Ranking, nearest: Nearest, query: Side, item: Side) -> Sam
     (name, asked), (other, gallery) = query, item
     uncertainties = {"score": -nearest.score}
     if asked is not None and gallery is not None:
-        found = gallery.trace[nearest.item]
-        uncertainties |= {name: asked.trace, other: found, "pair": asked.trace + found}
+        found = gallery[nearest.item]
+        uncertainties |= {name: asked, other: found, "pair": asked + found}
     return _samples((~ranking.hit(1))[kept], {key: u[kept] for key, u in uncertainties.items()})
 
 

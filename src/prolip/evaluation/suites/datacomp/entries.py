@@ -13,7 +13,7 @@ from prolip.evaluation.datasets.base import Dataset
 from prolip.evaluation.feature_store import FeatureStore
 from prolip.evaluation.features import Features, embed_texts, image_features
 from prolip.evaluation.kinds.association import score_candidates, study_candidates
-from prolip.evaluation.kinds.base import class_prompts, own_labels, score_matrix
+from prolip.evaluation.kinds.base import class_prompts, own_labels, score_matrix, uncertainty_of
 from prolip.evaluation.kinds.classification import study_scores
 from prolip.evaluation.kinds.retrieval import relevance_of, study_rankings
 from prolip.evaluation.metrics.association import association_metrics
@@ -91,8 +91,9 @@ def describe(features: Features, similarity: Similarity) -> dict[str, Any]:
         out["classes"] = len(features.text.mean)
     out |= {"similarity": similarity, "source": dataset.source, "probabilistic": features.model.probabilistic}
     if features.model.probabilistic:
-        out["image_trace"] = float(features.image.trace.mean())
-        out |= {} if features.text is None else {"text_trace": float(features.text.trace.mean())}
+        uncertainty = uncertainty_of(features)
+        out["image_trace"] = float(uncertainty(features.image).mean())
+        out |= {} if features.text is None else {"text_trace": float(uncertainty(features.text).mean())}
     return out | ({"damaged": features.damaged} if features.damaged else {})
 
 

@@ -60,7 +60,8 @@ def evaluate(
     image = concatenate(embed_share(drawings_of(corpus), embedder, BATCH)[1])
     text = embedder.embed_texts(table.texts)
     info: dict[str, Any] = {
-        "similarity": score.name, "score": score.to_dict(), "probabilistic": embedder.probabilistic,
+        "similarity": score.name, "score": score.to_dict(),
+        "model_score": embedder.score.to_dict(), "probabilistic": embedder.probabilistic,
         "precision": embedder.precision, "device": str(embedder.device), "select": select,
     }  # fmt: skip
     lengths = token_lengths(embedder.tokenizer, table.texts).numpy()
@@ -69,7 +70,9 @@ def evaluate(
     for level in ("subgroup", "group"):
         result.metrics |= zero_shot_metrics(embedder, result, level)
     if embedder.probabilistic:
-        result.metrics |= levels.trace_metrics(image, text, corpus, result.table, result.token_lengths)
+        result.metrics |= levels.trace_metrics(
+            image, text, corpus, result.table, result.token_lengths, result.uncertainty
+        )
     result.info |= {"images": len(corpus.drawings), "concepts": len(corpus.concepts), "texts": len(table.texts)}
     result.info["styles"] = sorted({drawing.style for drawing in corpus.drawings})
     result.info["seconds"] = round(time.perf_counter() - started, 2)
@@ -111,7 +114,7 @@ def recall_by_trace(result: Result) -> dict[str, Deciles]:
 
     All texts mix levels, whose difficulty differs, so `keywords_t2i` looks at the keywords alone.
     """
-    image, text = result.image.trace.numpy(), result.text.trace.numpy()
+    image, text = result.uncertainty(result.image), result.uncertainty(result.text)
     names, captions = result.names_ranking, result.captions_ranking
     keywords = result.table.text[result.table.rows("keyword")]
     cases = {

@@ -1,6 +1,7 @@
 """What the traces of the corpus say: by level, by length, against the number of true matches, by inclusion."""
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -72,16 +73,22 @@ def hierarchy_inclusion(image: Gaussian, text: Gaussian, corpus: Corpus, table: 
 
 
 def trace_metrics(
-    image: Gaussian, text: Gaussian, corpus: Corpus, table: CaptionTable, token_lengths: np.ndarray
+    image: Gaussian,
+    text: Gaussian,
+    corpus: Corpus,
+    table: CaptionTable,
+    token_lengths: np.ndarray,
+    uncertainty: Callable[[Gaussian], np.ndarray] = lambda z: z.trace.numpy(),
 ) -> dict[str, float]:
     """Every scalar of the uncertainty study; token_lengths (T,). Keys `trace/...`, `spearman/...`, `inclusion/...`.
 
+    uncertainty: what the model's method reads off its Gaussians, called trace here;
     `trace/..._spread`: width of the middle 90% over the median;
     `spearman/trace_true_matches`: trace of a text against the logarithm of the number of concepts it is true of;
     `..._given_tokens`: the same at equal numbers of tokens, as general captions here are longer than names;
     `spearman/trace_generality`: against its level (name 0 ... group 3); positive is the order the paper finds.
     """
-    image_trace, text_trace = image.trace.numpy(), text.trace.numpy()
+    image_trace, text_trace = uncertainty(image), uncertainty(text)
     out = {"trace/image": float(image_trace.mean()), "trace/text": float(text_trace.mean())}
     out |= {"trace/image_spread": spread(image_trace), "trace/text_spread": spread(text_trace)}
     out |= {f"trace/{level}": float(x.mean()) for level, x in trace_by_level(text_trace, table).items()}

@@ -49,6 +49,11 @@ class Result:
         """What they were ranked by, with whatever was trained."""
         return score_from_dict(self.info["score"]) if "score" in self.info else find_score(self.similarity)()
 
+    def uncertainty(self, z: Gaussian) -> np.ndarray:
+        """What the model's method reads off its Gaussians, whatever they were ranked by: (N, D) -> (N,)."""
+        own = self.info.get("model_score", self.info.get("score"))
+        return (find_score(self.similarity)() if own is None else score_from_dict(own)).uncertainty(z).numpy()
+
     @property
     def probabilistic(self) -> bool:
         """Whether the variances mean something; points have none."""
