@@ -28,6 +28,7 @@ from prolip.evaluation.kinds.base import pair_scores
 from prolip.evaluation.loading import RANDOM, load_embedder
 from prolip.evaluation.model import PRECISIONS
 from prolip.evaluation.suites import coco
+from prolip.evaluation.table import compare_results, format_intervals, format_table, format_uncertainty
 from prolip.evaluation.task import TaskResult, compute_features, evaluate_dataset, study_features
 from prolip.methods import find_score
 from prolip.models.weights.checkpoint import CheckpointError
@@ -36,25 +37,6 @@ from prolip.utils.messages import naming
 from prolip.utils.outputs import check_output
 
 log = logging.getLogger(__name__)
-
-#: Metrics of the table, in this order where a task has them.
-COLUMNS = (
-    "acc1", "acc5", "mean_per_class_recall", "mAP", "i2t/R@1", "i2t/R@5", "i2t/R@10", "i2t/mAP@R", "t2i/R@1",
-    "t2i/R@5", "t2i/R@10", "t2i/mAP@R", "mean_recall@1", "i2t/PMRP", "t2i/PMRP", "avg_jaccard_score",
-    "jaccard_score_10-12",
-)  # fmt: skip
-
-#: Figures of refusal, and what the table calls them: error of all, of the surest 80% and half, area under risk and
-#: coverage and its least value, rank correlation with the error, and how well errors are told from the rest.
-REFUSAL = {
-    "error": "error", "error@80": "80% kept", "error@50": "50% kept", "aurc": "AURC", "aurc_oracle": "oracle",
-    "spearman": "rho", "auroc": "AUROC",
-}  # fmt: skip
-SINGLES = {
-    "refusal/R-AUROC": "R-AUROC", "refusal/1-NN": "1-NN", "calibration/match/ece": "ECE of matches",
-    "calibration/confidence/ece": "ECE of confidence",
-}  # fmt: skip
-
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line."""
@@ -78,6 +60,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--instances", metavar="FILE", help="COCO's instances_val2014.json: also PMRP of its captions")
     add("--confusion", action="store_true", help="counts of true and predicted classes in the JSON")
     add("--skip-damaged", action="store_true", help="leave out damaged samples; the result says which")
+    add("--intervals", nargs="?", type=int, const=1000, default=0, metavar="DRAWS",
+        help="95%% intervals over queries by bootstrap (1000 draws), also of differences to a test set's first result")
     add("--out", metavar="FILE", help="the results as JSON")
     args = parser.parse_args(arguments)
     args.similarity = args.similarity or [None]
@@ -97,7 +81,10 @@ def check(args: argparse.Namespace) -> None:
         )
     if not args.features and not (args.model and args.dataset):
         raise ValueError("give --model and --dataset, or --features DIR to evaluate saved embeddings")
-    for flag, value, least in (("--batch-size", args.batch_size, 1), ("--workers", args.workers, 0)):
+    if args.intervals == 1:
+        raise ValueError("--intervals 1: give two draws or more, such as 1000, or no number")
+    bounds = {"--batch-size": (args.batch_size, 1), "--workers": (args.workers, 0), "--intervals": (args.intervals, 0)}
+    for flag, (value, least) in bounds.items():
         if value is not None and value < least:
             raise ValueError(f"{flag} {value}: give {least} or more")
     if args.confusion and not args.out:
@@ -149,15 +136,19 @@ def run(args: argparse.Namespace) -> list[TaskResult]:
     for features in features_of(args):
         task, categories = task_key(features), categories_of(features, args.instances)
         for similarity in args.similarity:
-            result = evaluate_dataset(features.dataset, features, similarity, confusion=args.confusion)
+            options = {"confusion": args.confusion, "draws": args.intervals}
+            result = evaluate_dataset(features.dataset, features, similarity, **options)
             result.info["task"] = task
             if categories is not None:
                 result.metrics.update(plausible_matches(features, categories, similarity))
             results.append(with_uncertainty(result, features, args.plots, drawn) if wanted else result)
+        if args.intervals:
+            compare_results(results, args.intervals)
         if args.out:
             with naming(f"--out {args.out}"):  # an error of a full disk names no file
                 write(results, Path(args.out))
     tables = [format_table(results), *([format_uncertainty(results)] if wanted else [])]
+    tables += [format_intervals(results)] if args.intervals else []
     print("\n\n".join(tables) + (f"\n\nwritten to {args.out}" if args.out else ""))
     return results
 
@@ -204,65 +195,6 @@ def write(results: Sequence[TaskResult], path: Path) -> None:
     """The results as one JSON list."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps([result.to_dict() for result in results], indent=1, allow_nan=False), encoding="utf-8")
-
-
-def titles(results: Sequence[TaskResult]) -> list[str]:
-    """What each result is called: its task, and what tells it from the others of this task and similarity.
-
-    Model and precision where there are several; where these are the same too (other prompts, another split, weights
-    that were trained on), the beginning of KEY in FEATURES/tasks/NAME-KEY.json.
-    """
-    cards = [result.info["model"] for result in results]
-    several = [field for field in ("name", "precision") if len({card[field] for card in cards}) > 1]
-    names = ["  ".join([result.key, *(card[field] for field in several)]) for result, card in zip(results, cards)]
-    tasks: dict[str, set[str]] = {}
-    for name, result in zip(names, results):
-        tasks.setdefault(name, set()).add(result.info["task"])
-    return [
-        f"{name}  {result.info['task'][:6]}" if len(tasks[name]) > 1 else name for name, result in zip(names, results)
-    ]
-
-
-def format_table(results: Sequence[TaskResult]) -> str:
-    """A line per task, model and similarity, shares in percent; one block per kind of task."""
-    blocks: dict[tuple[str, ...], list[tuple[str, TaskResult]]] = {}
-    for title, result in zip(titles(results), results):
-        blocks.setdefault(tuple(name for name in COLUMNS if name in result.metrics), []).append((title, result))
-    lines = []
-    for columns, rows in blocks.items():
-        names = [[title, row.info["similarity"], str(row.info["images"])] for title, row in rows]
-        first, second = (max(len(name[i]) for name in names) for i in (0, 1))
-        widths = [max(7, len(column) + 2) for column in columns]
-        head = "".join(f"{column:>{width}}" for column, width in zip(columns, widths))
-        lines += ["", f"{'':<{first}}  {'':<{second}}  {'images':>7}{head}"]
-        for (key, similarity, images), (_, row) in zip(names, rows):
-            cells = "".join(f"{100 * row.metrics[column]:{width}.2f}" for column, width in zip(columns, widths))
-            lines.append(f"{key:<{first}}  {similarity:<{second}}  {images:>7}{cells}{left_out(row)}")
-    return "\n".join(lines[1:])
-
-
-def format_uncertainty(results: Sequence[TaskResult]) -> str:
-    """A line per task, similarity and what was refused by; then the single figures of each task."""
-    rows, singles = [], []
-    for title, result in zip(titles(results), results):
-        name, m = f"{title}  {result.info['similarity']}", result.metrics
-        for place in (key.removesuffix("/aurc") for key in m if key.endswith("/aurc")):
-            way = place.removeprefix("refusal/").replace("/", " by ")
-            rows.append((f"{name}  {way}", [m.get(f"{place}/{figure}") for figure in REFUSAL]))
-        shown = [f"{title} {m[key]:.4f}" for key, title in SINGLES.items() if key in m]
-        singles += [f"{name}  {', '.join(shown)}"] if shown else []
-    width = max((len(name) for name, _ in rows), default=0)
-    lines = [f"{'refused':<{width}}" + "".join(f"{title:>11}" for title in REFUSAL.values())]
-    for name, values in rows:
-        lines.append(f"{name:<{width}}" + "".join(f"{'-':>11}" if x is None else f"{x:11.4f}" for x in values))
-    return "\n".join(lines + singles)
-
-
-def left_out(result: TaskResult) -> str:
-    """A remark for a result that lacks samples or figures."""
-    damaged, absent = result.info.get("damaged"), result.info.get("too_small_for")
-    remark = f"  ! left out: {', '.join(f'{kind} {n}' for kind, n in damaged['kinds'].items())}" if damaged else ""
-    return remark + (f"  ! too small for {', '.join(absent)}" if absent else "")
 
 
 def main(arguments: Sequence[str] | None = None) -> list[TaskResult]:

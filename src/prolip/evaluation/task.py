@@ -9,13 +9,16 @@ from __future__ import annotations
 import logging
 import math
 import time
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from prolip.evaluation.datasets.base import Dataset
 from prolip.evaluation.feature_store import FeatureStore
 from prolip.evaluation.features import Features, describe, embed_texts, image_features, task_key, text_key
 from prolip.evaluation.kinds import KINDS
+from prolip.evaluation.kinds.base import Evaluated
+from prolip.evaluation.metrics import bootstrap
+from prolip.evaluation.metrics.bootstrap import Statistic
 from prolip.evaluation.metrics.study import Study
 from prolip.evaluation.model import Embedder
 from prolip.scores import Similarity
@@ -25,12 +28,16 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class TaskResult:
-    """The metrics of one task, JSON-able. main_metric: one of their names; info: what was run and what was left out."""
+    """The metrics of one task, JSON-able. main_metric: one of their names; info: what was run and what was left out.
+
+    statistics: the metrics as functions of the queries, for intervals of differences; they are not written.
+    """
 
     key: str
     metrics: dict[str, float]
     main_metric: str
     info: dict[str, Any] = field(default_factory=dict)
+    statistics: dict[str, Statistic] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def value(self) -> float:
@@ -40,7 +47,7 @@ class TaskResult:
     def to_dict(self) -> dict[str, Any]:
         """JSON values; what is not finite is null."""
         finite = {name: value if math.isfinite(value) else None for name, value in self.metrics.items()}
-        return asdict(self) | {"metrics": finite}
+        return {"key": self.key, "metrics": finite, "main_metric": self.main_metric, "info": self.info}
 
 
 def compute_features(
@@ -74,31 +81,37 @@ def evaluate_dataset(
     similarity: Similarity = None,
     store: FeatureStore | None = None,
     confusion: bool = False,
+    draws: int = 0,
     **options: Any,
 ) -> TaskResult:
     """The metrics of a data set by a model or by its features.
 
     similarity: a score or the name of one, default: that of the model's method; a deterministic model takes those of
-    points alone; confusion: the matrix of counts in `info`, rows the true class; options: of `compute_features`. Raises
-    ValueError for what cannot be scored and DamagedData for a damaged set.
+    points alone; confusion: the matrix of counts in `info`, rows the true class; draws: of the bootstrap, whose 95%
+    intervals are `info["intervals"]`, 0: none; options: of `compute_features`. Raises ValueError for what cannot be
+    scored and DamagedData for a damaged set.
     """
     started = time.perf_counter()
     card = source.card if isinstance(source, Embedder) else source.model
     score = card.scored_by(similarity)
     features = compute_features(dataset, source, store, **options) if isinstance(source, Embedder) else source
-    kind = KINDS[dataset.kind]
-    metrics, info = evaluate_features(features, score, confusion)
-    main = kind.main if kind.main in metrics else next(iter(metrics))
+    metrics, info, statistics = evaluate_features(features, score, confusion)
+    main = KINDS[dataset.kind].main
+    main = main if main in metrics else next(iter(metrics))
+    if draws:
+        found = bootstrap.intervals(statistics, draws)
+        info["intervals"] = {name: [interval.low, interval.high] for name, interval in found.items()}
     info |= {"model": card.to_dict(), "similarity": score.name, "images": len(features.keys), "source": dataset.source}
     if features.damaged:
         info["damaged"] = features.damaged
-    return TaskResult(dataset.name, metrics, main, info | {"seconds": round(time.perf_counter() - started, 2)})
+    info["seconds"] = round(time.perf_counter() - started, 2)
+    return TaskResult(dataset.name, metrics, main, info, statistics)
 
 
 def evaluate_features(
     features: Features, similarity: Similarity = None, confusion: bool = False
-) -> tuple[dict[str, float], dict[str, Any]]:
-    """The metrics of a task by its kind, and what `TaskResult.info` says of them."""
+) -> Evaluated:
+    """The metrics of a task by its kind."""
     score = features.model.scored_by(similarity)
     return KINDS[features.dataset.kind].evaluate(features, score, confusion)
 

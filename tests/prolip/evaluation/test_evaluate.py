@@ -14,7 +14,6 @@ from clip_benchmark.metrics import zeroshot_retrieval as zsr
 from sklearn.metrics import accuracy_score, average_precision_score, balanced_accuracy_score, top_k_accuracy_score
 
 from prolip.data import emoji as corpus_data
-from prolip.evaluation.__main__ import format_table
 from prolip.evaluation.datasets import emoji
 from prolip.evaluation.datasets.base import DamagedData
 from prolip.evaluation.datasets.cub import open_cub
@@ -25,6 +24,7 @@ from prolip.evaluation.metrics import blockwise as large
 from prolip.evaluation.metrics import ranking as metrics
 from prolip.evaluation.model import similarity_scores
 from prolip.evaluation.suites.emoji import evaluate as evaluate_corpus
+from prolip.evaluation.table import format_table
 from prolip.evaluation.task import TaskResult, compute_features, evaluate_dataset, evaluate_features, metric_names
 from prolip.gaussian import Gaussian
 from prolip.measures import kl

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import torch
@@ -10,8 +9,9 @@ from torch import Tensor
 
 from prolip.evaluation.datasets.base import DamagedData, Dataset
 from prolip.evaluation.features import Features
-from prolip.evaluation.kinds.base import Kind, Metrics, match_reliability, text_of, uncertainty_of
-from prolip.evaluation.metrics.association import Candidates, association_metrics, jaccards
+from prolip.evaluation.kinds.base import Evaluated, Kind, match_reliability, text_of, uncertainty_of
+from prolip.evaluation.metrics.association import Candidates, association_metrics, jaccards, parts
+from prolip.evaluation.metrics.bootstrap import mean_of
 from prolip.evaluation.metrics.study import Study, study_errors
 from prolip.scores import Score
 
@@ -49,9 +49,12 @@ def score_candidates(features: Features, score: Score) -> Iterator[Candidates]:
         yield Candidates(scores, torch.tensor([key in instance.associated for key in instance.images]))
 
 
-def evaluate(features: Features, score: Score, confusion: bool = False) -> tuple[Metrics, dict[str, Any]]:
+def evaluate(features: Features, score: Score, confusion: bool = False) -> Evaluated:
     """`metrics.association.association_metrics`."""
-    return association_metrics(list(score_candidates(features, score))), {}
+    scored = list(score_candidates(features, score))
+    values = jaccards(scored)
+    statistics = {name: mean_of(np.where(kept, values, np.nan), "cues") for name, kept in parts(scored).items()}
+    return Evaluated(association_metrics(scored), {}, statistics)
 
 
 def study(features: Features, score: Score) -> Study:

@@ -11,6 +11,7 @@ from prolip.evaluation.datasets.base import Dataset
 from prolip.evaluation.features import Features
 from prolip.evaluation.metrics import blockwise
 from prolip.evaluation.metrics.blockwise import PairScores
+from prolip.evaluation.metrics.bootstrap import Statistic
 from prolip.evaluation.metrics.calibration import LOG_ODDS, Reliability, reliability
 from prolip.evaluation.metrics.study import Study
 from prolip.gaussian import Gaussian
@@ -19,18 +20,26 @@ from prolip.scores import Score
 Metrics = dict[str, float]
 
 
+class Evaluated(NamedTuple):
+    """metrics; what `TaskResult.info` says of them; statistics: those metrics that are functions of the queries."""
+
+    metrics: Metrics
+    info: dict[str, Any]
+    statistics: dict[str, Statistic]
+
+
 class Kind(NamedTuple):
     """One kind of task: what its texts are, its metrics with their names, and what its uncertainty is worth.
 
     main: the metric to quote. texts: features -> (texts to embed; how many of them make a class, None: each stands for
     itself). names: the names of the metrics, before any is computed. evaluate: (features, score, whether a confusion
-    matrix is wanted) -> (metrics, what `TaskResult.info` says of them). study: (features, score) -> `Study`.
+    matrix is wanted) -> `Evaluated`. study: (features, score) -> `Study`.
     """
 
     main: str
     texts: Callable[[Features], tuple[list[str], list[int] | None]]
     names: Callable[[Dataset], list[str]]
-    evaluate: Callable[[Features, Score, bool], tuple[Metrics, dict[str, Any]]]
+    evaluate: Callable[[Features, Score, bool], Evaluated]
     study: Callable[[Features, Score], Study]
 
 

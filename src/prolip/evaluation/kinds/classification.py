@@ -10,8 +10,8 @@ from torch import Tensor
 from prolip.evaluation.datasets.base import Dataset
 from prolip.evaluation.features import Features
 from prolip.evaluation.kinds.base import (
+    Evaluated,
     Kind,
-    Metrics,
     class_texts,
     own_labels,
     score_blocks,
@@ -20,6 +20,7 @@ from prolip.evaluation.kinds.base import (
     too_small_for,
     uncertainty_of,
 )
+from prolip.evaluation.metrics.bootstrap import class_mean_of, mean_of
 from prolip.evaluation.metrics.classification import confusion_matrix, label_ranks, mean_per_class_recall
 from prolip.evaluation.metrics.study import Study, study_classification
 from prolip.gaussian import Gaussian
@@ -64,18 +65,21 @@ def names(dataset: Dataset) -> list[str]:
     return ["acc1", *(["acc5"] if len(dataset.classnames) >= TOP else []), "mean_per_class_recall"]
 
 
-def evaluate(features: Features, score: Score, confusion: bool = False) -> tuple[Metrics, dict[str, Any]]:
+def evaluate(features: Features, score: Score, confusion: bool = False) -> Evaluated:
     """acc1, acc5 (with five classes or more) and the mean per-class recall."""
     scored = score_classes(features, score)
     metrics = {"acc1": float((scored.rank <= 1).double().mean())}
+    statistics = {"acc1": mean_of(scored.rank <= 1, "images")}
     info: dict[str, Any] = {"classes": len(scored.classes.mean)}
     if info["classes"] >= TOP:
         metrics["acc5"] = float((scored.rank <= TOP).double().mean())
+        statistics["acc5"] = mean_of(scored.rank <= TOP, "images")
     predicted = scored.predictions[:, 0]
     metrics["mean_per_class_recall"] = mean_per_class_recall(predicted, scored.labels)
+    statistics["mean_per_class_recall"] = class_mean_of(predicted == scored.labels, scored.labels, "images")
     if confusion:
         info["confusion"] = confusion_matrix(predicted, scored.labels, info["classes"]).tolist()
-    return metrics, info | too_small_for(["acc5"], metrics)
+    return Evaluated(metrics, info | too_small_for(["acc5"], metrics), statistics)
 
 
 def study(features: Features, score: Score) -> Study:

@@ -1,8 +1,6 @@
 """Any number of classes for each image: average precision of every class."""
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -10,14 +8,15 @@ from torch import Tensor
 from prolip.evaluation.datasets.base import Dataset
 from prolip.evaluation.features import Features
 from prolip.evaluation.kinds.base import (
+    Evaluated,
     Kind,
-    Metrics,
     class_texts,
     match_reliability,
     own_labels,
     score_matrix,
     uncertainty_of,
 )
+from prolip.evaluation.metrics.bootstrap import average_precision_of
 from prolip.evaluation.metrics.classification import average_precision, multilabel
 from prolip.evaluation.metrics.study import Study, study_errors
 from prolip.scores import Score
@@ -28,10 +27,11 @@ def names(dataset: Dataset) -> list[str]:
     return list(multilabel(torch.zeros(1, 1), torch.ones(1, 1)))
 
 
-def evaluate(features: Features, score: Score, confusion: bool = False) -> tuple[Metrics, dict[str, Any]]:
+def evaluate(features: Features, score: Score, confusion: bool = False) -> Evaluated:
     """`metrics.classification.multilabel`; such sets have no confusion matrix."""
-    scores = score_matrix(features, score)
-    return multilabel(scores, own_labels(features)), {"classes": scores.shape[1]}
+    scores, labels = score_matrix(features, score), own_labels(features)
+    statistics = {"mAP": average_precision_of(scores, labels, "images")}
+    return Evaluated(multilabel(scores, labels), {"classes": scores.shape[1]}, statistics)
 
 
 def study(features: Features, score: Score) -> Study:

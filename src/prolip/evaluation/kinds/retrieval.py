@@ -1,18 +1,25 @@
 """Captions of images and images of captions, both directions, by the most complete labels that there are."""
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from prolip.evaluation.datasets.base import DamagedData, Dataset
 from prolip.evaluation.features import Features
-from prolip.evaluation.kinds.base import Kind, Metrics, own_labels, pair_scores, too_small_for, uncertainty_of
+from prolip.evaluation.kinds.base import (
+    Evaluated,
+    Kind,
+    Metrics,
+    own_labels,
+    pair_scores,
+    too_small_for,
+    uncertainty_of,
+)
 from prolip.evaluation.kinds.classification import NEIGHBOURS
 from prolip.evaluation.metrics import blockwise
 from prolip.evaluation.metrics.blockwise import Relevance
-from prolip.evaluation.metrics.ranking import Ranking, both_directions, retrieval_names
+from prolip.evaluation.metrics.bootstrap import Statistic, combine, mean_of
+from prolip.evaluation.metrics.ranking import KS, Ranking, both_directions, retrieval_names
 from prolip.evaluation.metrics.selective import recall_auroc
 from prolip.evaluation.metrics.study import Study, study_retrieval
 from prolip.scores import Score
@@ -31,13 +38,7 @@ def names(dataset: Dataset) -> list[str]:
     return found + (dataset.further.names(dataset.info) if dataset.further else [])
 
 
-def evaluate(features: Features, score: Score, confusion: bool = False) -> tuple[Metrics, dict[str, Any]]:
-    """`retrieval_metrics`."""
-    metrics = retrieval_metrics(features, score)
-    return metrics, {"texts": len(features.captions), **too_small_for(retrieval_names(), metrics)}
-
-
-def retrieval_metrics(features: Features, score: Score) -> Metrics:
+def evaluate(features: Features, score: Score, confusion: bool = False) -> Evaluated:
     """Both directions by the most complete labels there are; where that is not each image's own captions, these too.
 
     `i2t/...`, `t2i/...`, `rsum`, `mean_recall@1` (DataComp's main metric: both directions at 1), and `own/...`; what
@@ -47,13 +48,30 @@ def retrieval_metrics(features: Features, score: Score) -> Metrics:
     labels = [own] if complete is None else [complete, own]
     i2t = blockwise.rank_sparse(scores.image_rows, *labels)
     t2i = blockwise.rank_sparse(scores.text_rows, *(relevance.transposed() for relevance in labels))
-    out: Metrics = {}
+    metrics: Metrics = {}
+    statistics: dict[str, Statistic] = {}
     for prefix, a, b in zip(("", "own/"), i2t, t2i):
         both = both_directions(a, b)
         both["mean_recall@1"] = (both["i2t/R@1"] + both["t2i/R@1"]) / 2
-        out |= {f"{prefix}{name}": value for name, value in both.items()}
+        metrics |= {f"{prefix}{name}": value for name, value in both.items()}
+        statistics |= {f"{prefix}{name}": value for name, value in statistics_of(a, b).items() if name in both}
     dataset = features.dataset
-    return out | (dataset.further.metrics(scores, dataset.info) if dataset.further else {})
+    metrics |= dataset.further.metrics(scores, dataset.info) if dataset.further else {}
+    info = {"texts": len(features.captions), **too_small_for(retrieval_names(), metrics)}
+    return Evaluated(metrics, info, statistics)
+
+
+def statistics_of(i2t: Ranking, t2i: Ranking) -> dict[str, Statistic]:
+    """The metrics that are means over queries, images of one direction and texts of the other."""
+    out: dict[str, Statistic] = {}
+    for way, ranking, queries in (("i2t", i2t, "images"), ("t2i", t2i, "texts")):
+        kept = ranking.answerable
+        values = {f"R@{k}": ranking.hit(k).double().where(kept, torch.nan) for k in KS}
+        values |= {"mAP@R": ranking.ap_at_r, "R-Precision": ranking.r_precision}
+        out |= {f"{way}/{name}": mean_of(value, queries) for name, value in values.items()}
+    out["mean_recall@1"] = combine([(0.5, out["i2t/R@1"]), (0.5, out["t2i/R@1"])])
+    out["rsum"] = combine([(100.0, out[f"{way}/R@{k}"]) for way in ("i2t", "t2i") for k in KS])
+    return out
 
 
 def relevance_of(features: Features) -> tuple[Relevance, Relevance | None]:

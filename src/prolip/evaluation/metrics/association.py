@@ -35,8 +35,12 @@ def association_metrics(instances: Sequence[Candidates]) -> dict[str, float]:
     The main one is over 10 to 12 candidates. Raises ValueError for an instance without a true candidate.
     """
     values = jaccards(instances)
+    return {name: float(values[kept].mean()) for name, kept in parts(instances).items()}
+
+
+def parts(instances: Sequence[Candidates]) -> dict[str, np.ndarray]:
+    """Which instances each of the metrics is over, (A,) bool: all, and those of some numbers of candidates."""
     sizes = np.array([len(instance.scores) for instance in instances])
-    parts = {f"jaccard_score_{n}": sizes == n for n in (5, 6, 10, 12)}
-    parts |= {"jaccard_score_5-6": sizes <= 6, "jaccard_score_10-12": sizes >= 10}
-    out = {"avg_jaccard_score": float(values.mean())}
-    return out | {name: float(values[kept].mean()) for name, kept in parts.items() if kept.any()}
+    found = {"avg_jaccard_score": sizes > 0} | {f"jaccard_score_{n}": sizes == n for n in (5, 6, 10, 12)}
+    found |= {"jaccard_score_5-6": sizes <= 6, "jaccard_score_10-12": sizes >= 10}
+    return {name: kept for name, kept in found.items() if kept.any()}

@@ -89,9 +89,9 @@ def study_classification(
 
     image (N, D), classes (C, D): None for a model without uncertainty, which `uncertainty` reads off them, (N,) and
     (C,); score: what made the scores, whose softmax and match probability these are, None: there are none; neighbours:
-    R-AUROC too, which takes N^2 scores. Refused by `score` (the negative of the best), `image` (its uncertainty), `pair` (plus that of the class
-    chosen); `refusal/R-AUROC`, `refusal/1-NN`; `calibration/confidence/...` of the class chosen, by softmax, and
-    `calibration/match/...` of all pairs of image and class.
+    R-AUROC too, which takes N^2 scores. Refused by `score` (the negative of the best), `image` (its uncertainty),
+    `pair` (plus that of the class chosen); `refusal/R-AUROC`, `refusal/1-NN`; `calibration/confidence/...` of the class
+    chosen, by softmax, and `calibration/match/...` of all pairs of image and class.
     """
     score = score or CSDScore()
     scores = scores if isinstance(scores, PairScores) else PairScores.from_matrix(scores)
