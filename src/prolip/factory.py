@@ -4,6 +4,7 @@ from __future__ import annotations
 import logging
 import os
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import torch
@@ -123,7 +124,7 @@ def _extend(model: ProLIP) -> None:
     except (TypeError, ValueError) as error:
         raise ValueError(f"method_cfg.config does not fit the method {given['name']!r}: {error}") from error
     if method.extend is not None:
-        method.extend(model, config)
+        model.extend(partial(method.extend, config=config))
 
 
 def _check_memory(config: dict[str, Any]) -> None:

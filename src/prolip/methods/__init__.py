@@ -76,10 +76,10 @@ def find_score(name: str) -> type[Score]:
         return scores[ALIASES.get(name, name)]
     if name in MEASURES:
         return measure_score(name)
-    known = [*scores, *MEASURES]
+    known = list(dict.fromkeys([*scores, *MEASURES]))
     near = get_close_matches(str(name), known, n=3, cutoff=0.4)
     hint = f"did you mean {' or '.join(near)}? " if near else ""
-    raise ValueError(f"the score {name!r} is unknown: {hint}known are {', '.join(dict.fromkeys(known))}")
+    raise ValueError(f"the score {name!r} is unknown: {hint}known are {', '.join(known)}")
 
 
 def score_from_dict(values: Mapping[str, Any]) -> Score:

@@ -115,14 +115,14 @@ class Method(NamedTuple):
 
     config: the dataclass that the command line shows; objective: the loss that it configures; score: how trained models
     compare, `score.of(model)`; probabilistic: whether their variances mean something, or inputs are points; extend: a
-    function of a fresh model and the config, which adds modules; the model's config.json then has a copy of the config.
+    function of a fresh model and `config=`, which adds modules; the model's config.json then has a copy of the config.
     """
 
     config: type
     objective: type[Objective]
     score: type[Score]
     probabilistic: bool = True
-    extend: Callable[[Any, Any], None] | None = None
+    extend: Callable[..., None] | None = None
 
 
 def logit_scale_and_bias(model: Any) -> Reps:

@@ -1,7 +1,7 @@
 """ProLIP: an image and a text tower that map their inputs to Gaussians of one space; the logit's scale and bias."""
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -89,6 +89,18 @@ class ProLIP(nn.Module):
         self.special_token_ids: tuple[int, ...] = own.special_token_ids
         self.set_pixel_statistics(OPENAI_DATASET_MEAN, OPENAI_DATASET_STD)
         self._looked: set[str] = set()
+        self._extension: Callable[[ProLIP], None] | None = None
+        self._added: frozenset[str] = frozenset()
+
+    def extend(self, add: Callable[[ProLIP], None]) -> None:
+        """Let a method add modules, once, which from here on belong to the model like any other part of it."""
+        before = self.state_dict().keys()
+        add(self)
+        self._extension, self._added = add, frozenset(self.state_dict().keys() - before)
+
+    def added_names(self) -> frozenset[str]:
+        """The names in the state dict of what `extend` added."""
+        return self._added
 
     def set_pixel_statistics(self, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
         """What uint8 images are normalised with; `create_model_and_transforms`' transforms do it on the CPU instead."""
@@ -175,6 +187,8 @@ class ProLIP(nn.Module):
     def twin(self) -> ProLIP:
         """A model of the same configuration and preprocessing, on the CPU, with initial weights."""
         other = ProLIP(self.config)
+        if self._extension is not None:
+            other.extend(self._extension)
         other.visual.preprocess_cfg = self.visual.preprocess_cfg
         other.pixel_mean, other.pixel_std = self.pixel_mean, self.pixel_std
         return other
@@ -197,20 +211,18 @@ class ProLIP(nn.Module):
         return f"embed_dim={self.embed_dim}, forward={own['forward']}, mask_padding={own['mask_padding']}"
 
 
-HEADS = ("visual.proj", "text.text_projection", "uncertainty_proj", "text.text_uncertainty_projection", "logit_")
 EMBEDDINGS = ("embedding", "cls_emb", "unc_emb")
 
 
 def cast_to(model: ProLIP, dtype: torch.dtype, pure: bool = False) -> ProLIP:
     """Store the transformers' weights in `dtype`; norms, heads, scale and bias stay float32, and so do token and
-    position embeddings unless `pure`. Build the model with `low_precision=True`, so that its norms accept both.
+    position embeddings unless `pure`, and what a method adds. Build the model with `low_precision=True`, so that its
+    norms accept both.
     """
     norms = {id(p) for m in model.modules() if isinstance(m, nn.LayerNorm) for p in m.parameters()}
+    depths = model.depths()
     for name, parameter in model.named_parameters():
-        head = any(part in name for part in HEADS)
         embedding = any(part in name for part in EMBEDDINGS)
-        if id(parameter) not in norms and not head and (pure or not embedding):
+        if id(parameter) not in norms and depths.get(name, 0) > 0 and (pure or not embedding):
             parameter.data = parameter.data.to(dtype)
     return model
-
-

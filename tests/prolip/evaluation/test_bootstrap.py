@@ -65,7 +65,8 @@ def test_intervals_hold_the_truth_as_often_as_they_say():
 
 def test_a_difference_is_taken_on_the_same_draws():
     easy = RNG.normal(size=400)
-    first, second = {"m": mean_of(easy, "images")}, {"m": mean_of(easy + 0.1, "images"), "other": mean_of(easy, "images")}
+    first = {"m": mean_of(easy, "images")}
+    second = {"m": mean_of(easy + 0.1, "images"), "other": mean_of(easy, "images")}
     found = paired(first, second)
     assert list(found) == ["m"]
     np.testing.assert_allclose(found["m"], 0.1)  # what is hard for both leaves no trace

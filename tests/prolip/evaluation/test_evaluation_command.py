@@ -185,7 +185,7 @@ def test_a_file_system_that_refuses_what_its_permissions_allow_is_reported_befor
     (["--dataset", "wds:nowhere"], "give --model and --dataset, or --features DIR"),
     (["--model", "MODEL", "--dataset", "wds:/nowhere/wds_x"], "no test set at /nowhere/wds_x"),
     (["--model", "ViT-B-32", "--dataset", "SET"], "no weights are given: use --pretrained"),
-    (["--model", "MODEL", "--dataset", "SET", "--similarity", "nearness"], "measure 'nearness' is unknown"),
+    (["--model", "MODEL", "--dataset", "SET", "--similarity", "nearness"], "'nearness' is unknown"),
     (["--features", "kept", "--model", "MODEL"], "--features evaluates without a model: drop --model"),
     (["--features", "kept", "--instances", "/nowhere.json"], "--instances: no file /nowhere.json"),
     (["--features", "/nowhere"], "no features in /nowhere"),

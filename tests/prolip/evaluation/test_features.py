@@ -236,7 +236,7 @@ def test_features_of_every_kind_are_as_good_without_the_model(tmp_path, model, r
         assert replace(a.dataset, samples=b.dataset.samples) == b.dataset and a.model == b.model
         for field in ("labels", "owners", "groups"):
             np.testing.assert_array_equal(getattr(a, field), getattr(b, field))
-        assert evaluate_features(a) == evaluate_features(b)
+        assert evaluate_features(a)[:2] == evaluate_features(b)[:2]
         with pytest.raises(FileNotFoundError, match="only the features of"):
             next(b.dataset.samples())
 

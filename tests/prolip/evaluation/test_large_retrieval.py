@@ -207,5 +207,5 @@ def test_wrong_inputs_are_refused_by_name():
     scores[20, 2] = float("nan")
     with pytest.raises(ValueError, match="query 20 and item 2 is NaN"):
         large.rank_sparse(scores.__getitem__, relevance, elements=40)
-    with pytest.raises(ValueError, match="measure 'cosine' is unknown"):
+    with pytest.raises(ValueError, match="'cosine' is unknown"):
         PairScores.from_gaussians(gaussians(2, 0), gaussians(2, 1), "cosine")

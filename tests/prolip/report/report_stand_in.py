@@ -9,6 +9,7 @@ from PIL import Image
 from prolip.data.emoji import Concept, Corpus, Drawing
 from prolip.evaluation.metrics.classification import classification
 from prolip.evaluation.suites.emoji.evaluate import retrieval_metrics
+from prolip.evaluation.suites.emoji.levels import trace_metrics
 from prolip.evaluation.suites.emoji.result import Result
 from prolip.gaussian import Gaussian
 
@@ -53,7 +54,7 @@ def make_result(noise=0.6, traces=None, seed=0):
     }  # fmt: skip
     result = Result(corpus, image, text, np.array([len(t.split()) for t in table.texts]), {}, info)
     result.metrics |= retrieval_metrics(result)
-    result.metrics |= levels.trace_metrics(image, text, corpus, table, result.token_lengths)
+    result.metrics |= trace_metrics(image, text, corpus, table, result.token_lengths)
     labels = torch.from_numpy(corpus.drawing_concepts % 3)
     for kind in ("subgroup", "subgroup_plain", "subgroup_members"):
         scores = torch.rand(len(labels), 3, generator=g)

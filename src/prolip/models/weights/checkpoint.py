@@ -101,7 +101,8 @@ def load_checkpoint(
     adds to it keeps its initial values ([UNC] tokens with their positions, log-variance heads, the text's [CLS] with
     its position, the text projection's bias, rows of a larger vocabulary, and scale and bias if the checkpoint has no
     bias). Nothing else may be missing. image_grid: rows and columns of patches that the weights were trained with,
-    which their positions do not tell; without, those of the model if there are as many, else a square.
+    which their positions do not tell; without, those of the model if there are as many, else a square. What the
+    model's method adds keeps its initial values where the weights, of another method, have none of it.
     Raises `CheckpointError` naming every mismatch.
     """
     given = unwrap(source) if isinstance(source, Mapping) else read_state_dict(source, weights_only)
@@ -110,9 +111,11 @@ def load_checkpoint(
     for name in ("logit_scale", "logit_bias"):
         if name in state:
             state[name] = state[name].reshape(own[name].shape) if state[name].numel() == 1 else state[name]
+    added = {} if state.keys() & model.added_names() else {name: own[name] for name in model.added_names()}
     kept: set[str] = set()
     if init_uncertainty:
-        state, kept = from_deterministic(state, own)
+        state, kept = from_deterministic(state, {name: value for name, value in own.items() if name not in added})
+    state, kept = state | added, kept | added.keys()
     # Positions are fitted only to weights of the same parts: with one special token less their grid would be misread.
     same_parts = state.keys() == own.keys()
     grids = (image_grid, model.visual.grid_size)
