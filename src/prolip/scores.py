@@ -50,6 +50,10 @@ class Score(nn.Module):
         """All scores in a bounded workspace, (Q, D), (G, D) -> (Q, G)."""
         raise NotImplementedError
 
+    def forward(self, queries: Gaussian, gallery: Gaussian) -> Tensor:
+        """`pairwise`, for `torch.func.functional_call` with the parameters of a training step."""
+        return self.pairwise(queries, gallery)
+
     def factors(self, z: Gaussian) -> Factors | None:
         """One side in factors, where the score has them: an inner product then serves it exactly."""
         return None

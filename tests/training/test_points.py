@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from test_run import start
+from training_runs import start
 
 import prolip
 from prolip.evaluation.__main__ import main as evaluate

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -62,6 +62,8 @@ class Objective(nn.Module):
     #: Terms that are no part of the loss: those beside it in the line of progress, and those in metrics.jsonl alone.
     statistics: tuple[str, ...] = ("scale", "bias")
     details: tuple[str, ...] = ()
+    #: Representations that are the same for all micro-batches, as scalars are: the weights of a score.
+    shared: tuple[str, ...] = ()
     model: Any  # as nn.Module, whose attributes a type checker takes for tensors
     config: Any
 
@@ -92,7 +94,10 @@ class Objective(nn.Module):
         return z
 
     def embed(self, batch: Batch) -> Reps:
-        """Every pass of the model: rows (B, ...) and scalars (), by name. Rows of other counts than B are allowed."""
+        """Every pass of the model: rows (B, ...), scalars () and what is `shared`, by name.
+
+        Rows of other counts than B are allowed.
+        """
         raise NotImplementedError
 
     def terms(self, reps: Reps, batch: Batch) -> Terms:
@@ -159,19 +164,19 @@ def split_batch(batch: Batch, parts: int) -> list[Batch]:
     return pieces
 
 
-def join_reps(pieces: list[Reps]) -> Reps:
-    """Undo the cut for representations: rows are joined, scalars are the same everywhere and taken once."""
+def join_reps(pieces: list[Reps], shared: Collection[str] = ()) -> Reps:
+    """Undo the cut for representations: rows are joined, scalars and what is shared are taken once."""
     return {
-        name: value if value.ndim == 0 else torch.cat([piece[name] for piece in pieces])
+        name: value if value.ndim == 0 or name in shared else torch.cat([piece[name] for piece in pieces])
         for name, value in pieces[0].items()
     }
 
 
-def split_cotangents(cotangents: Reps, pieces: list[Reps]) -> list[Reps]:
-    """The cotangents of every micro-batch, whose representations are `pieces`; those of scalars are shared evenly."""
+def split_cotangents(cotangents: Reps, pieces: list[Reps], shared: Collection[str] = ()) -> list[Reps]:
+    """The cotangents of every micro-batch, whose representations are `pieces`; of what is taken once even parts."""
     shares: list[Reps] = [{} for _ in pieces]
     for name, value in cotangents.items():
-        if value.ndim == 0:
+        if value.ndim == 0 or name in shared:
             split = [value / len(pieces)] * len(pieces)
         else:
             split = list(value.split([len(piece[name]) for piece in pieces]))
@@ -212,12 +217,12 @@ def accumulate_backward(
         reps = [bare.embed(piece) for piece in pieces]
     # Before torch's pull request 165068 (2025) weights cast without a graph stayed for as long as an outer autocast.
     torch.clear_autocast_cache()
-    whole = {name: value.detach().requires_grad_() for name, value in join_reps(reps).items()}
+    whole = {name: value.detach().requires_grad_() for name, value in join_reps(reps, bare.shared).items()}
     with autocast():
         terms = bare.terms(whole, batch)
     scaled = scale_loss(terms["loss"])
     gradients = torch.autograd.grad(scaled, list(whole.values()), allow_unused=True, materialize_grads=True)
-    shares = split_cotangents(dict(zip(whole, gradients)), reps)
+    shares = split_cotangents(dict(zip(whole, gradients)), reps, bare.shared)
     del whole, gradients, reps
     with _replay(generators):
         for place, (piece, share) in enumerate(zip(pieces, shares)):

@@ -67,6 +67,8 @@ class ProbabilisticVisionTransformer(VisionTransformer):
 
     positional_embedding: nn.Parameter
     uncertainty_proj: LogVarianceHead | None
+    #: A method's own head: (last tokens (B, 2 + N, width), the Gaussian that the plain heads make) -> Gaussian.
+    head: nn.Module | None
 
     def __init__(
         self,
@@ -89,6 +91,7 @@ class ProbabilisticVisionTransformer(VisionTransformer):
             raise ValueError(f"vision_cfg.pool_type is {kwargs['pool_type']!r}: choose tok ([CLS]) or avg (patches)")
         super().__init__(**kwargs)
         width = self.class_embedding.numel()
+        self.head = None
         self.form = form
         if conv_stem:
             self.conv1 = ConvStem(width, self.patch_size[0])
@@ -127,7 +130,7 @@ class ProbabilisticVisionTransformer(VisionTransformer):
     def lock(self, unlocked_groups: int = 0, freeze_bn_stats: bool = False) -> None:
         """Freeze all but the last groups; the uncertainty branch belongs to the last one (the projections)."""
         super().lock(unlocked_groups, freeze_bn_stats)
-        for parameter in self.uncertainty_parameters():
+        for parameter in [*self.uncertainty_parameters(), *(self.head.parameters() if self.head is not None else ())]:
             parameter.requires_grad = unlocked_groups != 0
 
     def embed_patches(self, x: Tensor, keep: Tensor | None = None) -> Tensor:
@@ -194,6 +197,7 @@ class ProbabilisticVisionTransformer(VisionTransformer):
         x = self.transformer(self._embeds(x, keep))
         pooled, patches = self._pool(x)
         z = self.gaussian(x, pooled, normalize)
+        z = z if self.head is None else self.head(x, z)
         return (z, patches) if self.output_tokens else z
 
     def forward_intermediates(  # noqa: PLR0913 (OpenCLIP's signature)
@@ -235,6 +239,8 @@ class ProbabilisticTextTransformer(TextTransformer):
     """
 
     text_uncertainty_projection: LogVarianceHead | None
+    #: A method's own head: (last tokens (B, L + 2, width), the Gaussian that the plain heads make, ids) -> Gaussian.
+    head: nn.Module | None
 
     def __init__(
         self, *, form: str = "paper", mask_padding: bool = False, init_unc_bias: float = -10.0,
@@ -253,6 +259,7 @@ class ProbabilisticTextTransformer(TextTransformer):
         self.num_pos = self.context_length + SPECIAL_TOKENS
         self.positional_embedding = nn.Parameter(0.01 * torch.randn(self.num_pos, self.width))
         inputs = self.output_dim if form == "released" else self.width
+        self.head = None
         self.text_uncertainty_projection = LogVarianceHead(inputs, self.output_dim, init_unc_bias, init_unc_gain)
 
     @property
@@ -277,7 +284,7 @@ class ProbabilisticTextTransformer(TextTransformer):
     def lock(self, unlocked_layers: int = 0, freeze_layer_norm: bool = True) -> None:
         """Freeze all but the last layers; the uncertainty branch belongs to the last one (the projection)."""
         super().lock(unlocked_layers, freeze_layer_norm)
-        for parameter in self.uncertainty_parameters():
+        for parameter in [*self.uncertainty_parameters(), *(self.head.parameters() if self.head is not None else ())]:
             parameter.requires_grad = unlocked_layers != 0
 
     def padding_mask(self, text: Tensor, dtype: torch.dtype) -> Tensor:
@@ -314,6 +321,7 @@ class ProbabilisticTextTransformer(TextTransformer):
         x, mask = self._embeds(text)
         x = self.transformer(x, attn_mask=mask)
         z = self.gaussian(x, normalize)
+        z = z if self.head is None else self.head(x, z, text)
         return (z, x[:, :-SPECIAL_TOKENS]) if self.output_tokens else z
 
     def forward_intermediates(  # noqa: PLR0913 (OpenCLIP's signature)

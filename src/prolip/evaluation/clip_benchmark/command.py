@@ -30,6 +30,7 @@ from prolip.evaluation.datasets.base import DamagedData
 from prolip.evaluation.datasets.wds import read_kind
 from prolip.evaluation.model import choose_score, is_probabilistic, score_of
 from prolip.factory import create_model_and_transforms
+from prolip.methods import find_score
 from prolip.models.registry import find_weights
 from prolip.models.tokenizer import get_tokenizer
 from prolip.models.weights.checkpoint import CheckpointError
@@ -54,8 +55,8 @@ def own_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parser.add_argument(
-        "--similarity", choices=["csd", "mean"],
-        help="how our models compare: csd, with their variances, or the cosine of the means (default: as their method)",
+        "--similarity", type=score_called, metavar="SCORE",
+        help="how our models compare: csd, mean or a measure (default: the score of their method)",
     )  # fmt: skip
     parser.add_argument("--amp", action="store_true", help="mixed precision; without it all is computed in float32")
     parser.add_argument("--tokenizer", help="a folder, a file or bpe: another tokenizer than the ProLIP model's own")
@@ -66,6 +67,14 @@ def own_parser() -> argparse.ArgumentParser:
         "--output", help="as below, with {similarity} as one more field, which the default has for ProLIP models"
     )
     return parser
+
+
+def score_called(name: str) -> str:
+    """A score's name, which argparse refuses where there is no such score."""
+    try:
+        return find_score(name).name
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def load_prolip(model_name, pretrained, cache_dir, device, *, similarity: str | None, tokenizer: str | None = None):

@@ -9,6 +9,7 @@ them alone as well, and refuse to be normalised; everything after that is clip_b
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -33,6 +34,33 @@ class Scored(Tensor):
         return super().__torch_function__(func, types, args, kwargs or {})
 
 
+class Packed(Tensor):
+    """Gaussians as rows [mean, log_var, side], side 1 of images, -1 of texts: a product of both sides is their score.
+
+    For scores that are no dot product. A factor (clip_benchmark's 100) scales whole rows, so it is read off `side`.
+    """
+
+    score: ClassVar[Score]
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        """PyTorch's hook for functions of tensors: products are scores, `F.normalize` leaves rows as they are."""
+        if func is F.normalize:
+            return args[0] if args else kwargs["input"]
+        if func in (torch.matmul, Tensor.matmul, Tensor.__matmul__):
+            left, right = args
+            return cls.products(left.as_subclass(Tensor), right.as_subclass(Tensor).mT)
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+    @classmethod
+    def products(cls, left: Tensor, right: Tensor) -> Tensor:
+        """The scores of two sides, images first in the score whichever stands first here: (N, P), (M, P) -> (N, M)."""
+        if left[0, -1] < 0:
+            return cls.products(right, left).mT
+        images, texts = (Gaussian(*(x[:, :-1] / x[:, -1:].abs()).float().chunk(2, dim=1)) for x in (left, right))
+        return cls.score.pairwise(images, texts) * left[:, -1:] * right[:, -1].abs()
+
+
 def image_vectors(z: Gaussian, score: Score | None = None) -> Tensor:
     """[vector, offset, 1] of a score's factors in float64, of csd's without one: (N, D) -> (N, P + 2)."""
     vector, offset = _factors(z, score)
@@ -46,26 +74,23 @@ def text_vectors(z: Gaussian, score: Score | None = None) -> Tensor:
 
 
 def _factors(z: Gaussian, score: Score | None) -> tuple[Tensor, Tensor]:
-    """Vectors (N, P) and offsets (N, 1) in float64. ValueError for a score that has none."""
-    score = CSDScore() if score is None else score
-    factors = score.factors(z.to(torch.float64))
-    if factors is None:
-        raise ValueError(
-            f"the score {score.name!r} is no dot product, and clip_benchmark knows no other: give --similarity csd or "
-            "mean, or use python -m prolip.evaluation"
-        )
+    """Vectors (N, P) and offsets (N, 1) in float64, of a score that has them."""
+    factors = (CSDScore() if score is None else score).factors(z.to(torch.float64))
+    assert factors is not None
     return factors.vector, factors.offset.unsqueeze(1)
 
 
 class GaussianEncoder(nn.Module):
     """A probabilistic model with OpenCLIP's two methods.
 
-    score: by its factors, vectors as above; `MeanScore`, the unit means, with which clip_benchmark runs as it is.
+    score: by its factors, vectors as above, or rows of `Packed`; `MeanScore`, the unit means, with which clip_benchmark
+    runs as it is.
     """
 
     def __init__(self, model: nn.Module, score: Score):
         super().__init__()
         self.model, self.score = model, score
+        self.packed: type[Packed] = type("Packed", (Packed,), {"score": score})
 
     @property
     def of_means(self) -> bool:
@@ -73,14 +98,21 @@ class GaussianEncoder(nn.Module):
         return isinstance(self.score, MeanScore)
 
     def encode_image(self, image: Tensor, normalize: bool = True) -> Tensor:
-        """Images (B, 3, H, W) -> (B, P + 2), or (B, D) for the means."""
+        """Images (B, 3, H, W) -> rows (B, P), or (B, D) for the means."""
         z = self.model.encode_image(image, normalize=normalize)  # type: ignore[operator]
-        return z.mean if self.of_means else image_vectors(z, self.score).as_subclass(Scored)
+        return z.mean if self.of_means else self.rows(z, 1.0)
 
     def encode_text(self, text: Tensor, normalize: bool = True) -> Tensor:
-        """Token ids (B, L) -> (B, P + 2), or (B, D) for the means."""
+        """Token ids (B, L) -> rows (B, P), or (B, D) for the means."""
         z = self.model.encode_text(text, normalize=normalize)  # type: ignore[operator]
-        return z.mean if self.of_means else text_vectors(z, self.score).as_subclass(Scored)
+        return z.mean if self.of_means else self.rows(z, -1.0)
+
+    def rows(self, z: Gaussian, side: float) -> Tensor:
+        """What clip_benchmark multiplies: side 1 of images, -1 of texts."""
+        if self.score.factors(z.select(slice(0, 1))) is not None:
+            return (image_vectors if side > 0 else text_vectors)(z, self.score).as_subclass(Scored)
+        ends = torch.full_like(z.mean[:, :1], side)
+        return torch.cat([z.mean, z.log_var, ends], dim=1).as_subclass(self.packed)
 
 
 def class_vectors(
@@ -91,7 +123,7 @@ def class_vectors(
     device: str,
     amp: bool,
 ) -> Tensor:
-    """Every class as the mixture of its prompts, N(mean of the means, mean of the variances): (P + 2, C), float64.
+    """Every class as the mixture of its prompts, N(mean of the means, mean of the variances): (P, C).
 
     The columns of clip_benchmark's classifier, with the traces of texts and images in the scores (a trace of an image
     changes nothing between classes, but much between images, which multi-label precision ranks). templates: {c} where
@@ -105,7 +137,7 @@ def class_vectors(
         texts = [text for group in groups for text in group]
         z = embed_texts(encode, tokenizer, texts)
         parts.append(mix_groups(z, [len(group) for group in groups]))
-    return text_vectors(concatenate(parts), model.score).mT.contiguous().to(device)
+    return model.rows(concatenate(parts), -1.0).to(device).mT.contiguous()
 
 
 def prompts(classname: str, templates: Sequence[str] | Mapping[str, Sequence[str]]) -> list[str]:
