@@ -29,9 +29,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from prolip.evaluation.datasets import coco
 from prolip.evaluation.metrics import blockwise as large
 from prolip.evaluation.metrics.blockwise import PairScores, Relevance
-from prolip.evaluation.suites import coco
 from prolip.gaussian import Gaussian
 
 WAYS = ("package", "matrix", "function")

@@ -17,14 +17,15 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 from torchvision.transforms import Compose, Normalize, PILToTensor, ToTensor
 
-import prolip
 from prolip.data.augment.affine import DeviceAugment, DeviceTransform
 from prolip.data.augment.colour import ColourConfig, ColourJitter
 from prolip.data.augment.crops import RandomCrop
 from prolip.data.augment.fast_input import split_augmentation
 from prolip.data.loader import Transform
+from prolip.factory import create_model_from_pretrained
 from prolip.methods import find_method
 from prolip.methods.base import Objective
+from prolip.models.tokenizer import get_tokenizer
 from training.config import Config, RunConfig
 from training.distributed import World
 from training.flags import FlagError
@@ -45,7 +46,7 @@ def build_tokenizer(config: Config) -> Any:
     if config.data.dataset_type == "synthetic" and not config.val.asked_for:
         return None
     wanted = config.model
-    return prolip.get_tokenizer(wanted.model, tokenizer=wanted.tokenizer, context_length=wanted.force_context_length)
+    return get_tokenizer(wanted.model, tokenizer=wanted.tokenizer, context_length=wanted.force_context_length)
 
 
 def method_cfg(config: Config) -> dict[str, Any]:
@@ -78,7 +79,7 @@ def build_teacher(address: str | None, device: torch.device) -> nn.Module | None
     if address is None:
         return None
     with torch.random.fork_rng(devices=[]):  # what a run draws does not depend on it
-        teacher = prolip.create_model_from_pretrained(address, device=device, return_transform=False)
+        teacher = create_model_from_pretrained(address, device=device, return_transform=False)
     return teacher.eval().requires_grad_(False)
 
 

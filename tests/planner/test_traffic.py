@@ -20,7 +20,8 @@ from prolip.gaussian import Gaussian
 from prolip.losses import Factors, Matches, csd_factors, ppcl_over_ranks
 from prolip.losses import ring as real_ring
 from prolip.losses.gathered import row_width, score_gathered
-from prolip.losses.pairs import Columns, Needs, Positives, add_pairs, finish, zero_columns, zero_rows
+from prolip.losses.pairs import Columns, Needs, add_pairs, finish, zero_columns, zero_rows
+from prolip.losses.positives import Positives
 from prolip.losses.ring import GRADIENT_TAG, TEXT_TAG
 
 LOCAL, DIM = 6, 10

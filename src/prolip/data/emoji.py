@@ -29,6 +29,8 @@ from prolip.data.survey import survey
 from prolip.utils.documents import shown
 
 LEVELS = ("group", "subgroup", "keyword", "name")  # general to specific
+#: Prompts for small drawings; ("{}",) is the bare name.
+TEMPLATES = ("{}", "a drawing of {}", "a picture of {}", "an icon of {}")
 FIELDS = ("group", "subgroup", "keyword", "name", "hexcode", "style")
 WANTED = "give shards of the emoji corpus, .webp with .json, e.g. data/emoji/emojione.tar"
 

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from prolip.data.faults import FaultCounter
 from prolip.data.reading.table import show_counts
+from prolip.evaluation.datasets import coco
 from prolip.evaluation.datasets.base import Dataset
 from prolip.evaluation.datasets.specs import FORMS, open_dataset
 from prolip.evaluation.feature_store import FeatureStore, slug
@@ -27,7 +28,6 @@ from prolip.evaluation.features import Features, load_features, task_key
 from prolip.evaluation.kinds.base import pair_scores
 from prolip.evaluation.loading import RANDOM, load_embedder
 from prolip.evaluation.model import PRECISIONS
-from prolip.evaluation.suites import coco
 from prolip.evaluation.table import compare_results, format_intervals, format_table, format_uncertainty
 from prolip.evaluation.task import TaskResult, compute_features, evaluate_dataset, study_features
 from prolip.methods import find_score

@@ -19,13 +19,13 @@ from PIL import Image
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-import prolip
 from prolip.data.samples import decoding
 from prolip.evaluation.model import PRECISIONS, Embedder, Loaded, PointModel, check_device, embedder_of
-from prolip.factory import flattening
+from prolip.factory import create_model_and_transforms, flattening
 from prolip.models.config import check_openclip, is_released, near_matches
 from prolip.models.config_rules import RULES, check_values
-from prolip.models.tokenizer import ALL_NAMES, BPETokenizer, cut, first_line
+from prolip.models.registry import list_models
+from prolip.models.tokenizer import ALL_NAMES, BPETokenizer, cut, first_line, get_tokenizer
 from prolip.models.weights.checkpoint import CheckpointError, find_in, read_config, read_state_dict
 from prolip.models.weights.hub import HubFileNotFoundError, hub_file, hub_files
 from prolip.models.weights.unreadable import CONFIG_NAMES, WEIGHT_NAMES, why_no_model, why_no_name
@@ -76,8 +76,8 @@ def load_prolip(model: str, pretrained: str | None, tokenizer: str | None) -> Lo
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
         load = pretrained is not None or not is_bare(model)
-        network, _, preprocess = prolip.create_model_and_transforms(model, pretrained, load_weights=load)
-    return Loaded(network, preprocess, prolip.get_tokenizer(model, tokenizer=tokenizer))
+        network, _, preprocess = create_model_and_transforms(model, pretrained, load_weights=load)
+    return Loaded(network, preprocess, get_tokenizer(model, tokenizer=tokenizer))
 
 
 def load_openclip(model: str, pretrained: str | None, tokenizer: str | None) -> Loaded:
@@ -140,14 +140,14 @@ def is_prolip(model: str) -> bool:
     if schema:
         config, _ = read_config(config_file(model))
         return "prolip_cfg" in config or is_released(config)
-    if model in prolip.list_models():
+    if model in list_models():
         return True
     known = open_clip.list_models()
     if model.replace("/", "-") in known:
         return False
-    near = near_matches(model, [*prolip.list_models(), *known])
+    near = near_matches(model, [*list_models(), *known])
     if not near.startswith("did"):  # OpenCLIP's are too many to be listed
-        near = f"choose from {', '.join(prolip.list_models())}, or OpenCLIP's, open_clip.list_models()"
+        near = f"choose from {', '.join(list_models())}, or OpenCLIP's, open_clip.list_models()"
     raise ValueError(
         why_no_name(model)
         or f"unknown model {model!r}: {near} (or local-dir:<folder with config.json and weights>, hf-hub:<org/name>)"

@@ -7,11 +7,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from prolip.data.emoji import TEMPLATES
 from prolip.evaluation.model import embed_texts, encoder
 from prolip.gaussian import Gaussian, concatenate, mixture
-
-TEMPLATES = ("{}", "a drawing of {}", "a picture of {}", "an icon of {}")
-"""Prompts for small drawings; `templates=("{}",)` is the bare class name."""
 
 
 def class_gaussians(

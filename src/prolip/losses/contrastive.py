@@ -18,18 +18,8 @@ from prolip.losses.collectives import world_size
 from prolip.losses.factors import Factors, csd_factors
 from prolip.losses.gathered import row_width, score_gathered
 from prolip.losses.in_forward import Evaluation, differentiate
-from prolip.losses.pairs import (
-    Matches,
-    Needs,
-    Positives,
-    add_pairs,
-    check_block,
-    check_matches,
-    default_block,
-    finish,
-    zero_columns,
-    zero_rows,
-)
+from prolip.losses.pairs import Needs, add_pairs, check_block, default_block, finish, zero_columns, zero_rows
+from prolip.losses.positives import Matches, Positives, check_matches
 from prolip.losses.ring import neighbours, score_ring
 
 Exchange = Literal["ring", "gather"]

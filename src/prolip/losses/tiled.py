@@ -18,7 +18,7 @@ from torch import Tensor
 from prolip.gaussian import describe, upcast
 from prolip.losses.collectives import gather, rank_in, reduce_scatter
 from prolip.losses.in_forward import Evaluation, differentiate
-from prolip.losses.pairs import Matches, Positives, check_matches
+from prolip.losses.positives import Matches, Positives, check_matches
 from prolip.measures.tiles import without_autocast
 
 TILE = 256

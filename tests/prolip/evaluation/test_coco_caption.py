@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 
+from prolip.evaluation.datasets import coco
 from prolip.evaluation.datasets.base import Dataset
 from prolip.evaluation.features import Features
 from prolip.evaluation.metrics import ranking as metrics
 from prolip.evaluation.metrics.blockwise import PairScores
 from prolip.evaluation.model import ModelCard
-from prolip.evaluation.suites import coco
 from prolip.evaluation.task import evaluate_features
 from prolip.gaussian import Gaussian
 

@@ -5,7 +5,7 @@
 
 Retrieval: every distinct text stands once in the gallery, a name with its own drawing, another text with the first
 drawing that it is true of. `relevance.json` holds all further true pairs; a tool that does not read it sees one caption
-set per image. Classification: a drawing's class is its concept's subgroup or group, with `zero_shot.TEMPLATES` as
+set per image. Classification: a drawing's class is its concept's subgroup or group, with `data.emoji.TEMPLATES` as
 prompts.
 """
 from __future__ import annotations
@@ -21,12 +21,11 @@ import numpy as np
 from webdataset import TarWriter
 
 from prolip.data import emoji
-from prolip.data.emoji import Corpus
+from prolip.data.emoji import TEMPLATES, Corpus
 from prolip.data.faults import SampleFault
 from prolip.data.samples.decoding import decode_image
 from prolip.evaluation.datasets.wds import CLASSNAMES, COUNT, RELEVANCE, TYPE
 from prolip.evaluation.datasets.wds import TEMPLATES as TEMPLATE_FILE
-from prolip.evaluation.zero_shot import TEMPLATES
 from prolip.utils import console
 from prolip.utils.messages import naming
 from prolip.utils.outputs import check_output

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 from prolip.data.faults import FaultCounter
 from prolip.data.reading.shards import explain_missing
 from prolip.evaluation.datasets.base import WHOLE, DamagedData, Dataset, Sample, Share, fingerprint
+from prolip.evaluation.datasets.coco import FURTHER
 from prolip.evaluation.datasets.folders import read_bytes
 from prolip.evaluation.datasets.places import check_files
-from prolip.evaluation.suites.coco import FURTHER
 from prolip.utils.documents import loads
 
 #: Captions per image that the field evaluates: COCO's 5K test is 5,000 images and 25,000 captions, though some images
