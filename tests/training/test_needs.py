@@ -9,8 +9,9 @@ import torch
 
 import prolip
 from prolip.methods import METHODS
-from prolip.methods.base import Needs, Objective, logit_scale_and_bias
+from prolip.methods.base import Method, Needs, Objective, logit_scale_and_bias
 from prolip.models.weights.checkpoint import save_pretrained
+from prolip.scores import CSDScore
 from training.config import build_config
 from training.distributed import World
 from training.loop import train
@@ -54,7 +55,7 @@ class ToyObjective(Objective):
 
 @pytest.fixture
 def toy(monkeypatch):
-    monkeypatch.setitem(METHODS, "toy", (ToyConfig, ToyObjective))
+    monkeypatch.setitem(METHODS, "toy", Method(ToyConfig, ToyObjective, CSDScore))
 
 
 def make(tmp_path, data=None, **objective):

@@ -70,6 +70,9 @@ class DataConfig:
     known_matches: bool = option(
         False, "add the identities of all captions of each sample to the batches", follows="the method"
     )
+    unpaired: bool = option(
+        False, "give the texts of a batch in another order than its images: no image with its own", follows="the method"
+    )
     seed: int = option(0, "seed of order, captions and augmentation", follows="run.seed")
     prefetch: int | None = option(
         None,
@@ -101,6 +104,11 @@ class DataConfig:
         if self.captions < 0 or (self.known_matches and self.captions != 1):
             known = " with known matches" if self.known_matches else ""
             raise ValueError(f"captions is {self.captions}{known}: give {'1' if known else '0 or more'}")
+        if self.unpaired and (self.known_matches or self.batch_size // max(self.workers, 1) < 2):
+            raise ValueError(
+                f"unpaired texts{' with known matches' if self.known_matches else ''}, {self.batch_size} samples of "
+                f"{self.workers} workers: give two samples or more for each worker, and no known matches"
+            )
         if self.train_num_samples is not None and self.train_num_samples < 1:
             raise ValueError(f"--train-num-samples is {self.train_num_samples}: give 1 or more, or leave it out")
         if not 0 <= self.max_bad_fraction <= 1:

@@ -98,7 +98,8 @@ class Chunks(IterableDataset):
     def _collate(self, examples: list[Example]) -> Batch:
         chunk: Batch = {"image": torch.stack([example.image for example in examples])}
         if self.config.captions:
-            chunk["text"] = self._token_ids([example.text for example in examples])
+            texts = [example.text for example in examples]
+            chunk["text"] = self._token_ids([*texts[1:], texts[0]] if self.config.unpaired else texts)
         chunk["key"] = [example.key for example in examples]
         if self.config.known_matches:
             chunk["caption_id"] = torch.tensor([example.drawn_id for example in examples])

@@ -24,8 +24,8 @@ Terms = dict[str, Tensor]
 class Needs:
     """What a method asks of the run around it; by default nothing but pairs of an image and a text.
 
-    data: settings of `prolip.data.config.DataConfig` that follow from the method, `captions` and `known_matches`;
-    teacher: a model to learn from, by name or address: it is loaded, frozen, and given in the `Context`.
+    data: settings of `prolip.data.config.DataConfig` that follow from the method, `captions`, `known_matches` and
+    `unpaired`; teacher: a model to learn from, by name or address: it is loaded, frozen, and given in the `Context`.
     """
 
     data: Mapping[str, Any] = field(default_factory=dict)

@@ -40,6 +40,19 @@ def test_images_without_texts_are_read_where_none_is_wanted(tmp_path):
         build(tmp_path, captions=2, known_matches=True)
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_unpaired_texts_are_those_of_the_batch_and_of_no_image_beside_them(tmp_path, workers):
+    write_shards(tmp_path, [4, 4])
+    pairs, apart = (epoch(build(tmp_path, workers=workers, unpaired=unpaired)) for unpaired in (False, True))
+    for pair, other in zip(pairs, apart, strict=True):
+        assert torch.equal(pair["image"], other["image"]) and pair["key"] == other["key"]
+        assert not (pair["text"] == other["text"]).all(1).any()
+        assert sorted(pair["text"].tolist()) == sorted(other["text"].tolist())
+    for settings in ({"known_matches": True}, {"batch_size": 2, "workers": 2}):
+        with pytest.raises(ValueError, match="two samples or more for each worker, and no known matches"):
+            DataConfig(train_data="x", **({"batch_size": 4, "unpaired": True} | settings))
+
+
 def test_known_matches_name_the_drawn_and_all_captions(tmp_path):
     write_shards(tmp_path, [4, 4])
     loader = build(tmp_path, workers=2, known_matches=True, caption_sampling="name,keywords")
