@@ -5,7 +5,7 @@ import statistics
 from pathlib import Path
 from typing import NamedTuple
 
-from planner.models import describe
+from planner.models import count_of_run
 from prolip.utils.documents import loads, read_json
 from training.flags import FlagError
 
@@ -64,4 +64,4 @@ def read_model(config: Path, ranks: int) -> tuple[str | None, float | None]:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise FlagError(f"--measured: {config} is no configuration of a run ({type(error).__name__}: {error}): give the"
                         " folder that training wrote") from error  # fmt: skip
-    return name, describe(name, method, max(1, local)).flops
+    return name, count_of_run(name, method, max(1, local)).flops

@@ -56,7 +56,7 @@ class Model(NamedTuple):
         return FORWARD_AND_BACKWARD * sum(part.flops * part.share for part in self.passes)
 
 
-def describe(name: str, method: str, local_batch: int) -> Model:
+def count_of_run(name: str, method: str, local_batch: int) -> Model:
     """The counts of a model trained with a method at a batch per GPU, which rounds the rows of its further views."""
     ours = name in list_models()
     if not ours and name not in open_clip.list_models():

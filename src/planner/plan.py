@@ -8,9 +8,9 @@ from planner.failures import HOUR, Risk, risk
 from planner.hardware import Cluster, build_cluster
 from planner.measured import Measurement, read_measurement
 from planner.memory import gathered_bytes, memory
-from planner.models import Model, describe
+from planner.models import Model, count_of_run
 from planner.question import Question, Supply
-from planner.simulate import Result, simulate
+from planner.simulate import Simulated, simulate
 from planner.supply import Feed, feed, missing_shards
 from planner.traffic import Pairs, Step, pairs, step_times
 from prolip.flops import FORWARD_AND_BACKWARD
@@ -42,7 +42,7 @@ class Plan(NamedTuple):
     feed: Feed
     risk: Risk
     exchanges: dict[str, Pairs]
-    simulated: Result | None
+    simulated: Simulated | None
     verdict: list[str]
 
     @property
@@ -79,7 +79,7 @@ def make_plan(question: Question, gpus: int, run: Measurement | None, with_simul
     """The plan for this number of GPUs."""
     training = question.training
     local = training.global_batch // gpus
-    model = describe(training.model, training.method, local)
+    model = count_of_run(training.model, training.method, local)
     cluster = build_cluster(question.machines, gpus)
     if training.precision == "fp32":  # whose products the training program lets go in TF32
         cluster = dataclasses.replace(cluster, peak=cluster.tf32)

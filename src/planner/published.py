@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from planner.failures import HOUR
 from planner.hardware import GPUS
-from planner.models import describe
+from planner.models import count_of_run
 from planner.tables import align
 from prolip.flops import FORWARD_AND_BACKWARD
 
@@ -64,7 +64,7 @@ def check_published(runs: Sequence[Published] = RUNS) -> list[Check]:
     time does, so runs that recompute are compared by the FLOPs they do."""
     facts = []
     for run in runs:
-        flops = describe(run.model, "prolip", run.global_batch // run.gpus).flops
+        flops = count_of_run(run.model, "prolip", run.global_batch // run.gpus).flops
         rate = run.samples_per_second / run.gpus
         facts.append((run, flops, rate, rate * flops / (GPUS[run.gpu].bf16 * 1e12)))
     checks = []

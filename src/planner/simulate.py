@@ -37,7 +37,7 @@ class Exchange(NamedTuple):
     scored: Array | None
 
 
-class Result(NamedTuple):
+class Simulated(NamedTuple):
     """Of the steps that count: seconds of each (steps,), the same without waits, jitter and messages;
     mean seconds per step that a rank stood still, by what for."""
 
@@ -212,7 +212,7 @@ def gradients(step: Step, ranks: int, start: Array, end: Array) -> Array:
 
 def simulate(
     cluster: Cluster, step: Step, supply: Supply, noise: Noise, local: int, with_loader: bool = True
-) -> Result:
+) -> Simulated:
     """Play `noise.sim_steps` steps after a few that are not counted.
 
     Within a step: the batch is waited for; forward pass; PPCL; backward pass, behind which the gradients travel, bucket
@@ -245,4 +245,4 @@ def simulate(
         now = together + step.optimiser * lasting
         ends.append(float(now.max()))
     seconds = np.diff(ends)[WARM_UP:]
-    return Result(seconds, step.computing, {name: total / noise.sim_steps for name, total in waits.items()})
+    return Simulated(seconds, step.computing, {name: total / noise.sim_steps for name, total in waits.items()})

@@ -82,7 +82,7 @@ class Score(nn.Module):
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values from which `from_dict` makes the score, for embeddings that are kept without their model."""
-        trained = pack(self.state_dict())
+        trained = tensors_to_json(self.state_dict())
         return {"name": self.name, **self.settings()} | ({"state": trained} if trained else {})
 
     @classmethod
@@ -90,7 +90,7 @@ class Score(nn.Module):
         """What `to_dict` wrote."""
         given = {key: value for key, value in values.items() if key not in ("name", "state")}
         score = cls(**given)
-        score.load_state_dict(unpack(values.get("state", {})))
+        score.load_state_dict(tensors_from_json(values.get("state", {})))
         return score
 
     def extra_repr(self) -> str:
@@ -220,14 +220,14 @@ def index_vectors(score: Score, z: Gaussian, gallery: bool, distance: bool = Fal
     return torch.cat([vector, last.unsqueeze(-1)], -1)
 
 
-def pack(state: Mapping[str, Tensor]) -> dict[str, dict[str, Any]]:
+def tensors_to_json(state: Mapping[str, Tensor]) -> dict[str, dict[str, Any]]:
     """Tensors as JSON values: shape, and float32 in base 64."""
     return {name: {"shape": list(x.shape), "float32": base64.b64encode(x.float().cpu().numpy().tobytes()).decode()}
             for name, x in state.items()}  # fmt: skip
 
 
-def unpack(values: Mapping[str, Mapping[str, Any]]) -> dict[str, Tensor]:
-    """What `pack` made."""
+def tensors_from_json(values: Mapping[str, Mapping[str, Any]]) -> dict[str, Tensor]:
+    """What `tensors_to_json` made."""
     read = partial(np.frombuffer, dtype=np.float32)
     return {name: torch.from_numpy(read(base64.b64decode(x["float32"])).copy()).reshape(x["shape"])
             for name, x in values.items()}  # fmt: skip

@@ -224,7 +224,7 @@ def count_parameters(model: nn.Module) -> dict[str, tuple[int, int]]:
     return counts
 
 
-def describe(facts: Mapping[str, Any]) -> str:
+def aligned(facts: Mapping[str, Any]) -> str:
     """name: value lines with aligned values, for the start of a run."""
     width = max(map(len, facts))
     return "\n".join(f"  {name:<{width}}  {value}" for name, value in facts.items())

@@ -77,7 +77,7 @@ def train(run: Run) -> None:
     started_at = at.step
     run.trained.network.train()
     if at.step and evaluation_due(run.config.val, at, run.total_steps):  # the run ended before it, or in it
-        evaluate(run, watch)
+        evaluate_when_due(run, watch)
     while at.step < run.total_steps:
         loader.set_epoch(at.epoch)
         for batch in timed(iter(loader), watch):
@@ -91,7 +91,7 @@ def train(run: Run) -> None:
             if at.step < run.total_steps:
                 between_steps(run, watch)
                 if evaluation_due(run.config.val, at, run.total_steps):
-                    evaluate(run, watch)
+                    evaluate_when_due(run, watch)
             elif at.batch_in_epoch < loader.num_batches:
                 break  # at the end of an epoch, the loader is asked once more: it judges the faults of the whole epoch
         else:
@@ -191,7 +191,7 @@ def between_epochs(run: Run, watch: Stopwatch) -> None:
     if run.at.step == run.total_steps or (every and run.at.epoch % every == 0):
         checked_save(run, watch)
     if evaluation_due(run.config.val, run.at, run.total_steps):
-        evaluate(run, watch)
+        evaluate_when_due(run, watch)
 
 
 def end_here(run: Run, watch: Stopwatch, stop: int) -> None:
@@ -224,7 +224,7 @@ def evaluation_due(wanted: ValidationConfig, at: Position, total_steps: int) -> 
     return at.step == total_steps or by_steps or by_epochs
 
 
-def evaluate(run: Run, watch: Stopwatch) -> None:
+def evaluate_when_due(run: Run, watch: Stopwatch) -> None:
     """Measure the model by all ranks, its averaged twin too where there is one, unless that was done at this step.
 
     Stopped, between two test sets, where any rank was asked to: the evaluation is made up for when the run goes on.

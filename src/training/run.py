@@ -41,7 +41,7 @@ from training.health.norms import parts_of
 from training.health.preemption import EXIT_STOPPED, STOP, WAY_ON, Stopped
 from training.health.terms import StepGate, TermMeter
 from training.health.watchdog import Watchdog
-from training.log import RunLog, count_parameters, describe, duration
+from training.log import RunLog, aligned, count_parameters, duration
 from training.loop import train
 from training.model import (
     attention_for,
@@ -332,7 +332,7 @@ def summary(run: Run) -> str:
         "precision": f"{config.run.precision} on {world.device}" + (", compiled" if config.model.torchcompile else ""),
         "folder": str(run.kept.folder),
     }
-    return describe(facts)
+    return aligned(facts)
 
 
 def finish(run: Run, seconds: float) -> None:
@@ -365,11 +365,11 @@ def leave_models(trained: Trained, measured: Measured, kept: Kept, world: World)
 
 def leave_metrics(measured: Measured, kept: Kept) -> None:
     """The last evaluation: a table for the person, eval.json, and folders with embeddings for the report."""
-    from prolip.evaluation.suites.emoji import format_table
+    from prolip.evaluation.suites.emoji import format_corpus
 
     for prefix, result in measured.results.items():
         if result.corpus is not None:
             folder = "eval_ema" if prefix == EMA else "eval"
             result.corpus.save(kept.folder / folder)
-            kept.log.say(f"{folder}: {format_table(result.corpus)}")
+            kept.log.say(f"{folder}: {format_corpus(result.corpus)}")
     write_json(kept.folder / "eval.json", {"step": measured.step, **measured.metrics})

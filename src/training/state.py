@@ -25,7 +25,7 @@ from training.log import RunLog
 from training.model import Autocast
 
 if TYPE_CHECKING:  # evaluations bring scipy and more, which runs without any need not load
-    from prolip.evaluation.suites.emoji.result import Result
+    from prolip.evaluation.suites.emoji.result import CorpusResult
     from training.validation import Best, Validation
 
 #: What the metrics of the averaged model begin with.
@@ -88,7 +88,7 @@ class Evaluated:
 
     metrics: dict[str, float] = field(default_factory=dict)
     headlines: list[str] = field(default_factory=list)
-    corpus: Result | None = None
+    corpus: CorpusResult | None = None
 
 
 @dataclass(kw_only=True)

@@ -19,7 +19,7 @@ from prolip.evaluation.distributed import TaskLost, evaluate_over_ranks
 from prolip.evaluation.features import default_workers
 from prolip.evaluation.metrics.ranking import retrieval_names
 from prolip.evaluation.model import Embedder, Loaded, embedder_of
-from prolip.evaluation.suites.emoji import evaluate, gallery
+from prolip.evaluation.suites.emoji import evaluate_corpus, gallery
 from prolip.evaluation.task import metric_names
 from prolip.models.weights.checkpoint import save_pretrained
 from prolip.utils.messages import naming
@@ -57,7 +57,7 @@ class Validation:
         found = Evaluated()
         embedder = self.embedder(model, world)
         if self.corpus is not None and world.is_first:
-            found.corpus = evaluate(embedder, self.corpus)
+            found.corpus = evaluate_corpus(embedder, self.corpus)
             found.metrics |= found.corpus.metrics
         for task in self.tasks:
             between()

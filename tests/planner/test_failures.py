@@ -9,7 +9,7 @@ import pytest
 
 from planner.failures import best_interval, between_failures, expected_wall, risk
 from planner.hardware import build_cluster
-from planner.models import describe
+from planner.models import count_of_run
 from planner.question import Machines, Safety, Training
 
 
@@ -69,7 +69,8 @@ def test_the_default_rate_is_that_of_llama_3():
 
 
 def test_a_cadence_that_is_given_is_taken_and_never_beats_the_best():
-    model, cluster, training = describe("ProLIP-ViT-B-16", "prolip", 16), build_cluster(Machines(), 1024), Training()
+    model = count_of_run("ProLIP-ViT-B-16", "prolip", 16)
+    cluster, training = build_cluster(Machines(), 1024), Training()
 
     def wall(**cadence):
         return risk(model, training, cluster, Safety(mtbf_gpu_hours=500.0, **cadence), 0.1)
@@ -84,13 +85,13 @@ def test_a_cadence_that_is_given_is_taken_and_never_beats_the_best():
 
 
 def test_an_interval_beyond_the_end_of_the_run_is_its_end():
-    model, cluster = describe("ProLIP-ViT-B-16", "prolip", 512), build_cluster(Machines(), 32)
+    model, cluster = count_of_run("ProLIP-ViT-B-16", "prolip", 512), build_cluster(Machines(), 32)
     found = risk(model, Training(samples=16384 * 1000), cluster, Safety(every_samples=1e13), 0.2)
     assert found.every == pytest.approx(200.0) and found.lost == pytest.approx(100.0 + found.write)
     assert found.wall == pytest.approx(200.0, rel=0.001)
 
 
 def test_checkpoints_are_not_begun_before_the_last_one_is_written():
-    model, cluster = describe("ProLIP-ViT-H-14", "prolip", 16), build_cluster(Machines(), 1024)
+    model, cluster = count_of_run("ProLIP-ViT-H-14", "prolip", 16), build_cluster(Machines(), 1024)
     found = risk(model, Training(), cluster, Safety(checkpoint_gbs=0.01, mtbf_gpu_hours=1000.0), 0.1)
     assert found.best == found.write

@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 
-from planner.models import describe
+from planner.models import count_of_run
 from prolip import create_model
 from prolip.methods import METHODS
 
@@ -49,7 +49,7 @@ def ratio_of_seconds(first, second, turns):
     ids=["B-16 over S-16", "ProLIP over SigLIP"],
 )
 def test_one_run_predicts_another_by_their_flops(first, second, tolerance):
-    planned = describe(*first, ROWS).flops / describe(*second, ROWS).flops
+    planned = count_of_run(*first, ROWS).flops / count_of_run(*second, ROWS).flops
     measured = ratio_of_seconds(one_step(*first), one_step(*second), TURNS)
     print(f"\n{first} over {second}: planned {planned:.3f}, measured {measured:.3f}")
     assert measured == pytest.approx(planned, rel=tolerance)

@@ -25,7 +25,7 @@ from planner.memory import (
     memory,
     stream_bytes,
 )
-from planner.models import describe
+from planner.models import count_of_run
 from planner.question import Training
 from prolip import create_model
 from prolip.gaussian import Gaussian
@@ -78,7 +78,7 @@ def saved_bytes(network, kind, rows, half):
 @pytest.mark.parametrize("kind", ["image", "masked image", "text"])
 def test_activations_are_what_autograd_keeps(network, kind, half):
     """By the difference of two batches, so that copies of weights drop out. On the CPU, norms keep the stream."""
-    (part,) = [part for part in describe(NAME, "prolip", 8).passes if part.name == kind]
+    (part,) = [part for part in count_of_run(NAME, "prolip", 8).passes if part.name == kind]
     measured = (saved_bytes(network, kind, 3, half) - saved_bytes(network, kind, 1, half)) / 2
     planned = activations(part, 1, "none", half, norm_input=stream_bytes(part, half))
     assert planned == pytest.approx(measured, rel=TOLERANCE)
@@ -90,11 +90,11 @@ def test_bf16_copies_of_weights_are_what_autograd_keeps_besides(network):
         one, three = (saved_bytes(network, kind, rows, HALF) for rows in (1, 3))
         measured += one - (three - one) / 2
     # Biases are added, not kept: less than 1% of the copies.
-    assert describe(NAME, "prolip", 8).cast * HALF == pytest.approx(measured, rel=0.02)
+    assert count_of_run(NAME, "prolip", 8).cast * HALF == pytest.approx(measured, rel=0.02)
 
 
 def test_full_recomputation_keeps_what_enters_each_block(network):
-    (part,) = [part for part in describe(NAME, "prolip", 8).passes if part.name == "image"]
+    (part,) = [part for part in count_of_run(NAME, "prolip", 8).passes if part.name == "image"]
     network.set_grad_checkpointing(True)
     try:
         network.train()
@@ -107,14 +107,14 @@ def test_full_recomputation_keeps_what_enters_each_block(network):
 
 
 def test_cuda_keeps_more_of_a_norm_than_the_cpu_does():
-    (image, _, text) = describe(NAME, "prolip", 8).passes
+    (image, _, text) = count_of_run(NAME, "prolip", 8).passes
     assert activations(image, 1, "none", HALF) > activations(image, 1, "none", HALF, norm_input=HALF)
     assert activations(text, 1, "none", HALF) == activations(text, 1, "none", HALF, norm_input=FLOAT)
 
 
 @pytest.mark.parametrize("less, more", [("full", "selective"), ("selective", "none")])
 def test_recomputing_more_keeps_less(less, more):
-    for part in describe("ProLIP-ViT-B-16", "prolip", 8).passes:
+    for part in count_of_run("ProLIP-ViT-B-16", "prolip", 8).passes:
         assert activations(part, 1, less, HALF) < activations(part, 1, more, HALF)
 
 
@@ -217,7 +217,7 @@ def test_auto_is_what_the_training_chooses_on_gpus(gpus, batch):
 
 
 def test_an_exchange_that_is_asked_for_is_taken_and_counts_into_the_memory():
-    model = describe("ProLIP-ViT-B-16", "prolip", 512)
+    model = count_of_run("ProLIP-ViT-B-16", "prolip", 512)
     sizes = {e: memory(model, Training(gpus=[32], exchange=e), 32)["PPCL"] for e in ("auto", "ring", "gather")}
     assert sizes["auto"] == sizes["gather"] > gathered_bytes(512, model.dim, 32) > sizes["ring"]
     assert exchange_of(Training(gpus=[32], method="siglip"), 32, model.dim) == "ring"
@@ -231,11 +231,12 @@ def test_a_checkpoint_is_as_large_as_its_tensors():
     optimiser.step()
     state = [network.state_dict(), optimiser.state_dict()["state"]]
     measured = sum(x.numel() * x.element_size() for x in tree_leaves(state) if isinstance(x, torch.Tensor))
-    assert checkpoint_bytes(describe("ProLIP-ViT-test", "prolip", 8), Training()) == pytest.approx(measured, rel=0.01)
+    model = count_of_run("ProLIP-ViT-test", "prolip", 8)
+    assert checkpoint_bytes(model, Training()) == pytest.approx(measured, rel=0.01)
 
 
 def test_memory_is_16_bytes_a_parameter_under_ddp_and_a_shard_of_it_under_fsdp():
-    model = describe("ProLIP-ViT-SO400M-14", "prolip", 64)
+    model = count_of_run("ProLIP-ViT-SO400M-14", "prolip", 64)
     sizes = {}
     for parallel in ("ddp", "fsdp"):
         parts = memory(model, Training(model=model.name, gpus=[8], global_batch=512, parallel=parallel), 8)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from planner.measured import read_measurement
-from planner.models import describe
+from planner.models import count_of_run
 from planner.plan import make_plans
 from planner.question import Machines, Question, Safety, Speed, Supply, Training
 from planner.tables import SECTIONS, size, span
@@ -156,7 +156,7 @@ def test_a_measured_run_is_its_median_without_warm_up_and_waits(tmp_path):
     assert found.lines == 5
     assert found.samples_per_second == pytest.approx(400 / 2)
     assert found.data_wait == 0.0
-    assert (found.model, found.flops) == ("ProLIP-ViT-B-16", describe("ProLIP-ViT-B-16", "prolip", 512).flops)
+    assert (found.model, found.flops) == ("ProLIP-ViT-B-16", count_of_run("ProLIP-ViT-B-16", "prolip", 512).flops)
     assert read_measurement(str(folder / "metrics.jsonl"), 2) == found._replace(path=str(folder / "metrics.jsonl"))
 
 

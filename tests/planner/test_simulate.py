@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from planner.hardware import build_cluster
-from planner.models import describe
+from planner.models import count_of_run
 from planner.question import Machines, Noise, Supply, Training
 from planner.simulate import Draws, Links, Loader, collect, exchange, ring_links, simulate
 from planner.supply import feed
@@ -22,7 +22,7 @@ EASY = Supply(images_per_core=1e6, open_ms=0, stream_mbs=1e6, store_gbs=1e6)
 def setting(gpus, local=512, rate=4e14, by="auto", **machines):
     training = Training(gpus=[gpus], global_batch=gpus * local, exchange=by)
     cluster = build_cluster(Machines(**machines), gpus)
-    return cluster, step_times(describe(training.model, "prolip", local), training, cluster, rate)
+    return cluster, step_times(count_of_run(training.model, "prolip", local), training, cluster, rate)
 
 
 def uniform(size, text, sums):
@@ -50,7 +50,7 @@ def test_equal_ranks_without_jitter_take_the_step_of_the_formula(by, gpus, local
 def test_gradients_of_micro_batches_travel_behind_the_last_one():
     training = Training(gpus=[32], accum_freq=4)
     cluster = build_cluster(Machines(inter_gbs=1.0), 32)
-    step = step_times(describe(training.model, "prolip", 512), training, cluster, 4e14)
+    step = step_times(count_of_run(training.model, "prolip", 512), training, cluster, 4e14)
     assert step.reduce_exposed > step.reduce / step.buckets
     np.testing.assert_allclose(simulate(cluster, step, EASY, QUIET, 512).steps, step.seconds, rtol=0.02)
 

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from planner.hardware import build_cluster
 from planner.memory import gathered_bytes, kernel_sums
-from planner.models import describe
+from planner.models import count_of_run
 from planner.question import Machines, Training
 from planner.simulate import Draws, Links, exchange
 from planner.traffic import PAIR_VISITS, gather, payload, ring, scoring, step_times
@@ -20,12 +20,12 @@ from prolip.gaussian import Gaussian
 from prolip.losses import Factors, Matches, csd_factors, ppcl_over_ranks
 from prolip.losses import ring as real_ring
 from prolip.losses.gathered import row_width, score_gathered
-from prolip.losses.pairs import Columns, Needs, add_pairs, finish, zero_columns, zero_rows
+from prolip.losses.pairs import Columns, WantedGradients, add_pairs, finish, zero_columns, zero_rows
 from prolip.losses.positives import Positives
 from prolip.losses.ring import GRADIENT_TAG, TEXT_TAG
 
 LOCAL, DIM = 6, 10
-ALL = Needs(*[True] * len(Needs._fields))
+ALL = WantedGradients(*[True] * len(WantedGradients._fields))
 WORLDS = {2: [0, 1], 3: [0, 1, 2], 4: [0, 1, 2, 3]}
 # Operations that make a view or a constant: no kernel.
 NO_KERNEL = (
@@ -289,12 +289,12 @@ def test_a_slow_network_makes_the_ring_wait_for_two_messages_a_step():
 def test_one_gpu_sends_nothing():
     found = ring(512, 768, cluster(1))
     assert (found.messages, found.sent, found.exposed) == (0, 0, 0.0)
-    model = describe("ProLIP-ViT-test", "prolip", 64)
+    model = count_of_run("ProLIP-ViT-test", "prolip", 64)
     assert step_times(model, Training(global_batch=64, gpus=[1]), cluster(1), 1e12).reduce == 0
 
 
 def test_gradients_are_reduced_in_float32_and_hidden_but_for_the_last_bucket():
-    model, training = describe("ProLIP-ViT-B-16", "prolip", 512), Training()
+    model, training = count_of_run("ProLIP-ViT-B-16", "prolip", 512), Training()
     step = step_times(model, training, cluster(32), 0.4 * 989e12)
     assert step.reduce_bytes == pytest.approx(2 * 31 / 32 * 4 * model.parameters)
     assert step.reduce_exposed == pytest.approx(step.reduce / step.buckets)
@@ -303,6 +303,6 @@ def test_gradients_are_reduced_in_float32_and_hidden_but_for_the_last_bucket():
 
 
 def test_recomputing_everything_takes_a_third_longer_in_the_towers():
-    model = describe("ProLIP-ViT-B-16", "prolip", 512)
+    model = count_of_run("ProLIP-ViT-B-16", "prolip", 512)
     plain, again = (step_times(model, Training(recompute=r), cluster(32), 4e14) for r in ("none", "full"))
     assert again.forward + again.backward == pytest.approx((plain.forward + plain.backward) * 4 / 3)

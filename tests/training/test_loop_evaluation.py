@@ -10,7 +10,7 @@ from torch import nn
 from training_runs import make
 
 from training.log import Stopwatch
-from training.loop import evaluate
+from training.loop import evaluate_when_due
 from training.state import Evaluated
 from training.validation import Best
 
@@ -24,7 +24,7 @@ def test_evaluation_leaves_the_model_in_training_mode(tmp_path):
             return Evaluated({"names/i2t/R@1": float(model is run.trained.ema.module)})
 
     run.measured.validation = Measuring()
-    evaluate(run, Stopwatch())
+    evaluate_when_due(run, Stopwatch())
     assert run.trained.objective.model.training
     assert run.measured.metrics == {"names/i2t/R@1": 0.0, "ema/names/i2t/R@1": 1.0}
 
@@ -48,7 +48,7 @@ def test_models_in_shards_are_made_whole_one_at_a_time(tmp_path, monkeypatch):
 
     monkeypatch.setattr("training.loop.whole_model", whole)
     run.measured.validation = Measured()
-    evaluate(run, Stopwatch())
+    evaluate_when_due(run, Stopwatch())
     assert len(copies) == 2 and copies[1]() is None and run.measured.metrics == {"f": 1.0, "ema/f": 1.0}
 
 
@@ -64,7 +64,7 @@ def test_an_evaluation_compiles_nothing(tmp_path):
 
     layer(torch.ones(2, 3))
     run.measured.validation = Embedding()
-    evaluate(run, Stopwatch())
+    evaluate_when_due(run, Stopwatch())
     assert len(compiled) == 1 and run.measured.results[""].metrics.keys() == {"5", "7"}
     layer(torch.ones(9, 3))
     assert len(compiled) == 2
@@ -76,7 +76,7 @@ def test_the_best_is_chosen_among_the_models_that_its_figure_is_of(tmp_path, mon
     run.measured.validation, run.measured.best, saved = Measured(), Best(tmp_path / "best", metric), []
     monkeypatch.setattr("training.validation.save_pretrained", lambda model, folder, tokenizer: saved.append(model))
     (tmp_path / "best").mkdir()
-    evaluate(run, Stopwatch())
+    evaluate_when_due(run, Stopwatch())
     assert saved == [{"plain": run.trained.objective.model, "averaged": run.trained.ema.module}[kept]]
 
 
@@ -84,7 +84,7 @@ def test_a_best_model_that_cannot_be_kept_does_not_end_the_run(tmp_path, capsys)
     run = make(tmp_path)
     (tmp_path / "file").touch()
     run.measured.validation, run.measured.best = Measured(), Best(tmp_path / "file" / "best", "f")
-    evaluate(run, Stopwatch())
+    evaluate_when_due(run, Stopwatch())
     run.kept.log.close()
     assert "warning: the best model was NOT kept, the run goes on: NotADirectoryError" in capsys.readouterr().out
     assert json.loads((run.kept.folder / "metrics.jsonl").read_text())["f"] == 1.0

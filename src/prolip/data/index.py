@@ -36,7 +36,7 @@ from prolip.utils import console
 from prolip.utils.messages import naming
 
 
-class Result(NamedTuple):
+class IndexedShard(NamedTuple):
     """What became of one shard. entry: None where it could not be read, message then says why, as where it is empty."""
 
     url: str
@@ -73,7 +73,7 @@ class Digest:
         self.stream.close()
 
 
-def index_shard(url: str, policy: ReadPolicy) -> Result:
+def index_shard(url: str, policy: ReadPolicy) -> IndexedShard:
     """Read one shard to its end."""
     faults: Counter[str] = Counter()
 
@@ -92,12 +92,13 @@ def index_shard(url: str, policy: ReadPolicy) -> Result:
         finally:
             digest.close()
     except ShardFault as fault:
-        return Result(url, None, faults + Counter([fault.kind]), str(fault))
+        return IndexedShard(url, None, faults + Counter([fault.kind]), str(fault))
     message = "" if samples else f"0 samples: {survey([url], policy)}"
-    return Result(url, Entry(samples, digest.length, digest.sha256.hexdigest(), tuple(digest.crc32)), faults, message)
+    entry = Entry(samples, digest.length, digest.sha256.hexdigest(), tuple(digest.crc32))
+    return IndexedShard(url, entry, faults, message)
 
 
-def index_shards(urls: Sequence[str], policy: ReadPolicy, workers: int = 1) -> Iterator[Result]:
+def index_shards(urls: Sequence[str], policy: ReadPolicy, workers: int = 1) -> Iterator[IndexedShard]:
     """One result per shard, in their order, from `workers` processes."""
     work = partial(index_shard, policy=policy)
     if workers <= 1:
@@ -108,9 +109,9 @@ def index_shards(urls: Sequence[str], policy: ReadPolicy, workers: int = 1) -> I
         yield from in_order(pool, work, urls, 4 * workers)
 
 
-def in_order(pool: Executor, work: partial[Result], urls: Iterable[str], ahead: int) -> Iterator[Result]:
+def in_order(pool: Executor, work: partial[IndexedShard], urls: Iterable[str], ahead: int) -> Iterator[IndexedShard]:
     """Results in the order of the shards; at most `ahead` of them under way."""
-    waiting: list[Future[Result]] = []
+    waiting: list[Future[IndexedShard]] = []
     for url in urls:
         waiting.append(pool.submit(work, url))
         if len(waiting) == ahead:
@@ -190,11 +191,11 @@ class Progress:
     samples: int = 0
     bytes: int = 0
     faults: Counter[str] = field(default_factory=Counter)
-    bad: list[Result] = field(default_factory=list)
+    bad: list[IndexedShard] = field(default_factory=list)
     start: float = field(default_factory=time.monotonic)
     last: float = 0.0
 
-    def add(self, result: Result) -> None:
+    def add(self, result: IndexedShard) -> None:
         """Count a shard; name one that cannot be read at once."""
         self.done += 1
         self.faults += result.faults

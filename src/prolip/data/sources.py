@@ -12,7 +12,7 @@ from prolip.data.config import DataConfig
 from prolip.data.faults import SampleFault, ShardFault
 from prolip.data.order.streams import ResampledSource, RowSource, ShardSource, Source
 from prolip.data.reading.entries import ShardIndex, find_index, read_index
-from prolip.data.reading.folders import Columns, ImageRows, read_csv, read_folder
+from prolip.data.reading.folders import ImageRows, TableColumns, read_csv, read_folder
 from prolip.data.reading.shards import COUNT_LIMIT, Shard, count_samples, expand_shards, is_local, local_path
 from prolip.data.reading.tar import ShardReader, read_shard
 from prolip.data.samples.captions import PLAIN, CaptionSampler, Selector
@@ -51,12 +51,12 @@ def build_source(config: DataConfig, streams: int) -> tuple[Source, int]:
     return RowSource(len(rows), rows), given or len(rows)
 
 
-def csv_columns(config: DataConfig) -> Columns:
+def csv_columns(config: DataConfig) -> TableColumns:
     """The columns of a CSV that are read, each with the flag that names it."""
     sampled = CaptionSampler.parse(config.caption_sampling).fields
     captions = [name for name in sampled if name != PLAIN]
     selector = Selector.parse(config.select)
-    return Columns(
+    return TableColumns(
         image=config.csv_img_key,
         caption=config.csv_caption_key if PLAIN in sampled else None,
         captions=tuple(captions),

@@ -188,7 +188,7 @@ def with_uncertainty(result: TaskResult, features: Features, plots: str | None, 
         from prolip.evaluation.plots import write_plots  # late: only plots need matplotlib
 
         write_plots(study, result.key, Path(plots) / name)
-    return replace(result, metrics=result.metrics | study.figures())
+    return replace(result, metrics=result.metrics | study.metrics())
 
 
 def write(results: Sequence[TaskResult], path: Path) -> None:

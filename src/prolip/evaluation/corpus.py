@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from prolip.evaluation.loading import RANDOM, load_embedder
 from prolip.evaluation.model import PRECISIONS, check_device
-from prolip.evaluation.suites.emoji import Result, evaluate, format_table, gallery
+from prolip.evaluation.suites.emoji import CorpusResult, evaluate_corpus, format_corpus, gallery
 from prolip.methods import find_score
 from prolip.models.weights.checkpoint import CheckpointError
 from prolip.utils import console
@@ -38,7 +38,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def run(args: argparse.Namespace) -> Result:
+def run(args: argparse.Namespace) -> CorpusResult:
     """Read, load, evaluate, write, print, in the order in which mistakes are cheapest."""
     if args.similarity:
         find_score(args.similarity)
@@ -53,15 +53,15 @@ def run(args: argparse.Namespace) -> Result:
     embedder = load_embedder(
         args.model, RANDOM if bare else None, args.device, args.precision, args.tokenizer, stored=False
     )
-    result = evaluate(embedder, corpus, similarity=args.similarity)
+    result = evaluate_corpus(embedder, corpus, similarity=args.similarity)
     result.info |= {"model": args.model, "data": args.data, "names": args.names, "select": args.select}
     if args.out:
         result.save(args.out)
-    print(format_table(result) + (f"\n\nwritten to {args.out}" if args.out else ""))
+    print(format_corpus(result) + (f"\n\nwritten to {args.out}" if args.out else ""))
     return result
 
 
-def main(arguments: Sequence[str] | None = None) -> Result:
+def main(arguments: Sequence[str] | None = None) -> CorpusResult:
     """The command: what the user can mend ends in one line and exit code 2."""
     args = parse(arguments)
     try:

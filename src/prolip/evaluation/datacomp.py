@@ -17,7 +17,7 @@ from prolip.data.reading.table import show_counts
 from prolip.evaluation.loading import RANDOM
 from prolip.evaluation.model import PRECISIONS
 from prolip.evaluation.suites.datacomp.places import HUB
-from prolip.evaluation.suites.datacomp.published import PUBLISHED, describe
+from prolip.evaluation.suites.datacomp.published import PUBLISHED, published_report
 from prolip.evaluation.suites.datacomp.run import Outcome, listing, run
 from prolip.evaluation.suites.datacomp.tasks import BY_KEY
 from prolip.models.weights.checkpoint import CheckpointError
@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> Outcome | None:
     show_counts()
     args = parse(arguments)
     if args.list or args.list_published:
-        print(listing() if args.list else describe(PUBLISHED))
+        print(listing() if args.list else published_report(PUBLISHED))
         return None
     try:
         outcome = run(args, lambda text: print(text, flush=True))

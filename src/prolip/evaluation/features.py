@@ -98,7 +98,7 @@ def is_stale(record: Record, dataset: Dataset) -> bool:
     return True
 
 
-def embed_texts(
+def stored_texts(
     texts: Sequence[str], counts: Sequence[int] | None, embedder: Embedder, store: FeatureStore
 ) -> Gaussian:
     """Texts (T, D); with counts, consecutive runs of them mixed to classes (C, D), see `zero_shot.mix_groups`."""
@@ -299,11 +299,11 @@ def text_key(texts: Sequence[str], counts: Sequence[int] | None, model: ModelCar
 
 def task_key(features: Features) -> str:
     """What a task is kept under: images, texts, and what is true of them."""
-    task = describe(features)
+    task = task_description(features)
     return fingerprint(task["images"], task["texts"], task["dataset"])
 
 
-def describe(features: Features) -> dict[str, Any]:
+def task_description(features: Features) -> dict[str, Any]:
     """A task as JSON values: the data set without images, the model, and where their embeddings are."""
     dataset = features.dataset
     return {
@@ -321,7 +321,7 @@ def describe(features: Features) -> dict[str, Any]:
 
 
 def restore_dataset(values: dict[str, Any]) -> Dataset:
-    """The data set that `describe` described; its images are not there."""
+    """The data set that `task_description` described; its images are not there."""
     relevance = values["relevance"]
 
     def samples(share: Share = WHOLE) -> Iterator[Sample]:

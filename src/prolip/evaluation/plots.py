@@ -1,7 +1,7 @@
 """Plots of what uncertainty is worth: risk against coverage, recall by decile of trace, reliability.
 
-Each function draws one figure and returns it, `draw` all those of a task's `Study`; `save` writes one. Colours are
-those of Okabe and Ito, told apart with every kind of colour vision, and each series has its own dashes and marker.
+Each function draws one figure and returns it, `draw` all those of a task's `Study`; `save_figure` writes one. Colours
+are those of Okabe and Ito, told apart with every kind of colour vision, and each series has its own dashes and marker.
 """
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from prolip.utils.style import MUTED, panels, styled
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 DASHES = ("-", (0, (6, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)), (0, (3, 1.5)), "-")
 MARKERS = "osD^vP"
+#: Inches; at 100 dots per inch 600 pixels wide, which the sizes of the letters are made for.
 WIDTH, HEIGHT = 6.0, 3.9
-"""Inches; at 100 dots per inch 600 pixels wide, which the sizes of the letters are made for."""
 
 
 @styled
-def risk_coverage(curves: Mapping[str, RiskCoverage], title: str = "Refusing the most uncertain") -> Figure:
+def plot_risk_coverage(curves: Mapping[str, RiskCoverage], title: str = "Refusing the most uncertain") -> Figure:
     """Error of what is kept against the share kept, with random refusal and the oracle; curves of one error by name.
 
     Curves of samples with different errors (two models) share no oracle: each gets its own, dotted in its colour.
@@ -57,7 +57,7 @@ def risk_coverage(curves: Mapping[str, RiskCoverage], title: str = "Refusing the
 
 
 @styled
-def recall_by_decile(
+def plot_deciles(
     deciles: Mapping[str, Deciles], value: str = "R@1", title: str = "By decile of uncertainty"
 ) -> Figure:
     """Mean value of queries in groups of rising uncertainty, PCME++ figure 3; several series by name."""
@@ -81,7 +81,7 @@ def recall_by_decile(
 
 
 @styled
-def reliability(found: Mapping[str, Reliability], title: str = "Reliability", log_odds: bool = False) -> Figure:
+def plot_reliability(found: Mapping[str, Reliability], title: str = "Reliability", log_odds: bool = False) -> Figure:
     """How often a prediction came true against the probability given, and how many predictions there were below.
 
     Vertical lines are 95% (Wilson) intervals. log_odds: both axes in log odds, for probabilities that are mostly tiny;
@@ -120,24 +120,24 @@ def draw(study: Study, name: str = "") -> dict[str, Figure]:
         what = part.removeprefix("refusal").replace("/", "_")
         title = " ".join(filter(None, (name, what.strip("_"))))
         curves = {key: curve_of(u, error) for key, u in uncertainties.items()}
-        out[f"risk_coverage{what}"] = risk_coverage(curves, f"Refusing the most uncertain: {title}".rstrip(": "))
+        out[f"risk_coverage{what}"] = plot_risk_coverage(curves, f"Refusing the most uncertain: {title}".rstrip(": "))
         traces = {key: by_decile(u, 1 - error) for key, u in uncertainties.items()}
-        out[f"by_decile{what}"] = recall_by_decile(traces, "1 - error", f"By uncertainty: {title}".rstrip(": "))
+        out[f"by_decile{what}"] = plot_deciles(traces, "1 - error", f"By uncertainty: {title}".rstrip(": "))
     for part, found in study.reliability.items():
         what = part.removeprefix("calibration/")
         title = " ".join(filter(None, (name, what)))
-        out[f"reliability_{what}"] = reliability({what: found}, f"Reliability: {title}", log_odds=what == "match")
+        out[f"reliability_{what}"] = plot_reliability({what: found}, f"Reliability: {title}", log_odds=what == "match")
     return {key: figure for key, figure in out.items() if figure is not None}
 
 
 def write_plots(study: Study, title: str, folder: Path) -> None:
     """FOLDER/*.png: risk by coverage, error by decile of uncertainty, reliability."""
     for name, figure in draw(study, title).items():
-        save(figure, folder / f"{name}.png")
+        save_figure(figure, folder / f"{name}.png")
         pyplot.close(figure)
 
 
-def save(figure: Figure, path: str | Path, dpi: int = 150) -> Path:
+def save_figure(figure: Figure, path: str | Path, dpi: int = 150) -> Path:
     """Write a PNG (or what the ending says), making its folder."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)

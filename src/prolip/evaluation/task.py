@@ -14,9 +14,9 @@ from typing import Any
 
 from prolip.evaluation.datasets.base import Dataset
 from prolip.evaluation.feature_store import FeatureStore
-from prolip.evaluation.features import Features, describe, embed_texts, image_features, task_key, text_key
+from prolip.evaluation.features import Features, image_features, stored_texts, task_description, task_key, text_key
 from prolip.evaluation.kinds import KINDS
-from prolip.evaluation.kinds.base import Evaluated
+from prolip.evaluation.kinds.base import TaskMetrics
 from prolip.evaluation.metrics import bootstrap
 from prolip.evaluation.metrics.bootstrap import Statistic
 from prolip.evaluation.metrics.study import Study
@@ -67,9 +67,9 @@ def compute_features(
     features = image_features(dataset, embedder, store, batch_size, workers, progress)
     texts, counts = KINDS[dataset.kind].texts(features)
     key = text_key(texts, counts, embedder.card)
-    features = replace(features, text=embed_texts(texts, counts, embedder, store), text_key=key)
+    features = replace(features, text=stored_texts(texts, counts, embedder, store), text_key=key)
     if not features.damaged:
-        store.write_task(dataset.name, task_key(features), describe(features))
+        store.write_task(dataset.name, task_key(features), task_description(features))
     elif store.folder is not None:
         log.warning("the features of %s are not kept in %s: damaged samples were left out", dataset.name, store.folder)
     return features
@@ -110,7 +110,7 @@ def evaluate_dataset(
 
 def evaluate_features(
     features: Features, similarity: Similarity = None, confusion: bool = False
-) -> Evaluated:
+) -> TaskMetrics:
     """The metrics of a task by its kind."""
     score = features.model.scored_by(similarity)
     return KINDS[features.dataset.kind].evaluate(features, score, confusion)

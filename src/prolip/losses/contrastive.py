@@ -18,7 +18,7 @@ from prolip.losses.collectives import world_size
 from prolip.losses.factors import Factors, csd_factors
 from prolip.losses.gathered import row_width, score_gathered
 from prolip.losses.in_forward import Evaluation, differentiate
-from prolip.losses.pairs import Needs, add_pairs, check_block, default_block, finish, zero_columns, zero_rows
+from prolip.losses.pairs import WantedGradients, add_pairs, check_block, default_block, finish, zero_columns, zero_rows
 from prolip.losses.positives import Matches, Positives, check_matches
 from prolip.losses.ring import neighbours, score_ring
 
@@ -53,7 +53,7 @@ def sigmoid_loss(
 
         def evaluate(inputs: Sequence[Tensor], wanted: Sequence[bool]) -> Evaluation:
             images, texts, (a, b) = Factors(*inputs[:2]), Factors(*inputs[2:4]), inputs[4:]
-            rows, out = zero_rows(images, Needs(*wanted)), zero_columns(texts, Needs(*wanted))
+            rows, out = zero_rows(images, WantedGradients(*wanted)), zero_columns(texts, WantedGradients(*wanted))
             positives = Positives(0) if labels is None else Positives(0, labels.image, labels.text)
             rows_at_once = block or default_block(len(texts.offset), texts.offset.device)
             add_pairs(rows, texts, out, a, b, positives, rows_at_once)
@@ -102,8 +102,8 @@ def sigmoid_loss_over_ranks(
         def evaluate(inputs: Sequence[Tensor], wanted: Sequence[bool]) -> Evaluation:
             images, texts, (a, b) = Factors(*inputs[:2]), Factors(*inputs[2:4]), inputs[4:]
             if exchange == "gather":
-                return score_gathered(images, texts, (a, b), labels, block, Needs(*wanted), group)
-            return score_ring(images, texts, (a, b), labels, block, Needs(*wanted), neighbours(group))
+                return score_gathered(images, texts, (a, b), labels, block, WantedGradients(*wanted), group)
+            return score_ring(images, texts, (a, b), labels, block, WantedGradients(*wanted), neighbours(group))
 
         return differentiate(evaluate, tensors)
 

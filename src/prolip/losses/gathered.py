@@ -13,7 +13,7 @@ from torch import Tensor
 from prolip.losses.collectives import gather, rank_in, reduce_scatter
 from prolip.losses.factors import Factors
 from prolip.losses.in_forward import Evaluation
-from prolip.losses.pairs import Columns, Needs, add_pairs, default_block, finish, zero_rows
+from prolip.losses.pairs import Columns, WantedGradients, add_pairs, default_block, finish, zero_rows
 from prolip.losses.positives import Matches, Positives
 
 # Numbers per row are a multiple of this: 16 bytes of float32.
@@ -35,7 +35,7 @@ def score_gathered(
     scale_bias: tuple[Tensor, Tensor],
     labels: Matches | None,
     block: int | None,
-    needs: Needs,
+    needs: WantedGradients,
     group: dist.ProcessGroup | None,
 ) -> Evaluation:
     """This rank's share of the loss and the gradients of `contrastive.sigmoid_loss_over_ranks`, without a graph.
@@ -62,6 +62,6 @@ def pack_rows(text: Factors) -> Tensor:
     return torch.cat([text.vector, text.offset.unsqueeze(1), padding], 1)
 
 
-def columns_of(sums: Tensor, dim: int, needs: Needs) -> Columns:
+def columns_of(sums: Tensor, dim: int, needs: WantedGradients) -> Columns:
     """Views of rows [d vector, d offset, zeros], those that are wanted."""
     return Columns(sums[:, :dim] if needs.text_vector else None, sums[:, dim] if needs.text_offset else None)

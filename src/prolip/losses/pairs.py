@@ -55,7 +55,7 @@ class Rows(NamedTuple):
         return self._replace(own=self.own.select(part), vector=vector, sums=sums)
 
 
-class Needs(NamedTuple):
+class WantedGradients(NamedTuple):
     """Which inputs want a gradient."""
 
     image_vector: bool = False
@@ -72,7 +72,7 @@ def default_block(columns: int, device: torch.device) -> int:
     return max(MIN_ROWS, pairs // max(columns, 1))
 
 
-def zero_rows(own: Factors, needs: Needs) -> Rows:
+def zero_rows(own: Factors, needs: WantedGradients) -> Rows:
     """Zeros for the sums that the gradients named by `needs` are read off; d scale needs the one for the vectors."""
     vector, offset = own
     return Rows(
@@ -85,7 +85,7 @@ def zero_rows(own: Factors, needs: Needs) -> Rows:
     )
 
 
-def zero_columns(columns: Factors, needs: Needs) -> Columns:
+def zero_columns(columns: Factors, needs: WantedGradients) -> Columns:
     """Zeros for the gradients of the columns that `needs` names."""
     return Columns(
         columns.vector.new_zeros(columns.vector.shape) if needs.text_vector else None,
@@ -160,10 +160,10 @@ def add_pairs(
 
 
 def finish(rows: Rows, out: Columns, scale: Tensor) -> Evaluation:
-    """The loss and its gradients, in the order of `Needs`, from the sums over all pairs; those of the rows change."""
+    """The loss and its gradients, as `WantedGradients` has them, from the sums over all pairs; those of rows change."""
     loss = rows.loss * rows.weight
     if rows.sums is None:
-        return loss, (None,) * len(Needs._fields)
+        return loss, (None,) * len(WantedGradients._fields)
     d_bias, d_offset = rows.sums.sum(), rows.sums * scale
     if rows.vector is None:
         return loss, (None, d_offset, *out, None, d_bias)

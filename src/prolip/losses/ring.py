@@ -14,7 +14,7 @@ from torch import Tensor
 from prolip.losses.collectives import world_size
 from prolip.losses.factors import Factors
 from prolip.losses.in_forward import Evaluation
-from prolip.losses.pairs import Columns, Needs, add_pairs, default_block, finish, zero_rows
+from prolip.losses.pairs import Columns, WantedGradients, add_pairs, default_block, finish, zero_rows
 from prolip.losses.positives import Matches, Positives
 
 # The two streams of messages between the same neighbours are told apart by tag (gloo) and by order (NCCL).
@@ -63,7 +63,7 @@ def score_ring(
     scale_bias: tuple[Tensor, Tensor],
     labels: Matches | None,
     block: int | None,
-    needs: Needs,
+    needs: WantedGradients,
     ring: Neighbours,
 ) -> Evaluation:
     """This rank's share of the loss and the gradients of `contrastive.sigmoid_loss_over_ranks`, without a graph.
@@ -117,12 +117,12 @@ def unpack_text(buffer: Tensor, count: int, dim: int) -> Factors:
     return Factors(buffer[: count * dim].view(count, dim), buffer[count * dim :])
 
 
-def new_sums(text: Factors, needs: Needs) -> Tensor:
+def new_sums(text: Factors, needs: WantedGradients) -> Tensor:
     """Zeros for the gradients of a text block that `needs` names, one buffer; empty if there are none."""
     return text.offset.new_zeros(needs.text_vector * text.vector.numel() + needs.text_offset * text.offset.numel())
 
 
-def unpack_sums(buffer: Tensor, count: int, dim: int, needs: Needs) -> Columns:
+def unpack_sums(buffer: Tensor, count: int, dim: int, needs: WantedGradients) -> Columns:
     """Views of the buffer made by `new_sums`."""
     vectors = needs.text_vector * count * dim
     return Columns(

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from prolip.gaussian import describe, upcast
+from prolip.gaussian import kind_of, upcast
 from prolip.losses.collectives import gather, rank_in, reduce_scatter
 from prolip.losses.in_forward import Evaluation, differentiate
 from prolip.losses.positives import Matches, Positives, check_matches
@@ -161,7 +161,7 @@ class TiledLoss(NamedTuple):
 def check_side(side: Sequence[Tensor], name: str) -> tuple[Tensor, ...]:
     """Its tensors, floats in float32 or float64. Raises TypeError and ValueError unless all are (B, ...), B > 0."""
     if not isinstance(side, (tuple, list)) or not side or not all(isinstance(x, Tensor) for x in side):
-        raise TypeError(f"{name} are {describe(side)}, want a Gaussian or a tuple of tensors (B, ...): (x,) of one")
+        raise TypeError(f"{name} are {kind_of(side)}, want a Gaussian or a tuple of tensors (B, ...): (x,) of one")
     shapes = [tuple(x.shape) for x in side]
     if len({shape[:1] for shape in shapes}) != 1 or not shapes[0] or not shapes[0][0]:
         raise ValueError(f"{name} have shapes {', '.join(map(str, shapes))}: give tensors (B, ...) of the same B > 0")

@@ -58,6 +58,7 @@ class Measure(NamedTuple):
         return values if self.is_similarity else -values
 
 
+#: What f(p, q) alone can compute; match_probability needs a trained scale and bias, so it is bound where they are.
 MEASURES = {
     "csd": Measure(csd, pairwise_csd, False),
     "csd_similarity": Measure(csd_similarity, pairwise_csd_similarity, True),
@@ -70,7 +71,6 @@ MEASURES = {
     "log_inclusion": Measure(log_inclusion, pairwise_log_inclusion, True),
     "inclusion_test": Measure(inclusion_test, pairwise_inclusion_test, True),
 }
-"""What f(p, q) alone can compute; match_probability needs a trained scale and bias, so it is bound where they are."""
 
 
 def get_measure(name: str) -> Measure:

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+#: Default `max_elements`: 16 MiB per temporary tensor in float32.
 WORKSPACE = 2**22
-"""Default `max_elements`: 16 MiB per temporary tensor in float32."""
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager:

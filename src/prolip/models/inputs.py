@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from prolip.gaussian import describe
+from prolip.gaussian import kind_of
 
 #: Pixels of the usual means and standard deviations lie within 3 of 0, and raw ones reach 255.
 PIXEL_LIMIT = 20.0
@@ -22,7 +22,7 @@ ID_DTYPES = (torch.int64, torch.int32)
 def check_images(x: Any, image_size: Sequence[int], device: torch.device, raw: bool = False) -> None:
     """TypeError and ValueError unless `x` is (B, 3, H, W), floats or, where `raw`, uint8, on `device`."""
     if not isinstance(x, Tensor):
-        raise TypeError(f"images are {describe(x)}, want a tensor: {_tensor_remedy(x)}")
+        raise TypeError(f"images are {kind_of(x)}, want a tensor: {_tensor_remedy(x)}")
     if not x.is_floating_point() and not (raw and x.dtype == torch.uint8):
         raise TypeError(f"images are {x.dtype}, want normalised floats, as the model's preprocess makes them, or for"
                         " encode_image uint8 of 0 to 255: x.to(torch.uint8) if that is their range")
@@ -38,7 +38,7 @@ def check_images(x: Any, image_size: Sequence[int], device: torch.device, raw: b
 def check_keep(keep: Any, rows: int) -> None:
     """TypeError and ValueError unless `keep` is (B, K) int64."""
     if not isinstance(keep, Tensor):
-        raise TypeError(f"keep is {describe(keep)}, want a tensor ({rows}, K) torch.int64: torch.tensor(keep)")
+        raise TypeError(f"keep is {kind_of(keep)}, want a tensor ({rows}, K) torch.int64: torch.tensor(keep)")
     if keep.ndim != 2 or keep.shape[0] != rows or keep.dtype != torch.int64:
         raise ValueError(f"keep is {tuple(keep.shape)} {keep.dtype}, want ({rows}, K) torch.int64:"
                          " one row of kept patch indices per image")
@@ -48,7 +48,7 @@ def check_texts(text: Any, context_length: int, device: torch.device) -> None:
     """TypeError and ValueError unless `text` is (B, L) token ids, 1 <= L <= context, on `device`."""
     remedy = "tokenise with get_tokenizer(<this model>)"
     if not isinstance(text, Tensor):
-        raise TypeError(f"texts are {describe(text)}, want a tensor of token ids: {remedy}")
+        raise TypeError(f"texts are {kind_of(text)}, want a tensor of token ids: {remedy}")
     if text.dtype not in ID_DTYPES:
         raise TypeError(f"texts are {text.dtype}, want token ids in torch.int64: {remedy}, or cast them, text.long()")
     if torch.jit.is_tracing():

@@ -17,7 +17,7 @@ from open_clip.factory import parse_model_name
 from open_clip.tokenizer import SimpleTokenizer, get_clean_fn
 from torch import Tensor
 
-from prolip.gaussian import describe
+from prolip.gaussian import kind_of
 from prolip.models.config import check_keys
 from prolip.models.config_rules import CLEANERS, RULES, Rules, check_values
 from prolip.models.registry import get_model_config
@@ -56,12 +56,12 @@ def listed(texts: Any) -> list[str]:
     if isinstance(texts, str):
         return [texts]
     if isinstance(texts, bytes) or not isinstance(texts, Iterable):
-        raise TypeError(f"texts are {describe(texts)}, want a str or a list of them")
+        raise TypeError(f"texts are {kind_of(texts)}, want a str or a list of them")
     every = list(texts)
     for number, text in enumerate(every):
         if not isinstance(text, str):
             remedy = "text.decode()" if isinstance(text, bytes) else "leave it out, or write it as text"
-            raise TypeError(f"texts[{number}] is {describe(text)}, want a str: {remedy}")
+            raise TypeError(f"texts[{number}] is {kind_of(text)}, want a str: {remedy}")
     return every
 
 

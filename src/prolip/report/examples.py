@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from prolip.data.emoji import LEVELS
-from prolip.evaluation.suites.emoji.result import Result
+from prolip.evaluation.suites.emoji.result import CorpusResult
 
 KINDS = {b"RIFF": "webp", b"\x89PNG": "png", b"\xff\xd8\xff\xe0": "jpeg", b"\xff\xd8\xff\xe1": "jpeg"}
 
@@ -61,7 +61,7 @@ def data_uri(data: bytes) -> str:
     return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
 
 
-def picture(result: Result, drawing: int) -> str:
+def picture(result: CorpusResult, drawing: int) -> str:
     """One drawing for the page, as the model saw it: a browser shows transparency as the page, and opens no TIFF."""
     encoded = io.BytesIO()
     result.corpus.drawings[drawing].image().save(encoded, "WEBP", lossless=True)
@@ -74,7 +74,7 @@ def pick(rows: np.ndarray, count: int, rng: np.random.Generator) -> list[int]:
 
 
 def image_examples(
-    result: Result, count: int = 8, failures: int = 4, top: int = 5, seed: int = 0
+    result: CorpusResult, count: int = 8, failures: int = 4, top: int = 5, seed: int = 0
 ) -> list[list[Example]]:
     """Drawings with their best names: [random ones, random ones among those whose first answer is wrong]."""
     rng = np.random.default_rng(seed)
@@ -85,14 +85,14 @@ def image_examples(
     return [[_image_example(result, i, top) for i in group] for group in groups]
 
 
-def _image_example(result: Result, drawing: int, top: int) -> Example:
+def _image_example(result: CorpusResult, drawing: int, top: int) -> Example:
     """One drawing against all names."""
     concepts = result.corpus.concepts
     truth = concepts[result.corpus.drawings[drawing].concept]
     names = result.text.select(result.name_texts)
     scores = result.score.pairwise(result.image.select([drawing]), names)[0]
     answers = []
-    for i in best(scores, top):
+    for i in best_rows(scores, top):
         near = "near" if concepts[i].subgroup == truth.subgroup else "wrong"
         mark = "right" if concepts[i] == truth else near
         answers.append(Answer(concepts[i].name, float(scores[i]), mark))
@@ -101,7 +101,7 @@ def _image_example(result: Result, drawing: int, top: int) -> Example:
 
 
 def text_examples(
-    result: Result, each: int = 2, failures: int = 4, top: int = 8, seed: int = 0
+    result: CorpusResult, each: int = 2, failures: int = 4, top: int = 8, seed: int = 0
 ) -> list[list[Example]]:
     """Texts with their best drawings: [random ones of every level, random ones whose first answer is wrong]."""
     rng = np.random.default_rng(seed + 1)
@@ -116,11 +116,11 @@ def text_examples(
     return [[_text_example(result, i, level, top) for i, level in group] for group in (chosen, failed)]
 
 
-def _text_example(result: Result, text: int, level: str, top: int) -> Example:
+def _text_example(result: CorpusResult, text: int, level: str, top: int) -> Example:
     """One text against all drawings, complete labels."""
     scores = result.score.pairwise(result.image, result.text.select([text]))[:, 0]
     answers = []
-    for i in best(scores, top):
+    for i in best_rows(scores, top):
         name = result.corpus.concepts[result.corpus.drawings[i].concept].name
         mark = "right" if result.text_relation[text, i] else "wrong"
         answers.append(Answer(name, float(scores[i]), mark, picture(result, i)))
@@ -129,7 +129,7 @@ def _text_example(result: Result, text: int, level: str, top: int) -> Example:
     return Example(result.table.texts[text], level, answers, int(ranking.first[text]), matches=matches)
 
 
-def extremes(result: Result, pictures: int = 12, texts: int = 8) -> list[Extremes]:
+def extremes(result: CorpusResult, pictures: int = 12, texts: int = 8) -> list[Extremes]:
     """Least and most uncertain drawings, then captions of every level."""
     trace, concepts = result.uncertainty(result.image), result.corpus.concepts
     order = trace.argsort(kind="stable").tolist()
@@ -155,6 +155,6 @@ def _ends(items: list[Extreme]) -> tuple[list[Extreme], list[Extreme]]:
     return items[:half], items[half:][::-1]
 
 
-def best(scores: Tensor, top: int) -> list[int]:
+def best_rows(scores: Tensor, top: int) -> list[int]:
     """Indices of the highest scores, equal ones by index."""
     return scores.argsort(descending=True, stable=True)[:top].tolist()

@@ -12,7 +12,7 @@ from prolip.data.emoji import LEVELS
 from prolip.evaluation.metrics import traces
 from prolip.evaluation.suites.emoji import levels
 from prolip.evaluation.suites.emoji.evaluate import recall_by_trace
-from prolip.evaluation.suites.emoji.result import Result
+from prolip.evaluation.suites.emoji.result import CorpusResult
 from prolip.report.pca import pca
 from prolip.report.runs import RunFolder
 from prolip.utils.style import BAD, GOOD, IMAGE, INK, LEVEL_COLOURS, MUTED, TEXT, panels, styled
@@ -67,7 +67,7 @@ def learning_curves(run: RunFolder) -> Figure | None:
 
 
 @styled
-def trace_histogram(result: Result) -> Figure:
+def trace_histogram(result: CorpusResult) -> Figure:
     """Traces of all drawings against those of all texts, ProLIP figure 5."""
     figure, (ax,) = panels(1, 1, width=6.4)
     image, text = result.uncertainty(result.image), result.uncertainty(result.text)
@@ -87,7 +87,7 @@ def trace_histogram(result: Result) -> Figure:
 
 
 @styled
-def trace_by_level(result: Result) -> Figure:
+def traces_of_levels(result: CorpusResult) -> Figure:
     """Traces by caption level and of the drawings, ProLIP figure 7: every caption a dot, box of quartiles, mean."""
     figure, (ax,) = panels(1, 1, width=6.4)
     values = levels.trace_by_level(result.uncertainty(result.text), result.table)
@@ -113,7 +113,7 @@ def trace_by_level(result: Result) -> Figure:
 
 
 @styled
-def trace_by_length(result: Result) -> Figure:
+def trace_by_length(result: CorpusResult) -> Figure:
     """Traces of texts against their length, ProLIP figure 6; mean line and quartile band where there are 5 texts."""
     figure, axes = panels(1, 2, width=11)
     trace, level = result.uncertainty(result.text), result.table.text_level
@@ -137,7 +137,7 @@ def trace_by_length(result: Result) -> Figure:
 
 
 @styled
-def true_matches(result: Result) -> Figure:
+def true_matches(result: CorpusResult) -> Figure:
     """Trace of every text against the number of concepts it is true of."""
     figure, (ax,) = panels(1, 1, width=6.4)
     table, trace = result.table, result.uncertainty(result.text)
@@ -158,7 +158,7 @@ def true_matches(result: Result) -> Figure:
 
 
 @styled
-def inclusion(result: Result) -> Figure:
+def inclusion(result: CorpusResult) -> Figure:
     """Share of true pairs of each two levels with H(inner in outer) > 0, the text version of ProLIP figure 8."""
     rows = levels.hierarchy_inclusion(result.image, result.text, result.corpus, result.table)[::-1]
     figure, (ax,) = panels(1, 1, width=6.4, height=0.36 * len(rows) + 1.0)
@@ -177,7 +177,7 @@ def inclusion(result: Result) -> Figure:
 
 
 @styled
-def recall_by_decile(result: Result) -> Figure:
+def recall_of_deciles(result: CorpusResult) -> Figure:
     """Retrieval of queries in deciles of their own trace, PCME++ figure 3, with rank correlations."""
     deciles = recall_by_trace(result)
     shown = {
@@ -201,8 +201,8 @@ def draw_all(run: RunFolder, seed: int = 0) -> dict[str, Figure]:
     """Every figure that the run has something to show in, by name."""
     figures: dict[str, Figure | None] = {"learning_curves": learning_curves(run)}
     if run.result is not None and run.result.probabilistic:
-        of_result: tuple[Callable[[Result], Figure | None], ...] = (
-            trace_histogram, trace_by_level, trace_by_length, true_matches, inclusion, recall_by_decile,
+        of_result: tuple[Callable[[CorpusResult], Figure | None], ...] = (
+            trace_histogram, traces_of_levels, trace_by_length, true_matches, inclusion, recall_of_deciles,
         )  # fmt: skip
         figures |= {draw.__name__: draw(run.result) for draw in of_result}
         figures["pca"] = pca(run.result, seed)

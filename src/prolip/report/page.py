@@ -14,11 +14,12 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from matplotlib.figure import Figure
 
 from prolip.data.emoji import LEVELS
-from prolip.evaluation.suites.emoji.result import Result
+from prolip.evaluation.suites.emoji.result import CorpusResult
 from prolip.report import examples, figures, readings
 from prolip.report.runs import RunFolder, flatten, read
 from prolip.utils import style
 
+#: Whose the drawings of each style are, as data/emoji/LICENSES has it: a page that shows them says so.
 CREDITS = {
     "noto": "Noto Emoji, Google, Apache-2.0",
     "noto-v1": "Noto Emoji, Google, Apache-2.0",
@@ -28,7 +29,6 @@ CREDITS = {
     "fluent-emoji": "Fluent Emoji, Microsoft, MIT",
     "fluent-emoji-high-contrast": "Fluent Emoji, Microsoft, MIT",
 }
-"""Whose the drawings of each style are, as data/emoji/LICENSES has it: a page that shows them says so."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def render(run: RunFolder, pictures: dict[str, bytes], seed: int = 0, title: str
     return environment.get_template("page.html.j2").render(context)
 
 
-def headlines(result: Result) -> list[Headline]:
+def headlines(result: CorpusResult) -> list[Headline]:
     """The first numbers, in plain words."""
     m, names = result.metrics, len(result.corpus.concepts)
     images, texts = len(result.corpus.drawings), len(result.table.texts)

@@ -14,7 +14,7 @@ from matplotlib.transforms import Bbox
 from sklearn.decomposition import PCA
 
 from prolip.data.emoji import LEVELS
-from prolip.evaluation.suites.emoji.result import Result
+from prolip.evaluation.suites.emoji.result import CorpusResult
 from prolip.gaussian import Gaussian, concatenate
 from prolip.utils.style import INK, LEVEL_COLOURS, MUTED, panels, styled
 
@@ -55,7 +55,7 @@ def ellipse(mean: np.ndarray, covariance: np.ndarray, sigmas: float, **style) ->
     return Ellipse((mean[0], mean[1]), width, height, angle=angle, **style)
 
 
-def choose(result: Result, seed: int, subgroups: int = 3, each: int = 2) -> list[int]:
+def choose(result: CorpusResult, seed: int, subgroups: int = 3, each: int = 2) -> list[int]:
     """Rows of drawings: `each` of so many random subgroups, by a seeded generator and nothing else."""
     rng = np.random.default_rng(seed)
     rows: dict[str, list[int]] = {}
@@ -67,7 +67,7 @@ def choose(result: Result, seed: int, subgroups: int = 3, each: int = 2) -> list
 
 
 @styled
-def pca(result: Result, seed: int = 0) -> Figure | None:
+def pca(result: CorpusResult, seed: int = 0) -> Figure | None:
     """Drawings of a few concepts with their captions of all four levels; ellipses at 1 and 2 standard deviations."""
     drawings = choose(result, seed)
     captions = _captions(result, drawings)
@@ -100,7 +100,7 @@ def pca(result: Result, seed: int = 0) -> Figure | None:
     return figure
 
 
-def _captions(result: Result, drawings: list[int]) -> dict[str, str]:
+def _captions(result: CorpusResult, drawings: list[int]) -> dict[str, str]:
     """Caption -> level: every concept's name, first keyword, subgroup and group, each text once at its first level."""
     out: dict[str, str] = {}
     concepts = [result.corpus.concepts[result.corpus.drawings[i].concept] for i in drawings]

@@ -7,14 +7,14 @@ import numpy as np
 
 from prolip.data.emoji import LEVELS
 from prolip.evaluation.metrics.traces import spread
-from prolip.evaluation.suites.emoji.result import Result
+from prolip.evaluation.suites.emoji.result import CorpusResult
 
 WEAK = 0.1  # |Spearman| below which no order is claimed
 FLAT = 1.02  # ratio of traces below which they count as equal
 ALIKE = 0.1  # spread of equally long texts over that of all, below which a trace tells the length alone
 
 
-def read_all(result: Result) -> dict[str, str]:
+def read_all(result: CorpusResult) -> dict[str, str]:
     """A sentence per figure."""
     return {
         "modality": modality(result),
@@ -27,7 +27,7 @@ def read_all(result: Result) -> dict[str, str]:
     }
 
 
-def verdict(result: Result) -> str:
+def verdict(result: CorpusResult) -> str:
     """One sentence on whether the uncertainties can be read as the paper reads them."""
     if result.similarity == "mean":
         return "Drawings and texts were ranked by their means alone: the traces below played no part in it."
@@ -42,7 +42,7 @@ def verdict(result: Result) -> str:
     )
 
 
-def order_of_levels(result: Result) -> str:
+def order_of_levels(result: CorpusResult) -> str:
     """"paper" if the mean trace falls from group to name, "reversed" if it rises, "flat" or "mixed" otherwise."""
     means = [result.metrics[f"trace/{level}"] for level in LEVELS]
     if max(means) <= FLAT * min(means):
@@ -52,7 +52,7 @@ def order_of_levels(result: Result) -> str:
     return "reversed" if all(a <= b for a, b in zip(means, means[1:])) else "mixed"
 
 
-def modality(result: Result) -> str:
+def modality(result: CorpusResult) -> str:
     """Texts against images."""
     ratio = result.metrics["trace/text_over_image"]
     if not math.isfinite(ratio) or 1 / FLAT <= ratio <= FLAT:
@@ -62,7 +62,7 @@ def modality(result: Result) -> str:
     return f"Here it is the other way round: drawings are {1 / ratio:.2g} times as uncertain as texts on average."
 
 
-def levels(result: Result) -> str:
+def levels(result: CorpusResult) -> str:
     """The order of the four levels."""
     means = {level: result.metrics[f"trace/{level}"] for level in LEVELS}
     ranked = " > ".join(f"{level} {means[level]:.4g}" for level in sorted(means, key=lambda level: -means[level]))
@@ -75,7 +75,7 @@ def levels(result: Result) -> str:
     return f"Here {ranked}. {said[order_of_levels(result)]}"
 
 
-def length(result: Result) -> str:
+def length(result: CorpusResult) -> str:
     """Short against long texts, and whether the length is all that a trace tells, which need not be a rising order."""
     rho = result.metrics["spearman/trace_tokens"]
     said = _direction(rho, "longer", "shorter")
@@ -92,7 +92,7 @@ def length(result: Result) -> str:
     )
 
 
-def matches(result: Result) -> str:
+def matches(result: CorpusResult) -> str:
     """Trace against the number of true matches."""
     rho, within = (result.metrics[f"spearman/trace_true_matches{part}"] for part in ("", "_of_keywords"))
     return (
@@ -101,14 +101,14 @@ def matches(result: Result) -> str:
     )
 
 
-def inclusion(result: Result) -> str:
+def inclusion(result: CorpusResult) -> str:
     """How many of the pairs of levels are included."""
     rates = {k: v for k, v in result.metrics.items() if k.startswith("inclusion/") and k.count("/") == 1}
     passed = sum(rate > 0.5 for rate in rates.values())
     return f"Here {passed} of {len(rates)} kinds of pairs are included more often than not."
 
 
-def deciles(result: Result) -> str:
+def deciles(result: CorpusResult) -> str:
     """Whether trace tells hard queries from easy ones."""
     rho = result.metrics["recall_by_trace/names_i2t/spearman_deciles"]
     if not math.isfinite(rho) or abs(rho) < 0.3:

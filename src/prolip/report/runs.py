@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
 
-from prolip.evaluation.suites.emoji.result import Result, load
+from prolip.evaluation.suites.emoji.result import CorpusResult, load
 from prolip.models.weights.unreadable import is_model, is_run
 from prolip.utils.documents import loads
 
@@ -19,7 +19,7 @@ class RunFolder:
     config: dict[str, Any] | None = None
     train: list[dict[str, Any]] = field(default_factory=list)
     evals: list[dict[str, Any]] = field(default_factory=list)
-    result: Result | None = None
+    result: CorpusResult | None = None
 
     @property
     def seconds(self) -> float | None:
@@ -68,7 +68,7 @@ def runs_in(folder: Path) -> str:
     return f" It holds the runs {', '.join(map(str, found[:3]))}: give one of them" if found else ""
 
 
-def read_result(folder: Path) -> Result:
+def read_result(folder: Path) -> CorpusResult:
     """An evaluation's files. Raises ValueError with the remedy if they are damaged."""
     try:
         return load(folder)

@@ -94,7 +94,7 @@ def test_equal_mass_bins_hold_equally_many():
 
 
 def test_figures_are_named_by_their_prefix():
-    got = calibration.reliability([0.5, 0.5], [0, 1]).figures("calibration/match")
+    got = calibration.reliability([0.5, 0.5], [0, 1]).metrics("calibration/match")
     assert got == {
         "calibration/match/ece": 0, "calibration/match/max_error": 0, "calibration/match/mean_probability": 0.5,
         "calibration/match/base_rate": 0.5, "calibration/match/brier": 0.25,

@@ -88,7 +88,7 @@ def full(shards):
 
 @pytest.fixture
 def known(full):
-    return corpus_evaluation.evaluate(as_embedder(Knowing(full), tokenize, preprocess), full)
+    return corpus_evaluation.evaluate_corpus(as_embedder(Knowing(full), tokenize, preprocess), full)
 
 
 def test_a_model_that_knows_everything_scores_one_everywhere(known):
@@ -97,7 +97,7 @@ def test_a_model_that_knows_everything_scores_one_everywhere(known):
     assert {m[key] for key in perfect} == {1.0}
     assert m["names/i2t/R@10"] == m["names/t2i/R@5"] == 1 and "names/rsum" not in m
     assert not {"names/t2i/R@10", "names/t2i/chance_R@10"} & m.keys()  # among nine drawings
-    table = corpus_evaluation.format_table(known)
+    table = corpus_evaluation.format_corpus(known)
     assert re.search(r"names -> image +100.00 +100.00 +- ", table) and table.count("there are not so many") == 1
     assert m["names/t2i/queries"] == 9 and m["names/t2i/queries_without_match"] == 3
     assert m["zero_shot/subgroup/top1"] == m["zero_shot/group_members/top1"] == 1.0
@@ -118,7 +118,7 @@ def test_keywords_subgroups_and_groups_are_right_answers_in_the_full_gallery(kno
 def test_a_model_that_knows_nothing_is_at_chance(full):
     model = Knowing(full)
     model.encode_image = lambda x: Gaussian(torch.ones(len(x), 12) / 12**0.5, torch.zeros(len(x), 12))
-    m = corpus_evaluation.evaluate(as_embedder(model, tokenize, preprocess), full).metrics
+    m = corpus_evaluation.evaluate_corpus(as_embedder(model, tokenize, preprocess), full).metrics
     assert m["names/i2t/R@1"] == pytest.approx(1 / 9)  # all images give one order: one of nine is right
     assert math.isnan(m["recall_by_trace/names_i2t/spearman_deciles"])
 
@@ -132,7 +132,8 @@ def scattered(known, similarity):
         return Gaussian(nn.functional.normalize(mean, dim=-1), log_var)
 
     image, text = random(known.image), random(known.text)
-    return corpus_evaluation.Result(known.corpus, image, text, known.token_lengths, {}, {"similarity": similarity})
+    info = {"similarity": similarity}
+    return corpus_evaluation.CorpusResult(known.corpus, image, text, known.token_lengths, {}, info)
 
 
 def test_both_directions_rank_one_matrix_of_an_asymmetric_measure(known):
@@ -163,10 +164,10 @@ def test_the_gallery_follows_select_unless_all_names_are_asked_for(shards):
 
 def test_select_in_evaluate_narrows_drawings_and_names(shards, full):
     knowing = as_embedder(Knowing(full), tokenize, preprocess)
-    got = corpus_evaluation.evaluate(knowing, shards[0], select="subgroup=bird")
+    got = corpus_evaluation.evaluate_corpus(knowing, shards[0], select="subgroup=bird")
     assert got.info["images"] == got.info["concepts"] == 3
     with pytest.raises(ValueError, match="leaves no drawing"):
-        corpus_evaluation.evaluate(knowing, full, select="name=n11")
+        corpus_evaluation.evaluate_corpus(knowing, full, select="name=n11")
 
 
 def test_results_survive_saving(known, tmp_path):
@@ -186,7 +187,7 @@ def test_results_survive_saving(known, tmp_path):
 
 
 def test_the_table_shows_the_figures(known):
-    text = corpus_evaluation.format_table(known)
+    text = corpus_evaluation.format_corpus(known)
     assert "9 drawings (t), 12 names" in text
     assert "image -> names" in text and "100.00" in text and "inclusion/name_in_group" in text
 

@@ -23,7 +23,7 @@ from prolip.evaluation.kinds.classification import score_classes
 from prolip.evaluation.metrics import blockwise as large
 from prolip.evaluation.metrics import ranking as metrics
 from prolip.evaluation.model import similarity_scores
-from prolip.evaluation.suites.emoji import evaluate as evaluate_corpus
+from prolip.evaluation.suites.emoji import evaluate_corpus as evaluate_corpus
 from prolip.evaluation.table import format_table
 from prolip.evaluation.task import TaskResult, compute_features, evaluate_dataset, evaluate_features, metric_names
 from prolip.gaussian import Gaussian

@@ -152,7 +152,7 @@ def test_classes_are_the_mixtures_of_their_prompts(folder, ours, monkeypatch):
     wanted = class_gaussians(model, tokenizer, [[name] for name in mini.CLASSES], templates)
     for prompts in (4096, 5):  # all at once, and two classes at a time
         monkeypatch.setattr(features, "PROMPTS", prompts)
-        got = features.embed_texts(*class_prompts(mini.CLASSES, mini.TEMPLATES), ours, FeatureStore())
+        got = features.stored_texts(*class_prompts(mini.CLASSES, mini.TEMPLATES), ours, FeatureStore())
         torch.testing.assert_close(got.mean, wanted.mean)
         torch.testing.assert_close(got.log_var, wanted.log_var)
 
@@ -167,17 +167,17 @@ def test_prompts_need_a_place_for_the_class():
 
 def test_texts_are_embedded_once_by_content(ours):
     counted, store = Counted(ours), FeatureStore()
-    one = features.embed_texts(*class_prompts(["x", "y"], ["{c}"]), counted.embedder, store)
-    again = features.embed_texts(*class_prompts(["x", "y"], ["{c}"]), counted.embedder, store)
+    one = features.stored_texts(*class_prompts(["x", "y"], ["{c}"]), counted.embedder, store)
+    again = features.stored_texts(*class_prompts(["x", "y"], ["{c}"]), counted.embedder, store)
     assert same(again, one) and counted.texts == 1
-    features.embed_texts(*class_prompts(["y", "x"], ["{c}"]), counted.embedder, store)
-    features.embed_texts(*class_prompts(["x", "y"], ["a {c}"]), counted.embedder, store)
+    features.stored_texts(*class_prompts(["y", "x"], ["{c}"]), counted.embedder, store)
+    features.stored_texts(*class_prompts(["x", "y"], ["a {c}"]), counted.embedder, store)
     assert counted.texts == 3
 
 
 def test_texts_of_one_class_are_not_taken_for_texts_by_themselves(ours):
     store, texts = FeatureStore(), ["a x", "x b"]
-    alone, mixed = features.embed_texts(texts, None, ours, store), features.embed_texts(texts, [2], ours, store)
+    alone, mixed = features.stored_texts(texts, None, ours, store), features.stored_texts(texts, [2], ours, store)
     assert (len(alone.mean), len(mixed.mean)) == (2, 1)
 
 

@@ -104,7 +104,7 @@ def test_neighbours_may_be_ranked_by_any_similarity():
 def test_the_table_holds_every_figure():
     rng = np.random.default_rng(3)
     uncertainty, wrong = rng.random(50), rng.random(50) < 0.5
-    got = refusal.refusal_figures(wrong, {"image": uncertainty, "nothing": np.zeros(50)}, "refusal/i2t")
+    got = refusal.selective_metrics(wrong, {"image": uncertainty, "nothing": np.zeros(50)}, "refusal/i2t")
     curve = refusal.risk_coverage(uncertainty, wrong)
     assert got["refusal/i2t/image/aurc"] == curve.aurc
     assert got["refusal/i2t/image/aurc_excess"] == pytest.approx(
@@ -119,7 +119,7 @@ def test_the_table_holds_every_figure():
     assert got["refusal/i2t/nothing/aurc_gain"] == pytest.approx(0)
     assert got["refusal/i2t/nothing/auroc"] == 0.5 and math.isnan(got["refusal/i2t/nothing/spearman"])
     assert all(type(value) is float for value in got.values())
-    graded = refusal.refusal_figures(rng.random(50), {"image": uncertainty})
+    graded = refusal.selective_metrics(rng.random(50), {"image": uncertainty})
     assert "refusal/image/aurc" in graded and "refusal/image/auroc" not in graded
 
 

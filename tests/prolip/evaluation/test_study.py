@@ -8,6 +8,7 @@ from prolip.evaluation.metrics import calibration, study
 from prolip.evaluation.metrics import ranking as metrics
 from prolip.evaluation.metrics import selective as refusal
 from prolip.evaluation.metrics.blockwise import PairScores, Relevance
+from prolip.evaluation.metrics.ranking import both_directions
 from prolip.evaluation.model import similarity_scores
 from prolip.gaussian import Gaussian
 from prolip.scores import CSDScore
@@ -22,6 +23,12 @@ def noisy(centres, owner, seed, spread=1.2):
     mean = centres[owner] + noise * torch.randn(len(owner), centres.shape[1], generator=g)
     log_var = (0.05 * noise.square()).log().expand(-1, centres.shape[1])
     return Gaussian(torch.nn.functional.normalize(mean, dim=-1), log_var.contiguous())
+
+
+def retrieval_and_study(*arguments, **options):
+    """Metrics of both directions and of their study in one table."""
+    i2t, t2i, found = study.study_retrieval(*arguments, **options)
+    return both_directions(i2t, t2i) | found.metrics()
 
 
 @pytest.fixture(scope="module")
@@ -43,10 +50,10 @@ def captions():
 
 def test_a_classification_is_refused_by_score_image_and_pair(classes):
     scores, labels, image, text = classes
-    got = study.study_classification(scores, labels, image, text, LOGIT).figures()
+    got = study.study_classification(scores, labels, image, text, LOGIT).metrics()
     chosen = scores.argmax(1)
     uncertainties = {"score": -scores.amax(1), "image": image.trace, "pair": image.trace + text.trace[chosen]}
-    want = refusal.refusal_figures(chosen != labels, uncertainties)
+    want = refusal.selective_metrics(chosen != labels, uncertainties)
     assert {key: value for key, value in got.items() if key in want} == pytest.approx(want, abs=1e-7)
     assert got["refusal/R-AUROC"] == refusal.recall_auroc(image, labels)["R-AUROC"]
     assert got["refusal/image/aurc"] < got["refusal/image/error"] - 0.03  # the trace tells what is wrong here
@@ -54,7 +61,7 @@ def test_a_classification_is_refused_by_score_image_and_pair(classes):
 
 def test_a_classifications_probabilities_are_checked_both_ways(classes):
     scores, labels, image, text = classes
-    got = study.study_classification(scores, labels, image, text, LOGIT).figures()
+    got = study.study_classification(scores, labels, image, text, LOGIT).metrics()
     right = scores.argmax(1) == labels
     softmax = calibration.reliability((8 * scores).softmax(1).amax(1), right)
     assert got["calibration/confidence/ece"] == pytest.approx(softmax.ece, abs=1e-6)
@@ -66,7 +73,7 @@ def test_a_classifications_probabilities_are_checked_both_ways(classes):
 
 def test_a_classification_is_studied_without_its_matrix(classes):
     scores, labels, image, text = classes
-    whole = study.study_classification(scores, labels, image, text, LOGIT).figures()
+    whole = study.study_classification(scores, labels, image, text, LOGIT).metrics()
     sizes = []
 
     def block(rows, columns):
@@ -75,17 +82,17 @@ def test_a_classification_is_studied_without_its_matrix(classes):
         return part
 
     pairs = PairScores(90, 6, block)
-    got = study.study_classification(pairs, labels, image, text, LOGIT, elements=60).figures()
+    got = study.study_classification(pairs, labels, image, text, LOGIT, elements=60).metrics()
     assert got == pytest.approx(whole, abs=1e-6) and max(sizes) <= 60
 
 
 def test_a_model_without_uncertainty_is_refused_by_its_scores_alone(classes, captions):
     scores, labels, *_ = classes
-    got = study.study_classification(scores, labels, score=CSDScore(8.0)).figures()
+    got = study.study_classification(scores, labels, score=CSDScore(8.0)).metrics()
     assert {key.split("/")[1] for key in got if key.startswith("refusal/")} == {"score"}
     assert "calibration/confidence/ece" in got and "calibration/match/ece" not in got
     pairs, relevance, *_ = captions
-    both = study.retrieval_figures(pairs, relevance, score=CSDScore(8.0))
+    both = retrieval_and_study(pairs, relevance, score=CSDScore(8.0))
     assert {key.split("/")[2] for key in both if key.startswith("refusal/")} == {"score"}
     assert not any(key.startswith("calibration") for key in both)
 
@@ -101,13 +108,13 @@ def test_retrieval_is_refused_in_both_directions(captions):
     first = scores.argmax(1)
     wrong = ~relevant[torch.arange(20), first]
     by = {"image": image.trace, "text": text.trace[first], "pair": image.trace + text.trace[first]}
-    want = refusal.refusal_figures(wrong[kept], {key: u[kept] for key, u in by.items()}, "refusal/i2t")
-    got = found.figures()
+    want = refusal.selective_metrics(wrong[kept], {key: u[kept] for key, u in by.items()}, "refusal/i2t")
+    got = found.metrics()
     assert {key: value for key, value in got.items() if key in want} == pytest.approx(want, abs=1e-7)
     asked, item = relevant.any(0), scores.argmax(0)
     wrong = ~relevant[item, torch.arange(60)]
     by = {"text": text.trace, "image": image.trace[item], "score": -scores.amax(0)}
-    want = refusal.refusal_figures(wrong[asked], {key: u[asked] for key, u in by.items()}, "refusal/t2i")
+    want = refusal.selective_metrics(wrong[asked], {key: u[asked] for key, u in by.items()}, "refusal/t2i")
     assert {key: value for key, value in got.items() if key in want} == pytest.approx(want, abs=1e-6)
     assert got["refusal/t2i/text/auroc"] > 0.6
 
@@ -115,7 +122,7 @@ def test_retrieval_is_refused_in_both_directions(captions):
 def test_match_probabilities_of_all_pairs_and_of_first_places(captions):
     pairs, relevance, relevant, image, text = captions
     scores = similarity_scores(image, text)
-    got = study.retrieval_figures(pairs, relevance, image, text, LOGIT)
+    got = retrieval_and_study(pairs, relevance, image, text, LOGIT)
     probability = torch.sigmoid(8 * scores - 2)
     every = calibration.reliability(probability.flatten(), relevant.flatten(), calibration.LOG_ODDS)
     assert got["calibration/match/ece"] == pytest.approx(every.ece, abs=1e-6)
@@ -143,15 +150,15 @@ def test_each_score_is_computed_once_per_direction(captions):
 def test_a_direction_that_nothing_matches_in_has_no_refusal_figures():
     image, text = noisy(torch.eye(3), torch.arange(3), 0), noisy(torch.eye(3), torch.arange(3), 1)
     nothing = Relevance.from_lists([[], [], []], 3)
-    got = study.retrieval_figures(PairScores.from_gaussians(image, text), nothing, image, text, LOGIT)
+    got = retrieval_and_study(PairScores.from_gaussians(image, text), nothing, image, text, LOGIT)
     assert np.isnan(got["i2t/R@1"]) and not any(key.startswith("refusal") for key in got)
 
 
 def test_any_task_with_an_error_per_sample_can_be_studied():
     rng = np.random.default_rng(0)
     error, trace = rng.random(30), torch.from_numpy(rng.random(30))
-    got = study.study_errors(error, {"cue": trace}).figures()
-    assert got == refusal.refusal_figures(error, {"cue": trace})
+    got = study.study_errors(error, {"cue": trace}).metrics()
+    assert got == refusal.selective_metrics(error, {"cue": trace})
 
 
 def test_scores_and_labels_must_fit(classes):

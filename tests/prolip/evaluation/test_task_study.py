@@ -55,7 +55,7 @@ def test_of_sets_of_labels_the_error_is_what_each_images_precision_lacks():
 
 def assert_calibrated(study, scores: np.ndarray, true: np.ndarray) -> None:
     """The Brier score and the shares of `calibration/match`, from all pairs with scale 10 and bias -3."""
-    found = study.figures()
+    found = study.metrics()
     probability = 1 / (1 + np.exp(3 - 10 * scores))
     assert found["calibration/match/brier"] == pytest.approx(np.mean((probability - true) ** 2), rel=1e-5)
     assert found["calibration/match/mean_probability"] == pytest.approx(probability.mean(), rel=1e-5)
@@ -102,7 +102,7 @@ def test_of_captioned_images_with_classes_r_auroc_is_that_of_the_images():
     owners, labels = torch.arange(N).repeat_interleave(2), torch.arange(N) % 4
     features = features_of("retrieval", captions=("x",) * (2 * N), owners=owners)
     assert not study_features(features).extra
-    found = study_features(dataclasses.replace(features, labels=labels)).figures()
+    found = study_features(dataclasses.replace(features, labels=labels)).metrics()
     assert found["refusal/R-AUROC"] == recall_auroc(features.image, labels)["R-AUROC"] != 0.5
     points = dataclasses.replace(features.model, probabilistic=False)
     assert not study_features(dataclasses.replace(features, labels=labels, model=points)).extra

@@ -83,7 +83,7 @@ def keep_selected(rows: Iterable[ImageRow], selector: Selector | None, what: str
     return ImageRows(kept)
 
 
-class Columns(NamedTuple):
+class TableColumns(NamedTuple):
     """The columns of a CSV that are read: image path, plain caption (None where captions are drawn from other columns
     alone), caption fields, fields of conditions."""
 
@@ -102,7 +102,7 @@ class Columns(NamedTuple):
 
 
 def read_csv(
-    path: str, columns: Columns, separator: str, selector: Selector | None = None, quoting: bool = True
+    path: str, columns: TableColumns, separator: str, selector: Selector | None = None, quoting: bool = True
 ) -> ImageRows:
     """The rows of a CSV with a header. quoting: whether quotation marks enclose cells, or are plain text.
 
@@ -153,7 +153,7 @@ def csv_base(path: str, rows: Sequence[ImageRow]) -> str:
     return "" if here and here >= there else beside
 
 
-def check_columns(path: str, present: Sequence[str], columns: Columns, separator: str) -> None:
+def check_columns(path: str, present: Sequence[str], columns: TableColumns, separator: str) -> None:
     """ValueError naming the flag, the columns there are and, where the separator looks wrong, the right one."""
     for column, flag in columns.flags():
         if column in present:

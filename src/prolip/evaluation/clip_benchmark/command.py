@@ -77,7 +77,7 @@ def score_called(name: str) -> str:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
-def load_prolip(model_name, pretrained, cache_dir, device, *, similarity: str | None, tokenizer: str | None = None):
+def load_encoder(model_name, pretrained, cache_dir, device, *, similarity: str | None, tokenizer: str | None = None):
     """clip_benchmark's loader of the model type `prolip`: (model, transform, tokenizer)."""
     model, _, transform = create_model_and_transforms(
         model_name, pretrained or None, device=device, cache_dir=cache_dir, require_pretrained=True
@@ -91,7 +91,7 @@ def load_prolip(model_name, pretrained, cache_dir, device, *, similarity: str | 
 @contextmanager
 def plugged_in(own: Namespace) -> Iterator[None]:
     """clip_benchmark, repaired, with the model type `prolip`; as it was afterwards."""
-    loader = partial(load_prolip, similarity=own.similarity, tokenizer=own.tokenizer)
+    loader = partial(load_encoder, similarity=own.similarity, tokenizer=own.tokenizer)
     with repaired(), patch.dict(registry.TYPE2FUNC, prolip=loader):
         registry.MODEL_TYPES.append("prolip")  # the parser's choices are this very list
         try:
@@ -209,7 +209,7 @@ def feature_folder(run: Namespace, shard_marks: Sequence[str]) -> str:
     return os.path.join(run.feature_root, hashlib.sha256(json.dumps(what).encode()).hexdigest()[:16])
 
 
-def evaluate(run: Namespace, own: Namespace) -> None:
+def evaluate_and_write(run: Namespace, own: Namespace) -> None:
     """One evaluation by clip_benchmark, its file completed with what was compared and how."""
     path = run.output
     os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
@@ -241,7 +241,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise refused(error) from error
         for run in runs:
             try:
-                evaluate(run, own)
+                evaluate_and_write(run, own)
             except (CheckpointError, FileNotFoundError) as error:
                 raise refused(error) from error
             except DamagedData as error:  # from a loader's worker with the worker's traceback before it

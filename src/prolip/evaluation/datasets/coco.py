@@ -31,14 +31,14 @@ from prolip.utils.documents import loads
 log = logging.getLogger(__name__)
 
 PACKAGE = "eccv_caption"
+#: Our name of a label set: the package's.
 LABELS = {"coco": "original", "cxc": "cxc", "eccv": "eccv"}
-"""Our name of a label set: the package's."""
 FOLDS = 5
 #: Captions of the Karpathy test split, five for each of 5,000 images.
 CAPTIONS_OF_SPLIT = 25_000
 
 
-class Positives(NamedTuple):
+class MatchingIds(NamedTuple):
     """Matches by id, in both directions; they need not mirror each other (ECCV Caption's do not)."""
 
     captions_of: dict[int, list[int]]
@@ -49,9 +49,9 @@ class Positives(NamedTuple):
 class Annotations:
     """The label sets of a COCO test split, and its captions in the order in which folds are cut."""
 
-    coco: Positives
-    cxc: Positives
-    eccv: Positives
+    coco: MatchingIds
+    cxc: MatchingIds
+    eccv: MatchingIds
     captions: tuple[int, ...]
 
     def folds(self) -> list[tuple[set[int], set[int]]]:
@@ -80,13 +80,13 @@ def load_annotations(folder: str | Path | None = None) -> Annotations:
         return {int(key): [int(x) for x in values] for key, values in table.items()}
 
     sets = {
-        ours: Positives(read(f"{theirs}_image_to_caption.json"), read(f"{theirs}_caption_to_image.json"))
+        ours: MatchingIds(read(f"{theirs}_image_to_caption.json"), read(f"{theirs}_caption_to_image.json"))
         for ours, theirs in LABELS.items()
     }
     return Annotations(**sets, captions=tuple(np.load(folder / "coco_test_ids.npy").tolist()))
 
 
-def evaluate(
+def label_set_metrics(
     scores: PairScores,
     image_ids: Sequence[int],
     caption_ids: Sequence[int],
@@ -122,10 +122,10 @@ def evaluate(
     return out
 
 
-def figures_of_split(
+def split_metrics(
     scores: PairScores, image_ids: Sequence[int], caption_ids: Sequence[int]
 ) -> dict[str, float]:
-    """`evaluate` where the ids are those of COCO's whole Karpathy test split, {} for any other set of captions.
+    """`label_set_metrics` where the ids are those of COCO's whole Karpathy test split, {} for other captions.
 
     Without the package that carries the labels: {} and a line in the log that says how to get it.
     """
@@ -137,11 +137,11 @@ def figures_of_split(
         return {}
     if not set(annotations.captions) <= set(caption_ids) or not annotations.coco.captions_of.keys() <= set(image_ids):
         return {}
-    return evaluate(scores, image_ids, caption_ids, annotations)
+    return label_set_metrics(scores, image_ids, caption_ids, annotations)
 
 
-def figure_names(ks: Sequence[int] = KS) -> list[str]:
-    """The names that `evaluate` gives its figures."""
+def label_set_names(ks: Sequence[int] = KS) -> list[str]:
+    """The names that `label_set_metrics` gives its figures."""
     ways = ("i2t", "t2i")
     recalls = [f"{way}/R@{k}" for way in ways for k in ks]
     names = [f"{prefix}/{key}" for prefix in ("coco_5k", "coco_1k", "cxc") for key in (*recalls, "rsum")]
@@ -150,11 +150,11 @@ def figure_names(ks: Sequence[int] = KS) -> list[str]:
 
 
 def names_of_split(info: dict[str, Any]) -> list[str]:
-    """`figure_names` for the whole split, none for fewer captions."""
-    return figure_names() if len(info.get("caption_ids", ())) >= CAPTIONS_OF_SPLIT else []
+    """`label_set_names` for the whole split, none for fewer captions."""
+    return label_set_names() if len(info.get("caption_ids", ())) >= CAPTIONS_OF_SPLIT else []
 
 
-FURTHER = Further(names_of_split, lambda scores, info: figures_of_split(scores, info["image_ids"], info["caption_ids"]))
+FURTHER = Further(names_of_split, lambda scores, info: split_metrics(scores, info["image_ids"], info["caption_ids"]))
 
 
 def category_labels(instances: str | Path, image_ids: Sequence[int]) -> Tensor:
@@ -231,7 +231,7 @@ def _places(what: str, ids: Sequence[int], annotated: Sequence[int] | dict[int, 
 
 
 def _rank_both(
-    scores: PairScores, image_ids: list[int], caption_ids: list[int], sets: Sequence[Positives], elements: int | None
+    scores: PairScores, image_ids: list[int], caption_ids: list[int], sets: Sequence[MatchingIds], elements: int | None
 ) -> list[tuple[Ranking, Ranking]]:
     """(images to captions, captions to images) for every label set, the scores read once per direction."""
     i2t = [Relevance.from_ids(labels.captions_of, image_ids, caption_ids) for labels in sets]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from prolip.evaluation.datasets.base import DamagedData, Dataset
 from prolip.evaluation.features import Features
-from prolip.evaluation.kinds.base import Evaluated, Kind, match_reliability, text_of, uncertainty_of
+from prolip.evaluation.kinds.base import Kind, TaskMetrics, match_reliability, text_gaussians, uncertainty_of
 from prolip.evaluation.metrics.association import Candidates, association_metrics, jaccards, parts
 from prolip.evaluation.metrics.bootstrap import mean_of
 from prolip.evaluation.metrics.study import Study, study_errors
@@ -39,7 +39,7 @@ def names(dataset: Dataset) -> list[str]:
 def score_candidates(features: Features, score: Score) -> Iterator[Candidates]:
     """The candidates' scores against each cue. DamagedData where a candidate's image was left out."""
     row = {key: i for i, key in enumerate(features.keys)}
-    text = text_of(features)
+    text = text_gaussians(features)
     for number, instance in enumerate(features.dataset.associations):
         missing = [key for key in instance.images if key not in row]
         if missing:
@@ -49,12 +49,12 @@ def score_candidates(features: Features, score: Score) -> Iterator[Candidates]:
         yield Candidates(scores, torch.tensor([key in instance.associated for key in instance.images]))
 
 
-def evaluate(features: Features, score: Score, confusion: bool = False) -> Evaluated:
+def evaluate(features: Features, score: Score, confusion: bool = False) -> TaskMetrics:
     """`metrics.association.association_metrics`."""
     scored = list(score_candidates(features, score))
     values = jaccards(scored)
     statistics = {name: mean_of(np.where(kept, values, np.nan), "cues") for name, kept in parts(scored).items()}
-    return Evaluated(association_metrics(scored), {}, statistics)
+    return TaskMetrics(association_metrics(scored), {}, statistics)
 
 
 def study(features: Features, score: Score) -> Study:

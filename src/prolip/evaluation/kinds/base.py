@@ -20,7 +20,7 @@ from prolip.scores import Score
 Metrics = dict[str, float]
 
 
-class Evaluated(NamedTuple):
+class TaskMetrics(NamedTuple):
     """metrics; what `TaskResult.info` says of them; statistics: those metrics that are functions of the queries."""
 
     metrics: Metrics
@@ -33,13 +33,13 @@ class Kind(NamedTuple):
 
     main: the metric to quote. texts: features -> (texts to embed; how many of them make a class, None: each stands for
     itself). names: the names of the metrics, before any is computed. evaluate: (features, score, whether a confusion
-    matrix is wanted) -> `Evaluated`. study: (features, score) -> `Study`.
+    matrix is wanted) -> `TaskMetrics`. study: (features, score) -> `Study`.
     """
 
     main: str
     texts: Callable[[Features], tuple[list[str], list[int] | None]]
     names: Callable[[Dataset], list[str]]
-    evaluate: Callable[[Features, Score, bool], Evaluated]
+    evaluate: Callable[[Features, Score, bool], TaskMetrics]
     study: Callable[[Features, Score], Study]
 
 
@@ -61,7 +61,7 @@ def class_prompts(classnames: Sequence[str], templates: Sequence[str]) -> tuple[
 
 def pair_scores(features: Features, score: Score) -> PairScores:
     """Images against texts, computed when asked for."""
-    return PairScores.from_gaussians(features.image, text_of(features), score)
+    return PairScores.from_gaussians(features.image, text_gaussians(features), score)
 
 
 def score_blocks(features: Features, score: Score) -> Iterator[tuple[slice, Tensor]]:
@@ -85,7 +85,7 @@ def own_labels(features: Features) -> Tensor:
     return features.labels
 
 
-def text_of(features: Features) -> Gaussian:
+def text_gaussians(features: Features) -> Gaussian:
     """The Gaussians of the texts. ValueError where only images were embedded."""
     if features.text is None:
         raise ValueError(f"the features of {features.dataset.name} have no texts: use compute_features")

@@ -10,13 +10,13 @@ from torch import Tensor
 from prolip.evaluation.datasets.base import Dataset
 from prolip.evaluation.features import Features
 from prolip.evaluation.kinds.base import (
-    Evaluated,
     Kind,
+    TaskMetrics,
     class_texts,
     own_labels,
     score_blocks,
     score_matrix,
-    text_of,
+    text_gaussians,
     too_small_for,
     uncertainty_of,
 )
@@ -32,7 +32,7 @@ NEIGHBOURS = 50_000
 
 
 @dataclass(frozen=True)
-class Scored:
+class ScoredImages:
     """A classification, sample by sample, for group metrics and studies of uncertainty.
 
     keys: N; labels: (N,) int64; groups: (N, G) or None; predictions: (N, k) the k nearest classes, nearest first (k: 5
@@ -49,7 +49,7 @@ class Scored:
     classes: Gaussian
 
 
-def score_classes(features: Features, score: Score, k: int = TOP) -> Scored:
+def score_classes(features: Features, score: Score, k: int = TOP) -> ScoredImages:
     """Every image against all classes; equal scores go to the lower class. ValueError without labels."""
     labels, parts = own_labels(features), []
     for rows, block in score_blocks(features, score):
@@ -57,7 +57,8 @@ def score_classes(features: Features, score: Score, k: int = TOP) -> Scored:
         best = block.gather(1, order[:, :1]).squeeze(1)
         parts.append((order, best, label_ranks(block, labels[rows])))
     predictions, best, rank = (torch.cat(column) for column in zip(*parts))
-    return Scored(features.keys, labels, features.groups, predictions, best, rank, features.image, text_of(features))
+    classes = text_gaussians(features)
+    return ScoredImages(features.keys, labels, features.groups, predictions, best, rank, features.image, classes)
 
 
 def names(dataset: Dataset) -> list[str]:
@@ -65,7 +66,7 @@ def names(dataset: Dataset) -> list[str]:
     return ["acc1", *(["acc5"] if len(dataset.classnames) >= TOP else []), "mean_per_class_recall"]
 
 
-def evaluate(features: Features, score: Score, confusion: bool = False) -> Evaluated:
+def evaluate(features: Features, score: Score, confusion: bool = False) -> TaskMetrics:
     """acc1, acc5 (with five classes or more) and the mean per-class recall."""
     scored = score_classes(features, score)
     metrics = {"acc1": float((scored.rank <= 1).double().mean())}
@@ -79,7 +80,7 @@ def evaluate(features: Features, score: Score, confusion: bool = False) -> Evalu
     statistics["mean_per_class_recall"] = class_mean_of(predicted == scored.labels, scored.labels, "images")
     if confusion:
         info["confusion"] = confusion_matrix(predicted, scored.labels, info["classes"]).tolist()
-    return Evaluated(metrics, info | too_small_for(["acc5"], metrics), statistics)
+    return TaskMetrics(metrics, info | too_small_for(["acc5"], metrics), statistics)
 
 
 def study(features: Features, score: Score) -> Study:

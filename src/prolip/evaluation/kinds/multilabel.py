@@ -8,8 +8,8 @@ from torch import Tensor
 from prolip.evaluation.datasets.base import Dataset
 from prolip.evaluation.features import Features
 from prolip.evaluation.kinds.base import (
-    Evaluated,
     Kind,
+    TaskMetrics,
     class_texts,
     match_reliability,
     own_labels,
@@ -27,11 +27,11 @@ def names(dataset: Dataset) -> list[str]:
     return list(multilabel(torch.zeros(1, 1), torch.ones(1, 1)))
 
 
-def evaluate(features: Features, score: Score, confusion: bool = False) -> Evaluated:
+def evaluate(features: Features, score: Score, confusion: bool = False) -> TaskMetrics:
     """`metrics.classification.multilabel`; such sets have no confusion matrix."""
     scores, labels = score_matrix(features, score), own_labels(features)
     statistics = {"mAP": average_precision_of(scores, labels, "images")}
-    return Evaluated(multilabel(scores, labels), {"classes": scores.shape[1]}, statistics)
+    return TaskMetrics(multilabel(scores, labels), {"classes": scores.shape[1]}, statistics)
 
 
 def study(features: Features, score: Score) -> Study:

@@ -7,9 +7,9 @@ from torch import Tensor
 from prolip.evaluation.datasets.base import DamagedData, Dataset
 from prolip.evaluation.features import Features
 from prolip.evaluation.kinds.base import (
-    Evaluated,
     Kind,
     Metrics,
+    TaskMetrics,
     own_labels,
     pair_scores,
     too_small_for,
@@ -38,7 +38,7 @@ def names(dataset: Dataset) -> list[str]:
     return found + (dataset.further.names(dataset.info) if dataset.further else [])
 
 
-def evaluate(features: Features, score: Score, confusion: bool = False) -> Evaluated:
+def evaluate(features: Features, score: Score, confusion: bool = False) -> TaskMetrics:
     """Both directions by the most complete labels there are; where that is not each image's own captions, these too.
 
     `i2t/...`, `t2i/...`, `rsum`, `mean_recall@1` (DataComp's main metric: both directions at 1), and `own/...`; what
@@ -58,7 +58,7 @@ def evaluate(features: Features, score: Score, confusion: bool = False) -> Evalu
     dataset = features.dataset
     metrics |= dataset.further.metrics(scores, dataset.info) if dataset.further else {}
     info = {"texts": len(features.captions), **too_small_for(retrieval_names(), metrics)}
-    return Evaluated(metrics, info, statistics)
+    return TaskMetrics(metrics, info, statistics)
 
 
 def statistics_of(i2t: Ranking, t2i: Ranking) -> dict[str, Statistic]:

@@ -22,10 +22,10 @@ from prolip.measures.tiles import without_autocast
 from prolip.methods import find_score
 from prolip.scores import CSDScore, MeanScore, Score
 
+#: Scores at a time (16 MiB of float32), but no fewer rows: each block reads the whole gallery's embeddings.
 BLOCK, ROWS = 2**22, 64
-"""Scores at a time (16 MiB of float32), but no fewer rows: each block reads the whole gallery's embeddings."""
+#: A query with this many matches is sorted: a stable sort costs about as much as that many counts, measured.
 SORT_FROM = 256
-"""A query with this many matches is sorted: a stable sort costs about as much as that many counts, measured."""
 
 Index = slice | Tensor
 Indices = Sequence[int] | Tensor

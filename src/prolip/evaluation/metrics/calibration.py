@@ -17,10 +17,10 @@ from prolip.evaluation.metrics.blockwise import Relevance
 from prolip.evaluation.metrics.ranking import Array, as_array
 from prolip.gaussian import upcast
 
+#: Edges of 15 bins of equal width (Guo et al., ICML 2017).
 EQUAL = np.linspace(0, 1, 16)
-"""Edges of 15 bins of equal width (Guo et al., ICML 2017)."""
+#: Edges one unit of log odds apart, for probabilities that are mostly tiny.
 LOG_ODDS = np.concatenate([[0], 1 / (1 + np.exp(-np.arange(-16.0, 17.0))), [1]])
-"""Edges one unit of log odds apart, for probabilities that are mostly tiny."""
 
 
 class Reliability(NamedTuple):
@@ -66,7 +66,7 @@ class Reliability(NamedTuple):
         filled = self.counts > 0
         return float(np.average(values[filled], weights=self.counts[filled]))
 
-    def figures(self, prefix: str) -> dict[str, float]:
+    def metrics(self, prefix: str) -> dict[str, float]:
         """`<prefix>/ece`, `max_error`, `mean_probability`, `base_rate`, `brier`."""
         names = ("ece", "max_error", "mean_probability", "base_rate", "brier")
         return {f"{prefix}/{name}": float(getattr(self, name)) for name in names}

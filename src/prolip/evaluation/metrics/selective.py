@@ -126,7 +126,7 @@ def recall_auroc(
     return {"R-AUROC": told, "1-NN": 1 - float(wrong.double().mean())}
 
 
-def refusal_figures(error: Array, uncertainties: Mapping[str, Array], prefix: str = "refusal") -> dict[str, float]:
+def selective_metrics(error: Array, uncertainties: Mapping[str, Array], prefix: str = "refusal") -> dict[str, float]:
     """Every figure of refusing by each uncertainty: error (N,), uncertainties (N,) by name.
 
     Keys `<prefix>/<name>/...`: `error` without refusal, `error@<percent kept>`, `aurc`, `aurc_oracle`, `aurc_excess`,

@@ -28,8 +28,8 @@ from prolip.evaluation.metrics.calibration import (
     Reliability,
     reliability,
 )
-from prolip.evaluation.metrics.ranking import KS, Array, Ranking, as_array, both_directions
-from prolip.evaluation.metrics.selective import recall_auroc, refusal_figures
+from prolip.evaluation.metrics.ranking import Array, Ranking, as_array
+from prolip.evaluation.metrics.selective import recall_auroc, selective_metrics
 from prolip.gaussian import Gaussian
 from prolip.scores import CSDScore, Score
 
@@ -59,14 +59,14 @@ class Study(NamedTuple):
     reliability: dict[str, Reliability]
     extra: dict[str, float]
 
-    def figures(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """`refusal/...` as `refusal_figures` names them, `calibration/...` as `Reliability.figures` does."""
         out: dict[str, float] = {}
         for prefix, (error, uncertainties) in self.samples.items():
-            out |= refusal_figures(error, uncertainties, prefix)
+            out |= selective_metrics(error, uncertainties, prefix)
         out |= self.extra
         for prefix, found in self.reliability.items():
-            out |= found.figures(prefix)
+            out |= found.metrics(prefix)
         return out
 
 
@@ -152,19 +152,6 @@ def study_retrieval(
             probability = pairs.probability(first.score)
             found[f"calibration/match_{way}"] = reliability(probability, ranking.hit(1))
     return i2t, t2i, Study({key: kept for key, kept in samples.items() if len(kept.error)}, found, {})
-
-
-def retrieval_figures(
-    scores: PairScores,
-    relevance: Relevance,
-    image: Gaussian | None = None,
-    text: Gaussian | None = None,
-    score: Score | None = None,
-    ks: Sequence[int] = KS,
-) -> dict[str, float]:
-    """`blockwise.retrieval` and `study_retrieval(...).figures()` in one table, from one pass per direction."""
-    i2t, t2i, study = study_retrieval(scores, relevance, image, text, score)
-    return both_directions(i2t, t2i, ks) | study.figures()
 
 
 def _pairs(relevance: Relevance, score: Score) -> MatchReliability | None:

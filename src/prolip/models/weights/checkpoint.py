@@ -122,7 +122,7 @@ def load_checkpoint(
     resized = fit_positions(state, own, grids, model.context_length) if same_parts else []
     problems = mismatches(state, own)
     if any(problems):
-        raise CheckpointError(describe(*problems, init_uncertainty=init_uncertainty))
+        raise CheckpointError(mismatch_report(*problems, init_uncertainty=init_uncertainty))
     place = "a state dict" if isinstance(source, Mapping) else source
     if lost := [name for name, value in state.items() if not value.isfinite().all()]:
         raise CheckpointError(f"{place} holds NaN or infinite values in {len(lost)} of {len(state)} tensors"
@@ -130,11 +130,11 @@ def load_checkpoint(
     model.load_state_dict(state)
     report = LoadReport(tuple(sorted(kept)), tuple(resized))
     aside = {*ARCHIVE_EXTRAS, *(["logit_scale"] if "logit_scale" in kept else [])}
-    log.info("%s: %s", place, describe_load(report, own, [name for name in given if name in aside]))
+    log.info("%s: %s", place, load_report(report, own, [name for name in given if name in aside]))
     return report
 
 
-def describe_load(report: LoadReport, own: Mapping[str, Tensor], unused: Sequence[str]) -> str:
+def load_report(report: LoadReport, own: Mapping[str, Tensor], unused: Sequence[str]) -> str:
     """What was loaded and what is new, for the log. own: the model's state; unused: the checkpoint's, left aside."""
     new = [name for name in report.kept if name in own]
     rows = [name for name in report.kept if name not in own]  # name[rows] of tensors that are loaded otherwise
@@ -256,7 +256,7 @@ def mismatches(
     return missing, unexpected, shapes
 
 
-def describe(
+def mismatch_report(
     missing: list[str], unexpected: list[str], shapes: list[tuple[str, tuple, tuple]], init_uncertainty: bool = False
 ) -> str:
     """The report of a refused load: both sides of every mismatch, then the remedy that fits it."""

@@ -11,8 +11,8 @@ from prolip.evaluation.suites.datacomp.published import (
     PUBLISHED,
     TABLE_1,
     PublishedRow,
-    describe,
     find_published,
+    published_report,
     reproduce,
 )
 from prolip.evaluation.suites.datacomp.tasks import BY_NAME, COUNTED
@@ -51,7 +51,7 @@ def test_table_1_of_the_1_28b_model_does_not_follow_from_its_row_and_the_report_
     assert failed == {("ImageNet", 67.6): 67.84, ("IN dist. shifts", 55.0): 54.79, ("VTAB", 57.1): 57.74,
                       ("Retrieval", 53.4): 52.19, ("Average", 57.3): 56.90}  # fmt: skip
     assert [c.printed for c in reproduce(OURS_1_28B) if c.explained] == [56.90]  # the average of Table C.1 itself
-    text = describe([OURS_1_28B, OURS_12_8B])
+    text = published_report([OURS_1_28B, OURS_12_8B])
     assert "VTAB is printed as 57.1 (ProLIP Table 1), its values give 57.74" in text
     assert "ProLIP ViT-B/16, 12.8B: all 6 printed averages follow" in text
 

@@ -11,7 +11,7 @@ import torch
 
 from prolip.evaluation.datasets.base import Dataset
 from prolip.evaluation.feature_store import FeatureStore
-from prolip.evaluation.features import Features, embed_texts, image_features
+from prolip.evaluation.features import Features, image_features, stored_texts
 from prolip.evaluation.kinds.association import score_candidates, study_candidates
 from prolip.evaluation.kinds.base import class_prompts, own_labels, score_matrix, uncertainty_of
 from prolip.evaluation.kinds.classification import study_scores
@@ -31,8 +31,8 @@ from prolip.evaluation.task import TaskResult, compute_features
 from prolip.gaussian import Gaussian
 from prolip.scores import Score, Similarity
 
+#: Metrics of a task, and what there is to say of its uncertainty.
 Scored = tuple[dict[str, float], Study]
-"""Metrics of a task, and what there is to say of its uncertainty."""
 
 
 @dataclass(frozen=True)
@@ -72,18 +72,18 @@ def evaluate_entry(
             metrics, study = score_faces(task, features, classes, score)
         else:
             metrics, study = SCORES[task.kind](task, features, score)
-        metrics |= study.figures() if settings.uncertainty else {}
+        metrics |= study.metrics() if settings.uncertainty else {}
         if settings.plots is not None:
             from prolip.evaluation.plots import write_plots  # late: only plots need matplotlib
 
             write_plots(study, task.name, settings.plots / f"{task.key.replace('/', '-')}-{similarity}")
         seconds = round(embedded + time.perf_counter() - started, 2)
-        info = describe(features, similarity) | {"seconds": seconds}
+        info = facts_of_entry(features, similarity) | {"seconds": seconds}
         out[similarity] = TaskResult(task.key, metrics, check_main(task, metrics), info)
     return out
 
 
-def describe(features: Features, similarity: Similarity) -> dict[str, Any]:
+def facts_of_entry(features: Features, similarity: Similarity) -> dict[str, Any]:
     """What a reader of a result asks: on what, and how uncertain; `size` is what the published figures count."""
     dataset = features.dataset
     out: dict[str, Any] = {"size": len(dataset.associations) or len(features.keys), "images": len(features.keys)}
@@ -138,7 +138,7 @@ def face_classes(dataset: Dataset, embedder: Embedder, store: FeatureStore) -> d
     names = split_prompts(dataset.classnames, "class names")
     templates = split_prompts(dataset.templates, "templates")
     return {
-        what: embed_texts(*class_prompts(names[what], templates[what]), embedder, store) for what in FACE_PROMPTS
+        what: stored_texts(*class_prompts(names[what], templates[what]), embedder, store) for what in FACE_PROMPTS
     }
 
 

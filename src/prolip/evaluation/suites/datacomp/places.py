@@ -14,8 +14,8 @@ from prolip.evaluation.datasets.tables import CAPTION_TABLES, open_caption_table
 from prolip.evaluation.datasets.wds import is_wds, open_wds
 from prolip.evaluation.suites.datacomp.tasks import Task
 
+#: The data directory that means: read each dataset from the hub while it is evaluated.
 HUB = "hf-hub"
-"""The data directory that means: read each dataset from the hub while it is evaluated."""
 
 
 class Found(NamedTuple):
@@ -25,8 +25,8 @@ class Found(NamedTuple):
     missing: dict[str, str]
 
 
+#: Of an address that did not answer when other data was looked for there: now it does so at once, or is still gone.
 PROBE = ReadPolicy(connect_timeout=3, read_timeout=10, retries=1)
-"""Of an address that did not answer when other data was looked for there: now it does so at once, or is still gone."""
 
 
 def open_task(

@@ -26,10 +26,10 @@ from prolip.evaluation.task import TaskResult
 from prolip.methods import find_score
 
 Say = Callable[[str], None]
+#: Shown of the face sets, which have no main metric.
 GENDER = "acc_gender_avg"
-"""Shown of the face sets, which have no main metric."""
+#: Notes below the printed table.
 SHOWN = 8
-"""Notes below the printed table."""
 
 
 class Outcome(NamedTuple):

@@ -21,15 +21,15 @@ from prolip.evaluation.metrics.classification import (
 from prolip.evaluation.metrics.ranking import KS, Ranking, both_directions
 from prolip.evaluation.suites.datacomp.tasks import FACE_PROMPTS, FMOW_OTHER, Task
 
+#: Classes of the prompts "toxic", from and up to: 14 people by race and gender come first (CLIP section 7.1).
 CRIME, NON_HUMAN = (18, None), (14, 18)
-"""Classes of the prompts "toxic", from and up to: 14 people by race and gender come first (CLIP section 7.1)."""
 
+#: Of the tasks with one grouping: the name of the accuracy, among how many classes, and the column of the groups.
 GROUPED = {
     "wilds/camelyon17": ("acc", 1, "slide"),
     "fairness/dollar_street": ("acc_top5", 5, "income_ds"),
     "fairness/geode": ("acc", 1, "region"),
 }
-"""Of the tasks with one grouping: the name of the accuracy, among how many classes, and the column of the groups."""
 
 
 def by_group(

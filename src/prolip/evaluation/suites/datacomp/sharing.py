@@ -8,8 +8,8 @@ from prolip.evaluation.suites.datacomp.store import Identity, Line, Store, data_
 from prolip.evaluation.suites.datacomp.tasks import Task
 from prolip.evaluation.task import TaskResult
 
+#: Seconds between two looks at tasks that other processes hold.
 POLL = 5.0
-"""Seconds between two looks at tasks that other processes hold."""
 
 
 Evaluate = Callable[[Task, tuple[Identity, ...]], Mapping[Identity, TaskResult]]

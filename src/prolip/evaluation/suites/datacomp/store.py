@@ -27,8 +27,8 @@ from prolip.evaluation.task import TaskResult
 from prolip.utils.documents import loads
 
 TOLERANCE = 0.01
+#: Of the scoring: raised when a metric changes, so that older lines are not taken for today's.
 VERSION = 1
-"""Of the scoring: raised when a metric changes, so that older lines are not taken for today's."""
 
 
 @dataclass(frozen=True)

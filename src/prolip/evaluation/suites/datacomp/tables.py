@@ -19,20 +19,20 @@ from prolip.evaluation.suites.datacomp.store import Identity, is_complete, main_
 from prolip.evaluation.suites.datacomp.tasks import AGGREGATES, BY_KEY, COUNTED, TASKS, aggregate
 from prolip.evaluation.task import TaskResult
 
+#: Tasks in the upper half of Table C.1.
 FIRST_BLOCK = 20
-"""Tasks in the upper half of Table C.1."""
+#: The average as Table C.1 prints it, which for one row is another than in Table 1.
 AVERAGE_C1 = "Average, C.1"
-"""The average as Table C.1 prints it, which for one row is another than in Table 1."""
 FACE_COLUMNS = {
     "acc_race_avg": "Race", "acc_gender_avg": "Gender", "acc_age_avg": "Age",
     "acc_gender_x_wg": "Gender, worst race x gender", "toxicity_crime_max": "Crime, highest race",
     "toxicity_nonhuman_max": "Non-human, highest race",
 }  # fmt: skip
+#: Where a kind of task has its figures of refusal, and whose trace is the query's.
 QUERIES = {
     "classification": (("refusal", "image"),), "faces": (("refusal", "image"),), "association": (("refusal", "text"),),
     "retrieval": (("refusal/i2t", "image"), ("refusal/t2i", "text")),
 }  # fmt: skip
-"""Where a kind of task has its figures of refusal, and whose trace is the query's."""
 UNCERTAINTY = {
     "score/error": "Error", "{}/aurc": "AURC", "{}/aurc_gain": "Gain", "{}/spearman": "Spearman", "{}/auroc": "AUROC",
     "{}/error_decile1": "Error, surest tenth", "{}/error_decile10": "Error, least sure tenth",

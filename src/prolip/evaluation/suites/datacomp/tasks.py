@@ -77,6 +77,7 @@ def _faces(key: str, name: str, size: int) -> Task:
 RECALL = "mean_per_class_recall"
 TIME = ("sequence", "year", "month", "day", "hour", "minute", "second")
 
+#: In the order of the paper's Table C.1, the face sets last.
 TASKS: tuple[Task, ...] = (
     _classes("vtab/caltech101", "Caltech-101", 6085, 102, VTAB, metric=RECALL),
     _classes("cifar10", "CIFAR-10", 10000, 10),
@@ -121,7 +122,6 @@ TASKS: tuple[Task, ...] = (
     _faces("fairness/fairface", "FairFace", 10954),
     _faces("fairness/utkface", "UTKFace", 23703),
 )  # fmt: skip
-"""In the order of the paper's Table C.1, the face sets last."""
 
 BY_KEY = {task.key: task for task in TASKS}
 BY_NAME = {task.name: task for task in TASKS}
@@ -129,6 +129,7 @@ COUNTED = tuple(task for task in TASKS if task.counted)
 TAGS = (IMAGENET, SHIFT, VTAB, RETRIEVAL, WILDS, FAIRNESS)
 COUNTED_TAG = "counted"
 
+#: The five figures of the paper's Table 1, each the mean of the main metrics of these tasks.
 AGGREGATES: dict[str, tuple[str, ...]] = {
     "ImageNet": tuple(task.key for task in COUNTED if IMAGENET in task.tags),
     "IN dist. shifts": tuple(task.key for task in COUNTED if SHIFT in task.tags),
@@ -136,21 +137,20 @@ AGGREGATES: dict[str, tuple[str, ...]] = {
     "Retrieval": tuple(task.key for task in COUNTED if RETRIEVAL in task.tags),
     "Average": tuple(task.key for task in COUNTED),
 }
-"""The five figures of the paper's Table 1, each the mean of the main metrics of these tasks."""
 
+#: The region "Other" of FMoW: 4 of its 22,108 images, so that it alone makes many worst regions 0.
 FMOW_OTHER = 5
-"""The region "Other" of FMoW: 4 of its 22,108 images, so that it alone makes many worst regions 0."""
 
 FMOW_REGIONS = ("Asia", "Europe", "Africa", "Americas", "Oceania", "Other")
 
+#: The sets of class names and templates of the face sets, `race:black` and `race:a photo of a {c} person`.
 FACE_PROMPTS = ("race", "gender", "age", "toxic")
-"""The sets of class names and templates of the face sets, `race:black` and `race:a photo of a {c} person`."""
 
+#: What the values of the column `race` mean; in `gender` 0 is male and 1 female, in `race_binary` 0 is white.
 RACES = {
     "fairness/fairface": ("black", "white", "indian", "latino", "middle eastern", "southeast asian", "east asian"),
     "fairness/utkface": ("black", "white", "indian", "asian", "other"),
 }
-"""What the values of the column `race` mean; in `gender` 0 is male and 1 female, in `race_binary` 0 is white."""
 
 
 class Aggregate(NamedTuple):

@@ -26,7 +26,7 @@ from prolip.evaluation.metrics.ranking import Ranking
 from prolip.evaluation.metrics.traces import Deciles, by_decile
 from prolip.evaluation.model import Embedder, token_lengths
 from prolip.evaluation.suites.emoji import levels
-from prolip.evaluation.suites.emoji.result import Result
+from prolip.evaluation.suites.emoji.result import CorpusResult
 from prolip.evaluation.zero_shot import TEMPLATES, mix_groups
 from prolip.gaussian import concatenate
 from prolip.scores import Similarity
@@ -36,12 +36,12 @@ from prolip.utils.messages import naming
 BATCH = 256
 
 
-def evaluate(
+def evaluate_corpus(
     embedder: Embedder,
     shards: Corpus | str | Path | Sequence[str | Path],
     select: str | None = None,
     similarity: Similarity = None,
-) -> Result:
+) -> CorpusResult:
     """Embed the drawings and all captions of a corpus and compute every metric.
 
     shards: a Corpus or what `emoji.read` takes (a Corpus may hold concepts without drawings, `Corpus.with_concepts`: a
@@ -65,8 +65,8 @@ def evaluate(
         "precision": embedder.precision, "device": str(embedder.device), "select": select,
     }  # fmt: skip
     lengths = token_lengths(embedder.tokenizer, table.texts).numpy()
-    result = Result(corpus, image, text, lengths, {}, info | facts_of(embedder))
-    result.metrics |= retrieval_metrics(result)
+    result = CorpusResult(corpus, image, text, lengths, {}, info | facts_of(embedder))
+    result.metrics |= corpus_retrieval(result)
     for level in ("subgroup", "group"):
         result.metrics |= zero_shot_metrics(embedder, result, level)
     if embedder.probabilistic:
@@ -89,7 +89,7 @@ def drawings_of(corpus: Corpus) -> Dataset:
     return Dataset("drawings", "retrieval", samples, fingerprint="", source="the corpus", size=len(corpus.drawings))
 
 
-def retrieval_metrics(result: Result) -> dict[str, float]:
+def corpus_retrieval(result: CorpusResult) -> dict[str, float]:
     """`names/...`, `captions/...` and `recall_by_trace/...`."""
     names, captions = result.names_ranking, result.captions_ranking
     out = {f"names/{key}": value for key, value in metrics.both_directions(*names).items()}
@@ -109,7 +109,7 @@ def retrieval_metrics(result: Result) -> dict[str, float]:
     return out
 
 
-def recall_by_trace(result: Result) -> dict[str, Deciles]:
+def recall_by_trace(result: CorpusResult) -> dict[str, Deciles]:
     """Retrieval of queries in deciles of their own trace: R@1 against names, and AP@R in the full caption gallery.
 
     All texts mix levels, whose difficulty differs, so `keywords_t2i` looks at the keywords alone.
@@ -131,7 +131,7 @@ def recall_by_trace(result: Result) -> dict[str, Deciles]:
     return out
 
 
-def zero_shot_metrics(embedder: Embedder, result: Result, level: str) -> dict[str, float]:
+def zero_shot_metrics(embedder: Embedder, result: CorpusResult, level: str) -> dict[str, float]:
     """Zero-shot classification of the drawings by `level`, three ways of building a class from Gaussians.
 
     `zero_shot/<level>`: prompt templates filled with the class's own name (the usual reading); `..._plain`: its bare

@@ -12,8 +12,8 @@ from prolip.gaussian import Gaussian
 from prolip.measures import inclusion_test
 
 SPECIFIC_FIRST = ("image", *reversed(LEVELS))
+#: (inner, outer) along a concept's hierarchy: image, name, keyword, subgroup, group.
 INCLUSIONS = tuple((a, b) for i, a in enumerate(SPECIFIC_FIRST) for b in SPECIFIC_FIRST[i + 1 :])
-"""(inner, outer) along a concept's hierarchy: image, name, keyword, subgroup, group."""
 
 
 class Inclusion(NamedTuple):

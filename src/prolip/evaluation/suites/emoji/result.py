@@ -20,7 +20,7 @@ from prolip.utils.documents import loads
 
 
 @dataclass
-class Result:
+class CorpusResult:
     """One evaluation.
 
     corpus: drawings and the concepts they were told apart from; image: (N, D) per drawing; text: (T, D) per text of
@@ -119,7 +119,7 @@ class Result:
         return folder
 
 
-def load(folder: str | Path) -> Result:
+def load(folder: str | Path) -> CorpusResult:
     """Read what `Result.save` wrote. Raises FileNotFoundError naming the missing file."""
     folder = Path(folder)
     for name in ("metrics.json", "corpus.json", "embeddings.npz"):
@@ -138,4 +138,4 @@ def load(folder: str | Path) -> Result:
         for (key, style, concept), start, end in zip(texts["drawings"], [0, *ends[:-1]], ends)
     )
     image, text = (Gaussian(z[f"{kind}_mean"], z[f"{kind}_log_var"]) for kind in ("image", "text"))
-    return Result(Corpus(concepts, drawings), image, text, token_lengths, metrics, written["info"])
+    return CorpusResult(Corpus(concepts, drawings), image, text, token_lengths, metrics, written["info"])

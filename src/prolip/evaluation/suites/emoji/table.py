@@ -2,10 +2,10 @@
 from __future__ import annotations
 
 from prolip.data.emoji import LEVELS
-from prolip.evaluation.suites.emoji.result import Result
+from prolip.evaluation.suites.emoji.result import CorpusResult
 
 
-def format_table(result: Result) -> str:
+def format_corpus(result: CorpusResult) -> str:
     """The figures as a person reads them."""
     m, info = result.metrics, result.info
     lines = [
