@@ -3,6 +3,7 @@ import json
 import warnings
 from dataclasses import replace
 
+import dense_ranking
 import numpy as np
 import pytest
 import torch
@@ -10,7 +11,6 @@ import torch
 from prolip.evaluation.datasets import coco
 from prolip.evaluation.datasets.base import Dataset
 from prolip.evaluation.features import Features
-from prolip.evaluation.metrics import ranking as metrics
 from prolip.evaluation.metrics.blockwise import PairScores
 from prolip.evaluation.model import ModelCard
 from prolip.evaluation.task import evaluate_features
@@ -230,6 +230,6 @@ def test_recalls_of_coco_are_the_dense_ones(split):
     matrix = torch.randn(IMAGES, len(captions), generator=torch.Generator().manual_seed(4))
     got = coco.label_set_metrics(PairScores.from_matrix(matrix), images, captions, coco.load_annotations(folder))
     relevant = torch.arange(IMAGES).repeat_interleave(PER_IMAGE) == torch.arange(IMAGES).unsqueeze(1)
-    want = metrics.retrieval(matrix, relevant)
+    want = dense_ranking.retrieval(matrix, relevant)
     assert got["coco_5k/rsum"] == pytest.approx(want["rsum"])
     assert got["coco_5k/t2i/R@5"] == pytest.approx(want["t2i/R@5"])

@@ -3,6 +3,7 @@ import json
 from dataclasses import replace
 from functools import partial
 
+import dense_ranking
 import miniatures as mini
 import numpy as np
 import open_clip
@@ -21,7 +22,6 @@ from prolip.evaluation.datasets.tables import open_caption_table, open_winogavil
 from prolip.evaluation.datasets.wds import open_wds
 from prolip.evaluation.kinds.classification import score_classes
 from prolip.evaluation.metrics import blockwise as large
-from prolip.evaluation.metrics import ranking as metrics
 from prolip.evaluation.model import similarity_scores
 from prolip.evaluation.suites.emoji import evaluate_corpus as evaluate_corpus
 from prolip.evaluation.table import format_table
@@ -157,8 +157,8 @@ def test_a_multilabel_set_is_scored_by_average_precision(ours, sets):
 
 # --- captions and cues -----------------------------------------------------------------------------------------------
 def dense(features, relevant, similarity="csd"):
-    """`metrics.retrieval` on whole matrices."""
-    return metrics.retrieval(similarity_scores(features.image, features.text, similarity), relevant)
+    """`dense_ranking.retrieval` on whole matrices."""
+    return dense_ranking.retrieval(similarity_scores(features.image, features.text, similarity), relevant)
 
 
 @pytest.mark.parametrize("similarity", ["csd", "mean", "inclusion_test"])

@@ -2,6 +2,7 @@
 import json
 import shutil
 
+import dense_ranking
 import miniatures as mini
 import pytest
 import torch
@@ -84,7 +85,8 @@ def test_plausible_matches_of_coco_by_its_categories(tmp_path, model, sets, caps
     (features,) = [f for f in load_features(FeatureStore(tmp_path / "kept")) if "image_ids" in f.dataset.info]
     scores, odd = similarity_scores(features.image, features.text), torch.arange(6) % 2
     matches = odd.unsqueeze(1) == odd[features.owners]  # two labels: in one place or none, so zeta = 2 matches all
-    at_0 = [metrics.summarise(metrics.rank(s, m))["R-Precision"] for s, m in ((scores, matches), (scores.T, matches.T))]
+    both = (scores, matches), (scores.T, matches.T)
+    at_0 = [metrics.summarise(dense_ranking.rank(*pair))["R-Precision"] for pair in both]
     (coco,) = [result.metrics for result in found if result.key.startswith("coco")]
     for way, value in zip(("i2t", "t2i"), at_0):
         assert coco[f"{way}/PMRP@0"] == pytest.approx(value) and coco[f"{way}/PMRP@2"] == 1

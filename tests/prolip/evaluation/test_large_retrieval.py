@@ -1,4 +1,5 @@
 """Retrieval from blocks of scores and lists of matches, against the dense metrics and worked examples."""
+import dense_ranking
 import numpy as np
 import pytest
 import torch
@@ -37,7 +38,7 @@ def test_ranks_are_those_of_sorting_the_whole_matrix_ties_included(elements, dty
         scores, relevant = tied_problem(seed)
         rows = scores.to(dtype).__getitem__
         (got,) = large.rank_sparse(rows, Relevance.from_dense(relevant), elements=elements)
-        assert_same(got, metrics.rank(scores, relevant))
+        assert_same(got, dense_ranking.rank(scores, relevant))
 
 
 @pytest.mark.parametrize("count", ["_ranks_by_sorting", "_ranks_by_counting", "_ranks_by_counting_in_parallel"])
@@ -57,7 +58,7 @@ def test_queries_with_many_matches_are_sorted_and_the_others_counted(monkeypatch
     monkeypatch.setattr(large, "SORT_FROM", 12)
     monkeypatch.setattr(large, "_ranks_by_sorting", lambda s, *r: sorted_rows.append(len(s)) or original(s, *r))
     (got,) = large.rank_sparse(scores.__getitem__, Relevance.from_dense(relevant))
-    assert_same(got, metrics.rank(scores, relevant))
+    assert_same(got, dense_ranking.rank(scores, relevant))
     assert sorted_rows == [int((relevant.sum(1) >= 12).sum())]
 
 
@@ -72,7 +73,7 @@ def test_several_relevances_share_one_pass():
 
     got = large.rank_sparse(rows, Relevance.from_dense(relevant), Relevance.from_dense(other), elements=5 * 17)
     for ranking, truth in zip(got, (relevant, other), strict=True):
-        assert_same(ranking, metrics.rank(scores, truth))
+        assert_same(ranking, dense_ranking.rank(scores, truth))
     assert [(s.start, s.stop) for s in asked] == [(0, 5), (5, 10), (10, 15), (15, 20), (20, 23)]
 
 
@@ -118,7 +119,7 @@ def test_blocks_are_of_a_bounded_size_or_of_a_few_rows(monkeypatch):
 def test_both_directions_equal_the_dense_metrics():
     scores, relevant = tied_problem(8)
     got = large.retrieval(PairScores.from_matrix(scores), Relevance.from_dense(relevant), ks=(1, 3, 50), elements=30)
-    assert got == pytest.approx(metrics.retrieval(scores, relevant, ks=(1, 3, 50)), nan_ok=True)
+    assert got == pytest.approx(dense_ranking.retrieval(scores, relevant, ks=(1, 3, 50)), nan_ok=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])

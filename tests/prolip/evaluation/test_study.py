@@ -1,11 +1,11 @@
 """The uncertainty study of whole tasks: every figure follows from what the parts compute by themselves."""
+import dense_ranking
 import numpy as np
 import pytest
 import torch
 
 from prolip.evaluation.metrics import blockwise as large
 from prolip.evaluation.metrics import calibration, study
-from prolip.evaluation.metrics import ranking as metrics
 from prolip.evaluation.metrics import selective as refusal
 from prolip.evaluation.metrics.blockwise import PairScores, Relevance
 from prolip.evaluation.metrics.ranking import both_directions
@@ -101,7 +101,7 @@ def test_retrieval_is_refused_in_both_directions(captions):
     pairs, relevance, relevant, image, text = captions
     scores = similarity_scores(image, text)
     i2t, t2i, found = study.study_retrieval(pairs, relevance, image, text, LOGIT, elements=100)
-    for got, want in ((i2t, metrics.rank(scores, relevant)), (t2i, metrics.rank(scores.mT, relevant.mT))):
+    for got, want in ((i2t, dense_ranking.rank(scores, relevant)), (t2i, dense_ranking.rank(scores.mT, relevant.mT))):
         for ours, theirs in zip(got, want, strict=True):
             torch.testing.assert_close(ours, theirs, equal_nan=True)
     kept = relevant.any(1)

@@ -45,29 +45,6 @@ class Ranking(NamedTuple):
         return self.first > 0
 
 
-def rank(scores: Tensor, relevant: Tensor) -> Ranking:
-    """Rank a gallery for every query: scores (Q, G), relevant (Q, G) bool.
-
-    AP@R = 1/R sum_{i <= R} precision(i) relevant(i), and R-Precision = precision(R), with R the query's matches (the
-    metrics of ECCV Caption, PCME++ 4.1). Raises ValueError on shapes that differ or on NaN scores.
-    """
-    if scores.shape != relevant.shape or scores.dim() != 2:
-        raise ValueError(
-            f"scores {tuple(scores.shape)} and relevant {tuple(relevant.shape)} must be one (queries, gallery) shape"
-        )
-    refuse_nan(scores)
-    order = scores.argsort(dim=1, descending=True, stable=True)
-    hits = relevant.bool().gather(1, order)
-    matches = hits.sum(1)
-    found = matches > 0
-    first = torch.where(found, hits.int().argmax(1) + 1 if hits.shape[1] else matches, 0)
-    position = torch.arange(1, hits.shape[1] + 1, device=hits.device)
-    counted = (hits & (position <= matches.unsqueeze(1))).double()
-    share = matches.double().where(found, torch.nan)
-    precision = hits.cumsum(1).double() / position
-    return Ranking(first, matches, (precision * counted).sum(1) / share, counted.sum(1) / share)
-
-
 def refuse_nan(scores: Tensor, first_query: int = 0) -> None:
     """Raise ValueError for NaN among scores (Q, G), whose rows are queries from `first_query` on."""
     if scores.isnan().any():
@@ -75,17 +52,6 @@ def refuse_nan(scores: Tensor, first_query: int = 0) -> None:
         raise ValueError(
             f"the score of query {first_query + row} and item {column} is NaN: look for a diverged model before ranking"
         )
-
-
-def rank_in_blocks(
-    scores: Callable[[slice], Tensor], relevant: Callable[[slice], Tensor], queries: int, block: int = 1024
-) -> Ranking:
-    """`rank` without the whole (Q, G) matrix: both functions give the rows of a slice of queries."""
-    parts = []
-    for start in range(0, max(queries, 1), block):
-        rows = slice(start, min(start + block, queries))
-        parts.append(rank(scores(rows), relevant(rows)))
-    return Ranking(*(torch.cat(columns) for columns in zip(*parts)))
 
 
 def summarise(ranking: Ranking, ks: Sequence[int] = KS) -> dict[str, float]:
@@ -97,11 +63,6 @@ def summarise(ranking: Ranking, ks: Sequence[int] = KS) -> dict[str, float]:
     out["R-Precision"] = _mean(ranking.r_precision[kept])
     out["median_rank"] = float(ranking.first[kept].double().quantile(0.5)) if count else float("nan")
     return out | {"queries": float(count), "queries_without_match": float(len(kept) - count)}
-
-
-def retrieval(scores: Tensor, relevant: Tensor, ks: Sequence[int] = KS) -> dict[str, float]:
-    """Both directions of one matrix, images in rows: `i2t/...`, `t2i/...` and `rsum`. scores, relevant: (N, M)."""
-    return both_directions(rank(scores, relevant), rank(scores.mT, relevant.mT), ks)
 
 
 def both_directions(i2t: Ranking, t2i: Ranking, ks: Sequence[int] = KS) -> dict[str, float]:
@@ -121,7 +82,8 @@ def both_directions(i2t: Ranking, t2i: Ranking, ks: Sequence[int] = KS) -> dict[
 
 def retrieval_names(images: int = max(KS), texts: int = max(KS)) -> list[str]:
     """The names that `both_directions` gives its figures, of so many images and texts."""
-    return list(retrieval(torch.zeros(images, texts), torch.ones(images, texts, dtype=torch.bool)))
+    i2t, t2i = (Ranking(*(torch.ones(queries),) * 4) for queries in (images, texts))
+    return list(both_directions(i2t, t2i))
 
 
 def hamming(queries: Tensor, gallery: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ import math
 import sys
 from pathlib import Path
 
+import dense_ranking
 import numpy as np
 import pytest
 import torch
@@ -21,7 +22,6 @@ from sklearn.metrics import average_precision_score
 import prolip
 from prolip.evaluation.clip_benchmark import encoder
 from prolip.evaluation.loading import load_embedder
-from prolip.evaluation.metrics import ranking as metrics
 from prolip.evaluation.metrics.classification import classification as classification_metrics
 from prolip.evaluation.metrics.classification import multilabel
 from prolip.evaluation.model import as_points, similarity_scores
@@ -73,7 +73,7 @@ def expected_classification(z_image: Gaussian, z_class: Gaussian, labels, simila
 def expected_retrieval(z_image: Gaussian, z_text: Gaussian, per_image: int, similarity: str, ks=(1, 5)):
     """The same for retrieval."""
     relevant = torch.eye(len(z_image.mean)).bool().repeat_interleave(per_image, 1)
-    direct = metrics.retrieval(similarity_scores(z_image, z_text, similarity), relevant, ks)
+    direct = dense_ranking.retrieval(similarity_scores(z_image, z_text, similarity), relevant, ks)
     ways = {"image_retrieval": "t2i", "text_retrieval": "i2t"}
     found = {f"{name}_recall@{k}": direct.get(f"{way}/R@{k}") for name, way in ways.items() for k in ks}
     return {name: value for name, value in found.items() if value is not None}

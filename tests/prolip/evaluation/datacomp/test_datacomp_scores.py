@@ -2,10 +2,10 @@
 import numpy as np
 import pytest
 import torch
+from dense_ranking import rank
 
 from prolip.evaluation.kinds.association import cue_prompt
 from prolip.evaluation.metrics.association import Candidates, association_metrics
-from prolip.evaluation.metrics.ranking import rank
 from prolip.evaluation.suites.datacomp.scores import (
     by_group,
     classification_metrics,

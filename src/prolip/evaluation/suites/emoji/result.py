@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from prolip.data.emoji import CaptionTable, Concept, Corpus, Drawing
-from prolip.evaluation.metrics.ranking import Ranking, rank_in_blocks
+from prolip.evaluation.metrics.blockwise import PairScores, Relevance, rank_sparse
+from prolip.evaluation.metrics.ranking import Ranking
 from prolip.gaussian import Gaussian
 from prolip.methods import find_score, score_from_dict
 from prolip.scores import Score
@@ -86,17 +86,11 @@ class CorpusResult:
 
     def _rank(self, text: Gaussian, relation: np.ndarray) -> tuple[Ranking, Ranking]:
         """Both directions; relation (texts, images)."""
-        relevant = torch.from_numpy(relation)
-
-        def image_rows(rows: slice) -> Tensor:
-            return self.score.pairwise(self.image.select(rows), text)
-
-        def text_rows(rows: slice) -> Tensor:
-            # Not similarity(text, image): a measure may be asymmetric, and both directions rank one matrix.
-            return self.score.pairwise(self.image, text.select(rows)).mT
-
-        i2t = rank_in_blocks(image_rows, lambda rows: relevant.mT[rows], relevant.shape[1])
-        return i2t, rank_in_blocks(text_rows, lambda rows: relevant[rows], relevant.shape[0])
+        scores = PairScores.from_gaussians(self.image, text, self.score)
+        relevance = Relevance.from_dense(torch.from_numpy(relation).mT)
+        (i2t,) = rank_sparse(scores.image_rows, relevance)
+        (t2i,) = rank_sparse(scores.text_rows, relevance.transposed())
+        return i2t, t2i
 
     def save(self, folder: str | Path) -> Path:
         """Write `metrics.json`, `corpus.json` and `embeddings.npz` (with the encoded drawings) into a folder."""
