@@ -71,7 +71,8 @@ def test_a_run_that_has_ended_and_lost_its_model_writes_it_again(forked, runs, w
 # --- output ----------------------------------------------------------------------------------------------------------
 STREAMS = ["closed", "/dev/full", "head:1", "head:700"]
 PAIRS = [("/dev/full", ""), ("head:700", "same"), ("head:1", "closed")]
-EVERY = [pair for pair in itertools.product([*STREAMS, ""], [*STREAMS, "same", ""]) if pair not in PAIRS]
+NONE = [("closed", "same")]  # a shell refuses `>&- 2>&1`
+EVERY = [pair for pair in itertools.product([*STREAMS, ""], [*STREAMS, "same", ""]) if pair not in [*PAIRS, *NONE]]
 
 
 @pytest.mark.parametrize(
