@@ -99,6 +99,7 @@ def test_a_demo_that_is_stopped_says_so_in_a_line_and_goes_on_when_typed_again(s
     started = subprocess.Popen(
         [sys.executable, str(ROOT / "scripts/demo.py"), *words, "--max-steps", "5000"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored where the tests run behind `&`
     )  # fmt: skip
     try:
         assert any(re.match(r"step +3/", line) for line in started.stdout)
