@@ -187,15 +187,19 @@ def choose_score(similarity: Similarity, own: Score, probabilistic: bool, name: 
 
     ValueError for an unknown one, and for one that needs variances where the model has none.
     """
-    if similarity is None:
+    if similarity is None or similarity == own.name:
         return own
-    score = similarity if isinstance(similarity, Score) else find_score(similarity)()
+    try:
+        score = similarity if isinstance(similarity, Score) else find_score(similarity)()
+    except TypeError as error:
+        raise ValueError(f"{similarity!r} is made of what a model learned for it, and {name} has none: its own is"
+                         f" {own.name!r}") from error
     if not probabilistic and not score.takes_points:
         raise ValueError(
             f"{name} is deterministic, its embeddings have no variance, and {score.name!r} needs one: use csd, mean or "
             "wasserstein2 (csd equals the cosine there)"
         )
-    return own if isinstance(similarity, str) and type(score) is type(own) else score
+    return score
 
 
 class PointModel(nn.Module):

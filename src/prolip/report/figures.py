@@ -87,10 +87,10 @@ def trace_histogram(result: CorpusResult) -> Figure:
 
 
 @styled
-def traces_of_levels(result: CorpusResult) -> Figure:
+def trace_by_level(result: CorpusResult) -> Figure:
     """Traces by caption level and of the drawings, ProLIP figure 7: every caption a dot, box of quartiles, mean."""
     figure, (ax,) = panels(1, 1, width=6.4)
-    values = levels.trace_by_level(result.uncertainty(result.text), result.table)
+    values = levels.traces_of_levels(result.uncertainty(result.text), result.table)
     values["image"] = result.uncertainty(result.image)
     noise = np.random.default_rng(0)
     for i, (level, x) in enumerate(values.items()):
@@ -177,7 +177,7 @@ def inclusion(result: CorpusResult) -> Figure:
 
 
 @styled
-def recall_of_deciles(result: CorpusResult) -> Figure:
+def recall_by_decile(result: CorpusResult) -> Figure:
     """Retrieval of queries in deciles of their own trace, PCME++ figure 3, with rank correlations."""
     deciles = recall_by_trace(result)
     shown = {
@@ -202,7 +202,7 @@ def draw_all(run: RunFolder, seed: int = 0) -> dict[str, Figure]:
     figures: dict[str, Figure | None] = {"learning_curves": learning_curves(run)}
     if run.result is not None and run.result.probabilistic:
         of_result: tuple[Callable[[CorpusResult], Figure | None], ...] = (
-            trace_histogram, traces_of_levels, trace_by_length, true_matches, inclusion, recall_of_deciles,
+            trace_histogram, trace_by_level, trace_by_length, true_matches, inclusion, recall_by_decile,
         )  # fmt: skip
         figures |= {draw.__name__: draw(run.result) for draw in of_result}
         figures["pca"] = pca(run.result, seed)

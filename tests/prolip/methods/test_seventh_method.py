@@ -89,9 +89,9 @@ def test_it_is_evaluated_by_its_own_score_everywhere(runs, tmp_path):
 
 def test_its_head_may_begin_with_the_weights_of_another_method(runs, forked, tmp_path):
     """What the checkpoint has none of keeps its initial values; half of it is a mismatch."""
-    plain = ["--method", "siglip", *TRAINING[4:], "--max-steps", "1", "--output-dir", tmp_path, "--name", "plain"]
+    plain = ["--method", "siglip", *TRAINING[4:], "--warmup", "0", "--max-steps", "1", "--output-dir", tmp_path, "--name", "plain"]
     assert forked.run(*plain) == 0, forked.err[-3000:]
     weights = str(tmp_path / "plain/model/model.safetensors")
-    more = ["--max-steps", "1", "--output-dir", tmp_path, "--name", "on", "--pretrained", weights]
+    more = ["--warmup", "0", "--max-steps", "1", "--output-dir", tmp_path, "--name", "on", "--pretrained", weights]
     assert forked.run(*TRAINING, *more, before=KNOWN) == 0, forked.err[-3000:]
     assert "near.weight" in (tmp_path / "on/out.log").read_text()

@@ -71,7 +71,7 @@ def test_dots_stand_at_their_number_of_matches_and_their_trace(result):
 
 
 def test_levels_are_drawn_in_order_with_their_means(result):
-    (axes,) = figures.traces_of_levels(result).axes
+    (axes,) = figures.trace_by_level(result).axes
     assert [label.get_text().split("\n")[0] for label in axes.get_xticklabels()] == [
         "group", "subgroup", "keyword", "name", "image"
     ]  # fmt: skip
@@ -81,7 +81,7 @@ def test_levels_are_drawn_in_order_with_their_means(result):
 
 
 def test_bars_of_deciles_are_the_scores_that_the_axis_names(result):
-    drawn = figures.recall_of_deciles(result).axes
+    drawn = figures.recall_by_decile(result).axes
     assert [(a.get_title(loc="left").split("\n")[0], a.get_ylabel()) for a in drawn] == [
         ("drawing → names", "R@1"), ("name → drawings", "R@1"), ("keyword → drawings", "mAP@R")
     ]  # fmt: skip

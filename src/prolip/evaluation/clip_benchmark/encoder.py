@@ -137,7 +137,8 @@ def class_vectors(
         texts = [text for group in groups for text in group]
         z = embed_texts(encode, tokenizer, texts)
         parts.append(mix_groups(z, [len(group) for group in groups]))
-    return model.rows(concatenate(parts), -1.0).to(device).mT.contiguous()
+    # A plain tensor, which --save_clf can keep; the rows of images know how to multiply it.
+    return model.rows(concatenate(parts), -1.0).as_subclass(Tensor).to(device).mT.contiguous()
 
 
 def prompts(classname: str, templates: Sequence[str] | Mapping[str, Sequence[str]]) -> list[str]:

@@ -188,7 +188,7 @@ def test_help_shows_our_flags_and_then_all_of_clip_benchmarks(capsys, monkeypatc
     shown = capsys.readouterr().out
     assert left.value.code == 0
     assert set(re.findall(r"--\w+", upstream)) <= set(re.findall(r"--\w+", shown))
-    assert shown.index("--similarity {csd,mean}") < shown.index("--skip_existing")
+    assert shown.index("--similarity SCORE") < shown.index("--skip_existing")
 
 
 def test_clip_benchmark_is_as_it_was_after_a_command(folders, ours):

@@ -26,7 +26,7 @@ class Inclusion(NamedTuple):
     median: float
 
 
-def trace_by_level(trace: np.ndarray, table: CaptionTable) -> dict[str, np.ndarray]:
+def traces_of_levels(trace: np.ndarray, table: CaptionTable) -> dict[str, np.ndarray]:
     """The traces of every level's captions, general to specific; a text of two levels counts in both. trace: (T,)."""
     return {level: trace[table.text[table.rows(level)]] for level in LEVELS}
 
@@ -91,7 +91,7 @@ def trace_metrics(
     image_trace, text_trace = uncertainty(image), uncertainty(text)
     out = {"trace/image": float(image_trace.mean()), "trace/text": float(text_trace.mean())}
     out |= {"trace/image_spread": spread(image_trace), "trace/text_spread": spread(text_trace)}
-    out |= {f"trace/{level}": float(x.mean()) for level, x in trace_by_level(text_trace, table).items()}
+    out |= {f"trace/{level}": float(x.mean()) for level, x in traces_of_levels(text_trace, table).items()}
     out["trace/text_over_image"] = out["trace/text"] / out["trace/image"] if out["trace/image"] else float("nan")
     matches = np.log(table.true_matches)
     keywords = table.text[table.rows("keyword")]
