@@ -91,7 +91,7 @@ class Score(nn.Module):
         given = {key: value for key, value in values.items() if key not in ("name", "state")}
         score = cls(**given)
         score.load_state_dict(tensors_from_json(values.get("state", {})))
-        return score
+        return score.requires_grad_(False)
 
     def extra_repr(self) -> str:
         return ", ".join(f"{key}={value}" for key, value in self.settings().items())
