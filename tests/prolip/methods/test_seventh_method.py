@@ -6,6 +6,7 @@ import signal
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from forked import until
@@ -59,6 +60,16 @@ def test_it_trains_on_two_ranks_is_killed_and_goes_on_with_its_head_and_score(ru
     assert load_file(runs / "whole/model/model.safetensors")["near.weight"].unique().numel() > 1  # trained
 
 
+def test_shards_and_micro_batches_carry_its_head_and_score(runs, forked, tmp_path):
+    words = ["--output-dir", tmp_path, "--name", "shards", "--fsdp", "--accum-freq", "2", "--batch-size", "4"]
+    assert forked.run(*TRAINING, *words, ranks=2, before=KNOWN) == 0, forked.err[-3000:]
+    for part in ("model", "model_ema"):
+        whole, shards = (load_file(run / part / "model.safetensors") for run in (runs / "whole", tmp_path / "shards"))
+        assert whole.keys() == shards.keys()
+        for key in OWN:
+            torch.testing.assert_close(shards[key], whole[key], rtol=1e-3, atol=1e-5)
+
+
 def test_it_is_evaluated_by_its_own_score_everywhere(runs, tmp_path):
     model = f"local-dir:{runs}/killed/model"
     by_command = evaluate_corpus(["--model", model, *DRAWINGS])
@@ -89,8 +100,8 @@ def test_it_is_evaluated_by_its_own_score_everywhere(runs, tmp_path):
 
 def test_its_head_may_begin_with_the_weights_of_another_method(runs, forked, tmp_path):
     """What the checkpoint has none of keeps its initial values; half of it is a mismatch."""
-    plain = ["--method", "siglip", *TRAINING[4:], "--warmup", "0", "--max-steps", "1", "--output-dir", tmp_path, "--name", "plain"]
-    assert forked.run(*plain) == 0, forked.err[-3000:]
+    plain = ["--warmup", "0", "--max-steps", "1", "--output-dir", tmp_path, "--name", "plain"]
+    assert forked.run("--method", "siglip", *TRAINING[4:], *plain) == 0, forked.err[-3000:]
     weights = str(tmp_path / "plain/model/model.safetensors")
     more = ["--warmup", "0", "--max-steps", "1", "--output-dir", tmp_path, "--name", "on", "--pretrained", weights]
     assert forked.run(*TRAINING, *more, before=KNOWN) == 0, forked.err[-3000:]
