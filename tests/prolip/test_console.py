@@ -116,7 +116,7 @@ def run(*words: str, line: str = '"$@"') -> subprocess.CompletedProcess:
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
 
 
-PRINTS = "from prolip import console\nconsole.command(lambda: print('x\\n' * 100_000) or {code})"
+PRINTS = "from prolip.utils import console\nconsole.command(lambda: print('x\\n' * 100_000) or {code})"
 
 
 @pytest.mark.parametrize(
