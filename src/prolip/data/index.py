@@ -16,8 +16,9 @@ import tempfile
 import time
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -55,7 +56,6 @@ class Digest:
     crc32: list[int] = field(default_factory=list)
 
     def read(self, size: int) -> bytes:
-        """The next bytes of the stream below."""
         data = self.stream.read(size)
         self.sha256.update(data)
         rest = memoryview(data)
@@ -68,29 +68,22 @@ class Digest:
             rest = rest[len(part) :]
         return data
 
-    def close(self) -> None:
-        """Close the stream below."""
-        self.stream.close()
-
 
 def index_shard(url: str, policy: ReadPolicy) -> IndexedShard:
-    """Read one shard to its end."""
     faults: Counter[str] = Counter()
 
     def note(fault: SampleFault) -> None:
         faults[fault.kind] += 1
 
     try:
-        digest = Digest(open_stream(url, policy, note))
-        try:
-            members = read_members(digest)
-            samples = sum(map(has_image, Grouping(url, note).samples(members)))
-        except SampleFault:
-            raise
-        except Exception as error:
-            raise ShardFault("broken shard", f"{type(error).__name__}: {error}") from error
-        finally:
-            digest.close()
+        with closing(open_stream(url, policy, note)) as stream:
+            digest = Digest(stream)
+            try:
+                samples = sum(map(has_image, Grouping(url, note).samples(read_members(digest))))
+            except SampleFault:
+                raise
+            except Exception as error:
+                raise ShardFault("broken shard", f"{type(error).__name__}: {error}") from error
     except ShardFault as fault:
         return IndexedShard(url, None, faults + Counter([fault.kind]), str(fault))
     message = "" if samples else f"0 samples: {survey([url], policy)}"
@@ -99,25 +92,20 @@ def index_shard(url: str, policy: ReadPolicy) -> IndexedShard:
 
 
 def index_shards(urls: Sequence[str], policy: ReadPolicy, workers: int = 1) -> Iterator[IndexedShard]:
-    """One result per shard, in their order, from `workers` processes."""
+    """One result per shard, in their order, from `workers` processes; at most four shards each are under way."""
     work = partial(index_shard, policy=policy)
     if workers <= 1:
         yield from map(work, urls)
         return
     method = "fork" if "fork" in multiprocessing.get_all_start_methods() else None
     with ProcessPoolExecutor(workers, multiprocessing.get_context(method)) as pool:
-        yield from in_order(pool, work, urls, 4 * workers)
-
-
-def in_order(pool: Executor, work: partial[IndexedShard], urls: Iterable[str], ahead: int) -> Iterator[IndexedShard]:
-    """Results in the order of the shards; at most `ahead` of them under way."""
-    waiting: list[Future[IndexedShard]] = []
-    for url in urls:
-        waiting.append(pool.submit(work, url))
-        if len(waiting) == ahead:
-            yield waiting.pop(0).result()
-    for future in waiting:
-        yield future.result()
+        waiting: list[Future[IndexedShard]] = []
+        for url in urls:
+            waiting.append(pool.submit(work, url))
+            if len(waiting) == 4 * workers:
+                yield waiting.pop(0).result()
+        for future in waiting:
+            yield future.result()
 
 
 def write_index(index: ShardIndex) -> None:
@@ -210,7 +198,6 @@ class Progress:
             print(self.line(), file=sys.stderr)
 
     def line(self) -> str:
-        """Where it stands."""
         seconds = max(time.monotonic() - self.start, 1e-9)
         return (
             f"{self.done} of {self.shards} shards, {self.samples} samples, {self.bytes / 2**20:.1f} MiB "
@@ -218,10 +205,8 @@ class Progress:
         )
 
     def summary(self, place: str) -> str:
-        """The last words."""
-        kinds = ", ".join(f"{kind} {count}" for kind, count in self.faults.most_common())
         lines = [f"{place}: {self.line()}"]
-        if kinds:
+        if kinds := ", ".join(f"{kind} {count}" for kind, count in self.faults.most_common()):
             lines.append(f"seen on the way: {kinds}")
         if self.bad:
             lines.append(f"{len(self.bad)} of {self.shards} shards cannot be read and are left out (named above)")
@@ -229,7 +214,6 @@ class Progress:
 
 
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
     plain = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog="python -m prolip.data.index", description=__doc__, formatter_class=plain)
     add, cores = parser.add_argument, min(4, os.cpu_count() or 1)

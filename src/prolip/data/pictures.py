@@ -8,10 +8,10 @@ from typing import IO, Any
 from PIL import Image
 
 from prolip.data.faults import SampleFault
-from prolip.data.reading.opening import local_path, open_stream
-from prolip.data.reading.shards import explain_missing
+from prolip.data.reading.opening import local_path, open_stream, read_up_to
 from prolip.data.samples.decoding import MAX_PIXELS, check_size, decode_image, to_rgb
 from prolip.utils.documents import read_file
+from prolip.utils.messages import explain_missing
 
 Source = str | os.PathLike | bytes | bytearray | memoryview | IO[bytes] | Image.Image
 
@@ -81,11 +81,9 @@ def fetch(url: str) -> bytes:
     """What is behind a URL, taken up again where a connection breaks; OSError where it cannot be had."""
     try:
         with closing(open_stream(url)) as stream:
-            data = bytearray()
-            while part := stream.read(2**20):
-                data += part
-                if len(data) > PICTURE_BYTES:
-                    raise ValueError(f"{url} sends more than {PICTURE_BYTES:,} bytes: it is no picture")
-            return bytes(data)
+            data = read_up_to(stream, PICTURE_BYTES + 1)
     except SampleFault as fault:
         raise OSError(f"{url}: {fault.message}. Look at the URL and the network, or fetch the file") from fault
+    if len(data) > PICTURE_BYTES:
+        raise ValueError(f"{url} sends more than {PICTURE_BYTES:,} bytes: it is no picture")
+    return data

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from typing import NamedTuple
@@ -110,7 +110,12 @@ def explain_missing(path: str) -> str:
 def listing(folder: str, most: int = 5) -> str:
     """The first few names in a folder."""
     names = sorted(os.listdir(folder), key=lambda name: (name.startswith("."), name))
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "") or "nothing"
+    return first_few(names, most) or "nothing"
+
+
+def first_few(names: Sequence[str], most: int) -> str:
+    """The first `most` of some names, and how many more there are."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 @contextmanager

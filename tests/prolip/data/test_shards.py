@@ -15,8 +15,8 @@ from tiny_tars import members, write_shards, write_tar
 from webdataset.tariterators import group_by_keys
 
 from prolip.data.faults import FaultCounter, SampleFault, ShardFault
-from prolip.data.reading.shards import Shard, count_samples, count_shard, expand_shards, read_samples, read_shard
-from prolip.data.reading.tar import StrictHeader
+from prolip.data.reading.shards import Shard, count_samples, count_shard, expand_shards, read_samples
+from prolip.data.reading.tar import StrictHeader, read_shard
 from prolip.data.samples.captions import Selector
 
 

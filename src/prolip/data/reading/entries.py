@@ -11,11 +11,12 @@ import os
 import posixpath
 import zlib
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from prolip.data.faults import ShardFault
-from prolip.data.reading.opening import ReadPolicy, ResumingStream, is_local, local_path, open_stream
+from prolip.data.reading.opening import ReadPolicy, ResumingStream, is_local, local_path, open_stream, read_up_to
 from prolip.utils.documents import loads, read_file, shown
 
 log = logging.getLogger(__name__)
@@ -138,18 +139,12 @@ def entry_of(name: str, values: Mapping[str, Any], block: int) -> Entry:
 
 def read_index(place: str, policy: ReadPolicy | None = None) -> ShardIndex:
     """The index at a path or URL; ValueError where it is none, ShardFault where it cannot be read."""
-    stream = open_stream(place, policy)
+    with closing(open_stream(place, policy)) as stream:
+        data = read_up_to(stream, INDEX_BYTES + 1)
+    if len(data) > INDEX_BYTES:
+        raise ValueError(f"{place} has more than {INDEX_BYTES:,} bytes: is it an index?")
     try:
-        parts, size = [], 0
-        while part := stream.read(2**20):
-            parts.append(part)
-            size += len(part)
-            if size > INDEX_BYTES:
-                raise ValueError(f"{place} has more than {INDEX_BYTES:,} bytes: is it an index?")
-    finally:
-        stream.close()
-    try:
-        values = loads(b"".join(parts))
+        values = loads(data)
     except ValueError as error:
         raise ValueError(f"{place} is no JSON ({error}): write it anew by python -m prolip.data.index") from error
     return from_json(values, place)
@@ -199,7 +194,6 @@ class CheckedStream:
         return data
 
     def close(self) -> None:
-        """Close the stream below."""
         self.stream.close()
 
     def _next(self) -> bytes:
@@ -226,12 +220,3 @@ class CheckedStream:
             f"{what}; the index says {self.entry.bytes} bytes: run python -m prolip.data.index again if the "
             "shards were written anew, else fetch this shard again",
         )
-
-
-def read_up_to(stream: ResumingStream, count: int) -> bytes:
-    """The next `count` bytes, or fewer at the end."""
-    parts = []
-    while count and (part := stream.read(min(count, 2**20))):
-        parts.append(part)
-        count -= len(part)
-    return b"".join(parts)

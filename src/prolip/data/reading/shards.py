@@ -20,35 +20,12 @@ from prolip.data.faults import FaultCounter, SampleFault, ShardFault
 from prolip.data.reading.connections import ReadPolicy, file_system
 from prolip.data.reading.entries import ShardIndex, find_index
 from prolip.data.reading.opening import is_local, local_path
-from prolip.data.reading.tar import SAMPLE_BYTES, ShardReader, StrictHeader, read_shard
+from prolip.data.reading.tar import SAMPLE_BYTES, ShardReader, StrictHeader
 from prolip.data.samples.captions import Selector
-from prolip.data.samples.sample import (
-    IMAGE_SUFFIXES,
-    Raw,
-    decode_image,
-    image_bytes,
-    is_selected,
-    json_record,
-    plain_text,
-)
+from prolip.data.samples.decoding import decode_image
+from prolip.data.samples.sample import IMAGE_SUFFIXES, image_bytes, is_selected, json_record, plain_text
 from prolip.utils.documents import loads, shown, text_of
-from prolip.utils.messages import explain_missing, listing
-
-__all__ = [
-    "COUNT_LIMIT",
-    "Shard",
-    "check_shards",
-    "count_samples",
-    "count_shard",
-    "expand_shards",
-    "explain_missing",
-    "is_local",
-    "listing",
-    "local_path",
-    "parse_factors",
-    "read_samples",
-    "read_shard",
-]
+from prolip.utils.messages import explain_missing, first_few, listing
 
 #: Shards that nothing counts are counted by reading their headers up to this many bytes in all (some 15 s).
 COUNT_LIMIT = 4 * 2**30
@@ -99,9 +76,7 @@ def expand_source(source: str) -> list[str]:
     """The URLs of one source; ValueError where there is none."""
     source = source.strip()
     if not source:
-        raise ValueError(
-            "there is an empty source: give shards such as data/{000..099}.tar, sources joined by '::'"
-        )
+        raise ValueError("there is an empty source: give shards such as data/{000..099}.tar, sources joined by '::'")
     if is_local(source) and os.path.exists(local_path(source)):
         urls = [local_path(source)]
     else:
@@ -117,9 +92,9 @@ def expand_path(url: str, source: str) -> list[str]:
     if not is_local(url):
         listed = "*" in url and not url.startswith(("pipe:", "http://", "https://"))  # a shell's, and not to be listed
         return expand_remote(url, source) if listed else [url]
-    if os.path.isfile(local_path(url)):
-        return [url]
     path = local_path(url)
+    if os.path.isfile(path):
+        return [url]
     if os.path.isdir(path):
         found = sorted(str(tar) for tar in Path(path).glob("*.tar"))
         if not found:
@@ -162,9 +137,8 @@ def check_shards(urls: Sequence[str], train_data: str) -> None:
             raise type(error)(f"shards at {scheme}:// of {train_data!r} cannot be opened: {error}") from error
     missing = [url for url in urls if is_local(url) and not os.path.isfile(local_path(url))]
     if missing:
-        named = ", ".join(missing[:NAMED]) + (f" and {len(missing) - NAMED} more" if len(missing) > NAMED else "")
         raise FileNotFoundError(
-            f"{train_data!r}: {len(missing)} of {len(urls)} shards are missing: {named} "
+            f"{train_data!r}: {len(missing)} of {len(urls)} shards are missing: {first_few(missing, NAMED)} "
             f"(looked from {os.getcwd()}). {explain_missing(missing[0])}"
         )
 
@@ -195,22 +169,17 @@ def read_samples(
             for raw in reader(url, note if faults is not None else None):
                 try:
                     if is_selected(raw, selector):
-                        yield decode(raw)
+                        yield {
+                            "key": raw["__key__"],
+                            "url": raw["__url__"],
+                            "image": decode_image(image_bytes(raw)),
+                            "txt": plain_text(raw).strip() if "txt" in raw else "",
+                            "json": json_record(raw) if "json" in raw else {},
+                        }
                 except SampleFault as fault:
                     note(fault, raw["__key__"], url)
         except ShardFault as fault:
             note(fault, url=url)
-
-
-def decode(raw: Raw) -> dict[str, Any]:
-    """A raw sample with its image, text and JSON decoded."""
-    return {
-        "key": raw["__key__"],
-        "url": raw["__url__"],
-        "image": decode_image(image_bytes(raw)),
-        "txt": plain_text(raw).strip() if "txt" in raw else "",
-        "json": json_record(raw) if "json" in raw else {},
-    }
 
 
 # --- counting --------------------------------------------------------------------------------------------------------

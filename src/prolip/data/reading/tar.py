@@ -8,13 +8,13 @@ import tarfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from webdataset.tariterators import base_plus_ext
 
 from prolip.data.faults import HALF, SKIPPED, UNCHARGED, SampleFault, ShardFault
 from prolip.data.reading.entries import CheckedStream, Entry, ShardIndex
-from prolip.data.reading.opening import ReadPolicy, Stream, open_stream
+from prolip.data.reading.opening import ReadPolicy, Stream, open_stream, read_up_to
 from prolip.data.samples.sample import Raw, has_image
 from prolip.utils.messages import HEAD, appearance
 
@@ -49,35 +49,20 @@ COMPRESSIONS: dict[bytes, Callable[[Any], Any]] = {
 
 @dataclass
 class Peeked:
-    """A stream whose first bytes are looked at before they are read."""
+    """A stream whose first bytes are looked at before they are read. given: how many were read."""
 
     stream: Stream
     head: bytes = b""
+    given: int = 0
 
     def peek(self, count: int) -> bytes:
         """The next `count` bytes, or fewer at the end; they stay."""
-        while len(self.head) < count and (part := self.stream.read(count - len(self.head))):
-            self.head += part
+        self.head += read_up_to(self.stream, max(count - len(self.head), 0))
         return self.head[:count]
 
     def read(self, size: int = CHUNK) -> bytes:
-        """The next bytes."""
-        if not self.head:
-            return self.stream.read(size)
-        data, self.head = self.head[:size], self.head[size:]
-        return data
-
-
-@dataclass
-class Counted:
-    """A stream that counts what it gives."""
-
-    stream: Any
-    given: int = 0
-
-    def read(self, size: int = CHUNK) -> bytes:
-        """The next bytes of the stream below."""
-        data = self.stream.read(size)
+        data = self.head[:size] or self.stream.read(size)
+        self.head = self.head[size:]
         self.given += len(data)
         return data
 
@@ -86,28 +71,16 @@ class Counted:
 class Unpacked:
     """What a decompressor makes of its source; an error where it is so much that only a trap would hold it."""
 
-    unpacked: Counted
-    source: Counted
+    unpacked: Stream
+    source: Peeked
+    given: int = 0
 
     def read(self, size: int = CHUNK) -> bytes:
-        """The next bytes."""
         data = self.unpacked.read(size)
-        if self.unpacked.given > EXPANSION_FROM + EXPANSION * self.source.given:
-            raise tarfile.ReadError(f"its first {self.source.given} bytes unpack to {self.unpacked.given}: a trap")
+        self.given += len(data)
+        if self.given > EXPANSION_FROM + EXPANSION * self.source.given:
+            raise tarfile.ReadError(f"its first {self.source.given} bytes unpack to {self.given}: a trap")
         return data
-
-
-def decompressed(peeked: Peeked) -> Stream:
-    """The stream itself, or what is in it where it is compressed by gzip, bzip2 or xz.
-
-    tarfile's own decompression looks at no checksum and misses a cut behind the archive's last byte.
-    """
-    head = peeked.peek(max(map(len, COMPRESSIONS)))
-    opener = next((opener for magic, opener in COMPRESSIONS.items() if head.startswith(magic)), None)
-    if opener is None:
-        return cast(Stream, peeked)
-    source = Counted(peeked)
-    return cast(Stream, Unpacked(Counted(opener(source)), source))
 
 
 class StrictHeader(tarfile.TarInfo):
@@ -143,23 +116,16 @@ WITH_DATA = (
 SPARSE = "a sparse file, which is not read: pack the shard without tar's --sparse"
 
 
-def skip_rest(archive: tarfile.TarFile) -> None:
-    """Go to the next header, in bounded steps that end with the stream, whatever size the last header claims."""
-    stream: Any = archive.fileobj
-    missing = archive.offset - stream.tell()
-    while missing > 0:
-        part = stream.read(min(missing, CHUNK))
-        if not part:
-            raise tarfile.ReadError("unexpected end of data")
-        missing -= len(part)
-
-
 @contextmanager
 def open_archive(stream: Stream) -> Iterator[Any]:
-    """The archive in a stream, a TarFile; ReadError saying what it is instead where it does not begin as one."""
-    peeked = Peeked(stream)
-    head = peeked.peek(HEAD)
-    tar = Peeked(decompressed(peeked))
+    """The archive in a stream, a TarFile; ReadError saying what it is instead where it does not begin as one.
+
+    It is unpacked here: tarfile's own way looks at no checksum and misses a cut behind the archive's last byte.
+    """
+    source = Peeked(stream)
+    head = source.peek(HEAD)
+    opener = next((opener for magic, opener in COMPRESSIONS.items() if head.startswith(magic)), None)
+    tar = source if opener is None else Peeked(Unpacked(opener(source), source))
     inside = tar.peek(HEAD)
     try:
         archive = tarfile.open(  # type: ignore[call-overload]  # noqa: SIM115  # closed below
@@ -189,7 +155,10 @@ def read_members(stream: Stream) -> Iterator[tuple[str, bytes | Oversized | None
             name = printable(member.name.removeprefix("./"))
             if not member.isdir() and not name.startswith("__"):
                 yield name, read_member(archive, member)
-            skip_rest(archive)
+            # to the next header, in bounded steps that end with the stream, whatever size this one claims
+            while (missing := archive.offset - archive.fileobj.tell()) > 0:
+                if not archive.fileobj.read(min(missing, CHUNK)):
+                    raise tarfile.ReadError("unexpected end of data")
         while rest := archive.fileobj.read(CHUNK):  # also brings a command to its end, where its exit status is known
             if any(rest):
                 raise tarfile.ReadError("data after the end of the archive")
@@ -319,12 +288,9 @@ class ShardReader:
     index: ShardIndex | None = None
 
     def __call__(self, url: str, on_fault: Note | None = None) -> Iterator[Raw]:
-        """Raw samples of one shard; ShardFault as `read_shard`."""
-        return read_shard(url, on_fault, self.policy, self.entry(url))
-
-    def entry(self, url: str) -> Entry | None:
-        """What the index says of a shard; ShardFault where there is an index and it says nothing."""
+        """Raw samples of one shard; ShardFault as `read_shard`, and where there is an index that says nothing of it."""
         try:
-            return self.index[url] if self.index is not None else None
+            entry = self.index[url] if self.index is not None else None
         except ValueError as error:
             raise ShardFault("index mismatch", str(error)) from error
+        return read_shard(url, on_fault, self.policy, entry)
