@@ -30,7 +30,7 @@ from prolip.data.faults import SampleFault, ShardFault
 from prolip.data.reading.entries import BLOCK, INDEX_NAME, Entry, ShardIndex, canonical, parent, read_index, to_json
 from prolip.data.reading.opening import ReadPolicy, Stream, is_local, local_path, open_stream
 from prolip.data.reading.shards import expand_shards
-from prolip.data.reading.tar import Grouping, read_members
+from prolip.data.reading.tar import grouped, read_members
 from prolip.data.samples.sample import has_image
 from prolip.data.survey import survey
 from prolip.utils import console
@@ -79,7 +79,7 @@ def index_shard(url: str, policy: ReadPolicy) -> IndexedShard:
         with closing(open_stream(url, policy, note)) as stream:
             digest = Digest(stream)
             try:
-                samples = sum(map(has_image, Grouping(url, note).samples(read_members(digest))))
+                samples = sum(map(has_image, grouped(read_members(digest), url, note)))
             except SampleFault:
                 raise
             except Exception as error:

@@ -71,11 +71,6 @@ def appearance(head: bytes) -> Appearance:
         return Appearance("a safetensors file")
     if head[:1] == b"\x08" and (b"pytorch" in head[:64] or b"onnx" in head[:64] or head[2:3] == b"\x12"):
         return Appearance("an ONNX or TensorFlow graph")
-    return text_appearance(head)
-
-
-def text_appearance(head: bytes) -> Appearance:
-    """`appearance` of what no magic number begins."""
     text = head.decode("utf-8", "ignore").lstrip("\ufeff \t\r\n")
     line = text.splitlines()[0][:SHOWN] if text else ""
     # a character that HEAD cut in two may be missing at the end, and no more

@@ -6,9 +6,7 @@ pixels stay floats throughout, where Pillow rounds to whole levels after each ch
 """
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -82,9 +80,7 @@ class ColourJitter(DeviceTransform):
     images need what: the device does nothing in vain, and the host never waits for it.
     """
 
-    def __init__(self, config: ColourConfig, mean: Sequence[float], std: Sequence[float], **settings: Any):
-        super().__init__(mean, std, **settings)
-        self.config = config
+    config: ColourConfig
 
     def change(self, images: Tensor, step: int) -> Tensor:
         """Jittered, and some turned grey."""
@@ -104,7 +100,12 @@ def recolour(images: Tensor, plan: Plan) -> Tensor:
     rows = hue_at.argsort(stable=True)
     ends = torch.bincount(hue_at, minlength=5).cumsum(0).tolist()
     begins = [0, *ends]
-    host = (rows, blend_steps(plan)[:, rows[: ends[3]]], plan.factors[rows, HUE], plan.greyed[rows].nonzero()[:, 0])
+    kinds = plan.order[plan.order != HUE].view(-1, 3)
+    factors = plan.factors.gather(1, kinds)
+    # of each step and image: the weights of the image, of its mean grey value and of each pixel's
+    blends = torch.stack([factors, (1 - factors) * (kinds == CONTRAST), (1 - factors) * (kinds == SATURATION)], 2)
+    steps = blends.transpose(0, 1)[:, rows[: ends[3]]]
+    host = (rows, steps, plan.factors[rows, HUE], plan.greyed[rows].nonzero()[:, 0])
     rows, steps, turns, greyed = to_device(images.device, *host)
 
     x = images[rows].float().div_(255)
@@ -118,15 +119,6 @@ def recolour(images: Tensor, plan: Plan) -> Tensor:
     if len(greyed):
         x[greyed] = grey(x[greyed]).expand(-1, 3, -1, -1)
     return torch.empty_like(x).index_copy_(0, rows, x)
-
-
-def blend_steps(plan: Plan) -> Tensor:
-    """The three blends of each image in its order, as weights of the image, of its mean grey value and of each pixel's:
-    (3 steps, B, 3 weights)."""
-    kinds = plan.order[plan.order != HUE].view(-1, 3)
-    factors = plan.factors.gather(1, kinds)
-    weights = torch.stack([factors, (1 - factors) * (kinds == CONTRAST), (1 - factors) * (kinds == SATURATION)], 2)
-    return weights.transpose(0, 1)
 
 
 def to_device(device: torch.device, *tensors: Tensor) -> list[Tensor]:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import IO, Any, NamedTuple, Protocol, TypeVar
+from typing import IO, Any, NamedTuple, TypeVar
 
 import fsspec.core
 import requests
@@ -86,19 +86,6 @@ class Identity(NamedTuple):
         return ", ".join(f"{name} {value}" for name, value in self._asdict().items() if value is not None) or "unknown"
 
 
-class Connection(Protocol):
-    """Bytes of an object from `position` on, which is at most the byte that was asked for."""
-
-    identity: Identity
-    position: int
-
-    def read(self, limit: int) -> bytes:
-        """The next bytes, at most `limit`; none at the end."""
-
-    def close(self) -> None:
-        """Let go of everything, at once."""
-
-
 def within(seconds: float, work: Callable[[], T], what: str) -> T:
     """The result of `work`, run in a thread of its own; Transient where it takes longer (the thread is left behind).
 
@@ -152,11 +139,9 @@ class LocalConnection:
         self.position = self.file.seek(position)
 
     def read(self, limit: int) -> bytes:
-        """The next bytes."""
         return self.file.read(limit)
 
     def close(self) -> None:
-        """Close the file."""
         self.file.close()
 
 
@@ -307,21 +292,17 @@ class PipeConnection:
             raise ShardFault("interrupted shard", f"stalled: no byte in {self.policy.read_timeout:g} s{self._said()}")
         data = os.read(self.output, limit)
         if not data:
-            self._end()
+            try:
+                code = self.process.wait(self.policy.read_timeout)
+            except subprocess.TimeoutExpired as error:
+                raise ShardFault("interrupted shard", "stalled: the command closed its output and goes on") from error
+            if code:
+                raise ShardFault("broken shard", f"the command failed with exit {code}{self._said()}")
         try:
             self.pace.add(time.monotonic() - start, len(data))
         except Transient as error:
             raise ShardFault("interrupted shard", f"{error}{self._said()}") from error
         return data
-
-    def _end(self) -> None:
-        """Wait for the command; ShardFault where it failed, or does not end."""
-        try:
-            code = self.process.wait(self.policy.read_timeout)
-        except subprocess.TimeoutExpired as error:
-            raise ShardFault("interrupted shard", "stalled: the command closed its output and goes on") from error
-        if code:
-            raise ShardFault("broken shard", f"the command failed with exit {code}{self._said()}")
 
     def _said(self) -> str:
         """The end of what the command wrote to stderr."""
@@ -337,3 +318,8 @@ class PipeConnection:
         self.process.stdout.close()
         self.process.wait()
         self.errors.close()
+
+
+#: Bytes of an object from `position` on, which is at most the byte that was asked for. `read(limit)` gives the next
+#: ones, none at the end; `close` lets go of everything, at once.
+Connection = LocalConnection | HttpConnection | FsspecConnection | PipeConnection

@@ -186,7 +186,6 @@ class CheckedStream:
             raise self._mismatch(f"the shard has {stream.size} bytes")
 
     def read(self, size: int = 2**16) -> bytes:
-        """The next bytes, all of them checked."""
         if self._at == len(self._block):
             self._block, self._at = self._next(), 0
         data = self._block[self._at : self._at + size]

@@ -15,7 +15,7 @@ from webdataset.tariterators import base_plus_ext
 from prolip.data.faults import HALF, SKIPPED, UNCHARGED, SampleFault, ShardFault
 from prolip.data.reading.entries import CheckedStream, Entry, ShardIndex
 from prolip.data.reading.opening import ReadPolicy, Stream, open_stream, read_up_to
-from prolip.data.samples.sample import Raw, has_image
+from prolip.data.samples.sample import Raw, has_image, suffixes_of
 from prolip.utils.messages import HEAD, appearance
 
 Note = Callable[[SampleFault], None]
@@ -179,67 +179,57 @@ def printable(name: str) -> str:
     return name.encode("utf-8", "backslashreplace").decode()
 
 
-@dataclass
-class Grouping:
-    """Members in a row with one key are one sample, as webdataset groups them.
+def grouped(members: Iterator[tuple[str, bytes | Oversized | None]], url: str, note: Note) -> Iterator[Raw]:
+    """Whole samples: members in a row with one key, as webdataset groups them. What `members` raises passes through.
 
     Told to `note`: "duplicate member", the first one is kept; "oversized member", a sample of more than SAMPLE_BYTES,
     which is passed over as a whole; "duplicate key", a sample whose key was there before in
     the shard and that is passed over; "half sample", the one in the making when the shard broke; "skipped member", a
     link, or a file whose name is not key.suffix.
     """
+    seen: set[int] = set()
+    held = 0
+    sample: Raw = {}
 
-    url: str
-    note: Note
-
-    def samples(self, members: Iterator[tuple[str, bytes | Oversized | None]]) -> Iterator[Raw]:
-        """Whole samples; what `members` raises passes through."""
-        seen: set[int] = set()
-        held = 0
-        sample: Raw = {}
-        try:
-            for name, content in members:
-                key, suffix = base_plus_ext(name)
-                if key is None or key.endswith("/") or content is None:  # "a/.b.jpg" has nothing before its dot
-                    self.note(SampleFault(SKIPPED, f"{name!r} is " + ("no file" if key else "not named key.suffix")))
-                    continue
-                if key != sample.get("__key__"):
-                    if self._is_new(sample, seen):
-                        yield sample
-                    sample, held = {"__key__": key, "__url__": self.url}, 0
-                held += (content.size if isinstance(content, Oversized) else len(content)) + tarfile.BLOCKSIZE
-                if held > SAMPLE_BYTES:
-                    sample = {"__key__": key, "__url__": self.url, FAULT: oversized(key, name, content, held)}
-                elif (suffix := suffix.lower()) in sample:
-                    self.note(SampleFault("duplicate member", f"{name} is there twice, the first one is kept"))
-                else:
-                    sample[suffix] = content
-        except Exception as error:
-            if sample and type(error) is not SampleFault:  # that one is `note`'s own
-                parts = ", ".join(name for name in sample if not name.startswith("__"))
-                message = f"{sample['__key__']} with {parts} may lack more, it is dropped"
-                self.note(SampleFault(HALF, message))
-            raise
-        if self._is_new(sample, seen):
-            yield sample
-
-    def _is_new(self, sample: Raw, seen: set[int]) -> bool:
+    def is_good() -> bool:
         if not sample:
             return False
         mark = hash(sample["__key__"])
         if mark in seen:
-            self.note(SampleFault("duplicate key", f"{sample['__key__']} was there before in this shard"))
+            note(SampleFault("duplicate key", f"{sample['__key__']} was there before in this shard"))
             return False
         seen.add(mark)
         if FAULT in sample:
-            self.note(sample[FAULT])
+            note(sample[FAULT])
         return FAULT not in sample
 
-
-def oversized(key: str, name: str, content: bytes | Oversized, held: int) -> SampleFault:
-    """The fault of a sample that is too large, with its largest member as far as that is known."""
-    what = f"{name} has {content.size} bytes" if isinstance(content, Oversized) else f"{key} has {held} bytes in all"
-    return SampleFault("oversized member", f"{what}, at most {SAMPLE_BYTES} of a sample are read")
+    try:
+        for name, content in members:
+            key, suffix = base_plus_ext(name)
+            if key is None or key.endswith("/") or content is None:  # "a/.b.jpg" has nothing before its dot
+                note(SampleFault(SKIPPED, f"{name!r} is " + ("no file" if key else "not named key.suffix")))
+                continue
+            if key != sample.get("__key__"):
+                if is_good():
+                    yield sample
+                sample, held = {"__key__": key, "__url__": url}, 0
+            held += (content.size if isinstance(content, Oversized) else len(content)) + tarfile.BLOCKSIZE
+            if held > SAMPLE_BYTES:
+                whole = f"{key} has {held} bytes in all"
+                what = f"{name} has {content.size} bytes" if isinstance(content, Oversized) else whole
+                fault = SampleFault("oversized member", f"{what}, at most {SAMPLE_BYTES} of a sample are read")
+                sample = {"__key__": key, "__url__": url, FAULT: fault}
+            elif (suffix := suffix.lower()) in sample:
+                note(SampleFault("duplicate member", f"{name} is there twice, the first one is kept"))
+            else:
+                sample[suffix] = content
+    except Exception as error:
+        if sample and type(error) is not SampleFault:  # that one is `note`'s own
+            parts = ", ".join(suffixes_of(sample))
+            note(SampleFault(HALF, f"{sample['__key__']} with {parts} may lack more, it is dropped"))
+        raise
+    if is_good():
+        yield sample
 
 
 def read_shard(
@@ -247,7 +237,7 @@ def read_shard(
 ) -> Iterator[Raw]:
     """Raw samples of one shard: `__key__`, `__url__` and the bytes of each member by suffix, as webdataset groups them.
 
-    on_fault takes what does not end the shard (see `Grouping`; "resumed read" for a connection that was taken up
+    on_fault takes what does not end the shard (see `grouped`; "resumed read" for a connection that was taken up
     again); without it the first duplicate is raised. ShardFault where the shard cannot be read to its end (kinds: see
     `ResumingStream`; "broken shard": the archive is cut or damaged), or where it is not what `entry` of an index says:
     then no byte that does not fit its checksum is handed out.
@@ -261,7 +251,7 @@ def read_shard(
         raise ShardFault("unreadable shard", f"{type(error).__name__}: {error}") from error
     images = 0
     try:
-        for sample in Grouping(url, on_fault or strict_note).samples(read_members(stream)):
+        for sample in grouped(read_members(stream), url, on_fault or strict_note):
             images += has_image(sample)
             yield sample
     except SampleFault:
