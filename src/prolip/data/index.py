@@ -18,7 +18,6 @@ import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
-from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -28,9 +27,9 @@ import fsspec
 
 from prolip.data.faults import SampleFault, ShardFault
 from prolip.data.reading.entries import BLOCK, INDEX_NAME, Entry, ShardIndex, canonical, parent, read_index, to_json
-from prolip.data.reading.opening import ReadPolicy, Stream, is_local, local_path, open_stream
+from prolip.data.reading.opening import ReadPolicy, Stream, is_local, local_path
 from prolip.data.reading.shards import expand_shards
-from prolip.data.reading.tar import grouped, read_members
+from prolip.data.reading.tar import read_shard
 from prolip.data.samples.sample import has_image
 from prolip.data.survey import survey
 from prolip.utils import console
@@ -48,12 +47,17 @@ class IndexedShard(NamedTuple):
 
 @dataclass
 class Digest:
-    """A stream that sums up what passes through it."""
+    """Sums up what is read of a stream."""
 
-    stream: Stream
+    stream: Stream = field(init=False)
     length: int = 0
     sha256: hashlib._Hash = field(default_factory=hashlib.sha256)
     crc32: list[int] = field(default_factory=list)
+
+    def over(self, stream: Stream) -> Digest:
+        """Itself, for reading the stream."""
+        self.stream = stream
+        return self
 
     def read(self, size: int) -> bytes:
         data = self.stream.read(size)
@@ -75,15 +79,9 @@ def index_shard(url: str, policy: ReadPolicy) -> IndexedShard:
     def note(fault: SampleFault) -> None:
         faults[fault.kind] += 1
 
+    digest = Digest()
     try:
-        with closing(open_stream(url, policy, note)) as stream:
-            digest = Digest(stream)
-            try:
-                samples = sum(map(has_image, grouped(read_members(digest), url, note)))
-            except SampleFault:
-                raise
-            except Exception as error:
-                raise ShardFault("broken shard", f"{type(error).__name__}: {error}") from error
+        samples = sum(map(has_image, read_shard(url, note, policy, through=digest.over)))
     except ShardFault as fault:
         return IndexedShard(url, None, faults + Counter([fault.kind]), str(fault))
     message = "" if samples else f"0 samples: {survey([url], policy)}"
@@ -179,7 +177,7 @@ class Progress:
     samples: int = 0
     bytes: int = 0
     faults: Counter[str] = field(default_factory=Counter)
-    bad: list[IndexedShard] = field(default_factory=list)
+    bad: int = 0
     start: float = field(default_factory=time.monotonic)
     last: float = 0.0
 
@@ -188,9 +186,10 @@ class Progress:
         self.done += 1
         self.faults += result.faults
         if result.entry is None:
-            self.bad.append(result)
+            self.bad += 1
         else:
-            self.samples, self.bytes = self.samples + result.entry.samples, self.bytes + result.entry.bytes
+            self.samples += result.entry.samples
+            self.bytes += result.entry.bytes
         if result.message:
             print(f"{result.url}: {result.message}", file=sys.stderr)
         if time.monotonic() - self.last >= self.every:
@@ -203,14 +202,6 @@ class Progress:
             f"{self.done} of {self.shards} shards, {self.samples} samples, {self.bytes / 2**20:.1f} MiB "
             f"({self.bytes / 2**20 / seconds:.0f} MiB/s)"
         )
-
-    def summary(self, place: str) -> str:
-        lines = [f"{place}: {self.line()}"]
-        if kinds := ", ".join(f"{kind} {count}" for kind, count in self.faults.most_common()):
-            lines.append(f"seen on the way: {kinds}")
-        if self.bad:
-            lines.append(f"{len(self.bad)} of {self.shards} shards cannot be read and are left out (named above)")
-        return "\n".join(lines)
 
 
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -255,7 +246,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except Exception as error:  # every store has its own exceptions
             print(f"error: {place} cannot be written ({error}): make room, or give another --output", file=sys.stderr)
             return 2
-    print(progress.summary(place if entries else "no index written"))
+    print(f"{place if entries else 'no index written'}: {progress.line()}")
+    if kinds := ", ".join(f"{kind} {count}" for kind, count in progress.faults.most_common()):
+        print(f"seen on the way: {kinds}")
+    if progress.bad:
+        print(f"{progress.bad} of {len(urls)} shards cannot be read and are left out (named above)")
     return 1 if progress.bad else 0
 
 

@@ -1,13 +1,11 @@
-"""The training loader: batches whose order depends on the seed and the number of streams, not on ranks or workers.
-
-Every worker collates its own rows into chunks of batch_size / workers; the main process interleaves one chunk of each.
-"""
+"""The training loader: batches whose order depends on the seed and the number of streams, not on ranks or workers."""
 from __future__ import annotations
 
 import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -45,7 +43,6 @@ class Resumed:
     cursors: dict[int, dict[str, Any]]
 
 
-# --- chunks ----------------------------------------------------------------------------------------------------------
 @dataclass
 class Chunks(IterableDataset):
     """The chunks of one rank: in worker w those of stream w * ranks + rank, `per_epoch` of `rows` rows each.
@@ -99,23 +96,21 @@ class Chunks(IterableDataset):
     def _collate(self, examples: list[Example]) -> Batch:
         chunk: Batch = {"image": torch.stack([example.image for example in examples])}
         if self.config.captions:
-            texts = [example.text for example in examples]
-            chunk["text"] = self._token_ids([*texts[1:], texts[0]] if self.config.unpaired else texts)
+            texts: list[Any] = [example.text for example in examples]
+            texts = [*texts[1:], texts[0]] if self.config.unpaired else texts
+            if isinstance(texts[0], Tensor):
+                chunk["text"] = torch.stack(texts)
+            else:  # one caption of each image, or several
+                assert self.tokenize is not None
+                several = isinstance(texts[0], tuple)
+                ids = self.tokenize(list(chain.from_iterable(texts)) if several else texts)
+                chunk["text"] = ids.unflatten(0, (len(texts), -1)) if several else ids
         chunk["key"] = [example.key for example in examples]
         if self.config.known_matches:
             chunk["caption_id"] = torch.tensor([example.drawn_id for example in examples])
-            ids = [torch.tensor(example.ids, dtype=torch.int64) for example in examples]
-            chunk["caption_ids"] = pad_sequence(ids, batch_first=True, padding_value=-1)
+            identities = [torch.tensor(example.ids, dtype=torch.int64) for example in examples]
+            chunk["caption_ids"] = pad_sequence(identities, batch_first=True, padding_value=-1)
         return chunk
-
-    def _token_ids(self, texts: list[Any]) -> Tensor:
-        """(n, L), or (n, captions, L) for several captions of an image."""
-        if isinstance(texts[0], Tensor):
-            return torch.stack(texts)
-        assert self.tokenize is not None
-        if isinstance(texts[0], tuple):
-            return self.tokenize([one for several in texts for one in several]).unflatten(0, (len(texts), -1))
-        return self.tokenize(texts)
 
 
 def interleave(chunks: Sequence[Batch], pin: bool) -> Batch:
@@ -141,7 +136,6 @@ def interleave(chunks: Sequence[Batch], pin: bool) -> Batch:
     return batch
 
 
-# --- the loader ------------------------------------------------------------------------------------------------------
 class Loader:
     """Iterate once per epoch, after `set_epoch(e)`: exactly `num_batches` batches on every rank.
 

@@ -9,7 +9,7 @@ from functools import partial
 from prolip.data.config import DataConfig
 from prolip.data.faults import SampleFault, ShardFault
 from prolip.data.order.streams import ResampledSource, RowSource, ShardSource, Source
-from prolip.data.reading.entries import ShardIndex, find_index, read_index
+from prolip.data.reading.entries import find_index, read_index
 from prolip.data.reading.folders import ImageRows, TableColumns, read_csv, read_folder
 from prolip.data.reading.opening import is_local, local_path
 from prolip.data.reading.shards import COUNT_LIMIT, count_samples, expand_shards
@@ -81,7 +81,13 @@ def build_shard_source(config: DataConfig, streams: int) -> tuple[Source, int]:
             )
         log.info("%d shards for %d streams: every stream reads all and keeps its share", len(shards), streams)
     with naming("--shard-index" if config.shard_index else "--train-data"):
-        index = given_index(config) if config.shard_index else find_index(urls)
+        try:
+            index = read_index(config.shard_index, config.read_policy) if config.shard_index else find_index(urls)
+        except ShardFault as fault:
+            raise OSError(
+                f"--shard-index {config.shard_index!r} cannot be read ({fault.message}): make it by python -m "
+                f"prolip.data.index SHARDS --output {config.shard_index}, or leave it out"
+            ) from fault
         if index is not None:
             index.count(urls)  # a shard that is missing there, or has another size, is reported before training
     reader = ShardReader(config.read_policy, index)
@@ -132,18 +138,6 @@ def check_captions(rows: ImageRows, captions: CaptionSampler, kind: str) -> None
     place = " (captions are the names of subfolders, or in IMAGE.txt or IMAGE.json beside each image)"
     what = f"none of the {len(rows)} images has a caption{place if kind == 'folder' else ''}"
     raise ValueError(f"{what}; of {rows.rows[0].key}: {fault.message if fault else ''}")
-
-
-def given_index(config: DataConfig) -> ShardIndex:
-    """The index that the settings name; OSError where it cannot be read."""
-    place = config.shard_index or ""
-    try:
-        return read_index(place, config.read_policy)
-    except ShardFault as fault:
-        raise OSError(
-            f"--shard-index {place!r} cannot be read ({fault.message}): "
-            f"make it by python -m prolip.data.index SHARDS --output {place}, or leave it out"
-        ) from fault
 
 
 def dataset_kind(config: DataConfig) -> str:

@@ -76,8 +76,8 @@ def appearance(head: bytes) -> Appearance:
     # a character that HEAD cut in two may be missing at the end, and no more
     if len(text.encode()) + 8 < len(head.strip()) or not all(c.isprintable() or c.isspace() for c in text):
         return Appearance(f"bytes of no known format ({head[:8].hex(' ')}...)", FETCH)
-    for begin, (what, remedy) in MARKUP:
-        if text.lower().startswith(begin):
+    for opening, (what, remedy) in MARKUP:
+        if text.lower().startswith(opening):
             return Appearance(f"{what} ({line!r})", remedy)
     return Appearance(f"text ({line!r})")
 

@@ -8,9 +8,9 @@ import pytest
 from tiny_tars import write_shards
 
 from prolip.data.faults import FaultCounter, SampleFault
-from prolip.data.order import streams
 from prolip.data.order.cursor import Cursor
 from prolip.data.order.streams import Place, ResampledSource, RowSource, ShardSource
+from prolip.data.reading import tar
 from prolip.data.samples.captions import Selector
 from prolip.data.synthetic import SyntheticSource
 
@@ -70,13 +70,13 @@ def test_only_shards_with_samples_in_the_buffer_are_opened_again(tmp_path, monke
     rows = list(islice(source.stream(place, FaultCounter(), cursor), 100))
     waiting = sum(cursor.shards) - len(rows)
     assert 0 < waiting <= 4
-    opened, read_shard = [], streams.read_shard
+    opened, read_shard = [], tar.read_shard
 
     def spy(url, *rest):
         opened.append(Path(url).name)
         return read_shard(url, *rest)
 
-    monkeypatch.setattr(streams, "read_shard", spy)
+    monkeypatch.setattr(tar, "read_shard", spy)
     again = source.stream(place, FaultCounter(), Cursor(**asdict(cursor)))
     next(again)
     assert len(opened) <= waiting + 1

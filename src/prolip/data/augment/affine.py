@@ -1,8 +1,4 @@
-"""Augmentation of whole batches on the device: one affine warp and one colour matrix per image.
-
-Per-image Python transforms cost more than a small tower's forward pass. Here a uint8 batch goes to the device as it is
-and leaves it normalised and augmented by a handful of batched operations.
-"""
+"""Augmentation of whole uint8 batches on the device: one affine warp and one colour matrix per image."""
 from __future__ import annotations
 
 import math
@@ -116,7 +112,6 @@ class DeviceAugment(DeviceTransform):
     config: AugmentConfig
 
     def change(self, images: Tensor, step: int) -> Tensor:
-        """Warped and recoloured."""
         x = images.float().div_(255)
         if self.config.warps or self.config.recolours:
             draws = dict(zip(PARAMETERS, self.noise(images, len(PARAMETERS), step, images.device).unbind(1)))

@@ -6,12 +6,16 @@ pixels stay floats throughout, where Pillow rounds to whole levels after each ch
 """
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from open_clip.transform import AugmentationCfg
 from torch import Tensor
 
 from prolip.data.augment.affine import DeviceTransform, constant
+from prolip.data.augment.crops import RandomCrop
 
 #: torchvision's weights of a grey value.
 LUMA = (0.2989, 0.587, 0.114)
@@ -83,7 +87,6 @@ class ColourJitter(DeviceTransform):
     config: ColourConfig
 
     def change(self, images: Tensor, step: int) -> Tensor:
-        """Jittered, and some turned grey."""
         if not self.config.changes:
             return images.float().div_(255)
         return recolour(images, draw_plan(self.noise(images, DRAWS, step, "cpu"), self.config))
@@ -158,3 +161,26 @@ def turn_hue(x: Tensor, turns: Tensor) -> Tensor:
     sixths -= (sixths / 6).round_().mul_(6)
     centres = constant(CENTRES, x.device).view(1, 3, 1, 1)
     return (sixths - centres).abs_().sub_(3).abs_().sub_(1).clamp_(0, 1).mul_(chroma).add_(smallest)
+
+
+def split_augmentation(
+    aug_cfg: Mapping[str, Any], size: int | tuple[int, int], dct_scaled: bool = False
+) -> tuple[RandomCrop, ColourConfig] | None:
+    """(what a worker does to a file, what the device does to a batch), together distributed as OpenCLIP's transform.
+
+    aug_cfg: OpenCLIP's, see its `AugmentationCfg`; size: of the model's images. None for timm's transforms (use_timm),
+    which are not ours to split. As in OpenCLIP `color_jitter` does nothing without `color_jitter_prob`, and without
+    use_timm `ratio`, `re_prob` and `re_count` do nothing. ValueError for a jitter that is not four numbers.
+    """
+    given = {name: tuple(value) if isinstance(value, list) else value for name, value in aug_cfg.items()}
+    cfg = AugmentationCfg(**given)
+    if cfg.use_timm:
+        return None
+    colours: dict[str, Any] = {"greyscale_prob": cfg.gray_scale_prob or 0.0}
+    if cfg.color_jitter_prob:
+        if not isinstance(cfg.color_jitter, tuple):
+            raise ValueError(f"color_jitter_prob is {cfg.color_jitter_prob} and color_jitter {cfg.color_jitter}: give "
+                             "four numbers, brightness, contrast, saturation and hue, or leave both out")
+        colours |= {"jitter": cfg.color_jitter, "jitter_prob": cfg.color_jitter_prob}
+    height, width = (size, size) if isinstance(size, int) else size
+    return RandomCrop((height, width), cfg.scale, dct_scaled), ColourConfig(**colours)

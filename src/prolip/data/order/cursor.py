@@ -120,7 +120,6 @@ class ShuffledShards:
             yield raw, occurrence
 
     def _recover(self) -> dict[Ticket, Raw]:
-        """The samples that wait in the buffer, read again."""
         found: dict[Ticket, Raw] = {}
         for number in sorted({ticket.shard for ticket in self.waiting}):
             last = max(ticket.sample for ticket in self.waiting if ticket.shard == number)

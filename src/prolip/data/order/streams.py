@@ -1,8 +1,7 @@
 """The order of the data: what each of the S = ranks x workers streams reads in an epoch.
 
-An epoch is a sequence of passes. Pass p of epoch e has one permutation, a function of (seed, e, p), and stream s takes
-its elements s, s + S, s + 2 S... A stream that reaches the end of its pass before the epoch ends goes on with the next.
-Where a stream stands is a `Cursor`, from which it goes on as if it had never stopped.
+Pass p of epoch e has one permutation, a function of (seed, e, p), and stream s takes its elements s, s + S, s + 2 S...
+A stream that reaches the end of its pass before the epoch ends goes on with the next.
 """
 from __future__ import annotations
 

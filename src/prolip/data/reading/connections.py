@@ -1,7 +1,7 @@
 """One attempt to read a shard's bytes: a local file, http(s), any fsspec URL, or the output of a command.
 
-A connection is opened at a byte and read forwards. What may pass is raised as Transient, or as whatever the library
-raises; what will not pass is a ShardFault, or one of PERMANENT. Trying again is `prolip.data.reading.opening`'s.
+What may pass is raised as Transient, or as whatever the library raises; what will not pass as a ShardFault, or one of
+PERMANENT. Trying again is `prolip.data.reading.opening`'s.
 """
 from __future__ import annotations
 
@@ -145,7 +145,6 @@ class LocalConnection:
         self.file.close()
 
 
-# --- http ------------------------------------------------------------------------------------------------------------
 class HttpConnection:
     """One GET, read as it comes; `Range` asks for the rest of an object.
 
@@ -203,7 +202,6 @@ class HttpConnection:
         self.response.close()
 
 
-# --- object stores ---------------------------------------------------------------------------------------------------
 def file_system(url: str, policy: ReadPolicy) -> tuple[Any, str]:
     """fsspec's file system and the path in it, with its own time-outs where we know how to set them."""
     if not url.startswith(("s3://", "s3a://")):
@@ -257,7 +255,6 @@ class FsspecConnection:
             within(self.policy.connect_timeout, self.file.close, f"closing {self.url}")
 
 
-# --- commands --------------------------------------------------------------------------------------------------------
 @dataclass
 class PipeConnection:
     """The output of a shell command, under pipefail; its failure is seen before the last byte is believed.

@@ -111,10 +111,19 @@ def from_json(data: Any, place: str) -> ShardIndex:
         block = data["block"]
         if not is_count(block) or not LEAST_BLOCK <= block <= MOST_BLOCK:
             raise ValueError(f"block is {shown(block)}, wanted {LEAST_BLOCK} to {MOST_BLOCK} bytes")
-        entries = {
-            canonical(name if "://" in name or name.startswith("pipe:") else posixpath.join(folder, name)):
-            entry_of(name, entry, block) for name, entry in data["shards"].items()
-        }  # fmt: skip
+        entries = {}
+        for name, values in data["shards"].items():
+            checksums = tuple(int(value, 16) for value in values["crc32"])
+            entry = Entry(values["samples"], values["bytes"], values["sha256"], checksums, block)
+            for key in ("samples", "bytes"):
+                if not is_count(values[key]):
+                    found = shown(values[key])
+                    raise ValueError(f"{key} of {shown(name)} is {found}, wanted a whole number of 0 or more")
+            if len(checksums) != -(-entry.bytes // block):
+                found = f"{len(checksums)} checksums for {entry.bytes} bytes in blocks of {block}"
+                raise ValueError(f"{shown(name)} has {found}")
+            whole = "://" in name or name.startswith("pipe:")
+            entries[canonical(name if whole else posixpath.join(folder, name))] = entry
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{place} is damaged ({type(error).__name__}: {error}): write it anew") from error
     return ShardIndex(place, entries)
@@ -123,18 +132,6 @@ def from_json(data: Any, place: str) -> ShardIndex:
 def is_count(value: Any) -> bool:
     """Whether a value is a whole number of 0 or more, which true is not."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def entry_of(name: str, values: Mapping[str, Any], block: int) -> Entry:
-    """One shard's entry. ValueError naming what cannot be, KeyError and the like for what is missing."""
-    entry = Entry(values["samples"], values["bytes"], values["sha256"],
-                  tuple(int(value, 16) for value in values["crc32"]), block)  # fmt: skip
-    for key in ("samples", "bytes"):
-        if not is_count(values[key]):
-            raise ValueError(f"{key} of {shown(name)} is {shown(values[key])}, wanted a whole number of 0 or more")
-    if len(entry.crc32) != -(-entry.bytes // block):
-        raise ValueError(f"{shown(name)} has {len(entry.crc32)} checksums for {entry.bytes} bytes in blocks of {block}")
-    return entry
 
 
 def read_index(place: str, policy: ReadPolicy | None = None) -> ShardIndex:

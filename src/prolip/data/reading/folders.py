@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import islice
@@ -91,14 +91,6 @@ class TableColumns(NamedTuple):
     captions: tuple[str, ...] = ()
     conditions: tuple[str, ...] = ()
 
-    def flags(self) -> Iterator[tuple[str, str]]:
-        """Every column with the flag that names it."""
-        yield self.image, "--csv-img-key"
-        if self.caption is not None:
-            yield self.caption, "--csv-caption-key"
-        yield from ((name, "--caption-sampling") for name in self.captions)
-        yield from ((name, "--select") for name in self.conditions)
-
 
 def read_csv(
     path: str, columns: TableColumns, separator: str, selector: Selector | None = None, quoting: bool = True
@@ -142,8 +134,11 @@ def read_csv(
 
 def check_columns(path: str, present: Sequence[str], columns: TableColumns, separator: str) -> None:
     """ValueError naming the flag, the columns there are and, where the separator looks wrong, the right one."""
-    for column, flag in columns.flags():
-        if column in present:
+    flags: list[tuple[str | None, str]] = [(columns.image, "--csv-img-key"), (columns.caption, "--csv-caption-key")]
+    flags += [(name, "--caption-sampling") for name in columns.captions]
+    flags += [(name, "--select") for name in columns.conditions]
+    for column, flag in flags:
+        if column is None or column in present:
             continue
         if len(present) == 1:
             for other, name in ((",", ","), ("\t", r"'\t'"), (";", "';'"), ("|", "'|'")):

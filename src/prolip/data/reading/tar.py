@@ -154,7 +154,10 @@ def read_members(stream: Stream) -> Iterator[tuple[str, bytes | Oversized | None
                 raise tarfile.ReadError(f"global headers set more than {GLOBALS} names")
             name = printable(member.name.removeprefix("./"))
             if not member.isdir() and not name.startswith("__"):
-                yield name, read_member(archive, member)
+                if member.isreg() and member.size > SAMPLE_BYTES:
+                    yield name, Oversized(member.size)
+                else:
+                    yield name, archive.extractfile(member).read() if member.isreg() else None
             # to the next header, in bounded steps that end with the stream, whatever size this one claims
             while (missing := archive.offset - archive.fileobj.tell()) > 0:
                 if not archive.fileobj.read(min(missing, CHUNK)):
@@ -164,14 +167,6 @@ def read_members(stream: Stream) -> Iterator[tuple[str, bytes | Oversized | None
                 raise tarfile.ReadError("data after the end of the archive")
         if length := archive.fileobj.tell() % tarfile.BLOCKSIZE:  # bytes are gone or there twice in the last file
             raise tarfile.ReadError(f"{length} bytes more than whole blocks")
-
-
-def read_member(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes | Oversized | None:
-    """The bytes of a member; None for links and devices."""
-    if member.isreg() and member.size > SAMPLE_BYTES:
-        return Oversized(member.size)
-    content = archive.extractfile(member) if member.isreg() else None
-    return content.read() if content is not None else None
 
 
 def printable(name: str) -> str:
@@ -233,14 +228,18 @@ def grouped(members: Iterator[tuple[str, bytes | Oversized | None]], url: str, n
 
 
 def read_shard(
-    url: str, on_fault: Note | None = None, policy: ReadPolicy | None = None, entry: Entry | None = None
+    url: str,
+    on_fault: Note | None = None,
+    policy: ReadPolicy | None = None,
+    entry: Entry | None = None,
+    through: Callable[[Stream], Stream] | None = None,
 ) -> Iterator[Raw]:
     """Raw samples of one shard: `__key__`, `__url__` and the bytes of each member by suffix, as webdataset groups them.
 
     on_fault takes what does not end the shard (see `grouped`; "resumed read" for a connection that was taken up
     again); without it the first duplicate is raised. ShardFault where the shard cannot be read to its end (kinds: see
     `ResumingStream`; "broken shard": the archive is cut or damaged), or where it is not what `entry` of an index says:
-    then no byte that does not fit its checksum is handed out.
+    then no byte that does not fit its checksum is handed out. through: what to read the stream through.
     """
     try:
         source = open_stream(url, policy, on_fault)
@@ -251,7 +250,8 @@ def read_shard(
         raise ShardFault("unreadable shard", f"{type(error).__name__}: {error}") from error
     images = 0
     try:
-        for sample in grouped(read_members(stream), url, on_fault or strict_note):
+        members = read_members(through(stream) if through is not None else stream)
+        for sample in grouped(members, url, on_fault or strict_note):
             images += has_image(sample)
             yield sample
     except SampleFault:

@@ -108,16 +108,9 @@ def texts(value: object, field: str) -> list[str]:
     values = value if isinstance(value, list) else [] if value is None else [value]
     if any(isinstance(one, (dict, list, bool)) or one is None for one in values):
         raise SampleFault("bad json", f"{field} is {str(value)[:80]!r}, wanted a text or a list of texts")
-    return [text for text in (well_formed(str(one)).strip() for one in values) if text]
-
-
-def well_formed(text: str) -> str:
-    """A text that can be encoded: halves of surrogate pairs, which JSON may hold, become U+FFFD."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-    return text
+    # halves of surrogate pairs, which JSON may hold and nothing encodes, become U+FFFD
+    whole = (str(one).encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace").strip() for one in values)
+    return [text for text in whole if text]
 
 
 class Condition(NamedTuple):
