@@ -29,7 +29,9 @@ import prolip
 from prolip.data import emoji
 from prolip.data.augment.crops import RandomCrop, crop
 from prolip.data.loader import DataConfig, build_loader
-from prolip.data.samples.decoding import decode_pixels
+from prolip.data.reading.tar import read_shard
+from prolip.data.samples.decoding import decode_image, decode_pixels
+from prolip.data.samples.sample import image_bytes
 from prolip.evaluation.clip_benchmark.repairs import Opaque, repaired
 from prolip.evaluation.datasets.base import DamagedData
 from prolip.evaluation.datasets.folders import open_folder
@@ -291,7 +293,8 @@ def test_of_several_pictures_of_a_sample_every_door_takes_the_same(tmp_path):
     for order in ((("jpg", red), ("webp", blue)), (("webp", blue), ("jpg", red))):
         root = wds_folder(tmp_path, [])
         write_tar(root / "test" / "0.tar", [("a", {**dict(order), "cls": b"0"})])
-        seen = [sample.open() for sample in open_wds(root).samples()]
+        seen = [decode_image(image_bytes(raw)) for raw in read_shard(str(root / "test" / "0.tar"))]
+        seen += [sample.open() for sample in open_wds(root).samples()]
         with repaired():
             seen += [image for image, _ in builder.build_wds_dataset("x", np.array, "test", str(root))]
         assert [np.asarray(image)[0, 0].argmax() for image in seen] == [0, 0, 0]

@@ -113,14 +113,14 @@ def from_json(data: Any, place: str) -> ShardIndex:
             raise ValueError(f"block is {shown(block)}, wanted {LEAST_BLOCK} to {MOST_BLOCK} bytes")
         entries = {}
         for name, values in data["shards"].items():
-            checksums = tuple(int(value, 16) for value in values["crc32"])
-            entry = Entry(values["samples"], values["bytes"], values["sha256"], checksums, block)
+            entry = Entry(values["samples"], values["bytes"], values["sha256"],
+                          tuple(int(value, 16) for value in values["crc32"]), block)  # fmt: skip
             for key in ("samples", "bytes"):
                 if not is_count(values[key]):
                     found = shown(values[key])
                     raise ValueError(f"{key} of {shown(name)} is {found}, wanted a whole number of 0 or more")
-            if len(checksums) != -(-entry.bytes // block):
-                found = f"{len(checksums)} checksums for {entry.bytes} bytes in blocks of {block}"
+            if len(entry.crc32) != -(-entry.bytes // block):
+                found = f"{len(entry.crc32)} checksums for {entry.bytes} bytes in blocks of {block}"
                 raise ValueError(f"{shown(name)} has {found}")
             whole = "://" in name or name.startswith("pipe:")
             entries[canonical(name if whole else posixpath.join(folder, name))] = entry
