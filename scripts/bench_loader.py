@@ -45,9 +45,8 @@ from torch import Tensor
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.functional import pil_to_tensor, resized_crop
 
-from prolip.data.augment.colour import ColourJitter
+from prolip.data.augment.colour import ColourJitter, split_augmentation
 from prolip.data.augment.crops import RandomCrop
-from prolip.data.augment.fast_input import split_augmentation
 from prolip.data.samples.decoding import decode_image
 from prolip.data.samples.sample import seed_rng
 

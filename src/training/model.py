@@ -18,9 +18,8 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 from torchvision.transforms import Compose, Normalize, PILToTensor, ToTensor
 
 from prolip.data.augment.affine import DeviceAugment, DeviceTransform
-from prolip.data.augment.colour import ColourConfig, ColourJitter
+from prolip.data.augment.colour import ColourConfig, ColourJitter, split_augmentation
 from prolip.data.augment.crops import RandomCrop
-from prolip.data.augment.fast_input import split_augmentation
 from prolip.data.loader import Transform
 from prolip.factory import create_model_from_pretrained
 from prolip.methods import find_method
@@ -118,7 +117,7 @@ def build_augment(config: Config, model: Any, world: World) -> DeviceTransform |
     """Augmentation and normalisation on the device, with the statistics that the model was made with; None where images
     come normalised."""
     mean, std = (getattr(model, name).flatten().tolist() for name in ("pixel_mean", "pixel_std"))
-    settings = {"seed": config.run.seed, "rank": world.rank, "world_size": world.world_size}
+    settings: dict[str, Any] = {"seed": config.run.seed, "rank": world.rank, "world_size": world.world_size}
     if config.model.device_augment:
         return DeviceAugment(config.augment, mean, std, **settings).to(world.device)
     halves = split_transform(config, model)

@@ -50,7 +50,6 @@ class SyntheticDecoder:
 
     @cached_property
     def pool(self) -> Tensor:
-        """POOL images of noise."""
         size = (self.image_size, self.image_size) if isinstance(self.image_size, int) else tuple(self.image_size)
         return torch.randn(POOL, 3, *size, generator=torch.Generator().manual_seed(self.seed))
 

@@ -40,15 +40,12 @@ class Undying(io.FileIO):
                 select.select([], [self.fileno()], [])
             return written
         except OSError as error:
-            self._tell(error)
+            name, other = NAMES[self.fileno()], 3 - self.fileno()
+            if name not in lost and os.getpid() == self.owner:
+                lost[name] = error
+                # not by print: it may be in the middle of a line, or find that it is dead, too
+                say(f"warning: {name} takes no more ({error}): what goes there is lost, the work goes on", other)
             return memoryview(data).nbytes
-
-    def _tell(self, error: OSError) -> None:
-        name = NAMES[self.fileno()]
-        if name not in lost and os.getpid() == self.owner:
-            lost[name] = error
-            other = 3 - self.fileno()  # not by print: it may be in the middle of a line, or find that it is dead, too
-            say(f"warning: {name} takes no more ({error}): what goes there is lost, the work goes on", other)
 
 
 def say(text: str, number: int = 2) -> None:

@@ -35,17 +35,14 @@ def shown(value: Any) -> str:
 
 def read_file(path: str | os.PathLike, limit: int) -> bytes:
     """The bytes of a regular file. ValueError for folders, pipes and devices, and above `limit` bytes; OSError."""
-    with open(path, "rb", opener=_open_at_once) as file:
+    nonblocking = getattr(os, "O_NONBLOCK", 0)  # or a pipe would be waited for
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | nonblocking)) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise ValueError(f"{path} is a pipe or a device: give a regular file")
         data = file.read(limit + 1)
     if len(data) > limit:
         raise ValueError(f"{path} has more than {limit:,} bytes, which no such file needs: is it the right one?")
     return data
-
-
-def _open_at_once(path: str, flags: int) -> int:
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))  # or a pipe would be waited for
 
 
 def loads(text: str | bytes, unique: bool = False) -> Any:

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from typing import NamedTuple
@@ -71,18 +71,13 @@ def appearance(head: bytes) -> Appearance:
         return Appearance("a safetensors file")
     if head[:1] == b"\x08" and (b"pytorch" in head[:64] or b"onnx" in head[:64] or head[2:3] == b"\x12"):
         return Appearance("an ONNX or TensorFlow graph")
-    return text_appearance(head)
-
-
-def text_appearance(head: bytes) -> Appearance:
-    """`appearance` of what no magic number begins."""
     text = head.decode("utf-8", "ignore").lstrip("\ufeff \t\r\n")
     line = text.splitlines()[0][:SHOWN] if text else ""
     # a character that HEAD cut in two may be missing at the end, and no more
     if len(text.encode()) + 8 < len(head.strip()) or not all(c.isprintable() or c.isspace() for c in text):
         return Appearance(f"bytes of no known format ({head[:8].hex(' ')}...)", FETCH)
-    for begin, (what, remedy) in MARKUP:
-        if text.lower().startswith(begin):
+    for opening, (what, remedy) in MARKUP:
+        if text.lower().startswith(opening):
             return Appearance(f"{what} ({line!r})", remedy)
     return Appearance(f"text ({line!r})")
 
@@ -110,7 +105,12 @@ def explain_missing(path: str) -> str:
 def listing(folder: str, most: int = 5) -> str:
     """The first few names in a folder."""
     names = sorted(os.listdir(folder), key=lambda name: (name.startswith("."), name))
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "") or "nothing"
+    return first_few(names, most) or "nothing"
+
+
+def first_few(names: Sequence[str], most: int) -> str:
+    """The first `most` of some names, and how many more there are."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 @contextmanager

@@ -1,8 +1,6 @@
 """One palette and one style for every figure: images are blue, texts warm, darker for the more general levels."""
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import wraps
 from typing import Any
 
 import matplotlib as mpl
@@ -27,15 +25,8 @@ STYLE: Any = {
 }  # fmt: skip
 
 
-def styled(draw: Callable[..., Figure | None]) -> Callable[..., Figure | None]:
-    """Draw under the common style, whatever the caller's settings of matplotlib are."""
-
-    @wraps(draw)
-    def drawn(*args, **kwargs) -> Figure | None:
-        with mpl.rc_context(STYLE):
-            return draw(*args, **kwargs)
-
-    return drawn
+#: A decorator: draw under the common style, whatever the caller's settings of matplotlib are.
+styled = mpl.rc_context(STYLE)
 
 
 def panels(rows: int, columns: int, width: float = 9.6, height: float = 3.2, **kwargs) -> tuple[Figure, list[Axes]]:

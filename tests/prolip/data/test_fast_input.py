@@ -9,9 +9,8 @@ import torch
 from open_clip.transform import PreprocessCfg, image_transform_v2
 from PIL import Image
 
-from prolip.data.augment.colour import ColourConfig, ColourJitter
+from prolip.data.augment.colour import ColourConfig, ColourJitter, split_augmentation
 from prolip.data.augment.crops import RandomCrop
-from prolip.data.augment.fast_input import split_augmentation
 from prolip.data.samples.sample import seed_rng
 
 PAPER = {

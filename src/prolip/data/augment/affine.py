@@ -1,8 +1,4 @@
-"""Augmentation of whole batches on the device: one affine warp and one colour matrix per image.
-
-Per-image Python transforms cost more than a small tower's forward pass. Here a uint8 batch goes to the device as it is
-and leaves it normalised and augmented by a handful of batched operations.
-"""
+"""Augmentation of whole uint8 batches on the device: one affine warp and one colour matrix per image."""
 from __future__ import annotations
 
 import math
@@ -74,6 +70,7 @@ class DeviceTransform(nn.Module):
 
     def __init__(
         self,
+        config: Any,
         mean: Sequence[float],
         std: Sequence[float],
         *,
@@ -85,6 +82,7 @@ class DeviceTransform(nn.Module):
         super().__init__()
         self.pixel_mean: Tensor
         self.pixel_std: Tensor
+        self.config = config
         self.dtype = dtype
         self.seed, self.rank, self.world_size = seed, rank, world_size
         self.register_buffer("pixel_mean", torch.tensor(mean).view(1, 3, 1, 1), persistent=False)
@@ -111,12 +109,9 @@ class DeviceTransform(nn.Module):
 class DeviceAugment(DeviceTransform):
     """One affine warp and one affine colour map per image."""
 
-    def __init__(self, config: AugmentConfig, mean: Sequence[float], std: Sequence[float], **settings: Any):
-        super().__init__(mean, std, **settings)
-        self.config = config
+    config: AugmentConfig
 
     def change(self, images: Tensor, step: int) -> Tensor:
-        """Warped and recoloured."""
         x = images.float().div_(255)
         if self.config.warps or self.config.recolours:
             draws = dict(zip(PARAMETERS, self.noise(images, len(PARAMETERS), step, images.device).unbind(1)))
@@ -160,7 +155,8 @@ def warp(x: Tensor, matrices: Tensor, fill: float) -> Tensor:
 def recolour(x: Tensor, draws: dict[str, Tensor], config: AugmentConfig) -> Tensor:
     """Brightness, contrast, saturation and hue as one affine colour map per image, then clamped to [0, 1].
 
-    With luma row l, chroma map H = YIQ^-1 R(theta) YIQ, factors b, c, s and mean luma m of the brightened image:
+    With luma row l, chroma map H = YIQ^-1 R(theta) YIQ, R(theta) turning the (I, Q) plane by theta radians, factors b,
+    c, s and mean luma m of the brightened image:
     x -> c b (1 l + s H (I - 1 l)) x + (1 - c) m. x: (B, 3, H, W) in [0, 1].
     """
     on = (draws["jitter"] < config.jitter_prob).float()
@@ -170,19 +166,13 @@ def recolour(x: Tensor, draws: dict[str, Tensor], config: AugmentConfig) -> Tens
     saturation = saturation * (draws["greyscale"] >= config.greyscale_prob)
     theta = on * centred(draws["hue"], 2 * math.pi * config.hue)
 
+    zero, one, cos, sin = torch.zeros_like(theta), torch.ones_like(theta), theta.cos(), theta.sin()
+    turn = torch.stack([one, zero, zero, zero, cos, -sin, zero, sin, cos], dim=-1).view(-1, 3, 3)  # keeps the luma
     luma = constant(LUMA, x.device)
     grey = luma.expand(3, 3)
-    chroma = hue_rotation(theta) @ (torch.eye(3, device=x.device) - grey)
+    rotation = constant(RGB, x.device) @ turn @ constant(YIQ, x.device)
+    chroma = rotation @ (torch.eye(3, device=x.device) - grey)
     mean_luma = (x.mean((2, 3)) @ luma) * brightness
     matrix = (grey + saturation.view(-1, 1, 1) * chroma) * (brightness * contrast).view(-1, 1, 1)
     offset = ((1 - contrast) * mean_luma).view(-1, 1, 1)
     return torch.baddbmm(offset, matrix, x.flatten(2)).view_as(x).clamp_(0, 1)
-
-
-def hue_rotation(theta: Tensor) -> Tensor:
-    """Turn the hue by theta (radians) in the (I, Q) plane, keeping the luma: (B,) -> (B, 3, 3) on RGB."""
-    to_yiq, to_rgb = constant(YIQ, theta.device), constant(RGB, theta.device)
-    zero, one = torch.zeros_like(theta), torch.ones_like(theta)
-    cos, sin = theta.cos(), theta.sin()
-    turn = torch.stack([one, zero, zero, zero, cos, -sin, zero, sin, cos], dim=-1).view(*theta.shape, 3, 3)
-    return to_rgb @ turn @ to_yiq

@@ -6,14 +6,16 @@ pixels stay floats throughout, where Pillow rounds to whole levels after each ch
 """
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from open_clip.transform import AugmentationCfg
 from torch import Tensor
 
 from prolip.data.augment.affine import DeviceTransform, constant
+from prolip.data.augment.crops import RandomCrop
 
 #: torchvision's weights of a grey value.
 LUMA = (0.2989, 0.587, 0.114)
@@ -82,12 +84,9 @@ class ColourJitter(DeviceTransform):
     images need what: the device does nothing in vain, and the host never waits for it.
     """
 
-    def __init__(self, config: ColourConfig, mean: Sequence[float], std: Sequence[float], **settings: Any):
-        super().__init__(mean, std, **settings)
-        self.config = config
+    config: ColourConfig
 
     def change(self, images: Tensor, step: int) -> Tensor:
-        """Jittered, and some turned grey."""
         if not self.config.changes:
             return images.float().div_(255)
         return recolour(images, draw_plan(self.noise(images, DRAWS, step, "cpu"), self.config))
@@ -104,7 +103,12 @@ def recolour(images: Tensor, plan: Plan) -> Tensor:
     rows = hue_at.argsort(stable=True)
     ends = torch.bincount(hue_at, minlength=5).cumsum(0).tolist()
     begins = [0, *ends]
-    host = (rows, blend_steps(plan)[:, rows[: ends[3]]], plan.factors[rows, HUE], plan.greyed[rows].nonzero()[:, 0])
+    kinds = plan.order[plan.order != HUE].view(-1, 3)
+    factors = plan.factors.gather(1, kinds)
+    # of each step and image: the weights of the image, of its mean grey value and of each pixel's
+    blends = torch.stack([factors, (1 - factors) * (kinds == CONTRAST), (1 - factors) * (kinds == SATURATION)], 2)
+    steps = blends.transpose(0, 1)[:, rows[: ends[3]]]
+    host = (rows, steps, plan.factors[rows, HUE], plan.greyed[rows].nonzero()[:, 0])
     rows, steps, turns, greyed = to_device(images.device, *host)
 
     x = images[rows].float().div_(255)
@@ -118,15 +122,6 @@ def recolour(images: Tensor, plan: Plan) -> Tensor:
     if len(greyed):
         x[greyed] = grey(x[greyed]).expand(-1, 3, -1, -1)
     return torch.empty_like(x).index_copy_(0, rows, x)
-
-
-def blend_steps(plan: Plan) -> Tensor:
-    """The three blends of each image in its order, as weights of the image, of its mean grey value and of each pixel's:
-    (3 steps, B, 3 weights)."""
-    kinds = plan.order[plan.order != HUE].view(-1, 3)
-    factors = plan.factors.gather(1, kinds)
-    weights = torch.stack([factors, (1 - factors) * (kinds == CONTRAST), (1 - factors) * (kinds == SATURATION)], 2)
-    return weights.transpose(0, 1)
 
 
 def to_device(device: torch.device, *tensors: Tensor) -> list[Tensor]:
@@ -166,3 +161,26 @@ def turn_hue(x: Tensor, turns: Tensor) -> Tensor:
     sixths -= (sixths / 6).round_().mul_(6)
     centres = constant(CENTRES, x.device).view(1, 3, 1, 1)
     return (sixths - centres).abs_().sub_(3).abs_().sub_(1).clamp_(0, 1).mul_(chroma).add_(smallest)
+
+
+def split_augmentation(
+    aug_cfg: Mapping[str, Any], size: int | tuple[int, int], dct_scaled: bool = False
+) -> tuple[RandomCrop, ColourConfig] | None:
+    """(what a worker does to a file, what the device does to a batch), together distributed as OpenCLIP's transform.
+
+    aug_cfg: OpenCLIP's, see its `AugmentationCfg`; size: of the model's images. None for timm's transforms (use_timm),
+    which are not ours to split. As in OpenCLIP `color_jitter` does nothing without `color_jitter_prob`, and without
+    use_timm `ratio`, `re_prob` and `re_count` do nothing. ValueError for a jitter that is not four numbers.
+    """
+    given = {name: tuple(value) if isinstance(value, list) else value for name, value in aug_cfg.items()}
+    cfg = AugmentationCfg(**given)
+    if cfg.use_timm:
+        return None
+    colours: dict[str, Any] = {"greyscale_prob": cfg.gray_scale_prob or 0.0}
+    if cfg.color_jitter_prob:
+        if not isinstance(cfg.color_jitter, tuple):
+            raise ValueError(f"color_jitter_prob is {cfg.color_jitter_prob} and color_jitter {cfg.color_jitter}: give "
+                             "four numbers, brightness, contrast, saturation and hue, or leave both out")
+        colours |= {"jitter": cfg.color_jitter, "jitter_prob": cfg.color_jitter_prob}
+    height, width = (size, size) if isinstance(size, int) else size
+    return RandomCrop((height, width), cfg.scale, dct_scaled), ColourConfig(**colours)

@@ -88,17 +88,11 @@ def crop(pixels: np.ndarray, box: Box, size: tuple[int, int]) -> Tensor:
     """
     top, left, height, width = box
     part = torch.from_numpy(pixels[top : top + height, left : left + width]).permute(2, 0, 1)[None]
-    if is_tall(height, width, size):
+    # Pillow shrinks the columns before the rows, since version 13 where they lose more than twice as much: values are
+    # rounded and cut off at black and white between the two, so that order can be worth several levels
+    if PILLOW >= 13 and height - size[0] > 2 * max(width - size[1], 0):
         part = F.interpolate(part, size=(size[0], width), mode="bicubic", antialias=True)
     return F.interpolate(part, size=size, mode="bicubic", antialias=True)[0].contiguous()
-
-
-def is_tall(height: int, width: int, size: tuple[int, int]) -> bool:
-    """Whether Pillow shrinks the columns before the rows: since version 13 where they lose more than twice as much.
-
-    Values are rounded and cut off at black and white between the two, so that order can be worth several levels.
-    """
-    return PILLOW >= 13 and height - size[0] > 2 * max(width - size[1], 0)
 
 
 def dct_factor(box: Box, size: tuple[int, int]) -> int:

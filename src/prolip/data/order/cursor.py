@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import Any, NamedTuple
 
@@ -30,10 +30,6 @@ class Cursor:
     def next_turn(self) -> None:
         """Begin the next pass."""
         self.turn, self.drawn, self.shards, self.ended = self.turn + 1, 0, [], False
-
-    def to_dict(self) -> dict[str, Any]:
-        """A copy in plain types."""
-        return asdict(self)
 
 
 class Opened(NamedTuple):
@@ -75,7 +71,9 @@ class ShuffledShards:
 
     def __iter__(self) -> Iterator[tuple[Raw, int]]:
         """(raw sample, occurrence of its shard), endless if `order` is."""
-        rows = shuffled(chain(self._tickets(), self._fresh()), self.buffer, self.rng)
+        rows: Iterator[Any] = chain(self._tickets(), self._fresh())
+        if self.buffer > 1:  # handed out from a fifth of its size on (OpenCLIP's 1000 of 5000), then it fills up
+            rows = wds.filters.shuffle(self.buffer, initial=max(1, self.buffer // 5), rng=self.rng)(rows)
         for ticket in islice(rows, self.cursor.drawn):
             self.waiting.remove(ticket)
         recovered = self._recover()
@@ -122,7 +120,6 @@ class ShuffledShards:
             yield raw, occurrence
 
     def _recover(self) -> dict[Ticket, Raw]:
-        """The samples that wait in the buffer, read again."""
         found: dict[Ticket, Raw] = {}
         for number in sorted({ticket.shard for ticket in self.waiting}):
             last = max(ticket.sample for ticket in self.waiting if ticket.shard == number)
@@ -131,8 +128,3 @@ class ShuffledShards:
                 if Ticket(number, index) in self.waiting:
                     found[Ticket(number, index)] = raw
         return found
-
-
-def shuffled(rows: Iterator, size: int, rng: random.Random) -> Iterator:
-    """webdataset's shuffle buffer: hands out from a fifth of its size on (OpenCLIP's 1000 of 5000), then fills up."""
-    return wds.filters.shuffle(size, initial=max(1, size // 5), rng=rng)(rows) if size > 1 else rows

@@ -1,8 +1,7 @@
 """The order of the data: what each of the S = ranks x workers streams reads in an epoch.
 
-An epoch is a sequence of passes. Pass p of epoch e has one permutation, a function of (seed, e, p), and stream s takes
-its elements s, s + S, s + 2 S... A stream that reaches the end of its pass before the epoch ends goes on with the next.
-Where a stream stands is a `Cursor`, from which it goes on as if it had never stopped.
+Pass p of epoch e has one permutation, a function of (seed, e, p), and stream s takes its elements s, s + S, s + 2 S...
+A stream that reaches the end of its pass before the epoch ends goes on with the next.
 """
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ import torch
 
 from prolip.data.faults import FaultCounter, SampleFault, ShardFault
 from prolip.data.order.cursor import Cursor, Opened, ShuffledShards
-from prolip.data.reading.tar import ShardReader, read_shard
+from prolip.data.reading.tar import ShardReader
 from prolip.data.samples.captions import Selector, stable_hash
 from prolip.data.samples.sample import Raw, Row, is_selected
 from prolip.data.survey import survey
@@ -71,7 +70,8 @@ class ShardSource:
 
     def one_pass(self, place: Place, faults: FaultCounter, cursor: Cursor) -> ShuffledShards:
         """The rest of a stream's share of the pass that the cursor is in."""
-        order = permuted_shards(self.urls, place, cursor.turn)
+        order = list(self.urls)  # the same on every stream
+        random.Random(stable_hash(place.seed, place.epoch, cursor.turn, "shards")).shuffle(order)
         mine = order if self.by_sample else order[place.stream :: place.streams]
         rng = random.Random(stable_hash(place.seed, place.epoch, cursor.turn, place.stream, "buffer"))
         opened = (Opened(url, cursor.turn) for url in mine)
@@ -101,9 +101,12 @@ class ResampledSource:
         """Rows of shards drawn by a generator of (seed, epoch, stream), through a seeded shuffle buffer."""
         cursor = cursor or Cursor()
         rng = random.Random(stable_hash(place.seed, place.epoch, place.stream, "resampled buffer"))
+
+        def read(number: int, url: str, faults: FaultCounter) -> Iterator[Raw]:
+            return checked_samples(url, self.selector, faults, self.reader)
+
         drawn = self._draw_shards(place, cursor)
-        samples = ShuffledShards(drawn, self._read, cursor, self.shuffle_buffer, rng, faults)
-        for raw, occurrence in samples:
+        for raw, occurrence in ShuffledShards(drawn, read, cursor, self.shuffle_buffer, rng, faults):
             yield Row(raw, occurrence)
         shards = EMPTY_PASSES * len(self.urls)
         faults.fail(nothing_found(place, f"{shards} shards", self.urls, self.reader, faults))
@@ -120,9 +123,6 @@ class ResampledSource:
             empty = 0 if cursor.shards[number] else empty + 1
             if empty == EMPTY_PASSES * len(self.urls):
                 return
-
-    def _read(self, number: int, url: str, faults: FaultCounter) -> Iterator[Raw]:
-        return checked_samples(url, self.selector, faults, self.reader)
 
 
 @dataclass(frozen=True)
@@ -155,26 +155,17 @@ class RowSource:
             cursor.next_turn()
 
 
-def nothing_found(
-    place: Place, tried: str, urls: Sequence[str], reader: ShardReader, faults: FaultCounter
-) -> str:
+def nothing_found(place: Place, tried: str, urls: Sequence[str], reader: ShardReader, faults: FaultCounter) -> str:
     """The words on a stream that stays empty; what the first shard holds where no fault is there to say it."""
     why = "" if faults.examples else f": {survey(urls, reader.policy)}"
     return f"stream {place.stream} of {place.streams} found no sample in {tried}{why}"
-
-
-def permuted_shards(urls: Sequence[str], place: Place, turn: int) -> list[str]:
-    """The shards in the order of one pass, the same on every stream."""
-    order = list(urls)
-    random.Random(stable_hash(place.seed, place.epoch, turn, "shards")).shuffle(order)
-    return order
 
 
 def checked_samples(url: str, selector: Selector | None, faults: FaultCounter, reader: ShardReader) -> Iterator[Raw]:
     """The samples of a shard that the selector keeps; what goes wrong is counted, and ends no more than the shard."""
     faults.shards += 1
     try:
-        for raw in read_shard(url, lambda fault: faults.add(fault, url=url), reader.policy, reader.entry(url)):
+        for raw in reader(url, lambda fault: faults.add(fault, url=url)):
             faults.lost_in_a_row = 0
             try:
                 keep = is_selected(raw, selector)

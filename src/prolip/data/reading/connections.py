@@ -1,7 +1,7 @@
 """One attempt to read a shard's bytes: a local file, http(s), any fsspec URL, or the output of a command.
 
-A connection is opened at a byte and read forwards. What may pass is raised as Transient, or as whatever the library
-raises; what will not pass is a ShardFault, or one of PERMANENT. Trying again is `prolip.data.reading.opening`'s.
+What may pass is raised as Transient, or as whatever the library raises; what will not pass as a ShardFault, or one of
+PERMANENT. Trying again is `prolip.data.reading.opening`'s.
 """
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import IO, Any, NamedTuple, Protocol, TypeVar
+from typing import IO, Any, NamedTuple, TypeVar
 
 import fsspec.core
 import requests
@@ -86,19 +86,6 @@ class Identity(NamedTuple):
         return ", ".join(f"{name} {value}" for name, value in self._asdict().items() if value is not None) or "unknown"
 
 
-class Connection(Protocol):
-    """Bytes of an object from `position` on, which is at most the byte that was asked for."""
-
-    identity: Identity
-    position: int
-
-    def read(self, limit: int) -> bytes:
-        """The next bytes, at most `limit`; none at the end."""
-
-    def close(self) -> None:
-        """Let go of everything, at once."""
-
-
 def within(seconds: float, work: Callable[[], T], what: str) -> T:
     """The result of `work`, run in a thread of its own; Transient where it takes longer (the thread is left behind).
 
@@ -152,15 +139,12 @@ class LocalConnection:
         self.position = self.file.seek(position)
 
     def read(self, limit: int) -> bytes:
-        """The next bytes."""
         return self.file.read(limit)
 
     def close(self) -> None:
-        """Close the file."""
         self.file.close()
 
 
-# --- http ------------------------------------------------------------------------------------------------------------
 class HttpConnection:
     """One GET, read as it comes; `Range` asks for the rest of an object.
 
@@ -218,7 +202,6 @@ class HttpConnection:
         self.response.close()
 
 
-# --- object stores ---------------------------------------------------------------------------------------------------
 def file_system(url: str, policy: ReadPolicy) -> tuple[Any, str]:
     """fsspec's file system and the path in it, with its own time-outs where we know how to set them."""
     if not url.startswith(("s3://", "s3a://")):
@@ -272,7 +255,6 @@ class FsspecConnection:
             within(self.policy.connect_timeout, self.file.close, f"closing {self.url}")
 
 
-# --- commands --------------------------------------------------------------------------------------------------------
 @dataclass
 class PipeConnection:
     """The output of a shell command, under pipefail; its failure is seen before the last byte is believed.
@@ -307,21 +289,17 @@ class PipeConnection:
             raise ShardFault("interrupted shard", f"stalled: no byte in {self.policy.read_timeout:g} s{self._said()}")
         data = os.read(self.output, limit)
         if not data:
-            self._end()
+            try:
+                code = self.process.wait(self.policy.read_timeout)
+            except subprocess.TimeoutExpired as error:
+                raise ShardFault("interrupted shard", "stalled: the command closed its output and goes on") from error
+            if code:
+                raise ShardFault("broken shard", f"the command failed with exit {code}{self._said()}")
         try:
             self.pace.add(time.monotonic() - start, len(data))
         except Transient as error:
             raise ShardFault("interrupted shard", f"{error}{self._said()}") from error
         return data
-
-    def _end(self) -> None:
-        """Wait for the command; ShardFault where it failed, or does not end."""
-        try:
-            code = self.process.wait(self.policy.read_timeout)
-        except subprocess.TimeoutExpired as error:
-            raise ShardFault("interrupted shard", "stalled: the command closed its output and goes on") from error
-        if code:
-            raise ShardFault("broken shard", f"the command failed with exit {code}{self._said()}")
 
     def _said(self) -> str:
         """The end of what the command wrote to stderr."""
@@ -337,3 +315,8 @@ class PipeConnection:
         self.process.stdout.close()
         self.process.wait()
         self.errors.close()
+
+
+#: Bytes of an object from `position` on, which is at most the byte that was asked for. `read(limit)` gives the next
+#: ones, none at the end; `close` lets go of everything, at once.
+Connection = LocalConnection | HttpConnection | FsspecConnection | PipeConnection

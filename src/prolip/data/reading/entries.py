@@ -11,11 +11,12 @@ import os
 import posixpath
 import zlib
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from prolip.data.faults import ShardFault
-from prolip.data.reading.opening import ReadPolicy, ResumingStream, is_local, local_path, open_stream
+from prolip.data.reading.opening import ReadPolicy, ResumingStream, is_local, local_path, open_stream, read_up_to
 from prolip.utils.documents import loads, read_file, shown
 
 log = logging.getLogger(__name__)
@@ -110,10 +111,19 @@ def from_json(data: Any, place: str) -> ShardIndex:
         block = data["block"]
         if not is_count(block) or not LEAST_BLOCK <= block <= MOST_BLOCK:
             raise ValueError(f"block is {shown(block)}, wanted {LEAST_BLOCK} to {MOST_BLOCK} bytes")
-        entries = {
-            canonical(name if "://" in name or name.startswith("pipe:") else posixpath.join(folder, name)):
-            entry_of(name, entry, block) for name, entry in data["shards"].items()
-        }  # fmt: skip
+        entries = {}
+        for name, values in data["shards"].items():
+            entry = Entry(values["samples"], values["bytes"], values["sha256"],
+                          tuple(int(value, 16) for value in values["crc32"]), block)  # fmt: skip
+            for key in ("samples", "bytes"):
+                if not is_count(values[key]):
+                    found = shown(values[key])
+                    raise ValueError(f"{key} of {shown(name)} is {found}, wanted a whole number of 0 or more")
+            if len(entry.crc32) != -(-entry.bytes // block):
+                found = f"{len(entry.crc32)} checksums for {entry.bytes} bytes in blocks of {block}"
+                raise ValueError(f"{shown(name)} has {found}")
+            whole = "://" in name or name.startswith("pipe:")
+            entries[canonical(name if whole else posixpath.join(folder, name))] = entry
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{place} is damaged ({type(error).__name__}: {error}): write it anew") from error
     return ShardIndex(place, entries)
@@ -124,32 +134,14 @@ def is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-def entry_of(name: str, values: Mapping[str, Any], block: int) -> Entry:
-    """One shard's entry. ValueError naming what cannot be, KeyError and the like for what is missing."""
-    entry = Entry(values["samples"], values["bytes"], values["sha256"],
-                  tuple(int(value, 16) for value in values["crc32"]), block)  # fmt: skip
-    for key in ("samples", "bytes"):
-        if not is_count(values[key]):
-            raise ValueError(f"{key} of {shown(name)} is {shown(values[key])}, wanted a whole number of 0 or more")
-    if len(entry.crc32) != -(-entry.bytes // block):
-        raise ValueError(f"{shown(name)} has {len(entry.crc32)} checksums for {entry.bytes} bytes in blocks of {block}")
-    return entry
-
-
 def read_index(place: str, policy: ReadPolicy | None = None) -> ShardIndex:
     """The index at a path or URL; ValueError where it is none, ShardFault where it cannot be read."""
-    stream = open_stream(place, policy)
+    with closing(open_stream(place, policy)) as stream:
+        data = read_up_to(stream, INDEX_BYTES + 1)
+    if len(data) > INDEX_BYTES:
+        raise ValueError(f"{place} has more than {INDEX_BYTES:,} bytes: is it an index?")
     try:
-        parts, size = [], 0
-        while part := stream.read(2**20):
-            parts.append(part)
-            size += len(part)
-            if size > INDEX_BYTES:
-                raise ValueError(f"{place} has more than {INDEX_BYTES:,} bytes: is it an index?")
-    finally:
-        stream.close()
-    try:
-        values = loads(b"".join(parts))
+        values = loads(data)
     except ValueError as error:
         raise ValueError(f"{place} is no JSON ({error}): write it anew by python -m prolip.data.index") from error
     return from_json(values, place)
@@ -191,7 +183,6 @@ class CheckedStream:
             raise self._mismatch(f"the shard has {stream.size} bytes")
 
     def read(self, size: int = 2**16) -> bytes:
-        """The next bytes, all of them checked."""
         if self._at == len(self._block):
             self._block, self._at = self._next(), 0
         data = self._block[self._at : self._at + size]
@@ -199,7 +190,6 @@ class CheckedStream:
         return data
 
     def close(self) -> None:
-        """Close the stream below."""
         self.stream.close()
 
     def _next(self) -> bytes:
@@ -226,12 +216,3 @@ class CheckedStream:
             f"{what}; the index says {self.entry.bytes} bytes: run python -m prolip.data.index again if the "
             "shards were written anew, else fetch this shard again",
         )
-
-
-def read_up_to(stream: ResumingStream, count: int) -> bytes:
-    """The next `count` bytes, or fewer at the end."""
-    parts = []
-    while count and (part := stream.read(min(count, 2**20))):
-        parts.append(part)
-        count -= len(part)
-    return b"".join(parts)

@@ -3,8 +3,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import islice
@@ -13,12 +12,12 @@ from typing import Any, NamedTuple
 
 from prolip.data.faults import SampleFault
 from prolip.data.reading.opening import is_local
-from prolip.data.reading.shards import explain_missing, listing
 from prolip.data.reading.table import QuotingError, TableError, open_table
 from prolip.data.reading.tar import SAMPLE_BYTES, printable
 from prolip.data.samples.captions import LIKELY, Selector
 from prolip.data.samples.sample import IMAGE_SUFFIXES, JSON_BYTES, Raw
 from prolip.utils.documents import loads, read_file, text_of
+from prolip.utils.messages import explain_missing, listing
 
 #: Rows of a CSV that are looked for to tell where relative paths start: the first one may well be missing.
 LOOKED_AT = 100
@@ -92,39 +91,39 @@ class TableColumns(NamedTuple):
     captions: tuple[str, ...] = ()
     conditions: tuple[str, ...] = ()
 
-    def flags(self) -> Iterator[tuple[str, str]]:
-        """Every column with the flag that names it."""
-        yield self.image, "--csv-img-key"
-        if self.caption is not None:
-            yield self.caption, "--csv-caption-key"
-        yield from ((name, "--caption-sampling") for name in self.captions)
-        yield from ((name, "--select") for name in self.conditions)
-
 
 def read_csv(
     path: str, columns: TableColumns, separator: str, selector: Selector | None = None, quoting: bool = True
 ) -> ImageRows:
     """The rows of a CSV with a header. quoting: whether quotation marks enclose cells, or are plain text.
 
-    Relative image paths are taken as `csv_base` says. FileNotFoundError without the file, ValueError without the
-    columns or where the table can be read in two ways (`prolip.data.reading.table`).
+    Relative image paths start from the CSV's folder, or from the working directory where no fewer of the first
+    LOOKED_AT are there (as in OpenCLIP). FileNotFoundError without the file, ValueError without the columns or where
+    the table can be read in two ways (`prolip.data.reading.table`).
     """
     if os.path.isdir(path) or not is_local(path):
         what = "a folder" if is_local(path) else "a URL"
         raise ValueError(f"{path!r} is {what}, and a CSV is a local file: name the file, or fetch it first")
     if not os.path.isfile(path):
         raise FileNotFoundError(f"{path!r} is missing (looked from {os.getcwd()}). {explain_missing(path)}")
-    with plain_marks_offered(), open_table(path, separator, quoting) as table:
-        check_columns(path, table.columns, columns, separator)
-        image = table.place(columns.image)
-        caption = None if columns.caption is None else table.place(columns.caption)
-        kept = {name: table.place(name) for name in (*columns.captions, *columns.conditions)}
-        rows = [
-            ImageRow(cells[image], "" if caption is None else cells[caption],
-                     {name: cells[place] for name, place in kept.items()})
-            for cells in table.read(image)
-        ]  # fmt: skip
-    base = csv_base(path, rows)
+    try:
+        with open_table(path, separator, quoting) as table:
+            check_columns(path, table.columns, columns, separator)
+            image = table.place(columns.image)
+            caption = None if columns.caption is None else table.place(columns.caption)
+            kept = {name: table.place(name) for name in (*columns.captions, *columns.conditions)}
+            rows = [
+                ImageRow(cells[image], "" if caption is None else cells[caption],
+                         {name: cells[place] for name, place in kept.items()})
+                for cells in table.read(image)
+            ]  # fmt: skip
+    except QuotingError as error:
+        remedy = "or, if quotation marks are plain text in the whole file, give --csv-quoting none"
+        raise TableError(f"{error}; {remedy}") from error
+    looked_at = list(islice((row.path for row in rows if row.path and not os.path.isabs(row.path)), LOOKED_AT))
+    beside = os.path.dirname(os.path.abspath(path))
+    here, there = (sum(os.path.isfile(os.path.join(base, name)) for name in looked_at) for base in ("", beside))
+    base = "" if here and here >= there else beside
     times: Counter[str] = Counter()
     for row in rows:
         row.path = os.path.join(base, row.path)
@@ -133,30 +132,13 @@ def read_csv(
     return keep_selected(rows, selector, path)
 
 
-@contextmanager
-def plain_marks_offered() -> Iterator[None]:
-    """Put the flag for quotation marks that are plain text behind an error that they may be the cause of."""
-    try:
-        yield
-    except QuotingError as error:
-        raise TableError(f"{error}; or, if quotation marks are plain text in the whole file, give --csv-quoting none"
-                         ) from error  # fmt: skip
-
-
-def csv_base(path: str, rows: Sequence[ImageRow]) -> str:
-    """The folder that relative image paths start from: the CSV's, or the working directory where no fewer of the first
-    LOOKED_AT of them are there (as in OpenCLIP)."""
-    relative = (row.path for row in rows if row.path and not os.path.isabs(row.path))
-    looked_at = list(islice(relative, LOOKED_AT))
-    beside = os.path.dirname(os.path.abspath(path))
-    here, there = (sum(os.path.isfile(os.path.join(base, name)) for name in looked_at) for base in ("", beside))
-    return "" if here and here >= there else beside
-
-
 def check_columns(path: str, present: Sequence[str], columns: TableColumns, separator: str) -> None:
     """ValueError naming the flag, the columns there are and, where the separator looks wrong, the right one."""
-    for column, flag in columns.flags():
-        if column in present:
+    flags: list[tuple[str | None, str]] = [(columns.image, "--csv-img-key"), (columns.caption, "--csv-caption-key")]
+    flags += [(name, "--caption-sampling") for name in columns.captions]
+    flags += [(name, "--select") for name in columns.conditions]
+    for column, flag in flags:
+        if column is None or column in present:
             continue
         if len(present) == 1:
             for other, name in ((",", ","), ("\t", r"'\t'"), (";", "';'"), ("|", "'|'")):

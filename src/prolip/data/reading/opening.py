@@ -22,8 +22,6 @@ from prolip.data.reading.connections import (
     Transient,
 )
 
-__all__ = ["ReadPolicy", "ResumingStream", "Stream", "is_local", "local_path", "open_stream"]
-
 log = logging.getLogger(__name__)
 #: Bytes that are read again after a break and compared, for servers that change an object and tell nobody.
 OVERLAP = 4096
@@ -38,9 +36,6 @@ class Stream(Protocol):
 
     def read(self, size: int) -> bytes:
         """At least one byte and at most `size`; none at the end."""
-
-    def close(self) -> None:
-        """Let go of the source, also in the middle."""
 
 
 def is_local(url: str) -> bool:
@@ -106,13 +101,16 @@ class ResumingStream:
 
     def rewind(self, position: int, reason: str) -> None:
         """Go back to a byte over a new connection, because what came from there on was wrong."""
-        self._drop()
+        self.close()
         self.position, self._tail = position, b""
         self._failed(Transient(reason))
 
     def close(self) -> None:
         """Close the connection, if there is one."""
-        self._drop()
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with suppress(Exception):  # it is broken, or nobody wants the rest
+                connection.close()
 
     def _attempt(self, work: Callable[[], bytes]) -> bytes:
         while True:
@@ -125,7 +123,7 @@ class ResumingStream:
             except Exception as error:  # every file system has its own exceptions
                 if isinstance(error, PERMANENT if self.identity is None else GONE):
                     raise ShardFault("unreadable shard", f"{type(error).__name__}: {error}") from error
-                self._drop()
+                self.close()
                 self._failed(error)
 
     def _read(self, size: int) -> bytes:
@@ -167,20 +165,19 @@ class ResumingStream:
             self.on_retry(SampleFault(RESUMED, f"at byte {self.position} after {reason}"))
         time.sleep(waiting)
 
-    def _drop(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            with suppress(Exception):  # it is broken, or nobody wants the rest
-                connection.close()
 
-
-def read_exactly(source: Connection | Stream, count: int) -> bytes:
-    """The next `count` bytes; Transient where the source ends before."""
-    parts, missing = [], count
-    while missing:
-        part = source.read(missing)
-        if not part:
-            raise Transient(f"cut {missing} bytes before the end of {count}")
+def read_up_to(source: Connection | Stream, count: int) -> bytes:
+    """The next `count` bytes, or fewer at the end."""
+    parts = []
+    while count and (part := source.read(min(count, 2**20))):
         parts.append(part)
-        missing -= len(part)
+        count -= len(part)
     return b"".join(parts)
+
+
+def read_exactly(source: Connection, count: int) -> bytes:
+    """The next `count` bytes; Transient where the source ends before."""
+    data = read_up_to(source, count)
+    if len(data) < count:
+        raise Transient(f"cut {count - len(data)} bytes before the end of {count}")
+    return data

@@ -1,54 +1,27 @@
-"""Webdataset shards: from the text of --train-data to their addresses, and how many samples there are.
-
-A shard is a tar at a local path, behind http(s) or any URL that fsspec opens (s3://, gs://, memory://...), or the
-output of a `pipe:` command. `prolip.data.reading.tar` reads it.
-"""
+"""Webdataset shards: from the text of --train-data to their addresses, and how many samples there are."""
 from __future__ import annotations
 
 import glob
 import os
 import tarfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import fsspec
 from braceexpand import braceexpand
 from webdataset.tariterators import base_plus_ext
 
-from prolip.data.faults import FaultCounter, SampleFault, ShardFault
+from prolip.data.faults import SampleFault
 from prolip.data.reading.connections import ReadPolicy, file_system
 from prolip.data.reading.entries import ShardIndex, find_index
 from prolip.data.reading.opening import is_local, local_path
-from prolip.data.reading.tar import SAMPLE_BYTES, ShardReader, StrictHeader, read_shard
+from prolip.data.reading.tar import SAMPLE_BYTES, StrictHeader
 from prolip.data.samples.captions import Selector
-from prolip.data.samples.sample import (
-    IMAGE_SUFFIXES,
-    Raw,
-    decode_image,
-    image_bytes,
-    is_selected,
-    json_record,
-    plain_text,
-)
+from prolip.data.samples.sample import IMAGE_SUFFIXES, is_selected
 from prolip.utils.documents import loads, shown, text_of
-from prolip.utils.messages import explain_missing, listing
-
-__all__ = [
-    "COUNT_LIMIT",
-    "Shard",
-    "check_shards",
-    "count_samples",
-    "count_shard",
-    "expand_shards",
-    "explain_missing",
-    "is_local",
-    "listing",
-    "local_path",
-    "parse_factors",
-    "read_samples",
-    "read_shard",
-]
+from prolip.utils.messages import explain_missing, first_few, listing
 
 #: Shards that nothing counts are counted by reading their headers up to this many bytes in all (some 15 s).
 COUNT_LIMIT = 4 * 2**30
@@ -64,7 +37,6 @@ class Shard(NamedTuple):
     weight: float = 1.0
 
 
-# --- what to read ----------------------------------------------------------------------------------------------------
 def parse_factors(factors: str | None, sources: int) -> list[float]:
     """Upsampling factors, one per source: "2::1" -> [2.0, 1.0]; all 1 for None; ValueError otherwise."""
     if factors is None:
@@ -86,12 +58,24 @@ def expand_shards(train_data: str, factors: str | None = None) -> list[Shard]:
 
     A source is a path or URL with brace patterns ({000..099}, {a,b}) or wildcards, a local folder (its *.tar), or a
     `pipe:` command. Every shard carries its source's factor, as in OpenCLIP. ValueError for a source that is empty,
-    FileNotFoundError for local shards that are missing.
+    FileNotFoundError for local shards that are missing, ImportError for a URL scheme whose library is not installed.
     """
     sources = train_data.split("::")
     weights = parse_factors(factors, len(sources))
     shards = [Shard(url, weight) for source, weight in zip(sources, weights) for url in expand_source(source)]
-    check_shards([shard.url for shard in shards], train_data)
+    urls = [shard.url for shard in shards]
+    remote = {url.split("://")[0] for url in urls if not is_local(url) and not url.startswith("pipe:")}
+    for scheme in sorted(remote - {"http", "https"}):  # those are ours
+        try:
+            fsspec.get_filesystem_class(scheme)
+        except (ImportError, ValueError) as error:
+            raise type(error)(f"shards at {scheme}:// of {train_data!r} cannot be opened: {error}") from error
+    missing = [url for url in urls if is_local(url) and not os.path.isfile(local_path(url))]
+    if missing:
+        raise FileNotFoundError(
+            f"{train_data!r}: {len(missing)} of {len(urls)} shards are missing: {first_few(missing, NAMED)} "
+            f"(looked from {os.getcwd()}). {explain_missing(missing[0])}"
+        )
     return shards
 
 
@@ -99,9 +83,7 @@ def expand_source(source: str) -> list[str]:
     """The URLs of one source; ValueError where there is none."""
     source = source.strip()
     if not source:
-        raise ValueError(
-            "there is an empty source: give shards such as data/{000..099}.tar, sources joined by '::'"
-        )
+        raise ValueError("there is an empty source: give shards such as data/{000..099}.tar, sources joined by '::'")
     if is_local(source) and os.path.exists(local_path(source)):
         urls = [local_path(source)]
     else:
@@ -113,13 +95,23 @@ def expand_source(source: str) -> list[str]:
 
 
 def expand_path(url: str, source: str) -> list[str]:
-    """Wildcards, folders and leftover braces of one URL of a source."""
+    """Wildcards, folders and leftover braces of one URL of a source; OSError where a wildcard matches nothing."""
     if not is_local(url):
-        listed = "*" in url and not url.startswith(("pipe:", "http://", "https://"))  # a shell's, and not to be listed
-        return expand_remote(url, source) if listed else [url]
-    if os.path.isfile(local_path(url)):
-        return [url]
+        if "*" not in url or url.startswith(("pipe:", "http://", "https://")):  # a shell's, and not to be listed
+            return [url]
+        try:
+            system, path = file_system(url, ReadPolicy())
+            found = sorted(system.glob(path))
+        except (ImportError, ValueError):  # no library, or no sense in the URL
+            raise
+        except Exception as error:  # every file system has its own exceptions
+            raise OSError(f"wildcard {source!r} cannot be listed: {type(error).__name__}: {error}") from error
+        if not found:
+            raise FileNotFoundError(f"wildcard {source!r} matches no object: check it, or give a range {{000..099}}")
+        return [url.removesuffix(path) + name for name in found]
     path = local_path(url)
+    if os.path.isfile(path):
+        return [url]
     if os.path.isdir(path):
         found = sorted(str(tar) for tar in Path(path).glob("*.tar"))
         if not found:
@@ -138,82 +130,6 @@ def expand_path(url: str, source: str) -> list[str]:
     return [path]
 
 
-def expand_remote(url: str, source: str) -> list[str]:
-    """The objects that a URL with wildcards matches, as fsspec lists them; OSError where there is none."""
-    try:
-        system, path = file_system(url, ReadPolicy())
-        found = sorted(system.glob(path))
-    except (ImportError, ValueError):  # no library, or no sense in the URL
-        raise
-    except Exception as error:  # every file system has its own exceptions
-        raise OSError(f"wildcard {source!r} cannot be listed: {type(error).__name__}: {error}") from error
-    if not found:
-        raise FileNotFoundError(f"wildcard {source!r} matches no object: check it, or give a range {{000..099}}")
-    return [url.removesuffix(path) + name for name in found]
-
-
-def check_shards(urls: Sequence[str], train_data: str) -> None:
-    """FileNotFoundError for missing local shards, ImportError for a URL scheme whose library is not installed."""
-    remote = {url.split("://")[0] for url in urls if not is_local(url) and not url.startswith("pipe:")}
-    for scheme in sorted(remote - {"http", "https"}):  # those are ours
-        try:
-            fsspec.get_filesystem_class(scheme)
-        except (ImportError, ValueError) as error:
-            raise type(error)(f"shards at {scheme}:// of {train_data!r} cannot be opened: {error}") from error
-    missing = [url for url in urls if is_local(url) and not os.path.isfile(local_path(url))]
-    if missing:
-        named = ", ".join(missing[:NAMED]) + (f" and {len(missing) - NAMED} more" if len(missing) > NAMED else "")
-        raise FileNotFoundError(
-            f"{train_data!r}: {len(missing)} of {len(urls)} shards are missing: {named} "
-            f"(looked from {os.getcwd()}). {explain_missing(missing[0])}"
-        )
-
-
-# --- decoded samples -------------------------------------------------------------------------------------------------
-def read_samples(
-    train_data: str | Sequence[str],
-    select: str | None = None,
-    faults: FaultCounter | None = None,
-    reader: ShardReader = ShardReader(),  # noqa: B008  # frozen
-) -> Iterator[dict[str, Any]]:
-    """Decoded samples in the order of the shards, for evaluation: key, url, image (RGB Pillow), txt, json.
-
-    txt is "" and json {} where a sample has none. select: as `DataConfig.select`. Faults are raised as SampleFault, or
-    counted in `faults` and passed over. reader: time-outs, retries and an index.
-    """
-    urls = [s.url for s in expand_shards(train_data)] if isinstance(train_data, str) else list(train_data)
-    check_shards(urls, ", ".join(urls))
-    selector = Selector.parse(select)
-
-    def note(fault: SampleFault, key: str = "", url: str = "") -> None:
-        if faults is None:
-            raise type(fault)(fault.kind, f"{key} of {url}: {fault.message}") from fault
-        faults.add(fault, key, url)
-
-    for url in urls:
-        try:
-            for raw in reader(url, note if faults is not None else None):
-                try:
-                    if is_selected(raw, selector):
-                        yield decode(raw)
-                except SampleFault as fault:
-                    note(fault, raw["__key__"], url)
-        except ShardFault as fault:
-            note(fault, url=url)
-
-
-def decode(raw: Raw) -> dict[str, Any]:
-    """A raw sample with its image, text and JSON decoded."""
-    return {
-        "key": raw["__key__"],
-        "url": raw["__url__"],
-        "image": decode_image(image_bytes(raw)),
-        "txt": plain_text(raw).strip() if "txt" in raw else "",
-        "json": json_record(raw) if "json" in raw else {},
-    }
-
-
-# --- counting --------------------------------------------------------------------------------------------------------
 def count_samples(urls: Sequence[str], select: str | None = None, index: ShardIndex | None = None) -> int:
     """How many samples the shards hold: by an index, by sizes.json or __len__ beside them, else by reading the headers.
 
@@ -276,27 +192,20 @@ def recorded(path: Path) -> dict[str, int]:
 def count_shard(path: str, selector: Selector | None) -> int:
     """Samples with an image in one local shard, up to where it breaks; those that `selector` keeps."""
     count, key, has_image, keep = 0, None, False, selector is None
-    try:
-        with tarfile.open(path, tarinfo=StrictHeader) as archive:
-            while (member := archive.next()) is not None:
-                archive.members.clear()  # type: ignore[attr-defined]  # or the list grows with the shard
-                prefix, suffix = base_plus_ext(member.name.removeprefix("./"))
-                if prefix is None or not member.isreg():
-                    continue
-                if prefix != key:
-                    count, key, has_image, keep = count + (has_image and keep), prefix, False, selector is None
-                has_image |= suffix.lower() in IMAGE_SUFFIXES
-                if selector is not None and suffix.lower() == "json":
-                    keep = is_kept(archive, member, selector)
-    except Exception:  # tarfile, zlib, lzma and bz2 have their own
-        pass  # the reader counts this fault where it matters; here it only ends the shard
+    # a fault of any kind only ends the shard here: the reader counts it where it matters
+    with suppress(Exception), tarfile.open(path, tarinfo=StrictHeader) as archive:
+        while (member := archive.next()) is not None:
+            archive.members.clear()  # type: ignore[attr-defined]  # or the list grows with the shard
+            prefix, suffix = base_plus_ext(member.name.removeprefix("./"))
+            if prefix is None or not member.isreg():
+                continue
+            if prefix != key:
+                count, key, has_image, keep = count + (has_image and keep), prefix, False, selector is None
+            has_image |= suffix.lower() in IMAGE_SUFFIXES
+            if selector is not None and suffix.lower() == "json":
+                content = archive.extractfile(member) if member.size <= SAMPLE_BYTES else None
+                try:
+                    keep = content is not None and is_selected({"json": content.read()}, selector)
+                except SampleFault:  # a broken one
+                    keep = False
     return count + (has_image and keep)
-
-
-def is_kept(archive: tarfile.TarFile, member: tarfile.TarInfo, selector: Selector) -> bool:
-    """Whether the JSON member passes; a broken one does not."""
-    content = archive.extractfile(member) if member.size <= SAMPLE_BYTES else None
-    try:
-        return content is not None and is_selected({"json": content.read()}, selector)
-    except SampleFault:
-        return False

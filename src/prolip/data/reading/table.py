@@ -214,7 +214,6 @@ class Table:
         return self._reader.line_num - len(self._record) + 1
 
     def _ambiguous(self, number: int, what: str, remedy: str) -> TableError:
-        """What to say of a cell."""
         name = repr(self.columns[number]) if number < len(self.columns) else f"{number + 1}"
         return self._error(f"{self.path} line {self._line()}, column {name}: {what}; {remedy}")
 

@@ -8,14 +8,14 @@ import tarfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from webdataset.tariterators import base_plus_ext
 
 from prolip.data.faults import HALF, SKIPPED, UNCHARGED, SampleFault, ShardFault
 from prolip.data.reading.entries import CheckedStream, Entry, ShardIndex
-from prolip.data.reading.opening import ReadPolicy, Stream, open_stream
-from prolip.data.samples.sample import Raw, has_image
+from prolip.data.reading.opening import ReadPolicy, Stream, open_stream, read_up_to
+from prolip.data.samples.sample import Raw, has_image, suffixes_of
 from prolip.utils.messages import HEAD, appearance
 
 Note = Callable[[SampleFault], None]
@@ -49,35 +49,20 @@ COMPRESSIONS: dict[bytes, Callable[[Any], Any]] = {
 
 @dataclass
 class Peeked:
-    """A stream whose first bytes are looked at before they are read."""
+    """A stream whose first bytes are looked at before they are read. given: how many were read."""
 
     stream: Stream
     head: bytes = b""
+    given: int = 0
 
     def peek(self, count: int) -> bytes:
         """The next `count` bytes, or fewer at the end; they stay."""
-        while len(self.head) < count and (part := self.stream.read(count - len(self.head))):
-            self.head += part
+        self.head += read_up_to(self.stream, max(count - len(self.head), 0))
         return self.head[:count]
 
     def read(self, size: int = CHUNK) -> bytes:
-        """The next bytes."""
-        if not self.head:
-            return self.stream.read(size)
-        data, self.head = self.head[:size], self.head[size:]
-        return data
-
-
-@dataclass
-class Counted:
-    """A stream that counts what it gives."""
-
-    stream: Any
-    given: int = 0
-
-    def read(self, size: int = CHUNK) -> bytes:
-        """The next bytes of the stream below."""
-        data = self.stream.read(size)
+        data = self.head[:size] or self.stream.read(size)
+        self.head = self.head[size:]
         self.given += len(data)
         return data
 
@@ -86,28 +71,16 @@ class Counted:
 class Unpacked:
     """What a decompressor makes of its source; an error where it is so much that only a trap would hold it."""
 
-    unpacked: Counted
-    source: Counted
+    unpacked: Stream
+    source: Peeked
+    given: int = 0
 
     def read(self, size: int = CHUNK) -> bytes:
-        """The next bytes."""
         data = self.unpacked.read(size)
-        if self.unpacked.given > EXPANSION_FROM + EXPANSION * self.source.given:
-            raise tarfile.ReadError(f"its first {self.source.given} bytes unpack to {self.unpacked.given}: a trap")
+        self.given += len(data)
+        if self.given > EXPANSION_FROM + EXPANSION * self.source.given:
+            raise tarfile.ReadError(f"its first {self.source.given} bytes unpack to {self.given}: a trap")
         return data
-
-
-def decompressed(peeked: Peeked) -> Stream:
-    """The stream itself, or what is in it where it is compressed by gzip, bzip2 or xz.
-
-    tarfile's own decompression looks at no checksum and misses a cut behind the archive's last byte.
-    """
-    head = peeked.peek(max(map(len, COMPRESSIONS)))
-    opener = next((opener for magic, opener in COMPRESSIONS.items() if head.startswith(magic)), None)
-    if opener is None:
-        return cast(Stream, peeked)
-    source = Counted(peeked)
-    return cast(Stream, Unpacked(Counted(opener(source)), source))
 
 
 class StrictHeader(tarfile.TarInfo):
@@ -143,23 +116,16 @@ WITH_DATA = (
 SPARSE = "a sparse file, which is not read: pack the shard without tar's --sparse"
 
 
-def skip_rest(archive: tarfile.TarFile) -> None:
-    """Go to the next header, in bounded steps that end with the stream, whatever size the last header claims."""
-    stream: Any = archive.fileobj
-    missing = archive.offset - stream.tell()
-    while missing > 0:
-        part = stream.read(min(missing, CHUNK))
-        if not part:
-            raise tarfile.ReadError("unexpected end of data")
-        missing -= len(part)
-
-
 @contextmanager
 def open_archive(stream: Stream) -> Iterator[Any]:
-    """The archive in a stream, a TarFile; ReadError saying what it is instead where it does not begin as one."""
-    peeked = Peeked(stream)
-    head = peeked.peek(HEAD)
-    tar = Peeked(decompressed(peeked))
+    """The archive in a stream, a TarFile; ReadError saying what it is instead where it does not begin as one.
+
+    It is unpacked here: tarfile's own way looks at no checksum and misses a cut behind the archive's last byte.
+    """
+    source = Peeked(stream)
+    head = source.peek(HEAD)
+    opener = next((opener for magic, opener in COMPRESSIONS.items() if head.startswith(magic)), None)
+    tar = source if opener is None else Peeked(Unpacked(opener(source), source))
     inside = tar.peek(HEAD)
     try:
         archive = tarfile.open(  # type: ignore[call-overload]  # noqa: SIM115  # closed below
@@ -188,8 +154,14 @@ def read_members(stream: Stream) -> Iterator[tuple[str, bytes | Oversized | None
                 raise tarfile.ReadError(f"global headers set more than {GLOBALS} names")
             name = printable(member.name.removeprefix("./"))
             if not member.isdir() and not name.startswith("__"):
-                yield name, read_member(archive, member)
-            skip_rest(archive)
+                if member.isreg() and member.size > SAMPLE_BYTES:
+                    yield name, Oversized(member.size)
+                else:
+                    yield name, archive.extractfile(member).read() if member.isreg() else None
+            # to the next header, in bounded steps that end with the stream, whatever size this one claims
+            while (missing := archive.offset - archive.fileobj.tell()) > 0:
+                if not archive.fileobj.read(min(missing, CHUNK)):
+                    raise tarfile.ReadError("unexpected end of data")
         while rest := archive.fileobj.read(CHUNK):  # also brings a command to its end, where its exit status is known
             if any(rest):
                 raise tarfile.ReadError("data after the end of the archive")
@@ -197,91 +169,77 @@ def read_members(stream: Stream) -> Iterator[tuple[str, bytes | Oversized | None
             raise tarfile.ReadError(f"{length} bytes more than whole blocks")
 
 
-def read_member(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes | Oversized | None:
-    """The bytes of a member; None for links and devices."""
-    if member.isreg() and member.size > SAMPLE_BYTES:
-        return Oversized(member.size)
-    content = archive.extractfile(member) if member.isreg() else None
-    return content.read() if content is not None else None
-
-
 def printable(name: str) -> str:
     """A name with the bytes that are no UTF-8 written out: keys are hashed, logged and written to ledgers."""
     return name.encode("utf-8", "backslashreplace").decode()
 
 
-@dataclass
-class Grouping:
-    """Members in a row with one key are one sample, as webdataset groups them.
+def grouped(members: Iterator[tuple[str, bytes | Oversized | None]], url: str, note: Note) -> Iterator[Raw]:
+    """Whole samples: members in a row with one key, as webdataset groups them. What `members` raises passes through.
 
     Told to `note`: "duplicate member", the first one is kept; "oversized member", a sample of more than SAMPLE_BYTES,
     which is passed over as a whole; "duplicate key", a sample whose key was there before in
     the shard and that is passed over; "half sample", the one in the making when the shard broke; "skipped member", a
     link, or a file whose name is not key.suffix.
     """
+    seen: set[int] = set()
+    held = 0
+    sample: Raw = {}
 
-    url: str
-    note: Note
-
-    def samples(self, members: Iterator[tuple[str, bytes | Oversized | None]]) -> Iterator[Raw]:
-        """Whole samples; what `members` raises passes through."""
-        seen: set[int] = set()
-        held = 0
-        sample: Raw = {}
-        try:
-            for name, content in members:
-                key, suffix = base_plus_ext(name)
-                if key is None or key.endswith("/") or content is None:  # "a/.b.jpg" has nothing before its dot
-                    self.note(SampleFault(SKIPPED, f"{name!r} is " + ("no file" if key else "not named key.suffix")))
-                    continue
-                if key != sample.get("__key__"):
-                    if self._is_new(sample, seen):
-                        yield sample
-                    sample, held = {"__key__": key, "__url__": self.url}, 0
-                held += (content.size if isinstance(content, Oversized) else len(content)) + tarfile.BLOCKSIZE
-                if held > SAMPLE_BYTES:
-                    sample = {"__key__": key, "__url__": self.url, FAULT: oversized(key, name, content, held)}
-                elif (suffix := suffix.lower()) in sample:
-                    self.note(SampleFault("duplicate member", f"{name} is there twice, the first one is kept"))
-                else:
-                    sample[suffix] = content
-        except Exception as error:
-            if sample and type(error) is not SampleFault:  # that one is `note`'s own
-                parts = ", ".join(name for name in sample if not name.startswith("__"))
-                message = f"{sample['__key__']} with {parts} may lack more, it is dropped"
-                self.note(SampleFault(HALF, message))
-            raise
-        if self._is_new(sample, seen):
-            yield sample
-
-    def _is_new(self, sample: Raw, seen: set[int]) -> bool:
+    def is_good() -> bool:
         if not sample:
             return False
         mark = hash(sample["__key__"])
         if mark in seen:
-            self.note(SampleFault("duplicate key", f"{sample['__key__']} was there before in this shard"))
+            note(SampleFault("duplicate key", f"{sample['__key__']} was there before in this shard"))
             return False
         seen.add(mark)
         if FAULT in sample:
-            self.note(sample[FAULT])
+            note(sample[FAULT])
         return FAULT not in sample
 
-
-def oversized(key: str, name: str, content: bytes | Oversized, held: int) -> SampleFault:
-    """The fault of a sample that is too large, with its largest member as far as that is known."""
-    what = f"{name} has {content.size} bytes" if isinstance(content, Oversized) else f"{key} has {held} bytes in all"
-    return SampleFault("oversized member", f"{what}, at most {SAMPLE_BYTES} of a sample are read")
+    try:
+        for name, content in members:
+            key, suffix = base_plus_ext(name)
+            if key is None or key.endswith("/") or content is None:  # "a/.b.jpg" has nothing before its dot
+                note(SampleFault(SKIPPED, f"{name!r} is " + ("no file" if key else "not named key.suffix")))
+                continue
+            if key != sample.get("__key__"):
+                if is_good():
+                    yield sample
+                sample, held = {"__key__": key, "__url__": url}, 0
+            held += (content.size if isinstance(content, Oversized) else len(content)) + tarfile.BLOCKSIZE
+            if held > SAMPLE_BYTES:
+                whole = f"{key} has {held} bytes in all"
+                what = f"{name} has {content.size} bytes" if isinstance(content, Oversized) else whole
+                fault = SampleFault("oversized member", f"{what}, at most {SAMPLE_BYTES} of a sample are read")
+                sample = {"__key__": key, "__url__": url, FAULT: fault}
+            elif (suffix := suffix.lower()) in sample:
+                note(SampleFault("duplicate member", f"{name} is there twice, the first one is kept"))
+            else:
+                sample[suffix] = content
+    except Exception as error:
+        if sample and type(error) is not SampleFault:  # that one is `note`'s own
+            parts = ", ".join(suffixes_of(sample))
+            note(SampleFault(HALF, f"{sample['__key__']} with {parts} may lack more, it is dropped"))
+        raise
+    if is_good():
+        yield sample
 
 
 def read_shard(
-    url: str, on_fault: Note | None = None, policy: ReadPolicy | None = None, entry: Entry | None = None
+    url: str,
+    on_fault: Note | None = None,
+    policy: ReadPolicy | None = None,
+    entry: Entry | None = None,
+    through: Callable[[Stream], Stream] | None = None,
 ) -> Iterator[Raw]:
     """Raw samples of one shard: `__key__`, `__url__` and the bytes of each member by suffix, as webdataset groups them.
 
-    on_fault takes what does not end the shard (see `Grouping`; "resumed read" for a connection that was taken up
+    on_fault takes what does not end the shard (see `grouped`; "resumed read" for a connection that was taken up
     again); without it the first duplicate is raised. ShardFault where the shard cannot be read to its end (kinds: see
     `ResumingStream`; "broken shard": the archive is cut or damaged), or where it is not what `entry` of an index says:
-    then no byte that does not fit its checksum is handed out.
+    then no byte that does not fit its checksum is handed out. through: what to read the stream through.
     """
     try:
         source = open_stream(url, policy, on_fault)
@@ -292,7 +250,8 @@ def read_shard(
         raise ShardFault("unreadable shard", f"{type(error).__name__}: {error}") from error
     images = 0
     try:
-        for sample in Grouping(url, on_fault or strict_note).samples(read_members(stream)):
+        members = read_members(through(stream) if through is not None else stream)
+        for sample in grouped(members, url, on_fault or strict_note):
             images += has_image(sample)
             yield sample
     except SampleFault:
@@ -319,12 +278,9 @@ class ShardReader:
     index: ShardIndex | None = None
 
     def __call__(self, url: str, on_fault: Note | None = None) -> Iterator[Raw]:
-        """Raw samples of one shard; ShardFault as `read_shard`."""
-        return read_shard(url, on_fault, self.policy, self.entry(url))
-
-    def entry(self, url: str) -> Entry | None:
-        """What the index says of a shard; ShardFault where there is an index and it says nothing."""
+        """Raw samples of one shard; ShardFault as `read_shard`, and where there is an index that says nothing of it."""
         try:
-            return self.index[url] if self.index is not None else None
+            entry = self.index[url] if self.index is not None else None
         except ValueError as error:
             raise ShardFault("index mismatch", str(error)) from error
+        return read_shard(url, on_fault, self.policy, entry)

@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from prolip.data.faults import SampleFault
+from prolip.utils.messages import first_few
 
 #: The sample's plain `.txt` member (the caption column of a CSV), as opposed to a field of its JSON.
 PLAIN = "txt"
@@ -67,18 +68,9 @@ class CaptionSampler:
             weights.append(value)
         return cls(tuple(fields), tuple(weights))
 
-    @property
-    def needs_json(self) -> bool:
-        """Whether any field is looked up in the sample's JSON."""
-        return any(field != PLAIN for field in self.fields)
-
-    def captions(self, plain: str | None, record: Mapping[str, Any] | None) -> list[list[str]]:
-        """The captions in each field, stripped, empty ones left out."""
-        return [texts(plain if field == PLAIN else (record or {}).get(field), field) for field in self.fields]
-
     def draw(self, plain: str | None, record: Mapping[str, Any] | None, seed: int) -> Drawn:
         """The caption that belongs to `seed`; SampleFault where no field has one."""
-        found = self.captions(plain, record)
+        found = [texts(plain if field == PLAIN else (record or {}).get(field), field) for field in self.fields]
         weights = [weight if captions else 0.0 for weight, captions in zip(self.weights, found)]
         if not any(weights):
             there = "" if record is None else f"; {offer_fields(record)}"
@@ -95,11 +87,10 @@ def offer_fields(record: Mapping[str, Any]) -> str:
     if not record:
         return "its json has no field"
     shown = [f"{name} ({kind_of(value)})" for name, value in record.items()]
-    more = f" and {len(shown) - SHOWN} more" if len(shown) > SHOWN else ""
     names = [name for name, value in record.items() if kind_of(value).endswith((" text", " texts"))]
     known = [name for name in LIKELY if name in names] + [name for name in names if name.lower() in LIKELY]
     advice = f": --caption-sampling {[*known, *names][0]}" if names else ", none of them a text"
-    return f"the fields are {', '.join(shown[:SHOWN])}{more}{advice}"
+    return f"the fields are {first_few(shown, SHOWN)}{advice}"
 
 
 def kind_of(value: object) -> str:
@@ -117,16 +108,9 @@ def texts(value: object, field: str) -> list[str]:
     values = value if isinstance(value, list) else [] if value is None else [value]
     if any(isinstance(one, (dict, list, bool)) or one is None for one in values):
         raise SampleFault("bad json", f"{field} is {str(value)[:80]!r}, wanted a text or a list of texts")
-    return [text for text in (well_formed(str(one)).strip() for one in values) if text]
-
-
-def well_formed(text: str) -> str:
-    """A text that can be encoded: halves of surrogate pairs, which JSON may hold, become U+FFFD."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-    return text
+    # halves of surrogate pairs, which JSON may hold and nothing encodes, become U+FFFD
+    whole = (str(one).encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace").strip() for one in values)
+    return [text for text in whole if text]
 
 
 class Condition(NamedTuple):

@@ -1,7 +1,6 @@
 """From the bytes of an image file to RGB pixels: JPEG by libjpeg-turbo without detours, everything else by Pillow.
 
-Training, validation, every evaluator and `prolip.open_image` see a file through this module and nothing else, whatever
-the model: what training lays on white must not be black in a test.
+Every part sees a file through this module and nothing else: what training lays on white must not be black in a test.
 """
 from __future__ import annotations
 
@@ -111,7 +110,12 @@ def to_rgb(image: Image.Image) -> Image.Image:
     Palettes and colour spaces are converted by Pillow, of 16 bits per channel the upper 8 are taken. ValueError where
     it is not known what white is, see `white_of`; what Pillow raises where the file behind the image is broken or cut.
     """
-    scale_key(image)
+    key, tiles = image.info.get("transparency"), getattr(image, "tile", None)
+    times, divisor = UNSCALED_KEYS.get(str(tiles[0].args), (1, 1)) if tiles else (1, 1)  # of a PNG not loaded yet
+    if isinstance(key, int):
+        image.info["transparency"] = key * times // divisor
+    elif isinstance(key, tuple):
+        image.info["transparency"] = tuple(value * times // divisor for value in key)
     image.load()
     if image.mode == "RGB" and "transparency" not in image.info:
         return image
@@ -130,16 +134,6 @@ def to_rgb(image: Image.Image) -> Image.Image:
 def as_rgb(image: Any) -> Any:
     """`to_rgb` as a transform's first step: tensors and arrays, which OpenCLIP's transforms take too, stay."""
     return to_rgb(image) if isinstance(image, Image.Image) else image
-
-
-def scale_key(image: Image.Image) -> None:
-    """Bring the transparent value of a PNG that is not loaded yet to the 8 bits that its samples are going to have."""
-    key, tiles = image.info.get("transparency"), getattr(image, "tile", None)
-    times, divisor = UNSCALED_KEYS.get(str(tiles[0].args), (1, 1)) if tiles else (1, 1)
-    if isinstance(key, int):
-        image.info["transparency"] = key * times // divisor
-    elif isinstance(key, tuple):
-        image.info["transparency"] = tuple(value * times // divisor for value in key)
 
 
 def grey_to_rgb(image: Image.Image) -> Image.Image:

@@ -18,6 +18,7 @@ from prolip.data.faults import SampleFault
 from prolip.data.samples.captions import LIKELY, PLAIN, CaptionSampler, Selector, caption_id, offer_fields, stable_hash
 from prolip.data.samples.decoding import decode_image
 from prolip.utils.documents import loads
+from prolip.utils.messages import first_few
 
 Raw = dict[str, Any]
 #: Members that hold the image, first match wins.
@@ -68,8 +69,7 @@ def suffixes_of(raw: Raw) -> list[str]:
 
 def members_of(raw: Raw) -> str:
     """The members of a raw sample, or the first few."""
-    names = suffixes_of(raw)
-    return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "") or "none"
+    return first_few(suffixes_of(raw), SHOWN) or "none"
 
 
 def why_no_image(suffixes: Sequence[str], key: str) -> str:
@@ -89,7 +89,15 @@ def why_no_image(suffixes: Sequence[str], key: str) -> str:
 def plain_text(raw: Raw) -> str:
     """The `.txt` member; SampleFault where it is missing or no UTF-8."""
     if PLAIN not in raw:
-        raise SampleFault("missing text", f"members: {members_of(raw)}; wanted txt{instead_of_text(raw)}")
+        if "json" in raw:
+            try:
+                instead = "; " + offer_fields(json_record(raw))
+            except SampleFault as fault:
+                instead = f"; its json is no help: {fault.message}"
+        else:
+            near = [suffix for suffix in suffixes_of(raw) if suffix in LIKELY or suffix.rpartition(".")[2] == PLAIN]
+            instead = f": write {near[0]!r} as txt, without another dot in the name" if near else ""
+        raise SampleFault("missing text", f"members: {members_of(raw)}; wanted txt{instead}")
     try:
         return raw[PLAIN].decode() if isinstance(raw[PLAIN], bytes) else raw[PLAIN]
     except UnicodeDecodeError as error:
@@ -117,17 +125,6 @@ def json_record(raw: Raw, flag: str = "--caption-sampling") -> dict[str, Any]:
     return raw["json"]
 
 
-def instead_of_text(raw: Raw) -> str:
-    """What a sample without `.txt` has in its place, and how it is asked for."""
-    if "json" in raw:
-        try:
-            return "; " + offer_fields(json_record(raw))
-        except SampleFault as fault:
-            return f"; its json is no help: {fault.message}"
-    near = [suffix for suffix in suffixes_of(raw) if suffix in LIKELY or suffix.rpartition(".")[2] == PLAIN]
-    return f": write {near[0]!r} as txt, without another dot in the name" if near else ""
-
-
 def is_selected(raw: Raw, selector: Selector | None) -> bool:
     """Whether a raw sample passes the selector (None keeps all); SampleFault without a JSON to look at."""
     return selector is None or selector(json_record(raw, "--select"))
@@ -135,7 +132,7 @@ def is_selected(raw: Raw, selector: Selector | None) -> bool:
 
 def caption_parts(raw: Raw, captions: CaptionSampler) -> tuple[str | None, dict[str, Any] | None]:
     """Plain text and JSON, as far as captions are drawn from them; where from both, a sample may lack one."""
-    plain, record = PLAIN in captions.fields, captions.needs_json
+    plain, record = PLAIN in captions.fields, any(field != PLAIN for field in captions.fields)
     both = plain and record
     return (
         plain_text(raw) if plain and (PLAIN in raw or not both) else None,
@@ -190,9 +187,7 @@ class Decoder:
             return Example(key, pixels, (drawn.caption, *(one.caption for one in more)))
         if not self.with_ids:
             return Example(key, pixels, drawn.caption)
-        return Example(
-            key, pixels, drawn.caption, caption_id(drawn.caption), tuple(caption_id(text) for text in drawn.all)
-        )
+        return Example(key, pixels, drawn.caption, caption_id(drawn.caption), tuple(map(caption_id, drawn.all)))
 
     def _pixels(self, data: bytes, seed: int) -> Tensor:
         """The augmented image of a file; SampleFault "failed transform" where it can be opened and no more."""
