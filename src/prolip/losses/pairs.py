@@ -15,7 +15,7 @@ from torch import Tensor
 
 from prolip.losses.factors import Factors
 from prolip.losses.in_forward import Evaluation
-from prolip.losses.positives import BlockGradient, Positives
+from prolip.losses.positives import BlockGradient, Matches, Positives
 
 # Pairs per block: what stays in a core's cache on CPU, what fills a device on one. MIN_ROWS keeps the matrix products
 # of a block efficient when the columns are many.
@@ -172,7 +172,16 @@ def finish(rows: Rows, out: Columns, scale: Tensor) -> Evaluation:
     return loss, (rows.vector.mul_(scale), d_offset, *out, d_scale, d_bias)
 
 
-def check_block(block: int | None) -> None:
-    """Raise ValueError unless it is a number of rows, or None."""
-    if block is not None and block < 1:
-        raise ValueError(f"block={block} rows score no pair: give 1 or more, or None")
+def score_alone(
+    image: Factors,
+    text: Factors,
+    scale_bias: tuple[Tensor, Tensor],
+    labels: Matches | None,
+    block: int | None,
+    needs: WantedGradients,
+) -> Evaluation:
+    """The loss and the gradients of `contrastive.sigmoid_loss` on one batch, without a graph."""
+    rows, out = zero_rows(image, needs), zero_columns(text, needs)
+    block = block or default_block(len(text.offset), text.offset.device)
+    add_pairs(rows, text, out, *scale_bias, Positives(0, *(labels or ())), block)
+    return finish(rows, out, scale_bias[0])

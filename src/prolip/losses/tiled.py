@@ -15,11 +15,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from prolip.gaussian import kind_of, upcast
+from prolip.gaussian import kind_of, upcast, without_autocast
 from prolip.losses.collectives import gather, rank_in, reduce_scatter
 from prolip.losses.in_forward import Evaluation, differentiate
 from prolip.losses.positives import Matches, Positives, check_matches
-from prolip.measures.tiles import without_autocast
 
 TILE = 256
 

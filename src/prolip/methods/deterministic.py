@@ -7,9 +7,8 @@ from typing import Any
 from open_clip.loss import ClipLoss, SigLipLoss
 from torch import nn
 
-from prolip.gaussian import upcast
+from prolip.gaussian import upcast, without_autocast
 from prolip.methods.base import Batch, Context, Objective, Reps, Terms, clamp_logit_scale, logit_scale_and_bias
-from prolip.models.heads import full_precision
 
 
 @dataclass(kw_only=True)
@@ -62,7 +61,7 @@ class SigLIPObjective(_DeterministicObjective):
     def terms(self, reps: Reps, batch: Batch) -> Terms:
         """loss, and the detached scale and bias for the log."""
         image, text = upcast(reps["image_mean"]), upcast(reps["text_mean"])
-        with full_precision(image):
+        with without_autocast(image.device):
             loss = self.contrastive(image, text, reps["scale"], reps["bias"])
         return {"loss": loss, "scale": reps["scale"].detach(), "bias": reps["bias"].detach()}
 
@@ -85,6 +84,6 @@ class CLIPObjective(_DeterministicObjective):
     def terms(self, reps: Reps, batch: Batch) -> Terms:
         """loss, and the detached scale for the log."""
         image, text = upcast(reps["image_mean"]), upcast(reps["text_mean"])
-        with full_precision(image):
+        with without_autocast(image.device):
             loss = self.contrastive(image, text, reps["scale"])
         return {"loss": loss, "scale": reps["scale"].detach()}

@@ -5,16 +5,17 @@ checkpoints of both need no renaming. `tests/prolip/test_towers.py` pins every p
 """
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar
 
 import torch
-from open_clip.transformer import TextTransformer, VisionTransformer, to_2tuple
+from open_clip.transformer import TextTransformer, Transformer, VisionTransformer, to_2tuple
 from torch import Tensor, nn
 
 from prolip.gaussian import Gaussian
 from prolip.models.heads import LogVarianceHead, layer_norm, project, unit
 from prolip.models.inputs import check_images, check_keep, check_texts
-from prolip.models.stem import ConvStem
 
 SPECIAL_TOKENS = 2
 FORMS = ("paper", "released")
@@ -23,19 +24,6 @@ FORMS = ("paper", "released")
 def expand_token(token: Tensor, batch: int, dtype: torch.dtype) -> Tensor:
     """A learnt (width,) vector as one token of every sample, (batch, 1, width)."""
     return token.to(dtype).expand(batch, 1, -1)
-
-
-def depths(tower: nn.Module, blocks: int, stem: Sequence[str]) -> dict[str, int]:
-    """Name of a tower's parameter -> layers from it to the end: heads 0, block i of n n - i, the stem n + 1.
-
-    stem: the tower's own names of what comes before its blocks.
-    """
-    found = {}
-    for name, _ in tower.named_parameters():
-        part, *rest = name.split(".")
-        inside = part == "transformer"  # transformer.resblocks.i.
-        found[name] = blocks - int(rest[1]) if inside else blocks + 1 if part in stem else 0
-    return found
 
 
 def check_form(form: str) -> None:
@@ -58,13 +46,104 @@ def check_grid(image_size: int | Sequence[int], patch_size: int | Sequence[int],
                              f" convolutional stem needs: use {below} or {below + patch}")
 
 
-class ProbabilisticVisionTransformer(VisionTransformer):
+def check_stem(width: int, patch_size: int) -> int:
+    """How often a stem halves the image; ValueError for patches and widths that do not halve so often."""
+    depth = patch_size.bit_length() - 1
+    if patch_size < 2 or 2**depth != patch_size:
+        raise ValueError(f"a convolutional stem halves the image step by step: patch_size {patch_size} must be a power"
+                         " of two, at least 2")
+    if width % 2 ** (depth - 1):
+        raise ValueError(f"width {width} does not halve {depth - 1} times: give the stem a multiple of"
+                         f" {2 ** (depth - 1)}, or a smaller patch_size")
+    return depth
+
+
+class ConvStem(nn.Sequential):
+    """Stride-2 3x3 convolutions down to one token per patch, then a 1x1 one (Xiao et al. 2021, arXiv 2106.14881).
+
+    (B, 3, H, W) -> (B, width, H / patch, W / patch), patch a power of two. Channels double up to the width. GroupNorm,
+    not BatchNorm: a row's tokens depend on that row alone, so ranks and micro-batches stay exact.
+    """
+
+    def __init__(self, width: int, patch_size: int):
+        depth = check_stem(width, patch_size)
+        channels = [3, *(width // 2 ** (depth - 1 - i) for i in range(depth))]
+        layers: list[nn.Module] = []
+        for before, after in zip(channels, channels[1:]):
+            layers += [
+                nn.Conv2d(before, after, kernel_size=3, stride=2, padding=1, bias=False),
+                nn.GroupNorm(math.gcd(8, after), after),
+                nn.GELU(),
+            ]
+        super().__init__(*layers, nn.Conv2d(width, width, kernel_size=1, bias=False))
+
+    @property
+    def weight(self) -> Tensor:
+        """The last projection's weight: its dtype is the tower's, as that of OpenCLIP's `conv1.weight`."""
+        projection = self[-1]
+        assert isinstance(projection, nn.Conv2d)
+        return projection.weight
+
+
+class Probabilistic:
+    """What both towers have besides OpenCLIP's transformer: [UNC] and its head, and what a run asks of parameters."""
+
+    #: Names of the [UNC] token, of its head, and of all that comes before the blocks.
+    unc_name: ClassVar[str]
+    unc_head_name: ClassVar[str]
+    stem: ClassVar[tuple[str, ...]]
+    #: A method's own head, see the towers.
+    head: nn.Module | None
+    transformer: Transformer
+    parameters: Callable[[], Iterator[nn.Parameter]]
+    named_parameters: Callable[[], Iterator[tuple[str, nn.Parameter]]]
+
+    @property
+    def blocks(self) -> nn.ModuleList:
+        """The transformer's blocks, first to last."""
+        return self.transformer.resblocks
+
+    def depths(self) -> dict[str, int]:
+        """Name of a parameter -> layers from it to the tower's end: heads 0, block i of n n - i, the stem n + 1."""
+        blocks, found = len(self.blocks), {}
+        for name, _ in self.named_parameters():
+            part, *rest = name.split(".")
+            inside = part == "transformer"  # transformer.resblocks.i.
+            found[name] = blocks - int(rest[1]) if inside else blocks + 1 if part in self.stem else 0
+        return found
+
+    def uncertainty_parameters(self) -> list[nn.Parameter]:
+        """The [UNC] token and the log-variance head."""
+        head = getattr(self, self.unc_head_name)
+        return [getattr(self, self.unc_name), *(head.parameters() if head is not None else ())]
+
+    def no_weight_decay(self) -> set[str]:
+        """Names that OpenCLIP keeps from weight decay, and the [UNC] token."""
+        return {*super().no_weight_decay(), self.unc_name}  # type: ignore[misc]
+
+    def lock(self, *args: Any, **kwargs: Any) -> None:
+        """OpenCLIP's `lock`, all but the last groups or layers; the uncertainty branch goes with the projections."""
+        heads = self.head.parameters() if self.head is not None else ()
+        added = nn.ParameterList([*self.uncertainty_parameters(), *heads]).requires_grad_(False)
+        super().lock(*args, **kwargs)  # type: ignore[misc]
+        added.requires_grad_(any(parameter.requires_grad for parameter in self.parameters()))
+
+    def prune_intermediate_layers(self, indices=1, prune_norm: bool = False, prune_head: bool = True):
+        """As OpenCLIP's; both heads go together."""
+        if prune_head:
+            setattr(self, self.unc_head_name, None)
+        return super().prune_intermediate_layers(indices, prune_norm, prune_head)  # type: ignore[misc]
+
+
+class ProbabilisticVisionTransformer(Probabilistic, VisionTransformer):
     """ProLIP's image tower: [CLS], [UNC], patches -> ViT, LayerNorm -> N(L2norm(CLS @ proj), Linear(UNC)), section 3.1.
 
     `positional_embedding` has a row for [CLS], one for [UNC], then one per patch. `form="released"` repeats what the
     published weights were trained with: the final LayerNorm is applied to [CLS] twice.
     """
 
+    unc_name, unc_head_name = "unc_embedding", "uncertainty_proj"
+    stem = ("conv1", "class_embedding", "unc_embedding", "positional_embedding", "ln_pre")
     positional_embedding: nn.Parameter
     uncertainty_proj: LogVarianceHead | None
     #: A method's own head: (last tokens (B, 2 + N, width), the Gaussian that the plain heads make) -> Gaussian.
@@ -104,34 +183,9 @@ class ProbabilisticVisionTransformer(VisionTransformer):
         )
 
     @property
-    def blocks(self) -> nn.ModuleList:
-        """The transformer's blocks, first to last."""
-        return self.transformer.resblocks
-
-    def depths(self) -> dict[str, int]:
-        """Name of a parameter -> layers from it to the end of the tower."""
-        stem = ("conv1", "class_embedding", "unc_embedding", "positional_embedding", "ln_pre")
-        return depths(self, len(self.blocks), stem)
-
-    @property
     def num_patches(self) -> int:
         """Patches of one image."""
         return self.grid_size[0] * self.grid_size[1]
-
-    def uncertainty_parameters(self) -> list[nn.Parameter]:
-        """The [UNC] token and the log-variance head."""
-        head = self.uncertainty_proj
-        return [self.unc_embedding, *(head.parameters() if head is not None else ())]
-
-    def no_weight_decay(self) -> set[str]:
-        """Names that OpenCLIP keeps from weight decay, and the [UNC] token."""
-        return {*super().no_weight_decay(), "unc_embedding"}
-
-    def lock(self, unlocked_groups: int = 0, freeze_bn_stats: bool = False) -> None:
-        """Freeze all but the last groups; the uncertainty branch belongs to the last one (the projections)."""
-        super().lock(unlocked_groups, freeze_bn_stats)
-        for parameter in [*self.uncertainty_parameters(), *(self.head.parameters() if self.head is not None else ())]:
-            parameter.requires_grad = unlocked_groups != 0
 
     def embed_patches(self, x: Tensor, keep: Tensor | None = None) -> Tensor:
         """Patch projections (B, N, width), or of the patches `keep` (B, K) alone: (B, K, width), others cost nothing.
@@ -221,14 +275,8 @@ class ProbabilisticVisionTransformer(VisionTransformer):
             output |= {"image_features": z.mean, "image_log_var": z.log_var}
         return output
 
-    def prune_intermediate_layers(self, indices=1, prune_norm: bool = False, prune_head: bool = True):
-        """As OpenCLIP's; both heads go together."""
-        if prune_head:
-            self.uncertainty_proj = None
-        return super().prune_intermediate_layers(indices, prune_norm, prune_head)
 
-
-class ProbabilisticTextTransformer(TextTransformer):
+class ProbabilisticTextTransformer(Probabilistic, TextTransformer):
     """ProLIP's text tower: tokens, [UNC], [CLS] -> bidirectional transformer, LayerNorm -> N(L2norm(Linear(CLS)),
     Linear(UNC)), section 3.1.
 
@@ -238,6 +286,8 @@ class ProbabilisticTextTransformer(TextTransformer):
     variance is read from the projected mean, not from [UNC].
     """
 
+    unc_name, unc_head_name = "unc_emb", "text_uncertainty_projection"
+    stem = ("token_embedding", "cls_emb", "unc_emb", "positional_embedding")
     text_uncertainty_projection: LogVarianceHead | None
     #: A method's own head: (last tokens (B, L + 2, width), the Gaussian that the plain heads make, ids) -> Gaussian.
     head: nn.Module | None
@@ -261,31 +311,6 @@ class ProbabilisticTextTransformer(TextTransformer):
         inputs = self.output_dim if form == "released" else self.width
         self.head = None
         self.text_uncertainty_projection = LogVarianceHead(inputs, self.output_dim, init_unc_bias, init_unc_gain)
-
-    @property
-    def blocks(self) -> nn.ModuleList:
-        """The transformer's blocks, first to last."""
-        return self.transformer.resblocks
-
-    def depths(self) -> dict[str, int]:
-        """Name of a parameter -> layers from it to the end of the tower."""
-        stem = ("token_embedding", "cls_emb", "unc_emb", "positional_embedding")
-        return depths(self, len(self.blocks), stem)
-
-    def uncertainty_parameters(self) -> list[nn.Parameter]:
-        """The [UNC] token and the log-variance head."""
-        head = self.text_uncertainty_projection
-        return [self.unc_emb, *(head.parameters() if head is not None else ())]
-
-    def no_weight_decay(self) -> set[str]:
-        """Names that OpenCLIP keeps from weight decay, and the [UNC] token."""
-        return {*super().no_weight_decay(), "unc_emb"}
-
-    def lock(self, unlocked_layers: int = 0, freeze_layer_norm: bool = True) -> None:
-        """Freeze all but the last layers; the uncertainty branch belongs to the last one (the projection)."""
-        super().lock(unlocked_layers, freeze_layer_norm)
-        for parameter in [*self.uncertainty_parameters(), *(self.head.parameters() if self.head is not None else ())]:
-            parameter.requires_grad = unlocked_layers != 0
 
     def padding_mask(self, text: Tensor, dtype: torch.dtype) -> Tensor:
         """0 for what may be attended to, -inf for padding, (B * heads, L + 2, L + 2); [UNC], [CLS] are never hidden.
@@ -342,9 +367,3 @@ class ProbabilisticTextTransformer(TextTransformer):
             z = self.gaussian(x, normalize=False)
             output |= {"text_features": z.mean, "text_log_var": z.log_var}
         return output
-
-    def prune_intermediate_layers(self, indices=1, prune_norm: bool = False, prune_head: bool = True):
-        """As OpenCLIP's; both heads go together."""
-        if prune_head:
-            self.text_uncertainty_projection = None
-        return super().prune_intermediate_layers(indices, prune_norm, prune_head)
