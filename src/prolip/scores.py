@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping
-from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from prolip.gaussian import Gaussian
-from prolip.losses.factors import Factors, csd_factors, mean_factors, wasserstein2_factors
+from prolip.losses import Factors, csd_factors, mean_factors, wasserstein2_factors
 from prolip.measures import Measure, get_measure, pairwise_csd_similarity, pairwise_mean_cosine
 from prolip.measures.matching import pairwise_match_probability
 
@@ -81,8 +80,14 @@ class Score(nn.Module):
         return {"scale": self.scale, "bias": self.bias}
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON values from which `from_dict` makes the score, for embeddings that are kept without their model."""
-        trained = tensors_to_json(self.state_dict())
+        """JSON values from which `from_dict` makes the score, for embeddings that are kept without their model.
+
+        state: what was trained for it, each tensor as its shape and its float32 numbers in base 64.
+        """
+        trained = {}
+        for name, x in self.state_dict().items():
+            numbers = base64.b64encode(x.float().cpu().numpy().tobytes()).decode()
+            trained[name] = {"shape": list(x.shape), "float32": numbers}
         return {"name": self.name, **self.settings()} | ({"state": trained} if trained else {})
 
     @classmethod
@@ -90,7 +95,11 @@ class Score(nn.Module):
         """What `to_dict` wrote."""
         given = {key: value for key, value in values.items() if key not in ("name", "state")}
         score = cls(**given)
-        score.load_state_dict(tensors_from_json(values.get("state", {})))
+        state = {}
+        for name, x in values.get("state", {}).items():
+            numbers = np.frombuffer(base64.b64decode(x["float32"]), dtype=np.float32)
+            state[name] = torch.from_numpy(numbers.copy()).reshape(x["shape"])
+        score.load_state_dict(state)
         return score
 
     def extra_repr(self) -> str:
@@ -218,16 +227,3 @@ def index_vectors(score: Score, z: Gaussian, gallery: bool, distance: bool = Fal
     else:
         last = torch.zeros_like(offset)
     return torch.cat([vector, last.unsqueeze(-1)], -1)
-
-
-def tensors_to_json(state: Mapping[str, Tensor]) -> dict[str, dict[str, Any]]:
-    """Tensors as JSON values: shape, and float32 in base 64."""
-    return {name: {"shape": list(x.shape), "float32": base64.b64encode(x.float().cpu().numpy().tobytes()).decode()}
-            for name, x in state.items()}  # fmt: skip
-
-
-def tensors_from_json(values: Mapping[str, Mapping[str, Any]]) -> dict[str, Tensor]:
-    """What `tensors_to_json` made."""
-    read = partial(np.frombuffer, dtype=np.float32)
-    return {name: torch.from_numpy(read(base64.b64decode(x["float32"])).copy()).reshape(x["shape"])
-            for name, x in values.items()}  # fmt: skip

@@ -15,10 +15,9 @@ from torch import Tensor
 
 from prolip.gaussian import Gaussian, as_scalar, check_pair, without_autocast
 from prolip.losses.collectives import world_size
-from prolip.losses.factors import Factors, csd_factors
 from prolip.losses.gathered import row_width, score_gathered
 from prolip.losses.in_forward import Evaluation, differentiate
-from prolip.losses.pairs import WantedGradients, score_alone
+from prolip.losses.pairs import Factors, WantedGradients, csd_factors, score_alone
 from prolip.losses.positives import Matches, check_matches
 from prolip.losses.ring import score_ring
 
@@ -40,7 +39,7 @@ def sigmoid_loss(
 
     sum_ij -log sigmoid(y_ij logit_ij) / B, logit_ij = scale (u_i.v_j + a_i + b_j) + bias; y_ij = +1 on the diagonal and
     for known matches, else -1.
-    image, text: vectors (B, P) and offsets (B,), see `factors`; scale, bias: as they enter the logit (scale = exp of
+    image, text: vectors (B, P) and offsets (B,), see `pairs.py`; scale, bias: as they enter the logit (scale = exp of
     the learnable), one element or a number; labels: known matches as further positives; block: rows scored at a time,
     chosen by `default_block` without.
     Runs in float32 (float64 stays) whatever the autocast dtype; memory O(B P + block B); differentiable once.
@@ -82,9 +81,9 @@ def sigmoid_loss_over_ranks(
 
     def score(own: Factors, *further: Any) -> Evaluation:
         count, dim = own.vector.shape
-        if (exchange or choose_exchange(size, count, dim, own.vector.device)) == "gather":
-            return score_gathered(own, *further, group=group)
-        return score_ring(own, *further, group=group)
+        chosen = exchange or choose_exchange(size, count, dim, own.vector.device)
+        score_all: Callable[..., Evaluation] = score_gathered if chosen == "gather" else score_ring
+        return score_all(own, *further, group)
 
     return differentiate_score(score, image, text, scale, bias, labels, block)
 

@@ -12,9 +12,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from prolip.losses.collectives import world_size
-from prolip.losses.factors import Factors
 from prolip.losses.in_forward import Evaluation
-from prolip.losses.pairs import Columns, WantedGradients, add_pairs, default_block, finish, zero_rows
+from prolip.losses.pairs import Columns, Factors, WantedGradients, add_pairs, default_block, finish, zero_rows
 from prolip.losses.positives import Matches, Positives
 
 # The two streams of messages between the same neighbours are told apart by tag (gloo) and by order (NCCL).

@@ -114,7 +114,7 @@ def load_checkpoint(
     for name in ("logit_scale", "logit_bias"):
         if name in state:
             state[name] = state[name].reshape(own[name].shape) if state[name].numel() == 1 else state[name]
-    added = {} if state.keys() & model.added_names() else {name: own[name] for name in model.added_names()}
+    added = {} if state.keys() & model.added_names else {name: own[name] for name in model.added_names}
     kept: set[str] = set()
     if init_uncertainty:
         state, kept = from_deterministic(state, {name: value for name, value in own.items() if name not in added})
