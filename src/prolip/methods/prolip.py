@@ -20,6 +20,7 @@ from prolip.masking import (
     keep_patches,
     mask_text,
 )
+from prolip.measures.paired import FORMS
 from prolip.methods.base import (
     Batch,
     Context,
@@ -32,7 +33,7 @@ from prolip.methods.base import (
 )
 from prolip.utils.fields import option
 
-FORMS, REDUCTIONS = ("exact", "printed"), ("dim", "pair")
+REDUCTIONS = ("dim", "pair")
 
 
 @dataclass(kw_only=True)

@@ -9,10 +9,9 @@ from typing import Any
 
 import open_clip
 from open_clip.factory import parse_model_name
-from open_clip.model import CLIPVisionCfg
 from open_clip.utils import to_2tuple
 
-from prolip.models.config import check_keys, check_openclip, complete, is_released, near_matches
+from prolip.models.config import DEFAULTS, check_keys, check_openclip, complete, is_released, near_matches
 from prolip.models.config_rules import RULES, check_values
 from prolip.models.weights.checkpoint import CONFIG_NAMES, WEIGHT_NAMES, find_in, read_config
 from prolip.models.weights.hub import hub_file
@@ -141,7 +140,6 @@ def grid_of(theirs: dict[str, Any]) -> tuple[int, int] | None:
     """Rows and columns of patches that a configuration means; None without one."""
     if not theirs:
         return None
-    tower = CLIPVisionCfg(**{key: theirs["vision_cfg"][key] for key in ("image_size", "patch_size")
-                             if key in theirs["vision_cfg"]})  # fmt: skip
-    (height, width), (rows, columns) = to_2tuple(tower.image_size), to_2tuple(tower.patch_size)
+    vision = {**DEFAULTS["vision_cfg"], **theirs["vision_cfg"]}
+    (height, width), (rows, columns) = to_2tuple(vision["image_size"]), to_2tuple(vision["patch_size"])
     return height // rows, width // columns

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from open_clip.transformer import TextTransformer, Transformer, VisionTransformer, to_2tuple
@@ -95,7 +95,6 @@ class Probabilistic:
     #: A method's own head, see the towers.
     head: nn.Module | None
     transformer: Transformer
-    parameters: Callable[[], Iterator[nn.Parameter]]
     named_parameters: Callable[[], Iterator[tuple[str, nn.Parameter]]]
 
     @property
@@ -121,12 +120,10 @@ class Probabilistic:
         """Names that OpenCLIP keeps from weight decay, and the [UNC] token."""
         return {*super().no_weight_decay(), self.unc_name}  # type: ignore[misc]
 
-    def lock(self, *args: Any, **kwargs: Any) -> None:
-        """OpenCLIP's `lock`, all but the last groups or layers; the uncertainty branch goes with the projections."""
-        heads = self.head.parameters() if self.head is not None else ()
-        added = nn.ParameterList([*self.uncertainty_parameters(), *heads]).requires_grad_(False)
-        super().lock(*args, **kwargs)  # type: ignore[misc]
-        added.requires_grad_(any(parameter.requires_grad for parameter in self.parameters()))
+    def train_uncertainty(self, on: bool) -> None:
+        """Freeze or unfreeze what is not OpenCLIP's: the uncertainty branch and a method's own head."""
+        for parameter in [*self.uncertainty_parameters(), *(self.head.parameters() if self.head is not None else ())]:
+            parameter.requires_grad = on
 
     def prune_intermediate_layers(self, indices=1, prune_norm: bool = False, prune_head: bool = True):
         """As OpenCLIP's; both heads go together."""
@@ -187,6 +184,11 @@ class ProbabilisticVisionTransformer(Probabilistic, VisionTransformer):
         """Patches of one image."""
         return self.grid_size[0] * self.grid_size[1]
 
+    def lock(self, unlocked_groups: int = 0, freeze_bn_stats: bool = False) -> None:
+        """Freeze all but the last groups; the uncertainty branch belongs to the last one (the projections)."""
+        super().lock(unlocked_groups, freeze_bn_stats)
+        self.train_uncertainty(unlocked_groups != 0)
+
     def embed_patches(self, x: Tensor, keep: Tensor | None = None) -> Tensor:
         """Patch projections (B, N, width), or of the patches `keep` (B, K) alone: (B, K, width), others cost nothing.
 
@@ -231,10 +233,7 @@ class ProbabilisticVisionTransformer(Probabilistic, VisionTransformer):
 
     def _pool(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Normalised pooled token and patches, in float32; patches nobody asked for are not normalised."""
-        if self.final_ln_after_pool:
-            pooled, patches = self._global_pool(x)
-            pooled = layer_norm(self.ln_post, pooled)
-        elif self.pool_type == "avg" or self.output_tokens:
+        if not self.final_ln_after_pool and (self.pool_type == "avg" or self.output_tokens):
             pooled, patches = self._global_pool(layer_norm(self.ln_post, x))
         else:
             pooled, patches = self._global_pool(x)
@@ -311,6 +310,11 @@ class ProbabilisticTextTransformer(Probabilistic, TextTransformer):
         inputs = self.output_dim if form == "released" else self.width
         self.head = None
         self.text_uncertainty_projection = LogVarianceHead(inputs, self.output_dim, init_unc_bias, init_unc_gain)
+
+    def lock(self, unlocked_layers: int = 0, freeze_layer_norm: bool = True) -> None:
+        """Freeze all but the last layers; the uncertainty branch belongs to the last one (the projection)."""
+        super().lock(unlocked_layers, freeze_layer_norm)
+        self.train_uncertainty(unlocked_layers != 0)
 
     def padding_mask(self, text: Tensor, dtype: torch.dtype) -> Tensor:
         """0 for what may be attended to, -inf for padding, (B * heads, L + 2, L + 2); [UNC], [CLS] are never hidden.
