@@ -112,11 +112,9 @@ class CSDScore(Score):
     name, takes_points = "csd", True
 
     def pairwise(self, queries: Gaussian, gallery: Gaussian) -> Tensor:
-        """`measures.pairwise_csd_similarity`."""
         return pairwise_csd_similarity(queries, gallery)
 
     def factors(self, z: Gaussian) -> Factors:
-        """`losses.csd_factors`."""
         return csd_factors(z)
 
 
@@ -126,11 +124,9 @@ class MeanScore(Score):
     name, takes_points = "mean", True
 
     def pairwise(self, queries: Gaussian, gallery: Gaussian) -> Tensor:
-        """`measures.pairwise_mean_cosine`."""
         return pairwise_mean_cosine(queries, gallery)
 
     def factors(self, z: Gaussian) -> Factors:
-        """`losses.mean_factors`."""
         return mean_factors(z)
 
 
@@ -140,7 +136,6 @@ class MeasureScore(Score):
     measure: ClassVar[Measure]
 
     def pairwise(self, queries: Gaussian, gallery: Gaussian) -> Tensor:
-        """`Measure.pairwise_scores`."""
         return self.measure.pairwise_scores(queries, gallery)
 
 
@@ -170,7 +165,6 @@ class MatchProbabilityScore(Score):
         self.samples, self.seed = samples, seed
 
     def pairwise(self, queries: Gaussian, gallery: Gaussian) -> Tensor:
-        """`measures.pairwise_match_probability` with a generator of its own."""
         generator = torch.Generator(queries.mean.device).manual_seed(self.seed)
         assert self.scale is not None and self.bias is not None
         return pairwise_match_probability(queries, gallery, self.scale, self.bias, self.samples, generator)
@@ -179,11 +173,9 @@ class MatchProbabilityScore(Score):
         """Scale and bias are in the scores already."""
 
     def match_probability(self, scores: Tensor) -> Tensor:
-        """The scores themselves."""
         return scores
 
     def settings(self) -> dict[str, Any]:
-        """Scale, bias, samples and seed."""
         return {"scale": self.scale, "bias": self.bias, "samples": self.samples, "seed": self.seed}
 
 

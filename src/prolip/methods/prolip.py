@@ -3,34 +3,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from prolip import masking
 from prolip.flops import EncoderPass
 from prolip.gaussian import Gaussian
 from prolip.losses import Matches, inclusion_loss, ppcl_over_ranks, vib
-from prolip.masking import (
-    IMAGE_STREAM,
-    TEXT_STREAM,
-    count_kept_patches,
-    count_masked_rows,
-    draw_noise,
-    keep_patches,
-    mask_text,
-)
 from prolip.measures.paired import FORMS
-from prolip.methods.base import (
-    Batch,
-    Context,
-    Needs,
-    Objective,
-    Reps,
-    Terms,
-    clamp_logit_scale,
-    logit_scale_and_bias,
-)
+from prolip.methods.base import Batch, Context, Needs, Objective, Reps, Terms, clamp_logit_scale, logit_scale_and_bias
 from prolip.utils.fields import option
 
 REDUCTIONS = ("dim", "pair")
@@ -119,7 +103,8 @@ class ProLIPObjective(Objective):
     def passes(cls, config: ProLIPConfig, rows: int, patches: int) -> list[EncoderPass]:
         if config.alpha2 == 0:
             return super().passes(config, rows, patches)
-        masked, kept = count_masked_rows(rows, config.mask_fraction), count_kept_patches(patches, config.mask_ratio)
+        masked = masking.count_masked_rows(rows, config.mask_fraction)
+        kept = masking.count_kept_patches(patches, config.mask_ratio)
         return [
             EncoderPass("image", rows), EncoderPass("image", masked, keep=kept), EncoderPass("text", rows + masked)
         ]
@@ -142,16 +127,18 @@ class ProLIPObjective(Objective):
             )
         if self.config.alpha2 == 0:
             return batch
-        rows, patches = count_masked_rows(len(image), self.config.mask_fraction), model.num_patches
-        noise = [
-            draw_noise(rows * here.world_size, cols, here.seed, step, stream, here.rank, here.world_size, like.device)
-            for cols, stream, like in ((patches, IMAGE_STREAM, image), (text.shape[1], TEXT_STREAM, text))
-        ]
+        rows, patches = masking.count_masked_rows(len(image), self.config.mask_fraction), model.num_patches
+        draw = partial(
+            masking.draw_noise, rows * here.world_size, seed=here.seed, step=step, rank=here.rank,
+            world_size=here.world_size,
+        )  # fmt: skip
+        patch_noise = draw(cols=patches, stream=masking.IMAGE_STREAM, device=image.device)
+        token_noise = draw(cols=text.shape[1], stream=masking.TEXT_STREAM, device=text.device)
         special = model.mask_token_id, model.pad_token_id, model.special_token_ids
         return batch | {
             "masked_image": image[:rows],
-            "keep": keep_patches(noise[0], count_kept_patches(patches, ratio)),
-            "masked_text": mask_text(text[:rows], noise[1], *special, ratio),
+            "keep": masking.keep_patches(patch_noise, masking.count_kept_patches(patches, ratio)),
+            "masked_text": masking.mask_text(text[:rows], token_noise, *special, ratio),
         }
 
     def embed(self, batch: Batch) -> Reps:
@@ -218,7 +205,6 @@ class ProLIPObjective(Objective):
         )
 
     def after_step(self) -> None:
-        """Keep the scale within its bound."""
         clamp_logit_scale(self.model)
 
 
