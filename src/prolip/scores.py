@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from prolip.gaussian import Gaussian
 from prolip.losses import Factors, csd_factors, mean_factors, wasserstein2_factors
-from prolip.measures import Measure, get_measure, pairwise_csd_similarity, pairwise_mean_cosine
+from prolip.measures import Measure, get_measure
 from prolip.measures.matching import pairwise_match_probability
 
 
@@ -106,37 +106,33 @@ class Score(nn.Module):
         return ", ".join(f"{key}={value}" for key, value in self.settings().items())
 
 
-class CSDScore(Score):
-    """Closed-form sampled distance as a similarity, mean.mean' - (trace + trace')/2, ProLIP (A.1)."""
-
-    name, takes_points = "csd", True
-
-    def pairwise(self, queries: Gaussian, gallery: Gaussian) -> Tensor:
-        return pairwise_csd_similarity(queries, gallery)
-
-    def factors(self, z: Gaussian) -> Factors:
-        return csd_factors(z)
-
-
-class MeanScore(Score):
-    """Cosine of the means, which ignores the variances: SigLIP and CLIP."""
-
-    name, takes_points = "mean", True
-
-    def pairwise(self, queries: Gaussian, gallery: Gaussian) -> Tensor:
-        return pairwise_mean_cosine(queries, gallery)
-
-    def factors(self, z: Gaussian) -> Factors:
-        return mean_factors(z)
-
-
 class MeasureScore(Score):
-    """Any of `prolip.measures.MEASURES` with the sign that makes larger nearer: it ranks, and has no logit."""
+    """One of `prolip.measures.MEASURES` as a score, with the sign that makes larger nearer."""
 
     measure: ClassVar[Measure]
 
     def pairwise(self, queries: Gaussian, gallery: Gaussian) -> Tensor:
         return self.measure.pairwise_scores(queries, gallery)
+
+
+class CSDScore(MeasureScore):
+    """Closed-form sampled distance as a similarity, mean.mean' - (trace + trace')/2, ProLIP (A.1)."""
+
+    name, takes_points = "csd", True
+    measure = get_measure("csd_similarity")
+
+    def factors(self, z: Gaussian) -> Factors:
+        return csd_factors(z)
+
+
+class MeanScore(MeasureScore):
+    """Cosine of the means, which ignores the variances: SigLIP and CLIP."""
+
+    name, takes_points = "mean", True
+    measure = get_measure("mean_cosine")
+
+    def factors(self, z: Gaussian) -> Factors:
+        return mean_factors(z)
 
 
 class WassersteinScore(MeasureScore):
@@ -184,7 +180,7 @@ Similarity = str | Score | None
 
 
 def measure_score(name: str) -> type[MeasureScore]:
-    """The score of a measure by its name. ValueError with the near ones for an unknown name."""
+    """The score of a measure by its name: it ranks, and has no logit. ValueError with the near ones if unknown."""
     measure = get_measure(name)
     asymmetric = name in ("kl", "log_inclusion", "inclusion_test")
     points = name in ("csd_similarity", "mean_cosine")

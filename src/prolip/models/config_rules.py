@@ -39,10 +39,7 @@ Rules = Mapping[str, Union[Rule, "Rules"]]
 
 def whole(least: int, most: int, what: str = "a whole number") -> Rule:
     """A whole number, which true is not."""
-    return Rule(
-        f"give {what} of at least {least} and at most {most:,}",
-        lambda x: _within(x, Integral, least, most),
-    )
+    return Rule(f"give {what} of at least {least} and at most {most:,}", lambda x: _within(x, Integral, least, most))
 
 
 def number(least: float, most: float) -> Rule:

@@ -29,11 +29,6 @@ def project(x: Tensor, projection: nn.Linear | nn.Parameter | None) -> Tensor:
         return x @ upcast(projection)
 
 
-def unit(x: Tensor, normalize: bool = True) -> Tensor:
-    """x / |x|_2 over the last dimension, or x as it is."""
-    return F.normalize(x, dim=-1) if normalize else x
-
-
 class LogVarianceHead(nn.Linear):
     """log sigma^2 = W u + b, ProLIP section 3.1: b starts at `init_bias`, W at N(0, gain^2 / width).
 

@@ -14,16 +14,11 @@ from open_clip.transformer import TextTransformer, Transformer, VisionTransforme
 from torch import Tensor, nn
 
 from prolip.gaussian import Gaussian
-from prolip.models.heads import LogVarianceHead, layer_norm, project, unit
+from prolip.models.heads import LogVarianceHead, layer_norm, project
 from prolip.models.inputs import check_images, check_keep, check_texts
 
 SPECIAL_TOKENS = 2
 FORMS = ("paper", "released")
-
-
-def expand_token(token: Tensor, batch: int, dtype: torch.dtype) -> Tensor:
-    """A learnt (width,) vector as one token of every sample, (batch, 1, width)."""
-    return token.to(dtype).expand(batch, 1, -1)
 
 
 def check_form(form: str) -> None:
@@ -222,7 +217,8 @@ class ProbabilisticVisionTransformer(Probabilistic, VisionTransformer):
         x = self.embed_patches(x.to(self.conv1.weight.dtype), keep)
         positions = self.positional_embedding.to(x.dtype)
         place = positions[SPECIAL_TOKENS:] if keep is None else positions[SPECIAL_TOKENS + keep]
-        tokens = [expand_token(token, x.shape[0], x.dtype) for token in (self.class_embedding, self.unc_embedding)]
+        learnt = self.class_embedding, self.unc_embedding
+        tokens = [token.to(x.dtype).expand(x.shape[0], 1, -1) for token in learnt]
         special = torch.cat(tokens, dim=1) + positions[:SPECIAL_TOKENS]
         return self.ln_pre(torch.cat([special, x + place], dim=1))
 
@@ -242,8 +238,9 @@ class ProbabilisticVisionTransformer(Probabilistic, VisionTransformer):
 
     def gaussian(self, x: Tensor, pooled: Tensor, normalize: bool = True) -> Gaussian:
         """The heads: N(L2norm(pooled @ proj), Linear(LayerNorm(UNC))) from the last tokens x and `_pool`'s result."""
-        unc = layer_norm(self.ln_post, x[:, 1])
-        return Gaussian(unit(project(pooled, self.proj), normalize), project(unc, self.uncertainty_proj))
+        mean, unc = project(pooled, self.proj), layer_norm(self.ln_post, x[:, 1])
+        mean = nn.functional.normalize(mean, dim=-1) if normalize else mean
+        return Gaussian(mean, project(unc, self.uncertainty_proj))
 
     def forward(self, x: Tensor, keep: Tensor | None = None, normalize: bool = True):
         """Images -> Gaussian (B, D) in float32, and the patch tokens where the configuration says `output_tokens`."""
@@ -333,7 +330,7 @@ class ProbabilisticTextTransformer(Probabilistic, TextTransformer):
         check_texts(text, self.context_length, self.token_embedding.weight.device)
         dtype = self.transformer.get_cast_dtype()
         x = self.token_embedding(text).to(dtype)
-        special = [expand_token(token, x.shape[0], dtype) for token in (self.unc_emb, self.cls_emb)]
+        special = [token.to(dtype).expand(x.shape[0], 1, -1) for token in (self.unc_emb, self.cls_emb)]
         positions = self.positional_embedding.to(dtype)
         positions = torch.cat([positions[: text.shape[1]], positions[-SPECIAL_TOKENS:]])
         mask = self.padding_mask(text, dtype) if self.mask_padding else None
@@ -343,7 +340,8 @@ class ProbabilisticTextTransformer(Probabilistic, TextTransformer):
         """The heads, from the last tokens x (B, L + 2, width)."""
         mean = project(layer_norm(self.ln_final, x[:, -1]), self.text_projection)
         unc = mean if self.form == "released" else layer_norm(self.ln_final, x[:, -2])
-        return Gaussian(unit(mean, normalize), project(unc, self.text_uncertainty_projection))
+        unit = nn.functional.normalize(mean, dim=-1) if normalize else mean
+        return Gaussian(unit, project(unc, self.text_uncertainty_projection))
 
     def forward(self, text: Tensor, normalize: bool = True):
         """Ids (B, L) -> Gaussian (B, D) in float32, and the tokens where the configuration says `output_tokens`."""
