@@ -42,7 +42,7 @@ Step = Callable[[], None]
 class Kept:
     """A transfer that sends nothing: this rank's own buffers arrive."""
 
-    def __init__(self, neighbours: object, sent: list[Tensor], received: list[Tensor], tags: list[int]):
+    def __init__(self, group: object, sent: list[Tensor], *tags: int):
         self.sent = sent
 
     def wait(self) -> list[Tensor]:

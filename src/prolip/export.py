@@ -38,7 +38,6 @@ class ImageEncoder(nn.Module):
         self.model = model
 
     def forward(self, image: Tensor) -> tuple[Tensor, Tensor]:
-        """Both tensors of `encode_image`."""
         mean, log_var = self.model.encode_image(image)
         return mean, log_var
 
@@ -57,7 +56,6 @@ class TextEncoder(nn.Module):
         self.model = model
 
     def forward(self, text: Tensor) -> tuple[Tensor, Tensor]:
-        """Both tensors of `encode_text`."""
         mean, log_var = self.model.encode_text(text)
         return mean, log_var
 

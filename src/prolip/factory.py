@@ -109,7 +109,10 @@ def create_model(  # noqa: PLR0913 (OpenCLIP's signature)
     _extend(model)
     if weights is not None:
         load_checkpoint(model, weights, init_uncertainty, weights_only, image_grid=grid_of(theirs))
-    _set_preprocessing(model, preprocess, force_preprocess_cfg)
+    cfg = merge_preprocess_dict(asdict(PreprocessCfg()), {**preprocess, "size": model.visual.image_size})
+    cfg = merge_preprocess_dict(cfg, force_preprocess_cfg or {})
+    set_model_preprocess_cfg(model, cfg)
+    model.set_pixel_statistics(cfg["mean"], cfg["std"])
     if precision in CASTS:
         cast_to(model, CASTS[precision], pure=precision.startswith("pure"))
     return model.to(device)
@@ -138,13 +141,6 @@ def _check_memory(config: dict[str, Any]) -> None:
     if wanted > memory > 0:
         raise ValueError(f"the model's float32 weights take {wanted / 2**30:.0f} GiB, this machine has"
                          f" {memory / 2**30:.0f}: take a smaller model, or a larger machine")
-
-
-def _set_preprocessing(model: ProLIP, preprocess: dict[str, Any], forced: dict[str, Any] | None) -> None:
-    cfg = merge_preprocess_dict(asdict(PreprocessCfg()), {**preprocess, "size": model.visual.image_size})
-    cfg = merge_preprocess_dict(cfg, forced or {})
-    set_model_preprocess_cfg(model, cfg)
-    model.set_pixel_statistics(cfg["mean"], cfg["std"])
 
 
 def create_model_and_transforms(  # noqa: PLR0913 (OpenCLIP's signature)

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from functools import reduce
 from typing import Any, NamedTuple
 
@@ -63,6 +64,13 @@ class Gaussian(NamedTuple):
 def upcast(x: Tensor) -> Tensor:
     """float64 stays, everything else becomes float32."""
     return x if x.dtype == torch.float64 else x.float()
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager:
+    """A region in which matrix products keep their dtype: heads, measures and losses run in float32 under autocast."""
+    if not torch.amp.is_autocast_available(device.type) or not torch.is_autocast_enabled(device.type):  # meta has none
+        return nullcontext()
+    return torch.autocast(device.type, enabled=False)
 
 
 def check_gaussian(z: Any, name: str = "z") -> None:

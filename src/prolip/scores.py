@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping
-from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from prolip.gaussian import Gaussian
-from prolip.losses.factors import Factors, csd_factors, mean_factors, wasserstein2_factors
-from prolip.measures import Measure, get_measure, pairwise_csd_similarity, pairwise_mean_cosine
+from prolip.losses import Factors, csd_factors, mean_factors, wasserstein2_factors
+from prolip.measures import Measure, get_measure
 from prolip.measures.matching import pairwise_match_probability
 
 
@@ -81,8 +80,14 @@ class Score(nn.Module):
         return {"scale": self.scale, "bias": self.bias}
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON values from which `from_dict` makes the score, for embeddings that are kept without their model."""
-        trained = tensors_to_json(self.state_dict())
+        """JSON values from which `from_dict` makes the score, for embeddings that are kept without their model.
+
+        state: what was trained for it, each tensor as its shape and its float32 numbers in base 64.
+        """
+        trained = {}
+        for name, x in self.state_dict().items():
+            numbers = base64.b64encode(x.float().cpu().numpy().tobytes()).decode()
+            trained[name] = {"shape": list(x.shape), "float32": numbers}
         return {"name": self.name, **self.settings()} | ({"state": trained} if trained else {})
 
     @classmethod
@@ -90,49 +95,44 @@ class Score(nn.Module):
         """What `to_dict` wrote."""
         given = {key: value for key, value in values.items() if key not in ("name", "state")}
         score = cls(**given)
-        score.load_state_dict(tensors_from_json(values.get("state", {})))
+        state = {}
+        for name, x in values.get("state", {}).items():
+            numbers = np.frombuffer(base64.b64decode(x["float32"]), dtype=np.float32)
+            state[name] = torch.from_numpy(numbers.copy()).reshape(x["shape"])
+        score.load_state_dict(state)
         return score.requires_grad_(False)
 
     def extra_repr(self) -> str:
         return ", ".join(f"{key}={value}" for key, value in self.settings().items())
 
 
-class CSDScore(Score):
-    """Closed-form sampled distance as a similarity, mean.mean' - (trace + trace')/2, ProLIP (A.1)."""
-
-    name, takes_points = "csd", True
-
-    def pairwise(self, queries: Gaussian, gallery: Gaussian) -> Tensor:
-        """`measures.pairwise_csd_similarity`."""
-        return pairwise_csd_similarity(queries, gallery)
-
-    def factors(self, z: Gaussian) -> Factors:
-        """`losses.csd_factors`."""
-        return csd_factors(z)
-
-
-class MeanScore(Score):
-    """Cosine of the means, which ignores the variances: SigLIP and CLIP."""
-
-    name, takes_points = "mean", True
-
-    def pairwise(self, queries: Gaussian, gallery: Gaussian) -> Tensor:
-        """`measures.pairwise_mean_cosine`."""
-        return pairwise_mean_cosine(queries, gallery)
-
-    def factors(self, z: Gaussian) -> Factors:
-        """`losses.mean_factors`."""
-        return mean_factors(z)
-
-
 class MeasureScore(Score):
-    """Any of `prolip.measures.MEASURES` with the sign that makes larger nearer: it ranks, and has no logit."""
+    """One of `prolip.measures.MEASURES` as a score, with the sign that makes larger nearer."""
 
     measure: ClassVar[Measure]
 
     def pairwise(self, queries: Gaussian, gallery: Gaussian) -> Tensor:
-        """`Measure.pairwise_scores`."""
         return self.measure.pairwise_scores(queries, gallery)
+
+
+class CSDScore(MeasureScore):
+    """Closed-form sampled distance as a similarity, mean.mean' - (trace + trace')/2, ProLIP (A.1)."""
+
+    name, takes_points = "csd", True
+    measure = get_measure("csd_similarity")
+
+    def factors(self, z: Gaussian) -> Factors:
+        return csd_factors(z)
+
+
+class MeanScore(MeasureScore):
+    """Cosine of the means, which ignores the variances: SigLIP and CLIP."""
+
+    name, takes_points = "mean", True
+    measure = get_measure("mean_cosine")
+
+    def factors(self, z: Gaussian) -> Factors:
+        return mean_factors(z)
 
 
 class WassersteinScore(MeasureScore):
@@ -161,7 +161,6 @@ class MatchProbabilityScore(Score):
         self.samples, self.seed = samples, seed
 
     def pairwise(self, queries: Gaussian, gallery: Gaussian) -> Tensor:
-        """`measures.pairwise_match_probability` with a generator of its own."""
         generator = torch.Generator(queries.mean.device).manual_seed(self.seed)
         assert self.scale is not None and self.bias is not None
         return pairwise_match_probability(queries, gallery, self.scale, self.bias, self.samples, generator)
@@ -170,11 +169,9 @@ class MatchProbabilityScore(Score):
         """Scale and bias are in the scores already."""
 
     def match_probability(self, scores: Tensor) -> Tensor:
-        """The scores themselves."""
         return scores
 
     def settings(self) -> dict[str, Any]:
-        """Scale, bias, samples and seed."""
         return {"scale": self.scale, "bias": self.bias, "samples": self.samples, "seed": self.seed}
 
 
@@ -183,7 +180,7 @@ Similarity = str | Score | None
 
 
 def measure_score(name: str) -> type[MeasureScore]:
-    """The score of a measure by its name. ValueError with the near ones for an unknown name."""
+    """The score of a measure by its name: it ranks, and has no logit. ValueError with the near ones if unknown."""
     measure = get_measure(name)
     asymmetric = name in ("kl", "log_inclusion", "inclusion_test")
     points = name in ("csd_similarity", "mean_cosine")
@@ -218,16 +215,3 @@ def index_vectors(score: Score, z: Gaussian, gallery: bool, distance: bool = Fal
     else:
         last = torch.zeros_like(offset)
     return torch.cat([vector, last.unsqueeze(-1)], -1)
-
-
-def tensors_to_json(state: Mapping[str, Tensor]) -> dict[str, dict[str, Any]]:
-    """Tensors as JSON values: shape, and float32 in base 64."""
-    return {name: {"shape": list(x.shape), "float32": base64.b64encode(x.float().cpu().numpy().tobytes()).decode()}
-            for name, x in state.items()}  # fmt: skip
-
-
-def tensors_from_json(values: Mapping[str, Mapping[str, Any]]) -> dict[str, Tensor]:
-    """What `tensors_to_json` made."""
-    read = partial(np.frombuffer, dtype=np.float32)
-    return {name: torch.from_numpy(read(base64.b64decode(x["float32"])).copy()).reshape(x["shape"])
-            for name, x in values.items()}  # fmt: skip

@@ -44,9 +44,9 @@ def instrumented(rank):
         sent, scored = [], []
         transfer, add = real_ring.Transfer.__init__, real_ring.add_pairs
 
-        def count(self, ring, out, into, tags, sent=sent, transfer=transfer):
+        def count(self, group, out, *tags, sent=sent, transfer=transfer):
             sent += [(tag, x.numel() * x.element_size()) for tag, x in zip(tags, out)]
-            transfer(self, ring, out, into, tags)
+            transfer(self, group, out, *tags)
 
         def note(rows, columns, *rest, scored=scored, add=add):
             scored.append(round(float(-2 * columns.offset[0]) / DIM))

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 import prolip
-from prolip.models.stem import ConvStem
+from prolip.models.towers import ConvStem
 
 
 @pytest.mark.parametrize("patch, grid", [(2, 16), (8, 4), (16, 2)])

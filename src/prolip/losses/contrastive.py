@@ -5,22 +5,21 @@ other ranks go round a ring (`ring.py`) or are all there (`gathered.py`).
 """
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import reduce
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from prolip.gaussian import Gaussian, as_scalar, check_pair
+from prolip.gaussian import Gaussian, as_scalar, check_pair, without_autocast
 from prolip.losses.collectives import world_size
-from prolip.losses.factors import Factors, csd_factors
 from prolip.losses.gathered import row_width, score_gathered
 from prolip.losses.in_forward import Evaluation, differentiate
-from prolip.losses.pairs import WantedGradients, add_pairs, check_block, default_block, finish, zero_columns, zero_rows
-from prolip.losses.positives import Matches, Positives, check_matches
-from prolip.losses.ring import neighbours, score_ring
+from prolip.losses.pairs import Factors, WantedGradients, csd_factors, score_alone
+from prolip.losses.positives import Matches, check_matches
+from prolip.losses.ring import score_ring
 
 Exchange = Literal["ring", "gather"]
 # What a device may hold of other ranks' texts and their gradients: those of 262,144 pairs of width 768 take 1.5 GiB. It
@@ -40,26 +39,13 @@ def sigmoid_loss(
 
     sum_ij -log sigmoid(y_ij logit_ij) / B, logit_ij = scale (u_i.v_j + a_i + b_j) + bias; y_ij = +1 on the diagonal and
     for known matches, else -1.
-    image, text: vectors (B, P) and offsets (B,), see `factors`; scale, bias: as they enter the logit (scale = exp of
+    image, text: vectors (B, P) and offsets (B,), see `pairs.py`; scale, bias: as they enter the logit (scale = exp of
     the learnable), one element or a number; labels: known matches as further positives; block: rows scored at a time,
     chosen by `default_block` without.
     Runs in float32 (float64 stays) whatever the autocast dtype; memory O(B P + block B); differentiable once.
     Raises ValueError for shapes that do not fit, RuntimeError for a second derivative.
     """
-    check_block(block)
-    tensors = pack_inputs(image, text, scale, bias)
-    with torch.autocast(tensors[0].device.type, enabled=False):
-        check_matches(labels, len(tensors[0]))
-
-        def evaluate(inputs: Sequence[Tensor], wanted: Sequence[bool]) -> Evaluation:
-            images, texts, (a, b) = Factors(*inputs[:2]), Factors(*inputs[2:4]), inputs[4:]
-            rows, out = zero_rows(images, WantedGradients(*wanted)), zero_columns(texts, WantedGradients(*wanted))
-            positives = Positives(0) if labels is None else Positives(0, labels.image, labels.text)
-            rows_at_once = block or default_block(len(texts.offset), texts.offset.device)
-            add_pairs(rows, texts, out, a, b, positives, rows_at_once)
-            return finish(rows, out, a)
-
-        return differentiate(evaluate, tensors)
+    return differentiate_score(score_alone, image, text, scale, bias, labels, block)
 
 
 def sigmoid_loss_over_ranks(
@@ -92,20 +78,14 @@ def sigmoid_loss_over_ranks(
     size = world_size(group)
     if size == 1:
         return sigmoid_loss(image, text, scale, bias, labels, block)
-    check_block(block)
-    tensors = pack_inputs(image, text, scale, bias)
-    (count, dim), device = tensors[0].shape, tensors[0].device
-    with torch.autocast(device.type, enabled=False):
-        check_matches(labels, count)
-        exchange = exchange or choose_exchange(size, count, dim, device)
 
-        def evaluate(inputs: Sequence[Tensor], wanted: Sequence[bool]) -> Evaluation:
-            images, texts, (a, b) = Factors(*inputs[:2]), Factors(*inputs[2:4]), inputs[4:]
-            if exchange == "gather":
-                return score_gathered(images, texts, (a, b), labels, block, WantedGradients(*wanted), group)
-            return score_ring(images, texts, (a, b), labels, block, WantedGradients(*wanted), neighbours(group))
+    def score(own: Factors, *further: Any) -> Evaluation:
+        count, dim = own.vector.shape
+        chosen = exchange or choose_exchange(size, count, dim, own.vector.device)
+        score_all: Callable[..., Evaluation] = score_gathered if chosen == "gather" else score_ring
+        return score_all(own, *further, group)
 
-        return differentiate(evaluate, tensors)
+    return differentiate_score(score, image, text, scale, bias, labels, block)
 
 
 def ppcl(
@@ -159,8 +139,31 @@ def factor_batch(image: Gaussian, text: Gaussian) -> tuple[Factors, Factors]:
     return csd_factors(image), csd_factors(text)
 
 
+def differentiate_score(
+    score: Callable[..., Evaluation],
+    image: Factors,
+    text: Factors,
+    scale: Tensor | float,
+    bias: Tensor | float,
+    labels: Matches | None,
+    block: int | None,
+) -> Tensor:
+    """The loss of `score`, such as `score_ring`, with its gradients in the graph, once all that it gets was checked."""
+    if block is not None and block < 1:
+        raise ValueError(f"block={block} rows score no pair: give 1 or more, or None")
+    tensors = pack_inputs(image, text, scale, bias)
+    check_matches(labels, len(tensors[0]))
+
+    def evaluate(inputs: Sequence[Tensor], wanted: Sequence[bool]) -> Evaluation:
+        sides = Factors(*inputs[:2]), Factors(*inputs[2:4])
+        return score(*sides, inputs[4:], labels, block, WantedGradients(*wanted))
+
+    with without_autocast(tensors[0].device):
+        return differentiate(evaluate, tensors)
+
+
 def pack_inputs(image: Factors, text: Factors, scale: Tensor | float, bias: Tensor | float) -> tuple[Tensor, ...]:
-    """The tensors of `Needs` in one dtype, float32 or float64, with their graph.
+    """The tensors of `WantedGradients` in one dtype, float32 or float64, with their graph.
 
     Raises ValueError unless both sides have vectors (B, P) and offsets (B,) with the same B > 0 and P.
     """

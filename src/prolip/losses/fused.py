@@ -87,7 +87,9 @@ def sum_block(
     losses = block.new_empty(tiles)
     row_sums = block.new_empty((n, tiles[1]) if wanted else 0)
     column_sums = block.new_empty((tiles[0], m) if wanted else 0)
-    row_ids, column_ids, ids = known_ids(positives)
+    row_ids, column_ids, ids = None, None, 0
+    if positives.rows is not None and positives.columns is not None:
+        row_ids, column_ids, ids = positives.rows.contiguous(), positives.columns.contiguous(), positives.rows.shape[1]
     kernel: Any = _pairs_kernel
     with torch.cuda.device_of(block):  # Triton starts kernels on the current device, wherever their tensors are
         kernel[tiles](
@@ -98,10 +100,3 @@ def sum_block(
     if not wanted:
         return losses.sum(), None
     return losses.sum(), BlockGradient(block, row_sums.sum(1), column_sums.sum(0))
-
-
-def known_ids(positives: Positives) -> tuple[Tensor | None, Tensor | None, int]:
-    """Ids of the rows (n, K) and of the columns (m,), contiguous, and K; nothing and 0 without."""
-    if positives.rows is None or positives.columns is None:
-        return None, None, 0
-    return positives.rows.contiguous(), positives.columns.contiguous(), positives.rows.shape[1]

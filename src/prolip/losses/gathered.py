@@ -11,9 +11,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from prolip.losses.collectives import gather, rank_in, reduce_scatter
-from prolip.losses.factors import Factors
 from prolip.losses.in_forward import Evaluation
-from prolip.losses.pairs import Columns, WantedGradients, add_pairs, default_block, finish, zero_rows
+from prolip.losses.pairs import Columns, Factors, WantedGradients, add_pairs, default_block, finish, zero_rows
 from prolip.losses.positives import Matches, Positives
 
 # Numbers per row are a multiple of this: 16 bytes of float32.

@@ -1,5 +1,11 @@
 """The sigmoid loss of all pairs of two sets with its gradients, one block of rows at a time, for what factors.
 
+A similarity factors if it is u_i . v_j + a_i + b_j: what one row of either side brings to all its pairs is computed
+once, and the rest is matrix products. A score may have one function for both sides, as those here, or one for the
+queries and one for the gallery. KL and JS factor too, in 2 D and 4 D dimensions, but subtract terms |mean|^2 / variance
+from each other, which float32 does not survive where variances are small: they go the way of `tiled.py`, with elk and
+all that does not factor.
+
 `contrastive.py`, `ring.py` and `gathered.py` run the same `add_pairs` over the texts of one rank and of all of them; no
 matrix of all pairs is ever kept.
 """
@@ -13,9 +19,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from prolip.losses.factors import Factors
+from prolip.gaussian import Gaussian
 from prolip.losses.in_forward import Evaluation
-from prolip.losses.positives import BlockGradient, Positives
+from prolip.losses.positives import BlockGradient, Matches, Positives
 
 # Pairs per block: what stays in a core's cache on CPU, what fills a device on one. MIN_ROWS keeps the matrix products
 # of a block efficient when the columns are many.
@@ -24,6 +30,36 @@ PAIRS_CPU, PAIRS_DEVICE, MIN_ROWS = 1 << 18, 1 << 24, 256
 FUSED_DEVICES = frozenset({"cuda"})
 # softplus(z) equals z beyond this even in float64, and exp(z) does not overflow float32 before it.
 SOFTPLUS_LINEAR = 80.0
+
+
+class Factors(NamedTuple):
+    """One side of a similarity_ij = vector_i . vector_j + offset_i + offset_j: vector (B, P), offset (B,)."""
+
+    vector: Tensor
+    offset: Tensor
+
+    def select(self, part: slice) -> Factors:
+        """Some of the rows."""
+        return Factors(self.vector[part], self.offset[part])
+
+
+def csd_factors(z: Gaussian) -> Factors:
+    """`measures.csd_similarity`, mean_i.mean_j - (trace_i + trace_j)/2, ProLIP (A.1): (B, D) -> P = D."""
+    return Factors(z.mean, -0.5 * z.trace)
+
+
+def mean_factors(z: Gaussian) -> Factors:
+    """`measures.mean_cosine`, the variances ignored: (B, D) -> P = D."""
+    return Factors(F.normalize(z.mean, dim=-1), z.mean.new_zeros(len(z.mean)))
+
+
+def wasserstein2_factors(z: Gaussian) -> Factors:
+    """-1/2 `measures.wasserstein2`, PCME++ 2.2: (B, D) -> P = 2 D.
+
+    mean_i.mean_j + sigma_i.sigma_j - (|mean_i|^2 + trace_i + |mean_j|^2 + trace_j)/2; its absolute error is that of
+    `measures.pairwise_wasserstein2`.
+    """
+    return Factors(torch.cat([z.mean, (0.5 * z.log_var).exp()], -1), -0.5 * (z.mean.square().sum(-1) + z.trace))
 
 
 class Columns(NamedTuple):
@@ -172,7 +208,16 @@ def finish(rows: Rows, out: Columns, scale: Tensor) -> Evaluation:
     return loss, (rows.vector.mul_(scale), d_offset, *out, d_scale, d_bias)
 
 
-def check_block(block: int | None) -> None:
-    """Raise ValueError unless it is a number of rows, or None."""
-    if block is not None and block < 1:
-        raise ValueError(f"block={block} rows score no pair: give 1 or more, or None")
+def score_alone(
+    image: Factors,
+    text: Factors,
+    scale_bias: tuple[Tensor, Tensor],
+    labels: Matches | None,
+    block: int | None,
+    needs: WantedGradients,
+) -> Evaluation:
+    """The loss and the gradients of `contrastive.sigmoid_loss` on one batch, without a graph."""
+    rows, out = zero_rows(image, needs), zero_columns(text, needs)
+    block = block or default_block(len(text.offset), text.offset.device)
+    add_pairs(rows, text, out, *scale_bias, Positives(0, *(labels or ())), block)
+    return finish(rows, out, scale_bias[0])

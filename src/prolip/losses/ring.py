@@ -5,40 +5,26 @@ flight while pairs are scored. Memory per rank is O(B P + block B), B the local 
 """
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from prolip.losses.collectives import world_size
-from prolip.losses.factors import Factors
 from prolip.losses.in_forward import Evaluation
-from prolip.losses.pairs import Columns, WantedGradients, add_pairs, default_block, finish, zero_rows
+from prolip.losses.pairs import Columns, Factors, WantedGradients, add_pairs, default_block, finish, zero_rows
 from prolip.losses.positives import Matches, Positives
 
 # The two streams of messages between the same neighbours are told apart by tag (gloo) and by order (NCCL).
 TEXT_TAG, IDS_TAG, GRADIENT_TAG = 11, 12, 13
 
 
-class Neighbours(NamedTuple):
-    """Global ranks before and after this one in the ring of a group; with two ranks they are the same."""
-
-    left: int
-    right: int
-    group: dist.ProcessGroup | None
-
-
 class Transfer:
-    """Buffers under way to the right, and as many under way from the left. Keeps all of them alive until `wait`."""
+    """Buffers under way to the right, and their like under way from the left. Keeps all of them alive until `wait`."""
 
-    def __init__(self, ring: Neighbours, sent: list[Tensor], received: list[Tensor], tags: list[int]):
-        operations = []
-        for out, tag in zip(sent, tags):
-            operations.append(dist.P2POp(dist.isend, out, ring.right, ring.group, tag))
-        for into, tag in zip(received, tags):
-            operations.append(dist.P2POp(dist.irecv, into, ring.left, ring.group, tag))
-        self._sent, self._received = sent, received
+    def __init__(self, group: dist.ProcessGroup | None, sent: list[Tensor], *tags: int):
+        (left, right), self._sent, self._received = neighbours(group), sent, [torch.empty_like(x) for x in sent]
+        operations = [dist.P2POp(dist.isend, x, right, group, tag) for x, tag in zip(sent, tags)]
+        operations += [dist.P2POp(dist.irecv, x, left, group, tag) for x, tag in zip(self._received, tags)]
         self._works = dist.batch_isend_irecv(operations)
 
     def wait(self) -> list[Tensor]:
@@ -48,13 +34,13 @@ class Transfer:
         return self._received
 
 
-def neighbours(group: dist.ProcessGroup | None) -> Neighbours:
-    """Where this rank sends to and receives from."""
+def neighbours(group: dist.ProcessGroup | None) -> tuple[int, int]:
+    """Global ranks before and after this one in the ring of a group; with two ranks they are the same."""
     size, rank = dist.get_world_size(group), dist.get_rank(group)
     left, right = (rank - 1) % size, (rank + 1) % size
     if group is None:
-        return Neighbours(left, right, None)
-    return Neighbours(dist.get_global_rank(group, left), dist.get_global_rank(group, right), group)
+        return left, right
+    return dist.get_global_rank(group, left), dist.get_global_rank(group, right)
 
 
 def score_ring(
@@ -64,7 +50,7 @@ def score_ring(
     labels: Matches | None,
     block: int | None,
     needs: WantedGradients,
-    ring: Neighbours,
+    group: dist.ProcessGroup | None,
 ) -> Evaluation:
     """This rank's share of the loss and the gradients of `contrastive.sigmoid_loss_over_ranks`, without a graph.
 
@@ -72,7 +58,7 @@ def score_ring(
     the own texts comes home, so no message is waited for idly. At step s rank r scores the texts of rank r - s, adds
     the accumulator that rank r - 1 made for them, and passes it on; step W - 1 passes it to its home.
     """
-    size, (count, dim) = world_size(ring.group), image.vector.shape
+    size, (count, dim) = world_size(group), image.vector.shape
     rows = zero_rows(image, needs)
     block = block or default_block(count, image.vector.device)
 
@@ -87,29 +73,24 @@ def score_ring(
     first, second, everything = slice(0, count // 2), slice(count // 2, count), slice(0, count)
     own_sums = new_sums(text, needs)
 
-    texts = pass_texts(ring, own)
+    texts = Transfer(group, own, TEXT_TAG, IDS_TAG)
     add(own, own_sums, first, 0)
     homebound: Transfer | None = None
     for step in range(1, size):
         here = texts.wait()
         if step < size - 1:
-            texts = pass_texts(ring, here)
+            texts = Transfer(group, here, TEXT_TAG, IDS_TAG)
         sums = new_sums(text, needs)
         add(here, sums, everything, None)
         if not sums.numel():
             continue
         if homebound is not None:
             sums += homebound.wait()[0]
-        homebound = Transfer(ring, [sums], [torch.empty_like(sums)], [GRADIENT_TAG])
+        homebound = Transfer(group, [sums], GRADIENT_TAG)
     add(own, own_sums, second, 0)
     if homebound is not None:
         own_sums += homebound.wait()[0]
     return finish(rows, unpack_sums(own_sums, count, dim, needs), scale_bias[0])
-
-
-def pass_texts(ring: Neighbours, buffers: list[Tensor]) -> Transfer:
-    """Send a text block (and its ids) to the right while the next one comes in from the left."""
-    return Transfer(ring, buffers, [torch.empty_like(x) for x in buffers], [TEXT_TAG, IDS_TAG])
 
 
 def unpack_text(buffer: Tensor, count: int, dim: int) -> Factors:

@@ -7,7 +7,7 @@ Beside the rows and their gradients memory holds one tile with its graph and the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import reduce
+from functools import partial, reduce
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -15,11 +15,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from prolip.gaussian import kind_of, upcast
+from prolip.gaussian import kind_of, upcast, without_autocast
 from prolip.losses.collectives import gather, rank_in, reduce_scatter
 from prolip.losses.in_forward import Evaluation, differentiate
 from prolip.losses.positives import Matches, Positives, check_matches
-from prolip.measures.tiles import without_autocast
 
 TILE = 256
 
@@ -62,13 +61,8 @@ def tiled_loss_over_ranks(
     # The tile of a Gaussian is a Gaussian. The parameters are those given, which score and loss may hold, too.
     kinds = [getattr(type(side), "_make", tuple) for side in (images, texts)]
     tiled = TiledLoss(lambda x, y: score(kinds[0](x), kinds[1](y)), loss, tuple(parameters), labels, group, tile)
-
-    def evaluate(inputs: Sequence[Tensor], wanted: Sequence[bool]) -> Evaluation:
-        first, last = len(sides[0]), len(sides[0]) + len(sides[1])
-        return tiled.evaluate(inputs[:first], inputs[first:last], wanted)
-
     with without_autocast(sides[0][0].device):
-        return differentiate(evaluate, (*sides[0], *sides[1], *parameters))
+        return differentiate(partial(tiled.evaluate, len(sides[0])), (*sides[0], *sides[1], *parameters))
 
 
 class TiledLoss(NamedTuple):
@@ -81,9 +75,10 @@ class TiledLoss(NamedTuple):
     group: dist.ProcessGroup | None
     tile: int
 
-    def evaluate(self, images: Sequence[Tensor], texts: Sequence[Tensor], wanted: Sequence[bool]) -> Evaluation:
-        """The loss, and the gradients that `wanted` names of images, texts and parameters, in this order."""
-        rows, columns = [x.detach() for x in images], [gather(x.detach(), self.group) for x in texts]
+    def evaluate(self, kinds: int, inputs: Sequence[Tensor], wanted: Sequence[bool]) -> Evaluation:
+        """The loss, and the gradients that `wanted` names. inputs: of images (`kinds` tensors), texts, parameters."""
+        texts = inputs[kinds : len(inputs) - len(self.parameters)]
+        rows, columns = [x.detach() for x in inputs[:kinds]], [gather(x.detach(), self.group) for x in texts]
         similarity = self.fill(rows, columns)
         ids = () if self.labels is None else (self.labels.image, gather(self.labels.text, self.group))
         positive = Positives(rank_in(self.group) * len(similarity), *ids).mask(similarity)

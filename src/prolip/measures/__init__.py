@@ -31,6 +31,7 @@ from prolip.measures.paired import (
     wasserstein2,
 )
 from prolip.measures.pairwise import (
+    WORKSPACE,
     pairwise_bhattacharyya,
     pairwise_csd,
     pairwise_csd_similarity,
@@ -42,7 +43,6 @@ from prolip.measures.pairwise import (
     pairwise_mean_cosine,
     pairwise_wasserstein2,
 )
-from prolip.measures.tiles import WORKSPACE
 
 
 class Measure(NamedTuple):
@@ -83,33 +83,10 @@ def get_measure(name: str) -> Measure:
 
 
 __all__ = [
-    "MEASURES",
-    "WORKSPACE",
-    "Measure",
-    "bhattacharyya",
-    "csd",
-    "csd_similarity",
-    "elk",
-    "get_measure",
-    "inclusion_test",
-    "inclusion_test_per_dim",
-    "js",
-    "kl",
-    "log_inclusion",
-    "log_match_probability",
-    "match_probability",
-    "mean_cosine",
-    "pairwise_bhattacharyya",
-    "pairwise_csd",
-    "pairwise_csd_similarity",
-    "pairwise_elk",
-    "pairwise_inclusion_test",
-    "pairwise_js",
-    "pairwise_kl",
-    "pairwise_log_inclusion",
-    "pairwise_log_match_probability",
-    "pairwise_match_probability",
-    "pairwise_mean_cosine",
-    "pairwise_wasserstein2",
+    "MEASURES", "WORKSPACE", "Measure", "bhattacharyya", "csd", "csd_similarity", "elk", "get_measure",
+    "inclusion_test", "inclusion_test_per_dim", "js", "kl", "log_inclusion", "log_match_probability",
+    "match_probability", "mean_cosine", "pairwise_bhattacharyya", "pairwise_csd", "pairwise_csd_similarity",
+    "pairwise_elk", "pairwise_inclusion_test", "pairwise_js", "pairwise_kl", "pairwise_log_inclusion",
+    "pairwise_log_match_probability", "pairwise_match_probability", "pairwise_mean_cosine", "pairwise_wasserstein2",
     "wasserstein2",
-]
+]  # fmt: skip

@@ -64,14 +64,9 @@ def retired_flags() -> dict[str, str]:
     return found
 
 
-def all_scores() -> dict[str, type[Score]]:
-    """Every score by name: those of `prolip.scores`, and those that methods bring with them."""
-    return SCORES | {method.score.name: method.score for method in all_methods().values()}
-
-
 def find_score(name: str) -> type[Score]:
-    """A score by its name, or by that of a measure. ValueError with the near ones for an unknown name."""
-    scores = all_scores()
+    """A score of `prolip.scores` or of a method by its name, or that of a measure. ValueError with the near ones."""
+    scores = SCORES | {method.score.name: method.score for method in all_methods().values()}
     if name in scores or name in ALIASES:
         return scores[ALIASES.get(name, name)]
     if name in MEASURES:

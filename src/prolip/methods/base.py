@@ -2,8 +2,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -204,15 +204,16 @@ def accumulate_backward(
     autocast: makes a context for the forward passes; call this function outside of it.
     scale_loss: loss -> the scalar to differentiate, such as `GradScaler.scale`.
     """
-    scale_loss = scale_loss or _identity
+    scale_loss = scale_loss or (lambda loss: loss)
     if parts == 1:
         with autocast():
             terms = objective(batch)
         scale_loss(terms["loss"]).backward()
-        return _detach(terms)
+        return {name: value.detach() for name, value in terms.items()}
     bare = unwrap(objective)
     pieces = split_batch(batch, parts)
-    generators = _read_generators()
+    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+    on_cpu, on_devices = torch.get_rng_state(), [torch.cuda.get_rng_state(device) for device in devices]
     with torch.no_grad(), autocast():
         reps = [bare.embed(piece) for piece in pieces]
     # Before torch's pull request 165068 (2025) weights cast without a graph stayed for as long as an outer autocast.
@@ -224,13 +225,17 @@ def accumulate_backward(
     gradients = torch.autograd.grad(scaled, list(whole.values()), allow_unused=True, materialize_grads=True)
     shares = split_cotangents(dict(zip(whole, gradients)), reps, bare.shared)
     del whole, gradients, reps
-    with _replay(generators):
+    unsynchronised = getattr(objective, "no_sync", nullcontext)
+    with torch.random.fork_rng(devices):  # draws again what the first pass drew
+        torch.set_rng_state(on_cpu)
+        for device, state in zip(devices, on_devices):
+            torch.cuda.set_rng_state(state, device)
         for place, (piece, share) in enumerate(zip(pieces, shares)):
-            with _unsynchronised(objective, place < parts - 1):
+            with unsynchronised() if place < parts - 1 else nullcontext():
                 with autocast():
                     surrogate = objective(piece, cotangents=share)
                 surrogate.backward()
-    return _detach(terms)
+    return {name: value.detach() for name, value in terms.items()}
 
 
 def unwrap(objective: nn.Module) -> Objective:
@@ -257,41 +262,3 @@ def _cut(value: Any, parts: int) -> list[Any]:
     rows, more = divmod(len(value), parts)  # as tensor_split: the first `more` parts get one row more
     bounds = [part * rows + min(part, more) for part in range(parts + 1)]
     return [value[start:end] for start, end in zip(bounds, bounds[1:])]
-
-
-def _unsynchronised(objective: Any, skip: bool) -> AbstractContextManager:
-    """DDP's no_sync for all but the last micro-batch; nothing for a bare objective."""
-    return objective.no_sync() if skip and hasattr(objective, "no_sync") else nullcontext()
-
-
-def _detach(terms: Terms) -> Terms:
-    return {name: value.detach() for name, value in terms.items()}
-
-
-def _identity(loss: Tensor) -> Tensor:
-    return loss
-
-
-_Generators = tuple[Tensor, Tensor | None]
-
-
-def _read_generators() -> _Generators:
-    """States of torch's default generators: the CPU's, and that of the current CUDA device if one is in use."""
-    return torch.get_rng_state(), torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
-
-
-def _write_generators(cpu: Tensor, cuda: Tensor | None) -> None:
-    torch.set_rng_state(cpu)
-    if cuda is not None:
-        torch.cuda.set_rng_state(cuda)
-
-
-@contextmanager
-def _replay(start: _Generators) -> Iterator[None]:
-    """Draw again from `start` on; afterwards the generators go on from where they stand now."""
-    now = _read_generators()
-    _write_generators(*start)
-    try:
-        yield
-    finally:
-        _write_generators(*now)

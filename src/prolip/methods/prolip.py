@@ -3,36 +3,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from prolip import masking
 from prolip.flops import EncoderPass
 from prolip.gaussian import Gaussian
 from prolip.losses import Matches, inclusion_loss, ppcl_over_ranks, vib
-from prolip.masking import (
-    IMAGE_STREAM,
-    TEXT_STREAM,
-    count_kept_patches,
-    count_masked_rows,
-    draw_noise,
-    keep_patches,
-    mask_text,
-)
-from prolip.methods.base import (
-    Batch,
-    Context,
-    Needs,
-    Objective,
-    Reps,
-    Terms,
-    clamp_logit_scale,
-    logit_scale_and_bias,
-)
+from prolip.measures.paired import FORMS
+from prolip.methods.base import Batch, Context, Needs, Objective, Reps, Terms, clamp_logit_scale, logit_scale_and_bias
 from prolip.utils.fields import option
 
-FORMS, REDUCTIONS = ("exact", "printed"), ("dim", "pair")
+REDUCTIONS = ("dim", "pair")
 
 
 @dataclass(kw_only=True)
@@ -118,7 +103,8 @@ class ProLIPObjective(Objective):
     def passes(cls, config: ProLIPConfig, rows: int, patches: int) -> list[EncoderPass]:
         if config.alpha2 == 0:
             return super().passes(config, rows, patches)
-        masked, kept = count_masked_rows(rows, config.mask_fraction), count_kept_patches(patches, config.mask_ratio)
+        masked = masking.count_masked_rows(rows, config.mask_fraction)
+        kept = masking.count_kept_patches(patches, config.mask_ratio)
         return [
             EncoderPass("image", rows), EncoderPass("image", masked, keep=kept), EncoderPass("text", rows + masked)
         ]
@@ -129,32 +115,31 @@ class ProLIPObjective(Objective):
         Adds masked_image (M, 3, H, W), a view of `image` with the patches to keep in `keep` (M, K), and masked_text
         (M, L). Raises ValueError when known matches are asked for and the batch has no caption ids.
         """
-        _check(batch, self.config.known_matches)
+        image, text, ratio = batch["image"], batch["text"], self.config.mask_ratio
+        model, here = self.model, self.context
+        if len(image) != len(text):
+            raise ValueError(f"{len(image)} images and {len(text)} texts in a batch: give pairs")
+        missing = [name for name in ("caption_id", "caption_ids") if name not in batch]
+        if self.config.known_matches and missing:
+            raise ValueError(
+                f"known_matches wants {' and '.join(missing)} in the batch, which has {', '.join(batch)}: "
+                "read data with caption ids, or turn known_matches off"
+            )
         if self.config.alpha2 == 0:
             return batch
-        image, text, ratio = batch["image"], batch["text"], self.config.mask_ratio
-        rows = count_masked_rows(len(image), self.config.mask_fraction)
-        patches = self.model.num_patches
+        rows, patches = masking.count_masked_rows(len(image), self.config.mask_fraction), model.num_patches
+        draw = partial(
+            masking.draw_noise, rows * here.world_size, seed=here.seed, step=step, rank=here.rank,
+            world_size=here.world_size,
+        )  # fmt: skip
+        patch_noise = draw(cols=patches, stream=masking.IMAGE_STREAM, device=image.device)
+        token_noise = draw(cols=text.shape[1], stream=masking.TEXT_STREAM, device=text.device)
+        special = model.mask_token_id, model.pad_token_id, model.special_token_ids
         return batch | {
             "masked_image": image[:rows],
-            "keep": keep_patches(
-                self._noise(rows, patches, step, IMAGE_STREAM, image), count_kept_patches(patches, ratio)
-            ),
-            "masked_text": mask_text(
-                text[:rows],
-                self._noise(rows, text.shape[1], step, TEXT_STREAM, text),
-                self.model.mask_token_id,
-                self.model.pad_token_id,
-                self.model.special_token_ids,
-                ratio,
-            ),
+            "keep": masking.keep_patches(patch_noise, masking.count_kept_patches(patches, ratio)),
+            "masked_text": masking.mask_text(text[:rows], token_noise, *special, ratio),
         }
-
-    def _noise(self, rows: int, cols: int, step: int, stream: int, like: Tensor) -> Tensor:
-        here = self.context
-        return draw_noise(
-            rows * here.world_size, cols, here.seed, step, stream, here.rank, here.world_size, like.device
-        )
 
     def embed(self, batch: Batch) -> Reps:
         """Gaussians of images and texts (B, D) and of the masked views (M, D), as flat entries, with scale and bias.
@@ -183,20 +168,18 @@ class ProLIPObjective(Objective):
     def terms(self, reps: Reps, batch: Batch) -> Terms:
         """Equation 6 and its parts, unweighted; with the detached scale, bias and statistics of traces for the log."""
         config = self.config
-        image, text = _gaussian(reps, "image"), _gaussian(reps, "text")
+        views = ("image", "text", "masked_image", "masked_text") if config.alpha2 > 0 else ("image", "text")
+        z = {view: Gaussian(reps[f"{view}_mean"], reps[f"{view}_log_var"]).float() for view in views}
         labels = Matches(batch["caption_ids"], batch["caption_id"]) if config.known_matches else None
         terms = {
-            "ppcl": ppcl_over_ranks(image, text, reps["scale"], reps["bias"], labels),
-            "inclusion_image_text": self._inclusion(image, text),
-            "vib_image": vib(image),
-            "vib_text": vib(text),
+            "ppcl": ppcl_over_ranks(z["image"], z["text"], reps["scale"], reps["bias"], labels),
+            "inclusion_image_text": self._inclusion(z["image"], z["text"]),
+            "vib_image": vib(z["image"]),
+            "vib_text": vib(z["text"]),
         }
-        if config.alpha2 > 0:
-            masked = {"image": _gaussian(reps, "masked_image"), "text": _gaussian(reps, "masked_text")}
-            terms["inclusion_image"] = self._inclusion_in_masked(image, masked["image"])
-            terms["inclusion_text"] = self._inclusion_in_masked(text, masked["text"])
-        else:
-            masked = {}
+        for whole, masked in zip(views[:2], views[2:]):  # masked views are of the leading rows
+            leading = z[whole].select(slice(None, len(z[masked].mean)))
+            terms[f"inclusion_{whole}"] = self._inclusion(leading, z[masked])
         weights = {
             "ppcl": 1.0,
             "inclusion_image_text": config.alpha1,
@@ -208,7 +191,7 @@ class ProLIPObjective(Objective):
         # A term without weight is for the log: kept out of the sum, it cannot bring a non-finite gradient.
         loss = torch.stack([weights[name] * term for name, term in terms.items() if weights[name] > 0]).sum()
         logit = {name: reps[name].detach() for name in ("scale", "bias")}
-        return {"loss": loss} | terms | logit | trace_statistics({"image": image, "text": text}, masked)
+        return {"loss": loss} | terms | logit | {f"trace_{view}": z[view].detach().trace.mean() for view in views}
 
     def _inclusion(self, inner: Gaussian, outer: Gaussian) -> Tensor:
         config = self.config
@@ -221,35 +204,9 @@ class ProLIPObjective(Objective):
             reduction=config.inclusion_reduction,
         )
 
-    def _inclusion_in_masked(self, full: Gaussian, masked: Gaussian) -> Tensor:
-        """Masked views are of the leading rows."""
-        return self._inclusion(full.select(slice(None, len(masked.mean))), masked)
-
     def after_step(self) -> None:
-        """Keep the scale within its bound."""
         clamp_logit_scale(self.model)
 
 
 def _flat(name: str, z: Gaussian) -> Reps:
     return {f"{name}_mean": z.mean, f"{name}_log_var": z.log_var}
-
-
-def _gaussian(reps: Reps, name: str) -> Gaussian:
-    return Gaussian(reps[f"{name}_mean"], reps[f"{name}_log_var"]).float()
-
-
-def trace_statistics(full: dict[str, Gaussian], masked: dict[str, Gaussian]) -> Terms:
-    """Mean traces by modality, of full and of masked views, without a graph."""
-    views = full | {f"masked_{name}": z for name, z in masked.items()}
-    return {f"trace_{name}": z.detach().trace.mean() for name, z in views.items()}
-
-
-def _check(batch: Batch, known_matches: bool) -> None:
-    if len(batch["image"]) != len(batch["text"]):
-        raise ValueError(f"{len(batch['image'])} images and {len(batch['text'])} texts in a batch: give pairs")
-    missing = [name for name in ("caption_id", "caption_ids") if name not in batch]
-    if known_matches and missing:
-        raise ValueError(
-            f"known_matches wants {' and '.join(missing)} in the batch, which has {', '.join(batch)}: "
-            "read data with caption ids, or turn known_matches off"
-        )

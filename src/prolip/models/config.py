@@ -13,8 +13,7 @@ from open_clip.model import CLIPTextCfg, CLIPVisionCfg
 from open_clip.utils import to_2tuple
 
 from prolip.models.config_rules import FLAG, RULES, check_sizes, check_values, count_patches
-from prolip.models.stem import check_stem
-from prolip.models.towers import check_grid
+from prolip.models.towers import check_grid, check_stem
 from prolip.utils.documents import check_tree, shown
 
 TOP_KEYS = (

@@ -39,18 +39,12 @@ Rules = Mapping[str, Union[Rule, "Rules"]]
 
 def whole(least: int, most: int, what: str = "a whole number") -> Rule:
     """A whole number, which true is not."""
-    return Rule(
-        f"give {what} of at least {least} and at most {most:,}",
-        lambda x: _within(x, Integral, least, most),
-    )
+    return Rule(f"give {what} of at least {least} and at most {most:,}", lambda x: _within(x, Integral, least, most))
 
 
 def number(least: float, most: float) -> Rule:
     """A number in finite bounds, which NaN never is."""
-    return Rule(
-        f"give a number from {least:g} to {most:g}",
-        lambda x: _within(x, Real, least, most),
-    )
+    return Rule(f"give a number from {least:g} to {most:g}", lambda x: _within(x, Real, least, most))
 
 
 def _within(x: Any, kind: type, least: float, most: float) -> bool:
@@ -165,24 +159,17 @@ def check_values(values: Any, rules: Rules, where: str) -> None:
     """ValueError naming the first key whose value does not fit its rule, or that has none below a nested key."""
     for key, value in values.items():
         rule, name = rules.get(key), f"{where}.{key}" if where else str(key)
-        if isinstance(rule, Rule):
-            check_value(name, value, rule)
-        elif rule is not None and value is not None:
+        if isinstance(rule, Rule) and not rule.fits(value):
+            if rule is SIDES and (not isinstance(value, (list, tuple)) or len(value) == 2):
+                sides = value if isinstance(value, (list, tuple)) else [value]
+                value, rule = next(side for side in sides if not SIDE.fits(side)), SIDE
+            raise ValueError(f"{name} is {shown(value)}: {rule.remedy}")
+        if isinstance(rule, Mapping) and value is not None:
             if not isinstance(value, Mapping):
                 raise ValueError(f"{name} is {shown(value)}: give name -> value")
             if strange := [below for below in value if below not in rule]:
                 raise ValueError(f"{name} has the key {shown(strange[0])}: leave it out, it may have {', '.join(rule)}")
             check_values(value, rule, name)
-
-
-def check_value(name: str, value: Any, rule: Rule) -> None:
-    """ValueError where a value does not fit."""
-    if rule.fits(value):
-        return
-    if rule is SIDES and (not isinstance(value, (list, tuple)) or len(value) == 2):
-        sides = value if isinstance(value, (list, tuple)) else [value]
-        value, rule = next(side for side in sides if not SIDE.fits(side)), SIDE
-    raise ValueError(f"{name} is {shown(value)}: {rule.remedy}")
 
 
 def count_blocks(tower: Mapping[str, Any]) -> int:

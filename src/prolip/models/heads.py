@@ -1,20 +1,10 @@
 """What turns the last tokens of a tower into a Gaussian: norms and projections, in float32 whatever the autocast."""
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
-
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from prolip.gaussian import upcast
-
-
-def full_precision(x: Tensor) -> AbstractContextManager:
-    """A context without autocast on the device of `x` (some devices, such as meta, have no autocast to switch off)."""
-    if torch.amp.is_autocast_available(x.device.type):
-        return torch.autocast(device_type=x.device.type, enabled=False)
-    return nullcontext()
+from prolip.gaussian import upcast, without_autocast
 
 
 def layer_norm(norm: nn.Module, x: Tensor) -> Tensor:
@@ -22,7 +12,7 @@ def layer_norm(norm: nn.Module, x: Tensor) -> Tensor:
     x = upcast(x)
     if not isinstance(norm, nn.LayerNorm):
         return x
-    with full_precision(x):
+    with without_autocast(x.device):
         bias = None if norm.bias is None else upcast(norm.bias)
         return F.layer_norm(x, norm.normalized_shape, upcast(norm.weight), bias, norm.eps)
 
@@ -32,16 +22,11 @@ def project(x: Tensor, projection: nn.Linear | nn.Parameter | None) -> Tensor:
     if projection is None:
         raise RuntimeError("this tower's head was pruned: only forward_intermediates(intermediates_only=True) is left")
     x = upcast(x)
-    with full_precision(x):
+    with without_autocast(x.device):
         if isinstance(projection, nn.Linear):
             bias = None if projection.bias is None else upcast(projection.bias)
             return F.linear(x, upcast(projection.weight), bias)
         return x @ upcast(projection)
-
-
-def unit(x: Tensor, normalize: bool = True) -> Tensor:
-    """x / |x|_2 over the last dimension, or x as it is."""
-    return F.normalize(x, dim=-1) if normalize else x
 
 
 class LogVarianceHead(nn.Linear):

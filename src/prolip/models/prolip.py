@@ -3,12 +3,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from inspect import signature
 from typing import Any, NamedTuple
 
 import torch
 from open_clip.constants import OPENAI_DATASET_MEAN, OPENAI_DATASET_STD
 from open_clip.model import CLIPTextCfg, CLIPVisionCfg
-from open_clip.transformer import LayerNorm, LayerNormFp32, QuickGELU
+from open_clip.transformer import LayerNorm, LayerNormFp32, QuickGELU, TextTransformer, VisionTransformer
 from torch import Tensor, nn
 
 from prolip.gaussian import Gaussian
@@ -16,19 +17,8 @@ from prolip.models.config import ProLIPCfg, complete
 from prolip.models.inputs import can_look, check_images, check_keep, check_texts, look_at_pixels, look_at_places
 from prolip.models.towers import ProbabilisticTextTransformer, ProbabilisticVisionTransformer
 
-SHARED_KEYS = (
-    "width", "layers", "mlp_ratio", "ls_init_value", "output_tokens", "pool_type", "block_type", "qk_norm",
-    "scaled_cosine_attn", "scale_heads", "scale_attn_inner", "scale_attn", "scale_fc",
-)
-VISION_KEYS = (
-    *SHARED_KEYS, "image_size", "patch_size", "patch_dropout", "attentional_pool", "no_ln_pre", "pos_embed_type",
-    "final_ln_after_pool",
-)
-TEXT_KEYS = (
-    *SHARED_KEYS, "context_length", "vocab_size", "heads", "embed_cls", "no_causal_mask", "proj_bias", "proj_type",
-)
-
-
+# What OpenCLIP's towers take; the keys of its configurations have the same names.
+VISION_KEYS, TEXT_KEYS = signature(VisionTransformer).parameters.keys(), signature(TextTransformer).parameters.keys()
 # Bound on a = exp(logit_scale), as OpenCLIP's.
 MAX_LOGIT_SCALE = 100.0
 
@@ -49,18 +39,17 @@ def build_towers(
     vision, text = CLIPVisionCfg(**config["vision_cfg"]), CLIPTextCfg(**config["text_cfg"])
     own = ProLIPCfg(**config["prolip_cfg"])
     shared = {"form": own.forward, "init_unc_bias": own.init_unc_bias, "init_unc_gain": own.init_unc_gain}
-    vision_kwargs = {key: getattr(vision, key) for key in VISION_KEYS} | shared | {"conv_stem": own.conv_stem}
-    text_kwargs = {key: getattr(text, key) for key in TEXT_KEYS if key in config["text_cfg"]} | shared
+    vision_kwargs = {key: value for key, value in vars(vision).items() if key in VISION_KEYS} | shared
+    vision_kwargs |= {"heads": vision.width // vision.head_width, "conv_stem": own.conv_stem}
+    text_kwargs = {key: value for key, value in config["text_cfg"].items() if key in TEXT_KEYS} | shared
+    text_kwargs |= {"mask_padding": own.mask_padding, "pad_id": own.pad_token_id}
     for kwargs, cfg in ((vision_kwargs, vision), (text_kwargs, text)):
         norm = LayerNormFp32 if low_precision else LayerNorm
         act = QuickGELU if config["quick_gelu"] else nn.GELU
         kwargs["norm_layer"] = partial(norm, **(cfg.norm_kwargs or {}))
         kwargs["act_layer"] = partial(act, **(cfg.act_kwargs or {}))
         kwargs["output_dim"] = config["embed_dim"]
-    return (
-        ProbabilisticVisionTransformer(heads=vision.width // vision.head_width, **vision_kwargs),
-        ProbabilisticTextTransformer(mask_padding=own.mask_padding, pad_id=own.pad_token_id, **text_kwargs),
-    )
+    return ProbabilisticVisionTransformer(**vision_kwargs), ProbabilisticTextTransformer(**text_kwargs)
 
 
 class ProLIP(nn.Module):
@@ -90,17 +79,14 @@ class ProLIP(nn.Module):
         self.set_pixel_statistics(OPENAI_DATASET_MEAN, OPENAI_DATASET_STD)
         self._looked: set[str] = set()
         self._extension: Callable[[ProLIP], None] | None = None
-        self._added: frozenset[str] = frozenset()
+        #: Names in the state dict of what `extend` added.
+        self.added_names: frozenset[str] = frozenset()
 
     def extend(self, add: Callable[[ProLIP], None]) -> None:
         """Let a method add modules, once, which from here on belong to the model like any other part of it."""
         before = self.state_dict().keys()
         add(self)
-        self._extension, self._added = add, frozenset(self.state_dict().keys() - before)
-
-    def added_names(self) -> frozenset[str]:
-        """The names in the state dict of what `extend` added."""
-        return self._added
+        self._extension, self.added_names = add, frozenset(self.state_dict().keys() - before)
 
     def set_pixel_statistics(self, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
         """What uint8 images are normalised with; `create_model_and_transforms`' transforms do it on the CPU instead."""
@@ -154,11 +140,6 @@ class ProLIP(nn.Module):
     def uncertainty_parameters(self) -> list[nn.Parameter]:
         """[UNC] tokens and log-variance heads of both towers."""
         return [*self.visual.uncertainty_parameters(), *self.text.uncertainty_parameters()]
-
-    def uncertainty_names(self) -> set[str]:
-        """Their names in the state dict."""
-        ours = {id(parameter) for parameter in self.uncertainty_parameters()}
-        return {name for name, parameter in self.named_parameters() if id(parameter) in ours}
 
     @property
     def image_size(self) -> int | tuple[int, int]:

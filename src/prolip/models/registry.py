@@ -9,10 +9,9 @@ from typing import Any
 
 import open_clip
 from open_clip.factory import parse_model_name
-from open_clip.model import CLIPVisionCfg
 from open_clip.utils import to_2tuple
 
-from prolip.models.config import check_keys, check_openclip, complete, is_released, near_matches
+from prolip.models.config import DEFAULTS, check_keys, check_openclip, complete, is_released, near_matches
 from prolip.models.config_rules import RULES, check_values
 from prolip.models.weights.checkpoint import CONFIG_NAMES, WEIGHT_NAMES, find_in, read_config
 from prolip.models.weights.hub import hub_file
@@ -42,9 +41,13 @@ def get_model_config(model_name: str, cache_dir: str | None = None) -> tuple[dic
                          " hf-hub:<org/name>")
     schema, name = parse_model_name(model_name)
     if schema in ("local-dir", "hf-hub"):
-        local = schema == "local-dir"
-        path = find_in(name, CONFIG_NAMES, "configuration") if local else hub_file(name, CONFIG_NAMES, cache_dir)
-        return _read_whole(path)
+        path = _named_file(schema, name, CONFIG_NAMES, "configuration", cache_dir)
+        config, preprocess = read_config(path)
+        try:
+            check_preprocess(preprocess)
+            return complete(config), preprocess
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
     if name not in _configs():
         ours = "" if name not in open_clip.list_models() else (
             f"; {name} is OpenCLIP's, its own weights are evaluated by prolip.evaluation.loading.load_embedder"
@@ -52,16 +55,6 @@ def get_model_config(model_name: str, cache_dir: str | None = None) -> tuple[dic
         raise ValueError(why_no_name(name) or f"unknown model {name!r}: {near_matches(name, list_models())} (or"
                          f" hf-hub:<org/name>, local-dir:<folder with config.json and model.safetensors>{ours})")
     return complete(_configs()[name]), {}
-
-
-def _read_whole(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(complete model configuration, preprocessing) of a file; ValueError naming the file and the key."""
-    config, preprocess = read_config(path)
-    try:
-        check_preprocess(preprocess)
-        return complete(config), preprocess
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
 
 
 def check_preprocess(values: dict[str, Any]) -> None:
@@ -77,7 +70,7 @@ def find_weights(model_name: str, pretrained: str | None, cache_dir: str | None 
     if schema and pretrained and not bare:
         raise ValueError(f"{model_name} has its own weights, pretrained={pretrained!r} would be ignored: drop one")
     if schema and not pretrained:
-        return _named_weights(schema, name, WEIGHT_NAMES, cache_dir)
+        return _named_file(schema, name, WEIGHT_NAMES, "weights", cache_dir)
     if not pretrained:
         return None
     schema, name = parse_model_name(str(pretrained))
@@ -85,7 +78,7 @@ def find_weights(model_name: str, pretrained: str | None, cache_dir: str | None 
         with suppress(FileNotFoundError):  # what it says of the weights is compared with the model
             hub_file(name, tuple(reversed(CONFIG_NAMES)), cache_dir)
     if schema:
-        return _named_weights(schema, name, FOREIGN_FIRST, cache_dir)
+        return _named_file(schema, name, FOREIGN_FIRST, "weights", cache_dir)
     path = Path(pretrained)
     if path.is_dir():
         return find_in(path, FOREIGN_FIRST, "weights")
@@ -106,8 +99,8 @@ def _tag_hint(pretrained: str) -> str:
     return ""
 
 
-def _named_weights(schema: str, name: str, order: tuple[str, ...], cache_dir: str | None) -> Path:
-    return find_in(name, order, "weights") if schema == "local-dir" else hub_file(name, order, cache_dir)
+def _named_file(schema: str, name: str, names: tuple[str, ...], what: str, cache_dir: str | None) -> Path:
+    return find_in(name, names, what) if schema == "local-dir" else hub_file(name, names, cache_dir)
 
 
 def config_beside(weights: Path) -> dict[str, Any]:
@@ -147,7 +140,6 @@ def grid_of(theirs: dict[str, Any]) -> tuple[int, int] | None:
     """Rows and columns of patches that a configuration means; None without one."""
     if not theirs:
         return None
-    tower = CLIPVisionCfg(**{key: theirs["vision_cfg"][key] for key in ("image_size", "patch_size")
-                             if key in theirs["vision_cfg"]})  # fmt: skip
-    (height, width), (rows, columns) = to_2tuple(tower.image_size), to_2tuple(tower.patch_size)
+    vision = {**DEFAULTS["vision_cfg"], **theirs["vision_cfg"]}
+    (height, width), (rows, columns) = to_2tuple(vision["image_size"]), to_2tuple(vision["patch_size"])
     return height // rows, width // columns

@@ -44,11 +44,8 @@ class TokenizerNotFoundError(FileNotFoundError):
 
 def pad_rows(rows: Iterable[list[int]], length: int, pad: int) -> Tensor:
     """Lists of at most `length` ids -> (N, length) int64, filled up with `pad`."""
-    rows = list(rows)
-    out = torch.full((len(rows), length), pad, dtype=torch.int64)
-    for target, row in zip(out, rows):
-        target[: len(row)] = torch.tensor(row, dtype=torch.int64)
-    return out
+    padded = [row + [pad] * (length - len(row)) for row in rows]
+    return torch.tensor(padded, dtype=torch.int64).reshape(-1, length)
 
 
 def listed(texts: Any) -> list[str]:
@@ -300,11 +297,11 @@ def _make(source: str, pad: int, options: dict[str, Any], cache_dir: str | None,
 
 
 def _has_transformers() -> bool:
-    try:
+    with suppress(ImportError):
         import transformers  # noqa: F401
-    except ImportError:
-        return False
-    return True
+
+        return True
+    return False
 
 
 def _check_ids(made: Any, source: str, model_name: str, config: dict[str, Any]) -> None:

@@ -5,37 +5,20 @@ checkpoints of both need no renaming. `tests/prolip/test_towers.py` pins every p
 """
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import ClassVar
 
 import torch
-from open_clip.transformer import TextTransformer, VisionTransformer, to_2tuple
+from open_clip.transformer import TextTransformer, Transformer, VisionTransformer, to_2tuple
 from torch import Tensor, nn
 
 from prolip.gaussian import Gaussian
-from prolip.models.heads import LogVarianceHead, layer_norm, project, unit
+from prolip.models.heads import LogVarianceHead, layer_norm, project
 from prolip.models.inputs import check_images, check_keep, check_texts
-from prolip.models.stem import ConvStem
 
 SPECIAL_TOKENS = 2
 FORMS = ("paper", "released")
-
-
-def expand_token(token: Tensor, batch: int, dtype: torch.dtype) -> Tensor:
-    """A learnt (width,) vector as one token of every sample, (batch, 1, width)."""
-    return token.to(dtype).expand(batch, 1, -1)
-
-
-def depths(tower: nn.Module, blocks: int, stem: Sequence[str]) -> dict[str, int]:
-    """Name of a tower's parameter -> layers from it to the end: heads 0, block i of n n - i, the stem n + 1.
-
-    stem: the tower's own names of what comes before its blocks.
-    """
-    found = {}
-    for name, _ in tower.named_parameters():
-        part, *rest = name.split(".")
-        inside = part == "transformer"  # transformer.resblocks.i.
-        found[name] = blocks - int(rest[1]) if inside else blocks + 1 if part in stem else 0
-    return found
 
 
 def check_form(form: str) -> None:
@@ -58,13 +41,101 @@ def check_grid(image_size: int | Sequence[int], patch_size: int | Sequence[int],
                              f" convolutional stem needs: use {below} or {below + patch}")
 
 
-class ProbabilisticVisionTransformer(VisionTransformer):
+def check_stem(width: int, patch_size: int) -> int:
+    """How often a stem halves the image; ValueError for patches and widths that do not halve so often."""
+    depth = patch_size.bit_length() - 1
+    if patch_size < 2 or 2**depth != patch_size:
+        raise ValueError(f"a convolutional stem halves the image step by step: patch_size {patch_size} must be a power"
+                         " of two, at least 2")
+    if width % 2 ** (depth - 1):
+        raise ValueError(f"width {width} does not halve {depth - 1} times: give the stem a multiple of"
+                         f" {2 ** (depth - 1)}, or a smaller patch_size")
+    return depth
+
+
+class ConvStem(nn.Sequential):
+    """Stride-2 3x3 convolutions down to one token per patch, then a 1x1 one (Xiao et al. 2021, arXiv 2106.14881).
+
+    (B, 3, H, W) -> (B, width, H / patch, W / patch), patch a power of two. Channels double up to the width. GroupNorm,
+    not BatchNorm: a row's tokens depend on that row alone, so ranks and micro-batches stay exact.
+    """
+
+    def __init__(self, width: int, patch_size: int):
+        depth = check_stem(width, patch_size)
+        channels = [3, *(width // 2 ** (depth - 1 - i) for i in range(depth))]
+        layers: list[nn.Module] = []
+        for before, after in zip(channels, channels[1:]):
+            layers += [
+                nn.Conv2d(before, after, kernel_size=3, stride=2, padding=1, bias=False),
+                nn.GroupNorm(math.gcd(8, after), after),
+                nn.GELU(),
+            ]
+        super().__init__(*layers, nn.Conv2d(width, width, kernel_size=1, bias=False))
+
+    @property
+    def weight(self) -> Tensor:
+        """The last projection's weight: its dtype is the tower's, as that of OpenCLIP's `conv1.weight`."""
+        projection = self[-1]
+        assert isinstance(projection, nn.Conv2d)
+        return projection.weight
+
+
+class Probabilistic:
+    """What both towers have besides OpenCLIP's transformer: [UNC] and its head, and what a run asks of parameters."""
+
+    #: Names of the [UNC] token, of its head, and of all that comes before the blocks.
+    unc_name: ClassVar[str]
+    unc_head_name: ClassVar[str]
+    stem: ClassVar[tuple[str, ...]]
+    #: A method's own head, see the towers.
+    head: nn.Module | None
+    transformer: Transformer
+    named_parameters: Callable[[], Iterator[tuple[str, nn.Parameter]]]
+
+    @property
+    def blocks(self) -> nn.ModuleList:
+        """The transformer's blocks, first to last."""
+        return self.transformer.resblocks
+
+    def depths(self) -> dict[str, int]:
+        """Name of a parameter -> layers from it to the tower's end: heads 0, block i of n n - i, the stem n + 1."""
+        blocks, found = len(self.blocks), {}
+        for name, _ in self.named_parameters():
+            part, *rest = name.split(".")
+            inside = part == "transformer"  # transformer.resblocks.i.
+            found[name] = blocks - int(rest[1]) if inside else blocks + 1 if part in self.stem else 0
+        return found
+
+    def uncertainty_parameters(self) -> list[nn.Parameter]:
+        """The [UNC] token and the log-variance head."""
+        head = getattr(self, self.unc_head_name)
+        return [getattr(self, self.unc_name), *(head.parameters() if head is not None else ())]
+
+    def no_weight_decay(self) -> set[str]:
+        """Names that OpenCLIP keeps from weight decay, and the [UNC] token."""
+        return {*super().no_weight_decay(), self.unc_name}  # type: ignore[misc]
+
+    def train_uncertainty(self, on: bool) -> None:
+        """Freeze or unfreeze what is not OpenCLIP's: the uncertainty branch and a method's own head."""
+        for parameter in [*self.uncertainty_parameters(), *(self.head.parameters() if self.head is not None else ())]:
+            parameter.requires_grad = on
+
+    def prune_intermediate_layers(self, indices=1, prune_norm: bool = False, prune_head: bool = True):
+        """As OpenCLIP's; both heads go together."""
+        if prune_head:
+            setattr(self, self.unc_head_name, None)
+        return super().prune_intermediate_layers(indices, prune_norm, prune_head)  # type: ignore[misc]
+
+
+class ProbabilisticVisionTransformer(Probabilistic, VisionTransformer):
     """ProLIP's image tower: [CLS], [UNC], patches -> ViT, LayerNorm -> N(L2norm(CLS @ proj), Linear(UNC)), section 3.1.
 
     `positional_embedding` has a row for [CLS], one for [UNC], then one per patch. `form="released"` repeats what the
     published weights were trained with: the final LayerNorm is applied to [CLS] twice.
     """
 
+    unc_name, unc_head_name = "unc_embedding", "uncertainty_proj"
+    stem = ("conv1", "class_embedding", "unc_embedding", "positional_embedding", "ln_pre")
     positional_embedding: nn.Parameter
     uncertainty_proj: LogVarianceHead | None
     #: A method's own head: (last tokens (B, 2 + N, width), the Gaussian that the plain heads make) -> Gaussian.
@@ -104,34 +175,14 @@ class ProbabilisticVisionTransformer(VisionTransformer):
         )
 
     @property
-    def blocks(self) -> nn.ModuleList:
-        """The transformer's blocks, first to last."""
-        return self.transformer.resblocks
-
-    def depths(self) -> dict[str, int]:
-        """Name of a parameter -> layers from it to the end of the tower."""
-        stem = ("conv1", "class_embedding", "unc_embedding", "positional_embedding", "ln_pre")
-        return depths(self, len(self.blocks), stem)
-
-    @property
     def num_patches(self) -> int:
         """Patches of one image."""
         return self.grid_size[0] * self.grid_size[1]
 
-    def uncertainty_parameters(self) -> list[nn.Parameter]:
-        """The [UNC] token and the log-variance head."""
-        head = self.uncertainty_proj
-        return [self.unc_embedding, *(head.parameters() if head is not None else ())]
-
-    def no_weight_decay(self) -> set[str]:
-        """Names that OpenCLIP keeps from weight decay, and the [UNC] token."""
-        return {*super().no_weight_decay(), "unc_embedding"}
-
     def lock(self, unlocked_groups: int = 0, freeze_bn_stats: bool = False) -> None:
         """Freeze all but the last groups; the uncertainty branch belongs to the last one (the projections)."""
         super().lock(unlocked_groups, freeze_bn_stats)
-        for parameter in [*self.uncertainty_parameters(), *(self.head.parameters() if self.head is not None else ())]:
-            parameter.requires_grad = unlocked_groups != 0
+        self.train_uncertainty(unlocked_groups != 0)
 
     def embed_patches(self, x: Tensor, keep: Tensor | None = None) -> Tensor:
         """Patch projections (B, N, width), or of the patches `keep` (B, K) alone: (B, K, width), others cost nothing.
@@ -166,7 +217,8 @@ class ProbabilisticVisionTransformer(VisionTransformer):
         x = self.embed_patches(x.to(self.conv1.weight.dtype), keep)
         positions = self.positional_embedding.to(x.dtype)
         place = positions[SPECIAL_TOKENS:] if keep is None else positions[SPECIAL_TOKENS + keep]
-        tokens = [expand_token(token, x.shape[0], x.dtype) for token in (self.class_embedding, self.unc_embedding)]
+        learnt = self.class_embedding, self.unc_embedding
+        tokens = [token.to(x.dtype).expand(x.shape[0], 1, -1) for token in learnt]
         special = torch.cat(tokens, dim=1) + positions[:SPECIAL_TOKENS]
         return self.ln_pre(torch.cat([special, x + place], dim=1))
 
@@ -177,10 +229,7 @@ class ProbabilisticVisionTransformer(VisionTransformer):
 
     def _pool(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Normalised pooled token and patches, in float32; patches nobody asked for are not normalised."""
-        if self.final_ln_after_pool:
-            pooled, patches = self._global_pool(x)
-            pooled = layer_norm(self.ln_post, pooled)
-        elif self.pool_type == "avg" or self.output_tokens:
+        if not self.final_ln_after_pool and (self.pool_type == "avg" or self.output_tokens):
             pooled, patches = self._global_pool(layer_norm(self.ln_post, x))
         else:
             pooled, patches = self._global_pool(x)
@@ -189,8 +238,9 @@ class ProbabilisticVisionTransformer(VisionTransformer):
 
     def gaussian(self, x: Tensor, pooled: Tensor, normalize: bool = True) -> Gaussian:
         """The heads: N(L2norm(pooled @ proj), Linear(LayerNorm(UNC))) from the last tokens x and `_pool`'s result."""
-        unc = layer_norm(self.ln_post, x[:, 1])
-        return Gaussian(unit(project(pooled, self.proj), normalize), project(unc, self.uncertainty_proj))
+        mean, unc = project(pooled, self.proj), layer_norm(self.ln_post, x[:, 1])
+        mean = nn.functional.normalize(mean, dim=-1) if normalize else mean
+        return Gaussian(mean, project(unc, self.uncertainty_proj))
 
     def forward(self, x: Tensor, keep: Tensor | None = None, normalize: bool = True):
         """Images -> Gaussian (B, D) in float32, and the patch tokens where the configuration says `output_tokens`."""
@@ -221,14 +271,8 @@ class ProbabilisticVisionTransformer(VisionTransformer):
             output |= {"image_features": z.mean, "image_log_var": z.log_var}
         return output
 
-    def prune_intermediate_layers(self, indices=1, prune_norm: bool = False, prune_head: bool = True):
-        """As OpenCLIP's; both heads go together."""
-        if prune_head:
-            self.uncertainty_proj = None
-        return super().prune_intermediate_layers(indices, prune_norm, prune_head)
 
-
-class ProbabilisticTextTransformer(TextTransformer):
+class ProbabilisticTextTransformer(Probabilistic, TextTransformer):
     """ProLIP's text tower: tokens, [UNC], [CLS] -> bidirectional transformer, LayerNorm -> N(L2norm(Linear(CLS)),
     Linear(UNC)), section 3.1.
 
@@ -238,6 +282,8 @@ class ProbabilisticTextTransformer(TextTransformer):
     variance is read from the projected mean, not from [UNC].
     """
 
+    unc_name, unc_head_name = "unc_emb", "text_uncertainty_projection"
+    stem = ("token_embedding", "cls_emb", "unc_emb", "positional_embedding")
     text_uncertainty_projection: LogVarianceHead | None
     #: A method's own head: (last tokens (B, L + 2, width), the Gaussian that the plain heads make, ids) -> Gaussian.
     head: nn.Module | None
@@ -262,30 +308,10 @@ class ProbabilisticTextTransformer(TextTransformer):
         self.head = None
         self.text_uncertainty_projection = LogVarianceHead(inputs, self.output_dim, init_unc_bias, init_unc_gain)
 
-    @property
-    def blocks(self) -> nn.ModuleList:
-        """The transformer's blocks, first to last."""
-        return self.transformer.resblocks
-
-    def depths(self) -> dict[str, int]:
-        """Name of a parameter -> layers from it to the end of the tower."""
-        stem = ("token_embedding", "cls_emb", "unc_emb", "positional_embedding")
-        return depths(self, len(self.blocks), stem)
-
-    def uncertainty_parameters(self) -> list[nn.Parameter]:
-        """The [UNC] token and the log-variance head."""
-        head = self.text_uncertainty_projection
-        return [self.unc_emb, *(head.parameters() if head is not None else ())]
-
-    def no_weight_decay(self) -> set[str]:
-        """Names that OpenCLIP keeps from weight decay, and the [UNC] token."""
-        return {*super().no_weight_decay(), "unc_emb"}
-
     def lock(self, unlocked_layers: int = 0, freeze_layer_norm: bool = True) -> None:
         """Freeze all but the last layers; the uncertainty branch belongs to the last one (the projection)."""
         super().lock(unlocked_layers, freeze_layer_norm)
-        for parameter in [*self.uncertainty_parameters(), *(self.head.parameters() if self.head is not None else ())]:
-            parameter.requires_grad = unlocked_layers != 0
+        self.train_uncertainty(unlocked_layers != 0)
 
     def padding_mask(self, text: Tensor, dtype: torch.dtype) -> Tensor:
         """0 for what may be attended to, -inf for padding, (B * heads, L + 2, L + 2); [UNC], [CLS] are never hidden.
@@ -304,7 +330,7 @@ class ProbabilisticTextTransformer(TextTransformer):
         check_texts(text, self.context_length, self.token_embedding.weight.device)
         dtype = self.transformer.get_cast_dtype()
         x = self.token_embedding(text).to(dtype)
-        special = [expand_token(token, x.shape[0], dtype) for token in (self.unc_emb, self.cls_emb)]
+        special = [token.to(dtype).expand(x.shape[0], 1, -1) for token in (self.unc_emb, self.cls_emb)]
         positions = self.positional_embedding.to(dtype)
         positions = torch.cat([positions[: text.shape[1]], positions[-SPECIAL_TOKENS:]])
         mask = self.padding_mask(text, dtype) if self.mask_padding else None
@@ -314,7 +340,8 @@ class ProbabilisticTextTransformer(TextTransformer):
         """The heads, from the last tokens x (B, L + 2, width)."""
         mean = project(layer_norm(self.ln_final, x[:, -1]), self.text_projection)
         unc = mean if self.form == "released" else layer_norm(self.ln_final, x[:, -2])
-        return Gaussian(unit(mean, normalize), project(unc, self.text_uncertainty_projection))
+        unit = nn.functional.normalize(mean, dim=-1) if normalize else mean
+        return Gaussian(unit, project(unc, self.text_uncertainty_projection))
 
     def forward(self, text: Tensor, normalize: bool = True):
         """Ids (B, L) -> Gaussian (B, D) in float32, and the tokens where the configuration says `output_tokens`."""
@@ -342,9 +369,3 @@ class ProbabilisticTextTransformer(TextTransformer):
             z = self.gaussian(x, normalize=False)
             output |= {"text_features": z.mean, "text_log_var": z.log_var}
         return output
-
-    def prune_intermediate_layers(self, indices=1, prune_norm: bool = False, prune_head: bool = True):
-        """As OpenCLIP's; both heads go together."""
-        if prune_head:
-            self.text_uncertainty_projection = None
-        return super().prune_intermediate_layers(indices, prune_norm, prune_head)

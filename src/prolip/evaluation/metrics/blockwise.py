@@ -17,8 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from prolip.evaluation.metrics.ranking import KS, Ranking, both_directions, refuse_nan
-from prolip.gaussian import Gaussian, upcast
-from prolip.measures.tiles import without_autocast
+from prolip.gaussian import Gaussian, upcast, without_autocast
 from prolip.methods import find_score
 from prolip.scores import CSDScore, MeanScore, Score
 

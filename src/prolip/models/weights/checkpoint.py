@@ -7,18 +7,19 @@ import math
 import os
 import tempfile
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from prolip.models.config import check_keys
 from prolip.models.prolip import ProLIP
 from prolip.models.towers import SPECIAL_TOKENS
-from prolip.models.weights.resize import resize_image_positions, resize_text_positions
 from prolip.models.weights.unreadable import (
     CONFIG_NAMES,
     WEIGHT_NAMES,
@@ -39,6 +40,8 @@ PLAIN_TEXT = ("token_embedding.", "positional_embedding", "transformer.", "ln_fi
 # What a TorchScript archive of a CLIP model holds besides its weights.
 ARCHIVE_EXTRAS = ("input_resolution", "context_length", "vocab_size", "attn_mask", "text.attn_mask")
 IMAGE_POSITIONS, TEXT_POSITIONS = "visual.positional_embedding", "text.positional_embedding"
+# LongProLIP keeps the first 20 text positions, which nearly every training caption reached, and stretches the others.
+KEEP_FIRST = 20
 
 
 class CheckpointError(RuntimeError):
@@ -111,7 +114,7 @@ def load_checkpoint(
     for name in ("logit_scale", "logit_bias"):
         if name in state:
             state[name] = state[name].reshape(own[name].shape) if state[name].numel() == 1 else state[name]
-    added = {} if state.keys() & model.added_names() else {name: own[name] for name in model.added_names()}
+    added = {} if state.keys() & model.added_names else {name: own[name] for name in model.added_names}
     kept: set[str] = set()
     if init_uncertainty:
         state, kept = from_deterministic(state, {name: value for name, value in own.items() if name not in added})
@@ -120,9 +123,7 @@ def load_checkpoint(
     same_parts = state.keys() == own.keys()
     grids = (image_grid, model.visual.grid_size)
     resized = fit_positions(state, own, grids, model.context_length) if same_parts else []
-    problems = mismatches(state, own)
-    if any(problems):
-        raise CheckpointError(mismatch_report(*problems, init_uncertainty=init_uncertainty))
+    check_fit(state, own, init_uncertainty)
     place = "a state dict" if isinstance(source, Mapping) else source
     if lost := [name for name, value in state.items() if not value.isfinite().all()]:
         raise CheckpointError(f"{place} holds NaN or infinite values in {len(lost)} of {len(state)} tensors"
@@ -154,13 +155,9 @@ def load_report(report: LoadReport, own: Mapping[str, Tensor], unused: Sequence[
 
 def to_custom_text(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Names with `text.` in front of the text tower's parts, as OpenCLIP's CustomTextCLIP has them."""
-    plain = "token_embedding.weight" in state
-    renamed = {}
-    for key, value in state.items():
-        if key in ARCHIVE_EXTRAS:
-            continue
-        renamed[f"text.{key}" if plain and key.startswith(PLAIN_TEXT) else key] = value
-    return renamed
+    moved = PLAIN_TEXT if "token_embedding.weight" in state else ()
+    return {f"text.{key}" if key.startswith(moved) else key: value for key, value in state.items()
+            if key not in ARCHIVE_EXTRAS}  # fmt: skip
 
 
 def from_deterministic(
@@ -171,6 +168,7 @@ def from_deterministic(
     own: the model's fresh state. Positions are brought to the model's size here, since the special rows are new.
     """
     state, kept = dict(state), set()
+    has_cls = "text.cls_emb" in state
     added = {
         "visual.unc_embedding", "visual.uncertainty_proj.weight", "visual.uncertainty_proj.bias", "text.unc_emb",
         "text.text_uncertainty_projection.weight", "text.text_uncertainty_projection.bias", "text.text_projection.bias",
@@ -182,10 +180,7 @@ def from_deterministic(
     if "logit_bias" not in state:  # a softmax loss's scale means nothing to a sigmoid loss
         state.pop("logit_scale", None)
         added |= {"logit_scale", "logit_bias"}
-    has_cls = "text.cls_emb" in state
-    if not has_cls:
-        added.add("text.cls_emb")
-    for name in added:
+    for name in added if has_cls else {*added, "text.cls_emb"}:
         if name not in state and name in own:
             state[name] = own[name].clone()
             kept.add(name)
@@ -242,32 +237,56 @@ def fit_positions(
     return changed
 
 
-def mismatches(
-    state: Mapping[str, Tensor], own: Mapping[str, Tensor]
-) -> tuple[list[str], list[str], list[tuple[str, tuple, tuple]]]:
-    """Names only the model has, names only the checkpoint has, and (name, checkpoint's shape, model's shape)."""
-    missing = [key for key in own if key not in state]
-    unexpected = [key for key in state if key not in own]
-    shapes = [
-        (key, tuple(state[key].shape), tuple(own[key].shape))
-        for key in own
-        if key in state and state[key].shape != own[key].shape
-    ]
-    return missing, unexpected, shapes
+def resize_image_positions(
+    positions: Tensor, grid: tuple[int, int], old: tuple[int, int] | None = None
+) -> Tensor:
+    """Rows [CLS], [UNC], patches -> the same for another grid; the special rows are untouched.
+
+    Bicubic, antialiased, as OpenCLIP does it. old: rows and columns of the patches, a square if these are not as many.
+    """
+    special, patches = positions[:SPECIAL_TOKENS], positions[SPECIAL_TOKENS:]
+    if old is None or old[0] * old[1] != len(patches):
+        side = math.isqrt(len(patches))
+        if side * side != len(patches):
+            raise ValueError(
+                f"{len(patches)} patch positions form no square grid, so their shape is unknown: give the weights' own"
+                " configuration, which says their image size, as local-dir:<folder> or in a config.json beside the"
+                " weights"
+            )
+        old = side, side
+    image = patches.float().reshape(1, *old, -1).permute(0, 3, 1, 2)
+    image = F.interpolate(image, size=grid, mode="bicubic", antialias=True, align_corners=False)
+    return torch.cat([special, image.permute(0, 2, 3, 1).flatten(0, 2).to(patches.dtype)])
 
 
-def mismatch_report(
-    missing: list[str], unexpected: list[str], shapes: list[tuple[str, tuple, tuple]], init_uncertainty: bool = False
-) -> str:
-    """The report of a refused load: both sides of every mismatch, then the remedy that fits it."""
+def resize_text_positions(positions: Tensor, length: int) -> Tensor:
+    """Rows tokens, [UNC], [CLS] -> the same for `length` tokens; the special rows are untouched.
+
+    Shorter: the first rows, since texts start at the first position. Longer, as LongProLIP: the first 20 rows (a third
+    of them when there are fewer than 60) stay and the others are interpolated linearly, both ends fixed, over the rest.
+    """
+    tokens, special = positions[:-SPECIAL_TOKENS], positions[-SPECIAL_TOKENS:]
+    if length <= len(tokens):
+        return torch.cat([tokens[:length], special])
+    kept = min(KEEP_FIRST, len(tokens) // 3)
+    rest = tokens[kept:].float().t().unsqueeze(0)
+    rest = F.interpolate(rest, size=length - kept, mode="linear", align_corners=True)[0].t()
+    return torch.cat([tokens[:kept], rest.to(tokens.dtype), special])
+
+
+def check_fit(state: Mapping[str, Tensor], own: Mapping[str, Tensor], init_uncertainty: bool) -> None:
+    """CheckpointError with both sides of every mismatch of names and shapes, and the remedy that fits it."""
+    missing, unexpected = [key for key in own if key not in state], [key for key in state if key not in own]
+    shapes = [f"{key}: checkpoint {tuple(state[key].shape)}, model {tuple(value.shape)}" for key, value in own.items()
+              if key in state and state[key].shape != value.shape]  # fmt: skip
+    if not (missing or unexpected or shapes):
+        return
     lines = ["the weights do not fit the model:"]
     for title, names in (("only in the model", missing), ("only in the checkpoint", unexpected)):
         if names:
             lines.append(f"  {title} ({len(names)}): {', '.join(names)}")
     if shapes:
-        lines.append(f"  shapes ({len(shapes)}): " + "; ".join(
-            f"{name}: checkpoint {have}, model {want}" for name, have, want in shapes
-        ))
+        lines.append(f"  shapes ({len(shapes)}): {'; '.join(shapes)}")
     if any(name.startswith(("text_model.", "vision_model.")) for name in unexpected):
         remedy = ("these are names of transformers' CLIP: give OpenCLIP's weights of that model, whose names begin with"
                   " visual. and text. or transformer.")
@@ -280,7 +299,7 @@ def mismatch_report(
         remedy = "the architectures differ in size: create the model whose configuration has the checkpoint's shapes"
     else:
         remedy = "create the model from the checkpoint's own config.json (local-dir:<folder>) or use another checkpoint"
-    return "\n".join([*lines, f"  {remedy}"])
+    raise CheckpointError("\n".join([*lines, f"  {remedy}"]))
 
 
 def find_in(folder: str | os.PathLike, names: tuple[str, ...], what: str) -> Path:
@@ -329,25 +348,20 @@ def save_pretrained(model: ProLIP, folder: str | os.PathLike, tokenizer: Any = N
     return folder
 
 
-class replacing:  # noqa: N801 (a context manager used like a function)
+@contextmanager
+def replacing(target: Path) -> Iterator[Path]:
     """Yield a temporary path beside `target` and rename it over `target` when the block succeeds."""
-
-    def __init__(self, target: Path):
-        self.target = target
-
-    def __enter__(self) -> Path:
-        handle, name = tempfile.mkstemp(dir=self.target.parent, prefix=f".{self.target.name}.")
-        os.close(handle)
-        self.temporary = Path(name)
-        return self.temporary
-
-    def __exit__(self, kind, value, traceback) -> None:
-        if kind is not None:
-            self.temporary.unlink(missing_ok=True)
-            return
-        umask = os.umask(0)
-        os.umask(umask)
-        self.temporary.chmod(0o666 & ~umask)  # mkstemp makes the file private; a checkpoint is read by others
-        with self.temporary.open("rb") as written:
-            os.fsync(written.fileno())
-        os.replace(self.temporary, self.target)
+    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    umask = os.umask(0)
+    os.umask(umask)
+    temporary.chmod(0o666 & ~umask)  # mkstemp makes the file private; a checkpoint is read by others
+    with temporary.open("rb") as written:
+        os.fsync(written.fileno())
+    os.replace(temporary, target)
