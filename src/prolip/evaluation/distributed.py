@@ -53,11 +53,7 @@ def evaluate_over_ranks(
     """
     embedder.card.scored_by(similarity)
     features = features_over_ranks(dataset, embedder, group, batch_size, workers)
-
-    def score() -> TaskResult | None:
-        return None if features is None else evaluate_dataset(dataset, features, similarity)
-
-    return agree(score, group)
+    return agree(lambda: None if features is None else evaluate_dataset(dataset, features, similarity), group)
 
 
 def features_over_ranks(

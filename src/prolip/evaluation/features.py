@@ -32,7 +32,7 @@ from prolip.evaluation.datasets.base import (
 )
 from prolip.evaluation.datasets.specs import further_of
 from prolip.evaluation.feature_store import FORMAT, FeatureStore, Record, pack, unpack
-from prolip.evaluation.model import Embedder, ModelCard
+from prolip.evaluation.model import Embedder, ModelCard, groups
 from prolip.evaluation.zero_shot import mix_groups
 from prolip.gaussian import Gaussian, concatenate
 
@@ -83,7 +83,7 @@ def image_features(
     key = image_key(dataset, embedder.card)
     record = store.read("images", key, dataset.name)
     if record is None or is_stale(record, dataset):
-        record = embed_samples(dataset, embedder, batch_size, workers, progress)
+        record = to_record(dataset, *embed_share(dataset, embedder, batch_size, workers, progress))
         if not record.values["damaged"]:  # what was left out may be there next time
             store.write("images", key, record, dataset.name)
     return from_record(dataset, embedder.card, record)
@@ -140,14 +140,6 @@ def mix_prompts(prompts: Sequence[str], counts: Sequence[int], embedder: Embedde
 
 
 # --- images ----------------------------------------------------------------------------------------------------------
-def embed_samples(
-    dataset: Dataset, embedder: Embedder, batch_size: int, workers: int | None, progress: bool
-) -> Record:
-    """One pass over the samples."""
-    samples, parts = embed_share(dataset, embedder, batch_size, workers, progress)
-    return to_record(dataset, samples, parts)
-
-
 def embed_share(
     dataset: Dataset,
     embedder: Embedder,
@@ -157,15 +149,13 @@ def embed_share(
     share: Share = WHOLE,
 ) -> tuple[list[Sample], list[Gaussian]]:
     """The samples of a share without their bytes, and their Gaussians: decoded in threads, embedded in batches."""
-    if batch_size < 1:
-        raise ValueError(f"batch size {batch_size}: give 1 or more")
     if dataset.damage is not None:
         dataset.damage.drain()
     threads = default_workers() if workers is None else workers
     stream = decoded(dataset, embedder.preprocess, threads, AHEAD * batch_size, share)
     parts, samples = [], []
     with tqdm(desc=dataset.name, total=dataset.size, unit="", disable=not progress) as bar:
-        while batch := list(islice(stream, batch_size)):
+        for batch in groups(stream, batch_size):
             parts.append(embedder.encode_image(torch.stack([pixels for _, pixels in batch])))
             samples += [sample for sample, _ in batch]
             bar.update(len(batch))
