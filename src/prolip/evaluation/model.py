@@ -238,12 +238,6 @@ def embed_texts(
     return concatenate(parts)
 
 
-def similarity_scores(queries: Gaussian, gallery: Gaussian, similarity: Similarity = "csd") -> Tensor:
-    """Scores to rank by, larger is nearer, (Q, D), (G, D) -> (Q, G); similarity: a score, or the name of one."""
-    score = similarity if isinstance(similarity, Score) else find_score(similarity or CSDScore.name)()
-    return score.pairwise(queries, gallery)
-
-
 def token_lengths(tokenizer: Callable, texts: Iterable[str], batch_size: int = 4096) -> Tensor:
     """Tokens of each text without padding, (N,): the padding is the last id that the empty text is encoded to."""
     pad = tokenizer([""])[0, -1]

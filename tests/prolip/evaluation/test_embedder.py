@@ -7,12 +7,12 @@ import open_clip
 import pytest
 import torch
 import torch.nn.functional as F
-from embedding import embed_texts
+from embedding import embed_texts, similarity_scores
 from safetensors.torch import save_file
 
 import prolip
 from prolip.evaluation.loading import load_embedder, model_fingerprint
-from prolip.evaluation.model import ModelCard, similarity_scores
+from prolip.evaluation.model import ModelCard
 
 TEXTS = ["a dog", "two cats on a boat", "", "sky"]
 

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from prolip.evaluation.datasets.base import Dataset
 from prolip.evaluation.features import Features
-from prolip.evaluation.metrics import blockwise
-from prolip.evaluation.metrics.blockwise import PairScores
+from prolip.evaluation.metrics.blockwise import PairScores, row_blocks
 from prolip.evaluation.metrics.bootstrap import Statistic
 from prolip.evaluation.metrics.calibration import LOG_ODDS, Reliability, reliability
 from prolip.evaluation.metrics.study import Study
@@ -67,7 +66,7 @@ def pair_scores(features: Features, score: Score) -> PairScores:
 def score_blocks(features: Features, score: Score) -> Iterator[tuple[slice, Tensor]]:
     """The rows of the (images, texts) scores, some at a time."""
     scores = pair_scores(features, score)
-    return blockwise.row_blocks(scores.image_rows, scores.images, scores.texts)
+    return row_blocks(scores.image_rows, scores.images, scores.texts)
 
 
 def score_matrix(features: Features, score: Score) -> Tensor:

@@ -86,12 +86,6 @@ def retrieval_names(images: int = max(KS), texts: int = max(KS)) -> list[str]:
     return list(both_directions(i2t, t2i))
 
 
-def hamming(queries: Tensor, gallery: Tensor) -> Tensor:
-    """Labels that differ, for all pairs of multi-hot label vectors: (Q, L), (G, L) -> (Q, G) int64."""
-    a, b = queries.float(), gallery.float()
-    return (a.sum(1, keepdim=True) + b.sum(1) - 2 * a @ b.mT).round().long()
-
-
 def plausible_match(
     scores: Callable[[slice], Tensor],
     query_labels: Tensor,
@@ -118,7 +112,8 @@ def plausible_match(
         some = scores(rows).cpu()[asked[rows]][:, kept]
         refuse_nan(some)
         order = some.argsort(dim=1, descending=True, stable=True)
-        distance = hamming(query_labels[rows][asked[rows]], gallery_labels[kept]).gather(1, order)
+        a, b = query_labels[rows][asked[rows]].float(), gallery_labels[kept].float()
+        distance = (a.sum(1, keepdim=True) + b.sum(1) - 2 * a @ b.mT).round().gather(1, order)  # labels that differ
         for zeta in zetas:
             hits = distance <= zeta
             matches = hits.sum(1, keepdim=True)
