@@ -44,7 +44,6 @@ OF_MODELS = (
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line."""
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser("python -m prolip.evaluation", description=__doc__, formatter_class=form)
     add = parser.add_argument

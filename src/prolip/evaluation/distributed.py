@@ -155,5 +155,3 @@ def broadcast(value: T | None, group: Any = None) -> T:
 def first_of(group: Any = None) -> int:
     """The number among all processes of the group's first rank."""
     return 0 if group is None else dist.get_global_rank(group, 0)
-
-

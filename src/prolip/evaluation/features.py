@@ -10,7 +10,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from typing import Any
 
@@ -208,27 +208,21 @@ def default_workers(processes: int = 1) -> int:
     return max(0, min(16, cores // processes - 1))
 
 
-def damage_of(dataset: Dataset) -> dict[str, Any]:
-    """What was left out; DamagedData where relevant pairs are counted by caption, which would now be others."""
-    counter = dataset.damage
-    if counter is None or not counter.kinds:
-        return {}
-    damaged = {"kinds": dict(counter.kinds), "examples": list(counter.examples)}
-    if dataset.relevance is not None:
-        raise DamagedData(
-            f"{dataset.source} has relevant pairs by the captions' places, which are wrong once samples are left out: "
-            f"{damaged}. Fetch these files again"
-        )
-    return damaged
-
-
 # --- records ---------------------------------------------------------------------------------------------------------
 def to_record(dataset: Dataset, samples: Sequence[Sample], parts: Sequence[Gaussian]) -> Record:
     """What a pass has found, as tensors and JSON values.
 
-    DamagedData where it has found nothing, samples are missing, or only some have labels or groups.
+    DamagedData where it has found nothing, samples are missing, only some have labels or groups, or relevant pairs are
+    counted by caption, which are others once samples are left out.
     """
-    damaged = damage_of(dataset)
+    damaged, counter = {}, dataset.damage
+    if counter is not None and counter.kinds:
+        damaged = {"kinds": dict(counter.kinds), "examples": list(counter.examples)}
+    if damaged and dataset.relevance is not None:
+        raise DamagedData(
+            f"{dataset.source} has relevant pairs by the captions' places, which are wrong once samples are left out: "
+            f"{damaged}. Fetch these files again"
+        )
     if not samples:
         raise DamagedData(f"no image in {dataset.source}: {damaged or 'the shards are empty'}")
     if dataset.size is not None and len(samples) != dataset.size and not damaged:
@@ -304,7 +298,7 @@ def task_description(features: Features) -> dict[str, Any]:
             "relevance": None if dataset.relevance is None else sorted([list(pair) for pair in dataset.relevance]),
             "info": dataset.info,
         },
-        "model": features.model.to_dict(),
+        "model": asdict(features.model),
         "images": image_key(dataset, features.model),
         "texts": features.text_key,
     }  # fmt: skip

@@ -74,7 +74,6 @@ def load_embedder(
 
 
 def load_prolip(model: str, pretrained: str | None, tokenizer: str | None) -> Loaded:
-    """One of ours."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
         load = pretrained is not None or not is_bare(model)
@@ -230,16 +229,12 @@ def model_fingerprint(network: nn.Module, preprocess: Callable, tokenizer: Calla
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     # The same weights make another model with other activations, heads or padding.
     for name, module in network.named_modules():
-        digest.update(json.dumps([name, type(module).__qualname__, settings(module)], sort_keys=True).encode())
+        settings = {key: plain(value) for key, value in vars(module).items() if key[0] != "_" and key != "training"}
+        digest.update(json.dumps([name, type(module).__qualname__, settings], sort_keys=True).encode())
     ramp = torch.arange(97 * 61 * 3).remainder(251).to(torch.uint8).reshape(61, 97, 3)
     digest.update(preprocess(Image.fromarray(ramp.numpy())).contiguous().numpy().tobytes())
     digest.update(tokenizer(list(TEXTS)).numpy().tobytes())
     return digest.hexdigest()
-
-
-def settings(module: nn.Module) -> dict[str, Any]:
-    """The attributes of a module that are neither tensors nor modules, as JSON values."""
-    return {key: plain(value) for key, value in vars(module).items() if key[0] != "_" and key != "training"}
 
 
 def plain(value: Any) -> Any:

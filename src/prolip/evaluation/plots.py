@@ -18,8 +18,7 @@ from scipy.special import logit
 from scipy.stats import binomtest
 
 from prolip.evaluation.metrics.calibration import Reliability
-from prolip.evaluation.metrics.selective import RiskCoverage
-from prolip.evaluation.metrics.selective import risk_coverage as curve_of
+from prolip.evaluation.metrics.selective import RiskCoverage, risk_coverage
 from prolip.evaluation.metrics.study import Study
 from prolip.evaluation.metrics.traces import Deciles, by_decile
 from prolip.utils.style import MUTED, panels, styled
@@ -47,16 +46,12 @@ def plot_risk_coverage(curves: Mapping[str, RiskCoverage], title: str = "Refusin
     ax.axhline(one.error, linestyle="--", color=MUTED, linewidth=1.2, label="random")  # last in the legend
     ax.plot(one.coverage, one.oracle, linestyle=":", color=MUTED, linewidth=1.2, label="oracle")
     ax.set(xlim=(0, 1.01), ylim=(0, 1.06 * top or 1), xlabel="coverage: share answered", ylabel="error of the answered")
-    ax.set_title(title)
-    _percent(ax, "xy")
-    _legend_below(ax)
+    _finish(ax, title, percent="xy")
     return figure
 
 
 @styled
-def plot_deciles(
-    deciles: Mapping[str, Deciles], value: str = "R@1", title: str = "By decile of uncertainty"
-) -> Figure:
+def plot_deciles(deciles: Mapping[str, Deciles], value: str, title: str = "By decile of uncertainty") -> Figure:
     """Mean value of queries in groups of rising uncertainty, PCME++ figure 3; several series by name."""
     figure, (ax,) = panels(1, 1, width=WIDTH, height=HEIGHT)
     for (colour, dashes, marker), (name, series) in zip(cycle(LOOKS), deciles.items()):
@@ -68,9 +63,7 @@ def plot_deciles(
     ax.set_xticks(range(1, most + 1))
     ax.set_ylim(bottom=0)
     ax.set(xlabel="tenth of the queries, certain to uncertain", ylabel=value)
-    ax.set_title(title)
-    _percent(ax, "y")
-    _legend_below(ax)
+    _finish(ax, title, percent="y")
     return figure
 
 
@@ -83,7 +76,10 @@ def plot_reliability(rel: Reliability, name: str, title: str = "Reliability", lo
     """
     heights = {"height_ratios": (3.4, 1)}
     figure, (ax, below) = panels(2, 1, width=WIDTH, height=2.5, sharex=True, gridspec_kw=heights)
-    span = _span(rel) if log_odds else (0.0, 1.0)
+    span = (0.0, 1.0)
+    if log_odds:  # from the least to the greatest that occurs
+        every = np.concatenate([rel.probability, rel.frequency, [0.05, 0.95]])
+        span = (float(every[_inside(every)].min()), float(every[_inside(every)].max()))
     scale = logit if log_odds else np.asarray
     diagonal = scale(np.array(span))
     ax.plot(diagonal, diagonal, color=MUTED, linestyle="--", linewidth=1.2, label="calibrated")
@@ -110,7 +106,7 @@ def draw(study: Study, name: str = "") -> dict[str, Figure]:
     for part, (error, uncertainties) in study.samples.items():
         what = part.removeprefix("refusal").replace("/", "_")
         title = " ".join(filter(None, (name, what.strip("_"))))
-        curves = {key: curve_of(u, error) for key, u in uncertainties.items()}
+        curves = {key: risk_coverage(u, error) for key, u in uncertainties.items()}
         out[f"risk_coverage{what}"] = plot_risk_coverage(curves, f"Refusing the most uncertain: {title}".rstrip(": "))
         traces = {key: by_decile(u, 1 - error) for key, u in uncertainties.items()}
         out[f"by_decile{what}"] = plot_deciles(traces, "1 - error", f"By uncertainty: {title}".rstrip(": "))
@@ -128,16 +124,13 @@ def write_plots(study: Study, title: str, folder: Path) -> None:
         figure.savefig(folder / f"{name}.png", dpi=150)
 
 
-def _percent(ax: Axes, which: str) -> None:
-    """Shares as percent, with a decimal where the axis spans less than five."""
-    for letter in which:
+def _finish(ax: Axes, title: str, percent: str) -> None:
+    """The title, shares in percent, and the legend beneath the axes, where no curve can hide it."""
+    ax.set_title(title)
+    for letter in percent:  # with a decimal where the axis spans less than five
         low, high = getattr(ax, f"get_{letter}lim")()
         formatter = PercentFormatter(1, decimals=0 if high - low > 0.05 else 1)
         getattr(ax, f"{letter}axis").set_major_formatter(formatter)
-
-
-def _legend_below(ax: Axes) -> None:
-    """The legend beneath the axes, where no curve can hide it; in one column if names are long."""
     _, labels = ax.get_legend_handles_labels()
     columns = 2 if max(map(len, labels)) < 36 else 1
     ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=columns, columnspacing=1.4, handlelength=2.6)
@@ -153,13 +146,6 @@ def _interval(rel: Reliability) -> tuple[np.ndarray, np.ndarray]:
     true = np.rint(np.nan_to_num(rel.frequency) * rel.counts).astype(int)
     found = [binomtest(k, max(n, 1)).proportion_ci(method="wilson") for k, n in zip(true.tolist(), rel.counts.tolist())]
     return np.array([ci.low for ci in found]), np.array([ci.high for ci in found])
-
-
-def _span(rel: Reliability) -> tuple[float, float]:
-    """The probabilities and frequencies that occur, as ends of both log-odds axes."""
-    seen = [x[_inside(x)] for x in (rel.probability, rel.frequency)]
-    every = np.concatenate([*seen, [0.05, 0.95]])
-    return float(every.min()), float(every.max())
 
 
 def _probability_axes(ax: Axes, below: Axes, span: tuple[float, float], log_odds: bool) -> None:

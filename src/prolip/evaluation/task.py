@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from prolip.evaluation.datasets.base import Dataset
@@ -100,7 +100,7 @@ def evaluate_dataset(
     if draws:
         found = bootstrap.intervals(statistics, draws)
         info["intervals"] = {name: [interval.low, interval.high] for name, interval in found.items()}
-    info |= {"model": card.to_dict(), "similarity": score.name, "images": len(features.keys), "source": dataset.source}
+    info |= {"model": asdict(card), "similarity": score.name, "images": len(features.keys), "source": dataset.source}
     if features.damaged:
         info["damaged"] = features.damaged
     info["seconds"] = round(time.perf_counter() - started, 2)

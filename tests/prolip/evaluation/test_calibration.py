@@ -16,9 +16,10 @@ def test_the_worked_example_of_three_predictions():
     assert got.counts.tolist() == [2, 1]
     np.testing.assert_allclose(got.probability, [0.3, 0.9])
     np.testing.assert_allclose(got.frequency, [0.5, 1.0])
-    assert got.ece == pytest.approx((2 * 0.2 + 0.1) / 3) and got.max_error == pytest.approx(0.2)
-    assert got.mean_probability == pytest.approx(0.5) and got.base_rate == pytest.approx(2 / 3)
-    assert got.brier == pytest.approx((0.04 + 0.36 + 0.01) / 3)
+    assert got.metrics("m") == pytest.approx({
+        "m/ece": (2 * 0.2 + 0.1) / 3, "m/max_error": 0.2, "m/mean_probability": 0.5, "m/base_rate": 2 / 3,
+        "m/brier": (0.04 + 0.36 + 0.01) / 3,
+    })  # fmt: skip
 
 
 @pytest.mark.parametrize("bins", [5, 15])
@@ -65,7 +66,7 @@ def test_match_probabilities_of_blocks_are_those_of_all_pairs(in_blocks):
     np.testing.assert_allclose(got.probability, want.probability, rtol=1e-5)
     np.testing.assert_allclose(got.frequency, want.frequency)
     assert got.brier == pytest.approx(want.brier, rel=1e-5) and got.counts.sum() == 77
-    assert got.base_rate == pytest.approx(relevant.double().mean().item())
+    assert got.metrics("m")["m/base_rate"] == pytest.approx(relevant.double().mean().item())
 
 
 def test_log_odds_edges_are_units_apart_and_hold_everything():

@@ -1,5 +1,6 @@
 """Embedders: our models and OpenCLIP's give what they give elsewhere; what cannot be loaded is refused by name."""
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import miniatures as mini
@@ -186,4 +187,4 @@ def test_unknown_precisions_and_absent_devices_are_refused(folder, monkeypatch):
 
 
 def test_a_card_survives_json(ours):
-    assert ModelCard(**json.loads(json.dumps(ours.card.to_dict()))) == ours.card
+    assert ModelCard(**json.loads(json.dumps(asdict(ours.card)))) == ours.card

@@ -42,9 +42,9 @@ def test_ranks_are_those_of_sorting_the_whole_matrix_ties_included(in_blocks, el
         assert_same(got, dense_ranking.rank(scores, relevant))
 
 
-@pytest.mark.parametrize("count", ["_ranks_by_sorting", "_ranks_by_counting", "_ranks_by_counting_in_parallel"])
+@pytest.mark.parametrize("count", ["_ranks_by_sorting", "_ranks_by_counting"])
 def test_sorting_and_counting_give_the_same_ranks(count):
-    scores, relevant = tied_problem(5, share=0.4)  # several matches per row: the parallel one takes them in chunks
+    scores, relevant = tied_problem(5, share=0.4)  # several matches per row
     row, item = relevant.nonzero(as_tuple=True)
     order = scores.argsort(dim=1, descending=True, stable=True).tolist()
     expected = [order[r].index(i) + 1 for r, i in zip(row.tolist(), item.tolist())]

@@ -71,7 +71,7 @@ def test_frequencies_beyond_the_probabilities_stay_inside_the_axes():
 def test_series_differ_in_colour_and_in_form(samples):
     error, uncertainties = samples
     many = {f"u{i}": by_decile(uncertainties["image"] ** (i + 1), 1 - error) for i in range(6)}
-    (ax,) = figures.plot_deciles(many).axes
+    (ax,) = figures.plot_deciles(many, "R@1").axes
     assert len({line.get_color() for line in ax.lines}) == 6
     assert len({(line.get_marker()) for line in ax.lines}) == 6
 

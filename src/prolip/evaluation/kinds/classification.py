@@ -4,6 +4,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from sklearn.metrics import confusion_matrix
 from torch import Tensor
 
 from prolip.evaluation.datasets.base import Dataset
@@ -13,14 +14,14 @@ from prolip.evaluation.kinds.base import (
     TaskMetrics,
     class_texts,
     own_labels,
-    score_blocks,
+    pair_scores,
     score_matrix,
     text_gaussians,
     too_small_for,
     uncertainty_of,
 )
 from prolip.evaluation.metrics.bootstrap import class_mean_of, mean_of
-from prolip.evaluation.metrics.classification import confusion_matrix, label_ranks, mean_per_class_recall
+from prolip.evaluation.metrics.classification import label_ranks, mean_per_class_recall
 from prolip.evaluation.metrics.study import Study, study_classification
 from prolip.gaussian import Gaussian
 from prolip.scores import Score
@@ -38,8 +39,9 @@ def names(dataset: Dataset) -> list[str]:
 def evaluate(features: Features, score: Score, confusion: bool = False) -> TaskMetrics:
     """acc1, acc5 (with five classes or more) and the mean per-class recall; equal scores go to the lower class."""
     labels, classes = own_labels(features), len(text_gaussians(features).mean)
-    blocks = ((block.argmax(1), label_ranks(block, labels[rows])) for rows, block in score_blocks(features, score))
-    predicted, ranks = (torch.cat(column) for column in zip(*blocks))
+    blocks = pair_scores(features, score).blocks()
+    parts = [(block.argmax(1), label_ranks(block, labels[rows])) for rows, block in blocks]
+    predicted, ranks = (torch.cat(column) for column in zip(*parts))
     hits = {f"acc{k}": ranks <= k for k in (1, TOP) if k <= classes}
     metrics = {name: float(hit.double().mean()) for name, hit in hits.items()}
     statistics = {name: mean_of(hit, "images") for name, hit in hits.items()}
@@ -47,7 +49,7 @@ def evaluate(features: Features, score: Score, confusion: bool = False) -> TaskM
     statistics["mean_per_class_recall"] = class_mean_of(predicted == labels, labels, "images")
     info: dict[str, Any] = {"classes": classes}
     if confusion:
-        info["confusion"] = confusion_matrix(predicted, labels, classes).tolist()
+        info["confusion"] = confusion_matrix(labels.numpy(), predicted.numpy(), labels=range(classes)).tolist()
     return TaskMetrics(metrics, info | too_small_for(["acc5"], metrics), statistics)
 
 

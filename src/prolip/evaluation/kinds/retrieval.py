@@ -24,7 +24,6 @@ from prolip.scores import Score
 
 
 def texts(features: Features) -> tuple[list[str], None]:
-    """The captions."""
     return list(features.captions), None
 
 

@@ -144,6 +144,10 @@ class PairScores:
         """Some texts against all images."""
         return self.block(slice(None), rows).mT
 
+    def blocks(self) -> Iterator[tuple[slice, Tensor]]:
+        """Images against all texts, some images at a time, as `row_blocks` gives them."""
+        return row_blocks(self.image_rows, self.images, self.texts)
+
     def subset(self, images: Tensor, texts: Tensor) -> PairScores:
         """Only these images and texts, int64 indices in the order that breaks ties."""
         return PairScores(len(images), len(texts), lambda rows, columns: self.block(images[rows], texts[columns]))
@@ -211,7 +215,7 @@ class MatchRanks:
     def update(self, rows: slice, block: Tensor) -> None:
         """Take the scores (b, G) of these queries."""
         low, high = _run(self._query, rows)
-        self._ranks[low:high] = match_ranks(block, self._query[low:high] - rows.start, self._item[low:high])
+        self._ranks[low:high] = match_ranks(block.cpu(), self._query[low:high] - rows.start, self._item[low:high])
 
     def rankings(self) -> list[Ranking]:
         """One `Ranking` for each relevance, once every row was seen."""
@@ -243,10 +247,9 @@ def match_ranks(scores: Tensor, row: Tensor, item: Tensor) -> Tensor:
     ranks = torch.empty_like(row)
     sort = many[row]
     if sort.any():
-        ranks[sort] = _ranks_by_sorting(scores[many.to(scores.device)], (many.cumsum(0) - 1)[row[sort]], item[sort])
+        ranks[sort] = _ranks_by_sorting(scores[many], (many.cumsum(0) - 1)[row[sort]], item[sort])
     if not sort.all():
-        count = _ranks_by_counting if scores.device.type == "cpu" else _ranks_by_counting_in_parallel
-        ranks[~sort] = count(scores, row[~sort], item[~sort])
+        ranks[~sort] = _ranks_by_counting(scores, row[~sort], item[~sort])
     return ranks
 
 
@@ -259,9 +262,8 @@ def _run(query: Tensor, rows: slice) -> tuple[int, int]:
 def _ranks_by_sorting(scores: Tensor, row: Tensor, item: Tensor) -> Tensor:
     """For rows with many matches: the inverse of the order."""
     order = scores.argsort(dim=1, descending=True, stable=True)
-    place = torch.arange(1, scores.shape[1] + 1, device=scores.device).expand_as(order)
-    ranks = torch.empty_like(order).scatter_(1, order, place)
-    return ranks[row.to(scores.device), item.to(scores.device)].cpu()
+    place = torch.arange(1, scores.shape[1] + 1).expand_as(order)
+    return torch.empty_like(order).scatter_(1, order, place)[row, item]
 
 
 def _ranks_by_counting(scores: Tensor, row: Tensor, item: Tensor) -> Tensor:
@@ -272,18 +274,6 @@ def _ranks_by_counting(scores: Tensor, row: Tensor, item: Tensor) -> Tensor:
         line = table[r]
         ranks[i] = 1 + np.count_nonzero(line[:m] >= line[m]) + np.count_nonzero(line[m:] > line[m])
     return torch.from_numpy(ranks)
-
-
-def _ranks_by_counting_in_parallel(scores: Tensor, row: Tensor, item: Tensor) -> Tensor:
-    """The same for devices where a kernel per match would be too small: all matches of a chunk at once."""
-    column = torch.arange(scores.shape[1], device=scores.device)
-    chunk = max(1, len(scores))  # as much memory again as the scores
-    parts = []
-    for r, m in zip(row.to(scores.device).split(chunk), item.to(scores.device).split(chunk)):
-        lines, m = scores[r], m.unsqueeze(1)
-        value = lines.gather(1, m)
-        parts.append(((lines > value) | ((lines == value) & (column < m))).sum(1) + 1)
-    return torch.cat(parts).cpu()
 
 
 def ranking_of(relevance: Relevance, ranks: Tensor) -> Ranking:
@@ -306,7 +296,7 @@ def ranking_of(relevance: Relevance, ranks: Tensor) -> Ranking:
 
 
 def rank_sparse(scores: Rows, *relevances: Relevance) -> list[Ranking]:
-    """`metrics.rank` for every relevance, from one pass over the rows of scores; rows without a match are not scored.
+    """The ranking of every relevance, from one pass over the rows of scores; rows without a match are not scored.
 
     Memory: a few times the scores of `row_blocks`, and a few words for each query and each relevant pair.
     """
@@ -326,7 +316,7 @@ def check_fit(scores: PairScores, relevance: Relevance) -> None:
 
 
 def retrieval(scores: PairScores, relevance: Relevance, ks: Sequence[int] = KS) -> dict[str, float]:
-    """`metrics.retrieval` without the matrix; relevance: images x texts, many-to-many."""
+    """`both_directions` without the matrix; relevance: images x texts, many-to-many."""
     check_fit(scores, relevance)
     (i2t,) = rank_sparse(scores.image_rows, relevance)
     (t2i,) = rank_sparse(scores.text_rows, relevance.transposed())

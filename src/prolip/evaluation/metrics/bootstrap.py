@@ -127,7 +127,6 @@ def paired(
 
 
 def _ratio(total: np.ndarray, count: np.ndarray) -> np.ndarray:
-    """total / count, NaN for nothing."""
     return np.divide(total, count, out=np.full_like(total, np.nan), where=count > 0)
 
 

@@ -39,25 +39,15 @@ class Reliability(NamedTuple):
         """Expected calibration error, sum_b counts_b / N |probability_b - frequency_b|."""
         return self._mean(np.abs(self.probability - self.frequency))
 
-    @property
-    def max_error(self) -> float:
-        """The largest gap of a bin."""
-        return float(np.nanmax(np.abs(self.probability - self.frequency)))
-
-    @property
-    def mean_probability(self) -> float:
-        """Mean prediction."""
-        return self._mean(self.probability)
-
-    @property
-    def base_rate(self) -> float:
-        """The share that came true."""
-        return self._mean(self.frequency)
-
     def metrics(self, prefix: str) -> dict[str, float]:
-        """`<prefix>/ece`, `max_error`, `mean_probability`, `base_rate`, `brier`."""
-        names = ("ece", "max_error", "mean_probability", "base_rate", "brier")
-        return {f"{prefix}/{name}": float(getattr(self, name)) for name in names}
+        """`<prefix>/ece`, `max_error` of a bin, `mean_probability`, `base_rate`: the share that came true, `brier`."""
+        return {
+            f"{prefix}/ece": self.ece,
+            f"{prefix}/max_error": float(np.nanmax(np.abs(self.probability - self.frequency))),
+            f"{prefix}/mean_probability": self._mean(self.probability),
+            f"{prefix}/base_rate": self._mean(self.frequency),
+            f"{prefix}/brier": float(self.brier),
+        }
 
     def _mean(self, values: np.ndarray) -> float:
         filled = self.counts > 0
@@ -94,25 +84,21 @@ class Bins:
         return Reliability(self.count.copy(), probability, frequency, brier)
 
 
-class MatchReliability:
+class MatchReliability(Bins):
     """The match probability of every pair of a score matrix, from blocks of scores as they stream by.
 
     probability: scores -> probabilities, of the same shape.
     """
 
     def __init__(self, relevance: Relevance, probability: Callable[[Tensor], Tensor]):
+        super().__init__(LOG_ODDS)
         self.relevance, self.probability = relevance, probability
-        self._bins = Bins(LOG_ODDS)
 
     def update(self, rows: slice, block: Tensor) -> None:
         """Take the scores (b, G) of these queries."""
         probability = self.probability(block).cpu()
         row, item = self.relevance.within(rows)
-        self._bins.add(probability.flatten().numpy(), probability[row, item].numpy())
-
-    def reliability(self) -> Reliability:
-        """Of all pairs that were seen."""
-        return self._bins.reliability()
+        self.add(probability.flatten().numpy(), probability[row, item].numpy())
 
 
 def confidence(logits: Tensor) -> Tensor:

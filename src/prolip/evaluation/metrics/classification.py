@@ -45,13 +45,7 @@ def mean_per_class_recall(predicted: Array, labels: Array) -> float:
 def macro_f1(predicted: Array, labels: Array) -> float:
     """F1 averaged over the classes that have a sample, as WILDS scores iWildCam: (N,), (N,)."""
     truth = as_array(labels)
-    scored = sk.f1_score(truth, as_array(predicted), labels=np.unique(truth), average="macro", zero_division=0)
-    return float(scored)
-
-
-def confusion_matrix(predicted: Array, labels: Array, classes: int) -> np.ndarray:
-    """(C, C) counts, rows the true class, columns the predicted one."""
-    return sk.confusion_matrix(as_array(labels), as_array(predicted), labels=np.arange(classes))
+    return float(sk.f1_score(truth, as_array(predicted), labels=np.unique(truth), average="macro", zero_division=0))
 
 
 def classification(scores: Tensor, labels: Tensor) -> dict[str, float]:

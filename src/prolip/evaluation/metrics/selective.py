@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from sklearn.metrics import roc_auc_score
 
-from prolip.evaluation.metrics.blockwise import Nearest, PairScores, row_blocks
+from prolip.evaluation.metrics.blockwise import Nearest, PairScores
 from prolip.evaluation.metrics.ranking import Array, as_array
 from prolip.evaluation.metrics.traces import by_decile
 from prolip.gaussian import Gaussian
@@ -99,7 +99,7 @@ def recall_auroc(z: Gaussian, labels: Array, uncertainty: Array) -> dict[str, fl
             "one class label each"
         )
     nearest = Nearest(count)
-    for rows, block in row_blocks(PairScores.from_gaussians(z, z, "mean").image_rows, count, count):
+    for rows, block in PairScores.from_gaussians(z, z, "mean").blocks():
         itself = torch.arange(rows.start, rows.stop)
         block[itself - rows.start, itself] = -torch.inf
         nearest.update(rows, block)

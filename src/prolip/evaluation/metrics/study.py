@@ -37,7 +37,7 @@ class Study(NamedTuple):
     extra: dict[str, float]
 
     def metrics(self) -> dict[str, float]:
-        """`refusal/...` as `refusal_figures` names them, `calibration/...` as `Reliability.figures` does."""
+        """`refusal/...` as `selective_metrics` names them, `calibration/...` as `Reliability.metrics` does."""
         out: dict[str, float] = {}
         for prefix, (error, uncertainties) in self.samples.items():
             out |= selective_metrics(error, uncertainties, prefix)
@@ -73,7 +73,7 @@ def study_classification(
     relevance = Relevance.from_pairs(torch.arange(len(labels)), labels, len(labels), matrix.texts)
     check_fit(matrix, relevance)
     nearest, pairs, sure = Nearest(matrix.images), _pairs(relevance, score), []
-    for rows, block in row_blocks(matrix.image_rows, matrix.images, matrix.texts):
+    for rows, block in matrix.blocks():
         nearest.update(rows, block)
         if pairs is not None:
             pairs.update(rows, block)
@@ -159,5 +159,4 @@ def _queries(ranking: Ranking, nearest: Nearest, query: Side, item: Side) -> Sam
 
 
 def _samples(error: Array, uncertainties: Mapping[str, Array]) -> Samples:
-    """As float64 arrays."""
     return Samples(as_array(error, np.float64), {name: as_array(u, np.float64) for name, u in uncertainties.items()})
