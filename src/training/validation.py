@@ -17,10 +17,10 @@ from prolip.evaluation.datasets.base import Dataset
 from prolip.evaluation.datasets.specs import open_dataset
 from prolip.evaluation.distributed import TaskLost, evaluate_over_ranks
 from prolip.evaluation.features import default_workers
+from prolip.evaluation.kinds import KINDS
 from prolip.evaluation.metrics.ranking import retrieval_names
 from prolip.evaluation.model import Embedder, Loaded, embedder_of
 from prolip.evaluation.suites.emoji import evaluate_corpus, gallery
-from prolip.evaluation.task import metric_names
 from prolip.models.weights.checkpoint import save_pretrained
 from prolip.utils.messages import naming
 from training.checkpoint.run_folder import write_json
@@ -160,7 +160,7 @@ def check_metric(metric: str, validation: Validation, averaged: bool) -> None:
     if metric.startswith(EMA) and not averaged:
         raise FlagError(f"--best-metric {metric} without --ema-decay: there is no averaged model to measure")
     name = metric.removeprefix(EMA)
-    known = [f"{task.name}/{figure}" for task in validation.tasks for figure in metric_names(task)]
+    known = [f"{task.name}/{figure}" for task in validation.tasks for figure in KINDS[task.kind].names(task)]
     families: Iterable[str] = ()
     if validation.corpus is not None:
         known += [f"{where}/{figure}" for where in ("names", "captions") for figure in retrieval_names()]

@@ -5,6 +5,7 @@ import random
 import sys
 import time
 import types
+from unittest.mock import patch
 
 import open_clip
 import pytest
@@ -12,7 +13,7 @@ import torch
 from open_clip.tokenizer import SimpleTokenizer
 
 import prolip
-from prolip.evaluation.loading import no_foreign_code, openclip_tokenizer
+from prolip.evaluation.loading import FOREIGN_CODE, openclip_tokenizer
 from prolip.models import tokenizer as module
 from prolip.models.tokenizer import BPETokenizer, cut, merged
 
@@ -125,7 +126,7 @@ def test_code_in_a_tokenizers_folder_never_runs_and_nobody_is_asked(tmp_path, mo
 def test_a_text_tower_of_transformers_does_not_ask_either(tmp_path, monkeypatch):
     transformers = pytest.importorskip("transformers")
     monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asked"))
-    with no_foreign_code(), pytest.raises(ValueError):
+    with patch(FOREIGN_CODE, 0), pytest.raises(ValueError):
         transformers.AutoConfig.from_pretrained(custom_folder(tmp_path))
     assert not (tmp_path / "ran").exists()
 

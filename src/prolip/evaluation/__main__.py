@@ -21,7 +21,6 @@ from torch import Tensor
 from prolip.data.faults import FaultCounter
 from prolip.data.reading.table import show_counts
 from prolip.evaluation.datasets import coco
-from prolip.evaluation.datasets.base import Dataset
 from prolip.evaluation.datasets.specs import FORMS, open_dataset
 from prolip.evaluation.feature_store import FeatureStore, slug
 from prolip.evaluation.features import Features, load_features, task_key
@@ -38,8 +37,13 @@ from prolip.utils.outputs import check_output
 
 log = logging.getLogger(__name__)
 
+#: Flags that say how a model reads images and texts.
+OF_MODELS = (
+    "model", "pretrained", "tokenizer", "dataset", "split", "save_features", "device", "precision", "skip_damaged",
+)  # fmt: skip
+
+
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line."""
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser("python -m prolip.evaluation", description=__doc__, formatter_class=form)
     add = parser.add_argument
@@ -73,7 +77,8 @@ def check(args: argparse.Namespace) -> None:
     for similarity in args.similarity:
         if similarity:
             find_score(similarity)
-    useless = [flag for flag, given in of_models(args).items() if given]
+    given = vars(args) | {"device": args.device != "cpu", "precision": args.precision != "fp32"}
+    useless = [f"--{name.replace('_', '-')}" for name in OF_MODELS if given[name]]
     if args.features and useless:
         raise ValueError(
             f"--features evaluates without a model: drop {', '.join(useless)}, or give --model, --dataset and "
@@ -96,35 +101,21 @@ def check(args: argparse.Namespace) -> None:
             check_output(path, folder)
 
 
-def of_models(args: argparse.Namespace) -> dict[str, bool]:
-    """The flags that say how a model reads images and texts, and whether they were given."""
-    return {
-        "--model": bool(args.model), "--pretrained": bool(args.pretrained), "--tokenizer": bool(args.tokenizer),
-        "--dataset": bool(args.dataset), "--split": bool(args.split), "--save-features": bool(args.save_features),
-        "--device": args.device != "cpu", "--precision": args.precision != "fp32", "--skip-damaged": args.skip_damaged,
-    }  # fmt: skip
-
-
 def features_of(args: argparse.Namespace) -> Iterator[Features]:
     """The features of all data sets: opened first, so that a missing one is known before the first is embedded."""
     if args.features:
         yield from load_features(FeatureStore(args.features))
         return
-    datasets = [open_one(spec, args) for spec in args.dataset]
+    datasets = []
+    for spec in args.dataset:
+        with naming(f"--dataset {spec}"):
+            datasets.append(open_dataset(spec, args.split, FaultCounter() if args.skip_damaged else None))
     embedder = load_embedder(args.model, args.pretrained, args.device, args.precision, args.tokenizer)
     for similarity in args.similarity:
         embedder.card.scored_by(similarity)
     store = FeatureStore(args.save_features)
     for dataset in datasets:
-        yield compute_features(
-            dataset, embedder, store, args.batch_size, args.workers, progress=sys.stderr.isatty()
-        )
-
-
-def open_one(spec: str, args: argparse.Namespace) -> Dataset:
-    """A data set, with a counter for damage where it may be left out."""
-    with naming(f"--dataset {spec}"):
-        return open_dataset(spec, args.split, FaultCounter() if args.skip_damaged else None)
+        yield compute_features(dataset, embedder, store, args.batch_size, args.workers, progress=sys.stderr.isatty())
 
 
 def run(args: argparse.Namespace) -> list[TaskResult]:
@@ -146,7 +137,9 @@ def run(args: argparse.Namespace) -> list[TaskResult]:
             compare_results(results, args.intervals)
         if args.out:
             with naming(f"--out {args.out}"):  # an error of a full disk names no file
-                write(results, Path(args.out))
+                Path(args.out).parent.mkdir(parents=True, exist_ok=True)
+                text = json.dumps([result.to_dict() for result in results], indent=1, allow_nan=False)
+                Path(args.out).write_text(text, encoding="utf-8")
     tables = [format_table(results), *([format_uncertainty(results)] if wanted else [])]
     tables += [format_intervals(results)] if args.intervals else []
     print("\n\n".join(tables) + (f"\n\nwritten to {args.out}" if args.out else ""))
@@ -189,12 +182,6 @@ def with_uncertainty(result: TaskResult, features: Features, plots: str | None, 
 
         write_plots(study, result.key, Path(plots) / name)
     return replace(result, metrics=result.metrics | study.metrics())
-
-
-def write(results: Sequence[TaskResult], path: Path) -> None:
-    """The results as one JSON list."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps([result.to_dict() for result in results], indent=1, allow_nan=False), encoding="utf-8")
 
 
 def main(arguments: Sequence[str] | None = None) -> list[TaskResult]:

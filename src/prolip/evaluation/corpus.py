@@ -23,7 +23,6 @@ from prolip.utils.outputs import check_output
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line."""
     parser = argparse.ArgumentParser("python -m prolip.evaluation.corpus", description=__doc__.split("\n")[0])
     parser.add_argument("--model", required=True, help="local-dir:FOLDER, hf-hub:NAME or a config name")
     parser.add_argument("--data", nargs="+", required=True, metavar="TAR", help="shards whose drawings are evaluated")

@@ -25,7 +25,6 @@ from prolip.utils import console
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line."""
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser("python -m prolip.evaluation.datacomp", description=__doc__, formatter_class=form)
     add = parser.add_argument

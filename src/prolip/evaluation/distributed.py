@@ -53,11 +53,7 @@ def evaluate_over_ranks(
     """
     embedder.card.scored_by(similarity)
     features = features_over_ranks(dataset, embedder, group, batch_size, workers)
-
-    def score() -> TaskResult | None:
-        return None if features is None else evaluate_dataset(dataset, features, similarity)
-
-    return agree(score, group)
+    return agree(lambda: None if features is None else evaluate_dataset(dataset, features, similarity), group)
 
 
 def features_over_ranks(
@@ -159,5 +155,3 @@ def broadcast(value: T | None, group: Any = None) -> T:
 def first_of(group: Any = None) -> int:
     """The number among all processes of the group's first rank."""
     return 0 if group is None else dist.get_global_rank(group, 0)
-
-

@@ -10,7 +10,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from typing import Any
 
@@ -32,7 +32,7 @@ from prolip.evaluation.datasets.base import (
 )
 from prolip.evaluation.datasets.specs import further_of
 from prolip.evaluation.feature_store import FORMAT, FeatureStore, Record, pack, unpack
-from prolip.evaluation.model import Embedder, ModelCard
+from prolip.evaluation.model import Embedder, ModelCard, groups
 from prolip.evaluation.zero_shot import mix_groups
 from prolip.gaussian import Gaussian, concatenate
 
@@ -83,7 +83,7 @@ def image_features(
     key = image_key(dataset, embedder.card)
     record = store.read("images", key, dataset.name)
     if record is None or is_stale(record, dataset):
-        record = embed_samples(dataset, embedder, batch_size, workers, progress)
+        record = to_record(dataset, *embed_share(dataset, embedder, batch_size, workers, progress))
         if not record.values["damaged"]:  # what was left out may be there next time
             store.write("images", key, record, dataset.name)
     return from_record(dataset, embedder.card, record)
@@ -140,14 +140,6 @@ def mix_prompts(prompts: Sequence[str], counts: Sequence[int], embedder: Embedde
 
 
 # --- images ----------------------------------------------------------------------------------------------------------
-def embed_samples(
-    dataset: Dataset, embedder: Embedder, batch_size: int, workers: int | None, progress: bool
-) -> Record:
-    """One pass over the samples."""
-    samples, parts = embed_share(dataset, embedder, batch_size, workers, progress)
-    return to_record(dataset, samples, parts)
-
-
 def embed_share(
     dataset: Dataset,
     embedder: Embedder,
@@ -157,15 +149,13 @@ def embed_share(
     share: Share = WHOLE,
 ) -> tuple[list[Sample], list[Gaussian]]:
     """The samples of a share without their bytes, and their Gaussians: decoded in threads, embedded in batches."""
-    if batch_size < 1:
-        raise ValueError(f"batch size {batch_size}: give 1 or more")
     if dataset.damage is not None:
         dataset.damage.drain()
     threads = default_workers() if workers is None else workers
     stream = decoded(dataset, embedder.preprocess, threads, AHEAD * batch_size, share)
     parts, samples = [], []
     with tqdm(desc=dataset.name, total=dataset.size, unit="", disable=not progress) as bar:
-        while batch := list(islice(stream, batch_size)):
+        for batch in groups(stream, batch_size):
             parts.append(embedder.encode_image(torch.stack([pixels for _, pixels in batch])))
             samples += [sample for sample, _ in batch]
             bar.update(len(batch))
@@ -218,27 +208,21 @@ def default_workers(processes: int = 1) -> int:
     return max(0, min(16, cores // processes - 1))
 
 
-def damage_of(dataset: Dataset) -> dict[str, Any]:
-    """What was left out; DamagedData where relevant pairs are counted by caption, which would now be others."""
-    counter = dataset.damage
-    if counter is None or not counter.kinds:
-        return {}
-    damaged = {"kinds": dict(counter.kinds), "examples": list(counter.examples)}
-    if dataset.relevance is not None:
-        raise DamagedData(
-            f"{dataset.source} has relevant pairs by the captions' places, which are wrong once samples are left out: "
-            f"{damaged}. Fetch these files again"
-        )
-    return damaged
-
-
 # --- records ---------------------------------------------------------------------------------------------------------
 def to_record(dataset: Dataset, samples: Sequence[Sample], parts: Sequence[Gaussian]) -> Record:
     """What a pass has found, as tensors and JSON values.
 
-    DamagedData where it has found nothing, samples are missing, or only some have labels or groups.
+    DamagedData where it has found nothing, samples are missing, only some have labels or groups, or relevant pairs are
+    counted by caption, which are others once samples are left out.
     """
-    damaged = damage_of(dataset)
+    damaged, counter = {}, dataset.damage
+    if counter is not None and counter.kinds:
+        damaged = {"kinds": dict(counter.kinds), "examples": list(counter.examples)}
+    if damaged and dataset.relevance is not None:
+        raise DamagedData(
+            f"{dataset.source} has relevant pairs by the captions' places, which are wrong once samples are left out: "
+            f"{damaged}. Fetch these files again"
+        )
     if not samples:
         raise DamagedData(f"no image in {dataset.source}: {damaged or 'the shards are empty'}")
     if dataset.size is not None and len(samples) != dataset.size and not damaged:
@@ -314,7 +298,7 @@ def task_description(features: Features) -> dict[str, Any]:
             "relevance": None if dataset.relevance is None else sorted([list(pair) for pair in dataset.relevance]),
             "info": dataset.info,
         },
-        "model": features.model.to_dict(),
+        "model": asdict(features.model),
         "images": image_key(dataset, features.model),
         "texts": features.text_key,
     }  # fmt: skip

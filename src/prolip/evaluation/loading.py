@@ -4,8 +4,8 @@ from __future__ import annotations
 import hashlib
 import json
 import pickle
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,8 @@ UNLOADABLE = (
     KeyError, AttributeError, ImportError,
 )  # fmt: skip
 TEXTS = ("a photo of a cat.", "Zürich, 12:30")
+#: Seconds for which transformers asks whether to run code of a model's folder; with 0 it refuses at once.
+FOREIGN_CODE = "transformers.dynamic_module_utils.TIME_OUT_REMOTE_CODE"
 
 
 def load_embedder(
@@ -72,7 +74,6 @@ def load_embedder(
 
 
 def load_prolip(model: str, pretrained: str | None, tokenizer: str | None) -> Loaded:
-    """One of ours."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
         load = pretrained is not None or not is_bare(model)
@@ -88,13 +89,18 @@ def load_openclip(model: str, pretrained: str | None, tokenizer: str | None) -> 
     # OpenCLIP only warns of weights it has not found, and fetches those of a text tower alone where none are asked for.
     options: dict[str, Any] = {"pretrained": pretrained, "require_pretrained": trained, "pretrained_text": False}
     try:
-        with torch.random.fork_rng(devices=[]), no_foreign_code() if foreign else nullcontext():
+        with torch.random.fork_rng(devices=[]), patch(FOREIGN_CODE, 0) if foreign else nullcontext():
             torch.manual_seed(SEED)
             network, _, preprocess = open_clip.create_model_and_transforms(model, **options)
     except UNLOADABLE as error:
         what = f"{model} with the weights {pretrained!r}" if pretrained else model
         if pretrained and Path(pretrained).is_file():
-            raise ValueError(f"OpenCLIP cannot load {what}: {why_not_loaded(pretrained, error)}") from error
+            try:  # in our words where it cannot be read, in OpenCLIP's where it does not fit
+                read_state_dict(pretrained)
+                why = f"{pretrained} does not fit: {error}"
+            except CheckpointError as unreadable:
+                why = str(unreadable)
+            raise ValueError(f"OpenCLIP cannot load {what}: {why}") from error
         raise ValueError(
             f"OpenCLIP cannot load {what}: {error}. Fetch the weights where there is a network and give the file: "
             "--pretrained FILE"
@@ -114,24 +120,6 @@ def check_openclip_config(model: str) -> bool:
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
     return bool(config["text_cfg"].get("hf_model_name"))
-
-
-@contextmanager
-def no_foreign_code() -> Iterator[None]:
-    """Let transformers refuse at once what needs code of its folder, instead of asking whether to run it."""
-    from transformers import dynamic_module_utils
-
-    with patch.object(dynamic_module_utils, "TIME_OUT_REMOTE_CODE", 0):
-        yield
-
-
-def why_not_loaded(path: str, error: Exception) -> str:
-    """Why OpenCLIP did not load a file: in our words where it cannot be read, in its own where it does not fit."""
-    try:
-        read_state_dict(path)
-    except CheckpointError as why:
-        return str(why)
-    return f"{path} does not fit: {error}"
 
 
 def is_prolip(model: str) -> bool:
@@ -241,16 +229,12 @@ def model_fingerprint(network: nn.Module, preprocess: Callable, tokenizer: Calla
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     # The same weights make another model with other activations, heads or padding.
     for name, module in network.named_modules():
-        digest.update(json.dumps([name, type(module).__qualname__, settings(module)], sort_keys=True).encode())
+        settings = {key: plain(value) for key, value in vars(module).items() if key[0] != "_" and key != "training"}
+        digest.update(json.dumps([name, type(module).__qualname__, settings], sort_keys=True).encode())
     ramp = torch.arange(97 * 61 * 3).remainder(251).to(torch.uint8).reshape(61, 97, 3)
     digest.update(preprocess(Image.fromarray(ramp.numpy())).contiguous().numpy().tobytes())
     digest.update(tokenizer(list(TEXTS)).numpy().tobytes())
     return digest.hexdigest()
-
-
-def settings(module: nn.Module) -> dict[str, Any]:
-    """The attributes of a module that are neither tensors nor modules, as JSON values."""
-    return {key: plain(value) for key, value in vars(module).items() if key[0] != "_" and key != "training"}
 
 
 def plain(value: Any) -> Any:

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from prolip.gaussian import Gaussian, concatenate
-from prolip.methods import Method, find_method, find_score, score_from_dict
+from prolip.methods import find_method, find_score, score_from_dict
 from prolip.scores import CSDScore, Score, Similarity
 
 PRECISIONS = {"fp32": None, "amp_bf16": torch.bfloat16, "amp_fp16": torch.float16}
@@ -44,10 +44,6 @@ class ModelCard:
         """
         own = score_from_dict(self.score) if self.score else CSDScore(self.logit_scale, self.logit_bias)
         return choose_score(similarity, own, self.probabilistic, self.name)
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON values, which `ModelCard(**values)` takes."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -102,8 +98,9 @@ def embedder_of(
     """A network that is on `device` already, as an evaluation wants it; what is never stored needs no fingerprint."""
     network, preprocess, tokenize = loaded
     inner = network.model if isinstance(network, PointModel) else network
-    probabilistic = is_probabilistic(network)
-    if inner is network and not probabilistic:
+    score, has_variances = own_score(inner)
+    probabilistic = has_variances and inner is network
+    if not has_variances and inner is network:
         network = PointModel(network)
     scale, bias = (getattr(inner, part, None) for part in ("logit_scale", "logit_bias"))
     return Embedder(
@@ -115,7 +112,7 @@ def embedder_of(
         probabilistic=probabilistic,
         logit_scale=None if scale is None else scale.exp().item(),
         logit_bias=None if bias is None else bias.item(),
-        score=score_of(inner),
+        score=score,
         device=device,
         precision=precision,
         fingerprint=fingerprint,
@@ -164,22 +161,16 @@ def check_device(device: torch.device | str) -> torch.device:
     return place
 
 
-def method_of(network: nn.Module) -> Method | None:
-    """The method of one of our models; None for any other network."""
+def own_score(network: nn.Module) -> tuple[Score, bool]:
+    """The score of a model's method, and whether its variances mean something, which the method knows too.
+
+    Of a network that is not ours csd, which is the cosine of points, and True.
+    """
     config = getattr(network, "config", None)
-    return find_method(config["method_cfg"]["name"]) if isinstance(config, dict) and "method_cfg" in config else None
-
-
-def score_of(network: nn.Module) -> Score:
-    """The score of a model's method; of a network that is not ours csd, which is the cosine of points."""
-    method = method_of(network)
-    return (CSDScore if method is None else method.score).of(network)
-
-
-def is_probabilistic(network: nn.Module) -> bool:
-    """Whether a model's variances mean something, which its method knows."""
-    method = method_of(network)
-    return not isinstance(network, PointModel) and (method is None or method.probabilistic)
+    if not isinstance(config, dict) or "method_cfg" not in config:
+        return CSDScore.of(network), True
+    method = find_method(config["method_cfg"]["name"])
+    return method.score.of(network), method.probabilistic
 
 
 def choose_score(similarity: Similarity, own: Score, probabilistic: bool, name: str) -> Score:
@@ -240,12 +231,6 @@ def embed_texts(
     if not parts:
         raise ValueError("no text to embed: give at least one")
     return concatenate(parts)
-
-
-def similarity_scores(queries: Gaussian, gallery: Gaussian, similarity: Similarity = "csd") -> Tensor:
-    """Scores to rank by, larger is nearer, (Q, D), (G, D) -> (Q, G); similarity: a score, or the name of one."""
-    score = similarity if isinstance(similarity, Score) else find_score(similarity or CSDScore.name)()
-    return score.pairwise(queries, gallery)
 
 
 def token_lengths(tokenizer: Callable, texts: Iterable[str], batch_size: int = 4096) -> Tensor:

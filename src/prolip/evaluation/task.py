@@ -9,14 +9,13 @@ from __future__ import annotations
 import logging
 import math
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from prolip.evaluation.datasets.base import Dataset
 from prolip.evaluation.feature_store import FeatureStore
 from prolip.evaluation.features import Features, image_features, stored_texts, task_description, task_key, text_key
 from prolip.evaluation.kinds import KINDS
-from prolip.evaluation.kinds.base import TaskMetrics
 from prolip.evaluation.metrics import bootstrap
 from prolip.evaluation.metrics.bootstrap import Statistic
 from prolip.evaluation.metrics.study import Study
@@ -95,30 +94,17 @@ def evaluate_dataset(
     card = source.card if isinstance(source, Embedder) else source.model
     score = card.scored_by(similarity)
     features = compute_features(dataset, source, store, **options) if isinstance(source, Embedder) else source
-    metrics, info, statistics = evaluate_features(features, score, confusion)
-    main = KINDS[dataset.kind].main
-    main = main if main in metrics else next(iter(metrics))
+    kind = KINDS[dataset.kind]
+    metrics, info, statistics = kind.evaluate(features, score, confusion)
+    main = kind.main if kind.main in metrics else next(iter(metrics))
     if draws:
         found = bootstrap.intervals(statistics, draws)
         info["intervals"] = {name: [interval.low, interval.high] for name, interval in found.items()}
-    info |= {"model": card.to_dict(), "similarity": score.name, "images": len(features.keys), "source": dataset.source}
+    info |= {"model": asdict(card), "similarity": score.name, "images": len(features.keys), "source": dataset.source}
     if features.damaged:
         info["damaged"] = features.damaged
     info["seconds"] = round(time.perf_counter() - started, 2)
     return TaskResult(dataset.name, metrics, main, info, statistics)
-
-
-def evaluate_features(
-    features: Features, similarity: Similarity = None, confusion: bool = False
-) -> TaskMetrics:
-    """The metrics of a task by its kind."""
-    score = features.model.scored_by(similarity)
-    return KINDS[features.dataset.kind].evaluate(features, score, confusion)
-
-
-def metric_names(dataset: Dataset) -> list[str]:
-    """What the metrics of a task will be called, known before any is computed."""
-    return KINDS[dataset.kind].names(dataset)
 
 
 def study_features(features: Features, similarity: Similarity = None) -> Study:

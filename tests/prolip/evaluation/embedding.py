@@ -4,11 +4,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from prolip.evaluation import model as evaluated
 from prolip.evaluation.model import Embedder, Loaded, embedder_of, encoder
 from prolip.gaussian import Gaussian, concatenate
+from prolip.methods import find_score
 
 CPU = torch.device("cpu")
 
@@ -29,3 +30,8 @@ def embed_texts(
     model: nn.Module, tokenizer: Callable, texts: Iterable[str], batch_size: int = 512, precision: str = "fp32"
 ) -> Gaussian:
     return evaluated.embed_texts(encoder(model, "text", CPU, precision), tokenizer, texts, batch_size)
+
+
+def similarity_scores(queries: Gaussian, gallery: Gaussian, similarity: str = "csd") -> Tensor:
+    """All scores at once, (Q, D), (G, D) -> (Q, G)."""
+    return find_score(similarity)().pairwise(queries, gallery)

@@ -13,7 +13,7 @@ from prolip.evaluation.datasets.base import Dataset
 from prolip.evaluation.features import Features
 from prolip.evaluation.metrics.blockwise import PairScores
 from prolip.evaluation.model import ModelCard
-from prolip.evaluation.task import evaluate_features
+from prolip.evaluation.task import evaluate_dataset
 from prolip.gaussian import Gaussian
 
 KS = (1, 5, 10)
@@ -84,13 +84,14 @@ def split(tmp_path):
 
 
 @pytest.mark.parametrize("values", [4, 10**6])  # many ties, and none
-def test_a_miniature_gives_the_packages_figures(split, values):
+def test_a_miniature_gives_the_packages_figures(in_blocks, split, values):
+    in_blocks(900)
     folder, images, captions = split
     rng = np.random.default_rng(1)
     images, captions = rng.permutation(images).tolist(), rng.permutation(captions).tolist()
     matrix = rng.integers(0, values, (len(images), len(captions))).astype(np.float32)
     scores, labels = PairScores.from_matrix(matrix), coco.load_annotations(folder)
-    got = coco.label_set_metrics(scores, images, captions, labels, elements=900)
+    got = coco.label_set_metrics(scores, images, captions, labels)
     want = package_figures(matrix, images, captions, folder)
     assert {key: got[key] for key in want} == pytest.approx(want, abs=1e-12)
     for name in ("mAP@R", "R-Precision", "R@1"):
@@ -99,7 +100,8 @@ def test_a_miniature_gives_the_packages_figures(split, values):
     assert got["cxc/rsum"] == pytest.approx(100 * sum(six))
 
 
-def test_a_score_function_gives_what_its_matrix_gives(split):
+def test_a_score_function_gives_what_its_matrix_gives(in_blocks, split):
+    in_blocks(700)
     folder, images, captions = split
     matrix = torch.randn(len(images), len(captions), generator=torch.Generator().manual_seed(2))
     annotations = coco.load_annotations(folder)
@@ -108,7 +110,7 @@ def test_a_score_function_gives_what_its_matrix_gives(split):
         return matrix[rows][:, columns]
 
     scores = PairScores(*matrix.shape, block)
-    assert coco.label_set_metrics(scores, images, captions, annotations, elements=700) == coco.label_set_metrics(
+    assert coco.label_set_metrics(scores, images, captions, annotations) == coco.label_set_metrics(
         PairScores.from_matrix(matrix), images, captions, annotations
     )
 
@@ -127,12 +129,12 @@ def test_retrieval_on_cocos_test_split_has_the_figures_of_all_its_labels(split, 
         dataset, ModelCard("m", ""), tuple(map(str, images)), image, captions=("a",) * len(captions),
         owners=torch.arange(IMAGES).repeat_interleave(PER_IMAGE), text=text,
     )  # fmt: skip
-    found = evaluate_features(features)[0]
+    found = evaluate_dataset(features.dataset, features).metrics
     want = coco.label_set_metrics(PairScores.from_gaussians(image, text, "csd"), images, captions, annotations)
     assert {key: found[key] for key in want} == want and sorted(want) == sorted(coco.label_set_names())
     assert found["coco_5k/i2t/R@5"] == found["i2t/R@5"]  # each image's own captions
     half = replace(features, dataset=replace(dataset, info={**info, "caption_ids": captions[:-1] + [10**6]}))
-    assert "eccv/mAP@R" not in evaluate_features(half)[0]
+    assert "eccv/mAP@R" not in evaluate_dataset(half.dataset, half).metrics
 
 
 def test_captions_beyond_the_split_are_left_out_of_every_gallery(split):

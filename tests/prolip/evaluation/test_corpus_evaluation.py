@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 import torch
 from dense_ranking import rank
-from embedding import as_embedder
+from embedding import as_embedder, similarity_scores
 from PIL import Image
 from torch import nn
 
 from prolip.evaluation import corpus as command
 from prolip.evaluation.metrics.traces import by_decile
-from prolip.evaluation.model import similarity_scores
 from prolip.evaluation.suites import emoji as corpus_evaluation
 from prolip.gaussian import Gaussian
 

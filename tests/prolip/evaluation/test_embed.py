@@ -1,7 +1,7 @@
 """Batched embedding: what comes out does not depend on how it was batched."""
 import pytest
 import torch
-from embedding import embed_images, embed_texts
+from embedding import embed_images, embed_texts, similarity_scores
 from torch import nn
 
 from prolip.evaluation import model as evaluated
@@ -81,11 +81,11 @@ def test_token_lengths_leave_out_the_padding_only():
 def test_similarities_are_csd_and_cosine_and_any_measure():
     a = Gaussian(torch.eye(2), torch.zeros(2, 2).log_softmax(1))  # traces are 1
     b = Gaussian(torch.eye(2)[:1], torch.full((1, 2), -1e9))  # trace 0
-    torch.testing.assert_close(evaluated.similarity_scores(a, b), torch.tensor([[0.5], [-0.5]]))
-    torch.testing.assert_close(evaluated.similarity_scores(a, b, "mean"), torch.tensor([[1.0], [0.0]]))
-    torch.testing.assert_close(evaluated.similarity_scores(a, b, "csd_similarity"), evaluated.similarity_scores(a, b))
+    torch.testing.assert_close(similarity_scores(a, b), torch.tensor([[0.5], [-0.5]]))
+    torch.testing.assert_close(similarity_scores(a, b, "mean"), torch.tensor([[1.0], [0.0]]))
+    torch.testing.assert_close(similarity_scores(a, b, "csd_similarity"), similarity_scores(a, b))
     with pytest.raises(ValueError, match="unknown"):
-        evaluated.similarity_scores(a, b, "nearness")
+        similarity_scores(a, b, "nearness")
 
 
 def test_bad_requests_are_refused(model):

@@ -6,13 +6,13 @@ import dense_ranking
 import miniatures as mini
 import pytest
 import torch
+from embedding import similarity_scores
 
 from prolip.evaluation import __main__ as evaluation
 from prolip.evaluation.__main__ import main
 from prolip.evaluation.feature_store import FeatureStore
 from prolip.evaluation.features import load_features
 from prolip.evaluation.metrics import ranking as metrics
-from prolip.evaluation.model import similarity_scores
 from prolip.utils import outputs
 
 

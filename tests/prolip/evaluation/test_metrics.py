@@ -164,13 +164,14 @@ def test_bad_matrices_are_refused():
         dense_ranking.rank(scores, torch.zeros(2, 3, dtype=torch.bool))
 
 
-def test_plausible_matches_are_labels_that_differ_in_at_most_zeta_places():
+def test_plausible_matches_are_labels_that_differ_in_at_most_zeta_places(monkeypatch):
+    monkeypatch.setattr(metrics, "QUERIES", 7)
     g = torch.Generator().manual_seed(6)
     a, b = (torch.rand(n, 6, generator=g) < 0.35 for n in (40, 30))
     a[3], b[5] = False, False  # no label: left out on both sides
     scores = torch.randint(0, 9, (40, 30), generator=g).float()
     asked, kept = a.any(1), b.any(1)
-    got = metrics.plausible_match(scores.__getitem__, a, b, block=7)
+    got = metrics.plausible_match(scores.__getitem__, a, b)
     for zeta in (0, 1, 2):
         relevant = torch.tensor([[sum(x != y for x, y in zip(p, q)) <= zeta for q in b.tolist()] for p in a.tolist()])
         values = oracle(scores[asked][:, kept], relevant[asked][:, kept])[3]
@@ -185,7 +186,7 @@ def test_r_precision_of_classes_is_plausible_match_at_zeta_nought():
     classes, others = torch.arange(24) % 4, torch.arange(20) % 4
     scores = torch.randn(24, 20, generator=g)
     one_hot = torch.nn.functional.one_hot
-    got = metrics.plausible_match(scores.__getitem__, one_hot(classes), one_hot(others), zetas=(0,))
+    got = metrics.plausible_match(scores.__getitem__, one_hot(classes), one_hot(others))
     want = metrics.summarise(dense_ranking.rank(scores, classes.unsqueeze(1) == others))["R-Precision"]
     assert got["PMRP@0"] == pytest.approx(want)
 

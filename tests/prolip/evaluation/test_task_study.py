@@ -12,7 +12,7 @@ from prolip.evaluation.datasets.base import Association, Dataset
 from prolip.evaluation.features import Features
 from prolip.evaluation.metrics.selective import recall_auroc
 from prolip.evaluation.model import ModelCard
-from prolip.evaluation.task import evaluate_features, study_features
+from prolip.evaluation.task import evaluate_dataset, study_features
 from prolip.gaussian import Gaussian
 from prolip.measures import pairwise_csd_similarity
 
@@ -83,7 +83,7 @@ def test_of_classes_it_is_the_wrong_class():
     pair = features.image.trace + features.text.trace[torch.from_numpy(chosen)]
     np.testing.assert_allclose(uncertainties["pair"], pair.numpy(), rtol=1e-6)
     assert {"calibration/match", "calibration/confidence"} == set(study.reliability)
-    assert error.mean() == pytest.approx(1 - evaluate_features(features)[0]["acc1"])
+    assert error.mean() == pytest.approx(1 - evaluate_dataset(features.dataset, features).value)
 
 
 def test_of_captions_it_is_no_match_in_the_first_place_by_the_most_complete_labels():
@@ -103,7 +103,7 @@ def test_of_captioned_images_with_classes_r_auroc_is_that_of_the_images():
     features = features_of("retrieval", captions=("x",) * (2 * N), owners=owners)
     assert not study_features(features).extra
     found = study_features(dataclasses.replace(features, labels=labels)).metrics()
-    assert found["refusal/R-AUROC"] == recall_auroc(features.image, labels)["R-AUROC"] != 0.5
+    assert found["refusal/R-AUROC"] == recall_auroc(features.image, labels, features.image.trace)["R-AUROC"] != 0.5
     points = dataclasses.replace(features.model, probabilistic=False)
     assert not study_features(dataclasses.replace(features, labels=labels, model=points)).extra
 

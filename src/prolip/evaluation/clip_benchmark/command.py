@@ -28,7 +28,7 @@ from prolip.evaluation.clip_benchmark.encoder import GaussianEncoder
 from prolip.evaluation.clip_benchmark.repairs import repaired
 from prolip.evaluation.datasets.base import DamagedData
 from prolip.evaluation.datasets.wds import read_kind
-from prolip.evaluation.model import choose_score, is_probabilistic, score_of
+from prolip.evaluation.model import choose_score, own_score
 from prolip.factory import create_model_and_transforms
 from prolip.methods import find_score
 from prolip.models.registry import find_weights
@@ -82,7 +82,7 @@ def load_encoder(model_name, pretrained, cache_dir, device, *, similarity: str |
     model, _, transform = create_model_and_transforms(
         model_name, pretrained or None, device=device, cache_dir=cache_dir, require_pretrained=True
     )
-    score = choose_score(similarity, score_of(model), is_probabilistic(model), model_name)
+    score = choose_score(similarity, *own_score(model), model_name)
     return GaussianEncoder(model, score), transform, get_tokenizer(
         model_name, cache_dir=cache_dir, tokenizer=tokenizer
     )

@@ -92,7 +92,6 @@ def label_set_metrics(
     caption_ids: Sequence[int],
     annotations: Annotations | None = None,
     ks: Sequence[int] = KS,
-    elements: int | None = None,
 ) -> dict[str, float]:
     """Every figure of the four benchmarks, shares in [0, 1]; scores: images x captions in the order of the ids.
 
@@ -109,8 +108,8 @@ def label_set_metrics(
     if split.images == scores.images and split.texts == scores.texts:
         split = scores  # no index, no copy
     sets = (annotations.coco, annotations.cxc, annotations.eccv)
-    coco, cxc, eccv = _rank_both(split, list(images), list(captions), sets, elements)
-    out = _recalls("coco_5k", *coco, ks) | _fold_recalls(split, list(images), list(captions), annotations, ks, elements)
+    coco, cxc, eccv = _rank_both(split, list(images), list(captions), sets)
+    out = _recalls("coco_5k", *coco, ks) | _fold_recalls(split, list(images), list(captions), annotations, ks)
     out |= _recalls("cxc", *cxc, ks)
     both = both_directions(*eccv, ks)
     names = ("mAP@R", "R-Precision", *(f"R@{k}" for k in ks))
@@ -231,16 +230,12 @@ def _places(what: str, ids: Sequence[int], annotated: Sequence[int] | dict[int, 
 
 
 def _rank_both(
-    scores: PairScores, image_ids: list[int], caption_ids: list[int], sets: Sequence[MatchingIds], elements: int | None
+    scores: PairScores, image_ids: list[int], caption_ids: list[int], sets: Sequence[MatchingIds]
 ) -> list[tuple[Ranking, Ranking]]:
     """(images to captions, captions to images) for every label set, the scores read once per direction."""
     i2t = [Relevance.from_ids(labels.captions_of, image_ids, caption_ids) for labels in sets]
     t2i = [Relevance.from_ids(labels.images_of, caption_ids, image_ids) for labels in sets]
-    ranked = (
-        rank_sparse(scores.image_rows, *i2t, elements=elements),
-        rank_sparse(scores.text_rows, *t2i, elements=elements),
-    )
-    return list(zip(*ranked))
+    return list(zip(rank_sparse(scores.image_rows, *i2t), rank_sparse(scores.text_rows, *t2i)))
 
 
 def _recalls(prefix: str, i2t: Ranking, t2i: Ranking, ks: Sequence[int]) -> dict[str, float]:
@@ -251,12 +246,7 @@ def _recalls(prefix: str, i2t: Ranking, t2i: Ranking, ks: Sequence[int]) -> dict
 
 
 def _fold_recalls(
-    scores: PairScores,
-    image_ids: list[int],
-    caption_ids: list[int],
-    labels: Annotations,
-    ks: Sequence[int],
-    elements: int | None,
+    scores: PairScores, image_ids: list[int], caption_ids: list[int], labels: Annotations, ks: Sequence[int]
 ) -> dict[str, float]:
     """COCO 1K: recalls within each fifth of the test set, averaged."""
     folds = []
@@ -265,6 +255,6 @@ def _fold_recalls(
         columns = [i for i, key in enumerate(caption_ids) if key in captions]
         part = scores.subset(torch.tensor(rows), torch.tensor(columns))
         ids = [image_ids[i] for i in rows], [caption_ids[i] for i in columns]
-        (ranked,) = _rank_both(part, *ids, [labels.coco], elements)
+        (ranked,) = _rank_both(part, *ids, [labels.coco])
         folds.append(_recalls("coco_1k", *ranked, ks))
     return {key: fmean(fold[key] for fold in folds) for key in folds[0] if all(key in fold for fold in folds)}

@@ -1,7 +1,8 @@
 """Cues, each with some candidate images of which some belong to it (WinoGAViL)."""
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -10,10 +11,49 @@ from torch import Tensor
 from prolip.evaluation.datasets.base import DamagedData, Dataset
 from prolip.evaluation.features import Features
 from prolip.evaluation.kinds.base import Kind, TaskMetrics, match_reliability, text_gaussians, uncertainty_of
-from prolip.evaluation.metrics.association import Candidates, association_metrics, jaccards, parts
 from prolip.evaluation.metrics.bootstrap import mean_of
+from prolip.evaluation.metrics.ranking import as_array
 from prolip.evaluation.metrics.study import Study, study_errors
 from prolip.scores import Score
+
+
+class Candidates(NamedTuple):
+    """What a cue is compared with: scores (n,) of candidates, larger is nearer, and which belong to the cue (n,)."""
+
+    scores: Tensor
+    associated: Tensor
+
+
+def jaccards(instances: Sequence[Candidates]) -> np.ndarray:
+    """|chosen and true| / |chosen or true| of every instance, (A,), the n nearest chosen where n candidates are true.
+
+    Equal scores go by index. Raises ValueError for an instance without a true candidate.
+    """
+    values = []
+    for scores, associated in instances:
+        true = set(associated.nonzero().flatten().tolist())
+        if not true:
+            raise ValueError("an instance has no candidate that belongs to its cue: the file of instances is damaged")
+        chosen = set(np.argsort(-as_array(scores, np.float64), kind="stable")[: len(true)].tolist())
+        values.append(len(chosen & true) / len(chosen | true))
+    return np.array(values)
+
+
+def parts(instances: Sequence[Candidates]) -> dict[str, np.ndarray]:
+    """Which instances each of the metrics is over, (A,) bool: all, and those of some numbers of candidates."""
+    sizes = np.array([len(instance.scores) for instance in instances])
+    found = {"avg_jaccard_score": sizes > 0} | {f"jaccard_score_{n}": sizes == n for n in (5, 6, 10, 12)}
+    found |= {"jaccard_score_5-6": sizes <= 6, "jaccard_score_10-12": sizes >= 10}
+    return {name: kept for name, kept in found.items() if kept.any()}
+
+
+def association_metrics(instances: Sequence[Candidates]) -> dict[str, float]:
+    """Mean Jaccard over all instances and by number of candidates, numbers that none has left out.
+
+    The main one is over 10 to 12 candidates. Raises ValueError for an instance without a true candidate.
+    """
+    values = jaccards(instances)
+    return {name: float(values[kept].mean()) for name, kept in parts(instances).items()}
 
 
 def texts(features: Features) -> tuple[list[str], None]:
@@ -29,11 +69,7 @@ def cue_prompt(cue: str) -> str:
 
 def names(dataset: Dataset) -> list[str]:
     """Of the numbers of candidates that there are."""
-    blank = [
-        Candidates(torch.zeros(len(one.images)), torch.tensor([key in one.associated for key in one.images]))
-        for one in dataset.associations
-    ]
-    return list(association_metrics(blank))
+    return list(parts([Candidates(torch.zeros(len(one.images)), torch.empty(0)) for one in dataset.associations]))
 
 
 def score_candidates(features: Features, score: Score) -> Iterator[Candidates]:
@@ -50,7 +86,7 @@ def score_candidates(features: Features, score: Score) -> Iterator[Candidates]:
 
 
 def evaluate(features: Features, score: Score, confusion: bool = False) -> TaskMetrics:
-    """`metrics.association.association_metrics`."""
+    """`association_metrics`."""
     scored = list(score_candidates(features, score))
     values = jaccards(scored)
     statistics = {name: mean_of(np.where(kept, values, np.nan), "cues") for name, kept in parts(scored).items()}

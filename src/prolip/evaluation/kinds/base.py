@@ -1,7 +1,7 @@
 """What a kind of task is, and what several kinds ask of features."""
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -9,7 +9,6 @@ from torch import Tensor
 
 from prolip.evaluation.datasets.base import Dataset
 from prolip.evaluation.features import Features
-from prolip.evaluation.metrics import blockwise
 from prolip.evaluation.metrics.blockwise import PairScores
 from prolip.evaluation.metrics.bootstrap import Statistic
 from prolip.evaluation.metrics.calibration import LOG_ODDS, Reliability, reliability
@@ -64,15 +63,9 @@ def pair_scores(features: Features, score: Score) -> PairScores:
     return PairScores.from_gaussians(features.image, text_gaussians(features), score)
 
 
-def score_blocks(features: Features, score: Score) -> Iterator[tuple[slice, Tensor]]:
-    """The rows of the (images, texts) scores, some at a time."""
-    scores = pair_scores(features, score)
-    return blockwise.row_blocks(scores.image_rows, scores.images, scores.texts)
-
-
 def score_matrix(features: Features, score: Score) -> Tensor:
     """All scores at once, (images, texts)."""
-    return torch.cat([block for _, block in score_blocks(features, score)])
+    return torch.cat([block for _, block in pair_scores(features, score).blocks()])
 
 
 def own_labels(features: Features) -> Tensor:

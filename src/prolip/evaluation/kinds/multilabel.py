@@ -23,7 +23,6 @@ from prolip.scores import Score
 
 
 def names(dataset: Dataset) -> list[str]:
-    """mAP and its kin."""
     return list(multilabel(torch.zeros(1, 1), torch.ones(1, 1)))
 
 

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from prolip.evaluation.datasets.base import DamagedData, Dataset
 from prolip.evaluation.features import Features
@@ -16,8 +15,7 @@ from prolip.evaluation.kinds.base import (
     uncertainty_of,
 )
 from prolip.evaluation.kinds.classification import NEIGHBOURS
-from prolip.evaluation.metrics import blockwise
-from prolip.evaluation.metrics.blockwise import Relevance
+from prolip.evaluation.metrics.blockwise import Relevance, rank_sparse
 from prolip.evaluation.metrics.bootstrap import Statistic, combine, mean_of
 from prolip.evaluation.metrics.ranking import KS, Ranking, both_directions, retrieval_names
 from prolip.evaluation.metrics.selective import recall_auroc
@@ -26,7 +24,6 @@ from prolip.scores import Score
 
 
 def texts(features: Features) -> tuple[list[str], None]:
-    """The captions."""
     return list(features.captions), None
 
 
@@ -46,8 +43,8 @@ def evaluate(features: Features, score: Score, confusion: bool = False) -> TaskM
     """
     scores, (own, complete) = pair_scores(features, score), relevance_of(features)
     labels = [own] if complete is None else [complete, own]
-    i2t = blockwise.rank_sparse(scores.image_rows, *labels)
-    t2i = blockwise.rank_sparse(scores.text_rows, *(relevance.transposed() for relevance in labels))
+    i2t = rank_sparse(scores.image_rows, *labels)
+    t2i = rank_sparse(scores.text_rows, *(relevance.transposed() for relevance in labels))
     metrics: Metrics = {}
     statistics: dict[str, Statistic] = {}
     for prefix, a, b in zip(("", "own/"), i2t, t2i):
@@ -85,7 +82,12 @@ def relevance_of(features: Features) -> tuple[Relevance, Relevance | None]:
     own = Relevance.from_pairs(owners, captions, images, len(owners))
     dataset = features.dataset
     if dataset.info.get("relevant_by") == "label":
-        image, text = same_label(own_labels(features), owners)
+        labels = own_labels(features)
+        pairs = [
+            torch.cartesian_prod((labels == label).nonzero().flatten(), (labels[owners] == label).nonzero().flatten())
+            for label in labels.unique()
+        ]
+        image, text = torch.cat(pairs).unbind(1)
         return own, Relevance.from_pairs(image, text, images, len(owners))
     if dataset.relevance is None:
         return own, None
@@ -99,16 +101,6 @@ def relevance_of(features: Features) -> tuple[Relevance, Relevance | None]:
     further = torch.tensor([(row[key], index) for key, index in dataset.relevance]).reshape(-1, 2)
     image, text = torch.cat([owners, further[:, 0]]), torch.cat([captions, further[:, 1]])
     return own, Relevance.from_pairs(image, text, images, len(owners))
-
-
-def same_label(labels: Tensor, owners: Tensor) -> tuple[Tensor, Tensor]:
-    """All pairs of an image and a text whose image has its label, label by label: (P,), (P,)."""
-    pairs = [
-        torch.cartesian_prod((labels == label).nonzero().flatten(), (labels[owners] == label).nonzero().flatten())
-        for label in labels.unique()
-    ]
-    image, text = torch.cat(pairs).unbind(1)
-    return image, text
 
 
 def study(features: Features, score: Score) -> Study:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -29,7 +29,6 @@ SORT_FROM = 256
 Index = slice | Tensor
 Indices = Sequence[int] | Tensor
 Rows = Callable[[slice], Tensor]
-EVERYTHING = slice(None)
 
 
 class Relevance(NamedTuple):
@@ -61,13 +60,6 @@ class Relevance(NamedTuple):
         return cls(key // max(gallery, 1), key % max(gallery, 1), queries, gallery, absent)
 
     @classmethod
-    def from_lists(cls, items: Sequence[Iterable[int]], gallery: int) -> Relevance:
-        """The matches of query 0, 1, ... as lists of gallery indices."""
-        lists = [list(row) for row in items]
-        query = np.repeat(np.arange(len(lists)), np.array([len(row) for row in lists], dtype=np.int64))
-        return cls.from_pairs(torch.from_numpy(query), [i for row in lists for i in row], len(lists), gallery)
-
-    @classmethod
     def from_dense(cls, relevant: Tensor) -> Relevance:
         """A boolean (Q, G) matrix."""
         query, item = relevant.bool().nonzero(as_tuple=True)
@@ -77,12 +69,14 @@ class Relevance(NamedTuple):
     def from_ids(cls, matches: Mapping[int, Iterable[int]], query_ids: Indices, gallery_ids: Indices) -> Relevance:
         """Annotations by id: `matches` of a query's id; a matching id that is not in the gallery counts as absent."""
         place = {int(key): i for i, key in enumerate(gallery_ids)}
-        lists, absent = [], torch.zeros(len(query_ids), dtype=torch.int64)
+        query, item, absent = [], [], torch.zeros(len(query_ids), dtype=torch.int64)
         for i, key in enumerate(query_ids):
             wanted = set(matches.get(int(key), ()))
-            lists.append([place[x] for x in wanted if x in place])
-            absent[i] = len(wanted) - len(lists[-1])
-        return cls.from_lists(lists, len(gallery_ids))._replace(absent=absent)
+            found = [place[x] for x in wanted if x in place]
+            query += [i] * len(found)
+            item += found
+            absent[i] = len(wanted) - len(found)
+        return cls.from_pairs(query, item, len(query_ids), len(gallery_ids))._replace(absent=absent)
 
     def within(self, rows: slice) -> tuple[Tensor, Tensor]:
         """The pairs of some queries: (row, counted from the first of `rows`; item)."""
@@ -127,23 +121,31 @@ class PairScores:
         traces, of the mean's cosine the unit vectors are computed once: by block they would cost as much as the scores.
         """
         score = similarity if isinstance(similarity, Score) else find_score(similarity)()
-        if isinstance(score, CSDScore):
-            block = _csd_block(image.float(), text.float())
-        elif isinstance(score, MeanScore):
+        if isinstance(score, MeanScore):
             block = _product_block(*(F.normalize(z.float().mean, dim=-1) for z in (image, text)))
+        elif isinstance(score, CSDScore):
+            products = _product_block(image.float().mean, text.float().mean)
+            image_trace, text_trace = image.trace, text.trace
+
+            def block(rows: Index, columns: Index) -> Tensor:
+                return products(rows, columns) - 0.5 * (image_trace[rows].unsqueeze(1) + text_trace[columns])
+
         else:
             def block(rows: Index, columns: Index) -> Tensor:
                 return score.pairwise(image.select(rows), text.select(columns))
-
         return cls(len(image.mean), len(text.mean), block)
 
     def image_rows(self, rows: slice) -> Tensor:
         """Some images against all texts."""
-        return self.block(rows, EVERYTHING)
+        return self.block(rows, slice(None))
 
     def text_rows(self, rows: slice) -> Tensor:
         """Some texts against all images."""
-        return self.block(EVERYTHING, rows).mT
+        return self.block(slice(None), rows).mT
+
+    def blocks(self) -> Iterator[tuple[slice, Tensor]]:
+        """Images against all texts, some images at a time, as `row_blocks` gives them."""
+        return row_blocks(self.image_rows, self.images, self.texts)
 
     def subset(self, images: Tensor, texts: Tensor) -> PairScores:
         """Only these images and texts, int64 indices in the order that breaks ties."""
@@ -167,25 +169,15 @@ def _product_block(image: Tensor, text: Tensor) -> Callable[[Index, Index], Tens
     return block
 
 
-def _csd_block(image: Gaussian, text: Gaussian) -> Callable[[Index, Index], Tensor]:
-    """`pairwise_csd_similarity` of some images and some texts."""
-    products, image_trace, text_trace = _product_block(image.mean, text.mean), image.trace, text.trace
-
-    def block(rows: Index, columns: Index) -> Tensor:
-        return products(rows, columns) - 0.5 * (image_trace[rows].unsqueeze(1) + text_trace[columns])
-
-    return block
-
-
 def row_blocks(
-    scores: Rows, queries: int, gallery: int, elements: int | None = None, wanted: Callable[[slice], bool] | None = None
+    scores: Rows, queries: int, gallery: int, wanted: Callable[[slice], bool] | None = None
 ) -> Iterator[tuple[slice, Tensor]]:
     """The rows of a score matrix, some at a time, float32 or float64.
 
-    scores(rows) -> (len(rows), gallery); elements: the most scores at a time, if a row has no more: default BLOCK, or
-    ROWS rows; wanted: whether a block of rows is to be scored at all. Raises ValueError for another shape or NaN.
+    scores(rows) -> (len(rows), gallery), BLOCK scores at a time, or ROWS rows; wanted: whether a block of rows is to
+    be scored at all. Raises ValueError for another shape or NaN.
     """
-    step = max(1, elements // max(gallery, 1)) if elements else max(ROWS, BLOCK // max(gallery, 1))
+    step = max(ROWS, BLOCK // max(gallery, 1))
     for start in range(0, queries, step):
         rows = slice(start, min(start + step, queries))
         if wanted is not None and not wanted(rows):
@@ -198,13 +190,6 @@ def row_blocks(
             )
         refuse_nan(block, first_query=start)
         yield rows, upcast(block.detach())
-
-
-class Reader(Protocol):
-    """Whatever takes blocks of score rows as they come."""
-
-    def update(self, rows: slice, block: Tensor) -> None:
-        """The scores (b, G) of the queries of a slice."""
 
 
 class MatchRanks:
@@ -229,7 +214,7 @@ class MatchRanks:
     def update(self, rows: slice, block: Tensor) -> None:
         """Take the scores (b, G) of these queries."""
         low, high = _run(self._query, rows)
-        self._ranks[low:high] = match_ranks(block, self._query[low:high] - rows.start, self._item[low:high])
+        self._ranks[low:high] = match_ranks(block.cpu(), self._query[low:high] - rows.start, self._item[low:high])
 
     def rankings(self) -> list[Ranking]:
         """One `Ranking` for each relevance, once every row was seen."""
@@ -261,10 +246,9 @@ def match_ranks(scores: Tensor, row: Tensor, item: Tensor) -> Tensor:
     ranks = torch.empty_like(row)
     sort = many[row]
     if sort.any():
-        ranks[sort] = _ranks_by_sorting(scores[many.to(scores.device)], (many.cumsum(0) - 1)[row[sort]], item[sort])
+        ranks[sort] = _ranks_by_sorting(scores[many], (many.cumsum(0) - 1)[row[sort]], item[sort])
     if not sort.all():
-        count = _ranks_by_counting if scores.device.type == "cpu" else _ranks_by_counting_in_parallel
-        ranks[~sort] = count(scores, row[~sort], item[~sort])
+        ranks[~sort] = _ranks_by_counting(scores, row[~sort], item[~sort])
     return ranks
 
 
@@ -277,9 +261,8 @@ def _run(query: Tensor, rows: slice) -> tuple[int, int]:
 def _ranks_by_sorting(scores: Tensor, row: Tensor, item: Tensor) -> Tensor:
     """For rows with many matches: the inverse of the order."""
     order = scores.argsort(dim=1, descending=True, stable=True)
-    place = torch.arange(1, scores.shape[1] + 1, device=scores.device).expand_as(order)
-    ranks = torch.empty_like(order).scatter_(1, order, place)
-    return ranks[row.to(scores.device), item.to(scores.device)].cpu()
+    place = torch.arange(1, scores.shape[1] + 1).expand_as(order)
+    return torch.empty_like(order).scatter_(1, order, place)[row, item]
 
 
 def _ranks_by_counting(scores: Tensor, row: Tensor, item: Tensor) -> Tensor:
@@ -290,18 +273,6 @@ def _ranks_by_counting(scores: Tensor, row: Tensor, item: Tensor) -> Tensor:
         line = table[r]
         ranks[i] = 1 + np.count_nonzero(line[:m] >= line[m]) + np.count_nonzero(line[m:] > line[m])
     return torch.from_numpy(ranks)
-
-
-def _ranks_by_counting_in_parallel(scores: Tensor, row: Tensor, item: Tensor) -> Tensor:
-    """The same for devices where a kernel per match would be too small: all matches of a chunk at once."""
-    column = torch.arange(scores.shape[1], device=scores.device)
-    chunk = max(1, len(scores))  # as much memory again as the scores
-    parts = []
-    for r, m in zip(row.to(scores.device).split(chunk), item.to(scores.device).split(chunk)):
-        lines, m = scores[r], m.unsqueeze(1)
-        value = lines.gather(1, m)
-        parts.append(((lines > value) | ((lines == value) & (column < m))).sum(1) + 1)
-    return torch.cat(parts).cpu()
 
 
 def ranking_of(relevance: Relevance, ranks: Tensor) -> Ranking:
@@ -323,13 +294,13 @@ def ranking_of(relevance: Relevance, ranks: Tensor) -> Ranking:
     return Ranking(first, matches, ap, zeros.index_add(0, query, within) / share)
 
 
-def rank_sparse(scores: Rows, *relevances: Relevance, elements: int | None = None) -> list[Ranking]:
-    """`metrics.rank` for every relevance, from one pass over the rows of scores; rows without a match are not scored.
+def rank_sparse(scores: Rows, *relevances: Relevance) -> list[Ranking]:
+    """The ranking of every relevance, from one pass over the rows of scores; rows without a match are not scored.
 
-    Memory: a few times `elements` scores (see `row_blocks`), and a few words for each query and each relevant pair.
+    Memory: a few times the scores of `row_blocks`, and a few words for each query and each relevant pair.
     """
     ranks = MatchRanks(*relevances)
-    for rows, block in row_blocks(scores, ranks.queries, ranks.gallery, elements, ranks.wants):
+    for rows, block in row_blocks(scores, ranks.queries, ranks.gallery, ranks.wants):
         ranks.update(rows, block)
     return ranks.rankings()
 
@@ -343,11 +314,9 @@ def check_fit(scores: PairScores, relevance: Relevance) -> None:
         )
 
 
-def retrieval(
-    scores: PairScores, relevance: Relevance, ks: Sequence[int] = KS, elements: int | None = None
-) -> dict[str, float]:
-    """`metrics.retrieval` without the matrix; relevance: images x texts, many-to-many."""
+def retrieval(scores: PairScores, relevance: Relevance, ks: Sequence[int] = KS) -> dict[str, float]:
+    """`both_directions` without the matrix; relevance: images x texts, many-to-many."""
     check_fit(scores, relevance)
-    (i2t,) = rank_sparse(scores.image_rows, relevance, elements=elements)
-    (t2i,) = rank_sparse(scores.text_rows, relevance.transposed(), elements=elements)
+    (i2t,) = rank_sparse(scores.image_rows, relevance)
+    (t2i,) = rank_sparse(scores.text_rows, relevance.transposed())
     return both_directions(i2t, t2i, ks)

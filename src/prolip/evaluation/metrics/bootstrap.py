@@ -84,16 +84,37 @@ def combine(terms: Sequence[tuple[float, Statistic]]) -> Statistic:
 def intervals(
     statistics: Mapping[str, Statistic], draws: int = 1000, level: float = 0.95, seed: int = 0
 ) -> dict[str, Interval]:
-    """Every statistic with its interval. Raises ValueError for fewer than two draws or a level outside (0, 1)."""
-    return {name: _interval(found, level) for name, found in _draw(statistics, draws, level, seed).items()}
+    """Every statistic with its interval, NaN where no draw has a value.
+
+    Raises ValueError for fewer than two draws or a level outside (0, 1).
+    """
+    if draws < 2 or not 0 < level < 1:
+        raise ValueError(f"{draws} draws at level {level}: give two or more, and a level such as 0.95")
+    sizes = {name: size for statistic in statistics.values() for name, size in statistic.sizes.items()}
+    streams = {name: np.random.default_rng([seed, crc32(name.encode())]) for name in sizes}
+    once = {name: np.ones((1, size)) for name, size in sizes.items()}
+    values = {name: float(statistic.estimate(once)[0]) for name, statistic in statistics.items()}
+    drawn: dict[str, list[np.ndarray]] = {name: [] for name in statistics}
+    step = max(1, ELEMENTS // max(sizes.values(), default=1))
+    for start in range(0, draws, step):
+        rows = min(step, draws - start)
+        weights = {
+            name: streams[name].multinomial(size, np.full(size, 1 / size), size=rows).astype(np.float64)
+            for name, size in sizes.items()
+        }
+        for name, statistic in statistics.items():
+            drawn[name].append(statistic.estimate(weights))
+    tail, found = (1 - level) / 2, {}
+    for name, parts in drawn.items():
+        every = np.concatenate(parts)
+        kept = every[~np.isnan(every)]
+        low, high = np.quantile(kept, (tail, 1 - tail)) if len(kept) else (np.nan, np.nan)
+        found[name] = Interval(values[name], float(low), float(high))
+    return found
 
 
 def paired(
-    first: Mapping[str, Statistic],
-    second: Mapping[str, Statistic],
-    draws: int = 1000,
-    level: float = 0.95,
-    seed: int = 0,
+    first: Mapping[str, Statistic], second: Mapping[str, Statistic], draws: int = 1000
 ) -> dict[str, Interval]:
     """second - first on the same draws, of the statistics that both have. ValueError where the queries differ."""
     both = [name for name in first if name in second]
@@ -102,42 +123,10 @@ def paired(
             raise ValueError(f"{name} is over {first[name].sizes} and {second[name].sizes} queries: compare two results"
                              " of the same test set, with nothing left out of either")  # fmt: skip
     change = {name: combine([(1.0, second[name]), (-1.0, first[name])]) for name in both}
-    return intervals(change, draws, level, seed)
-
-
-def _draw(statistics: Mapping[str, Statistic], draws: int, level: float, seed: int) -> dict[str, np.ndarray]:
-    """(1 + draws,) of each statistic: first the estimate itself, every query once."""
-    if draws < 2 or not 0 < level < 1:
-        raise ValueError(f"{draws} draws at level {level}: give two or more, and a level such as 0.95")
-    sizes = {name: size for statistic in statistics.values() for name, size in statistic.sizes.items()}
-    streams = {name: np.random.default_rng([seed, crc32(name.encode())]) for name in sizes}
-    found: dict[str, list[np.ndarray]] = {name: [] for name in statistics}
-
-    def add(weights: Weights) -> None:
-        for name, statistic in statistics.items():
-            found[name].append(statistic.estimate(weights))
-
-    add({name: np.ones((1, size)) for name, size in sizes.items()})
-    step = max(1, ELEMENTS // max(sizes.values(), default=1))
-    for start in range(0, draws, step):
-        rows = min(step, draws - start)
-        add({
-            name: streams[name].multinomial(size, np.full(size, 1 / size), size=rows).astype(np.float64)
-            for name, size in sizes.items()
-        })  # fmt: skip
-    return {name: np.concatenate(parts) for name, parts in found.items()}
-
-
-def _interval(found: np.ndarray, level: float) -> Interval:
-    """The estimate and the percentiles of the draws behind it; NaN where there is no estimate."""
-    drawn = found[1:][~np.isnan(found[1:])]
-    tail = (1 - level) / 2
-    low, high = np.quantile(drawn, (tail, 1 - tail)) if len(drawn) else (np.nan, np.nan)
-    return Interval(float(found[0]), float(low), float(high))
+    return intervals(change, draws)
 
 
 def _ratio(total: np.ndarray, count: np.ndarray) -> np.ndarray:
-    """total / count, NaN for nothing."""
     return np.divide(total, count, out=np.full_like(total, np.nan), where=count > 0)
 
 

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from prolip.evaluation.metrics.blockwise import Relevance
@@ -30,8 +29,6 @@ class Reliability(NamedTuple):
     square of probability - outcome, over all predictions.
     """
 
-    lower: np.ndarray
-    upper: np.ndarray
     counts: np.ndarray
     probability: np.ndarray
     frequency: np.ndarray
@@ -40,45 +37,27 @@ class Reliability(NamedTuple):
     @property
     def ece(self) -> float:
         """Expected calibration error, sum_b counts_b / N |probability_b - frequency_b|."""
-        return float(np.average(self._gaps, weights=self.counts[self.counts > 0]))
+        return self._mean(np.abs(self.probability - self.frequency))
 
-    @property
-    def max_error(self) -> float:
-        """The largest gap of a bin."""
-        return float(self._gaps.max())
-
-    @property
-    def mean_probability(self) -> float:
-        """Mean prediction."""
-        return self._mean(self.probability)
-
-    @property
-    def base_rate(self) -> float:
-        """The share that came true."""
-        return self._mean(self.frequency)
-
-    @property
-    def _gaps(self) -> np.ndarray:
-        filled = self.counts > 0
-        return np.abs(self.probability - self.frequency)[filled]
+    def metrics(self, prefix: str) -> dict[str, float]:
+        """`<prefix>/ece`, `max_error` of a bin, `mean_probability`, `base_rate`: the share that came true, `brier`."""
+        return {
+            f"{prefix}/ece": self.ece,
+            f"{prefix}/max_error": float(np.nanmax(np.abs(self.probability - self.frequency))),
+            f"{prefix}/mean_probability": self._mean(self.probability),
+            f"{prefix}/base_rate": self._mean(self.frequency),
+            f"{prefix}/brier": float(self.brier),
+        }
 
     def _mean(self, values: np.ndarray) -> float:
         filled = self.counts > 0
         return float(np.average(values[filled], weights=self.counts[filled]))
 
-    def metrics(self, prefix: str) -> dict[str, float]:
-        """`<prefix>/ece`, `max_error`, `mean_probability`, `base_rate`, `brier`."""
-        names = ("ece", "max_error", "mean_probability", "base_rate", "brier")
-        return {f"{prefix}/{name}": float(getattr(self, name)) for name in names}
-
 
 class Bins:
     """Sums over bins of probability, for predictions that come in parts."""
 
-    def __init__(self, edges: np.ndarray = EQUAL):
-        edges = np.asarray(edges, dtype=np.float64)
-        if edges.ndim != 1 or len(edges) < 2 or (np.diff(edges) <= 0).any() or edges[0] != 0 or edges[-1] != 1:
-            raise ValueError(f"edges {edges}: give rising ones from 0 to 1")
+    def __init__(self, edges: np.ndarray):
         self.edges = edges
         self.count, self.true = (np.zeros(len(edges) - 1, dtype=np.int64) for _ in range(2))
         self.total = np.zeros(len(edges) - 1)
@@ -87,10 +66,11 @@ class Bins:
     def add(self, probability: np.ndarray, came_true: np.ndarray) -> None:
         """All predictions of a part (n,), and those among them that came true (m,), both as probabilities."""
         size = len(self.count)
-        place = self._place(probability)
+        inner = self.edges[1:-1]
+        place = np.searchsorted(inner, probability, side="left")
         self.count += np.bincount(place, minlength=size)
         self.total += np.bincount(place, weights=probability, minlength=size)
-        self.true += np.bincount(self._place(came_true), minlength=size)
+        self.true += np.bincount(np.searchsorted(inner, came_true, side="left"), minlength=size)
         p, q = (x.astype(np.float64, copy=False) for x in (probability, came_true))
         self.squares += float(p @ p - 2 * q.sum() + len(q))  # sum of (p - y)^2 for y of 0 or 1
 
@@ -101,44 +81,24 @@ class Bins:
         filled = np.where(self.count > 0, self.count, np.nan)
         probability, frequency = self.total / filled, self.true / filled
         brier = self.squares / int(self.count.sum())
-        return Reliability(self.edges[:-1], self.edges[1:], self.count.copy(), probability, frequency, brier)
-
-    def _place(self, probability: np.ndarray) -> np.ndarray:
-        """The bin of each."""
-        return np.searchsorted(self.edges[1:-1], probability, side="left")
+        return Reliability(self.count.copy(), probability, frequency, brier)
 
 
-class MatchReliability:
+class MatchReliability(Bins):
     """The match probability of every pair of a score matrix, from blocks of scores as they stream by.
 
     probability: scores -> probabilities, of the same shape.
     """
 
-    def __init__(self, relevance: Relevance, probability: Callable[[Tensor], Tensor], edges: np.ndarray = LOG_ODDS):
+    def __init__(self, relevance: Relevance, probability: Callable[[Tensor], Tensor]):
+        super().__init__(LOG_ODDS)
         self.relevance, self.probability = relevance, probability
-        self._bins = Bins(edges)
 
     def update(self, rows: slice, block: Tensor) -> None:
         """Take the scores (b, G) of these queries."""
         probability = self.probability(block).cpu()
         row, item = self.relevance.within(rows)
-        self._bins.add(probability.flatten().numpy(), probability[row, item].numpy())
-
-    def reliability(self) -> Reliability:
-        """Of all pairs that were seen."""
-        return self._bins.reliability()
-
-
-class Confidence:
-    """`confidence` of every sample, (N,), from blocks of scores as they stream by; logits: scores -> logits."""
-
-    def __init__(self, samples: int, logits: Callable[[Tensor], Tensor]):
-        self.logits = logits
-        self.probability = torch.full((samples,), torch.nan, dtype=torch.float64)
-
-    def update(self, rows: slice, block: Tensor) -> None:
-        """Take the scores (b, C) of these samples."""
-        self.probability[rows] = confidence(self.logits(block)).double().cpu()
+        self.add(probability.flatten().numpy(), probability[row, item].numpy())
 
 
 def confidence(logits: Tensor) -> Tensor:
@@ -161,9 +121,3 @@ def reliability(probability: Array, outcome: Array, edges: np.ndarray = EQUAL) -
     bins = Bins(edges)
     bins.add(p, p[y == 1])
     return bins.reliability()
-
-
-def equal_mass(probability: Array, bins: int = 15) -> np.ndarray:
-    """Edges that hold about equally many of these predictions each, fewer where they repeat."""
-    inner = np.quantile(as_array(probability, np.float64), np.linspace(0, 1, bins + 1)[1:-1])
-    return np.unique(np.concatenate([[0.0], inner, [1.0]]))

@@ -21,6 +21,8 @@ from torch import Tensor
 
 Array = np.ndarray | Tensor
 KS = (1, 5, 10)
+#: Labels in which a plausible match may differ, and the queries that it is looked for at a time.
+ZETAS, QUERIES = (0, 1, 2), 256
 
 
 class Ranking(NamedTuple):
@@ -86,18 +88,8 @@ def retrieval_names(images: int = max(KS), texts: int = max(KS)) -> list[str]:
     return list(both_directions(i2t, t2i))
 
 
-def hamming(queries: Tensor, gallery: Tensor) -> Tensor:
-    """Labels that differ, for all pairs of multi-hot label vectors: (Q, L), (G, L) -> (Q, G) int64."""
-    a, b = queries.float(), gallery.float()
-    return (a.sum(1, keepdim=True) + b.sum(1) - 2 * a @ b.mT).round().long()
-
-
 def plausible_match(
-    scores: Callable[[slice], Tensor],
-    query_labels: Tensor,
-    gallery_labels: Tensor,
-    zetas: Sequence[int] = (0, 1, 2),
-    block: int = 256,
+    scores: Callable[[slice], Tensor], query_labels: Tensor, gallery_labels: Tensor
 ) -> dict[str, float]:
     """R-Precision where a pair matches if its label vectors differ in at most zeta places, PCME 4.1.1 and C.1.
 
@@ -112,14 +104,15 @@ def plausible_match(
             "of classes"
         )
     asked, kept = query_labels.any(1), gallery_labels.any(1)
-    values: dict[int, list[Tensor]] = {zeta: [] for zeta in zetas}
-    for start in range(0, len(query_labels), block):
-        rows = slice(start, min(start + block, len(query_labels)))
+    values: dict[int, list[Tensor]] = {zeta: [] for zeta in ZETAS}
+    for start in range(0, len(query_labels), QUERIES):
+        rows = slice(start, min(start + QUERIES, len(query_labels)))
         some = scores(rows).cpu()[asked[rows]][:, kept]
         refuse_nan(some)
         order = some.argsort(dim=1, descending=True, stable=True)
-        distance = hamming(query_labels[rows][asked[rows]], gallery_labels[kept]).gather(1, order)
-        for zeta in zetas:
+        a, b = query_labels[rows][asked[rows]].float(), gallery_labels[kept].float()
+        distance = (a.sum(1, keepdim=True) + b.sum(1) - 2 * a @ b.mT).round().gather(1, order)  # labels that differ
+        for zeta in ZETAS:
             hits = distance <= zeta
             matches = hits.sum(1, keepdim=True)
             within = hits & (torch.arange(hits.shape[1]) < matches)
@@ -146,5 +139,4 @@ def as_array(values: Array | Sequence, dtype: type | None = None) -> np.ndarray:
 
 
 def _mean(values: Tensor) -> float:
-    """Mean, NaN of nothing."""
     return float(values.double().mean())

@@ -13,9 +13,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from sklearn.metrics import roc_auc_score
-from torch import Tensor
 
-from prolip.evaluation.metrics.blockwise import Nearest, PairScores, row_blocks
+from prolip.evaluation.metrics.blockwise import Nearest, PairScores
 from prolip.evaluation.metrics.ranking import Array, as_array
 from prolip.evaluation.metrics.traces import by_decile
 from prolip.gaussian import Gaussian
@@ -47,11 +46,6 @@ class RiskCoverage(NamedTuple):
     def error(self) -> float:
         """Mean error without refusal, which is also the area of random refusal."""
         return float(self.risk[-1])
-
-    @property
-    def excess(self) -> float:
-        """The area above the oracle's (E-AURC of the same paper), 0 at best."""
-        return self.aurc - self.oracle_aurc
 
     @property
     def gain(self) -> float:
@@ -90,13 +84,12 @@ def auroc(uncertainty: Array, wrong: Array) -> float:
     return float(roc_auc_score(wrong > 0, order))
 
 
-def nearest_neighbour_wrong(
-    z: Gaussian, labels: Array, similarity: str = "mean", elements: int | None = None
-) -> Tensor:
-    """Whether the nearest other sample has another class: (N, D), (N,) -> (N,) bool.
+def recall_auroc(z: Gaussian, labels: Array, uncertainty: Array) -> dict[str, float]:
+    """R-AUROC of the URL benchmark (Kirchhof et al. 2023): does an uncertain embedding have a wrong neighbour?
 
-    labels: numbers or names; similarity: the URL benchmark takes the cosine of the embeddings, "mean" here. A sample
-    that is alone in its class is always wrong, as in URL. Raises ValueError for fewer than two samples.
+    z (N, D); labels: numbers or names (N,). `R-AUROC`: `auroc` of the uncertainty (N,) against a nearest other sample,
+    by the cosine of the means, of another class; `1-NN`: the share with the same class. A sample that is alone in its
+    class is always wrong. Raises ValueError for fewer than two samples.
     """
     labels = torch.from_numpy(np.unique(as_array(labels), return_inverse=True)[1])
     count = len(z.mean)
@@ -106,24 +99,12 @@ def nearest_neighbour_wrong(
             "one class label each"
         )
     nearest = Nearest(count)
-    for rows, block in row_blocks(PairScores.from_gaussians(z, z, similarity).image_rows, count, count, elements):
+    for rows, block in PairScores.from_gaussians(z, z, "mean").blocks():
         itself = torch.arange(rows.start, rows.stop)
         block[itself - rows.start, itself] = -torch.inf
         nearest.update(rows, block)
-    return labels[nearest.item] != labels
-
-
-def recall_auroc(
-    z: Gaussian, labels: Array, uncertainty: Array | None = None, similarity: str = "mean"
-) -> dict[str, float]:
-    """R-AUROC of the URL benchmark (Kirchhof et al. 2023): does an uncertain embedding have a wrong neighbour?
-
-    `R-AUROC`: `auroc` of the uncertainty (N,), default the trace, against a nearest neighbour of another class; `1-NN`:
-    the share with the same class.
-    """
-    wrong = nearest_neighbour_wrong(z, labels, similarity)
-    told = auroc(z.trace if uncertainty is None else uncertainty, wrong)
-    return {"R-AUROC": told, "1-NN": 1 - float(wrong.double().mean())}
+    wrong = labels[nearest.item] != labels
+    return {"R-AUROC": auroc(uncertainty, wrong), "1-NN": 1 - float(wrong.double().mean())}
 
 
 def selective_metrics(error: Array, uncertainties: Mapping[str, Array], prefix: str = "refusal") -> dict[str, float]:
@@ -139,7 +120,7 @@ def selective_metrics(error: Array, uncertainties: Mapping[str, Array], prefix: 
         curve, deciles = risk_coverage(u, e), by_decile(u, e)
         found = {"error": curve.error} | {f"error@{round(100 * c)}": curve.at(c) for c in COVERAGES}
         found |= {"aurc": curve.aurc, "aurc_oracle": curve.oracle_aurc}
-        found |= {"aurc_excess": curve.excess, "aurc_gain": curve.gain}
+        found |= {"aurc_excess": curve.aurc - curve.oracle_aurc, "aurc_gain": curve.gain}  # E-AURC of the same paper
         found |= {"spearman": deciles.spearman_queries, "spearman_deciles": deciles.spearman_bins}
         found |= {f"error_decile{i}": float(value) for i, value in enumerate(deciles.value, 1)}
         if np.isin(e, (0, 1)).all():

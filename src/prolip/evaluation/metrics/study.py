@@ -1,48 +1,25 @@
 """The uncertainty study of any task: its per-sample arrays, and every figure that follows from them.
 
-A `Study` holds what was right, what could be refused by, and how well probabilities were kept; `Study.figures` is the
-flat table, `evaluation.figures.draw` the plots. Models without uncertainty are refused by their scores alone.
+A `Study` holds what was right, what could be refused by, and how well probabilities were kept; `Study.metrics` is the
+flat table, `evaluation.plots.draw` the plots. Models without uncertainty are refused by their scores alone.
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, TypeVar, cast
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from prolip.evaluation.metrics.blockwise import (
-    MatchRanks,
-    Nearest,
-    PairScores,
-    Reader,
-    Relevance,
-    Rows,
-    check_fit,
-    row_blocks,
-)
-from prolip.evaluation.metrics.calibration import (
-    Confidence,
-    MatchReliability,
-    Reliability,
-    reliability,
-)
+from prolip.evaluation.metrics.blockwise import MatchRanks, Nearest, PairScores, Relevance, Rows, check_fit, row_blocks
+from prolip.evaluation.metrics.calibration import MatchReliability, Reliability, confidence, reliability
 from prolip.evaluation.metrics.ranking import Array, Ranking, as_array
 from prolip.evaluation.metrics.selective import recall_auroc, selective_metrics
 from prolip.gaussian import Gaussian
-from prolip.scores import CSDScore, Score
+from prolip.scores import Score
 
 Side = tuple[str, Tensor | None]
-X = TypeVar("X")
-Transform = Callable[[X], Tensor]
-#: No scores, by which a score is asked whether it has probabilities.
-NOTHING = torch.zeros(0)
-
-
-def trace(z: Gaussian) -> Tensor:
-    """The trace of each, (N, D) -> (N,): what a method's score reads its uncertainty from unless it says otherwise."""
-    return z.trace
 
 
 class Samples(NamedTuple):
@@ -60,7 +37,7 @@ class Study(NamedTuple):
     extra: dict[str, float]
 
     def metrics(self) -> dict[str, float]:
-        """`refusal/...` as `refusal_figures` names them, `calibration/...` as `Reliability.figures` does."""
+        """`refusal/...` as `selective_metrics` names them, `calibration/...` as `Reliability.metrics` does."""
         out: dict[str, float] = {}
         for prefix, (error, uncertainties) in self.samples.items():
             out |= selective_metrics(error, uncertainties, prefix)
@@ -76,31 +53,32 @@ def study_errors(error: Array, uncertainties: Mapping[str, Array]) -> Study:
 
 
 def study_classification(
-    scores: PairScores | Tensor,
+    scores: Tensor,
     labels: Tensor,
-    image: Gaussian | None = None,
-    classes: Gaussian | None = None,
-    score: Score | None = None,
-    uncertainty: Transform[Gaussian] = trace,
+    image: Gaussian | None,
+    classes: Gaussian | None,
+    score: Score,
+    uncertainty: Callable[[Gaussian], Tensor],
     neighbours: bool = True,
-    elements: int | None = None,
 ) -> Study:
     """Of a single-label task, error = the wrong class: scores of images against classes (N, C), labels (N,).
 
     image (N, D), classes (C, D): None for a model without uncertainty, which `uncertainty` reads off them, (N,) and
-    (C,); score: what made the scores, whose softmax and match probability these are, None: there are none; neighbours:
-    R-AUROC too, which takes N^2 scores. Refused by `score` (the negative of the best), `image` (its uncertainty),
-    `pair` (plus that of the class chosen); `refusal/R-AUROC`, `refusal/1-NN`; `calibration/confidence/...` of the class
-    chosen, by softmax, and `calibration/match/...` of all pairs of image and class.
+    (C,); score: what made the scores, whose softmax and match probability these are; neighbours: R-AUROC too,
+    which takes N^2 scores. Refused by `score` (the negative of the best), `image` (its uncertainty), `pair` (plus that
+    of the class chosen); `refusal/R-AUROC`, `refusal/1-NN`; `calibration/confidence/...` of the class chosen, by
+    softmax, and `calibration/match/...` of all pairs of image and class.
     """
-    score = score or CSDScore()
-    scores = scores if isinstance(scores, PairScores) else PairScores.from_matrix(scores)
-    relevance = Relevance.from_pairs(torch.arange(len(labels)), labels, len(labels), scores.texts)
-    check_fit(scores, relevance)
-    nearest, pairs = Nearest(scores.images), _pairs(relevance, score)
-    sure = None if score.scaled(NOTHING) is None else Confidence(scores.images, cast(Transform[Tensor], score.scaled))
-    readers: list[Reader] = [reader for reader in (nearest, pairs, sure) if reader is not None]
-    _read(scores.image_rows, relevance, elements, readers)
+    matrix = PairScores.from_matrix(scores)
+    relevance = Relevance.from_pairs(torch.arange(len(labels)), labels, len(labels), matrix.texts)
+    check_fit(matrix, relevance)
+    nearest, pairs, sure = Nearest(matrix.images), _pairs(relevance, score), []
+    for rows, block in matrix.blocks():
+        nearest.update(rows, block)
+        if pairs is not None:
+            pairs.update(rows, block)
+        if (logits := score.scaled(block)) is not None:
+            sure.append(confidence(logits).double().cpu())
 
     right = nearest.item == labels.cpu()
     uncertainties, extra = {"score": -nearest.score}, {}
@@ -110,7 +88,7 @@ def study_classification(
             uncertainties["pair"] = own + uncertainty(classes)[nearest.item]
         if neighbours and len(labels) > 1:
             extra = {f"refusal/{key}": value for key, value in recall_auroc(image, labels, own).items()}
-    found = {} if sure is None else {"calibration/confidence": reliability(sure.probability, right)}
+    found = {"calibration/confidence": reliability(torch.cat(sure), right)} if sure else {}
     if pairs is not None:
         found["calibration/match"] = pairs.reliability()
     return Study({"refusal": _samples(~right, uncertainties)}, found, extra)
@@ -119,11 +97,10 @@ def study_classification(
 def study_retrieval(
     scores: PairScores,
     relevance: Relevance,
-    image: Gaussian | None = None,
-    text: Gaussian | None = None,
-    score: Score | None = None,
-    uncertainty: Transform[Gaussian] = trace,
-    elements: int | None = None,
+    image: Gaussian | None,
+    text: Gaussian | None,
+    score: Score,
+    uncertainty: Callable[[Gaussian], Tensor],
 ) -> tuple[Ranking, Ranking, Study]:
     """(images to texts, texts to images, study) of a retrieval task, from one pass over the scores per direction.
 
@@ -132,12 +109,10 @@ def study_retrieval(
     the item in first place (`image`, `text`), and of both (`pair`), so `auroc` is R-AUROC across modalities.
     `calibration/match`: all pairs; `calibration/match_i2t`, `match_t2i`: each query with its first place.
     """
-    score = score or CSDScore()
     check_fit(scores, relevance)
     pairs = _pairs(relevance, score)  # of one direction: they are the same in both
-    readers = [] if pairs is None else [pairs]
-    i2t, first_texts = _rank(scores.image_rows, relevance, elements, readers)
-    t2i, first_images = _rank(scores.text_rows, relevance.transposed(), elements)
+    i2t, first_texts = _rank(scores.image_rows, relevance, pairs)
+    t2i, first_images = _rank(scores.text_rows, relevance.transposed())
 
     sides: list[Side] = [(name, None if z is None else uncertainty(z)) for name, z in
                          (("image", image), ("text", text))]  # fmt: skip
@@ -156,24 +131,19 @@ def study_retrieval(
 
 def _pairs(relevance: Relevance, score: Score) -> MatchReliability | None:
     """The reader of match probabilities, for scores that have them."""
-    if score.match_probability(NOTHING) is None:
+    if score.match_probability(torch.zeros(0)) is None:
         return None
-    return MatchReliability(relevance, cast(Transform[Tensor], score.match_probability))
+    return MatchReliability(relevance, cast(Callable[[Tensor], Tensor], score.match_probability))
 
 
-def _read(scores: Rows, relevance: Relevance, elements: int | None, readers: Sequence[Reader]) -> None:
-    """One pass over the scores of all queries, every block given to every reader."""
-    for rows, block in row_blocks(scores, relevance.queries, relevance.gallery, elements):
-        for reader in readers:
-            reader.update(rows, block)
-
-
-def _rank(
-    scores: Rows, relevance: Relevance, elements: int | None, others: Sequence[Reader] = ()
-) -> tuple[Ranking, Nearest]:
-    """Ranks of the matches and first places of one direction; other readers see the blocks too."""
+def _rank(scores: Rows, relevance: Relevance, pairs: MatchReliability | None = None) -> tuple[Ranking, Nearest]:
+    """Ranks of the matches and first places of one direction, from one pass that match probabilities share."""
     ranks, nearest = MatchRanks(relevance), Nearest(relevance.queries)
-    _read(scores, relevance, elements, [ranks, nearest, *others])
+    for rows, block in row_blocks(scores, relevance.queries, relevance.gallery):
+        ranks.update(rows, block)
+        nearest.update(rows, block)
+        if pairs is not None:
+            pairs.update(rows, block)
     return ranks.rankings()[0], nearest
 
 
@@ -189,5 +159,4 @@ def _queries(ranking: Ranking, nearest: Nearest, query: Side, item: Side) -> Sam
 
 
 def _samples(error: Array, uncertainties: Mapping[str, Array]) -> Samples:
-    """As float64 arrays."""
     return Samples(as_array(error, np.float64), {name: as_array(u, np.float64) for name, u in uncertainties.items()})

@@ -16,7 +16,7 @@ import wds_folders as wds
 from clip_benchmark import cli
 from clip_benchmark.metrics import zeroshot_classification
 from clip_benchmark_runs import evaluate, save_model
-from embedding import embed_images, embed_texts
+from embedding import embed_images, embed_texts, similarity_scores
 from sklearn.metrics import average_precision_score
 
 import prolip
@@ -24,7 +24,7 @@ from prolip.evaluation.clip_benchmark import encoder
 from prolip.evaluation.loading import load_embedder
 from prolip.evaluation.metrics.classification import classification as classification_metrics
 from prolip.evaluation.metrics.classification import multilabel
-from prolip.evaluation.model import as_points, similarity_scores
+from prolip.evaluation.model import as_points
 from prolip.evaluation.zero_shot import class_gaussians, mix_groups
 from prolip.gaussian import Gaussian
 from prolip.measures import pairwise_csd_similarity

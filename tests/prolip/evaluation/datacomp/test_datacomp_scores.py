@@ -3,9 +3,9 @@ import numpy as np
 import pytest
 import torch
 from dense_ranking import rank
+from sklearn.metrics import jaccard_score
 
-from prolip.evaluation.kinds.association import cue_prompt
-from prolip.evaluation.metrics.association import Candidates, association_metrics
+from prolip.evaluation.kinds.association import Candidates, association_metrics, cue_prompt
 from prolip.evaluation.suites.datacomp.scores import (
     by_group,
     classification_metrics,
@@ -123,6 +123,20 @@ def test_jaccard_by_hand():
         "avg_jaccard_score": (1 / 3 + 1) / 3, "jaccard_score_5": 1 / 3, "jaccard_score_5-6": 1 / 3,
         "jaccard_score_10": 1, "jaccard_score_12": 0, "jaccard_score_10-12": 0.5,
     })  # fmt: skip
+
+
+def test_jaccard_is_sklearns_over_instances():
+    rng = np.random.default_rng(0)
+    scores, true = rng.random((20, 8)), rng.random((20, 8)) < 0.4
+    true[:, 0] = True
+    chosen = (-scores).argsort(1).argsort(1) < true.sum(1, keepdims=True)
+    m = association_metrics([Candidates(torch.from_numpy(s), torch.from_numpy(t)) for s, t in zip(scores, true)])
+    assert m["avg_jaccard_score"] == pytest.approx(jaccard_score(true, chosen, average="samples"))
+
+
+def test_of_equal_candidates_the_first_are_chosen():
+    tied = Candidates(torch.tensor([0.1, 0.5, 0.5, 0.9, 0.5]), torch.tensor([0, 1, 1, 1, 0]))
+    assert association_metrics([tied])["avg_jaccard_score"] == 1
 
 
 def test_an_instance_without_answer_is_refused():

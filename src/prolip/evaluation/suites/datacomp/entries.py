@@ -12,11 +12,10 @@ import torch
 from prolip.evaluation.datasets.base import Dataset
 from prolip.evaluation.feature_store import FeatureStore
 from prolip.evaluation.features import Features, image_features, stored_texts
-from prolip.evaluation.kinds.association import score_candidates, study_candidates
+from prolip.evaluation.kinds.association import association_metrics, score_candidates, study_candidates
 from prolip.evaluation.kinds.base import class_prompts, own_labels, score_matrix, uncertainty_of
 from prolip.evaluation.kinds.classification import study_scores
 from prolip.evaluation.kinds.retrieval import relevance_of, study_rankings
-from prolip.evaluation.metrics.association import association_metrics
 from prolip.evaluation.metrics.study import Study
 from prolip.evaluation.model import Embedder
 from prolip.evaluation.suites.datacomp.scores import (

@@ -11,13 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from prolip.evaluation.metrics.classification import (
-    group_metrics,
-    label_ranks,
-    macro_f1,
-    mean_per_class_recall,
-    predictions,
-)
+from prolip.evaluation.metrics.classification import label_ranks, macro_f1, mean_per_class_recall
 from prolip.evaluation.metrics.ranking import KS, Ranking, both_directions
 from prolip.evaluation.suites.datacomp.tasks import FACE_PROMPTS, FMOW_OTHER, Task
 
@@ -42,14 +36,13 @@ def by_group(
     """
     values, group = np.unique(columns, axis=0, return_inverse=True)
     names = ["_".join(f"{field}:{int(value)}" for field, value in zip(fields, row)) for row in values]
-    share = hits.double().numpy()
-    excluded = [without] if without in names and len(names) > 1 else []
-    m = group_metrics(lambda rows: share[rows].mean(), group.reshape(-1), names, excluded)
-    out = {f"{name}_{label}": m[f"group/{label}"] for label in names}
-    out |= {f"count_{label}": m[f"size/{label}"] for label in names}
+    members = {label: hits.double().numpy()[group.reshape(-1) == number] for number, label in enumerate(names)}
+    means = {label: float(hit.mean()) for label, hit in members.items()}
+    out = {f"{name}_{label}": mean for label, mean in means.items()}
+    out |= {f"count_{label}": float(len(hit)) for label, hit in members.items()}
     if without is not None and names != [without]:
-        out[f"{name}_wg_without_other"] = m["worst_group_kept"]
-    return out | {f"{name}_wg": m["worst_group"]}
+        out[f"{name}_wg_without_other"] = min(mean for label, mean in means.items() if label != without)
+    return out | {f"{name}_wg": min(means.values())}
 
 
 def classification_metrics(task: Task, scores: Tensor, labels: Tensor, groups: np.ndarray | None) -> dict[str, float]:
@@ -58,7 +51,7 @@ def classification_metrics(task: Task, scores: Tensor, labels: Tensor, groups: n
     groups: (N, columns of the task). Raises ValueError where a task needs groups and there are none.
     """
     ranks = label_ranks(scores, labels)
-    hits, predicted = ranks <= 1, predictions(scores)
+    hits, predicted = ranks <= 1, scores.argmax(1)
     out = {"acc1": float(hits.double().mean())}
     if scores.shape[1] >= 5:
         out["acc5"] = float((ranks <= 5).double().mean())
