@@ -57,7 +57,7 @@ def plan(given: dict[str, Any]) -> None:
     plans = make_plans(ask(given), simulate)
     print(tables.heading(plans))
     for name in given["show"] or every:
-        text = tables.verdicts(plans) if name == VERDICT else tables.table(name, tables.SECTIONS[name](plans), plans)
+        text = tables.verdicts(plans) if name == VERDICT else tables.table(name, plans)
         print("\n" + text)
     if given["json"]:
         values = json.dumps([tables.as_values(p) for p in plans], indent=2)

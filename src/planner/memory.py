@@ -11,7 +11,7 @@ from prolip.losses.contrastive import Exchange, choose_exchange
 from prolip.losses.gathered import row_width
 from prolip.losses.pairs import default_block
 
-FLOAT, HALF, ID = 4, 2, 8
+FLOAT, HALF = 4, 2
 # CUDA context, NCCL's buffers, kernels' workspaces and what the allocator cannot hand out: assumed.
 CONTEXT = 3e9
 ADAM_STATES = 2
@@ -78,14 +78,13 @@ def gathered_bytes(local: int, dim: int, ranks: int) -> int:
     return 2 * ranks * local * row_width(dim) * FLOAT
 
 
-def loss_space(local: int, dim: int, ranks: int, block: int | None, ids: int = 0, exchange: Exchange = "ring") -> float:
+def loss_space(local: int, dim: int, ranks: int, block: int | None, exchange: Exchange = "ring") -> float:
     """Bytes of PPCL on one rank beyond its inputs: texts, accumulators, pair matrices.
 
     losses.ring holds three text blocks (own, scored, under way) and five accumulators (own, being filled, sent,
     received, that of the rows); losses.gathered all texts, all their accumulators and that of the rows; one process two
     accumulators. add_pairs on CUDA holds one (block, columns) matrix, the kernel's sums, the scaled rows and three
-    numbers per column; ids: captions per image with --known-matches. (On the CPU it is two matrices, and two more with
-    ids.)
+    numbers per column. (On the CPU it is two matrices.)
     """
     gathered = exchange == "gather" and ranks > 1
     columns = ranks * local if gathered else local
@@ -93,8 +92,7 @@ def loss_space(local: int, dim: int, ranks: int, block: int | None, ids: int = 0
     packed = local * (dim + 1) * FLOAT
     held = gathered_bytes(local, dim, ranks) + packed if gathered else (2 if ranks == 1 else 3 + 5) * packed
     numbers = rows * columns + kernel_sums(rows, columns) + rows * dim + 3 * columns
-    known = (ranks if gathered else 3) + ids
-    return held + numbers * FLOAT + known * local * ID * bool(ids)
+    return held + numbers * FLOAT
 
 
 def kernel_sums(rows: int, columns: int) -> int:

@@ -1,8 +1,10 @@
 """Runs that others published, beside what the planner says of them."""
 from __future__ import annotations
 
+import csv
 import statistics
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from planner.failures import HOUR
@@ -10,12 +12,6 @@ from planner.hardware import GPUS
 from planner.models import count_of_run
 from planner.tables import align
 from prolip.flops import FORWARD_AND_BACKWARD
-
-PAPER = "https://arxiv.org/abs/2410.18857"
-SCALING = "https://huggingface.co/mehdidc/test/blob/main/trained_models_info.csv"
-PRETRAINED = "https://github.com/mlfoundations/open_clip/blob/main/docs/PRETRAINED.md"
-# 32 passes over LAION-400M, of which the same source counts 407,332,084 samples a pass.
-LAION_400M = 32 * 407_332_084
 
 
 class Published(NamedTuple):
@@ -43,20 +39,21 @@ class Check(NamedTuple):
     predicted: float
 
 
-RUNS = (
-    Published("ProLIP B/16, 1.28B samples in a day", "ProLIP", "ProLIP-ViT-B-16", "H100", 32, 16384,
-              1.28e9 / (24 * HOUR), False, PAPER),
-    Published("OpenCLIP B/16, LAION-2B", "OpenCLIP", "ViT-B-16", "A100-40GB", 344, 344 * 256, 134239.8261, False,
-              SCALING),
-    Published("OpenCLIP L/14, LAION-2B, recomputing assumed", "OpenCLIP", "ViT-L-14", "A100-40GB", 1024,
-              1024 * 84, 67928.46915, True, SCALING),
-    Published("OpenCLIP B/16, LAION-400M, 61 h", "OpenCLIP", "ViT-B-16", "A100-40GB", 176, 33792,
-              LAION_400M / (61 * HOUR), False, PRETRAINED),
-    Published("OpenCLIP B/16+ 240, LAION-400M, 61 h", "OpenCLIP", "ViT-B-16-plus-240", "A100-40GB", 224, 35840,
-              LAION_400M / (61 * HOUR), False, PRETRAINED),
-    Published("OpenCLIP L/14, LAION-400M, 127 h, recomputing", "OpenCLIP", "ViT-L-14", "A100-40GB", 400, 38400,
-              LAION_400M / (127 * HOUR), True, PRETRAINED),
-)  # fmt: skip
+def read_runs(path: Path) -> list[Published]:
+    """The runs of a CSV file. Sources that do not give samples_per_second give samples, and the hours they took."""
+    runs = []
+    with open(path, encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            given = row["samples_per_second"]
+            speed = float(given) if given else float(row["samples"]) / (float(row["hours"]) * HOUR)
+            size = int(row["gpus"]), int(row["global_batch"])
+            runs.append(Published(row["name"], row["family"], row["model"], row["gpu"], *size, speed,
+                                  row["recompute"] == "yes", row["source"]))  # fmt: skip
+    return runs
+
+
+#: Samples of LAION-400M: 32 passes, of which the same source counts 407,332,084 samples a pass.
+RUNS = read_runs(Path(__file__).with_name("published.csv"))
 
 
 def check_published(runs: Sequence[Published] = RUNS) -> list[Check]:

@@ -29,12 +29,10 @@ class Links(NamedTuple):
 
 
 class Exchange(NamedTuple):
-    """When each rank has its loss (W,), how long it stood still for messages (W,), and the block that each rank scored
-    at each step (W, W - 1), as the rank whose texts it holds."""
+    """When each rank has its loss, and how long it stood still for messages, (W,)."""
 
     end: Array
     waited: Array
-    scored: Array | None
 
 
 class Simulated(NamedTuple):
@@ -49,6 +47,10 @@ class Simulated(NamedTuple):
     def efficiency(self) -> float:
         """The ideal step over the mean one."""
         return self.ideal / float(self.steps.mean())
+
+    def share_waited(self, what: str) -> float:
+        """Of the mean step, for `what`."""
+        return self.waits[what] / self.steps.mean()
 
 
 class Draws:
@@ -82,7 +84,7 @@ def from_right(x: Array) -> Array:
     return np.concatenate((x[1:], x[:1]))
 
 
-def exchange(start: Array, block: float, links: Links, draws: Draws, sigma: float, record: bool = False) -> Exchange:
+def exchange(start: Array, block: float, links: Links, draws: Draws, sigma: float) -> Exchange:
     """losses.ring.score_ring on all ranks, in the order of its messages and computations.
 
     A transfer begins when both ends have asked for it and are done with the one before (one stream of messages per
@@ -90,9 +92,8 @@ def exchange(start: Array, block: float, links: Links, draws: Draws, sigma: floa
     """
     size = len(start)
     now, waited = start.copy(), np.zeros(size)
-    holds, scored = np.arange(size), []
     if size == 1:
-        return Exchange(now + block * draws.factors(sigma, 1), waited, np.empty((1, 0), int) if record else None)
+        return Exchange(now + block * draws.factors(sigma, 1), waited)
     free = now.copy()
 
     def transfer(posted: Array, seconds: Array) -> Array:
@@ -113,9 +114,6 @@ def exchange(start: Array, block: float, links: Links, draws: Draws, sigma: floa
     now = now + block / 2 * draws.factors(sigma, size)
     for index in range(1, size):
         wait(texts)
-        if record:
-            holds = from_left(holds)
-            scored.append(holds)
         if index < size - 1:
             texts = transfer(now, links.text)
         now = now + block * draws.factors(sigma, size)
@@ -125,7 +123,7 @@ def exchange(start: Array, block: float, links: Links, draws: Draws, sigma: floa
     now = now + block / 2 * draws.factors(sigma, size)
     if home is not None:
         wait(home)
-    return Exchange(now, waited, np.stack(scored, 1) if record else None)
+    return Exchange(now, waited)
 
 
 def collect(start: Array, pairs: Pairs, draws: Draws, sigma: float) -> Exchange:
@@ -134,7 +132,7 @@ def collect(start: Array, pairs: Pairs, draws: Draws, sigma: float) -> Exchange:
     texts = start.max() + pairs.message_seconds
     scored = texts + pairs.block_seconds * draws.factors(sigma, len(start), pairs.blocks).sum(1)
     home = scored.max() + pairs.message_seconds
-    return Exchange(np.full_like(start, home), texts - start + home - scored, None)
+    return Exchange(np.full_like(start, home), texts - start + home - scored)
 
 
 class Loader:
@@ -149,7 +147,6 @@ class Loader:
         self.shape = (cluster.gpus, supply.cores_per_gpu)
         self.images = local / supply.cores_per_gpu
         self.supply, self.noise, self.draws = supply, noise, draws
-        self.mean_factor = math.exp(noise.image_sigma**2 / 2)
         self.chunk_sigma = math.sqrt(math.log1p(math.expm1(noise.image_sigma**2) / max(1.0, self.images)))
         share = supply.store_gbs * 1e9 / (cluster.per_node * supply.cores_per_gpu)
         stream = min(supply.stream_mbs * 1e6, share)
@@ -159,6 +156,7 @@ class Loader:
         ahead = chunks_ahead(supply.prefetch, local)
         head_start = -HEAD_START * ahead * max(self.images / supply.images_per_core, self.read_seconds)
         self.done = np.full(self.shape, head_start)
+        # When the last batches were taken, from where on every worker may begin another chunk.
         self.taken: deque[Array] = deque([self.done[:, 0]] * ahead, maxlen=ahead)
 
     def settle(self, seconds: float) -> float:
@@ -169,7 +167,7 @@ class Loader:
         now = 0.0
         for _ in range(len(self.taken)):
             now = max(now, float(self.ready().max()))
-            self.take(np.full(len(self.done), now))
+            self.taken.append(np.full(len(self.done), now))
             now += seconds
         return now
 
@@ -178,10 +176,6 @@ class Loader:
         begin = np.maximum(self.done, self.taken[0][:, None])
         self.done = begin + self.chunk_seconds()
         return self.done.max(1)
-
-    def take(self, when: Array) -> None:
-        """The batch was taken: every worker may begin another chunk."""
-        self.taken.append(when)
 
     def chunk_seconds(self) -> Array:
         """Of one chunk of every worker."""
@@ -210,9 +204,7 @@ def gradients(step: Step, ranks: int, start: Array, end: Array) -> Array:
     return np.full_like(end, at)
 
 
-def simulate(
-    cluster: Cluster, step: Step, supply: Supply, noise: Noise, local: int, with_loader: bool = True
-) -> Simulated:
+def simulate(cluster: Cluster, step: Step, supply: Supply, noise: Noise, local: int) -> Simulated:
     """Play `noise.sim_steps` steps after a few that are not counted.
 
     Within a step: the batch is waited for; forward pass; PPCL; backward pass, behind which the gradients travel, bucket
@@ -221,14 +213,13 @@ def simulate(
     """
     draws, links = Draws(noise.seed), ring_links(cluster, step)
     lasting = draws.factors(noise.rank_sigma, cluster.gpus)
-    loader = Loader(cluster, supply, noise, local, draws) if with_loader else None
-    begins = 0.0 if loader is None else loader.settle(step.seconds)
+    loader = Loader(cluster, supply, noise, local, draws)
+    begins = loader.settle(step.seconds)
     now, ends = np.full(cluster.gpus, begins), [begins]
     waits = dict.fromkeys(("data", "texts", "gradients"), 0.0)
     for index in range(WARM_UP + noise.sim_steps):
-        begin = now if loader is None else np.maximum(now, loader.ready())
-        if loader is not None:
-            loader.take(begin)
+        begin = np.maximum(now, loader.ready())
+        loader.taken.append(begin)
         pace = lasting * draws.factors(noise.step_sigma, cluster.gpus)
         start = begin + step.forward * pace
         if step.pairs.exchange == "gather":

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 
 from planner.hardware import Cluster
-from planner.memory import ADAM_STATES, FLOAT, HALF, ID, MIB, exchange_of, kernel_sums
+from planner.memory import ADAM_STATES, FLOAT, HALF, MIB, exchange_of, kernel_sums
 from planner.models import Model
 from planner.question import Training
 from prolip.flops import FORWARD_AND_BACKWARD
@@ -88,13 +88,12 @@ class Step(NamedTuple):
         return self.forward + self.pairs.seconds + self.backward + self.reduce_exposed + self.optimiser
 
 
-def payload(local: int, width: int, ids: bool = False) -> tuple[int, int]:
-    """Bytes of one rank's texts (with their ids) and of the accumulator of their gradients.
+def payload(local: int, width: int) -> int:
+    """Bytes of one rank's texts, and as many of the accumulator of their gradients.
 
     width: numbers per text, D + 1 in the ring, `losses.gathered.row_width` where texts are gathered.
     """
-    packed = local * width * FLOAT
-    return packed + local * ID * ids, packed
+    return local * width * FLOAT
 
 
 def scoring(local: int, columns: int, dim: int, cluster: Cluster, block: int | None = None) -> tuple[float, int]:
@@ -122,18 +121,18 @@ def ring(local: int, dim: int, cluster: Cluster, block: int | None = None) -> Pa
     messages; half of the own block comes first, half last, where the last accumulator comes home.
     """
     size = cluster.gpus
-    text, sums = payload(local, dim + 1)
+    packed = payload(local, dim + 1)
     work, parts = scoring(local, local, dim, cluster, block)
     kernels = size * parts * cluster.block_kernels
     if size == 1:
-        return Pairs("ring", 0, text, sums, 1, work, kernels, 0.0, work, 0.0)
-    rate, delay = (cluster.intra_rate, cluster.intra_delay)
+        return Pairs("ring", 0, packed, packed, 1, work, kernels, 0.0, work, 0.0)
+    rate, delay = cluster.intra_rate, cluster.intra_delay
     if cluster.nodes > 1:
         rate, delay = min(rate, cluster.inter_rate), max(delay, cluster.inter_delay)
-    message = max(text, sums) / rate + delay
+    message = packed / rate + delay
     exposed = 2 * max(0.0, message - work / 2) + (size - 1) * max(0.0, 2 * message - work)
     return Pairs(
-        "ring", 2 * (size - 1), text, sums, size, work, kernels, message, size * work + exposed, exposed
+        "ring", 2 * (size - 1), packed, packed, size, work, kernels, message, size * work + exposed, exposed
     )
 
 
@@ -143,12 +142,12 @@ def gather(local: int, dim: int, cluster: Cluster, block: int | None = None) -> 
     Nothing hides the collectives. In each a rank sends its share of W - 1 parts of all.
     """
     size = cluster.gpus
-    text, sums = ((size - 1) * part for part in payload(local, row_width(dim)))
+    sent = (size - 1) * payload(local, row_width(dim))
     work, blocks = scoring(local, size * local, dim, cluster, block)
-    collective = text / cluster.collective_rate + gather_delay(cluster)
+    collective = sent / cluster.collective_rate + gather_delay(cluster)
     exposed = 2 * collective
     return Pairs(
-        "gather", 2, text, sums, blocks, work / blocks, blocks * cluster.block_kernels, collective, work + exposed,
+        "gather", 2, sent, sent, blocks, work / blocks, blocks * cluster.block_kernels, collective, work + exposed,
         exposed,
     )
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import signal
 import time
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,11 +14,10 @@ from prolip.methods.base import Batch, Terms, accumulate_backward
 from training.checkpoint.snapshot import save
 from training.config import ValidationConfig
 from training.distributed import gather_objects, wait_for_all
-from training.health.norms import gradient_norms, parameter_norms
 from training.health.preemption import Stopped
 from training.health.terms import NonFiniteError
-from training.log import RunLog, Stopwatch, peak_memory, progress_line
-from training.optim import learning_rate_factor, set_learning_rate
+from training.log import Stopwatch, peak_memory, progress_line
+from training.optim import gradient_norms, learning_rate_factor, parameter_norms, set_learning_rate
 from training.sharding import whole_model
 from training.state import EMA, Fed, Kept, Measured, Position, Run, Trained
 
@@ -161,12 +161,8 @@ def warn_of_bad_steps(run: Run) -> None:
 
 def total_faults(counts: list[dict[str, int]]) -> dict[str, int]:
     """Faults by kind over all ranks; how much was read well is left out."""
-    total: dict[str, int] = {}
-    for kinds in counts:
-        for kind, count in kinds.items():
-            if kind not in ("samples", "shards") and count:
-                total[kind] = total.get(kind, 0) + count
-    return total
+    total = sum(map(Counter, counts), Counter[str]())  # which leaves out what is zero
+    return {kind: count for kind, count in total.items() if kind not in ("samples", "shards")}
 
 
 # --- checkpoints, stops ----------------------------------------------------------------------------------------------
@@ -252,7 +248,13 @@ def evaluate_when_due(run: Run, watch: Stopwatch) -> None:
         remarks = [measure(prefix, model) for prefix, model in models.items()]
         measured.step = run.at.step
         if world.is_first:
-            report_metrics(measured, run.kept.log, "".join(remarks))
+            log = run.kept.log
+            log.metrics(run.at.step, measured.metrics, kind="eval")  # which says that the evaluation is done
+            for prefix, result in measured.results.items():
+                if result.headlines:
+                    log.say(f"step {run.at.step}: {prefix}" + f"  {prefix}".join(result.headlines))
+            for remark in filter(None, remarks):
+                log.say(remark)
         trained.network.train()
         wait_for_all(world)
     watch.pause(time.perf_counter() - start)
@@ -268,13 +270,3 @@ def offer_best(measured: Measured, kept: Kept, prefix: str, model: Any, step: in
         return best.offer(step, own, model, kept.tokenizer)
     except Exception as error:  # files have exceptions of many kinds
         return f"warning: the best model was NOT kept, the run goes on: {type(error).__name__}: {error}"
-
-
-def report_metrics(measured: Measured, log: RunLog, remark: str) -> None:
-    """The metrics to the log, which says with them that the evaluation is done; their headlines to the person."""
-    log.metrics(measured.step or 0, measured.metrics, kind="eval")
-    for prefix, result in measured.results.items():
-        if result.headlines:
-            log.say(f"step {measured.step}: {prefix}" + f"  {prefix}".join(result.headlines))
-    if remark:
-        log.say(remark)

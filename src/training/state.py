@@ -14,14 +14,13 @@ from prolip.data.augment.affine import DeviceTransform
 from prolip.data.loader import Loader
 from prolip.methods.base import Objective
 from training.checkpoint.files import Saver
-from training.checkpoint.ledger import Ledger
+from training.checkpoint.run_folder import Ledger
 from training.config import Config, OptimConfig
 from training.distributed import Agreement, World
 from training.health.preemption import StopSignal
-from training.health.profiling import StepProfiler
 from training.health.terms import StepGate, TermMeter
 from training.health.watchdog import Watchdog
-from training.log import RunLog
+from training.log import RunLog, StepProfiler
 from training.model import Autocast
 
 if TYPE_CHECKING:  # evaluations bring scipy and more, which runs without any need not load

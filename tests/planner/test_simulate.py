@@ -62,14 +62,6 @@ def test_ring_with_free_messages_takes_one_block_per_rank(size):
     np.testing.assert_allclose(done.waited, 0)
 
 
-@pytest.mark.parametrize("size", [2, 3, 4, 5, 31])
-def test_every_text_block_comes_to_every_rank_exactly_once(size):
-    scored = exchange(np.zeros(size), 1.0, uniform(size, 0.3, 0.2), Draws(0), 0.5, record=True).scored
-    assert scored.shape == (size, size - 1)
-    for rank in range(size):
-        assert sorted([rank, *scored[rank]]) == list(range(size))
-
-
 def test_a_block_is_scored_only_after_its_neighbour_had_it():
     """Two messages a step over a slow link: nobody can be done before the block that is farthest away has arrived."""
     size, message = 6, 3.0

@@ -8,8 +8,8 @@ from typing import Any
 
 from prolip.utils.documents import read_json
 from training.checkpoint.files import NAME, Saver, find_checkpoint, list_steps
-from training.checkpoint.ledger import Ledger
 from training.checkpoint.run_folder import (
+    Ledger,
     clear_run_folder,
     evaluated_at,
     keep_until_step,
@@ -25,8 +25,8 @@ from training.checkpoint.storage import Storage
 from training.config import Config, RunConfig
 from training.distributed import World, share_object, wait_for_all
 from training.flags import FlagError
-from training.health.profiling import StepProfiler
-from training.state import Kept, Run
+from training.log import StepProfiler
+from training.state import Run
 
 #: What begins the name of a checkpoint that a run has left behind by going on from an earlier one.
 SUPERSEDED = "superseded_"
@@ -70,7 +70,7 @@ def claim(settings: RunConfig, folder: Path, storage: Storage, held: contextlib.
     chosen = look_for(settings.resume, storage, folder) if settings.resume else (None, [])
     steps = list_steps(storage)
     goes_on = chosen[0] is not None and storage.holds(chosen[0])
-    begun_anew = settings.overwrite and own_checkpoints(folder, storage)
+    begun_anew = settings.overwrite and own_place(folder).url == storage.url
     if steps and not (goes_on or begun_anew):
         raise FlagError(
             f"{storage.url} holds the checkpoints of another run, up to step {steps[0]}: give another --checkpoint-dir "
@@ -124,11 +124,6 @@ def check_beginning(folder: Path, storage: Storage) -> None:
     if is_finished(folder):
         raise FlagError(f"{folder} holds a run that has ended, and no checkpoint to go on from: give another --name, "
                         "or --overwrite instead of --resume to begin it again")  # fmt: skip
-
-
-def own_checkpoints(folder: Path, storage: Storage) -> bool:
-    """Whether the checkpoints there are those of the run that the folder holds."""
-    return own_place(folder).url == storage.url
 
 
 def own_place(folder: Path) -> Storage:
@@ -190,7 +185,15 @@ def open_records(run: Run, storage: Storage) -> None:
         # the last metrics are needed once more to end a run: those of the log do not hold all of them
         measured = begin if begin < run.total_steps and evaluated_at(kept.folder / "metrics.jsonl", begin) else None
         supersede(storage, begin, kept.log.say)
-        kept.saver = open_saver(kept, settings, storage)
+        for name in storage.sweep():
+            kept.log.say(f"removed {storage.path(name)}: a checkpoint that was being written when the run was killed")
+        kept.saver = Saver(
+            storage,
+            keep=settings.keep_checkpoints,
+            keep_every=settings.keep_every_steps,
+            say=kept.log.say,
+            saved=lambda address, step: write_status(kept.folder, "running", step=step, checkpoint=address),
+        )
     run.measured.step = share_object(measured, world)
     again = "eval" if begin == run.total_steps else None
     kept.log.open(begin if going_on else None, again, settings.wandb_project)
@@ -210,19 +213,6 @@ def supersede(storage: Storage, begin: int, say: Callable[[str], None]) -> None:
             name = f"step_{step}.pt"
             storage.rename(name, SUPERSEDED + name)
             say(f"{storage.path(name)} is behind step {begin}, from which the run goes on: now {SUPERSEDED}{name}")
-
-
-def open_saver(kept: Kept, settings: RunConfig, storage: Storage) -> Saver:
-    """The writer of checkpoints, in a folder without the half files of a process that was killed."""
-    for name in storage.sweep():
-        kept.log.say(f"removed {storage.path(name)}: a checkpoint that was being written when the run was killed")
-    return Saver(
-        storage,
-        keep=settings.keep_checkpoints,
-        keep_every=settings.keep_every_steps,
-        say=kept.log.say,
-        saved=lambda address, step: write_status(kept.folder, "running", step=step, checkpoint=address),
-    )
 
 
 def open_ledger(folder: Path, world: World, begin: int) -> Ledger:
