@@ -20,7 +20,7 @@ if str(ROOT / "src") not in sys.path:
 
 from planner import question, tables  # noqa: E402
 from planner.plan import make_plans  # noqa: E402
-from planner.published import check_published, published_table  # noqa: E402
+from planner.runs import check_published  # noqa: E402
 from prolip.utils import console  # noqa: E402
 from training.flags import FlagError, Parser, add_flags, build  # noqa: E402
 
@@ -69,7 +69,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         given = build_parser().parse_strictly(sys.argv[1:] if arguments is None else arguments)
         if given["check_published"]:
-            print(published_table(check_published()))
+            print(tables.published_table(check_published()))
         else:
             plan(given)
     except (FlagError, OSError) as error:

@@ -58,12 +58,6 @@ def activations(part: Pass, rows: float, recompute: str, half: int, norm_input: 
     return tokens * (part.layers * per_block + again) + first
 
 
-def backward_space(part: Pass, rows: float, half: int) -> float:
-    """Bytes of gradients in flight within one block: those of the MLP's hidden layer, before and after the GELU, of
-    its input and of the residual stream."""
-    return rows * part.tokens * (2 * half * part.hidden + half * part.width + FLOAT * part.width)
-
-
 def exchange_of(training: Training, gpus: int, dim: int) -> Exchange:
     """How the texts come to all GPUs: as asked for, or as the training chooses it on GPUs."""
     if training.exchange != "auto":
@@ -114,7 +108,9 @@ def memory(model: Model, training: Training, gpus: int) -> dict[str, float]:
     shards = gpus if training.parallel == "fsdp" else 1
     weights = model.parameters * FLOAT / shards
     kept = sum(activations(part, micro * part.share, training.recompute, half) for part in model.passes)
-    space = max(backward_space(part, micro * part.share, half) for part in model.passes)
+    # Within one block: those of the MLP's hidden layer, before and after the GELU, of its input and of the stream.
+    space = max(micro * part.share * part.tokens * (2 * half * part.hidden + half * part.width + FLOAT * part.width)
+                for part in model.passes)  # fmt: skip
     pairs = loss_space(local, model.dim, gpus, training.block, exchange=exchange_of(training, gpus, model.dim))
     whole = model.largest * (2 * half + FLOAT) if shards > 1 else 0.0
     copies = model.cast * HALF if half == HALF and shards == 1 else 0.0

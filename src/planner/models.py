@@ -81,10 +81,15 @@ def count(name: str) -> Model:
         dim = model.embed_dim
     else:  # OpenCLIP's models do not say: read off a text
         dim = model.encode_text(torch.empty(1, model.context_length, dtype=torch.int64, device="meta")).shape[-1]
-    return Model(
-        name, sum(p.numel() for p in model.parameters()), count_cast(model), max(every), dim,
-        3 * math.prod(image_sides(model)), (),
-    )
+    cast = 0  # those of products and convolutions, which autocast copies to bf16 for the step; heads run in float32
+    for path, module in model.named_modules():
+        head = any(part in path for part in ("uncertainty", "text_projection"))
+        if isinstance(module, (nn.Linear, nn.Conv2d)) and not head:
+            cast += sum(p.numel() for p in module.parameters(recurse=False))
+        elif isinstance(module, nn.MultiheadAttention):
+            cast += sum(p.numel() for p in (module.in_proj_weight, module.in_proj_bias) if p is not None)
+    total = sum(p.numel() for p in model.parameters())
+    return Model(name, total, cast, max(every), dim, 3 * math.prod(image_sides(model)), ())
 
 
 @lru_cache(maxsize=8)
@@ -137,15 +142,3 @@ def measure(name: str, kind: str, keep: int | None) -> Pass:
         inputs=pixels if keep is None else pixels * keep // model.num_patches,
         share=1.0,
     )
-
-
-def count_cast(model: nn.Module) -> int:
-    """Parameters of products and convolutions, which autocast copies to bf16 for the step; heads run in float32."""
-    total = 0
-    for name, module in model.named_modules():
-        head = any(part in name for part in ("uncertainty", "text_projection"))
-        if isinstance(module, (nn.Linear, nn.Conv2d)) and not head:
-            total += sum(p.numel() for p in module.parameters(recurse=False))
-        elif isinstance(module, nn.MultiheadAttention):
-            total += sum(p.numel() for p in (module.in_proj_weight, module.in_proj_bias) if p is not None)
-    return total

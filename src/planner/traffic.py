@@ -1,4 +1,4 @@
-"""What travels between GPUs in a step, how long it takes, and how much of that computation hides."""
+"""What travels between GPUs in a step and from the loader to them, how long it takes, and how much of it is hidden."""
 from __future__ import annotations
 
 import math
@@ -6,10 +6,11 @@ from typing import NamedTuple
 
 import torch
 
-from planner.hardware import Cluster
+from planner.hardware import GB, Cluster
 from planner.memory import ADAM_STATES, FLOAT, HALF, MIB, exchange_of, kernel_sums
 from planner.models import Model
-from planner.question import Training
+from planner.question import Supply, Training
+from prolip.data.config import chunks_ahead
 from prolip.flops import FORWARD_AND_BACKWARD
 from prolip.losses.contrastive import Exchange
 from prolip.losses.gathered import row_width
@@ -53,7 +54,7 @@ class Pairs(NamedTuple):
     @property
     def sent(self) -> int:
         """Bytes that a rank sends in a step."""
-        return (self.messages + 1) // 2 * self.text_bytes + self.messages // 2 * self.sum_bytes
+        return self.messages * self.text_bytes
 
     @property
     def scoring(self) -> float:
@@ -144,25 +145,17 @@ def gather(local: int, dim: int, cluster: Cluster, block: int | None = None) -> 
     size = cluster.gpus
     sent = (size - 1) * payload(local, row_width(dim))
     work, blocks = scoring(local, size * local, dim, cluster, block)
-    collective = sent / cluster.collective_rate + gather_delay(cluster)
+    # Whatever the size: every part makes W - 1 hops, of which one less than there are nodes lead from node to node.
+    # NCCL knows no tree for these two, and reckons so when it chooses.
+    start = cluster.intra_delay if cluster.nodes == 1 else max(cluster.intra_delay, cluster.inter_delay)
+    inside = size - cluster.nodes
+    delay = start + inside * cluster.intra_hop + (cluster.nodes - 1) * cluster.inter_hop
+    collective = sent / cluster.collective_rate + delay
     exposed = 2 * collective
     return Pairs(
         "gather", 2, sent, sent, blocks, work / blocks, blocks * cluster.block_kernels, collective, work + exposed,
         exposed,
     )
-
-
-def gather_delay(cluster: Cluster) -> float:
-    """Seconds of an all-gather or reduce-scatter whatever its size: every part makes W - 1 hops, of which one less than
-    there are nodes lead from node to node. NCCL knows no tree for these two, and reckons so when it chooses."""
-    start = cluster.intra_delay if cluster.nodes == 1 else max(cluster.intra_delay, cluster.inter_delay)
-    inside = cluster.gpus - cluster.nodes
-    return start + inside * cluster.intra_hop + (cluster.nodes - 1) * cluster.inter_hop
-
-
-def collective_delay(cluster: Cluster) -> float:
-    """Seconds before an all-reduce moves: up and down a tree of nodes, and round a node."""
-    return 2 * (math.log2(cluster.nodes) * cluster.inter_delay + math.log2(cluster.per_node) * cluster.intra_delay)
 
 
 def reduce_bytes(model: Model, training: Training, gpus: int) -> float:
@@ -195,7 +188,9 @@ def step_times(model: Model, training: Training, cluster: Cluster, flops_rate: f
     backward = forward * (FORWARD_AND_BACKWARD - 1 + training.repeats)
     moved = reduce_bytes(model, training, cluster.gpus)
     parts = max(1, math.ceil(model.parameters * FLOAT / BUCKET))
-    exchange = moved / cluster.collective_rate + parts * collective_delay(cluster) if cluster.gpus > 1 else 0.0
+    # Before an all-reduce moves: up and down a tree of nodes, and round a node.
+    delay = 2 * (math.log2(cluster.nodes) * cluster.inter_delay + math.log2(cluster.per_node) * cluster.intra_delay)
+    exchange = moved / cluster.collective_rate + parts * delay if cluster.gpus > 1 else 0.0
     early = training.parallel == "fsdp"
     hiding = backward / training.accum_freq + forward * early
     exposed = max(exchange / parts, exchange - hiding * (1 - 1 / parts))
@@ -211,3 +206,62 @@ def step_times(model: Model, training: Training, cluster: Cluster, flops_rate: f
         early,
         1 / training.accum_freq,
     )
+
+
+class Feed(NamedTuple):
+    """What the loader can give, in samples/s of one GPU, by what limits it; and what the run asks for at `wanted`.
+
+    bridged: seconds that one loader process may stand still before the step waits for it.
+    """
+
+    wanted: float
+    decoding: float
+    store: float
+    streams: float
+    cores_needed: float
+    shards_per_second: float
+    bytes_per_second: float
+    open_streams: int
+    bridged: float
+
+    @property
+    def limit(self) -> float:
+        """The least of the limits, samples/s of one GPU."""
+        return min(self.decoding, self.store, self.streams)
+
+    @property
+    def keeps_up(self) -> bool:
+        """Whether the loader is as fast as the GPUs on average; the simulation says how often it is late."""
+        return self.limit >= self.wanted
+
+
+def feed(local: int, step_seconds: float, cluster: Cluster, supply: Supply) -> Feed:
+    """What a batch of `local` samples per GPU every `step_seconds` asks for.
+
+    A loader process decodes while its shard streams in, so each of the two limits it alone; opening a shard is waited
+    for. Every process keeps one shard open. A chunk may begin `chunks_ahead` steps before it is due.
+    """
+    size = supply.sample_kb * 1e3
+    cores = supply.cores_per_gpu
+    wanted, ahead = local / step_seconds, chunks_ahead(supply.prefetch, local)
+    opening = supply.open_ms * 1e-3 / supply.shard_samples
+    per_core = 1 / (1 / supply.images_per_core + opening)
+    per_stream = 1 / (size / (supply.stream_mbs * 1e6) + opening)
+    return Feed(
+        wanted,
+        cores * per_core,
+        supply.store_gbs * GB / cluster.per_node / size,
+        cores * per_stream,
+        wanted / per_core,
+        wanted * cluster.gpus / supply.shard_samples,
+        wanted * cluster.gpus * size,
+        cores * cluster.gpus,
+        max(0.0, ahead * step_seconds - local / cores * max(1 / per_core, 1 / per_stream)),
+    )
+
+
+def missing_shards(cluster: Cluster, supply: Supply) -> int:
+    """Streams without a shard of their own: each stream needs at least one of the data's shards."""
+    if supply.dataset_samples is None:
+        return 0
+    return max(0, supply.cores_per_gpu * cluster.gpus - int(supply.dataset_samples // supply.shard_samples))

@@ -85,7 +85,14 @@ class RunLog:
         purge = None if resume_at is None else resume_at + 1
         threading.excepthook = report_thread_error
         self.board = SummaryWriter(str(self.folder / "tensorboard"), purge_step=purge)
-        self.wandb = start_wandb(wandb_project, self.folder) if wandb_project else None
+        if wandb_project:
+            import wandb
+
+            name = self.folder.name  # its id as well, so that a resumed run goes on in the same
+            config = json.loads((self.folder / "config.json").read_text(encoding="utf-8"))
+            self.wandb = wandb.init(
+                project=wandb_project, id=name, name=name, dir=str(self.folder), resume="allow", config=config
+            )
 
     def say(self, text: str) -> None:
         """A line for the person, at once."""
@@ -152,16 +159,6 @@ def report_thread_error(met: threading.ExceptHookArgs) -> None:
     """What a thread met, as Python shows it, but for TensorBoard's, which hands it to the next call."""
     if type(met.thread).__name__ != "_AsyncWriterThread":
         threading.__excepthook__(met)
-
-
-def start_wandb(project: str, folder: Path) -> Any:
-    """The Weights & Biases run of a run folder, whose name is its id, so that a resumed run goes on in the same."""
-    import wandb
-
-    return wandb.init(
-        project=project, id=folder.name, name=folder.name, dir=str(folder), resume="allow",
-        config=json.loads((folder / "config.json").read_text(encoding="utf-8")),
-    )  # fmt: skip
 
 
 def progress_line(

@@ -19,7 +19,7 @@ from training.health.terms import NonFiniteError
 from training.log import Stopwatch, peak_memory, progress_line
 from training.optim import gradient_norms, learning_rate_factor, parameter_norms, set_learning_rate
 from training.sharding import whole_model
-from training.state import EMA, Fed, Kept, Measured, Position, Run, Trained
+from training.state import EMA, Fed, Position, Run, Trained
 
 #: GradScaler halves its scale (2^16 at first) for every step that overflows. Below this it is not the scale's fault.
 MIN_LOSS_SCALE = 1e-4
@@ -240,8 +240,15 @@ def evaluate_when_due(run: Run, watch: Stopwatch) -> None:
         """One model's metrics, and a remark where it is the best so far. A whole copy of shards lasts no longer."""
         model = whole_model(model, world, everywhere=True)
         with torch.compiler.set_stance("force_eager"):  # test sets have batches of other sizes, each minutes to compile
-            measured.results[prefix] = validation.measure(model, world, stop_if_asked)
-        return offer_best(measured, run.kept, prefix, model, run.at.step) if world.is_first else ""
+            found = measured.results[prefix] = validation.measure(model, world, stop_if_asked)
+        best = measured.best
+        if best is None or best.prefix != prefix or not world.is_first:
+            return ""
+        try:
+            own = {prefix + name: value for name, value in found.metrics.items()}
+            return best.offer(run.at.step, own, model, run.kept.tokenizer)
+        except Exception as error:  # files have exceptions of many kinds
+            return f"warning: the best model was NOT kept, the run goes on: {type(error).__name__}: {error}"
 
     models = {"": trained.objective.model} | ({EMA: trained.ema.module} if trained.ema is not None else {})
     with run.health.watchdog.pause():
@@ -258,15 +265,3 @@ def evaluate_when_due(run: Run, watch: Stopwatch) -> None:
         trained.network.train()
         wait_for_all(world)
     watch.pause(time.perf_counter() - start)
-
-
-def offer_best(measured: Measured, kept: Kept, prefix: str, model: Any, step: int) -> str:
-    """Have the model kept in best/ where its metrics are the best so far; what there is to say about it, or nothing."""
-    best = measured.best
-    if best is None or best.prefix != prefix:
-        return ""
-    own = {prefix + name: value for name, value in measured.results[prefix].metrics.items()}
-    try:
-        return best.offer(step, own, model, kept.tokenizer)
-    except Exception as error:  # files have exceptions of many kinds
-        return f"warning: the best model was NOT kept, the run goes on: {type(error).__name__}: {error}"

@@ -24,7 +24,7 @@ from training.checkpoint.files import load_checkpoint
 from training.checkpoint.resuming import go_on, open_records, take_folder
 from training.checkpoint.run_folder import write_json, write_status
 from training.checkpoint.storage import Storage
-from training.config import Config, RunConfig, check_precision, rows_per_rank, total_steps
+from training.config import Config, check_precision, rows_per_rank, total_steps
 from training.distributed import (
     Agreement,
     World,
@@ -44,8 +44,8 @@ from training.log import RunLog, count_parameters, duration
 from training.loop import train
 from training.model import (
     DTYPES,
+    Autocast,
     attention_for,
-    autocast_for,
     build_augment,
     build_model,
     build_teacher,
@@ -147,6 +147,9 @@ def build(config: Config, world: World, folder: Path, rows: int, held: contextli
     address, passed_over = take_folder(config, world, folder, storage, held or contextlib.ExitStack())
     checkpoint = load_checkpoint(address) if address else None
     trained.network = distribute(trained.objective, world, settings)
+    by_samples = -(-settings.save_every_samples // global_batch) if settings.save_every_samples else 0
+    cadences = [number for number in (settings.save_every_steps, by_samples) if number]
+    clock = SaveClock(every_steps=min(cadences, default=0), every_minutes=settings.save_every_minutes or 0.0)
     run = Run(
         config=config,
         world=world,
@@ -155,8 +158,7 @@ def build(config: Config, world: World, folder: Path, rows: int, held: contextli
         health=build_health(config, world, trained.objective, rows),
         measured=Measured(validation=validation, best=open_best(config, folder)),
         kept=Kept(
-            folder=folder, log=RunLog(folder, world.is_first), clock=save_clock(settings, global_batch),
-            tokenizer=tokenizer,
+            folder=folder, log=RunLog(folder, world.is_first), clock=clock, tokenizer=tokenizer
         ),
     )  # fmt: skip
     say = run.kept.log.say
@@ -223,6 +225,9 @@ def build_trained(config: Config, world: World, model: Any, steps: int, tokenize
     if config.model.torchcompile:
         for tower in model.towers().values():  # in place: names stay. Shapes are few (all patches, kept ones): static
             tower.compile(dynamic=False)
+    autocast: Autocast = contextlib.nullcontext
+    if settings.precision in DTYPES:
+        autocast = partial(torch.autocast, world.device.type, dtype=DTYPES[settings.precision])
     return Trained(
         objective=objective,
         network=objective,
@@ -234,7 +239,7 @@ def build_trained(config: Config, world: World, model: Any, steps: int, tokenize
         config=config.optim,
         total_steps=steps,
         accum_freq=settings.accum_freq,
-        autocast=autocast_for(settings.precision, world.device),
+        autocast=autocast,
     )
 
 
@@ -256,13 +261,6 @@ def build_health(config: Config, world: World, objective: Objective, rows: int) 
         watchdog=Watchdog(settings.stall_seconds, world.rank),
         utilisation=utilisation,
     )
-
-
-def save_clock(settings: RunConfig, global_batch: int) -> SaveClock:
-    """The cadence of checkpoints within epochs; samples in steps, rounded up."""
-    by_samples = -(-settings.save_every_samples // global_batch) if settings.save_every_samples else 0
-    cadences = [steps for steps in (settings.save_every_steps or 0, by_samples) if steps]
-    return SaveClock(every_steps=min(cadences, default=0), every_minutes=settings.save_every_minutes or 0.0)
 
 
 def build_validation(config: Config, world: World, tokenizer: Any, preprocess: Any) -> Validation | None:

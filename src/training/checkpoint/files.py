@@ -26,10 +26,6 @@ NAME = re.compile(r"^step_(\d+)\.pt$")
 WANTED = "give one of <run>/checkpoints; weights to start from are --pretrained"
 
 
-class CheckpointNotWritten(OSError):
-    """The last checkpoint of a run could not be written."""
-
-
 # --- writing ---------------------------------------------------------------------------------------------------------
 class Saver:
     """Writes the checkpoints of a run one after the other, in a thread: training waits only for the copy to the host.
@@ -58,7 +54,7 @@ class Saver:
         self.pending = self.thread.submit(self._write, on_host(state | {"format": FORMAT}))
 
     def settle(self, final: bool = False) -> None:
-        """Wait for the write that is under way; with `final`, CheckpointNotWritten where it failed."""
+        """Wait for the write that is under way; with `final`, OSError where it failed."""
         if self.pending is None:
             return
         pending, self.pending = self.pending, None
@@ -66,9 +62,7 @@ class Saver:
         if error is None:
             return
         if final:
-            raise CheckpointNotWritten(
-                f"the last checkpoint was not written: {error}; mend that, then {WAY_ON}"
-            ) from error
+            raise OSError(f"the last checkpoint was not written: {error}; mend that, then {WAY_ON}") from error
         self.say(f"warning: a checkpoint was NOT written, the run goes on: {type(error).__name__}: {error}")
 
     def close(self) -> None:

@@ -64,7 +64,14 @@ def claim(settings: RunConfig, folder: Path, storage: Storage, held: contextlib.
     except OSError as error:
         raise FlagError(f"{folder} cannot be written ({error}): give another --output-dir") from None
     if settings.checkpoint_dir:
-        check_writable(storage)
+        try:  # before the first step, not at the first checkpoint
+            storage.write(".probe.tmp", lambda file: file.write_bytes(b"probe"))
+            storage.delete(".probe.tmp")
+        except Exception as error:  # every store has its own exceptions
+            raise FlagError(
+                f"--checkpoint-dir {storage.url} cannot be written ({type(error).__name__}: {error}): give a folder or "
+                "URL that this machine may write to"
+            ) from None
         if storage.local is not None and storage.local.resolve() != folder.resolve():
             held.enter_context(lock_run_folder(storage.local))
     chosen = look_for(settings.resume, storage, folder) if settings.resume else (None, [])
@@ -86,10 +93,20 @@ def claim(settings: RunConfig, folder: Path, storage: Storage, held: contextlib.
 
 
 def look_for(resume: str, storage: Storage, folder: Path) -> Choice:
-    """`find_checkpoint`; FlagError also where the store does not answer, or `check_beginning` refuses."""
+    """`find_checkpoint`; FlagError also where the store does not answer, or another run is in the way."""
     try:
         if resume in ("latest", "auto") and not list_steps(storage):
-            check_beginning(folder, storage)
+            # to begin anew must not write over a run of which there is much: one that keeps its checkpoints in another
+            # place, or has ended
+            own = own_place(folder)
+            if own.url != storage.url and list_steps(own):
+                raise FlagError(
+                    f"{storage.url} holds no checkpoint, and the run in {folder} keeps its own in {own.url}: "
+                    f"give --checkpoint-dir {own.url}, or --overwrite instead of --resume to begin it again"
+                )
+            if is_finished(folder):
+                raise FlagError(f"{folder} holds a run that has ended, and no checkpoint to go on from: give another "
+                                "--name, or --overwrite instead of --resume to begin it again")  # fmt: skip
         return find_checkpoint(resume, storage)
     except FlagError:
         raise
@@ -97,33 +114,6 @@ def look_for(resume: str, storage: Storage, folder: Path) -> Choice:
         place = storage.url if resume in ("latest", "auto") else resume
         raise FlagError(f"--resume {resume}: {place} cannot be read ({type(error).__name__}: {error}): mend the "
                         "address, or the credentials of this environment") from None  # fmt: skip
-
-
-def check_writable(storage: Storage) -> None:
-    """FlagError where no file can be written: before the first step, not at the first checkpoint."""
-    try:
-        storage.write(".probe.tmp", lambda file: file.write_bytes(b"probe"))
-        storage.delete(".probe.tmp")
-    except Exception as error:  # every store has its own exceptions
-        raise FlagError(
-            f"--checkpoint-dir {storage.url} cannot be written ({type(error).__name__}: {error}): give a folder or URL "
-            "that this machine may write to"
-        ) from None
-
-
-def check_beginning(folder: Path, storage: Storage) -> None:
-    """FlagError where there is no checkpoint to go on from, and to begin anew would write over a run of which there is
-    much: one that has ended, or keeps its checkpoints in another place.
-    """
-    own = own_place(folder)
-    if own.url != storage.url and list_steps(own):
-        raise FlagError(
-            f"{storage.url} holds no checkpoint, and the run in {folder} keeps its own in {own.url}: "
-            f"give --checkpoint-dir {own.url}, or --overwrite instead of --resume to begin it again"
-        )
-    if is_finished(folder):
-        raise FlagError(f"{folder} holds a run that has ended, and no checkpoint to go on from: give another --name, "
-                        "or --overwrite instead of --resume to begin it again")  # fmt: skip
 
 
 def own_place(folder: Path) -> Storage:
@@ -197,7 +187,12 @@ def open_records(run: Run, storage: Storage) -> None:
     run.measured.step = share_object(measured, world)
     again = "eval" if begin == run.total_steps else None
     kept.log.open(begin if going_on else None, again, settings.wandb_project)
-    kept.ledger = open_ledger(kept.folder, world, begin) if settings.ledger else None
+    if settings.ledger:
+        if world.is_first:  # lines of steps that will be done again are dropped, those of ranks that are no more, too
+            for path in (kept.folder / "ledger").glob("rank_*.jsonl"):
+                keep_until_step(path, begin)
+        wait_for_all(world)
+        kept.ledger = Ledger(kept.folder, world.rank)
     if world.is_first and settings.profile:
         run.health.profiler = StepProfiler(kept.folder, world.rank, settings.profile, kept.log.say)
 
@@ -213,12 +208,3 @@ def supersede(storage: Storage, begin: int, say: Callable[[str], None]) -> None:
             name = f"step_{step}.pt"
             storage.rename(name, SUPERSEDED + name)
             say(f"{storage.path(name)} is behind step {begin}, from which the run goes on: now {SUPERSEDED}{name}")
-
-
-def open_ledger(folder: Path, world: World, begin: int) -> Ledger:
-    """This rank's ledger; lines of steps that will be done again are dropped, those of ranks that are no more, too."""
-    if world.is_first:
-        for path in (folder / "ledger").glob("rank_*.jsonl"):
-            keep_until_step(path, begin)
-    wait_for_all(world)
-    return Ledger(folder, world.rank)
