@@ -64,16 +64,6 @@ def ring_links(cluster: Cluster, step: Step) -> Array:
     return step.pairs.text_bytes / rate + delay
 
 
-def from_left(x: Array) -> Array:
-    """What each rank's left neighbour has."""
-    return np.concatenate((x[-1:], x[:-1]))
-
-
-def from_right(x: Array) -> Array:
-    """What each rank's right neighbour has."""
-    return np.concatenate((x[1:], x[:1]))
-
-
 def exchange(start: Array, block: float, links: Array, draws: np.random.Generator, sigma: float) -> Exchange:
     """losses.ring.score_ring on all ranks, in the order of its messages and computations.
 
@@ -90,8 +80,8 @@ def exchange(start: Array, block: float, links: Array, draws: np.random.Generato
         """When each rank's transfer is done; `free` moves on."""
         nonlocal free
         ready = np.maximum(posted, free)
-        arrived = np.maximum(ready, from_left(ready)) + links
-        free = np.maximum(arrived, from_right(arrived))
+        arrived = np.maximum(ready, np.concatenate((ready[-1:], ready[:-1]))) + links  # from the left neighbour
+        free = np.maximum(arrived, np.concatenate((arrived[1:], arrived[:1])))  # at the right one
         return free
 
     def wait(until: Array) -> None:

@@ -73,8 +73,8 @@ def move_parameters(trained: Trained, terms: Terms) -> None:
 # --- all steps -------------------------------------------------------------------------------------------------------
 def train(run: Run) -> None:
     """From where the run stands to its last step: steps, log, checkpoints, evaluations. Stopped: it was asked to."""
-    at, loader, watch = run.at, run.fed.loader, Stopwatch(run.at.seconds)
-    started_at = at.step
+    at, loader, health, watch = run.at, run.fed.loader, run.health, Stopwatch(run.at.seconds)
+    started_at, save_every = at.step, run.config.run.save_frequency
     run.trained.network.train()
     if at.step and evaluation_due(run.config.val, at, run.total_steps):  # the run ended before it, or in it
         evaluate_when_due(run, watch)
@@ -84,7 +84,12 @@ def train(run: Run) -> None:
             at.step += 1
             at.batch_in_epoch += 1
             batch = on_device(run.fed, batch, at.step - 1, run.world.device)
-            note_step(run, training_step(run.trained, batch, at.step - 1), batch["key"])
+            health.meter.add(training_step(run.trained, batch, at.step - 1), at.step, batch["key"])
+            health.watchdog.beat(at.step)
+            if health.profiler is not None:
+                health.profiler.step()
+            if run.kept.ledger is not None:
+                run.kept.ledger.write(at.step, at.epoch, batch["key"])
             watch.samples += run.fed.global_batch
             if at.step % run.config.run.log_every_n_steps == 0 or at.step == run.total_steps:
                 report(run, watch, started_at)
@@ -97,7 +102,10 @@ def train(run: Run) -> None:
         else:
             at.epoch += 1
             at.batch_in_epoch = 0
-        between_epochs(run, watch)
+        if at.step == run.total_steps or (save_every and at.epoch % save_every == 0):
+            checked_save(run, watch)
+        if evaluation_due(run.config.val, at, run.total_steps):
+            evaluate_when_due(run, watch)
 
 
 def timed(batches: Iterator[Batch], watch: Stopwatch) -> Iterator[Batch]:
@@ -109,17 +117,6 @@ def timed(batches: Iterator[Batch], watch: Stopwatch) -> Iterator[Batch]:
         if batch is None:
             return
         yield batch
-
-
-def note_step(run: Run, terms: Terms, keys: list[str]) -> None:
-    """Have those who look after the run know of a step; nobody waits for the device."""
-    health, ledger = run.health, run.kept.ledger
-    health.meter.add(terms, run.at.step, keys)
-    health.watchdog.beat(run.at.step)
-    if health.profiler is not None:
-        health.profiler.step()
-    if ledger is not None:
-        ledger.write(run.at.step, run.at.epoch, keys)
 
 
 def report(run: Run, watch: Stopwatch, started_at: int) -> None:
@@ -179,15 +176,6 @@ def between_steps(run: Run, watch: Stopwatch) -> None:
     saved_anyway = bool(every) and ends and (run.at.epoch + 1) % every == 0
     if (by_minutes == due or clock.by_steps(run.at.step)) and not saved_anyway:
         checked_save(run, watch)
-
-
-def between_epochs(run: Run, watch: Stopwatch) -> None:
-    """Checkpoint and evaluate when it is time to; neither counts as training time."""
-    every = run.config.run.save_frequency
-    if run.at.step == run.total_steps or (every and run.at.epoch % every == 0):
-        checked_save(run, watch)
-    if evaluation_due(run.config.val, run.at, run.total_steps):
-        evaluate_when_due(run, watch)
 
 
 def end_here(run: Run, watch: Stopwatch, stop: int) -> None:

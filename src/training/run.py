@@ -57,7 +57,7 @@ from training.sharding import shard_model, whole_model
 from training.state import EMA, Fed, Health, Kept, Measured, Run, SaveClock, Trained
 
 if TYPE_CHECKING:
-    from training.validation import Best, Validation
+    from training.validation import Validation
 
 
 def run(config: Config) -> Path:
@@ -142,11 +142,15 @@ def build(config: Config, world: World, folder: Path, rows: int, held: contextli
     loader = open_loader(config, world, rows, model, transform, tokenizer)
     steps = total_steps(config, loader.num_batches, global_batch)
     trained = build_trained(config, world, model, steps, tokenizer)
-    validation = build_validation(config, world, tokenizer, preprocess)
+    measured = Measured(validation=build_validation(config, world, tokenizer, preprocess))
     storage = Storage(settings.checkpoint_dir or str(folder / "checkpoints"))
     address, passed_over = take_folder(config, world, folder, storage, held or contextlib.ExitStack())
     checkpoint = load_checkpoint(address) if address else None
     trained.network = distribute(trained.objective, world, settings)
+    if config.val.best_metric:  # when the folder is taken, or it would go on from a run that is overwritten
+        from training.validation import Best
+
+        measured.best = Best(folder / "best", config.val.best_metric, config.val.best_lowest)
     by_samples = -(-settings.save_every_samples // global_batch) if settings.save_every_samples else 0
     cadences = [number for number in (settings.save_every_steps, by_samples) if number]
     clock = SaveClock(every_steps=min(cadences, default=0), every_minutes=settings.save_every_minutes or 0.0)
@@ -156,11 +160,9 @@ def build(config: Config, world: World, folder: Path, rows: int, held: contextli
         trained=trained,
         fed=Fed(loader=loader, augment=build_augment(config, model, world), global_batch=global_batch),
         health=build_health(config, world, trained.objective, rows),
-        measured=Measured(validation=validation, best=open_best(config, folder)),
-        kept=Kept(
-            folder=folder, log=RunLog(folder, world.is_first), clock=clock, tokenizer=tokenizer
-        ),
-    )  # fmt: skip
+        measured=measured,
+        kept=Kept(folder=folder, log=RunLog(folder, world.is_first), clock=clock, tokenizer=tokenizer),
+    )
     say = run.kept.log.say
     say("\n".join([summary(run), *(f"  weights    {record.getMessage()}" for record in weights)]))
     for reason in passed_over:
@@ -273,15 +275,6 @@ def build_validation(config: Config, world: World, tokenizer: Any, preprocess: A
     if config.val.best_metric:
         check_metric(config.val.best_metric, validation, averaged=bool(config.optim.ema_decay))
     return validation
-
-
-def open_best(config: Config, folder: Path) -> Best | None:
-    """What keeps the best model; made when the folder is taken, or it would go on from a run that is overwritten."""
-    if not config.val.best_metric:
-        return None
-    from training.validation import Best
-
-    return Best(folder / "best", config.val.best_metric, config.val.best_lowest)
 
 
 def summary(run: Run) -> str:

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -174,7 +174,15 @@ def open_records(run: Run, storage: Storage) -> None:
         write_json(kept.folder / "config.json", run.config.to_dict())
         # the last metrics are needed once more to end a run: those of the log do not hold all of them
         measured = begin if begin < run.total_steps and evaluated_at(kept.folder / "metrics.jsonl", begin) else None
-        supersede(storage, begin, kept.log.say)
+        # Left among the run's, a damaged checkpoint behind step `begin` would count as one of the newest, for which
+        # good ones are deleted, and an earlier course of the run would be what `latest` finds.
+        for step in list_steps(storage):
+            if step > begin:
+                name = f"step_{step}.pt"
+                storage.rename(name, SUPERSEDED + name)
+                kept.log.say(
+                    f"{storage.path(name)} is behind step {begin}, from which the run goes on: now {SUPERSEDED}{name}"
+                )
         for name in storage.sweep():
             kept.log.say(f"removed {storage.path(name)}: a checkpoint that was being written when the run was killed")
         kept.saver = Saver(
@@ -195,16 +203,3 @@ def open_records(run: Run, storage: Storage) -> None:
         kept.ledger = Ledger(kept.folder, world.rank)
     if world.is_first and settings.profile:
         run.health.profiler = StepProfiler(kept.folder, world.rank, settings.profile, kept.log.say)
-
-
-def supersede(storage: Storage, begin: int, say: Callable[[str], None]) -> None:
-    """Take the checkpoints behind step `begin` out of the run's: it does these steps again.
-
-    Left among them, a damaged one would count as one of the newest, for which good ones are deleted, and an earlier
-    course of the run would be what `latest` finds.
-    """
-    for step in list_steps(storage):
-        if step > begin:
-            name = f"step_{step}.pt"
-            storage.rename(name, SUPERSEDED + name)
-            say(f"{storage.path(name)} is behind step {begin}, from which the run goes on: now {SUPERSEDED}{name}")

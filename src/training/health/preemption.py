@@ -1,7 +1,6 @@
 """Signals that ask a run to stop. Noted when they come, acted on between two steps.
 
-This module imports nothing heavy, so that the handlers stand before torch is imported: a signal in those seconds would
-otherwise end the process without a word.
+Nothing heavy is imported here: in the seconds of importing torch a signal would end the process without a word.
 """
 from __future__ import annotations
 
