@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from planner.question import Machines
 from prolip.flops import PEAK_TFLOPS
-from training.flags import FlagError, nearest
+from training.flags import FlagError, did_you_mean
 
 GB = 1e9
 # Achievable share of a link's rate: assumed. docs/scaling.md gives the sources of the table.
@@ -22,11 +22,6 @@ class GPU(NamedTuple):
     nvlink: float
     network: float
     price: float | None
-
-    @property
-    def tf32(self) -> float:
-        """Dense peak of TF32, TFLOP/s: half of bf16's on all of these."""
-        return self.bf16 / 2
 
 
 GPUS = {
@@ -73,10 +68,9 @@ class Cluster:
 def build_cluster(machines: Machines, gpus: int) -> Cluster:
     """The data sheet's figures with what was given in their place; fewer GPUs than a node has are one node."""
     if machines.gpu not in GPUS:
-        near = nearest(machines.gpu, GPUS)
-        hint = f"did you mean {' or '.join(near)}? " if near else ""
-        raise FlagError(f"--gpu {machines.gpu!r} is unknown: {hint}There are {', '.join(GPUS)}; another one is the "
-                        "nearest of these with --peak-tflops, --memory-gb, --price, --intra-gbs and --inter-gbs")
+        hint = f"{did_you_mean(machines.gpu, GPUS, '')} There are {', '.join(GPUS)}".strip()
+        raise FlagError(f"--gpu {machines.gpu!r} is unknown: {hint}; another one is the nearest of these with "
+                        "--peak-tflops, --memory-gb, --price, --intra-gbs and --inter-gbs")  # fmt: skip
     per_node = min(gpus, machines.gpus_per_node)
     if gpus % per_node:
         low = gpus // per_node * per_node
@@ -90,7 +84,7 @@ def build_cluster(machines: Machines, gpus: int) -> Cluster:
         gpus=gpus,
         per_node=per_node,
         peak=peak * 1e12,
-        tf32=sheet.tf32 * 1e12 * peak / sheet.bf16,
+        tf32=sheet.bf16 / 2 * 1e12 * peak / sheet.bf16,  # half of bf16's peak on all of these
         memory=(sheet.memory if machines.memory_gb is None else machines.memory_gb) * GB,
         memory_rate=sheet.memory_gbs * GB,
         intra_rate=intra * GB,

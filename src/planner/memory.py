@@ -11,7 +11,7 @@ from prolip.losses.contrastive import Exchange, choose_exchange
 from prolip.losses.gathered import row_width
 from prolip.losses.pairs import default_block
 
-FLOAT, HALF, ID = 4, 2, 8
+FLOAT, HALF = 4, 2
 # CUDA context, NCCL's buffers, kernels' workspaces and what the allocator cannot hand out: assumed.
 CONTEXT = 3e9
 ADAM_STATES = 2
@@ -58,12 +58,6 @@ def activations(part: Pass, rows: float, recompute: str, half: int, norm_input: 
     return tokens * (part.layers * per_block + again) + first
 
 
-def backward_space(part: Pass, rows: float, half: int) -> float:
-    """Bytes of gradients in flight within one block: those of the MLP's hidden layer, before and after the GELU, of
-    its input and of the residual stream."""
-    return rows * part.tokens * (2 * half * part.hidden + half * part.width + FLOAT * part.width)
-
-
 def exchange_of(training: Training, gpus: int, dim: int) -> Exchange:
     """How the texts come to all GPUs: as asked for, or as the training chooses it on GPUs."""
     if training.exchange != "auto":
@@ -78,14 +72,13 @@ def gathered_bytes(local: int, dim: int, ranks: int) -> int:
     return 2 * ranks * local * row_width(dim) * FLOAT
 
 
-def loss_space(local: int, dim: int, ranks: int, block: int | None, ids: int = 0, exchange: Exchange = "ring") -> float:
+def loss_space(local: int, dim: int, ranks: int, block: int | None, exchange: Exchange = "ring") -> float:
     """Bytes of PPCL on one rank beyond its inputs: texts, accumulators, pair matrices.
 
     losses.ring holds three text blocks (own, scored, under way) and five accumulators (own, being filled, sent,
     received, that of the rows); losses.gathered all texts, all their accumulators and that of the rows; one process two
     accumulators. add_pairs on CUDA holds one (block, columns) matrix, the kernel's sums, the scaled rows and three
-    numbers per column; ids: captions per image with --known-matches. (On the CPU it is two matrices, and two more with
-    ids.)
+    numbers per column. (On the CPU it is two matrices.)
     """
     gathered = exchange == "gather" and ranks > 1
     columns = ranks * local if gathered else local
@@ -93,8 +86,7 @@ def loss_space(local: int, dim: int, ranks: int, block: int | None, ids: int = 0
     packed = local * (dim + 1) * FLOAT
     held = gathered_bytes(local, dim, ranks) + packed if gathered else (2 if ranks == 1 else 3 + 5) * packed
     numbers = rows * columns + kernel_sums(rows, columns) + rows * dim + 3 * columns
-    known = (ranks if gathered else 3) + ids
-    return held + numbers * FLOAT + known * local * ID * bool(ids)
+    return held + numbers * FLOAT
 
 
 def kernel_sums(rows: int, columns: int) -> int:
@@ -116,7 +108,9 @@ def memory(model: Model, training: Training, gpus: int) -> dict[str, float]:
     shards = gpus if training.parallel == "fsdp" else 1
     weights = model.parameters * FLOAT / shards
     kept = sum(activations(part, micro * part.share, training.recompute, half) for part in model.passes)
-    space = max(backward_space(part, micro * part.share, half) for part in model.passes)
+    # Within one block: those of the MLP's hidden layer, before and after the GELU, of its input and of the stream.
+    space = max(micro * part.share * part.tokens * (2 * half * part.hidden + half * part.width + FLOAT * part.width)
+                for part in model.passes)  # fmt: skip
     pairs = loss_space(local, model.dim, gpus, training.block, exchange=exchange_of(training, gpus, model.dim))
     whole = model.largest * (2 * half + FLOAT) if shards > 1 else 0.0
     copies = model.cast * HALF if half == HALF and shards == 1 else 0.0

@@ -16,7 +16,7 @@ from prolip.methods import find_method
 from prolip.methods.base import Objective
 from prolip.models.prolip import ProLIP
 from prolip.models.registry import get_model_config, list_models
-from training.flags import FlagError, nearest
+from training.flags import FlagError, did_you_mean
 
 
 class Pass(NamedTuple):
@@ -61,8 +61,7 @@ def count_of_run(name: str, method: str, local_batch: int) -> Model:
     ours = name in list_models()
     if not ours and name not in open_clip.list_models():
         known = [*list_models(), *open_clip.list_models()]
-        near = nearest(name, known)
-        remedy = f"did you mean {' or '.join(near)}?" if near else f"give one of {', '.join(list_models())}"
+        remedy = did_you_mean(name, known, f"give one of {', '.join(list_models())}")
         if os.path.exists(name) or ":" in name:
             remedy = "a plan takes the name of an architecture, which a run's config.json has under model.model"
         raise FlagError(f"--model {name!r} is neither ours nor OpenCLIP's: {remedy}")
@@ -78,10 +77,19 @@ def count(name: str) -> Model:
     model = build(name)
     every = [sum(p.numel() for p in block.parameters()) for tower in (model.visual, getattr(model, "text", model))
              for block in blocks_of(tower)]
-    return Model(
-        name, sum(p.numel() for p in model.parameters()), count_cast(model), max(every), embed_dim(model),
-        3 * math.prod(image_sides(model)), (),
-    )
+    if isinstance(model, ProLIP):
+        dim = model.embed_dim
+    else:  # OpenCLIP's models do not say: read off a text
+        dim = model.encode_text(torch.empty(1, model.context_length, dtype=torch.int64, device="meta")).shape[-1]
+    cast = 0  # those of products and convolutions, which autocast copies to bf16 for the step; heads run in float32
+    for path, module in model.named_modules():
+        head = any(part in path for part in ("uncertainty", "text_projection"))
+        if isinstance(module, (nn.Linear, nn.Conv2d)) and not head:
+            cast += sum(p.numel() for p in module.parameters(recurse=False))
+        elif isinstance(module, nn.MultiheadAttention):
+            cast += sum(p.numel() for p in (module.in_proj_weight, module.in_proj_bias) if p is not None)
+    total = sum(p.numel() for p in model.parameters())
+    return Model(name, total, cast, max(every), dim, 3 * math.prod(image_sides(model)), ())
 
 
 @lru_cache(maxsize=8)
@@ -97,17 +105,6 @@ def build(name: str) -> Any:
         return kind(**config).requires_grad_(False)
 
 
-def embed_dim(model: Any) -> int:
-    """Width of the common space."""
-    return model.embed_dim if isinstance(model, ProLIP) else open_clip_dim(model)
-
-
-def open_clip_dim(model: Any) -> int:
-    """Width of the common space of OpenCLIP's models, read off a text."""
-    text = torch.empty(1, model.context_length, dtype=torch.int64, device="meta")
-    return model.encode_text(text).shape[-1]
-
-
 def blocks_of(tower: nn.Module) -> list[Any]:
     """The blocks of a tower's own transformer: the longest list of modules with attention, vision towers left out."""
     lists = [module for name, module in tower.named_modules()
@@ -115,8 +112,7 @@ def blocks_of(tower: nn.Module) -> list[Any]:
              and len(module) and hasattr(module[0], "attn")]
     if not lists:
         raise FlagError(f"{type(tower).__name__} is no transformer of equal blocks: give a ViT")
-    blocks = max(lists, key=len)
-    return list(blocks)
+    return list(max(lists, key=len))
 
 
 @lru_cache(maxsize=32)
@@ -146,15 +142,3 @@ def measure(name: str, kind: str, keep: int | None) -> Pass:
         inputs=pixels if keep is None else pixels * keep // model.num_patches,
         share=1.0,
     )
-
-
-def count_cast(model: nn.Module) -> int:
-    """Parameters of products and convolutions, which autocast copies to bf16 for the step; heads run in float32."""
-    total = 0
-    for name, module in model.named_modules():
-        head = any(part in name for part in ("uncertainty", "text_projection"))
-        if isinstance(module, (nn.Linear, nn.Conv2d)) and not head:
-            total += sum(p.numel() for p in module.parameters(recurse=False))
-        elif isinstance(module, nn.MultiheadAttention):
-            total += sum(p.numel() for p in (module.in_proj_weight, module.in_proj_bias) if p is not None)
-    return total

@@ -6,13 +6,12 @@ from typing import NamedTuple
 
 from planner.failures import HOUR, Risk, risk
 from planner.hardware import Cluster, build_cluster
-from planner.measured import Measurement, read_measurement
 from planner.memory import gathered_bytes, memory
 from planner.models import Model, count_of_run
-from planner.question import Question, Supply
+from planner.question import Question
+from planner.runs import Measurement, read_measurement
 from planner.simulate import Simulated, simulate
-from planner.supply import Feed, feed, missing_shards
-from planner.traffic import Pairs, Step, pairs, step_times
+from planner.traffic import Feed, Pairs, Step, feed, missing_shards, pairs, step_times
 from prolip.flops import FORWARD_AND_BACKWARD
 from prolip.losses.contrastive import GATHERED_BYTES, Exchange
 from prolip.models.registry import list_models
@@ -96,9 +95,7 @@ def make_plan(question: Question, gpus: int, run: Measurement | None, with_simul
     return plan._replace(verdict=judge(plan, question))
 
 
-def flops_per_second(
-    question: Question, model: Model, cluster: Cluster, run: Measurement | None
-) -> tuple[float, str]:
+def flops_per_second(question: Question, model: Model, cluster: Cluster, run: Measurement | None) -> tuple[float, str]:
     """(FLOP/s of one GPU while it computes, where that comes from). FLOPs that are done twice are counted twice."""
     speed = question.speed
     twice = 1 + question.training.repeats / FORWARD_AND_BACKWARD
@@ -118,8 +115,14 @@ def flops_per_second(
 
 def judge(plan: Plan, question: Question) -> list[str]:
     """What limits this run, the worst first, then what to look out for; "computation" if nothing limits it."""
-    supply = question.supply
-    limits = [*refusals(plan, supply), *delays(plan)]
+    supply, limits = question.supply, delays(plan)
+    used, missing = sum(plan.memory.values()), missing_shards(plan.cluster, supply)
+    if used > plan.cluster.memory:  # what cannot be has a weight that puts it first
+        limits.append((3.0, f"memory: {used / 1e9:.0f} GB of {plan.cluster.memory / 1e9:.0f}: --accum-freq, "
+                       "--recompute selective or full, --parallel fsdp, or more GPUs"))
+    if missing:
+        limits.append((2.0, f"shards: {missing:,} too few for {plan.feed.open_streams:,} streams: fewer "
+                       "--cores-per-gpu, or smaller shards"))
     found = [text for _, text in sorted(limits, key=lambda item: -item[0])] or ["computation"]
     if plan.feed.keeps_up and plan.feed.bridged < PAUSE * supply.open_ms * 1e-3:
         found.append(f"a shard that takes {plan.feed.bridged * 1e3:.0f} ms to open stops the step: raise --prefetch")
@@ -132,25 +135,15 @@ def judge(plan: Plan, question: Question) -> list[str]:
     return found
 
 
-def refusals(plan: Plan, supply: Supply) -> list[tuple[float, str]]:
-    """What cannot be, with a weight that puts it first."""
-    found = []
-    used, missing = sum(plan.memory.values()), missing_shards(plan.cluster, supply)
-    if used > plan.cluster.memory:
-        found.append((3.0, f"memory: {used / 1e9:.0f} GB of {plan.cluster.memory / 1e9:.0f}: --accum-freq, "
-                      "--recompute selective or full, --parallel fsdp, or more GPUs"))
-    if missing:
-        found.append((2.0, f"shards: {missing:,} too few for {plan.feed.open_streams:,} streams: fewer "
-                      "--cores-per-gpu, or smaller shards"))
-    return found
-
-
 def delays(plan: Plan) -> list[tuple[float, str]]:
     """What takes a notable share of the time, with that share."""
     step, seconds, found = plan.step, plan.seconds, []
     if not plan.feed.keeps_up:
-        found.append((1 - step.seconds / seconds, f"input: {slowest(plan.feed)} gives {plan.feed.limit:,.0f} of "
-                      f"{plan.feed.wanted:,.0f} samples/s/GPU"))
+        fed = plan.feed
+        limits = {"decoding": fed.decoding, "the object store": fed.store, "reading shards": fed.streams}
+        slowest = min(limits, key=lambda name: limits[name])
+        found.append((1 - step.seconds / seconds, f"input: {slowest} gives {fed.limit:,.0f} of "
+                      f"{fed.wanted:,.0f} samples/s/GPU"))
     parts = {
         EXCHANGES[step.pairs.exchange]: (step.pairs.seconds, why_pairs(plan)),
         "gradient exchange": (step.reduce_exposed, "not hidden behind the backward pass"),
@@ -185,9 +178,3 @@ def suggestions(plan: Plan) -> list[str]:
     remedy = "leave --exchange out" if fits else "raise prolip.losses.contrastive.GATHERED_BYTES"
     return [f"texts gathered would save {(ring.seconds - gathered.seconds) * 1e3:.0f} ms of the step and hold "
             f"{plan.gathered / 1e9:.2g} GB: {remedy}"]
-
-
-def slowest(fed: Feed) -> str:
-    """What limits the loader, in words."""
-    limits = {"decoding": fed.decoding, "the object store": fed.store, "reading shards": fed.streams}
-    return min(limits, key=lambda name: limits[name])

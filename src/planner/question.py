@@ -3,10 +3,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_type_hints
 
 from prolip.utils.fields import option
-from training.flags import FlagError, flag_of
+from training.flags import FlagError, check_alone, flag_of
 
 # Of a lognormal factor: one beyond this is no jitter, and its exponential no number.
 MOST_SIGMA = 3.0
@@ -65,9 +65,7 @@ class Speed:
     measured_gpus: int = option(1, "ranks of that run")
 
     def __post_init__(self) -> None:
-        given = [name for name in ("mfu", "rate", "measured") if getattr(self, name) is not None]
-        if len(given) > 1:
-            raise FlagError(f"{' and '.join(map(flag_of, given))} contradict each other: give one of them")
+        check_alone(self, ("mfu", "rate", "measured"), "one of them")
         if self.mfu is not None and not 0 < self.mfu <= 1:
             raise FlagError(f"--mfu {self.mfu} is outside (0, 1]: give a share such as 0.4")
         above_zero(self, "rate")
@@ -135,9 +133,7 @@ class Safety:
 
     def __post_init__(self) -> None:
         names = ("every_samples", "every_steps", "every_minutes")
-        given = [name for name in names if getattr(self, name) is not None]
-        if len(given) > 1:
-            raise FlagError(f"{' and '.join(map(flag_of, given))} contradict each other: give one cadence")
+        check_alone(self, names, "one cadence")
         above_zero(self, "mtbf_gpu_hours", "mtbf_node_hours", "checkpoint_gbs", "copy_gbs", *names)
         at_least(self, 0, "restart_minutes")
 
@@ -180,9 +176,7 @@ class Question:
     noise: Noise = field(default_factory=Noise)
 
 
-SECTIONS: dict[str, type] = {
-    "training": Training, "speed": Speed, "machines": Machines, "supply": Supply, "safety": Safety, "noise": Noise,
-}  # fmt: skip
+SECTIONS: dict[str, type] = get_type_hints(Question)
 
 
 def at_least(config: Any, bound: float, *names: str) -> None:

@@ -21,20 +21,11 @@ Array = np.ndarray[Any, Any]
 HEAD_START, WARM_UP = 10, 5
 
 
-class Links(NamedTuple):
-    """Seconds of one text message and of one accumulator to each rank from its left neighbour, (W,)."""
-
-    text: Array
-    sums: Array
-
-
 class Exchange(NamedTuple):
-    """When each rank has its loss (W,), how long it stood still for messages (W,), and the block that each rank scored
-    at each step (W, W - 1), as the rank whose texts it holds."""
+    """When each rank has its loss, and how long it stood still for messages, (W,)."""
 
     end: Array
     waited: Array
-    scored: Array | None
 
 
 class Simulated(NamedTuple):
@@ -50,39 +41,30 @@ class Simulated(NamedTuple):
         """The ideal step over the mean one."""
         return self.ideal / float(self.steps.mean())
 
-
-class Draws:
-    """Lognormal factors with median 1; a sigma of 0 draws nothing."""
-
-    def __init__(self, seed: int):
-        self.generator = np.random.default_rng(seed)
-
-    def factors(self, sigma: float, *shape: int) -> Array:
-        """exp(sigma z), z standard normal."""
-        if sigma == 0:
-            return np.ones(shape)
-        return np.exp(sigma * self.generator.standard_normal(shape, dtype=np.float32)).astype(np.float64)
+    def share_waited(self, what: str) -> float:
+        """Of the mean step, for `what`."""
+        return self.waits[what] / self.steps.mean()
 
 
-def ring_links(cluster: Cluster, step: Step) -> Links:
-    """The link into rank r is between nodes iff r is the first of its node and there are several nodes."""
+def factors(draws: np.random.Generator, sigma: float, *shape: int) -> Array:
+    """Lognormal factors with median 1: exp(sigma z), z standard normal; a sigma of 0 draws nothing."""
+    if sigma == 0:
+        return np.ones(shape)
+    return np.exp(sigma * draws.standard_normal(shape, dtype=np.float32)).astype(np.float64)
+
+
+def ring_links(cluster: Cluster, step: Step) -> Array:
+    """Seconds of one message, of texts or an accumulator, to each rank from its left neighbour, (W,).
+
+    The link into rank r is between nodes iff r is the first of its node and there are several nodes.
+    """
     crossing = (np.arange(cluster.gpus) % cluster.per_node == 0) & (cluster.nodes > 1)
     rate = np.where(crossing, min(cluster.inter_rate, cluster.intra_rate), cluster.intra_rate)
     delay = np.where(crossing, max(cluster.inter_delay, cluster.intra_delay), cluster.intra_delay)
-    return Links(step.pairs.text_bytes / rate + delay, step.pairs.sum_bytes / rate + delay)
+    return step.pairs.text_bytes / rate + delay
 
 
-def from_left(x: Array) -> Array:
-    """What each rank's left neighbour has."""
-    return np.concatenate((x[-1:], x[:-1]))
-
-
-def from_right(x: Array) -> Array:
-    """What each rank's right neighbour has."""
-    return np.concatenate((x[1:], x[:1]))
-
-
-def exchange(start: Array, block: float, links: Links, draws: Draws, sigma: float, record: bool = False) -> Exchange:
+def exchange(start: Array, block: float, links: Array, draws: np.random.Generator, sigma: float) -> Exchange:
     """losses.ring.score_ring on all ranks, in the order of its messages and computations.
 
     A transfer begins when both ends have asked for it and are done with the one before (one stream of messages per
@@ -90,17 +72,16 @@ def exchange(start: Array, block: float, links: Links, draws: Draws, sigma: floa
     """
     size = len(start)
     now, waited = start.copy(), np.zeros(size)
-    holds, scored = np.arange(size), []
     if size == 1:
-        return Exchange(now + block * draws.factors(sigma, 1), waited, np.empty((1, 0), int) if record else None)
+        return Exchange(now + block * factors(draws, sigma, 1), waited)
     free = now.copy()
 
-    def transfer(posted: Array, seconds: Array) -> Array:
+    def transfer(posted: Array) -> Array:
         """When each rank's transfer is done; `free` moves on."""
         nonlocal free
         ready = np.maximum(posted, free)
-        arrived = np.maximum(ready, from_left(ready)) + seconds
-        free = np.maximum(arrived, from_right(arrived))
+        arrived = np.maximum(ready, np.concatenate((ready[-1:], ready[:-1]))) + links  # from the left neighbour
+        free = np.maximum(arrived, np.concatenate((arrived[1:], arrived[:1])))  # at the right one
         return free
 
     def wait(until: Array) -> None:
@@ -109,32 +90,29 @@ def exchange(start: Array, block: float, links: Links, draws: Draws, sigma: floa
         waited += later - now
         now = later
 
-    texts, home = transfer(now, links.text), None
-    now = now + block / 2 * draws.factors(sigma, size)
+    texts, home = transfer(now), None
+    now = now + block / 2 * factors(draws, sigma, size)
     for index in range(1, size):
         wait(texts)
-        if record:
-            holds = from_left(holds)
-            scored.append(holds)
         if index < size - 1:
-            texts = transfer(now, links.text)
-        now = now + block * draws.factors(sigma, size)
+            texts = transfer(now)
+        now = now + block * factors(draws, sigma, size)
         if home is not None:
             wait(home)
-        home = transfer(now, links.sums)
-    now = now + block / 2 * draws.factors(sigma, size)
+        home = transfer(now)
+    now = now + block / 2 * factors(draws, sigma, size)
     if home is not None:
         wait(home)
-    return Exchange(now, waited, np.stack(scored, 1) if record else None)
+    return Exchange(now, waited)
 
 
-def collect(start: Array, pairs: Pairs, draws: Draws, sigma: float) -> Exchange:
+def collect(start: Array, pairs: Pairs, draws: np.random.Generator, sigma: float) -> Exchange:
     """losses.gathered.score_gathered on all ranks: each collective begins when the last rank has come to it, and leaves
     all together."""
     texts = start.max() + pairs.message_seconds
-    scored = texts + pairs.block_seconds * draws.factors(sigma, len(start), pairs.blocks).sum(1)
+    scored = texts + pairs.block_seconds * factors(draws, sigma, len(start), pairs.blocks).sum(1)
     home = scored.max() + pairs.message_seconds
-    return Exchange(np.full_like(start, home), texts - start + home - scored, None)
+    return Exchange(np.full_like(start, home), texts - start + home - scored)
 
 
 class Loader:
@@ -145,20 +123,20 @@ class Loader:
     the time it takes to stream in, if that is longer. A shard that ends within a chunk is followed by an opening.
     """
 
-    def __init__(self, cluster: Cluster, supply: Supply, noise: Noise, local: int, draws: Draws):
+    def __init__(self, cluster: Cluster, supply: Supply, noise: Noise, local: int, draws: np.random.Generator):
         self.shape = (cluster.gpus, supply.cores_per_gpu)
         self.images = local / supply.cores_per_gpu
         self.supply, self.noise, self.draws = supply, noise, draws
-        self.mean_factor = math.exp(noise.image_sigma**2 / 2)
         self.chunk_sigma = math.sqrt(math.log1p(math.expm1(noise.image_sigma**2) / max(1.0, self.images)))
         share = supply.store_gbs * 1e9 / (cluster.per_node * supply.cores_per_gpu)
         stream = min(supply.stream_mbs * 1e6, share)
         self.read_seconds = self.images * supply.sample_kb * 1e3 / stream
-        self.left = draws.generator.uniform(0, supply.shard_samples, self.shape)
+        self.left = draws.uniform(0, supply.shard_samples, self.shape)
         # Begun long before the first step: all queues are full.
         ahead = chunks_ahead(supply.prefetch, local)
         head_start = -HEAD_START * ahead * max(self.images / supply.images_per_core, self.read_seconds)
         self.done = np.full(self.shape, head_start)
+        # When the last batches were taken, from where on every worker may begin another chunk.
         self.taken: deque[Array] = deque([self.done[:, 0]] * ahead, maxlen=ahead)
 
     def settle(self, seconds: float) -> float:
@@ -169,7 +147,7 @@ class Loader:
         now = 0.0
         for _ in range(len(self.taken)):
             now = max(now, float(self.ready().max()))
-            self.take(np.full(len(self.done), now))
+            self.taken.append(np.full(len(self.done), now))
             now += seconds
         return now
 
@@ -179,21 +157,17 @@ class Loader:
         self.done = begin + self.chunk_seconds()
         return self.done.max(1)
 
-    def take(self, when: Array) -> None:
-        """The batch was taken: every worker may begin another chunk."""
-        self.taken.append(when)
-
     def chunk_seconds(self) -> Array:
         """Of one chunk of every worker."""
         # The mean of a chunk is exactly n / rate: the median-1 factor is brought to mean 1.
-        factor = self.draws.factors(self.chunk_sigma, *self.shape) / math.exp(self.chunk_sigma**2 / 2)
+        factor = factors(self.draws, self.chunk_sigma, *self.shape) / math.exp(self.chunk_sigma**2 / 2)
         seconds = np.maximum(self.images / self.supply.images_per_core * factor, self.read_seconds)
         self.left -= self.images
         opening = self.left < 0
         count = int(opening.sum())
         if count:
-            wait = self.supply.open_ms * 1e-3 * self.draws.factors(self.noise.open_sigma, count)
-            stalled = self.draws.generator.random(count) < self.noise.stall_chance
+            wait = self.supply.open_ms * 1e-3 * factors(self.draws, self.noise.open_sigma, count)
+            stalled = self.draws.random(count) < self.noise.stall_chance
             seconds[opening] += wait + stalled * self.noise.stall_seconds
             self.left[opening] += self.supply.shard_samples
         return seconds
@@ -210,26 +184,23 @@ def gradients(step: Step, ranks: int, start: Array, end: Array) -> Array:
     return np.full_like(end, at)
 
 
-def simulate(
-    cluster: Cluster, step: Step, supply: Supply, noise: Noise, local: int, with_loader: bool = True
-) -> Simulated:
+def simulate(cluster: Cluster, step: Step, supply: Supply, noise: Noise, local: int) -> Simulated:
     """Play `noise.sim_steps` steps after a few that are not counted.
 
     Within a step: the batch is waited for; forward pass; PPCL; backward pass, behind which the gradients travel, bucket
     by bucket, and leave all ranks together; optimiser. The host is assumed to run ahead of the device, so a late batch
     shows when the device needs it.
     """
-    draws, links = Draws(noise.seed), ring_links(cluster, step)
-    lasting = draws.factors(noise.rank_sigma, cluster.gpus)
-    loader = Loader(cluster, supply, noise, local, draws) if with_loader else None
-    begins = 0.0 if loader is None else loader.settle(step.seconds)
+    draws, links = np.random.default_rng(noise.seed), ring_links(cluster, step)
+    lasting = factors(draws, noise.rank_sigma, cluster.gpus)
+    loader = Loader(cluster, supply, noise, local, draws)
+    begins = loader.settle(step.seconds)
     now, ends = np.full(cluster.gpus, begins), [begins]
     waits = dict.fromkeys(("data", "texts", "gradients"), 0.0)
     for index in range(WARM_UP + noise.sim_steps):
-        begin = now if loader is None else np.maximum(now, loader.ready())
-        if loader is not None:
-            loader.take(begin)
-        pace = lasting * draws.factors(noise.step_sigma, cluster.gpus)
+        begin = np.maximum(now, loader.ready())
+        loader.taken.append(begin)
+        pace = lasting * factors(draws, noise.step_sigma, cluster.gpus)
         start = begin + step.forward * pace
         if step.pairs.exchange == "gather":
             loss = collect(start, step.pairs, draws, noise.block_sigma)

@@ -8,8 +8,10 @@ import numpy as np
 
 from planner.failures import HOUR, MINUTE
 from planner.plan import Plan
+from planner.runs import Check
 
-Row = tuple[str, Callable[[Plan], str]]
+#: What stands in the first column, and how a plan's cell is shown.
+Row = tuple[str, Callable[[Any], str]]
 
 
 def size(value: float) -> str:
@@ -38,9 +40,9 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def time_rows() -> list[Row]:
-    """Speed, duration and cost."""
-    return [
+#: The rows of each table; above those of `memory` stands one for each kind of bytes.
+SECTIONS: dict[str, list[Row]] = {
+    "time": [
         ("samples per GPU", lambda p: f"{p.local}"),
         ("step", lambda p: span(p.seconds)),
         ("samples/s", lambda p: number(p.per_gpu * p.gpus)),
@@ -49,27 +51,12 @@ def time_rows() -> list[Row]:
         ("run, with failures", lambda p: span(p.risk.wall)),
         ("GPU-hours", lambda p: number(p.risk.wall / HOUR * p.gpus)),
         ("cost", lambda p: "give --price" if p.cost is None else f"${number(p.cost)}"),
-    ]
-
-
-def memory_rows(plans: Sequence[Plan]) -> list[Row]:
-    """Bytes of one GPU; what is nothing in all plans is left out."""
-
-    def part(name: str) -> Row:
-        return name, lambda p: size(p.memory[name]) if p.memory.get(name) else "-"
-
-    # One GPU alone has no shards, so its rows are others than those of several.
-    names = dict.fromkeys(name for plan in plans for name, value in plan.memory.items() if value)
-    return [
-        *(part(name) for name in names),
+    ],
+    "memory": [
         ("sum", lambda p: size(sum(p.memory.values()))),
         ("share of the GPU's", lambda p: f"{sum(p.memory.values()) / p.cluster.memory:.0%}"),
-    ]
-
-
-def traffic_rows() -> list[Row]:
-    """Per step and rank."""
-    return [
+    ],
+    "traffic": [
         ("texts come by", lambda p: p.step.pairs.exchange if p.gpus > 1 else "-"),
         ("messages or collectives", lambda p: f"{p.step.pairs.messages:,}"),
         ("bytes sent in one", lambda p: size(p.step.pairs.text_bytes)),
@@ -85,12 +72,8 @@ def traffic_rows() -> list[Row]:
         ("gradients sent", lambda p: size(p.step.reduce_bytes)),
         ("gradient exchange", lambda p: span(p.step.reduce)),
         ("of it not hidden", lambda p: span(p.step.reduce_exposed)),
-    ]
-
-
-def input_rows() -> list[Row]:
-    """The loader's side."""
-    return [
+    ],
+    "input": [
         ("wanted samples/s/GPU", lambda p: number(p.feed.wanted)),
         ("decoding gives", lambda p: f"{p.feed.decoding:,.0f}"),
         ("the object store gives", lambda p: f"{p.feed.store:,.0f}"),
@@ -101,12 +84,8 @@ def input_rows() -> list[Row]:
         ("shards open", lambda p: f"{p.feed.open_streams:,}"),
         ("pause that prefetch bridges", lambda p: span(p.feed.bridged)),
         ("keeps up", lambda p: "yes" if p.feed.keeps_up else "no"),
-    ]
-
-
-def failure_rows() -> list[Row]:
-    """Checkpoints and failures."""
-    return [
+    ],
+    "failures": [
         ("between failures", lambda p: span(p.risk.between_failures)),
         ("failures in the run", lambda p: f"{p.risk.failures:.2g}"),
         ("checkpoint", lambda p: size(p.risk.checkpoint)),
@@ -117,57 +96,38 @@ def failure_rows() -> list[Row]:
         ("in samples", lambda p: number(p.risk.every * p.per_gpu * p.gpus)),
         ("work lost per failure", lambda p: span(p.risk.lost)),
         ("time lost in the run", lambda p: f"{p.risk.share_lost:.2%}"),
-    ]
-
-
-def simulation_rows() -> list[Row]:
-    """What the steps that were played through showed."""
-
-    def result(p: Plan) -> Any:
-        return p.simulated
-
-    def wait(name: str) -> Row:
-        return f"waiting for {name}", lambda p: f"{result(p).waits[name] / result(p).steps.mean():.1%}"
-
-    return [
-        ("step without waits", lambda p: span(result(p).ideal)),
+    ],
+    "simulation": [
+        ("step without waits", lambda p: span(p.simulated.ideal)),
         ("step by formula", lambda p: span(p.seconds)),
-        ("step, mean", lambda p: span(float(result(p).steps.mean()))),
-        ("step, median", lambda p: span(float(np.median(result(p).steps)))),
-        ("step, 95th percentile", lambda p: span(float(np.percentile(result(p).steps, 95)))),
-        ("step, longest", lambda p: span(float(result(p).steps.max()))),
-        ("efficiency", lambda p: f"{result(p).efficiency:.1%}"),
-        *(wait(name) for name in ("data", "texts", "gradients")),
-    ]
+        ("step, mean", lambda p: span(float(p.simulated.steps.mean()))),
+        ("step, median", lambda p: span(float(np.median(p.simulated.steps)))),
+        ("step, 95th percentile", lambda p: span(float(np.percentile(p.simulated.steps, 95)))),
+        ("step, longest", lambda p: span(float(p.simulated.steps.max()))),
+        ("efficiency", lambda p: f"{p.simulated.efficiency:.1%}"),
+        ("waiting for data", lambda p: f"{p.simulated.share_waited('data'):.1%}"),
+        ("waiting for texts", lambda p: f"{p.simulated.share_waited('texts'):.1%}"),
+        ("waiting for gradients", lambda p: f"{p.simulated.share_waited('gradients'):.1%}"),
+    ],
+}
 
 
-def table(title: str, rows: Sequence[Row], plans: Sequence[Plan]) -> str:
-    """A pipe table with one column per plan, its cells aligned."""
+def table(title: str, plans: Sequence[Plan]) -> str:
+    """The table of this title, one column per plan."""
     cells = [[title, *(f"{p.gpus:,} GPU" + "s" * (p.gpus > 1) for p in plans)]]
-    cells += [[name, *(show(p) for p in plans)] for name, show in rows]
+    if title == "memory":  # One GPU alone has no shards, so its kinds of bytes are others than those of several.
+        kinds = dict.fromkeys(kind for p in plans for kind, value in p.memory.items() if value)
+        cells += [[kind, *(size(p.memory[kind]) if p.memory.get(kind) else "-" for p in plans)] for kind in kinds]
+    cells += [[name, *(show(p) for p in plans)] for name, show in SECTIONS[title]]
     return align(cells)
 
 
 def align(cells: Sequence[Sequence[str]]) -> str:
     """A pipe table; the first column to the left, the others to the right."""
-    widths = [max(len(row[place]) for row in cells) for place in range(len(cells[0]))]
-    lines = []
-    for row in cells:
-        padded = [text.ljust(width) if not place else text.rjust(width)
-                  for place, (text, width) in enumerate(zip(row, widths))]
-        lines.append("| " + " | ".join(padded) + " |")
-    rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
-    return "\n".join([lines[0], "| " + " | ".join(rule) + " |", *lines[1:]])
-
-
-SECTIONS: dict[str, Callable[[Sequence[Plan]], list[Row]]] = {
-    "time": lambda plans: time_rows(),
-    "memory": lambda plans: memory_rows(plans),
-    "traffic": lambda plans: traffic_rows(),
-    "input": lambda plans: input_rows(),
-    "failures": lambda plans: failure_rows(),
-    "simulation": lambda plans: simulation_rows(),
-}
+    first, *others = (max(map(len, column)) for column in zip(*cells))
+    rows = [[row[0].ljust(first), *(text.rjust(width) for text, width in zip(row[1:], others))] for row in cells]
+    rows.insert(1, ["-" * first, *("-" * (width - 1) + ":" for width in others)])
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def heading(plans: Sequence[Plan]) -> str:
@@ -215,3 +175,15 @@ def as_values(plan: Plan) -> dict[str, Any]:
         },
         "verdict": plan.verdict,
     }  # fmt: skip
+
+
+def published_table(checks: Sequence[Check]) -> str:
+    """Published and predicted side by side, then the sources."""
+    cells = [["run", "GPUs", "GFLOPs/sample", "samples/s/GPU", "MFU", "predicted", "predicted/published"]]
+    cells += [
+        [c.run.name, f"{c.run.gpus} {c.run.gpu}", f"{c.flops / 1e9:.1f}", f"{c.rate:.1f}", f"{c.mfu:.1%}",
+         f"{c.predicted:.1f}", f"{c.predicted / c.rate:.2f}"]
+        for c in checks
+    ]  # fmt: skip
+    sources = dict.fromkeys(c.run.source for c in checks)
+    return align(cells) + "\n\n" + "\n".join(f"source: {source}" for source in sources)

@@ -1,4 +1,4 @@
-"""What travels between GPUs in a step, how long it takes, and how much of that computation hides."""
+"""What travels between GPUs in a step and from the loader to them, how long it takes, and how much of it is hidden."""
 from __future__ import annotations
 
 import math
@@ -6,10 +6,11 @@ from typing import NamedTuple
 
 import torch
 
-from planner.hardware import Cluster
-from planner.memory import ADAM_STATES, FLOAT, HALF, ID, MIB, exchange_of, kernel_sums
+from planner.hardware import GB, Cluster
+from planner.memory import ADAM_STATES, FLOAT, HALF, MIB, exchange_of, kernel_sums
 from planner.models import Model
-from planner.question import Training
+from planner.question import Supply, Training
+from prolip.data.config import chunks_ahead
 from prolip.flops import FORWARD_AND_BACKWARD
 from prolip.losses.contrastive import Exchange
 from prolip.losses.gathered import row_width
@@ -53,7 +54,7 @@ class Pairs(NamedTuple):
     @property
     def sent(self) -> int:
         """Bytes that a rank sends in a step."""
-        return (self.messages + 1) // 2 * self.text_bytes + self.messages // 2 * self.sum_bytes
+        return self.messages * self.text_bytes
 
     @property
     def scoring(self) -> float:
@@ -88,13 +89,12 @@ class Step(NamedTuple):
         return self.forward + self.pairs.seconds + self.backward + self.reduce_exposed + self.optimiser
 
 
-def payload(local: int, width: int, ids: bool = False) -> tuple[int, int]:
-    """Bytes of one rank's texts (with their ids) and of the accumulator of their gradients.
+def payload(local: int, width: int) -> int:
+    """Bytes of one rank's texts, and as many of the accumulator of their gradients.
 
     width: numbers per text, D + 1 in the ring, `losses.gathered.row_width` where texts are gathered.
     """
-    packed = local * width * FLOAT
-    return packed + local * ID * ids, packed
+    return local * width * FLOAT
 
 
 def scoring(local: int, columns: int, dim: int, cluster: Cluster, block: int | None = None) -> tuple[float, int]:
@@ -122,18 +122,18 @@ def ring(local: int, dim: int, cluster: Cluster, block: int | None = None) -> Pa
     messages; half of the own block comes first, half last, where the last accumulator comes home.
     """
     size = cluster.gpus
-    text, sums = payload(local, dim + 1)
+    packed = payload(local, dim + 1)
     work, parts = scoring(local, local, dim, cluster, block)
     kernels = size * parts * cluster.block_kernels
     if size == 1:
-        return Pairs("ring", 0, text, sums, 1, work, kernels, 0.0, work, 0.0)
-    rate, delay = (cluster.intra_rate, cluster.intra_delay)
+        return Pairs("ring", 0, packed, packed, 1, work, kernels, 0.0, work, 0.0)
+    rate, delay = cluster.intra_rate, cluster.intra_delay
     if cluster.nodes > 1:
         rate, delay = min(rate, cluster.inter_rate), max(delay, cluster.inter_delay)
-    message = max(text, sums) / rate + delay
+    message = packed / rate + delay
     exposed = 2 * max(0.0, message - work / 2) + (size - 1) * max(0.0, 2 * message - work)
     return Pairs(
-        "ring", 2 * (size - 1), text, sums, size, work, kernels, message, size * work + exposed, exposed
+        "ring", 2 * (size - 1), packed, packed, size, work, kernels, message, size * work + exposed, exposed
     )
 
 
@@ -143,27 +143,19 @@ def gather(local: int, dim: int, cluster: Cluster, block: int | None = None) -> 
     Nothing hides the collectives. In each a rank sends its share of W - 1 parts of all.
     """
     size = cluster.gpus
-    text, sums = ((size - 1) * part for part in payload(local, row_width(dim)))
+    sent = (size - 1) * payload(local, row_width(dim))
     work, blocks = scoring(local, size * local, dim, cluster, block)
-    collective = text / cluster.collective_rate + gather_delay(cluster)
+    # Whatever the size: every part makes W - 1 hops, of which one less than there are nodes lead from node to node.
+    # NCCL knows no tree for these two, and reckons so when it chooses.
+    start = cluster.intra_delay if cluster.nodes == 1 else max(cluster.intra_delay, cluster.inter_delay)
+    inside = size - cluster.nodes
+    delay = start + inside * cluster.intra_hop + (cluster.nodes - 1) * cluster.inter_hop
+    collective = sent / cluster.collective_rate + delay
     exposed = 2 * collective
     return Pairs(
-        "gather", 2, text, sums, blocks, work / blocks, blocks * cluster.block_kernels, collective, work + exposed,
+        "gather", 2, sent, sent, blocks, work / blocks, blocks * cluster.block_kernels, collective, work + exposed,
         exposed,
     )
-
-
-def gather_delay(cluster: Cluster) -> float:
-    """Seconds of an all-gather or reduce-scatter whatever its size: every part makes W - 1 hops, of which one less than
-    there are nodes lead from node to node. NCCL knows no tree for these two, and reckons so when it chooses."""
-    start = cluster.intra_delay if cluster.nodes == 1 else max(cluster.intra_delay, cluster.inter_delay)
-    inside = cluster.gpus - cluster.nodes
-    return start + inside * cluster.intra_hop + (cluster.nodes - 1) * cluster.inter_hop
-
-
-def collective_delay(cluster: Cluster) -> float:
-    """Seconds before an all-reduce moves: up and down a tree of nodes, and round a node."""
-    return 2 * (math.log2(cluster.nodes) * cluster.inter_delay + math.log2(cluster.per_node) * cluster.intra_delay)
 
 
 def reduce_bytes(model: Model, training: Training, gpus: int) -> float:
@@ -196,7 +188,9 @@ def step_times(model: Model, training: Training, cluster: Cluster, flops_rate: f
     backward = forward * (FORWARD_AND_BACKWARD - 1 + training.repeats)
     moved = reduce_bytes(model, training, cluster.gpus)
     parts = max(1, math.ceil(model.parameters * FLOAT / BUCKET))
-    exchange = moved / cluster.collective_rate + parts * collective_delay(cluster) if cluster.gpus > 1 else 0.0
+    # Before an all-reduce moves: up and down a tree of nodes, and round a node.
+    delay = 2 * (math.log2(cluster.nodes) * cluster.inter_delay + math.log2(cluster.per_node) * cluster.intra_delay)
+    exchange = moved / cluster.collective_rate + parts * delay if cluster.gpus > 1 else 0.0
     early = training.parallel == "fsdp"
     hiding = backward / training.accum_freq + forward * early
     exposed = max(exchange / parts, exchange - hiding * (1 - 1 / parts))
@@ -212,3 +206,62 @@ def step_times(model: Model, training: Training, cluster: Cluster, flops_rate: f
         early,
         1 / training.accum_freq,
     )
+
+
+class Feed(NamedTuple):
+    """What the loader can give, in samples/s of one GPU, by what limits it; and what the run asks for at `wanted`.
+
+    bridged: seconds that one loader process may stand still before the step waits for it.
+    """
+
+    wanted: float
+    decoding: float
+    store: float
+    streams: float
+    cores_needed: float
+    shards_per_second: float
+    bytes_per_second: float
+    open_streams: int
+    bridged: float
+
+    @property
+    def limit(self) -> float:
+        """The least of the limits, samples/s of one GPU."""
+        return min(self.decoding, self.store, self.streams)
+
+    @property
+    def keeps_up(self) -> bool:
+        """Whether the loader is as fast as the GPUs on average; the simulation says how often it is late."""
+        return self.limit >= self.wanted
+
+
+def feed(local: int, step_seconds: float, cluster: Cluster, supply: Supply) -> Feed:
+    """What a batch of `local` samples per GPU every `step_seconds` asks for.
+
+    A loader process decodes while its shard streams in, so each of the two limits it alone; opening a shard is waited
+    for. Every process keeps one shard open. A chunk may begin `chunks_ahead` steps before it is due.
+    """
+    size = supply.sample_kb * 1e3
+    cores = supply.cores_per_gpu
+    wanted, ahead = local / step_seconds, chunks_ahead(supply.prefetch, local)
+    opening = supply.open_ms * 1e-3 / supply.shard_samples
+    per_core = 1 / (1 / supply.images_per_core + opening)
+    per_stream = 1 / (size / (supply.stream_mbs * 1e6) + opening)
+    return Feed(
+        wanted,
+        cores * per_core,
+        supply.store_gbs * GB / cluster.per_node / size,
+        cores * per_stream,
+        wanted / per_core,
+        wanted * cluster.gpus / supply.shard_samples,
+        wanted * cluster.gpus * size,
+        cores * cluster.gpus,
+        max(0.0, ahead * step_seconds - local / cores * max(1 / per_core, 1 / per_stream)),
+    )
+
+
+def missing_shards(cluster: Cluster, supply: Supply) -> int:
+    """Streams without a shard of their own: each stream needs at least one of the data's shards."""
+    if supply.dataset_samples is None:
+        return 0
+    return max(0, supply.cores_per_gpu * cluster.gpus - int(supply.dataset_samples // supply.shard_samples))

@@ -6,7 +6,7 @@ import importlib.util
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_type_hints
 
 import torch
 from timm.optim import list_optimizers
@@ -18,7 +18,7 @@ from prolip.options import ModelOptions
 from prolip.utils.documents import read_json, read_yaml
 from prolip.utils.fields import option
 from prolip.utils.messages import appearance_of
-from training.flags import FlagError, build, flag_of, nearest
+from training.flags import FlagError, build, check_alone, did_you_mean, flag_of
 
 DEFAULT_EPOCHS = 32
 # The paper's, B.1, in OpenCLIP's names.
@@ -81,13 +81,10 @@ class OptimConfig:
     def __post_init__(self) -> None:
         known = [str(name) for name in list_optimizers()]
         if self.opt.lower() not in known:
-            near = nearest(self.opt.lower(), known)
-            remedy = f"did you mean {' or '.join(near)}?" if near else "timm.optim.list_optimizers() lists all names"
+            remedy = did_you_mean(self.opt.lower(), known, "timm.optim.list_optimizers() lists all names")
             raise FlagError(f"--opt {self.opt} is unknown to timm: {remedy}")
-        for name in ("lr", "eps"):
-            _above(0, self, name)
-        for name in ("wd", "logit_lr_mult", "warmup"):
-            _at_least(0, self, name)
+        _above_zero(self, "lr", "eps")
+        _at_least(0, self, "wd", "logit_lr_mult", "warmup")
         for name in ("beta1", "beta2", "lr_min_ratio", "momentum", "ema_decay"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < 1:
@@ -96,8 +93,7 @@ class OptimConfig:
             value = getattr(self, name)
             if value is not None and not 0 < value <= 1:
                 raise FlagError(f"{flag_of(name)} {value} is outside (0, 1]: give a share such as 0.7")
-        if self.grad_clip_norm is not None:
-            _above(0, self, "grad_clip_norm", remedy="leave it out for no clipping")
+        _above_zero(self, "grad_clip_norm", remedy="; leave it out for no clipping")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,30 +137,22 @@ class RunConfig:
     traceback: bool = option(False, "show where an error came from")
 
     def __post_init__(self) -> None:
-        lengths = [name for name in ("epochs", "max_steps", "max_samples") if getattr(self, name) is not None]
-        if len(lengths) > 1:
-            raise FlagError(f"{' and '.join(map(flag_of, lengths))} contradict each other: give one length")
-        cadences = [name for name in ("save_every_steps", "save_every_samples") if getattr(self, name) is not None]
-        for name in ("accum_freq", "log_every_n_steps", *lengths, *cadences):
-            _at_least(1, self, name)
-        counts = ("save_frequency", "keep_checkpoints", "keep_every_steps", "max_nonfinite", "seed", "profile",
+        lengths = ("epochs", "max_steps", "max_samples")
+        check_alone(self, lengths, "one length")
+        _at_least(1, self, "accum_freq", "log_every_n_steps", *lengths, "save_every_steps", "save_every_samples")
+        _at_least(0, self, "save_frequency", "keep_checkpoints", "keep_every_steps", "max_nonfinite", "seed", "profile",
                   "stall_seconds")  # fmt: skip
-        for name in counts:
-            _at_least(0, self, name)
         if self.seed >= 2**63:
             raise FlagError(f"--seed {self.seed}: give a number below 2^63")
-        if self.peak_tflops is not None:
-            _above(0, self, "peak_tflops")
+        _above_zero(self, "peak_tflops")
         if self.fsdp and self.precision == "amp_fp16":
             raise FlagError("--fsdp with --precision amp_fp16: use amp_bf16 or fp32, shards have no loss scaling")
         if self.wandb_project and importlib.util.find_spec("wandb") is None:
             raise FlagError("--wandb-project, but wandb is not installed: pip install wandb, or leave the flag out")
-        if self.save_every_minutes is not None:
-            _above(0, self, "save_every_minutes")
+        _above_zero(self, "save_every_minutes")
         if self.keep_every_steps and not self.keep_checkpoints:
             raise FlagError("--keep-every-steps without --keep-checkpoints: say how many of the newest to keep")
-        if self.global_batch_size is not None:
-            _at_least(1, self, "global_batch_size")
+        _at_least(1, self, "global_batch_size")
         if self.name is not None and (not self.name or Path(self.name).name != self.name or self.name in (".", "..")):
             raise FlagError(f"--name {self.name!r} is no folder name: give the folder above it as --output-dir")
         if self.resume in ("latest", "auto") and self.name is None:
@@ -211,8 +199,7 @@ class ValidationConfig:
         if self.best_lowest and not self.best_metric:
             raise FlagError("--best-lowest without --best-metric: name the figure, such as imagenet/acc1")
         _at_least(0, self, "val_frequency")
-        for name in ("val_batch_size", *(["val_every_steps"] if self.val_every_steps is not None else [])):
-            _at_least(1, self, name)
+        _at_least(1, self, "val_batch_size", "val_every_steps")
 
     @property
     def asked_for(self) -> bool:
@@ -263,20 +250,13 @@ class Config:
 
 
 def section_types(method: str) -> dict[str, type]:
-    """Section name -> dataclass, for a method."""
+    """Section name -> dataclass, for a method: the fields of Config."""
     try:
-        objective = find_method(method).config
+        types = get_type_hints(Config) | {"objective": find_method(method).config}
     except ValueError as error:
         raise FlagError(f"--method: {error}") from error
-    return {
-        "model": ModelConfig,
-        "data": DataConfig,
-        "augment": AugmentConfig,
-        "optim": OptimConfig,
-        "run": RunConfig,
-        "val": ValidationConfig,
-        "objective": objective,
-    }
+    del types["method"]
+    return types
 
 
 def build_config(method: str, values: dict[str, dict[str, Any]]) -> Config:
@@ -357,14 +337,17 @@ def check_precision(flag: str, precision: str, device: torch.device) -> None:
         raise FlagError(f"{flag} amp_bf16, which {name} does not compute: use amp_fp16 or fp32")
 
 
-def _above(bound: float, config: Any, name: str, remedy: str = "") -> None:
-    value = getattr(config, name)
-    if not bound < value < float("inf"):
-        remedy = f"; {remedy}" if remedy else ""
-        raise FlagError(f"{flag_of(name)} {value}: give a finite number above {bound}{remedy}")
+def _above_zero(config: Any, *names: str, remedy: str = "") -> None:
+    """FlagError for a given setting that is not above 0, or not finite."""
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and not 0 < value < float("inf"):
+            raise FlagError(f"{flag_of(name)} {value}: give a finite number above 0{remedy}")
 
 
-def _at_least(bound: int, config: Any, name: str) -> None:
-    value = getattr(config, name)
-    if not bound <= value < float("inf"):
-        raise FlagError(f"{flag_of(name)} {value}: give a number of at least {bound}")
+def _at_least(bound: int, config: Any, *names: str) -> None:
+    """FlagError for a given setting that is below the bound, or not finite."""
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and not bound <= value < float("inf"):
+            raise FlagError(f"{flag_of(name)} {value}: give a number of at least {bound}")

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import signal
 import time
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,13 +14,12 @@ from prolip.methods.base import Batch, Terms, accumulate_backward
 from training.checkpoint.snapshot import save
 from training.config import ValidationConfig
 from training.distributed import gather_objects, wait_for_all
-from training.health.norms import gradient_norms, parameter_norms
 from training.health.preemption import Stopped
 from training.health.terms import NonFiniteError
-from training.log import RunLog, Stopwatch, peak_memory, progress_line
-from training.optim import learning_rate_factor, set_learning_rate
+from training.log import Stopwatch, peak_memory, progress_line
+from training.optim import gradient_norms, learning_rate_factor, parameter_norms, set_learning_rate
 from training.sharding import whole_model
-from training.state import EMA, Fed, Kept, Measured, Position, Run, Trained
+from training.state import EMA, Fed, Position, Run, Trained
 
 #: GradScaler halves its scale (2^16 at first) for every step that overflows. Below this it is not the scale's fault.
 MIN_LOSS_SCALE = 1e-4
@@ -73,8 +73,8 @@ def move_parameters(trained: Trained, terms: Terms) -> None:
 # --- all steps -------------------------------------------------------------------------------------------------------
 def train(run: Run) -> None:
     """From where the run stands to its last step: steps, log, checkpoints, evaluations. Stopped: it was asked to."""
-    at, loader, watch = run.at, run.fed.loader, Stopwatch(run.at.seconds)
-    started_at = at.step
+    at, loader, health, watch = run.at, run.fed.loader, run.health, Stopwatch(run.at.seconds)
+    started_at, save_every = at.step, run.config.run.save_frequency
     run.trained.network.train()
     if at.step and evaluation_due(run.config.val, at, run.total_steps):  # the run ended before it, or in it
         evaluate_when_due(run, watch)
@@ -84,7 +84,12 @@ def train(run: Run) -> None:
             at.step += 1
             at.batch_in_epoch += 1
             batch = on_device(run.fed, batch, at.step - 1, run.world.device)
-            note_step(run, training_step(run.trained, batch, at.step - 1), batch["key"])
+            health.meter.add(training_step(run.trained, batch, at.step - 1), at.step, batch["key"])
+            health.watchdog.beat(at.step)
+            if health.profiler is not None:
+                health.profiler.step()
+            if run.kept.ledger is not None:
+                run.kept.ledger.write(at.step, at.epoch, batch["key"])
             watch.samples += run.fed.global_batch
             if at.step % run.config.run.log_every_n_steps == 0 or at.step == run.total_steps:
                 report(run, watch, started_at)
@@ -97,7 +102,10 @@ def train(run: Run) -> None:
         else:
             at.epoch += 1
             at.batch_in_epoch = 0
-        between_epochs(run, watch)
+        if at.step == run.total_steps or (save_every and at.epoch % save_every == 0):
+            checked_save(run, watch)
+        if evaluation_due(run.config.val, at, run.total_steps):
+            evaluate_when_due(run, watch)
 
 
 def timed(batches: Iterator[Batch], watch: Stopwatch) -> Iterator[Batch]:
@@ -109,17 +117,6 @@ def timed(batches: Iterator[Batch], watch: Stopwatch) -> Iterator[Batch]:
         if batch is None:
             return
         yield batch
-
-
-def note_step(run: Run, terms: Terms, keys: list[str]) -> None:
-    """Have those who look after the run know of a step; nobody waits for the device."""
-    health, ledger = run.health, run.kept.ledger
-    health.meter.add(terms, run.at.step, keys)
-    health.watchdog.beat(run.at.step)
-    if health.profiler is not None:
-        health.profiler.step()
-    if ledger is not None:
-        ledger.write(run.at.step, run.at.epoch, keys)
 
 
 def report(run: Run, watch: Stopwatch, started_at: int) -> None:
@@ -161,12 +158,8 @@ def warn_of_bad_steps(run: Run) -> None:
 
 def total_faults(counts: list[dict[str, int]]) -> dict[str, int]:
     """Faults by kind over all ranks; how much was read well is left out."""
-    total: dict[str, int] = {}
-    for kinds in counts:
-        for kind, count in kinds.items():
-            if kind not in ("samples", "shards") and count:
-                total[kind] = total.get(kind, 0) + count
-    return total
+    total = sum(map(Counter, counts), Counter[str]())  # which leaves out what is zero
+    return {kind: count for kind, count in total.items() if kind not in ("samples", "shards")}
 
 
 # --- checkpoints, stops ----------------------------------------------------------------------------------------------
@@ -183,15 +176,6 @@ def between_steps(run: Run, watch: Stopwatch) -> None:
     saved_anyway = bool(every) and ends and (run.at.epoch + 1) % every == 0
     if (by_minutes == due or clock.by_steps(run.at.step)) and not saved_anyway:
         checked_save(run, watch)
-
-
-def between_epochs(run: Run, watch: Stopwatch) -> None:
-    """Checkpoint and evaluate when it is time to; neither counts as training time."""
-    every = run.config.run.save_frequency
-    if run.at.step == run.total_steps or (every and run.at.epoch % every == 0):
-        checked_save(run, watch)
-    if evaluation_due(run.config.val, run.at, run.total_steps):
-        evaluate_when_due(run, watch)
 
 
 def end_here(run: Run, watch: Stopwatch, stop: int) -> None:
@@ -244,37 +228,28 @@ def evaluate_when_due(run: Run, watch: Stopwatch) -> None:
         """One model's metrics, and a remark where it is the best so far. A whole copy of shards lasts no longer."""
         model = whole_model(model, world, everywhere=True)
         with torch.compiler.set_stance("force_eager"):  # test sets have batches of other sizes, each minutes to compile
-            measured.results[prefix] = validation.measure(model, world, stop_if_asked)
-        return offer_best(measured, run.kept, prefix, model, run.at.step) if world.is_first else ""
+            found = measured.results[prefix] = validation.measure(model, world, stop_if_asked)
+        best = measured.best
+        if best is None or best.prefix != prefix or not world.is_first:
+            return ""
+        try:
+            own = {prefix + name: value for name, value in found.metrics.items()}
+            return best.offer(run.at.step, own, model, run.kept.tokenizer)
+        except Exception as error:  # files have exceptions of many kinds
+            return f"warning: the best model was NOT kept, the run goes on: {type(error).__name__}: {error}"
 
     models = {"": trained.objective.model} | ({EMA: trained.ema.module} if trained.ema is not None else {})
     with run.health.watchdog.pause():
         remarks = [measure(prefix, model) for prefix, model in models.items()]
         measured.step = run.at.step
         if world.is_first:
-            report_metrics(measured, run.kept.log, "".join(remarks))
+            log = run.kept.log
+            log.metrics(run.at.step, measured.metrics, kind="eval")  # which says that the evaluation is done
+            for prefix, result in measured.results.items():
+                if result.headlines:
+                    log.say(f"step {run.at.step}: {prefix}" + f"  {prefix}".join(result.headlines))
+            for remark in filter(None, remarks):
+                log.say(remark)
         trained.network.train()
         wait_for_all(world)
     watch.pause(time.perf_counter() - start)
-
-
-def offer_best(measured: Measured, kept: Kept, prefix: str, model: Any, step: int) -> str:
-    """Have the model kept in best/ where its metrics are the best so far; what there is to say about it, or nothing."""
-    best = measured.best
-    if best is None or best.prefix != prefix:
-        return ""
-    own = {prefix + name: value for name, value in measured.results[prefix].metrics.items()}
-    try:
-        return best.offer(step, own, model, kept.tokenizer)
-    except Exception as error:  # files have exceptions of many kinds
-        return f"warning: the best model was NOT kept, the run goes on: {type(error).__name__}: {error}"
-
-
-def report_metrics(measured: Measured, log: RunLog, remark: str) -> None:
-    """The metrics to the log, which says with them that the evaluation is done; their headlines to the person."""
-    log.metrics(measured.step or 0, measured.metrics, kind="eval")
-    for prefix, result in measured.results.items():
-        if result.headlines:
-            log.say(f"step {measured.step}: {prefix}" + f"  {prefix}".join(result.headlines))
-    if remark:
-        log.say(remark)

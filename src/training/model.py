@@ -5,7 +5,7 @@ import contextlib
 import dataclasses
 import inspect
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
@@ -28,7 +28,6 @@ from prolip.models.tokenizer import get_tokenizer
 from training.config import Config, RunConfig
 from training.distributed import World
 from training.flags import FlagError
-from training.sharding import shard_model
 
 Autocast = Callable[[], AbstractContextManager]
 aten = torch.ops.aten
@@ -48,27 +47,23 @@ def build_tokenizer(config: Config) -> Any:
     return get_tokenizer(wanted.model, tokenizer=wanted.tokenizer, context_length=wanted.force_context_length)
 
 
-def method_cfg(config: Config) -> dict[str, Any]:
-    """What the saved model says of its method: the name, and the settings of one that adds to the model."""
-    own = {"config": dataclasses.asdict(config.objective)} if find_method(config.method).extend else {}
-    return {"name": config.method, **own}
-
-
-def build_model(
-    config: Config, device: torch.device, load_weights: bool = True
-) -> tuple[Any, Transform, Compose]:
+def build_model(config: Config, device: torch.device, load_weights: bool = True) -> tuple[Any, Transform, Compose]:
     """(model in training precision, transform for training, transform for evaluation)."""
     wanted = config.model
     check_augmentation(wanted.aug_cfg)
     warnings.filterwarnings("ignore", "Unused augmentation cfg items")  # OpenCLIP names those that it has just used
     augmentation = {k: tuple(v) if isinstance(v, list) else v for k, v in wanted.aug_cfg.items()}  # JSON has no tuples
-    model, transform, preprocess = wanted.create(device, augmentation, load_weights, method_cfg(config))
+    method: dict[str, Any] = {"name": config.method}  # as the saved model says: with settings if it adds to the model
+    if find_method(config.method).extend:
+        method["config"] = dataclasses.asdict(config.objective)
+    model, transform, preprocess = wanted.create(device, augmentation, load_weights, method)
     if wanted.grad_checkpointing and wanted.checkpoint_policy == "selective":
         checkpoint_selectively(model)
     elif wanted.grad_checkpointing:
         model.set_grad_checkpointing(True)
-    if wanted.device_augment:
-        return model, unnormalised(preprocess), preprocess
+    if wanted.device_augment:  # the device augments and normalises the pixels, uint8 (3, H, W)
+        pillow = [step for step in preprocess.transforms if not isinstance(step, (ToTensor, Normalize))]
+        return model, Compose([*pillow, PILToTensor()]), preprocess
     halves = split_transform(config, model)
     return model, halves[0] if halves else transform, preprocess
 
@@ -107,12 +102,6 @@ def split_transform(config: Config, model: Any) -> tuple[RandomCrop, ColourConfi
     return split_augmentation(wanted.aug_cfg, model.image_size, wanted.dct_scaled_decoding)
 
 
-def unnormalised(preprocess: Compose) -> Compose:
-    """The evaluation transform up to the pixels, uint8 (3, H, W): the device augments and normalises them."""
-    pillow = [step for step in preprocess.transforms if not isinstance(step, (ToTensor, Normalize))]
-    return Compose([*pillow, PILToTensor()])
-
-
 def build_augment(config: Config, model: Any, world: World) -> DeviceTransform | None:
     """Augmentation and normalisation on the device, with the statistics that the model was made with; None where images
     come normalised."""
@@ -134,20 +123,6 @@ def checkpoint_selectively(model: Any) -> None:
             block.forward = partial(checkpoint, block.forward, use_reentrant=False, context_fn=contexts)
 
 
-def compile_towers(model: Any) -> None:
-    """Compile the towers in place: names of parameters stay. Shapes are few (all patches, kept patches), so static."""
-    for tower in model.towers().values():
-        tower.compile(dynamic=False)
-
-
-def shard(config: Config, world: World, models: Sequence[nn.Module]) -> None:
-    """Put the models in shards over the ranks; FlagError where that is not possible."""
-    if world.world_size == 1:
-        raise FlagError("--fsdp shards over ranks, and there is one: start with torchrun, or leave --fsdp out")
-    for model in models:
-        shard_model(model, world, DTYPES.get(config.run.precision))
-
-
 def distribute(objective: Objective, world: World, settings: RunConfig) -> nn.Module:
     """The objective in DDP when there are several ranks and it is not in shards.
 
@@ -167,13 +142,6 @@ def distribute(objective: Objective, world: World, settings: RunConfig) -> nn.Mo
         static_graph=settings.accum_freq == 1,
         **{buffers: False},  # type: ignore[arg-type]
     )
-
-
-def autocast_for(precision: str, device: torch.device) -> Autocast:
-    """Makes contexts for forward passes."""
-    if precision == "fp32":
-        return contextlib.nullcontext
-    return partial(torch.autocast, device.type, dtype=DTYPES[precision])
 
 
 def attention_for(precision: str, device: torch.device) -> AbstractContextManager:

@@ -1,14 +1,15 @@
-"""Optimisers by timm's names, weight-decay and learning-rate groups, and learning-rate schedules."""
+"""Optimisers by timm's names, weight-decay and learning-rate groups, schedules, and norms of what they move."""
 from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Collection
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from timm.optim import create_optimizer_v2, get_optimizer_class, get_optimizer_info
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from training.config import OptimConfig
 from training.flags import FlagError
@@ -52,7 +53,7 @@ def parameter_groups(objective: Any, config: OptimConfig) -> list[dict[str, Any]
         if not parameter.requires_grad:
             continue
         name = full_name.removeprefix("model.")
-        decays = has_weight_decay(name, parameter, exempt)
+        decays = parameter.ndim > 1 and not name.endswith(".bias") and name not in exempt
         scale = 1.0 if config.layer_decay is None else config.layer_decay ** depths.get(name, 0)
         if name in logit:
             scale = config.logit_lr_mult
@@ -65,11 +66,6 @@ def parameter_groups(objective: Any, config: OptimConfig) -> list[dict[str, Any]
         group["params"].append(parameter)
         group["names"].append(full_name)
     return list(groups.values())
-
-
-def has_weight_decay(name: str, parameter: torch.Tensor, exempt: Collection[str]) -> bool:
-    """Weight decay is for matrices and kernels that the model does not exempt by name."""
-    return parameter.ndim > 1 and not name.endswith(".bias") and name not in exempt
 
 
 def learning_rate_factor(step: int, total: int, config: OptimConfig) -> float:
@@ -87,14 +83,9 @@ def learning_rate_factor(step: int, total: int, config: OptimConfig) -> float:
         progress = (step - config.warmup) / max(1, total - config.warmup)
         shape = 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
     else:
-        start = decay_start(total, config)
+        start = max(config.warmup, total - round(config.decay_fraction * total))
         shape = 1 - max(0.0, min(1.0, (step - start) / max(1, total - start)))
     return config.lr_min_ratio + (1 - config.lr_min_ratio) * shape
-
-
-def decay_start(total: int, config: OptimConfig) -> int:
-    """First step of wsd's decay."""
-    return max(config.warmup, total - round(config.decay_fraction * total))
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, config: OptimConfig, factor: float) -> float:
@@ -102,3 +93,42 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, config: OptimConfig, fac
     for group in optimizer.param_groups:
         group["lr"] = config.lr * factor * group["lr_scale"]
     return config.lr * factor
+
+
+def parts_of(objective: Any) -> dict[str, list[nn.Parameter]]:
+    """Name of a tower -> its parameters that are trained; what is in none, scale and bias, is `logit`."""
+    owner = {id(p): name for name, tower in objective.model.towers().items() for p in tower.parameters()}
+    parts: dict[str, list[nn.Parameter]] = {}
+    for parameter in objective.parameters():
+        if parameter.requires_grad:
+            parts.setdefault(owner.get(id(parameter), "logit"), []).append(parameter)
+    return parts
+
+
+def gradient_norms(parts: Mapping[str, Sequence[nn.Parameter]], bound: float | None) -> dict[str, Tensor]:
+    """grad_norm of all gradients, and grad_norm_PART of each part: L2, () each, before clipping.
+
+    bound: scale all gradients so that their common norm is at most this.
+    """
+    norms = {
+        f"grad_norm_{part}": norm([p.grad for p in parameters if p.grad is not None])
+        for part, parameters in parts.items()
+    }
+    total = torch.linalg.vector_norm(torch.stack(list(norms.values())))
+    if bound is not None:
+        for parameters in parts.values():  # one kind of tensor, whole or in shards, at a time
+            nn.utils.clip_grads_with_norm_(parameters, bound, total)
+    return {"grad_norm": total} | norms
+
+
+def norm(tensors: Sequence[Tensor]) -> Tensor:
+    """L2 norm of all elements, over all shards where they are in shards: ()."""
+    total = nn.utils.get_total_norm(tensors)
+    return total.full_tensor() if isinstance(total, DTensor) else total
+
+
+@torch.no_grad()
+def parameter_norms(parts: Mapping[str, Sequence[nn.Parameter]]) -> dict[str, float]:
+    """param_norm_PART of each part; waits for the device."""
+    norms = torch.stack([norm([p.detach() for p in parameters]) for parameters in parts.values()])
+    return dict(zip((f"param_norm_{part}" for part in parts), norms.tolist()))

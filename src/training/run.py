@@ -7,12 +7,12 @@ import logging
 import time
 from collections.abc import Iterator
 from functools import partial
+from logging.handlers import BufferingHandler
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from timm.utils import ModelEmaV3
-from torch import nn
 
 from prolip.data.loader import Loader, build_loader
 from prolip.flops import flops_per_sample, peak_of
@@ -24,42 +24,40 @@ from training.checkpoint.files import load_checkpoint
 from training.checkpoint.resuming import go_on, open_records, take_folder
 from training.checkpoint.run_folder import write_json, write_status
 from training.checkpoint.storage import Storage
-from training.config import Config, RunConfig, check_precision, rows_per_rank, total_steps
+from training.config import Config, check_precision, rows_per_rank, total_steps
 from training.distributed import (
     Agreement,
     World,
     check_equal_batches,
     gather_objects,
+    keep_freed_memory,
     process_group,
     seed_everything,
     share_object,
     wait_for_all,
 )
 from training.health.errors import explain
-from training.health.host_memory import keep_freed_memory
-from training.health.norms import parts_of
 from training.health.preemption import EXIT_STOPPED, STOP, WAY_ON, Stopped
 from training.health.terms import StepGate, TermMeter
 from training.health.watchdog import Watchdog
-from training.log import RunLog, aligned, count_parameters, duration
+from training.log import RunLog, count_parameters, duration
 from training.loop import train
 from training.model import (
+    DTYPES,
+    Autocast,
     attention_for,
-    autocast_for,
     build_augment,
     build_model,
     build_teacher,
     build_tokenizer,
-    compile_towers,
     distribute,
-    shard,
 )
-from training.optim import build_optimizer
-from training.sharding import whole_model
+from training.optim import build_optimizer, parts_of
+from training.sharding import shard_model, whole_model
 from training.state import EMA, Fed, Health, Kept, Measured, Run, SaveClock, Trained
 
 if TYPE_CHECKING:
-    from training.validation import Best, Validation
+    from training.validation import Validation
 
 
 def run(config: Config) -> Path:
@@ -71,7 +69,9 @@ def run(config: Config) -> Path:
             keep_freed_memory()
         rows = rows_per_rank(config, world.world_size)
         check_equal_batches(rows, world)
-        folder = Path(config.run.output_dir) / share_object(config.run.name or default_name(config), world)
+        model = Path(config.model.model.split(":")[-1]).name
+        name = config.run.name or f"{model}-{config.method}-{time.strftime('%Y%m%d-%H%M%S')}"
+        folder = Path(config.run.output_dir) / share_object(name, world)
         state = build(config, world, folder, rows, held)
         try:
             with status_written(state):
@@ -126,15 +126,7 @@ def close(run: Run) -> None:
                 ends.callback(part.close)  # the last one first
 
 
-def default_name(config: Config) -> str:
-    """Model, method and time of the start."""
-    model = Path(config.model.model.split(":")[-1]).name
-    return f"{model}-{config.method}-{time.strftime('%Y%m%d-%H%M%S')}"
-
-
-def build(
-    config: Config, world: World, folder: Path, rows: int, held: contextlib.ExitStack | None = None
-) -> Run:
+def build(config: Config, world: World, folder: Path, rows: int, held: contextlib.ExitStack | None = None) -> Run:
     """Every part of the run, checked before anything in the folder changes; resumed where the config says so.
 
     The folder is locked until `held` is closed.
@@ -150,25 +142,29 @@ def build(
     loader = open_loader(config, world, rows, model, transform, tokenizer)
     steps = total_steps(config, loader.num_batches, global_batch)
     trained = build_trained(config, world, model, steps, tokenizer)
-    validation = build_validation(config, world, tokenizer, preprocess)
+    measured = Measured(validation=build_validation(config, world, tokenizer, preprocess))
     storage = Storage(settings.checkpoint_dir or str(folder / "checkpoints"))
     address, passed_over = take_folder(config, world, folder, storage, held or contextlib.ExitStack())
     checkpoint = load_checkpoint(address) if address else None
     trained.network = distribute(trained.objective, world, settings)
+    if config.val.best_metric:  # when the folder is taken, or it would go on from a run that is overwritten
+        from training.validation import Best
+
+        measured.best = Best(folder / "best", config.val.best_metric, config.val.best_lowest)
+    by_samples = -(-settings.save_every_samples // global_batch) if settings.save_every_samples else 0
+    cadences = [number for number in (settings.save_every_steps, by_samples) if number]
+    clock = SaveClock(every_steps=min(cadences, default=0), every_minutes=settings.save_every_minutes or 0.0)
     run = Run(
         config=config,
         world=world,
         trained=trained,
         fed=Fed(loader=loader, augment=build_augment(config, model, world), global_batch=global_batch),
         health=build_health(config, world, trained.objective, rows),
-        measured=Measured(validation=validation, best=open_best(config, folder)),
-        kept=Kept(
-            folder=folder, log=RunLog(folder, world.is_first), clock=save_clock(settings, global_batch),
-            tokenizer=tokenizer,
-        ),
-    )  # fmt: skip
+        measured=measured,
+        kept=Kept(folder=folder, log=RunLog(folder, world.is_first), clock=clock, tokenizer=tokenizer),
+    )
     say = run.kept.log.say
-    say("\n".join([summary(run), *(f"  weights    {line}" for line in weights)]))
+    say("\n".join([summary(run), *(f"  weights    {record.getMessage()}" for record in weights)]))
     for reason in passed_over:
         say(f"passed over {reason}")
     if address and checkpoint:
@@ -180,20 +176,14 @@ def build(
 
 
 @contextlib.contextmanager
-def heard(name: str) -> Iterator[list[str]]:
+def heard(name: str) -> Iterator[list[logging.LogRecord]]:
     """What a part of the library logs while the context lasts, for the run's own log."""
-    lines: list[str] = []
-
-    class Listener(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            lines.append(record.getMessage())
-
-    part, listener = logging.getLogger(name), Listener(logging.INFO)
+    part, listener = logging.getLogger(name), BufferingHandler(capacity=10_000)
     level = part.level
     part.addHandler(listener)
     part.setLevel(logging.INFO)
     try:
-        yield lines
+        yield listener.buffer
     finally:
         part.setLevel(level)
         part.removeHandler(listener)
@@ -227,12 +217,19 @@ def build_trained(config: Config, world: World, model: Any, steps: int, tokenize
         teacher=build_teacher(method.needs(config.objective).teacher, world.device),
     )
     objective = method(model, config.objective, context).to(world.device)
-    ema = build_ema(config, model)
+    ema = None
+    if config.optim.ema_decay:
+        ema = ModelEmaV3(model, decay=config.optim.ema_decay, use_warmup=True, foreach=not settings.fsdp)
     if settings.fsdp:
-        shard(config, world, [model] if ema is None else [model, ema.module])
+        for network in [model] if ema is None else [model, ema.module]:
+            shard_model(network, world, DTYPES.get(settings.precision))
     optimizer = build_optimizer(objective, config.optim)
     if config.model.torchcompile:
-        compile_towers(model)
+        for tower in model.towers().values():  # in place: names stay. Shapes are few (all patches, kept ones): static
+            tower.compile(dynamic=False)
+    autocast: Autocast = contextlib.nullcontext
+    if settings.precision in DTYPES:
+        autocast = partial(torch.autocast, world.device.type, dtype=DTYPES[settings.precision])
     return Trained(
         objective=objective,
         network=objective,
@@ -244,54 +241,31 @@ def build_trained(config: Config, world: World, model: Any, steps: int, tokenize
         config=config.optim,
         total_steps=steps,
         accum_freq=settings.accum_freq,
-        autocast=autocast_for(settings.precision, world.device),
+        autocast=autocast,
     )
 
 
 def build_health(config: Config, world: World, objective: Objective, rows: int) -> Health:
     """What looks after a run with `rows` rows of this rank in a step."""
-    settings = config.run
+    settings, utilisation = config.run, None
+    peak = settings.peak_tflops * 1e12 if settings.peak_tflops else None
+    if peak is None and world.device.type == "cuda":
+        peak = peak_of(torch.cuda.get_device_name(world.device))
+    if peak is not None:
+        model, micro = objective.model, rows // settings.accum_freq
+        passes = objective.passes(objective.config, micro, model.num_patches)
+        utilisation = flops_per_sample(model, passes, micro) / (peak * world.world_size)
     return Health(
         # GradScaler meets infinite gradients by design and skips the step; everything else must be finite.
         meter=TermMeter(("grad_norm",) if settings.precision == "amp_fp16" else (), settings.max_nonfinite),
         stop=STOP,
         agreement=Agreement(world),
         watchdog=Watchdog(settings.stall_seconds, world.rank),
-        utilisation=utilisation_per_rate(objective, settings, world, rows // settings.accum_freq),
+        utilisation=utilisation,
     )
 
 
-def build_ema(config: Config, model: nn.Module) -> ModelEmaV3 | None:
-    """The averaged twin of the model, where one is asked for."""
-    if not config.optim.ema_decay:
-        return None
-    return ModelEmaV3(model, decay=config.optim.ema_decay, use_warmup=True, foreach=not config.run.fsdp)
-
-
-def utilisation_per_rate(objective: Objective, settings: RunConfig, world: World, rows: int) -> float | None:
-    """What samples/s are to be multiplied by for MFU: FLOPs of a sample / peak FLOP/s of all devices.
-
-    rows: of a micro-batch.
-    """
-    peak = settings.peak_tflops * 1e12 if settings.peak_tflops else None
-    if peak is None and world.device.type == "cuda":
-        peak = peak_of(torch.cuda.get_device_name(world.device))
-    if peak is None:
-        return None
-    passes = objective.passes(objective.config, rows, objective.model.num_patches)
-    return flops_per_sample(objective.model, passes, rows) / (peak * world.world_size)
-
-
-def save_clock(settings: RunConfig, global_batch: int) -> SaveClock:
-    """The cadence of checkpoints within epochs; samples in steps, rounded up."""
-    by_samples = -(-settings.save_every_samples // global_batch) if settings.save_every_samples else 0
-    cadences = [steps for steps in (settings.save_every_steps or 0, by_samples) if steps]
-    return SaveClock(every_steps=min(cadences, default=0), every_minutes=settings.save_every_minutes or 0.0)
-
-
-def build_validation(
-    config: Config, world: World, tokenizer: Any, preprocess: Any
-) -> Validation | None:
+def build_validation(config: Config, world: World, tokenizer: Any, preprocess: Any) -> Validation | None:
     """What measures the model on the way; None where nothing is asked for."""
     if not config.val.asked_for:
         return None
@@ -301,15 +275,6 @@ def build_validation(
     if config.val.best_metric:
         check_metric(config.val.best_metric, validation, averaged=bool(config.optim.ema_decay))
     return validation
-
-
-def open_best(config: Config, folder: Path) -> Best | None:
-    """What keeps the best model; made when the folder is taken, or it would go on from a run that is overwritten."""
-    if not config.val.best_metric:
-        return None
-    from training.validation import Best
-
-    return Best(folder / "best", config.val.best_metric, config.val.best_lowest)
 
 
 def summary(run: Run) -> str:
@@ -332,35 +297,31 @@ def summary(run: Run) -> str:
         "precision": f"{config.run.precision} on {world.device}" + (", compiled" if config.model.torchcompile else ""),
         "folder": str(run.kept.folder),
     }
-    return aligned(facts)
+    width = max(map(len, facts))
+    return "\n".join(f"  {name:<{width}}  {value}" for name, value in facts.items())
 
 
 def finish(run: Run, seconds: float) -> None:
     """Leave the trained model, its averaged twin and the last metrics in the run folder."""
+    trained, kept, world = run.trained, run.kept, run.world
     run.fed.loader.close()  # nothing more is read, and a worker killed now would be met while the model is written
     with run.health.watchdog.pause():
-        leave_models(run.trained, run.measured, run.kept, run.world)
-        if run.world.is_first:
-            run.kept.log.say(f"done in {duration(seconds)}: model in {run.kept.folder / 'model'}")
-        wait_for_all(run.world)
-
-
-def leave_models(trained: Trained, measured: Measured, kept: Kept, world: World) -> None:
-    """`finish` without the meeting of the ranks at its end."""
-    model = whole_model(trained.objective.model, world)
-    ema = None if trained.ema is None else whole_model(trained.ema.module, world)
-    if world.is_first and model is not None:
-        try:
-            save_pretrained(model, kept.folder / "model", tokenizer=kept.tokenizer)
-            if ema is not None:
-                save_pretrained(ema, kept.folder / "model_ema", tokenizer=kept.tokenizer)
-        except Exception as error:  # safetensors has exceptions of its own
-            what = f"the model was not written into {kept.folder} ({error})"
-            raise OSError(f"{what}: mend that, then {WAY_ON}") from error
-        if measured.results:
-            leave_metrics(measured, kept)
-        if kept.saver is not None:  # behind the model, which is there even if this fails
-            kept.saver.settle(final=True)
+        model = whole_model(trained.objective.model, world)
+        ema = None if trained.ema is None else whole_model(trained.ema.module, world)
+        if world.is_first:
+            try:
+                save_pretrained(model, kept.folder / "model", tokenizer=kept.tokenizer)
+                if ema is not None:
+                    save_pretrained(ema, kept.folder / "model_ema", tokenizer=kept.tokenizer)
+            except Exception as error:  # safetensors has exceptions of its own
+                what = f"the model was not written into {kept.folder} ({error})"
+                raise OSError(f"{what}: mend that, then {WAY_ON}") from error
+            if run.measured.results:
+                leave_metrics(run.measured, kept)
+            if kept.saver is not None:  # behind the model, which is there even if this fails
+                kept.saver.settle(final=True)
+            kept.log.say(f"done in {duration(seconds)}: model in {kept.folder / 'model'}")
+        wait_for_all(world)
 
 
 def leave_metrics(measured: Measured, kept: Kept) -> None:

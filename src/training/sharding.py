@@ -12,15 +12,20 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.utils._pytree import tree_map
 
 from training.distributed import World
+from training.flags import FlagError
 
 
 def shard_model(model: Any, world: World, dtype: torch.dtype | None = None) -> None:
     """Shard the towers in place, block by block; dtype: what blocks are gathered in (embeddings and heads: float32).
 
-    Scale and bias are single numbers and stay whole: their gradients are averaged as they arrive.
+    Scale and bias are single numbers and stay whole: their gradients are averaged as they arrive. FlagError where there
+    is one rank.
     """
+    if world.world_size == 1:
+        raise FlagError("--fsdp shards over ranks, and there is one: start with torchrun, or leave --fsdp out")
     mesh = init_device_mesh(world.device.type, (world.world_size,))
     low = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
     for tower in model.towers().values():
@@ -41,21 +46,16 @@ def average_gradient(parameter: Tensor) -> None:
     parameter.grad /= dist.get_world_size()
 
 
-def is_sharded(module: nn.Module) -> bool:
-    """Whether any parameter is in shards."""
-    return any(isinstance(parameter, DTensor) for parameter in module.parameters())
-
-
 def whole(value: Any, keep: bool = True) -> Any:
     """The tensors of a state, gathered from all ranks, which all must call this; `keep`: on this rank, on the CPU."""
-    if isinstance(value, DTensor):
-        full = value.full_tensor()
+
+    def gather(part: Any) -> Any:
+        if not isinstance(part, DTensor):
+            return part
+        full = part.full_tensor()
         return full.cpu() if keep else None
-    if isinstance(value, dict):
-        return {key: whole(part, keep) for key, part in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(whole(part, keep) for part in value)
-    return value
+
+    return tree_map(gather, value)
 
 
 def like(value: Tensor, pattern: Tensor) -> Tensor:
@@ -88,7 +88,7 @@ def whole_model(model: Any, world: World, everywhere: bool = False) -> Any:
 
     everywhere: the copy on every rank.
     """
-    if not is_sharded(model):
+    if not any(isinstance(parameter, DTensor) for parameter in model.parameters()):
         return model
     keep = world.is_first or everywhere
     state = whole(model.state_dict(), keep)

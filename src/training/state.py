@@ -14,14 +14,13 @@ from prolip.data.augment.affine import DeviceTransform
 from prolip.data.loader import Loader
 from prolip.methods.base import Objective
 from training.checkpoint.files import Saver
-from training.checkpoint.ledger import Ledger
+from training.checkpoint.run_folder import Ledger
 from training.config import Config, OptimConfig
 from training.distributed import Agreement, World
 from training.health.preemption import StopSignal
-from training.health.profiling import StepProfiler
 from training.health.terms import StepGate, TermMeter
 from training.health.watchdog import Watchdog
-from training.log import RunLog
+from training.log import RunLog, StepProfiler
 from training.model import Autocast
 
 if TYPE_CHECKING:  # evaluations bring scipy and more, which runs without any need not load
@@ -56,10 +55,7 @@ class Trained:
 
 @dataclass(kw_only=True)
 class Fed:
-    """What a step takes.
-
-    loader: this rank's batches; augment: what the device does to them; global_batch: samples of a step, of all ranks.
-    """
+    """What a step takes: this rank's batches, what the device does to them, and how many samples all ranks have."""
 
     loader: Loader
     augment: DeviceTransform | None
@@ -68,11 +64,7 @@ class Fed:
 
 @dataclass(kw_only=True)
 class Health:
-    """What looks after a run.
-
-    meter: means of terms, and which were not finite; stop: the signal that asks it to; agreement: what any rank asks
-    for; utilisation: model FLOPs of a sample over the peak FLOP/s of all devices, None where that is not known.
-    """
+    """What looks after a run. utilisation: model FLOPs of a sample over the peak FLOP/s of all devices, where known."""
 
     meter: TermMeter
     stop: StopSignal
@@ -93,11 +85,7 @@ class Evaluated:
 
 @dataclass(kw_only=True)
 class Measured:
-    """What is measured on the way.
-
-    validation: the test sets; best: what keeps the best model; results: of the last evaluation, by what begins the
-    metrics of a model, "" or "ema/"; step: at which that was.
-    """
+    """What is measured on the way. results: of the last evaluation, at `step`; by a prefix of metrics, "" or "ema/"."""
 
     validation: Validation | None = None
     best: Best | None = None
@@ -139,11 +127,7 @@ class SaveClock:
 
 @dataclass(kw_only=True)
 class Kept:
-    """What a run leaves.
-
-    folder: its own; log: lines and metrics; clock: when a checkpoint is due; saver: the writer of checkpoints, rank 0's
-    alone; ledger: the keys of samples; tokenizer: that goes with a saved model.
-    """
+    """What a run leaves. saver: rank 0's alone; tokenizer: that goes with a saved model."""
 
     folder: Path
     log: RunLog
@@ -155,9 +139,7 @@ class Kept:
 
 @dataclass(kw_only=True)
 class Position:
-    """Where a run stands.
-
-    step: optimiser steps taken; epoch: whole ones done; batch_in_epoch: batches taken of the present one; seconds: of
+    """Where a run stands: optimiser steps taken, whole epochs done, batches taken of the present one, and seconds of
     training up to the last checkpoint.
     """
 

@@ -19,14 +19,14 @@ from prolip.evaluation.distributed import TaskLost, evaluate_over_ranks
 from prolip.evaluation.features import default_workers
 from prolip.evaluation.kinds import KINDS
 from prolip.evaluation.metrics.ranking import retrieval_names
-from prolip.evaluation.model import Embedder, Loaded, embedder_of
+from prolip.evaluation.model import Loaded, embedder_of
 from prolip.evaluation.suites.emoji import evaluate_corpus, gallery
 from prolip.models.weights.checkpoint import save_pretrained
 from prolip.utils.messages import naming
 from training.checkpoint.run_folder import write_json
 from training.config import ValidationConfig
 from training.distributed import World
-from training.flags import FlagError, nearest
+from training.flags import FlagError, did_you_mean, nearest
 from training.state import EMA, Evaluated
 
 #: How the corpus's metrics begin, beside the rankings, whose names are known in full.
@@ -54,36 +54,25 @@ class Validation:
         A test set that cannot be read is reported and passed over: a run does not end for it. between: called by all
         ranks before each test set; it may raise.
         """
-        found = Evaluated()
-        embedder = self.embedder(model, world)
+        found, loaded = Evaluated(), Loaded(model, self.preprocess, self.tokenizer)
+        embedder = embedder_of("the model in training", loaded, world.device, self.precision)
         if self.corpus is not None and world.is_first:
             found.corpus = evaluate_corpus(embedder, self.corpus)
             found.metrics |= found.corpus.metrics
         for task in self.tasks:
             between()
             try:
-                result = evaluate_over_ranks(
-                    task, embedder, None, world.waiting, self.batch_size, decoding_threads()
-                )
+                result = evaluate_over_ranks(task, embedder, None, world.waiting, self.batch_size, decoding_threads())
             except TaskLost as lost:
                 found.headlines.append(f"{task.name} was lost: {lost}")
                 continue
             if result is None:
                 continue
             found.metrics |= {f"{task.name}/{name}": value for name, value in result.metrics.items()}
-            found.headlines.append(f"{task.name} {result.main_metric} {100 * result.value:.2f}%{left_out(result.info)}")
+            damaged = [f"{kind} {count}" for kind, count in result.info.get("damaged", {}).get("kinds", {}).items()]
+            without = f" (without {', '.join(damaged)})" if damaged else ""
+            found.headlines.append(f"{task.name} {result.main_metric} {100 * result.value:.2f}%{without}")
         return found
-
-    def embedder(self, model: nn.Module, world: World) -> Embedder:
-        """The model as it is now, on this rank's device."""
-        loaded = Loaded(model, self.preprocess, self.tokenizer)
-        return embedder_of("the model in training", loaded, world.device, self.precision)
-
-
-def left_out(info: Mapping[str, Any]) -> str:
-    """A remark on samples that were damaged."""
-    kinds = info.get("damaged", {}).get("kinds", {})
-    return f" (without {', '.join(f'{kind} {count}' for kind, count in kinds.items())})" if kinds else ""
 
 
 def decoding_threads() -> int:
@@ -91,9 +80,7 @@ def decoding_threads() -> int:
     return default_workers(processes=int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
 
 
-def open_validation(
-    config: ValidationConfig, tokenizer: Any, preprocess: Any, world: World
-) -> Validation:
+def open_validation(config: ValidationConfig, tokenizer: Any, preprocess: Any, world: World) -> Validation:
     """All test sets, opened before the first step: what is missing shows now.
 
     Damaged samples are counted and left out. FlagError, FileNotFoundError and ValueError name what cannot be used.
@@ -106,7 +93,8 @@ def open_validation(
     tasks = []
     for spec, name in config.specs.items():
         with naming(config.flag_of(spec)):
-            tasks.append(open_task(spec, name))
+            dataset = open_dataset(spec, damage=FaultCounter())
+            tasks.append(dataclasses.replace(dataset, name=name) if name else dataset)
     names_of_tasks = [task.name for task in tasks]
     for name in names_of_tasks:
         if names_of_tasks.count(name) > 1:
@@ -115,12 +103,6 @@ def open_validation(
         tasks=tuple(tasks), corpus=corpus, tokenizer=tokenizer, preprocess=preprocess, precision=config.val_precision,
         batch_size=config.val_batch_size,
     )  # fmt: skip
-
-
-def open_task(spec: str, name: str) -> Dataset:
-    """A test set by its address; name: instead of its own."""
-    dataset = open_dataset(spec, damage=FaultCounter())
-    return dataclasses.replace(dataset, name=name) if name else dataset
 
 
 class Best:
@@ -145,8 +127,7 @@ class Best:
             near = nearest(self.metric, metrics)
             hint = f"; near it: {', '.join(near)}" if near else ""
             return f"best: this evaluation has no figure {self.metric!r} to choose by{hint}"
-        better = value == value and (self.value is None or (value < self.value if self.lowest else value > self.value))
-        if not better:
+        if not (value == value and (self.value is None or (value < self.value if self.lowest else value > self.value))):
             return ""
         save_pretrained(model, self.folder, tokenizer=tokenizer)
         write_json(self.folder / "best.json", {"step": step, "metric": self.metric, "value": value})
@@ -167,6 +148,5 @@ def check_metric(metric: str, validation: Validation, averaged: bool) -> None:
         families = CORPUS_METRICS
     if name in known or name.startswith(tuple(families)):
         return
-    near = nearest(name, known)
-    offer = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(known[:8])}, ..."
+    offer = did_you_mean(name, known, f"there are {', '.join(known[:8])}, ...")
     raise FlagError(f"--best-metric {metric} is a figure of none of the test sets: {offer}")

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from planner.measured import read_measurement
 from planner.models import count_of_run
 from planner.plan import make_plans
 from planner.question import Machines, Question, Safety, Speed, Supply, Training
+from planner.runs import read_measurement
 from planner.tables import SECTIONS, size, span
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "plan_run.py"
@@ -155,7 +155,6 @@ def test_a_measured_run_is_its_median_without_warm_up_and_waits(tmp_path):
     found = read_measurement(str(folder), ranks=2)
     assert found.lines == 5
     assert found.samples_per_second == pytest.approx(400 / 2)
-    assert found.data_wait == 0.0
     assert (found.model, found.flops) == ("ProLIP-ViT-B-16", count_of_run("ProLIP-ViT-B-16", "prolip", 512).flops)
     assert read_measurement(str(folder / "metrics.jsonl"), 2) == found._replace(path=str(folder / "metrics.jsonl"))
 

@@ -3,7 +3,8 @@ from __future__ import annotations
 
 import pytest
 
-from planner.published import RUNS, check_published, published_table
+from planner.runs import RUNS, check_published
+from planner.tables import published_table
 
 
 @pytest.fixture(scope="module")

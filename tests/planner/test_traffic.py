@@ -14,7 +14,6 @@ from planner.hardware import build_cluster
 from planner.memory import gathered_bytes, kernel_sums
 from planner.models import count_of_run
 from planner.question import Machines, Training
-from planner.simulate import Draws, Links, exchange
 from planner.traffic import PAIR_VISITS, gather, payload, ring, scoring, step_times
 from prolip.gaussian import Gaussian
 from prolip.losses import Factors, Matches, csd_factors, ppcl_over_ranks
@@ -141,27 +140,26 @@ def test_messages_and_bytes_are_those_of_the_real_ring(real, size):
 
 
 @pytest.mark.parametrize("size", WORLDS)
-def test_blocks_are_scored_in_the_order_of_the_real_ring(real, size):
-    links = Links(torch.full((size,), 1e-3).numpy(), torch.full((size,), 1e-3).numpy())
-    simulated = exchange(torch.zeros(size).numpy(), 1e-3, links, Draws(0), 0.0, record=True).scored
+def test_the_real_ring_scores_blocks_in_the_order_of_the_simulation(real, size):
+    """Half of the own one, those of one left neighbour after the other, the other half of the own."""
     for rank in WORLDS[size]:
         own, *others, again = real[rank][size][1]
         assert own == again == rank
-        assert others == simulated[rank].tolist()
+        assert others == [(rank - step) % size for step in range(1, size)]
 
 
 @pytest.mark.parametrize("size", WORLDS)
 def test_bytes_of_gathered_texts_are_those_that_the_collectives_get(real_gathered, size):
-    planned, (text, sums) = gather(LOCAL, DIM, cluster(size)), payload(LOCAL, row_width(DIM))
+    planned, text = gather(LOCAL, DIM, cluster(size)), payload(LOCAL, row_width(DIM))
     for rank in WORLDS[size]:
         seen, with_ids, _ = real_gathered[rank][size]
-        assert seen == [("all_gather_into_tensor", text, size * text), ("reduce_scatter_tensor", size * sums, sums)]
+        assert seen == [("all_gather_into_tensor", text, size * text), ("reduce_scatter_tensor", size * text, text)]
         assert len(seen) == planned.messages
         # A rank passes on everything but one part: of what comes out of a gather, of what goes into a reduction.
         assert [abs(out - given) for _, given, out in seen] == [planned.text_bytes, planned.sum_bytes]
         assert seen[0][2] + seen[1][1] == gathered_bytes(LOCAL, DIM, size)
         known = sum(given for name, given, _ in with_ids if name == "all_gather_into_tensor")
-        assert known == payload(LOCAL, row_width(DIM), ids=True)[0]
+        assert known == text + 8 * LOCAL
     # Rows are padded for alignment, those of the ring are not.
     assert planned.sent * (DIM + 1) == ring(LOCAL, DIM, cluster(size)).sent * row_width(DIM)
 
@@ -197,10 +195,6 @@ def test_gathering_beats_the_ring_with_many_ranks_and_not_with_few():
     for gpus, local, faster in ((1024, 16, True), (256, 64, True), (8, 2048, False)):
         pair = [exchange(local, 768, cluster(gpus)).seconds for exchange in (gather, ring)]
         assert (pair[0] < pair[1]) == faster, (gpus, pair)
-
-
-def test_ids_of_captions_add_eight_bytes_a_text():
-    assert payload(64, 768, ids=True)[0] == payload(64, 768)[0] + 8 * 64
 
 
 class CountKernels(TorchDispatchMode):

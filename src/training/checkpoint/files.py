@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from prolip.models.weights.unreadable import checkpoints_in, foreign_objects
 from prolip.utils.messages import appearance_of
@@ -23,10 +24,6 @@ from training.health.preemption import WAY_ON
 FORMAT = 2
 NAME = re.compile(r"^step_(\d+)\.pt$")
 WANTED = "give one of <run>/checkpoints; weights to start from are --pretrained"
-
-
-class CheckpointNotWritten(OSError):
-    """The last checkpoint of a run could not be written."""
 
 
 # --- writing ---------------------------------------------------------------------------------------------------------
@@ -57,7 +54,7 @@ class Saver:
         self.pending = self.thread.submit(self._write, on_host(state | {"format": FORMAT}))
 
     def settle(self, final: bool = False) -> None:
-        """Wait for the write that is under way; with `final`, CheckpointNotWritten where it failed."""
+        """Wait for the write that is under way; with `final`, OSError where it failed."""
         if self.pending is None:
             return
         pending, self.pending = self.pending, None
@@ -65,9 +62,7 @@ class Saver:
         if error is None:
             return
         if final:
-            raise CheckpointNotWritten(
-                f"the last checkpoint was not written: {error}; mend that, then {WAY_ON}"
-            ) from error
+            raise OSError(f"the last checkpoint was not written: {error}; mend that, then {WAY_ON}") from error
         self.say(f"warning: a checkpoint was NOT written, the run goes on: {type(error).__name__}: {error}")
 
     def close(self) -> None:
@@ -93,15 +88,12 @@ class Saver:
         self.say(f"saved {address} ({size / 2**20:.0f} MiB in {seconds:.1f} s)")
         try:
             self.saved(address, state["step"])
-            self._retain(state["step"])
+            written = [step for step in list_steps(self.storage) if step <= state["step"]]
+            for step in obsolete(written, self.keep, self.keep_every):
+                self.storage.delete(f"step_{step}.pt")
         except Exception as error:  # the checkpoint itself is there
             self.say(f"warning: behind {address}, the status or an old checkpoint could not be changed: "
                      f"{type(error).__name__}: {error}")  # fmt: skip
-
-    def _retain(self, newest: int) -> None:
-        """Delete what is to go of the checkpoints up to the one that was just written."""
-        for step in obsolete([step for step in list_steps(self.storage) if step <= newest], self.keep, self.keep_every):
-            self.storage.delete(f"step_{step}.pt")
 
 
 def on_host(value: Any) -> Any:
@@ -109,18 +101,14 @@ def on_host(value: Any) -> Any:
     devices: set[torch.device] = set()
 
     def copy(item: Any) -> Any:
-        if isinstance(item, Tensor):
-            if not item.is_cuda:
-                return item.detach().clone()
-            devices.add(item.device)
-            return torch.empty_like(item, device="cpu", pin_memory=True).copy_(item.detach(), non_blocking=True)
-        if isinstance(item, dict):
-            return type(item)((key, copy(part)) for key, part in item.items())
-        if isinstance(item, (list, tuple)):
-            return type(item)(copy(part) for part in item)
-        return item
+        if not isinstance(item, Tensor):
+            return item
+        if not item.is_cuda:
+            return item.detach().clone()
+        devices.add(item.device)
+        return torch.empty_like(item, device="cpu", pin_memory=True).copy_(item.detach(), non_blocking=True)
 
-    copied = copy(value)
+    copied = tree_map(copy, value)
     for device in devices:
         torch.cuda.synchronize(device)
     return copied

@@ -2,14 +2,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from prolip.utils.documents import read_json
 from training.checkpoint.files import NAME, Saver, find_checkpoint, list_steps
-from training.checkpoint.ledger import Ledger
 from training.checkpoint.run_folder import (
+    Ledger,
     clear_run_folder,
     evaluated_at,
     keep_until_step,
@@ -25,8 +25,8 @@ from training.checkpoint.storage import Storage
 from training.config import Config, RunConfig
 from training.distributed import World, share_object, wait_for_all
 from training.flags import FlagError
-from training.health.profiling import StepProfiler
-from training.state import Kept, Run
+from training.log import StepProfiler
+from training.state import Run
 
 #: What begins the name of a checkpoint that a run has left behind by going on from an earlier one.
 SUPERSEDED = "superseded_"
@@ -64,13 +64,20 @@ def claim(settings: RunConfig, folder: Path, storage: Storage, held: contextlib.
     except OSError as error:
         raise FlagError(f"{folder} cannot be written ({error}): give another --output-dir") from None
     if settings.checkpoint_dir:
-        check_writable(storage)
+        try:  # before the first step, not at the first checkpoint
+            storage.write(".probe.tmp", lambda file: file.write_bytes(b"probe"))
+            storage.delete(".probe.tmp")
+        except Exception as error:  # every store has its own exceptions
+            raise FlagError(
+                f"--checkpoint-dir {storage.url} cannot be written ({type(error).__name__}: {error}): give a folder or "
+                "URL that this machine may write to"
+            ) from None
         if storage.local is not None and storage.local.resolve() != folder.resolve():
             held.enter_context(lock_run_folder(storage.local))
     chosen = look_for(settings.resume, storage, folder) if settings.resume else (None, [])
     steps = list_steps(storage)
     goes_on = chosen[0] is not None and storage.holds(chosen[0])
-    begun_anew = settings.overwrite and own_checkpoints(folder, storage)
+    begun_anew = settings.overwrite and own_place(folder).url == storage.url
     if steps and not (goes_on or begun_anew):
         raise FlagError(
             f"{storage.url} holds the checkpoints of another run, up to step {steps[0]}: give another --checkpoint-dir "
@@ -86,10 +93,20 @@ def claim(settings: RunConfig, folder: Path, storage: Storage, held: contextlib.
 
 
 def look_for(resume: str, storage: Storage, folder: Path) -> Choice:
-    """`find_checkpoint`; FlagError also where the store does not answer, or `check_beginning` refuses."""
+    """`find_checkpoint`; FlagError also where the store does not answer, or another run is in the way."""
     try:
         if resume in ("latest", "auto") and not list_steps(storage):
-            check_beginning(folder, storage)
+            # to begin anew must not write over a run of which there is much: one that keeps its checkpoints in another
+            # place, or has ended
+            own = own_place(folder)
+            if own.url != storage.url and list_steps(own):
+                raise FlagError(
+                    f"{storage.url} holds no checkpoint, and the run in {folder} keeps its own in {own.url}: "
+                    f"give --checkpoint-dir {own.url}, or --overwrite instead of --resume to begin it again"
+                )
+            if is_finished(folder):
+                raise FlagError(f"{folder} holds a run that has ended, and no checkpoint to go on from: give another "
+                                "--name, or --overwrite instead of --resume to begin it again")  # fmt: skip
         return find_checkpoint(resume, storage)
     except FlagError:
         raise
@@ -97,38 +114,6 @@ def look_for(resume: str, storage: Storage, folder: Path) -> Choice:
         place = storage.url if resume in ("latest", "auto") else resume
         raise FlagError(f"--resume {resume}: {place} cannot be read ({type(error).__name__}: {error}): mend the "
                         "address, or the credentials of this environment") from None  # fmt: skip
-
-
-def check_writable(storage: Storage) -> None:
-    """FlagError where no file can be written: before the first step, not at the first checkpoint."""
-    try:
-        storage.write(".probe.tmp", lambda file: file.write_bytes(b"probe"))
-        storage.delete(".probe.tmp")
-    except Exception as error:  # every store has its own exceptions
-        raise FlagError(
-            f"--checkpoint-dir {storage.url} cannot be written ({type(error).__name__}: {error}): give a folder or URL "
-            "that this machine may write to"
-        ) from None
-
-
-def check_beginning(folder: Path, storage: Storage) -> None:
-    """FlagError where there is no checkpoint to go on from, and to begin anew would write over a run of which there is
-    much: one that has ended, or keeps its checkpoints in another place.
-    """
-    own = own_place(folder)
-    if own.url != storage.url and list_steps(own):
-        raise FlagError(
-            f"{storage.url} holds no checkpoint, and the run in {folder} keeps its own in {own.url}: "
-            f"give --checkpoint-dir {own.url}, or --overwrite instead of --resume to begin it again"
-        )
-    if is_finished(folder):
-        raise FlagError(f"{folder} holds a run that has ended, and no checkpoint to go on from: give another --name, "
-                        "or --overwrite instead of --resume to begin it again")  # fmt: skip
-
-
-def own_checkpoints(folder: Path, storage: Storage) -> bool:
-    """Whether the checkpoints there are those of the run that the folder holds."""
-    return own_place(folder).url == storage.url
 
 
 def own_place(folder: Path) -> Storage:
@@ -189,46 +174,32 @@ def open_records(run: Run, storage: Storage) -> None:
         write_json(kept.folder / "config.json", run.config.to_dict())
         # the last metrics are needed once more to end a run: those of the log do not hold all of them
         measured = begin if begin < run.total_steps and evaluated_at(kept.folder / "metrics.jsonl", begin) else None
-        supersede(storage, begin, kept.log.say)
-        kept.saver = open_saver(kept, settings, storage)
+        # Left among the run's, a damaged checkpoint behind step `begin` would count as one of the newest, for which
+        # good ones are deleted, and an earlier course of the run would be what `latest` finds.
+        for step in list_steps(storage):
+            if step > begin:
+                name = f"step_{step}.pt"
+                storage.rename(name, SUPERSEDED + name)
+                kept.log.say(
+                    f"{storage.path(name)} is behind step {begin}, from which the run goes on: now {SUPERSEDED}{name}"
+                )
+        for name in storage.sweep():
+            kept.log.say(f"removed {storage.path(name)}: a checkpoint that was being written when the run was killed")
+        kept.saver = Saver(
+            storage,
+            keep=settings.keep_checkpoints,
+            keep_every=settings.keep_every_steps,
+            say=kept.log.say,
+            saved=lambda address, step: write_status(kept.folder, "running", step=step, checkpoint=address),
+        )
     run.measured.step = share_object(measured, world)
     again = "eval" if begin == run.total_steps else None
     kept.log.open(begin if going_on else None, again, settings.wandb_project)
-    kept.ledger = open_ledger(kept.folder, world, begin) if settings.ledger else None
+    if settings.ledger:
+        if world.is_first:  # lines of steps that will be done again are dropped, those of ranks that are no more, too
+            for path in (kept.folder / "ledger").glob("rank_*.jsonl"):
+                keep_until_step(path, begin)
+        wait_for_all(world)
+        kept.ledger = Ledger(kept.folder, world.rank)
     if world.is_first and settings.profile:
         run.health.profiler = StepProfiler(kept.folder, world.rank, settings.profile, kept.log.say)
-
-
-def supersede(storage: Storage, begin: int, say: Callable[[str], None]) -> None:
-    """Take the checkpoints behind step `begin` out of the run's: it does these steps again.
-
-    Left among them, a damaged one would count as one of the newest, for which good ones are deleted, and an earlier
-    course of the run would be what `latest` finds.
-    """
-    for step in list_steps(storage):
-        if step > begin:
-            name = f"step_{step}.pt"
-            storage.rename(name, SUPERSEDED + name)
-            say(f"{storage.path(name)} is behind step {begin}, from which the run goes on: now {SUPERSEDED}{name}")
-
-
-def open_saver(kept: Kept, settings: RunConfig, storage: Storage) -> Saver:
-    """The writer of checkpoints, in a folder without the half files of a process that was killed."""
-    for name in storage.sweep():
-        kept.log.say(f"removed {storage.path(name)}: a checkpoint that was being written when the run was killed")
-    return Saver(
-        storage,
-        keep=settings.keep_checkpoints,
-        keep_every=settings.keep_every_steps,
-        say=kept.log.say,
-        saved=lambda address, step: write_status(kept.folder, "running", step=step, checkpoint=address),
-    )
-
-
-def open_ledger(folder: Path, world: World, begin: int) -> Ledger:
-    """This rank's ledger; lines of steps that will be done again are dropped, those of ranks that are no more, too."""
-    if world.is_first:
-        for path in (folder / "ledger").glob("rank_*.jsonl"):
-            keep_until_step(path, begin)
-    wait_for_all(world)
-    return Ledger(folder, world.rank)

@@ -32,10 +32,7 @@ def save(run: Run) -> None:
     if kept.saver is not None:
         kept.saver.submit(
             {
-                "step": at.step,
-                "epoch": at.epoch,
-                "batch_in_epoch": at.batch_in_epoch,
-                "seconds": at.seconds,
+                **vars(at),
                 "bad_steps": run.health.meter.bad_steps,
                 "global_batch": run.fed.global_batch,
                 "total_steps": run.total_steps,

@@ -1,7 +1,6 @@
 """Where checkpoints lie: a local folder, or any URL that fsspec can write to."""
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,9 +10,6 @@ from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
 from training.checkpoint.run_folder import write_atomically
-
-#: Temporary files, by which a process that was killed may leave half a checkpoint behind.
-TEMPORARY = (".", ".tmp")
 
 
 class Storage:
@@ -70,10 +66,7 @@ class Storage:
 
     def rename(self, name: str, new: str) -> None:
         """Give a file another name, in the place of what has it."""
-        if self.local is not None:
-            os.replace(self.local / name, self.local / new)
-        else:
-            self.filesystem.mv(f"{self.root}/{name}", f"{self.root}/{new}")
+        self.filesystem.mv(f"{self.root}/{name}", f"{self.root}/{new}")
 
     def delete(self, name: str) -> None:
         """Remove a file."""
@@ -81,7 +74,7 @@ class Storage:
 
     def sweep(self) -> list[str]:
         """Remove temporary files that a killed process left; returns their names."""
-        left = [name for name in self.names() if name.startswith(TEMPORARY[0]) and name.endswith(TEMPORARY[1])]
+        left = [name for name in self.names() if name.startswith(".") and name.endswith(".tmp")]
         for name in left:
             self.delete(name)
         return left

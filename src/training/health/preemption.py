@@ -1,7 +1,6 @@
 """Signals that ask a run to stop. Noted when they come, acted on between two steps.
 
-This module imports nothing heavy, so that the handlers stand before torch is imported: a signal in those seconds would
-otherwise end the process without a word.
+Nothing heavy is imported here: in the seconds of importing torch a signal would end the process without a word.
 """
 from __future__ import annotations
 
@@ -48,7 +47,10 @@ class StopSignal:
         """Take the signals from now on; only the main thread may do this."""
         self.ended = False
         for number in SIGNALS:
-            if not left_ignored(number):
+            # what is ignored at the start stays so: `nohup` wants that, and a shell's `&` in a script; but not in a
+            # rank, which has its torchrun alone to hear of it, and is killed next
+            ignored = number in (signal.SIGINT, signal.SIGHUP) and signal.getsignal(number) is signal.SIG_IGN
+            if under_torchrun() or not ignored:
                 self.before[number] = signal.signal(number, self._note)
 
     def release(self) -> None:
@@ -75,16 +77,6 @@ class StopSignal:
         with contextlib.suppress(Exception):
             self.last_words()
         os._exit(EXIT_INTERRUPTED)
-
-
-def left_ignored(number: int) -> bool:
-    """Whether a signal that was ignored at the start stays so: `nohup` wants that, and a shell's `&` in a script.
-
-    Not in a rank, which has its torchrun alone to hear of it, and is killed next.
-    """
-    if number not in (signal.SIGINT, signal.SIGHUP) or under_torchrun():
-        return False
-    return signal.getsignal(number) is signal.SIG_IGN
 
 
 #: The one of this process.

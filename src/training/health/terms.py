@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from training.distributed import World, gather_objects, mean_over_ranks
+from training.distributed import World, gather_objects
 
 #: Sample keys of a bad step that are named.
 NAMED = 5
@@ -108,7 +108,10 @@ class TermMeter:
         """Mean of every term since the last reading, over good steps and ranks; starts anew."""
         if not isinstance(self.sums, Tensor):
             return {}
-        means, names = mean_over_ranks(self.sums / self.counts, world), self.all_names
+        means, names = self.sums / self.counts, self.all_names
+        if world.world_size > 1:
+            dist.all_reduce(means)
+            means /= world.world_size
         self.clear()
         return dict(zip(names, means.tolist()))
 

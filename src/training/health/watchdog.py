@@ -51,13 +51,8 @@ class Watchdog:
             still = time.monotonic() - self.last
             if still > self.patience and not self.reported and not self.paused:
                 self.reported = True
-                self._report(still)
-
-    def _report(self, seconds: float) -> None:
-        """One text, then the stacks; faulthandler writes them without asking the threads, which may be in C."""
-        with contextlib.suppress(OSError, ValueError):  # a stream that is closed or full must not end the watch
-            self.stream.write(
-                f"warning: rank {self.rank} has stood still for {seconds:.0f} s behind step {self.step}; its threads:\n"
-            )
-            self.stream.flush()
-            faulthandler.dump_traceback(self.stream, all_threads=True)
+                text = f"warning: rank {self.rank} has stood still for {still:.0f} s behind step {self.step}"
+                with contextlib.suppress(OSError, ValueError):  # a stream that is closed or full must not end the watch
+                    self.stream.write(f"{text}; its threads:\n")
+                    self.stream.flush()
+                    faulthandler.dump_traceback(self.stream, all_threads=True)  # does not ask them: they may be in C
