@@ -14,7 +14,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -31,43 +31,38 @@ from prolip.utils.messages import naming
 from prolip.utils.outputs import check_output
 
 SHARD = 1000
+SPLIT = "test"
 
 
-def write_emoji(corpus: Corpus, folder: str | os.PathLike, split: str = "test", shard: int = SHARD) -> Path:
+def write_emoji(corpus: Corpus, folder: str | os.PathLike, shard: int = SHARD) -> Path:
     """Write a corpus as a retrieval task; nshards.txt comes last.
 
     Texts of concepts without a drawing are true of nothing that is shown; they are left out. ValueError for a corpus
     without drawings, FileExistsError where the split is written already.
     """
-    folder = new_folder(corpus, folder, split)
+    folder = new_folder(corpus, folder)
     owned = own_texts(corpus)
-    shared = relevance(corpus, owned)
-    shards = write_shards(corpus, folder / split, shard, "txt", ["\n".join(texts) for texts in owned])
-    (folder / TYPE).write_text("retrieval\n", encoding="utf-8")
-    (folder / split / RELEVANCE).write_text(json.dumps({"pairs": shared}), encoding="utf-8")
-    (folder / split / COUNT).write_text(f"{shards}\n", encoding="utf-8")
-    return folder
+    files = {TYPE: "retrieval\n", f"{SPLIT}/{RELEVANCE}": json.dumps({"pairs": relevance(corpus, owned)})}
+    return write_task(corpus, folder, shard, "txt", ["\n".join(texts) for texts in owned], files)
 
 
 def write_emoji_classes(
-    corpus: Corpus, folder: str | os.PathLike, level: str = "subgroup", split: str = "test", shard: int = SHARD
+    corpus: Corpus, folder: str | os.PathLike, level: str = "subgroup", shard: int = SHARD
 ) -> Path:
     """Write a corpus as a classification task: every drawing and the `level`, subgroup or group, of its concept.
 
     Classes are those that have a drawing, in alphabetical order. Errors as `write_emoji`.
     """
-    folder = new_folder(corpus, folder, split)
+    folder = new_folder(corpus, folder)
     own = [getattr(corpus.concepts[concept], level) for concept in corpus.drawing_concepts.tolist()]
     classes = sorted(set(own))
-    shards = write_shards(corpus, folder / split, shard, "cls", [str(classes.index(name)) for name in own])
-    (folder / CLASSNAMES).write_text("\n".join(classes) + "\n", encoding="utf-8")
-    (folder / TEMPLATE_FILE).write_text("\n".join(t.replace("{}", "{c}") for t in TEMPLATES) + "\n", encoding="utf-8")
-    (folder / TYPE).write_text("classification\n", encoding="utf-8")
-    (folder / split / COUNT).write_text(f"{shards}\n", encoding="utf-8")
-    return folder
+    prompts = [template.replace("{}", "{c}") for template in TEMPLATES]
+    lists = {CLASSNAMES: classes, TEMPLATE_FILE: prompts, TYPE: ["classification"]}
+    files = {name: "\n".join(lines) + "\n" for name, lines in lists.items()}
+    return write_task(corpus, folder, shard, "cls", [str(classes.index(name)) for name in own], files)
 
 
-def new_folder(corpus: Corpus, folder: str | os.PathLike, split: str) -> Path:
+def new_folder(corpus: Corpus, folder: str | os.PathLike) -> Path:
     """The folder, with one for the split, unless there is nothing to write or something is written already."""
     if not corpus.drawings:
         raise ValueError("the corpus has no drawing: give shards, or a rule that leaves some")
@@ -78,23 +73,27 @@ def new_folder(corpus: Corpus, folder: str | os.PathLike, split: str) -> Path:
             raise ValueError(f"drawing {drawing.key!r}: {fault}. Repair it, or leave it out with --select") from fault
     folder = Path(folder)
     check_output(folder, folder=True)
-    if (folder / split / COUNT).exists():
-        raise FileExistsError(f"{folder / split} is written already: give another folder, or remove it")
-    (folder / split).mkdir(parents=True, exist_ok=True)
+    if (folder / SPLIT / COUNT).exists():
+        raise FileExistsError(f"{folder / SPLIT} is written already: give another folder, or remove it")
+    (folder / SPLIT).mkdir(parents=True, exist_ok=True)
     return folder
 
 
-def write_shards(corpus: Corpus, folder: Path, shard: int, suffix: str, contents: Sequence[str]) -> int:
-    """Drawings, each with one text member, in shards of `shard`; returns how many."""
+def write_task(
+    corpus: Corpus, folder: Path, shard: int, suffix: str, contents: Sequence[str], files: Mapping[str, str]
+) -> Path:
+    """Drawings, each with one text member, in shards of `shard`, then small files by their path below the folder."""
     shards = -(-len(corpus.drawings) // shard)
     for number in range(shards):
         # Names, dates and owners are constant, so the same corpus gives the same bytes.
-        with TarWriter(str(folder / f"{number}.tar"), encoder=False, mtime=0, user="", group="") as writer:
+        with TarWriter(str(folder / SPLIT / f"{number}.tar"), encoder=False, mtime=0, user="", group="") as writer:
             for row in range(number * shard, min((number + 1) * shard, len(corpus.drawings))):
                 drawing = corpus.drawings[row]
                 content = contents[row].encode()
                 writer.write({"__key__": drawing.key, suffix_of(drawing.data): drawing.data, suffix: content})
-    return shards
+    for name, text in {**files, f"{SPLIT}/{COUNT}": f"{shards}\n"}.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    return folder
 
 
 def own_texts(corpus: Corpus) -> list[list[str]]:

@@ -37,8 +37,6 @@ TYPE, COUNT, RELEVANCE = "dataset_type.txt", "nshards.txt", "relevance.json"
 SHOWN = 5
 #: What a shard-wise data set may be; associations have files of their own.
 KINDS = tuple(kind for kind in get_args(Kind) if kind != "association")
-
-
 #: What stands beside the images of each kind.
 MEMBERS = {"classification": "cls", "multilabel": "npy", "retrieval": "txt"}
 
@@ -71,7 +69,12 @@ def open_wds(
     classnames = place.lines(CLASSNAMES, policy=policy)
     templates = place.lines(TEMPLATES, policy=policy)
     if kind != "retrieval":
-        check_classes(place, classnames, templates)
+        for file, lines in ((CLASSNAMES, classnames), (TEMPLATES, templates)):
+            if not lines:
+                raise FileNotFoundError(f"no {file} at {place.source}, or an empty one: zero-shot evaluation needs it")
+        for template in templates:
+            if "{c}" not in template and "{}" not in template:
+                raise DamagedData(f"{TEMPLATES} at {place.source}: {template!r} has no {{c}} where the class goes")
     urls = tuple(join(place.data, split, f"{number}.tar") for number in range(count))
     reading = Reading(urls, kind, len(classnames), damage, policy)
     pairs = read_relevance(place, split, policy) if kind == "retrieval" else None
@@ -127,7 +130,9 @@ def shard_count(place: Place, split: str, policy: ReadPolicy | None) -> int:
 def other_level(place: Place, split: str) -> str | None:
     """Where the data set is that a local folder is not: above it, below it, or under another split; None for none."""
     folder = Path(place.data).resolve()
-    above, below = next((p for p in folder.parents[:2] if is_wds(p, split)), None), data_sets_in(folder, split)
+    above = next((p for p in folder.parents[:2] if is_wds(p, split)), None)
+    counts = [found for depth in ("*", "*/*") for found in folder.glob(f"{depth}/{split}/{COUNT}")]
+    below = sorted({found.parent.parent for found in counts})
     if above is not None:
         return f"it lies inside a data set: give {above}"
     if (folder / COUNT).is_file():
@@ -141,27 +146,12 @@ def other_level(place: Place, split: str) -> str | None:
     return None
 
 
-def data_sets_in(folder: Path, split: str = "test") -> list[Path]:
-    """The data sets in this layout one or two levels below a local folder."""
-    return sorted({found.parent.parent for depth in ("*", "*/*") for found in folder.glob(f"{depth}/{split}/{COUNT}")})
-
-
 def read_kind(place: Place, policy: ReadPolicy | None) -> Kind:
     """What dataset_type.txt says; classification without it."""
     kind = (place.text(TYPE, policy=policy) or "classification").strip().lower()
     if kind not in KINDS:
         raise DamagedData(f"{TYPE} at {place.source} says {kind[:40]!r}: want one of {', '.join(KINDS)}")
     return kind  # type: ignore[return-value]
-
-
-def check_classes(place: Place, classnames: tuple[str, ...], templates: tuple[str, ...]) -> None:
-    """FileNotFoundError without names or prompts, DamagedData for prompts that name no class."""
-    for name, lines in ((CLASSNAMES, classnames), (TEMPLATES, templates)):
-        if not lines:
-            raise FileNotFoundError(f"no {name} at {place.source}, or an empty one: zero-shot evaluation needs it")
-    for template in templates:
-        if "{c}" not in template and "{}" not in template:
-            raise DamagedData(f"{TEMPLATES} at {place.source}: {template!r} has no {{c}} where the class goes")
 
 
 def read_relevance(place: Place, split: str, policy: ReadPolicy | None) -> frozenset[tuple[str, int]] | None:
@@ -231,17 +221,22 @@ def parse(raw: Raw, reading: Reading) -> Sample:
     """A raw sample with its label, groups or captions. SampleFault for what is missing or makes no sense."""
     key, image = raw["__key__"], image_bytes(raw)
     if reading.kind == "retrieval":
-        return Sample(key, image, captions=captions_of(raw))
+        if "txt" not in raw:
+            raise SampleFault("missing text", f"members: {members_of(raw)}; wanted txt, a caption per line")
+        try:
+            lines = LINE_END.split(raw["txt"].decode())
+        except UnicodeDecodeError as error:
+            raise SampleFault("bad text", str(error)) from error
+        return Sample(key, image, captions=tuple(line for line in lines if line.strip()))
+    array = array_of(raw)
     if reading.kind == "multilabel":
-        label = array_of(raw)
-        if label is None or label.shape != (reading.classes,) or not np.isin(label, (0, 1)).all():
-            got = "no npy member" if label is None else f"an array {label.shape} of {label.dtype}"
+        if array is None or array.shape != (reading.classes,) or not np.isin(array, (0, 1)).all():
+            got = "no npy member" if array is None else f"an array {array.shape} of {array.dtype}"
             raise SampleFault("bad label", f"{got}; wanted zeros and ones ({reading.classes},), one per class")
-        return Sample(key, image, label.astype(np.int64))
-    groups = array_of(raw)
-    if "cls" not in raw and groups is None:
+        return Sample(key, image, array.astype(np.int64))
+    if "cls" not in raw and array is None:
         raise SampleFault("missing label", f"members: {members_of(raw)}; wanted cls, the number of the class")
-    return Sample(key, image, class_of(raw, reading.classes) if "cls" in raw else None, groups)
+    return Sample(key, image, class_of(raw, reading.classes) if "cls" in raw else None, array)
 
 
 def class_of(raw: Raw, classes: int) -> int:
@@ -264,17 +259,6 @@ def array_of(raw: Raw) -> np.ndarray | None:
         return np.lib.format.read_array(io.BytesIO(raw["npy"]), allow_pickle=False).reshape(-1)
     except (ValueError, OSError, EOFError, MemoryError) as error:  # the latter for a shape that nothing holds
         raise SampleFault("bad array", f"npy cannot be read: {error}") from error
-
-
-def captions_of(raw: Raw) -> tuple[str, ...]:
-    """The lines of `.txt`, without blank ones."""
-    if "txt" not in raw:
-        raise SampleFault("missing text", f"members: {members_of(raw)}; wanted txt, a caption per line")
-    try:
-        lines = LINE_END.split(raw["txt"].decode())
-    except UnicodeDecodeError as error:
-        raise SampleFault("bad text", str(error)) from error
-    return tuple(line for line in lines if line.strip())
 
 
 def is_wds(source: str | os.PathLike, split: str = "test") -> bool:
