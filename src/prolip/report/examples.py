@@ -11,8 +11,6 @@ from torch import Tensor
 from prolip.data.emoji import LEVELS
 from prolip.evaluation.suites.emoji.result import CorpusResult
 
-KINDS = {b"RIFF": "webp", b"\x89PNG": "png", b"\xff\xd8\xff\xe0": "jpeg", b"\xff\xd8\xff\xe1": "jpeg"}
-
 
 @dataclass(frozen=True)
 class Answer:
@@ -55,9 +53,8 @@ class Extremes:
     most: list[Extreme] = field(default_factory=list)
 
 
-def data_uri(data: bytes) -> str:
-    """An encoded picture as it stands in a self-contained page."""
-    kind = KINDS.get(data[:4], "png")
+def data_uri(data: bytes, kind: str) -> str:
+    """An encoded picture, png or webp, as it stands in a self-contained page."""
     return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
 
 
@@ -65,7 +62,7 @@ def picture(result: CorpusResult, drawing: int) -> str:
     """One drawing for the page, as the model saw it: a browser shows transparency as the page, and opens no TIFF."""
     encoded = io.BytesIO()
     result.corpus.drawings[drawing].image().save(encoded, "WEBP", lossless=True)
-    return data_uri(encoded.getvalue())
+    return data_uri(encoded.getvalue(), "webp")
 
 
 def pick(rows: np.ndarray, count: int, rng: np.random.Generator) -> list[int]:
@@ -138,21 +135,16 @@ def extremes(result: CorpusResult, pictures: int = 12, texts: int = 8) -> list[E
         return Extreme(concepts[result.corpus.drawings[i].concept].name, float(trace[i]), picture(result, i))
 
     pictures = min(pictures, len(order) // 2)
-    out = [Extremes("drawings", *_ends([drawing(i) for i in order[:pictures] + order[len(order) - pictures :]]))]
+    least, most = ([drawing(i) for i in rows[:pictures]] for rows in (order, order[::-1]))
+    out = [Extremes("drawings", least, most)]
     traces = result.uncertainty(result.text)
     for level in LEVELS:
         rows = np.unique(result.table.text[result.table.rows(level)])
         ordered = rows[traces[rows].argsort(kind="stable")]
         shown = [Extreme(result.table.texts[i], float(traces[i]), level=level) for i in ordered]
         whole = len(shown) <= texts
-        out.append(Extremes(level, shown) if whole else Extremes(level, *_ends(shown[:texts] + shown[-texts:])))
+        out.append(Extremes(level, shown) if whole else Extremes(level, shown[:texts], shown[::-1][:texts]))
     return out
-
-
-def _ends(items: list[Extreme]) -> tuple[list[Extreme], list[Extreme]]:
-    """First half, and second half from its end: least certain last becomes most uncertain first."""
-    half = len(items) // 2
-    return items[:half], items[half:][::-1]
 
 
 def best_rows(scores: Tensor, top: int) -> list[int]:

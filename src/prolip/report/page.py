@@ -79,7 +79,7 @@ def render(run: RunFolder, pictures: dict[str, bytes], seed: int = 0, title: str
         "title": title or f"ProLIP: {run.folder.resolve().name}",
         "folder": str(run.folder),
         "seed": seed,
-        "pictures": {name: examples.data_uri(data) for name, data in pictures.items()},
+        "pictures": {name: examples.data_uri(data, "png") for name, data in pictures.items()},
         "colours": style.LEVEL_COLOURS,
         "run": run,
         "facts": facts(run),
@@ -110,7 +110,8 @@ def headlines(result: CorpusResult) -> list[Headline]:
         "names/t2i/R@5": "have it among the first five drawings",
     }
     shown = {key: said for key, said in words.items() if key in m}  # no R@5 among four
-    out = [Headline(percent(m[key]), said, f"chance {percent(m[_chance(key)])}") for key, said in shown.items()]
+    chance = {key: percent(m[key.replace("/R@", "/chance_R@")]) for key in shown}
+    out = [Headline(percent(m[key]), said, f"chance {chance[key]}") for key, said in shown.items()]
     members, name, prompts = (percent(m[f"zero_shot/subgroup{kind}/top1"]) for kind in ("_members", "_plain", ""))
     said = (
         f"of the drawings go to the right one of {classes} subgroups, recognised by its members' names; {name} by its "
@@ -119,12 +120,6 @@ def headlines(result: CorpusResult) -> list[Headline]:
     out.append(Headline(members, said, f"chance {percent(1 / classes)}"))
     said = f"mAP@R of drawings against all {texts:,} texts: names, keywords, subgroups, groups"
     return [*out, Headline(percent(m["captions/i2t/mAP@R"]), said, "every true caption counts")]
-
-
-def _chance(key: str) -> str:
-    """The metric that holds the chance level of a recall."""
-    gallery, way, recall = key.split("/")
-    return f"{gallery}/{way}/chance_{recall}"
 
 
 def is_unseen(run: RunFolder) -> bool:
@@ -162,9 +157,8 @@ def facts(run: RunFolder) -> dict[str, str]:
         info = run.result.info
         out["evaluated on"] = f"{info['images']:,} drawings by {', '.join(info['styles'])}"
         out["model"] = f"{info.get('model') or run.folder.name}, {info['parameters']:,} parameters"
-        out["ranked by"] = {"csd": "csd similarity", "mean": "cosine of the means"}.get(
-            run.result.similarity, run.result.similarity
-        )
+        similarity = run.result.similarity
+        out["ranked by"] = {"csd": "csd similarity", "mean": "cosine of the means"}.get(similarity, similarity)
         if "scale" in info:
             out["logit"] = f"{info['scale']:.3g} x similarity {info['bias']:+.3g}"
         out["machine of the evaluation"] = f"{info['machine']}; {info['software']}"
