@@ -210,7 +210,6 @@ def draw_all(run: RunFolder, seed: int = 0) -> dict[str, Figure]:
 
 
 def _is_number(value: Any) -> bool:
-    """A number that can be drawn."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and bool(np.isfinite(value))
 
 

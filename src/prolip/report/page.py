@@ -149,10 +149,10 @@ def facts(run: RunFolder) -> dict[str, str]:
         out["training"] = f"{last['step']:,} steps" + (f", {last['samples']:,} samples" if "samples" in last else "")
         if "epoch" in last:
             out["training"] += f", {last['epoch']:.1f} epochs"
-    if run.seconds:
-        out["training time"] = duration(run.seconds)
-        rate = run.train[-1].get("samples", 0) / run.seconds
-        out["speed"] = f"{rate:,.0f} samples/s on average" if rate >= 10 else f"{rate:.2g} samples/s on average"
+        if seconds := last.get("seconds"):
+            out["training time"] = duration(seconds)
+            rate = last.get("samples", 0) / seconds
+            out["speed"] = f"{rate:,.0f} samples/s on average" if rate >= 10 else f"{rate:.2g} samples/s on average"
     if run.result:
         info = run.result.info
         out["evaluated on"] = f"{info['images']:,} drawings by {', '.join(info['styles'])}"

@@ -16,8 +16,15 @@ ALIKE = 0.1  # spread of equally long texts over that of all, below which a trac
 
 def read_all(result: CorpusResult) -> dict[str, str]:
     """A sentence per figure."""
-    figures = (modality, levels, length, matches, inclusion, deciles, verdict)
-    return {say.__name__: say(result) for say in figures}
+    return {
+        "modality": modality(result),
+        "levels": levels(result),
+        "length": length(result),
+        "matches": matches(result),
+        "inclusion": inclusion(result),
+        "deciles": deciles(result),
+        "verdict": verdict(result),
+    }
 
 
 def verdict(result: CorpusResult) -> str:

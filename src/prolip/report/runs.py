@@ -21,11 +21,6 @@ class RunFolder:
     evals: list[dict[str, Any]] = field(default_factory=list)
     result: CorpusResult | None = None
 
-    @property
-    def seconds(self) -> float | None:
-        """Seconds of training, from the last line of the log."""
-        return self.train[-1].get("seconds") if self.train else None
-
 
 def read(folder: str | Path, evaluation: str = "eval") -> RunFolder:
     """Read a run; evaluation: the name of its evaluation's folder.

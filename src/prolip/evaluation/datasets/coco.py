@@ -131,9 +131,7 @@ def label_set_metrics(
     return out
 
 
-def split_metrics(
-    scores: PairScores, image_ids: Sequence[int], caption_ids: Sequence[int]
-) -> dict[str, float]:
+def split_metrics(scores: PairScores, image_ids: Sequence[int], caption_ids: Sequence[int]) -> dict[str, float]:
     """`label_set_metrics` where the ids are those of COCO's whole Karpathy test split, {} for other captions.
 
     Without the package that carries the labels: {} and a line in the log that says how to get it.

@@ -50,7 +50,14 @@ def open_cub(
     if split not in FILES:
         raise ValueError(f"CUB has no split {split!r}: give one of {', '.join(FILES)}")
     places = [Path(lists)] if lists is not None else [texts, root, texts.resolve().parent, root.resolve().parent]
-    chosen = choose(split, [find_list(name, places) for name in FILES[split]], root)
+    files = []
+    for file in FILES[split]:
+        found = [place / file for place in places if (place / file).is_file()]
+        if not found:
+            looked = ", ".join(dict.fromkeys(str(place) for place in places))
+            raise FileNotFoundError(f"no {file} in {looked}: fetch it and give its folder with lists=")
+        files.append(found[0])
+    chosen = choose(split, files, root)
     classes = sorted(entry.name for entry in os.scandir(root) if entry.is_dir())
     label = {folder: number for number, folder in enumerate(classes)}
     captioned = [texts / f"{os.path.splitext(key)[0]}.txt" for key in chosen]
@@ -70,15 +77,6 @@ def open_cub(
         info={"split": split, "relevant_by": "label"},
         damage=damage,
     )
-
-
-def find_list(name: str, places: list[Path]) -> Path:
-    """The file `name` in the first place that has it."""
-    for place in places:
-        if (place / name).is_file():
-            return place / name
-    looked = ", ".join(dict.fromkeys(str(place) for place in places))
-    raise FileNotFoundError(f"no {name} in {looked}: fetch it and give its folder with lists=")
 
 
 def choose(split: str, files: list[Path], root: Path) -> list[str]:

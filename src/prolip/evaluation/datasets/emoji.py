@@ -41,14 +41,12 @@ def write_emoji(corpus: Corpus, folder: str | os.PathLike, shard: int = SHARD) -
     without drawings, FileExistsError where the split is written already.
     """
     folder = new_folder(corpus, folder)
-    owned = own_texts(corpus)
-    files = {TYPE: "retrieval\n", f"{SPLIT}/{RELEVANCE}": json.dumps({"pairs": relevance(corpus, owned)})}
+    owned, further = shared_out(corpus)
+    files = {TYPE: "retrieval\n", f"{SPLIT}/{RELEVANCE}": json.dumps({"pairs": further})}
     return write_task(corpus, folder, shard, "txt", ["\n".join(texts) for texts in owned], files)
 
 
-def write_emoji_classes(
-    corpus: Corpus, folder: str | os.PathLike, level: str = "subgroup", shard: int = SHARD
-) -> Path:
+def write_emoji_classes(corpus: Corpus, folder: str | os.PathLike, level: str = "subgroup", shard: int = SHARD) -> Path:
     """Write a corpus as a classification task: every drawing and the `level`, subgroup or group, of its concept.
 
     Classes are those that have a drawing, in alphabetical order. Errors as `write_emoji`.
@@ -96,8 +94,12 @@ def write_task(
     return folder
 
 
-def own_texts(corpus: Corpus) -> list[list[str]]:
-    """The texts that stand with each drawing: its concept's name, and what no drawing before it carries."""
+def shared_out(corpus: Corpus) -> tuple[list[list[str]], dict[str, list[int]]]:
+    """The texts that stand with each drawing, and the true pairs beyond these, by the drawing's key.
+
+    A drawing has its concept's name, and what no drawing before it carries. A pair names a row of the gallery, which is
+    all texts in the order of the drawings.
+    """
     table = corpus.caption_table()
     true_of = table.text_relation[:, corpus.drawing_concepts]
     shown = true_of.any(1)
@@ -106,25 +108,16 @@ def own_texts(corpus: Corpus) -> list[list[str]]:
     first = {concept: row for row, concept in reversed(list(enumerate(corpus.drawing_concepts.tolist())))}
     for concept, row in first.items():
         owner[row_of[corpus.concepts[concept].name]] = row
-    out: list[list[str]] = [[] for _ in corpus.drawings]
-    for text in np.flatnonzero(shown):
-        out[owner[text]].append(table.texts[text])
-    return out
-
-
-def relevance(corpus: Corpus, owned: list[list[str]]) -> dict[str, list[int]]:
-    """The true pairs beyond each drawing's own texts: image key -> rows of the gallery in the order of `owned`."""
-    table = corpus.caption_table()
-    row_of = {text: row for row, text in enumerate(table.texts)}
-    gallery = np.array([row_of[text] for texts in owned for text in texts])
-    owners = np.repeat(np.arange(len(owned)), [len(texts) for texts in owned])
-    true_of = table.text_relation[gallery]
-    out = {}
-    for row, concept in enumerate(corpus.drawing_concepts):
-        further = np.flatnonzero(true_of[:, concept] & (owners != row))
-        if len(further):
-            out[corpus.drawings[row].key] = further.tolist()
-    return out
+    gallery = np.flatnonzero(shown)[owner[shown].argsort(kind="stable")]
+    owned: list[list[str]] = [[] for _ in corpus.drawings]
+    for text in gallery:
+        owned[owner[text]].append(table.texts[text])
+    further = {}
+    for row, drawing in enumerate(corpus.drawings):
+        rows = np.flatnonzero(true_of[gallery, row] & (owner[gallery] != row))
+        if len(rows):
+            further[drawing.key] = rows.tolist()
+    return owned, further
 
 
 def suffix_of(data: bytes) -> str:

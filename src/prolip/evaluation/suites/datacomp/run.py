@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from prolip.evaluation.datasets.base import Dataset
+from prolip.evaluation.datasets.base import Dataset, fingerprint
 from prolip.evaluation.feature_store import FeatureStore, replacing
 from prolip.evaluation.loading import load_embedder
 from prolip.evaluation.model import Embedder
@@ -19,7 +19,7 @@ from prolip.evaluation.suites.datacomp.entries import Settings, evaluate_entry
 from prolip.evaluation.suites.datacomp.places import Found, find_datasets, missing_report
 from prolip.evaluation.suites.datacomp.published import PublishedRow, find_published
 from prolip.evaluation.suites.datacomp.sharing import parse_shard, shard, share_tasks, wanted_of
-from prolip.evaluation.suites.datacomp.store import Identity, Line, Store, data_mark, latest, main_value
+from prolip.evaluation.suites.datacomp.store import Identity, Line, Store, latest, main_value
 from prolip.evaluation.suites.datacomp.tables import WRITERS, Report, build_report, table_1, text_of
 from prolip.evaluation.suites.datacomp.tasks import BY_KEY, TASKS, Task, select_tasks
 from prolip.evaluation.task import TaskResult
@@ -99,7 +99,7 @@ def evaluate_all(
 ) -> dict[str, str]:
     """Evaluate the tasks that have a dataset and no result yet, beside other processes; what failed, by key."""
     todo = [task for task in tasks if task.key in datasets]
-    marks = {key: data_mark(d.fingerprint, d.classnames, d.templates) for key, d in datasets.items()}
+    marks = {key: fingerprint(d.fingerprint, d.classnames, d.templates, digits=16) for key, d in datasets.items()}
     identities = [Identity(embedder.name, embedder.fingerprint, s, embedder.precision) for s in similarities]
     kept = [key for key, wanted in wanted_of(todo, store, identities, marks).items() if not wanted]
     if kept:

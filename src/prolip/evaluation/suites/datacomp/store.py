@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import hashlib
 import json
 import math
 import os
@@ -22,6 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from prolip.evaluation.datasets.base import fingerprint
 from prolip.evaluation.suites.datacomp.tasks import BY_KEY
 from prolip.evaluation.task import TaskResult
 from prolip.utils.documents import loads
@@ -46,7 +46,7 @@ class Identity:
     @property
     def mark(self) -> str:
         """Of what decides the figures, for file names."""
-        return data_mark(self.fingerprint, self.similarity, self.precision)
+        return fingerprint(self.fingerprint, self.similarity, self.precision, digits=16)
 
     @property
     def label(self) -> str:
@@ -78,11 +78,6 @@ def is_complete(result: TaskResult) -> bool:
     task, info = BY_KEY[result.key], result.info
     classes = info.get("classes", task.classes) == task.classes
     return classes and not info.get("damaged") and abs(info.get("size", 0) - task.size) <= TOLERANCE * task.size
-
-
-def data_mark(*parts: Any) -> str:
-    """16 hexadecimal digits of JSON values."""
-    return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
 def to_json(line: Line) -> str:

@@ -132,13 +132,9 @@ def select_tasks(names: Sequence[str] | None) -> tuple[Task, ...]:
     """
     if not names:
         return TASKS
+    tagged = {tag: {task.key for task in TASKS if tag in task.tags} for tag in TAGS}
+    tagged[COUNTED_TAG] = {task.key for task in COUNTED}
     chosen: set[str] = set()
     for name in names:
-        tag = name.lower()
-        if tag == COUNTED_TAG:
-            chosen |= {task.key for task in COUNTED}
-        elif tag in TAGS:
-            chosen |= {task.key for task in TASKS if tag in task.tags}
-        else:
-            chosen.add(find_task(name).key)
+        chosen |= tagged.get(name.lower()) or {find_task(name).key}
     return tuple(task for task in TASKS if task.key in chosen)
