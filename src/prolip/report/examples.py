@@ -3,7 +3,8 @@ from __future__ import annotations
 
 import base64
 import io
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -12,8 +13,7 @@ from prolip.data.emoji import LEVELS
 from prolip.evaluation.suites.emoji.result import CorpusResult
 
 
-@dataclass(frozen=True)
-class Answer:
+class Answer(NamedTuple):
     """One retrieved item. mark: "right", "near" (another concept of the same subgroup) or "wrong"."""
 
     label: str
@@ -22,8 +22,7 @@ class Answer:
     picture: str = ""
 
 
-@dataclass(frozen=True)
-class Example:
+class Example(NamedTuple):
     """A query and its first answers; rank: where the first right answer stands."""
 
     label: str
@@ -34,8 +33,7 @@ class Example:
     matches: int = 1
 
 
-@dataclass(frozen=True)
-class Extreme:
+class Extreme(NamedTuple):
     """An input with its trace."""
 
     label: str
@@ -44,13 +42,12 @@ class Extreme:
     level: str = ""
 
 
-@dataclass(frozen=True)
-class Extremes:
+class Extremes(NamedTuple):
     """The ends of a list sorted by trace, both from the outside in; a short list stands whole in `least`."""
 
     title: str
-    least: list[Extreme] = field(default_factory=list)
-    most: list[Extreme] = field(default_factory=list)
+    least: Sequence[Extreme]
+    most: Sequence[Extreme] = ()
 
 
 def data_uri(data: bytes, kind: str) -> str:

@@ -5,13 +5,11 @@ import io
 import math
 import platform
 import time
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from braceexpand import braceexpand
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from matplotlib.figure import Figure
 
 from prolip.data.emoji import LEVELS
 from prolip.evaluation.suites.emoji.result import CorpusResult
@@ -31,8 +29,7 @@ CREDITS = {
 }
 
 
-@dataclass(frozen=True)
-class Headline:
+class Headline(NamedTuple):
     """A number a person reads first: what it says in words, and what chance would give."""
 
     value: str
@@ -48,23 +45,18 @@ def make_report(
     evaluation: name of the evaluation's folder in it; out: another path for the page; seed: of the examples.
     """
     run = read(folder, evaluation)
-    pictures = save_figures(figures.draw_all(run, seed), run.folder / "figures")
+    below = run.folder / "figures"
+    below.mkdir(parents=True, exist_ok=True)
+    pictures = {}
+    for name, figure in figures.draw_all(run, seed).items():
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format="png", dpi=style.STYLE["savefig.dpi"], facecolor="white")
+        pictures[name] = buffer.getvalue()
+        (below / f"{name}.png").write_bytes(pictures[name])
     page = Path(out) if out else run.folder / "report.html"
     page.parent.mkdir(parents=True, exist_ok=True)
     page.write_text(render(run, pictures, seed, title), encoding="utf-8")
     return page
-
-
-def save_figures(drawn: dict[str, Figure], folder: Path) -> dict[str, bytes]:
-    """Every figure as <name>.png in a folder, and its bytes."""
-    folder.mkdir(parents=True, exist_ok=True)
-    out = {}
-    for name, figure in drawn.items():
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format="png", dpi=style.STYLE["savefig.dpi"], facecolor="white")
-        out[name] = buffer.getvalue()
-        (folder / f"{name}.png").write_bytes(out[name])
-    return out
 
 
 def render(run: RunFolder, pictures: dict[str, bytes], seed: int = 0, title: str | None = None) -> str:

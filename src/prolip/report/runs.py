@@ -1,6 +1,7 @@
 """What a run folder holds: its config, its learning curves, its evaluation; any of them may be missing."""
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,14 @@ def read(folder: str | Path, evaluation: str = "eval") -> RunFolder:
                                 "trained it, with config.json and metrics.jsonl")  # fmt: skip
     path = folder / "config.json"
     lines = read_lines(folder / "metrics.jsonl")
-    result = read_result(folder / evaluation) if (folder / evaluation / "metrics.json").exists() else None
+    there = folder / evaluation
+    try:
+        result = load(there) if (there / "metrics.json").exists() else None
+    except (ValueError, KeyError, TypeError, EOFError, BadZipFile) as error:
+        raise ValueError(
+            f"the evaluation in {there} cannot be read ({error}): delete that folder, or write it anew with "
+            f"python -m prolip.evaluation.corpus --out {there}"
+        ) from error
     if not (path.exists() or lines or result):
         inside = sorted(place for place in folder.glob("*") if is_run(place))
         raise FileNotFoundError(
@@ -53,25 +61,12 @@ def read(folder: str | Path, evaluation: str = "eval") -> RunFolder:
     return RunFolder(folder, config, train, [line for line in lines if line.get("kind") == "eval"], result)
 
 
-def read_result(folder: Path) -> CorpusResult:
-    """An evaluation's files. Raises ValueError with the remedy if they are damaged."""
-    try:
-        return load(folder)
-    except (ValueError, KeyError, TypeError, EOFError, BadZipFile) as error:
-        raise ValueError(
-            f"the evaluation in {folder} cannot be read ({error}): delete that folder, or write it anew with "
-            f"python -m prolip.evaluation.corpus --out {folder}"
-        ) from error
-
-
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """The objects of a .jsonl file, none if it is missing; a last line cut by a kill is left out."""
     out: list[dict[str, Any]] = []
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
-        try:
+        with suppress(ValueError):
             out.append(loads(line))
-        except ValueError:
-            continue
     return out
 
 

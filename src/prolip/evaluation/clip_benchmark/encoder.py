@@ -1,10 +1,9 @@
 """Our models as clip_benchmark wants them: every input one vector, and the dot product of two vectors the similarity.
 
 csd_similarity is mean.mean' - (trace + trace')/2, a dot product once an image becomes [mean, -trace/2, 1] and a text
-[mean, 1, -trace/2]. clip_benchmark brings every vector to unit length before it multiplies, which would break this. Its
-own code can be kept all the same by padding all vectors to one length sqrt(C), but then the traces must be bounded in
-advance, and the division by C costs float32 its last bits. Instead the vectors are in float64, where autocast leaves
-them alone as well, and refuse to be normalised; everything after that is clip_benchmark's code.
+[mean, 1, -trace/2]. clip_benchmark brings every vector to unit length before it multiplies, which would break this, so
+the vectors refuse to be normalised; and they are in float64, where autocast leaves them alone as well. Everything after
+that is clip_benchmark's code.
 """
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
 """COCO Caption's three sets of labels on one score matrix: COCO 5K and 5 x 1K folds, CxC, ECCV Caption; and PMRP.
 
 The labels come from the annotation files that the package eccv_caption 0.1.0 carries (785 kB, `pip install
-eccv_caption`); the package itself is not run, nor imported. Figures equal what it gives, except where it loses them
-(R-Precision asked for alone, recalls asked for beside mAP@R), and nothing is sorted: each score is read once per
-direction, for all label sets together, and once more for the folds.
+eccv_caption`), which is not run, nor imported. Figures equal what it gives, except where it loses them (R-Precision
+asked for alone, recalls asked for beside mAP@R).
 
 Ids are COCO's: of images, and of captions (`id` in captions_*.json, `sentid` in the Karpathy split). Two captions that
 ECCV Caption calls matches are not among the 25,000 of the test split; they count in R, as in the package.

@@ -33,11 +33,6 @@ class Place(NamedTuple):
     metadata: str
     data: str
 
-    @property
-    def local(self) -> bool:
-        """Whether it is a folder of this machine."""
-        return is_local(self.data)
-
     def text(self, *parts: str, policy: ReadPolicy | None = None) -> str | None:
         """A text file, None where there is none."""
         return read_text(join(self.metadata, *parts), policy)

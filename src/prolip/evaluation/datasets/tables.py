@@ -76,7 +76,12 @@ class Images(NamedTuple):
                     damage.samples += 1
                 try:
                     member = self.members[name]
-                    data = read_zipped(archive, member) if archive is not None else read_file(member, SAMPLE_BYTES)
+                    if archive is None:
+                        data = read_file(member, SAMPLE_BYTES)
+                    elif (size := archive.getinfo(member).file_size) <= SAMPLE_BYTES:
+                        data = archive.read(member)  # which never gives more
+                    else:
+                        raise ValueError(f"{member} has {size} bytes, at most {SAMPLE_BYTES} are read")
                 except (OSError, ValueError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
                     note_fault(damage, SampleFault("missing image", str(error)), name, str(self.source))
                 else:
@@ -84,14 +89,6 @@ class Images(NamedTuple):
         finally:
             if archive is not None:
                 archive.close()
-
-
-def read_zipped(archive: zipfile.ZipFile, member: str) -> bytes:
-    """A member of a zip, which never gives more than its size; ValueError above SAMPLE_BYTES."""
-    size = archive.getinfo(member).file_size
-    if size > SAMPLE_BYTES:
-        raise ValueError(f"{member} has {size} bytes, at most {SAMPLE_BYTES} are read")
-    return archive.read(member)
 
 
 def find_images(folder: Path, name: str) -> Images:

@@ -80,8 +80,10 @@ def open_wds(
     pairs = read_relevance(place, split, policy) if kind == "retrieval" else None
     marks = shard_marks(urls, policy)
     check_first(reading)
+    here = is_local(place.data)
+    address = os.path.abspath(local_path(place.source)) if here else place.source.split("/tree/")[0].rstrip("/")
     return Dataset(
-        name=name or default_name(place),
+        name=name or os.path.basename(address).removeprefix("wds_"),
         kind=kind,
         samples=partial(read_samples, reading),
         fingerprint=fingerprint("wds", kind, marks),
@@ -107,19 +109,13 @@ def check_first(reading: Reading) -> None:
         raise DamagedData(str(error)) from error
 
 
-def default_name(place: Place) -> str:
-    """The last part of the address, without the `wds_` that folders begin with."""
-    path = local_path(place.source) if place.local else place.source.split("/tree/")[0]
-    return os.path.basename(os.path.abspath(path) if place.local else path.rstrip("/")).removeprefix("wds_")
-
-
 def shard_count(place: Place, split: str, policy: ReadPolicy | None) -> int:
     """What nshards.txt says."""
     text = place.text(split, COUNT, policy=policy)
     if text is None:
         wanted = f"Give the folder above {split}/ of a clip_benchmark data set, or the split it has"
         where = "the address answers that there is none"
-        if place.local:
+        if is_local(place.data):
             where = other_level(place, split) or folder_holds(place.data)
         raise FileNotFoundError(f"no {split}/{COUNT} at {place.source}: {where}. {wanted}")
     if not text.strip().isdecimal() or int(text) < 1:
@@ -184,12 +180,17 @@ def read_samples(reading: Reading, share: Share = WHOLE) -> Iterator[Sample]:
 def raw_samples(reading: Reading, urls: Iterable[tuple[int, str]]) -> Iterator[Sample]:
     """The samples of numbered shards, under the keys that they have there."""
     damage = reading.damage
+
+    def count(url: str, fault: SampleFault) -> None:  # what does not end a shard; what costs no sample is not damage
+        if damage is not None and fault.kind not in UNCHARGED:
+            damage.add(fault, url=url)
+
     for number, url in urls:
         if damage is not None:
             damage.shards += 1
         try:
-            fault_of_member = None if damage is None else partial(count_member, damage, url)
-            for inside, raw in enumerate(read_shard(url, fault_of_member, reading.policy)):
+            on_fault = None if damage is None else partial(count, url)
+            for inside, raw in enumerate(read_shard(url, on_fault, reading.policy)):
                 if damage is not None:
                     damage.samples += 1
                 try:
@@ -209,12 +210,6 @@ def unique_keys(samples: Iterable[Sample]) -> Iterator[Sample]:
         key = sample.key if sample.key not in seen else f"{sample.key}@{sample.place[0]}"
         seen.add(key)
         yield sample._replace(key=key)
-
-
-def count_member(damage: FaultCounter, url: str, fault: SampleFault) -> None:
-    """Count what does not end a shard; what costs no sample is not damage."""
-    if fault.kind not in UNCHARGED:
-        damage.add(fault, url=url)
 
 
 def parse(raw: Raw, reading: Reading) -> Sample:

@@ -112,7 +112,7 @@ def our_row(label: str, results: Mapping[str, TaskResult]) -> Row:
     averages: dict[str, float] = {}
     notes: list[str] = []
     for name, mean in aggregate(values).items():
-        if mean.complete:
+        if not mean.missing:
             names = {name, AVERAGE_C1} if name == "Average" else {name}
             averages |= dict.fromkeys(names, mean.value)
             marked |= names if marked & set(AGGREGATES[name]) else set()

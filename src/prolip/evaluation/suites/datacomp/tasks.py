@@ -90,15 +90,13 @@ FACE_PROMPTS = ("race", "gender", "age", "toxic")
 
 
 class Aggregate(NamedTuple):
-    """One of the five figures: the mean over the tasks that are there, and the keys of those that are not."""
+    """One of the five figures: the mean over the tasks that are there, and the keys of those that are not.
+
+    Only where none is missing may it be compared with a published one.
+    """
 
     value: float
     missing: tuple[str, ...]
-
-    @property
-    def complete(self) -> bool:
-        """Whether it may be compared with a published one."""
-        return not self.missing
 
 
 def aggregate(values: Mapping[str, float]) -> dict[str, Aggregate]:

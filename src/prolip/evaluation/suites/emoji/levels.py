@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import combinations
 from typing import NamedTuple
 
 import numpy as np
@@ -11,9 +12,8 @@ from prolip.evaluation.metrics.traces import partial_spearman, spearman, spread
 from prolip.gaussian import Gaussian
 from prolip.measures import inclusion_test
 
-SPECIFIC_FIRST = ("image", *reversed(LEVELS))
 #: (inner, outer) along a concept's hierarchy: image, name, keyword, subgroup, group.
-INCLUSIONS = tuple((a, b) for i, a in enumerate(SPECIFIC_FIRST) for b in SPECIFIC_FIRST[i + 1 :])
+INCLUSIONS = tuple(combinations(("image", *reversed(LEVELS)), 2))
 
 
 class Inclusion(NamedTuple):
