@@ -3,7 +3,8 @@ from __future__ import annotations
 
 import base64
 import io
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -11,11 +12,8 @@ from torch import Tensor
 from prolip.data.emoji import LEVELS
 from prolip.evaluation.suites.emoji.result import CorpusResult
 
-KINDS = {b"RIFF": "webp", b"\x89PNG": "png", b"\xff\xd8\xff\xe0": "jpeg", b"\xff\xd8\xff\xe1": "jpeg"}
 
-
-@dataclass(frozen=True)
-class Answer:
+class Answer(NamedTuple):
     """One retrieved item. mark: "right", "near" (another concept of the same subgroup) or "wrong"."""
 
     label: str
@@ -24,8 +22,7 @@ class Answer:
     picture: str = ""
 
 
-@dataclass(frozen=True)
-class Example:
+class Example(NamedTuple):
     """A query and its first answers; rank: where the first right answer stands."""
 
     label: str
@@ -36,8 +33,7 @@ class Example:
     matches: int = 1
 
 
-@dataclass(frozen=True)
-class Extreme:
+class Extreme(NamedTuple):
     """An input with its trace."""
 
     label: str
@@ -46,18 +42,16 @@ class Extreme:
     level: str = ""
 
 
-@dataclass(frozen=True)
-class Extremes:
+class Extremes(NamedTuple):
     """The ends of a list sorted by trace, both from the outside in; a short list stands whole in `least`."""
 
     title: str
-    least: list[Extreme] = field(default_factory=list)
-    most: list[Extreme] = field(default_factory=list)
+    least: Sequence[Extreme]
+    most: Sequence[Extreme] = ()
 
 
-def data_uri(data: bytes) -> str:
-    """An encoded picture as it stands in a self-contained page."""
-    kind = KINDS.get(data[:4], "png")
+def data_uri(data: bytes, kind: str) -> str:
+    """An encoded picture, png or webp, as it stands in a self-contained page."""
     return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
 
 
@@ -65,7 +59,7 @@ def picture(result: CorpusResult, drawing: int) -> str:
     """One drawing for the page, as the model saw it: a browser shows transparency as the page, and opens no TIFF."""
     encoded = io.BytesIO()
     result.corpus.drawings[drawing].image().save(encoded, "WEBP", lossless=True)
-    return data_uri(encoded.getvalue())
+    return data_uri(encoded.getvalue(), "webp")
 
 
 def pick(rows: np.ndarray, count: int, rng: np.random.Generator) -> list[int]:
@@ -138,21 +132,16 @@ def extremes(result: CorpusResult, pictures: int = 12, texts: int = 8) -> list[E
         return Extreme(concepts[result.corpus.drawings[i].concept].name, float(trace[i]), picture(result, i))
 
     pictures = min(pictures, len(order) // 2)
-    out = [Extremes("drawings", *_ends([drawing(i) for i in order[:pictures] + order[len(order) - pictures :]]))]
+    least, most = ([drawing(i) for i in rows[:pictures]] for rows in (order, order[::-1]))
+    out = [Extremes("drawings", least, most)]
     traces = result.uncertainty(result.text)
     for level in LEVELS:
         rows = np.unique(result.table.text[result.table.rows(level)])
         ordered = rows[traces[rows].argsort(kind="stable")]
         shown = [Extreme(result.table.texts[i], float(traces[i]), level=level) for i in ordered]
         whole = len(shown) <= texts
-        out.append(Extremes(level, shown) if whole else Extremes(level, *_ends(shown[:texts] + shown[-texts:])))
+        out.append(Extremes(level, shown) if whole else Extremes(level, shown[:texts], shown[::-1][:texts]))
     return out
-
-
-def _ends(items: list[Extreme]) -> tuple[list[Extreme], list[Extreme]]:
-    """First half, and second half from its end: least certain last becomes most uncertain first."""
-    half = len(items) // 2
-    return items[:half], items[half:][::-1]
 
 
 def best_rows(scores: Tensor, top: int) -> list[int]:

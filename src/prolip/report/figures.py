@@ -17,8 +17,9 @@ from prolip.report.pca import pca
 from prolip.report.runs import RunFolder
 from prolip.utils.style import BAD, GOOD, IMAGE, INK, LEVEL_COLOURS, MUTED, TEXT, panels, styled
 
-NO_TERMS = ("kind", "step", "epoch", "samples", "seconds", "time", "lr", "grad_norm", "scale", "bias", "faults")
-RATES = ("samples_per_second", "samples_per_s", "data_wait", "eta", "mfu", "memory_gib")
+#: Keys of a line of the log that are no terms of the loss.
+NO_TERMS = ("kind", "step", "epoch", "samples", "seconds", "time", "lr", "grad_norm", "scale", "bias", "faults",
+            "samples_per_second", "samples_per_s", "data_wait", "eta", "mfu", "memory_gib")  # fmt: skip
 NORMS = ("grad_norm", "param_norm")
 COLOURS = {"trace_image": IMAGE, "trace_text": TEXT, "trace_masked_image": IMAGE, "trace_masked_text": TEXT,
            "vib_image": IMAGE, "vib_text": TEXT,
@@ -32,7 +33,7 @@ def learning_curves(run: RunFolder) -> Figure | None:
     names = list(dict.fromkeys(key for line in run.train for key, value in line.items() if _is_number(value)))
     if len(run.train) < 2:
         return None
-    terms = [n for n in names if n not in NO_TERMS and n not in RATES and not n.startswith(("trace_", *NORMS))]
+    terms = [n for n in names if n not in NO_TERMS and not n.startswith(("trace_", *NORMS))]
     main = [n for n in terms if n in ("loss", "ppcl") or not n.startswith(("inclusion", "vib"))]
     groups: list[tuple[str, Sequence[str]]] = [
         ("Loss", main),
@@ -210,7 +211,6 @@ def draw_all(run: RunFolder, seed: int = 0) -> dict[str, Figure]:
 
 
 def _is_number(value: Any) -> bool:
-    """A number that can be drawn."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and bool(np.isfinite(value))
 
 

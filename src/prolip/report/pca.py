@@ -70,7 +70,11 @@ def choose(result: CorpusResult, seed: int, subgroups: int = 3, each: int = 2) -
 def pca(result: CorpusResult, seed: int = 0) -> Figure | None:
     """Drawings of a few concepts with their captions of all four levels; ellipses at 1 and 2 standard deviations."""
     drawings = choose(result, seed)
-    captions = _captions(result, drawings)
+    concepts = [result.corpus.concepts[result.corpus.drawings[i].concept] for i in drawings]
+    captions: dict[str, str] = {}  # of name, first keyword, subgroup and group, each text once, at its first level
+    for level in LEVELS:
+        for concept in concepts:
+            captions |= {text: level for text in concept.captions(level)[:1] if text not in captions}
     text_of = {text: i for i, text in enumerate(result.table.texts)}
     z = concatenate([result.image.select(drawings), result.text.select([text_of[text] for text in captions])])
     if len(z.mean) < 3:
@@ -98,17 +102,6 @@ def pca(result: CorpusResult, seed: int = 0) -> Figure | None:
     pictures = [np.asarray(result.corpus.drawings[row].image()) for row in drawings]
     _annotate(ax, plane.mean, [*pictures, *captions])
     return figure
-
-
-def _captions(result: CorpusResult, drawings: list[int]) -> dict[str, str]:
-    """Caption -> level: every concept's name, first keyword, subgroup and group, each text once at its first level."""
-    out: dict[str, str] = {}
-    concepts = [result.corpus.concepts[result.corpus.drawings[i].concept] for i in drawings]
-    for level in LEVELS:
-        for concept in concepts:
-            for text in concept.captions(level)[:1]:
-                out.setdefault(text, level)
-    return out
 
 
 def _annotate(ax: Axes, points: np.ndarray, notes: Sequence[np.ndarray | str]) -> None:

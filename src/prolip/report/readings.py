@@ -31,14 +31,18 @@ def verdict(result: CorpusResult) -> str:
     """One sentence on whether the uncertainties can be read as the paper reads them."""
     if result.similarity == "mean":
         return "Drawings and texts were ranked by their means alone: the traces below played no part in it."
-    agreed = [order_of_levels(result) == "paper", result.metrics["trace/text_over_image"] > FLAT]
-    agreed.append(result.metrics["spearman/trace_true_matches"] > WEAK)
-    words = {3: "all three", 2: "two of three", 1: "one of three", 0: "none of three"}[sum(agreed)]
+    met = [
+        order_of_levels(result) == "paper",
+        result.metrics["trace/text_over_image"] > FLAT,
+        result.metrics["spearman/trace_true_matches"] > WEAK,
+    ]
+    words = ("none of three", "one of three", "two of three", "all three")[sum(met)]
     ends = {3: "Here they can be read as generality.", 0: "Here a trace must not be read as generality."}
+    levels_do, texts_do, matches_do = ("yes" if one else "no" for one in met)
     return (
         f"The traces of this run meet {words} expectations of the paper: general captions more uncertain than specific "
-        f"ones ({_yes(agreed[0])}), texts more uncertain than images ({_yes(agreed[1])}), and captions with more true "
-        f"matches more uncertain ({_yes(agreed[2])}). {ends.get(sum(agreed), 'Read them with care.')}"
+        f"ones ({levels_do}), texts more uncertain than images ({texts_do}), and captions with more true matches more "
+        f"uncertain ({matches_do}). {ends.get(sum(met), 'Read them with care.')}"
     )
 
 
@@ -78,8 +82,8 @@ def levels(result: CorpusResult) -> str:
 def length(result: CorpusResult) -> str:
     """Short against long texts, and whether the length is all that a trace tells, which need not be a rising order."""
     rho = result.metrics["spearman/trace_tokens"]
-    said = _direction(rho, "longer", "shorter")
-    said = f"Here the rank correlation with the number of tokens is {_signed(rho)}: {said}."
+    direction = _direction(rho, "longer", "shorter")
+    said = f"Here the rank correlation with the number of tokens is {_signed(rho)}: {direction}."
     trace, lengths = result.uncertainty(result.text), result.token_lengths
     usual = int(np.bincount(lengths).argmax())
     alike, overall = trace[lengths == usual], spread(trace)
@@ -118,22 +122,15 @@ def deciles(result: CorpusResult) -> str:
 
 
 def _direction(rho: float, positive: str, negative: str) -> str:
-    """Which texts are the uncertain ones."""
     if not math.isfinite(rho) or abs(rho) < WEAK:
         return "no clear relation"
     return f"{positive if rho > 0 else negative} texts are the more uncertain ones"
 
 
 def _signed(value: float) -> str:
-    """+0.12, or that it is not defined."""
     return f"{value:+.2f}" if math.isfinite(value) else "undefined (constant)"
 
 
 def _share(value: float) -> str:
     """A share of one as percent with two significant digits, however small."""
     return f"{float(f'{100 * value:.1e}'):g}%" if value >= 1e-6 else "less than 0.0001%"
-
-
-def _yes(value: bool) -> str:
-    """yes or no."""
-    return "yes" if value else "no"

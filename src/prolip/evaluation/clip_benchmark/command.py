@@ -30,8 +30,8 @@ from prolip.evaluation.datasets.base import DamagedData
 from prolip.evaluation.datasets.wds import read_kind
 from prolip.evaluation.model import choose_score, own_score
 from prolip.factory import create_model_and_transforms
-from prolip.methods import find_score
-from prolip.models.registry import find_weights
+from prolip.methods import find_method, find_score
+from prolip.models.registry import find_weights, get_model_config
 from prolip.models.tokenizer import get_tokenizer
 from prolip.models.weights.checkpoint import CheckpointError
 from prolip.utils import console
@@ -83,9 +83,7 @@ def load_encoder(model_name, pretrained, cache_dir, device, *, similarity: str |
         model_name, pretrained or None, device=device, cache_dir=cache_dir, require_pretrained=True
     )
     score = choose_score(similarity, *own_score(model), model_name)
-    return GaussianEncoder(model, score), transform, get_tokenizer(
-        model_name, cache_dir=cache_dir, tokenizer=tokenizer
-    )
+    return GaussianEncoder(model, score), transform, get_tokenizer(model_name, cache_dir=cache_dir, tokenizer=tokenizer)
 
 
 @contextmanager
@@ -171,7 +169,10 @@ def similarity_of(run: Namespace, own: Namespace) -> str:
         return "cosine"
     if run.task == "linear_probe":
         return "mean"
-    return own.similarity or checks.score_name(run)
+    if own.similarity is not None:
+        return own.similarity
+    config, _ = get_model_config(run.model, run.model_cache_dir)
+    return find_method(config["method_cfg"]["name"]).score.name
 
 
 def output_of(run: Namespace, own: Namespace) -> str:
@@ -184,11 +185,10 @@ def output_of(run: Namespace, own: Namespace) -> str:
         checks.dataset_name(run), run.model, weights, run.pretrained, run.language, run.task, similarity_of(run, own)
     )  # fmt: skip
     try:
-        path = template.format(**{field: value.replace("/", "_") for field, value in zip(FIELDS, values)})
+        return template.format(**{field: value.replace("/", "_") for field, value in zip(FIELDS, values)})
     except (KeyError, IndexError, ValueError) as error:
         raise ValueError(f"--output {template!r} has a field that is not known ({error}): use"
                          f" {', '.join(f'{{{field}}}' for field in FIELDS)}") from error
-    return path
 
 
 def feature_folder(run: Namespace, shard_marks: Sequence[str]) -> str:

@@ -1,10 +1,9 @@
 """Our models as clip_benchmark wants them: every input one vector, and the dot product of two vectors the similarity.
 
 csd_similarity is mean.mean' - (trace + trace')/2, a dot product once an image becomes [mean, -trace/2, 1] and a text
-[mean, 1, -trace/2]. clip_benchmark brings every vector to unit length before it multiplies, which would break this. Its
-own code can be kept all the same by padding all vectors to one length sqrt(C), but then the traces must be bounded in
-advance, and the division by C costs float32 its last bits. Instead the vectors are in float64, where autocast leaves
-them alone as well, and refuse to be normalised; everything after that is clip_benchmark's code.
+[mean, 1, -trace/2]. clip_benchmark brings every vector to unit length before it multiplies, which would break this, so
+the vectors refuse to be normalised; and they are in float64, where autocast leaves them alone as well. Everything after
+that is clip_benchmark's code.
 """
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 from prolip.evaluation.model import embed_texts, encoder
 from prolip.evaluation.zero_shot import mix_groups
 from prolip.gaussian import Gaussian, concatenate
-from prolip.scores import CSDScore, MeanScore, Score
+from prolip.scores import MeanScore, Score
 
 CLASSES_AT_ONCE = 64
 
@@ -61,25 +60,6 @@ class Packed(Tensor):
         return cls.score.pairwise(images, texts) * left[:, -1:] * right[:, -1].abs()
 
 
-def image_vectors(z: Gaussian, score: Score | None = None) -> Tensor:
-    """[vector, offset, 1] of a score's factors in float64, of csd's without one: (N, D) -> (N, P + 2)."""
-    vector, offset = _factors(z, score)
-    return torch.cat([vector, offset, torch.ones_like(offset)], dim=1)
-
-
-def text_vectors(z: Gaussian, score: Score | None = None) -> Tensor:
-    """[vector, 1, offset], so that image_vectors(p) @ text_vectors(q).T is the score: (N, D) -> (N, P + 2)."""
-    vector, offset = _factors(z, score)
-    return torch.cat([vector, torch.ones_like(offset), offset], dim=1)
-
-
-def _factors(z: Gaussian, score: Score | None) -> tuple[Tensor, Tensor]:
-    """Vectors (N, P) and offsets (N, 1) in float64, of a score that has them."""
-    factors = (CSDScore() if score is None else score).factors(z.to(torch.float64))
-    assert factors is not None
-    return factors.vector, factors.offset.unsqueeze(1)
-
-
 class GaussianEncoder(nn.Module):
     """A probabilistic model with OpenCLIP's two methods.
 
@@ -108,11 +88,17 @@ class GaussianEncoder(nn.Module):
         return z.mean if self.of_means else self.rows(z, -1.0)
 
     def rows(self, z: Gaussian, side: float) -> Tensor:
-        """What clip_benchmark multiplies: side 1 of images, -1 of texts."""
-        if self.score.factors(z.select(slice(0, 1))) is not None:
-            return (image_vectors if side > 0 else text_vectors)(z, self.score).as_subclass(Scored)
-        ends = torch.full_like(z.mean[:, :1], side)
-        return torch.cat([z.mean, z.log_var, ends], dim=1).as_subclass(self.packed)
+        """What clip_benchmark multiplies: side 1 of images, -1 of texts; (N, D) -> (N, P + 2), or rows of `Packed`.
+
+        Of a score with factors [vector, offset, 1] of images and [vector, 1, offset] of texts, in float64.
+        """
+        factors = self.score.factors(z.to(torch.float64))
+        if factors is None:
+            ends = torch.full_like(z.mean[:, :1], side)
+            return torch.cat([z.mean, z.log_var, ends], dim=1).as_subclass(self.packed)
+        offset = factors.offset.unsqueeze(1)
+        sides = [offset, torch.ones_like(offset)]
+        return torch.cat([factors.vector, *(sides if side > 0 else reversed(sides))], dim=1).as_subclass(Scored)
 
 
 def class_vectors(
@@ -129,7 +115,10 @@ def class_vectors(
     changes nothing between classes, but much between images, which multi-label precision ranks). templates: {c} where
     the class goes, or the prompts of each class by its name.
     """
-    precision = amp_precision(device) if amp else "fp32"
+    precision = "fp32"
+    if amp:  # what torch.autocast(device) computes in: bf16 on CPU, fp16 on CUDA
+        half = torch.get_autocast_dtype(torch.device(device).type) == torch.float16
+        precision = "amp_fp16" if half else "amp_bf16"
     parts = []
     encode = encoder(model.model, "text", torch.device(device), precision)
     for start in range(0, len(classnames), CLASSES_AT_ONCE):
@@ -146,9 +135,3 @@ def prompts(classname: str, templates: Sequence[str] | Mapping[str, Sequence[str
     if isinstance(templates, Mapping):
         return list(templates[classname])
     return [template.format(c=classname) for template in templates]
-
-
-def amp_precision(device: str) -> str:
-    """The name in `embed.PRECISIONS` of what `torch.autocast(device)` computes in: bf16 on CPU, fp16 on CUDA."""
-    half = torch.get_autocast_dtype(torch.device(device).type) == torch.float16
-    return "amp_fp16" if half else "amp_bf16"

@@ -110,6 +110,6 @@ def note_fault(damage: FaultCounter | None, fault: SampleFault, key: str = "", p
     ) from fault
 
 
-def fingerprint(*parts: Any) -> str:
-    """32 hexadecimal digits of JSON values: equal parts, equal digits, on every machine."""
-    return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=16).hexdigest()
+def fingerprint(*parts: Any, digits: int = 32) -> str:
+    """Hexadecimal digits of JSON values: equal parts, equal digits, on every machine."""
+    return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=digits // 2).hexdigest()

@@ -1,9 +1,8 @@
 """COCO Caption's three sets of labels on one score matrix: COCO 5K and 5 x 1K folds, CxC, ECCV Caption; and PMRP.
 
 The labels come from the annotation files that the package eccv_caption 0.1.0 carries (785 kB, `pip install
-eccv_caption`); the package itself is not run, nor imported. Figures equal what it gives, except where it loses them
-(R-Precision asked for alone, recalls asked for beside mAP@R), and nothing is sorted: each score is read once per
-direction, for all label sets together, and once more for the folds.
+eccv_caption`), which is not run, nor imported. Figures equal what it gives, except where it loses them (R-Precision
+asked for alone, recalls asked for beside mAP@R).
 
 Ids are COCO's: of images, and of captions (`id` in captions_*.json, `sentid` in the Karpathy split). Two captions that
 ECCV Caption calls matches are not among the 25,000 of the test split; they count in R, as in the package.
@@ -18,7 +17,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -34,6 +33,9 @@ PACKAGE = "eccv_caption"
 #: Our name of a label set: the package's.
 LABELS = {"coco": "original", "cxc": "cxc", "eccv": "eccv"}
 FOLDS = 5
+#: The figures of COCO's and CxC's labels, and of ECCV Caption's in each direction.
+RECALLS = (*(f"{way}/R@{k}" for way in ("i2t", "t2i") for k in KS), "rsum")
+ECCV = ("mAP@R", "R-Precision", *(f"R@{k}" for k in KS))
 #: Captions of the Karpathy test split, five for each of 5,000 images.
 CAPTIONS_OF_SPLIT = 25_000
 
@@ -66,7 +68,15 @@ def load_annotations(folder: str | Path | None = None) -> Annotations:
 
     Raises FileNotFoundError saying what is missing and how to get it.
     """
-    folder = Path(folder) if folder else _package_data()
+    if not folder:
+        spec = importlib.util.find_spec(PACKAGE)  # which imports nothing
+        if spec is None or not spec.submodule_search_locations:
+            raise FileNotFoundError(
+                f"the package {PACKAGE} is not installed: pip install {PACKAGE} (785 kB) for the annotations of COCO "
+                "5K, CxC and ECCV Caption, or give the folder that holds its data files"
+            )
+        folder = Path(spec.submodule_search_locations[0]) / "data"
+    folder = Path(folder)
     names = [f"{name}_{way}.json" for name in LABELS.values() for way in ("image_to_caption", "caption_to_image")]
     missing = [name for name in [*names, "coco_test_ids.npy"] if not (folder / name).exists()]
     if missing:
@@ -91,7 +101,6 @@ def label_set_metrics(
     image_ids: Sequence[int],
     caption_ids: Sequence[int],
     annotations: Annotations | None = None,
-    ks: Sequence[int] = KS,
 ) -> dict[str, float]:
     """Every figure of the four benchmarks, shares in [0, 1]; scores: images x captions in the order of the ids.
 
@@ -109,11 +118,10 @@ def label_set_metrics(
         split = scores  # no index, no copy
     sets = (annotations.coco, annotations.cxc, annotations.eccv)
     coco, cxc, eccv = _rank_both(split, list(images), list(captions), sets)
-    out = _recalls("coco_5k", *coco, ks) | _fold_recalls(split, list(images), list(captions), annotations, ks)
-    out |= _recalls("cxc", *cxc, ks)
-    both = both_directions(*eccv, ks)
-    names = ("mAP@R", "R-Precision", *(f"R@{k}" for k in ks))
-    for name in names:
+    out = _recalls("coco_5k", *coco) | _fold_recalls(split, list(images), list(captions), annotations)
+    out |= _recalls("cxc", *cxc)
+    both = both_directions(*eccv)
+    for name in ECCV:
         values = {way: both[f"{way}/{name}"] for way in ("i2t", "t2i") if f"{way}/{name}" in both}
         out |= {f"eccv/{way}/{name}": value for way, value in values.items()}
         if len(values) == 2:
@@ -121,9 +129,7 @@ def label_set_metrics(
     return out
 
 
-def split_metrics(
-    scores: PairScores, image_ids: Sequence[int], caption_ids: Sequence[int]
-) -> dict[str, float]:
+def split_metrics(scores: PairScores, image_ids: Sequence[int], caption_ids: Sequence[int]) -> dict[str, float]:
     """`label_set_metrics` where the ids are those of COCO's whole Karpathy test split, {} for other captions.
 
     Without the package that carries the labels: {} and a line in the log that says how to get it.
@@ -139,21 +145,16 @@ def split_metrics(
     return label_set_metrics(scores, image_ids, caption_ids, annotations)
 
 
-def label_set_names(ks: Sequence[int] = KS) -> list[str]:
+def label_set_names() -> list[str]:
     """The names that `label_set_metrics` gives its figures."""
-    ways = ("i2t", "t2i")
-    recalls = [f"{way}/R@{k}" for way in ways for k in ks]
-    names = [f"{prefix}/{key}" for prefix in ("coco_5k", "coco_1k", "cxc") for key in (*recalls, "rsum")]
-    kinds = ("mAP@R", "R-Precision", *(f"R@{k}" for k in ks))
-    return names + [f"eccv/{way}{kind}" for kind in kinds for way in ("i2t/", "t2i/", "")]
+    names = [f"{prefix}/{key}" for prefix in ("coco_5k", "coco_1k", "cxc") for key in RECALLS]
+    return names + [f"eccv/{way}{name}" for name in ECCV for way in ("i2t/", "t2i/", "")]
 
 
-def names_of_split(info: dict[str, Any]) -> list[str]:
-    """`label_set_names` for the whole split, none for fewer captions."""
-    return label_set_names() if len(info.get("caption_ids", ())) >= CAPTIONS_OF_SPLIT else []
-
-
-FURTHER = Further(names_of_split, lambda scores, info: split_metrics(scores, info["image_ids"], info["caption_ids"]))
+FURTHER = Further(
+    lambda info: label_set_names() if len(info.get("caption_ids", ())) >= CAPTIONS_OF_SPLIT else [],
+    lambda scores, info: split_metrics(scores, info["image_ids"], info["caption_ids"]),
+)
 
 
 def category_labels(instances: str | Path, image_ids: Sequence[int]) -> Tensor:
@@ -196,17 +197,6 @@ def _packaged() -> Annotations:
     return load_annotations()
 
 
-def _package_data() -> Path:
-    """The data folder of the installed package, found without importing it."""
-    spec = importlib.util.find_spec(PACKAGE)
-    if spec is None or not spec.submodule_search_locations:
-        raise FileNotFoundError(
-            f"the package {PACKAGE} is not installed: pip install {PACKAGE} (785 kB) for the annotations of COCO 5K, "
-            "CxC and ECCV Caption, or give the folder that holds its data files"
-        )
-    return Path(spec.submodule_search_locations[0]) / "data"
-
-
 def _check_ids(scores: PairScores, image_ids: Sequence[int], caption_ids: Sequence[int]) -> None:
     """One id for each row and column, each once."""
     for what, ids, size in (("image", image_ids, scores.images), ("caption", caption_ids, scores.texts)):
@@ -238,15 +228,13 @@ def _rank_both(
     return list(zip(rank_sparse(scores.image_rows, *i2t), rank_sparse(scores.text_rows, *t2i)))
 
 
-def _recalls(prefix: str, i2t: Ranking, t2i: Ranking, ks: Sequence[int]) -> dict[str, float]:
-    """R@k of both directions and rsum."""
-    found = both_directions(i2t, t2i, ks)
-    keys = [f"{way}/R@{k}" for way in ("i2t", "t2i") for k in ks]
-    return {f"{prefix}/{key}": found[key] for key in [*keys, "rsum"] if key in found}
+def _recalls(prefix: str, i2t: Ranking, t2i: Ranking) -> dict[str, float]:
+    found = both_directions(i2t, t2i)
+    return {f"{prefix}/{key}": found[key] for key in RECALLS if key in found}
 
 
 def _fold_recalls(
-    scores: PairScores, image_ids: list[int], caption_ids: list[int], labels: Annotations, ks: Sequence[int]
+    scores: PairScores, image_ids: list[int], caption_ids: list[int], labels: Annotations
 ) -> dict[str, float]:
     """COCO 1K: recalls within each fifth of the test set, averaged."""
     folds = []
@@ -256,5 +244,5 @@ def _fold_recalls(
         part = scores.subset(torch.tensor(rows), torch.tensor(columns))
         ids = [image_ids[i] for i in rows], [caption_ids[i] for i in columns]
         (ranked,) = _rank_both(part, *ids, [labels.coco])
-        folds.append(_recalls("coco_1k", *ranked, ks))
+        folds.append(_recalls("coco_1k", *ranked))
     return {key: fmean(fold[key] for fold in folds) for key in folds[0] if all(key in fold for fold in folds)}

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from prolip.evaluation.datasets.base import Dataset
 from prolip.evaluation.feature_store import FeatureStore
 from prolip.evaluation.features import Features, image_features, stored_texts
 from prolip.evaluation.kinds.association import association_metrics, score_candidates, study_candidates
-from prolip.evaluation.kinds.base import class_prompts, own_labels, score_matrix, uncertainty_of
+from prolip.evaluation.kinds.base import Metrics, class_prompts, own_labels, score_matrix, uncertainty_of
 from prolip.evaluation.kinds.classification import study_scores
 from prolip.evaluation.kinds.retrieval import relevance_of, study_rankings
 from prolip.evaluation.metrics.study import Study
@@ -29,9 +29,6 @@ from prolip.evaluation.suites.datacomp.tasks import FACE_PROMPTS, Task
 from prolip.evaluation.task import TaskResult, compute_features
 from prolip.gaussian import Gaussian
 from prolip.scores import Score, Similarity
-
-#: Metrics of a task, and what there is to say of its uncertainty.
-Scored = tuple[dict[str, float], Study]
 
 
 @dataclass(frozen=True)
@@ -59,18 +56,16 @@ def evaluate_entry(
     settings = settings or Settings()
     store = settings.store or FeatureStore()
     started = time.perf_counter()
-    options: dict[str, Any] = {"batch_size": settings.batch_size, "workers": settings.workers}
     compute = image_features if task.kind == "faces" else compute_features
-    features = compute(dataset, embedder, store, progress=settings.progress, **options)
-    classes = face_classes(dataset, embedder, store) if task.kind == "faces" else {}
+    features = compute(
+        dataset, embedder, store, batch_size=settings.batch_size, workers=settings.workers, progress=settings.progress
+    )
+    faces = face_classes(dataset, embedder, store) if task.kind == "faces" else {}
     embedded = time.perf_counter() - started
     out = {}
     for similarity, score in scores.items():
         started = time.perf_counter()
-        if task.kind == "faces":
-            metrics, study = score_faces(task, features, classes, score)
-        else:
-            metrics, study = SCORES[task.kind](task, features, score)
+        metrics, study = score_task(task, features, faces, score)
         metrics |= study.metrics() if settings.uncertainty else {}
         if settings.plots is not None:
             from prolip.evaluation.plots import write_plots  # late: only plots need matplotlib
@@ -78,7 +73,11 @@ def evaluate_entry(
             write_plots(study, task.name, settings.plots / f"{task.key.replace('/', '-')}-{similarity}")
         seconds = round(embedded + time.perf_counter() - started, 2)
         info = facts_of_entry(features, similarity) | {"seconds": seconds}
-        out[similarity] = TaskResult(task.key, metrics, check_main(task, metrics), info)
+        if task.main_metric is not None and task.main_metric not in metrics:
+            named = ", ".join(key for key in metrics if "/" not in key)
+            raise ValueError(f"the data gives no {task.main_metric}, the main metric of {task.name}: is it the whole "
+                             f"set? It gives {named}")  # fmt: skip
+        out[similarity] = TaskResult(task.key, metrics, task.main_metric or "", info)
     return out
 
 
@@ -96,40 +95,24 @@ def facts_of_entry(features: Features, similarity: Similarity) -> dict[str, Any]
     return out | ({"damaged": features.damaged} if features.damaged else {})
 
 
-def check_main(task: Task, metrics: dict[str, float]) -> str:
-    """The name of the main metric, "" for the face sets. ValueError where the data does not give it."""
-    if task.main_metric is None:
-        return ""
-    if task.main_metric not in metrics:
-        raise ValueError(f"the data gives no {task.main_metric}, the main metric of {task.name}: is it the whole set? "
-                         f"It gives {', '.join(key for key in metrics if '/' not in key)}")  # fmt: skip
-    return task.main_metric
-
-
-def score_classification(task: Task, features: Features, score: Score) -> Scored:
-    """Classes and, where the task has them, groups."""
-    scores = score_matrix(features, score)
-    labels = own_labels(features)
-    metrics = classification_metrics(task, scores, labels, features.groups)
-    return metrics, study_scores(scores, labels, features, features.text, score)
-
-
-def score_retrieval(task: Task, features: Features, score: Score) -> Scored:
-    """Images and their own captions."""
-    own, _ = relevance_of(features)
-    i2t, t2i, study = study_rankings(features, own, score)
-    return retrieval_metrics(i2t, t2i), study
-
-
-def score_associations(task: Task, features: Features, score: Score) -> Scored:
-    """WinoGAViL."""
-    scored = list(score_candidates(features, score))
-    return association_metrics(scored), study_candidates(scored, features, score)
-
-
-SCORES: dict[str, Callable[[Task, Features, Score], Scored]] = {
-    "classification": score_classification, "retrieval": score_retrieval, "association": score_associations,
-}  # fmt: skip
+def score_task(task: Task, features: Features, faces: Mapping[str, Gaussian], score: Score) -> tuple[Metrics, Study]:
+    """The metrics of a task, and what its uncertainty is worth; faces: classes of the four prompts of the face sets."""
+    if task.kind == "association":
+        scored = list(score_candidates(features, score))
+        return association_metrics(scored), study_candidates(scored, features, score)
+    if task.kind == "retrieval":
+        i2t, t2i, study = study_rankings(features, relevance_of(features)[0], score)  # images and their own captions
+        return retrieval_metrics(i2t, t2i), study
+    if task.kind == "classification":
+        scores, labels = score_matrix(features, score), own_labels(features)
+        metrics = classification_metrics(task, scores, labels, features.groups)
+        return metrics, study_scores(scores, labels, features, features.text, score)
+    by_prompt = {what: score.pairwise(features.image, z) for what, z in faces.items()}
+    metrics = face_metrics(task, {what: of.argmax(1) for what, of in by_prompt.items()}, features.groups)
+    columns = group_columns(task, features.groups, len(features.keys))
+    # uncertainty against errors of gender, which both sets label alike
+    gender = torch.from_numpy(columns[:, task.groups.index("gender")])
+    return metrics, study_scores(by_prompt["gender"], gender, features, faces["gender"], score)
 
 
 def face_classes(dataset: Dataset, embedder: Embedder, store: FeatureStore) -> dict[str, Gaussian]:
@@ -139,13 +122,3 @@ def face_classes(dataset: Dataset, embedder: Embedder, store: FeatureStore) -> d
     return {
         what: stored_texts(*class_prompts(names[what], templates[what]), embedder, store) for what in FACE_PROMPTS
     }
-
-
-def score_faces(task: Task, features: Features, classes: dict[str, Gaussian], score: Score) -> Scored:
-    """The four classifications of the face sets; uncertainty against errors of gender, which both sets label alike."""
-    scores = {what: score.pairwise(features.image, z) for what, z in classes.items()}
-    predicted = {what: of_class.argmax(1) for what, of_class in scores.items()}
-    metrics = face_metrics(task, predicted, features.groups)
-    columns = group_columns(task, features.groups, len(features.keys))
-    gender = torch.from_numpy(columns[:, task.groups.index("gender")])
-    return metrics, study_scores(scores["gender"], gender, features, classes["gender"], score)

@@ -1,7 +1,6 @@
 """Where the 40 datasets lie: a folder that holds their folders, a URL above them, or the hub itself."""
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -46,23 +45,14 @@ def open_task(
         folder = next((root / name for name in task.folders if (root / name).is_dir()), None)
         if folder is None:
             raise FileNotFoundError(f"no folder {' or '.join(task.folders)}")
-        return _reader(task, folder)(str(folder), name=task.name, damage=damage)
+        reader: Callable[..., Dataset] = open_wds
+        if task.kind == "association":
+            reader = open_winogavil
+        elif task.kind == "retrieval" and any((folder / table).is_file() for table in CAPTION_TABLES):
+            reader = open_caption_table
+        return reader(str(folder), name=task.name, damage=damage)
     if task.kind == "association":
         raise FileNotFoundError("a table with a zip is read from a local folder only")
-    return _open_first(task, data_dir, damage, policy)
-
-
-def _reader(task: Task, folder: Path) -> Callable[..., Dataset]:
-    """What reads a local folder of a task."""
-    if task.kind == "association":
-        return open_winogavil
-    if task.kind == "retrieval" and any((folder / table).is_file() for table in CAPTION_TABLES):
-        return open_caption_table
-    return open_wds
-
-
-def _open_first(task: Task, data_dir: str, damage: FaultCounter | None, policy: ReadPolicy | None) -> Dataset:
-    """The first folder below a URL that holds shards."""
     for name in task.folders:
         try:
             return open_wds(join(data_dir, name), name=task.name, damage=damage, policy=policy)
@@ -71,31 +61,28 @@ def _open_first(task: Task, data_dir: str, damage: FaultCounter | None, policy: 
     raise last
 
 
-def check_task(task: Task, dataset: Dataset) -> None:
-    """DamagedData for a dataset that is of another kind than its task."""
-    kind = "classification" if task.kind == "faces" else task.kind
-    if dataset.kind != kind:
-        raise DamagedData(f"it says that it is {dataset.kind}, wanted {kind}: is it the folder of another dataset?")
-
-
 def find_datasets(tasks: Sequence[Task], data_dir: str, skip_damaged: bool = False) -> Found:
     """Open every dataset: reads no image, but sees that all shards are there. Errors become entries of `missing`.
 
     Minutes are waited for an address that does not answer, once and not for each of 40. Raises FileNotFoundError where
     `data_dir` itself is no folder.
     """
-    if data_dir != HUB and is_local(data_dir) and not os.path.isdir(local_path(data_dir)):
-        raise FileNotFoundError(f"--data-dir {data_dir} is no folder: give the one that the datasets are fetched to, or"
-                                f" {HUB} to read them over the network")  # fmt: skip
     if data_dir != HUB and is_local(data_dir):
-        check_level(tasks, Path(local_path(data_dir)))
+        folder = Path(local_path(data_dir))
+        if not folder.is_dir():
+            raise FileNotFoundError(f"--data-dir {data_dir} is no folder: give the one that the datasets are fetched to"
+                                    f", or {HUB} to read them over the network")  # fmt: skip
+        check_level(tasks, folder)
     found, gone = Found({}, {}), False
     for task in tasks:
         try:
             if gone:
                 open_task(task, data_dir, policy=PROBE)
             dataset = open_task(task, data_dir, FaultCounter() if skip_damaged else None)
-            check_task(task, dataset)
+            kind = "classification" if task.kind == "faces" else task.kind
+            if dataset.kind != kind:
+                what = f"it says that it is {dataset.kind}, wanted {kind}"
+                raise DamagedData(f"{what}: is it the folder of another dataset?")
         except (OSError, ValueError) as error:
             found.missing[task.key] = str(error)
             gone = gone or isinstance(error.__cause__, ShardFault)

@@ -11,15 +11,15 @@ from typing import NamedTuple
 
 import torch
 
-from prolip.evaluation.datasets.base import Dataset
+from prolip.evaluation.datasets.base import Dataset, fingerprint
 from prolip.evaluation.feature_store import FeatureStore, replacing
 from prolip.evaluation.loading import load_embedder
 from prolip.evaluation.model import Embedder
 from prolip.evaluation.suites.datacomp.entries import Settings, evaluate_entry
 from prolip.evaluation.suites.datacomp.places import Found, find_datasets, missing_report
 from prolip.evaluation.suites.datacomp.published import PublishedRow, find_published
-from prolip.evaluation.suites.datacomp.sharing import parse_shard, shard, share_tasks, wanted_of
-from prolip.evaluation.suites.datacomp.store import Identity, Line, Store, data_mark, latest, main_value
+from prolip.evaluation.suites.datacomp.sharing import Tell, parse_shard, shard, share_tasks, wanted_of
+from prolip.evaluation.suites.datacomp.store import Identity, Line, Store, latest, main_value
 from prolip.evaluation.suites.datacomp.tables import WRITERS, Report, build_report, table_1, text_of
 from prolip.evaluation.suites.datacomp.tasks import BY_KEY, TASKS, Task, select_tasks
 from prolip.evaluation.task import TaskResult
@@ -99,7 +99,7 @@ def evaluate_all(
 ) -> dict[str, str]:
     """Evaluate the tasks that have a dataset and no result yet, beside other processes; what failed, by key."""
     todo = [task for task in tasks if task.key in datasets]
-    marks = {key: data_mark(d.fingerprint, d.classnames, d.templates) for key, d in datasets.items()}
+    marks = {key: fingerprint(d.fingerprint, d.classnames, d.templates, digits=16) for key, d in datasets.items()}
     identities = [Identity(embedder.name, embedder.fingerprint, s, embedder.precision) for s in similarities]
     kept = [key for key, wanted in wanted_of(todo, store, identities, marks).items() if not wanted]
     if kept:
@@ -111,30 +111,27 @@ def evaluate_all(
         results = evaluate_entry(task, datasets[task.key], embedder, [i.similarity for i in wanted], settings)
         return {identity: results[identity.similarity] for identity in wanted}
 
-    return share_tasks(todo, store, identities, marks, evaluate, say, Progress(todo, say).tell)
+    return share_tasks(todo, store, identities, marks, evaluate, say, progress(todo, say))
 
 
-class Progress:
-    """A line per task: its number, its figures, how long it took, how long the rest may take this process."""
+def progress(tasks: Sequence[Task], say: Say) -> Tell:
+    """Says a line per task: its number, its figures, how long it took, how long the rest may take this process."""
+    done: dict[str, int] = {}  # images by key
+    started = time.perf_counter()
 
-    def __init__(self, tasks: Sequence[Task], say: Say):
-        self.tasks, self.say = tasks, say
-        self.done: list[str] = []
-        self.images, self.started = 0, time.perf_counter()
-
-    def tell(self, task: Task, results: Mapping[Identity, TaskResult]) -> None:
-        """Of a task that was just evaluated."""
-        self.done.append(task.key)
+    def tell(task: Task, results: Mapping[Identity, TaskResult]) -> None:
         first = next(iter(results.values()))
-        self.images += first.info["images"]
-        position = [other.key for other in self.tasks].index(task.key) + 1
+        done[task.key] = first.info["images"]
+        position = [other.key for other in tasks].index(task.key) + 1
         figures = "  ".join(f"{identity.similarity} {figure(result)}" for identity, result in results.items())
-        rate = (time.perf_counter() - self.started) / max(1, self.images)
-        left = rate * sum(other.size for other in self.tasks[position:] if other.key not in self.done)
-        self.say(
-            f"[{position:2}/{len(self.tasks)}] {task.name:<22} {first.main_metric or GENDER:<22} {figures}  "
+        rate = (time.perf_counter() - started) / max(1, sum(done.values()))
+        left = rate * sum(other.size for other in tasks[position:] if other.key not in done)
+        say(
+            f"[{position:2}/{len(tasks)}] {task.name:<22} {first.main_metric or GENDER:<22} {figures}  "
             f"{first.info['images']} images, {first.info['seconds']:.1f} s, about {duration(left)} to go"
         )
+
+    return tell
 
 
 def figure(result: TaskResult) -> str:

@@ -4,13 +4,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from prolip.evaluation.suites.datacomp.store import Identity, Line, Store, data_mark, finished
+from prolip.evaluation.datasets.base import fingerprint
+from prolip.evaluation.suites.datacomp.store import Identity, Line, Store, finished
 from prolip.evaluation.suites.datacomp.tasks import Task
 from prolip.evaluation.task import TaskResult
 
 #: Seconds between two looks at tasks that other processes hold.
 POLL = 5.0
-
 
 Evaluate = Callable[[Task, tuple[Identity, ...]], Mapping[Identity, TaskResult]]
 Tell = Callable[[Task, Mapping[Identity, TaskResult]], None]
@@ -43,7 +43,9 @@ def share_tasks(
             return failed
         held = []
         for task in pending:
-            name = claim_name(task, identities[0])
+            # whatever the similarity, but another model may be at the same task
+            model = fingerprint(identities[0].fingerprint, identities[0].precision, digits=16)
+            name = f"{task.key}-{model}"
             with store.claim(name) as mine:
                 if not mine:
                     held.append(f"{task.name} ({store.holder(name)})")
@@ -74,11 +76,6 @@ def wanted_of(
     lines = store.lines()
     there = [(identity, finished(lines, identity, marks)) for identity in identities]
     return {task.key: tuple(identity for identity, keys in there if task.key not in keys) for task in tasks}
-
-
-def claim_name(task: Task, identity: Identity) -> str:
-    """The name of a task's claim, whatever the similarity: another model may be at the same task."""
-    return f"{task.key}-{data_mark(identity.fingerprint, identity.precision)}"
 
 
 def parse_shard(text: str | None, environment: Mapping[str, str]) -> tuple[int, int]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import hashlib
 import json
 import math
 import os
@@ -22,6 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from prolip.evaluation.datasets.base import fingerprint
 from prolip.evaluation.suites.datacomp.tasks import BY_KEY
 from prolip.evaluation.task import TaskResult
 from prolip.utils.documents import loads
@@ -46,7 +46,7 @@ class Identity:
     @property
     def mark(self) -> str:
         """Of what decides the figures, for file names."""
-        return data_mark(self.fingerprint, self.similarity, self.precision)
+        return fingerprint(self.fingerprint, self.similarity, self.precision, digits=16)
 
     @property
     def label(self) -> str:
@@ -78,11 +78,6 @@ def is_complete(result: TaskResult) -> bool:
     task, info = BY_KEY[result.key], result.info
     classes = info.get("classes", task.classes) == task.classes
     return classes and not info.get("damaged") and abs(info.get("size", 0) - task.size) <= TOLERANCE * task.size
-
-
-def data_mark(*parts: Any) -> str:
-    """16 hexadecimal digits of JSON values."""
-    return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
 def to_json(line: Line) -> str:
@@ -150,16 +145,14 @@ class Store:
     @contextmanager
     def alone(self, name: str) -> Iterator[None]:
         """Hold a name inside the `with`, behind all others that want it."""
-        self.claims.mkdir(parents=True, exist_ok=True)
-        with open(self._claim_path(name), "a+", encoding="utf-8") as file:
+        with self._claim_file(name) as file:
             lock(file, fcntl.LOCK_EX)
             yield
 
     @contextmanager
     def claim(self, name: str) -> Iterator[bool]:
         """Hold a name inside the `with`; False where another process holds it."""
-        self.claims.mkdir(parents=True, exist_ok=True)
-        with open(self._claim_path(name), "a+", encoding="utf-8") as file:
+        with self._claim_file(name) as file:
             try:
                 lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -181,6 +174,10 @@ class Store:
     def _claim_path(self, name: str) -> Path:
         return self.claims / f"{name.replace('/', '-')}.lock"
 
+    def _claim_file(self, name: str) -> IO[str]:
+        self.claims.mkdir(parents=True, exist_ok=True)
+        return open(self._claim_path(name), "a+", encoding="utf-8")
+
 
 def lock(file: IO, how: int) -> None:
     """flock; ValueError that says what to do where the file system has none."""
@@ -193,21 +190,19 @@ def lock(file: IO, how: int) -> None:
         raise
 
 
-def _same(one: Identity, other: Identity) -> bool:
-    """The name may differ, a folder may have moved: the fingerprint says what the weights are."""
-    return one.mark == other.mark
-
-
 def finished(lines: Iterable[Line], identity: Identity, marks: Mapping[str, str]) -> dict[str, TaskResult]:
     """The results of an identity by key, of tasks whose data is as in `marks` (key -> data mark)."""
-    mine = (line for line in lines if _same(line.identity, identity))
+    mine = (line for line in lines if line.identity.mark == identity.mark)
     return {line.result.key: line.result for line in mine if marks.get(line.result.key) == line.data}
 
 
 def latest(lines: Iterable[Line]) -> dict[Identity, dict[str, TaskResult]]:
-    """Results by identity and key, a later line of a task in place of an earlier one; identities in order."""
+    """Results by identity and key, a later line of a task in place of an earlier one; identities in order.
+
+    Identities are told apart by their marks: a folder may have moved, the fingerprint says what the weights are.
+    """
     out: dict[Identity, dict[str, TaskResult]] = {}
     for line in lines:
-        known = next((identity for identity in out if _same(identity, line.identity)), line.identity)
+        known = next((identity for identity in out if identity.mark == line.identity.mark), line.identity)
         out.setdefault(known, {})[line.result.key] = line.result
     return out

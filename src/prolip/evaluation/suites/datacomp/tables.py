@@ -12,7 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from prolip.evaluation.suites.datacomp.published import PublishedRow, reproduce
 from prolip.evaluation.suites.datacomp.store import Identity, is_complete, main_value
@@ -42,30 +42,31 @@ UNCERTAINTY = {
 
 @dataclass(frozen=True)
 class Row:
-    """One model of a table. values, averages: percent by task key and by aggregate; marked: keys and aggregates with a
-    star; notes: sentences below the table; ours: measured here; results: everything measured, by task key."""
+    """One line of a table: a model, or one of ours minus a published one.
+
+    kind: ours (measured here), published or difference; values, averages: percent by task key and by aggregate; marked:
+    keys and aggregates with a star; notes: sentences below the table; results: everything measured, by task key;
+    against: of a difference, the label of the published row.
+    """
 
     label: str
     values: Mapping[str, float]
     averages: Mapping[str, float]
-    ours: bool
+    kind: Literal["ours", "published", "difference"]
     marked: frozenset[str] = frozenset()
     notes: tuple[str, ...] = ()
     results: Mapping[str, TaskResult] = field(default_factory=dict)
+    against: str = ""
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """Values and averages."""
+        return {**self.values, **self.averages}
 
     @property
     def faces(self) -> dict[str, dict[str, float]]:
         """The metrics of the face sets."""
         return {key: r.metrics for key, r in self.results.items() if BY_KEY[key].kind == "faces"}
-
-
-class Difference(NamedTuple):
-    """One of our rows minus a published one, where both have a value."""
-
-    row: Row
-    against: Row
-    values: dict[str, float]
-    averages: dict[str, float]
 
 
 class Cell(NamedTuple):
@@ -93,7 +94,7 @@ class Report:
     published: tuple[Row, ...]
 
     @property
-    def differences(self) -> list[Difference]:
+    def differences(self) -> list[Row]:
         """Every row of ours against every published one."""
         return [difference(row, other) for row in self.ours for other in self.published]
 
@@ -111,7 +112,7 @@ def our_row(label: str, results: Mapping[str, TaskResult]) -> Row:
     averages: dict[str, float] = {}
     notes: list[str] = []
     for name, mean in aggregate(values).items():
-        if mean.complete:
+        if not mean.missing:
             names = {name, AVERAGE_C1} if name == "Average" else {name}
             averages |= dict.fromkeys(names, mean.value)
             marked |= names if marked & set(AGGREGATES[name]) else set()
@@ -124,7 +125,7 @@ def our_row(label: str, results: Mapping[str, TaskResult]) -> Row:
         notes.append(f"{label}: FMoW is {100 * without:.2f} without the region Other, 4 of its 22,108 images; the "
                      "table's figure holds it, as published ones do.")  # fmt: skip
     notes += [f"* {label}: {measured_on(results[task.key])}." for task in TASKS if task.key in marked]
-    return Row(label, values, averages, True, frozenset(marked), tuple(notes), results)
+    return Row(label, values, averages, "ours", frozenset(marked), tuple(notes), results)
 
 
 def measured_on(result: TaskResult) -> str:
@@ -151,7 +152,7 @@ def published_row(row: PublishedRow) -> Row:
         for check in reproduce(row)
         if not check.explained
     ]
-    return Row(row.label, row.values, averages, False, notes=tuple(notes))
+    return Row(row.label, row.values, averages, "published", notes=tuple(notes))
 
 
 def build_report(
@@ -167,11 +168,12 @@ def build_report(
     return Report(tuple(ours), tuple(published_row(row) for row in published))
 
 
-def difference(row: Row, against: Row) -> Difference:
-    """row - against, in points of percent."""
+def difference(row: Row, against: Row) -> Row:
+    """row - against, in points of percent, where both have a value."""
     values = {key: row.values[key] - against.values[key] for key in row.values if key in against.values}
-    averages = {k: row.averages[k] - against.averages[k] for k in row.averages if k in against.averages}
-    return Difference(row, against, values, averages)
+    averages = {key: row.averages[key] - against.averages[key] for key in row.averages if key in against.averages}
+    marked = row.marked & (values.keys() | averages.keys())
+    return Row(row.label, values, averages, "difference", marked, against=against.label)
 
 
 def table_1(report: Report) -> Grid:
@@ -184,12 +186,11 @@ def table_c1(report: Report) -> tuple[Grid, Grid]:
     """All 38 tasks in the two blocks of Table C.1, the average last."""
     first, second = COUNTED[:FIRST_BLOCK], COUNTED[FIRST_BLOCK:]
     title = "Zero-shot results of all 38 tasks (ProLIP Table C.1)"
-    blocks = []
-    for number, tasks in enumerate((first, second), start=1):
-        keys = [task.key for task in tasks] + ([AVERAGE_C1] if number == 2 else [])
-        header = [task.name for task in tasks] + (["Average"] if number == 2 else [])
-        blocks.append(_grid(f"{title}, {number} of 2", header, keys, report, 2))
-    return blocks[0], blocks[1]
+    header, keys = [*(task.name for task in second), "Average"], [*(task.key for task in second), AVERAGE_C1]
+    return (
+        _grid(f"{title}, 1 of 2", [task.name for task in first], [task.key for task in first], report, 2),
+        _grid(f"{title}, 2 of 2", header, keys, report, 2),
+    )
 
 
 def faces_table(report: Report) -> Grid:
@@ -237,14 +238,13 @@ def grids(report: Report) -> list[Grid]:
 def _grid(title: str, header: Sequence[str], keys: Sequence[str], report: Report, decimals: int) -> Grid:
     """Published rows, our rows, and our rows minus the published ones; keys of tasks or aggregates."""
     rows: list[tuple[str, tuple[Cell, ...]]] = []
-    for row in (*report.published, *report.ours):
-        values = {**row.values, **row.averages}
-        rows.append((row.label, tuple(Cell(values.get(key), key in row.marked) for key in keys)))
-    for change in report.differences:
-        values = {**change.values, **change.averages}
-        cells = tuple(Cell(values.get(key), key in change.row.marked, True) for key in keys)
-        if any(cell.value is not None for cell in cells):
-            rows.append((f"{change.row.label} minus {change.against.label}", cells))
+    for row in (*report.published, *report.ours, *report.differences):
+        change, numbers = row.kind == "difference", row.numbers
+        cells = tuple(Cell(numbers.get(key), key in row.marked, change) for key in keys)
+        if not change:
+            rows.append((row.label, cells))
+        elif any(cell.value is not None for cell in cells):
+            rows.append((f"{row.label} minus {row.against}", cells))
     return Grid(title, tuple(header), tuple(rows), decimals)
 
 
@@ -254,9 +254,6 @@ def text_of(cell: Cell, decimals: int, missing: str = "–", minus: str = "−")
         return missing
     number = f"{cell.value:{'+' if cell.difference else ''}.{decimals}f}"
     return number.replace("-", minus) + ("*" if cell.marked else "")
-
-
-STAR = r"\*"
 
 
 def to_markdown(report: Report) -> str:
@@ -270,7 +267,7 @@ def to_markdown(report: Report) -> str:
             lines.append(f"| {' | '.join(texts)} |")
         parts.append("\n".join(lines))
     if report.notes:
-        parts.append("\n".join(f"- {note.replace('*', STAR)}" for note in report.notes))
+        parts.append("\n".join(f"- {note}" for note in report.notes).replace("*", r"\*"))
     return "\n\n".join(parts) + "\n"
 
 
@@ -284,19 +281,12 @@ def to_csv(report: Report) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(["model", "kind", "against", *columns, "marked"])
-    for row in (*report.ours, *report.published):
-        values = {**row.values, **row.averages}
+    for row in (*report.ours, *report.published, *report.differences):
+        numbers = row.numbers
+        written = [f"{numbers[key]:.4f}" if key in numbers else "" for key in keys]
         stars = ";".join(column for key, column in zip(keys, columns) if key in row.marked)
-        writer.writerow([row.label, "ours" if row.ours else "published", "", *_numbers(values, keys), stars])
-    for change in report.differences:
-        values = {**change.values, **change.averages}
-        stars = ";".join(column for key, column in zip(keys, columns) if key in change.row.marked and key in values)
-        writer.writerow([change.row.label, "difference", change.against.label, *_numbers(values, keys), stars])
+        writer.writerow([row.label, row.kind, row.against, *written, stars])
     return out.getvalue()
-
-
-def _numbers(values: Mapping[str, float], keys: Sequence[str]) -> list[str]:
-    return [f"{values[key]:.4f}" if key in values else "" for key in keys]
 
 
 def to_json(report: Report) -> str:
@@ -307,15 +297,14 @@ def to_json(report: Report) -> str:
 
     tasks = [task.key for task in COUNTED]
     rows = [
-        {"model": row.label, "kind": "ours" if row.ours else "published", "tasks": full(row.values, tasks),
-         "averages": full(row.averages, AGGREGATES), "marked": sorted(row.marked),
-         "faces": {key: dict(metrics) for key, metrics in row.faces.items()}}
+        {"model": row.label, "kind": row.kind, "tasks": full(row.values, tasks),
+         "averages": full(row.averages, AGGREGATES), "marked": sorted(row.marked), "faces": row.faces}
         for row in (*report.ours, *report.published)
     ]  # fmt: skip
     changes = [
-        {"model": change.row.label, "against": change.against.label, "tasks": full(change.values, tasks),
-         "averages": full(change.averages, AGGREGATES)}
-        for change in report.differences
+        {"model": row.label, "against": row.against, "tasks": full(row.values, tasks),
+         "averages": full(row.averages, AGGREGATES)}
+        for row in report.differences
     ]  # fmt: skip
     return json.dumps({"unit": "percent", "rows": rows, "differences": changes, "notes": report.notes}, indent=1) + "\n"
 

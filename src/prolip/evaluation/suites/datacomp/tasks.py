@@ -2,18 +2,18 @@
 
 Keys, names, sizes, main metrics and metadata columns are those of DataComp's task list and evaluators (Gadre et al.,
 2023, mlfoundations/datacomp: tasklist.yml, eval_utils/); the aggregates are those of its aggregate_scores.py and of
-ProLIP B.2.
+ProLIP B.2. Pascal VOC 2007 is of cropped objects, one class each.
 """
 from __future__ import annotations
 
+import csv
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 Kind = Literal["classification", "retrieval", "association", "faces"]
-
-SHIFT, VTAB, RETRIEVAL, FAIRNESS, WILDS, IMAGENET = "shift", "vtab", "retrieval", "fairness", "wilds", "imagenet"
 
 
 @dataclass(frozen=True)
@@ -50,119 +50,53 @@ def wds_folder(key: str) -> str:
     return f"wds_{key.removeprefix('fairness/').replace('/', '-')}_test"
 
 
-def _classes(key: str, name: str, size: int, classes: int, *tags: str, metric: str = "acc1",
-             groups: tuple[str, ...] = ()) -> Task:  # fmt: skip
-    """A classification task in the clip_benchmark layout."""
-    repository = f"djghosh/{wds_folder(key)}"
-    folders = (wds_folder(key),)
-    return Task(key, name, "classification", size, metric, classes, tags, groups, repository, repository, folders)
+def read_task(line: Mapping[str, str]) -> Task:
+    """A line of tasks.csv; without a repository it is clip_benchmark's layout by the organisation djghosh."""
+    folder = wds_folder(line["key"])
+    own = f"djghosh/{folder}"
+    kind: Kind = line["kind"]  # type: ignore[assignment]
+    classes = int(line["classes"]) if line["classes"] else None
+    tags, groups, folders = (tuple(line[column].split()) for column in ("tags", "groups", "folders"))
+    repository, streamed = (line["repository"], line["streamed"] or None) if line["repository"] else (own, own)
+    return Task(
+        line["key"], line["name"], kind, int(line["size"]), line["main_metric"] or None, classes, tags, groups,
+        repository, streamed, folders or (folder,),
+    )  # fmt: skip
 
 
-def _pairs(key: str, name: str, size: int, shards: str) -> Task:
-    """A retrieval task: DataComp's table with a zip, or the same test set in shards."""
-    table = key.removeprefix("retrieval/")
-    folders = (table, f"wds_{shards}", wds_folder(key), wds_folder(table))
-    streamed = f"clip-benchmark/wds_{shards}"
-    return Task(key, name, "retrieval", size, "mean_recall@1", None, (RETRIEVAL,), (), f"nlphuji/{table}", streamed,
-                folders)  # fmt: skip
+def read_lines(name: str) -> list[dict[str, str]]:
+    """The lines of a table beside this module, by column."""
+    with open(Path(__file__).parent / name, encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
 
-
-def _faces(key: str, name: str, size: int) -> Task:
-    """A set of faces with four sets of prompts: race, gender, age, toxic."""
-    repository = f"djghosh/{wds_folder(key)}"
-    columns = ("age", "gender", "race", "race_binary")
-    return Task(key, name, "faces", size, None, None, (FAIRNESS,), columns, repository, repository, (wds_folder(key),))
-
-
-RECALL = "mean_per_class_recall"
-TIME = ("sequence", "year", "month", "day", "hour", "minute", "second")
 
 #: In the order of the paper's Table C.1, the face sets last.
-TASKS: tuple[Task, ...] = (
-    _classes("vtab/caltech101", "Caltech-101", 6085, 102, VTAB, metric=RECALL),
-    _classes("cifar10", "CIFAR-10", 10000, 10),
-    _classes("vtab/cifar100", "CIFAR-100", 10000, 100, VTAB),
-    _classes("vtab/clevr_count_all", "CLEVR Counts", 15000, 8, VTAB),
-    _classes("vtab/clevr_closest_object_distance", "CLEVR Distance", 15000, 6, VTAB),
-    _classes("country211", "Country211", 21100, 211),
-    _classes("vtab/dtd", "Describable Textures", 1880, 47, VTAB),
-    _classes("vtab/eurosat", "EuroSAT", 5400, 10, VTAB),
-    _classes("fgvc_aircraft", "FGVC Aircraft", 3333, 100, metric=RECALL),
-    _classes("food101", "Food-101", 25250, 101),
-    _classes("gtsrb", "GTSRB", 12630, 43),
-    _classes("imagenet1k", "ImageNet 1k", 50000, 1000, IMAGENET),
-    _classes("imagenet_sketch", "ImageNet Sketch", 50889, 1000, SHIFT),
-    _classes("imagenetv2", "ImageNet v2", 10000, 1000, SHIFT),
-    _classes("imagenet-a", "ImageNet-A", 7500, 200, SHIFT),
-    _classes("imagenet-o", "ImageNet-O", 2000, 200, SHIFT),
-    _classes("imagenet-r", "ImageNet-R", 30000, 200, SHIFT),
-    _classes("vtab/kitti_closest_vehicle_distance", "KITTI Vehicle Distance", 711, 4, VTAB),
-    _classes("mnist", "MNIST", 10000, 10),
-    _classes("objectnet", "ObjectNet", 18574, 113, SHIFT),
-    _classes("vtab/flowers", "Oxford Flowers-102", 6149, 102, VTAB, metric=RECALL),
-    _classes("vtab/pets", "Oxford-IIIT Pet", 3669, 37, VTAB, metric=RECALL),
-    _classes("voc2007", "Pascal VOC 2007", 14976, 20),  # cropped objects, one class each
-    _classes("vtab/pcam", "PatchCamelyon", 32768, 2, VTAB),
-    _classes("renderedsst2", "Rendered SST2", 1821, 2),
-    _classes("vtab/resisc45", "RESISC45", 6300, 45, VTAB),
-    _classes("cars", "Stanford Cars", 8041, 196),
-    _classes("stl10", "STL-10", 8000, 10),
-    _classes("sun397", "SUN397", 108754, 397, VTAB),
-    _classes("vtab/svhn", "SVHN", 26032, 10, VTAB),
-    _classes("wilds/iwildcam", "iWildCam", 42791, 182, WILDS, metric="F1-macro_all", groups=("location", *TIME, "y")),
-    _classes("wilds/camelyon17", "Camelyon17", 85054, 2, WILDS, groups=("hospital", "slide", "y")),
-    _classes("wilds/fmow", "FMoW", 22108, 62, WILDS, metric="acc_worst_region", groups=("region", "year", "y")),
-    _pairs("retrieval/flickr_1k_test_image_text_retrieval", "Flickr", 1000, "flickr30k"),
-    _pairs("retrieval/mscoco_2014_5k_test_image_text_retrieval", "MSCOCO", 5000, "mscoco_captions"),
-    Task("misc/winogavil", "WinoGAViL", "association", 3563, "jaccard_score_10-12", None, (RETRIEVAL,), (),
-         "nlphuji/winogavil", None, ("winogavil", "wds_misc-winogavil_test", "wds_winogavil_test")),
-    _classes("fairness/dollar_street", "Dollar Street", 3503, 58, FAIRNESS, metric="acc_top5_wg",
-             groups=("income_ds", "income_meta", "region")),
-    _classes("fairness/geode", "GeoDE", 12488, 40, FAIRNESS, metric="acc_wg", groups=("region", "country")),
-    _faces("fairness/fairface", "FairFace", 10954),
-    _faces("fairness/utkface", "UTKFace", 23703),
-)  # fmt: skip
-
+TASKS: tuple[Task, ...] = tuple(map(read_task, read_lines("tasks.csv")))
 BY_KEY = {task.key: task for task in TASKS}
-BY_NAME = {task.name: task for task in TASKS}
 COUNTED = tuple(task for task in TASKS if task.counted)
-TAGS = (IMAGENET, SHIFT, VTAB, RETRIEVAL, WILDS, FAIRNESS)
+TAGS = ("imagenet", "shift", "vtab", "retrieval", "wilds", "fairness")
 COUNTED_TAG = "counted"
 
 #: The five figures of the paper's Table 1, each the mean of the main metrics of these tasks.
-AGGREGATES: dict[str, tuple[str, ...]] = {
-    "ImageNet": tuple(task.key for task in COUNTED if IMAGENET in task.tags),
-    "IN dist. shifts": tuple(task.key for task in COUNTED if SHIFT in task.tags),
-    "VTAB": tuple(task.key for task in COUNTED if VTAB in task.tags),
-    "Retrieval": tuple(task.key for task in COUNTED if RETRIEVAL in task.tags),
-    "Average": tuple(task.key for task in COUNTED),
-}
+_TAG = {"ImageNet": "imagenet", "IN dist. shifts": "shift", "VTAB": "vtab", "Retrieval": "retrieval"}
+AGGREGATES = {name: tuple(task.key for task in COUNTED if tag in task.tags) for name, tag in _TAG.items()}
+AGGREGATES["Average"] = tuple(task.key for task in COUNTED)
 
 #: The region "Other" of FMoW: 4 of its 22,108 images, so that it alone makes many worst regions 0.
 FMOW_OTHER = 5
 
-FMOW_REGIONS = ("Asia", "Europe", "Africa", "Americas", "Oceania", "Other")
-
 #: The sets of class names and templates of the face sets, `race:black` and `race:a photo of a {c} person`.
 FACE_PROMPTS = ("race", "gender", "age", "toxic")
 
-#: What the values of the column `race` mean; in `gender` 0 is male and 1 female, in `race_binary` 0 is white.
-RACES = {
-    "fairness/fairface": ("black", "white", "indian", "latino", "middle eastern", "southeast asian", "east asian"),
-    "fairness/utkface": ("black", "white", "indian", "asian", "other"),
-}
-
 
 class Aggregate(NamedTuple):
-    """One of the five figures: the mean over the tasks that are there, and the keys of those that are not."""
+    """One of the five figures: the mean over the tasks that are there, and the keys of those that are not.
+
+    Only where none is missing may it be compared with a published one.
+    """
 
     value: float
     missing: tuple[str, ...]
-
-    @property
-    def complete(self) -> bool:
-        """Whether it may be compared with a published one."""
-        return not self.missing
 
 
 def aggregate(values: Mapping[str, float]) -> dict[str, Aggregate]:
@@ -196,13 +130,9 @@ def select_tasks(names: Sequence[str] | None) -> tuple[Task, ...]:
     """
     if not names:
         return TASKS
+    tagged = {tag: {task.key for task in TASKS if tag in task.tags} for tag in TAGS}
+    tagged[COUNTED_TAG] = {task.key for task in COUNTED}
     chosen: set[str] = set()
     for name in names:
-        tag = name.lower()
-        if tag == COUNTED_TAG:
-            chosen |= {task.key for task in COUNTED}
-        elif tag in TAGS:
-            chosen |= {task.key for task in TASKS if tag in task.tags}
-        else:
-            chosen.add(find_task(name).key)
+        chosen |= tagged.get(name.lower()) or {find_task(name).key}
     return tuple(task for task in TASKS if task.key in chosen)

@@ -1,9 +1,4 @@
-"""Evaluation on the emoji corpus: retrieval with complete labels, zero-shot subgroups, uncertainty.
-
-Two galleries. `names/...`: which name is it? Names only, one right answer per drawing, the figure to quote.
-`captions/...`: every text of every level, and a text is right for every drawing of every concept that carries it; mAP@R
-and R-Precision are made for this one.
-"""
+"""Evaluation on the emoji corpus: its two galleries, as `prolip.evaluation.corpus` says, classes, uncertainty."""
 from __future__ import annotations
 
 import os
@@ -70,9 +65,7 @@ def evaluate_corpus(
     for level in ("subgroup", "group"):
         result.metrics |= zero_shot_metrics(embedder, result, level)
     if embedder.probabilistic:
-        result.metrics |= levels.trace_metrics(
-            image, text, corpus, result.table, result.token_lengths, result.uncertainty
-        )
+        result.metrics |= levels.trace_metrics(image, text, corpus, table, lengths, result.uncertainty)
     result.info |= {"images": len(corpus.drawings), "concepts": len(corpus.concepts), "texts": len(table.texts)}
     result.info["styles"] = sorted({drawing.style for drawing in corpus.drawings})
     result.info["seconds"] = round(time.perf_counter() - started, 2)
@@ -124,11 +117,10 @@ def recall_by_trace(result: CorpusResult) -> dict[str, Deciles]:
         "captions_t2i": (text, captions[1].ap_at_r, captions[1].answerable),
         "keywords_t2i": (text[keywords], captions[1].ap_at_r[keywords], captions[1].answerable[keywords]),
     }
-    out = {}
-    for name, (trace, value, kept) in cases.items():
-        chosen = kept.numpy()
-        out[name] = by_decile(trace[chosen], value.double().numpy()[chosen])
-    return out
+    return {
+        name: by_decile(trace[kept.numpy()], value.double().numpy()[kept.numpy()])
+        for name, (trace, value, kept) in cases.items()
+    }
 
 
 def zero_shot_metrics(embedder: Embedder, result: CorpusResult, level: str) -> dict[str, float]:

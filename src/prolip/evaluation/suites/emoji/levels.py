@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import combinations
 from typing import NamedTuple
 
 import numpy as np
@@ -11,9 +12,8 @@ from prolip.evaluation.metrics.traces import partial_spearman, spearman, spread
 from prolip.gaussian import Gaussian
 from prolip.measures import inclusion_test
 
-SPECIFIC_FIRST = ("image", *reversed(LEVELS))
 #: (inner, outer) along a concept's hierarchy: image, name, keyword, subgroup, group.
-INCLUSIONS = tuple((a, b) for i, a in enumerate(SPECIFIC_FIRST) for b in SPECIFIC_FIRST[i + 1 :])
+INCLUSIONS = tuple(combinations(("image", *reversed(LEVELS)), 2))
 
 
 class Inclusion(NamedTuple):
@@ -31,11 +31,6 @@ def traces_of_levels(trace: np.ndarray, table: CaptionTable) -> dict[str, np.nda
     return {level: trace[table.text[table.rows(level)]] for level in LEVELS}
 
 
-def generality(table: CaptionTable) -> np.ndarray:
-    """(C,) per caption row: 0 for a name up to 3 for a group."""
-    return len(LEVELS) - 1 - table.level
-
-
 def hierarchy_pairs(corpus: Corpus, table: CaptionTable, inner: str, outer: str) -> np.ndarray:
     """Distinct (inner, outer) pairs that stand in one concept's hierarchy: (P, 2) int.
 
@@ -45,29 +40,25 @@ def hierarchy_pairs(corpus: Corpus, table: CaptionTable, inner: str, outer: str)
     text_of = {text: i for i, text in enumerate(table.texts)}
     captions = [[[text_of[t] for t in concept.captions(level)] for level in LEVELS] for concept in corpus.concepts]
     outer_level = LEVELS.index(outer)
-    pairs: dict[tuple[int, int], None] = {}
     if inner == "image":
-        for i, k in enumerate(corpus.drawing_concepts):
-            pairs.update(((i, t), None) for t in captions[k][outer_level])
+        pairs = [(i, t) for i, k in enumerate(corpus.drawing_concepts) for t in captions[k][outer_level]]
     else:
-        for texts in captions:
-            pairs.update(((s, t), None) for s in texts[LEVELS.index(inner)] for t in texts[outer_level] if s != t)
-    return np.array(list(pairs), dtype=np.int64).reshape(-1, 2)
-
-
-def inclusion_values(image: Gaussian, text: Gaussian, pairs: np.ndarray, inner: str) -> np.ndarray:
-    """H(inner in outer) of every pair, exact form at eps = 0, ProLIP (4): (P,)."""
-    z = image if inner == "image" else text
-    return inclusion_test(z.select(pairs[:, 0]), text.select(pairs[:, 1])).numpy()
+        inner_level = LEVELS.index(inner)
+        pairs = [(s, t) for texts in captions for s in texts[inner_level] for t in texts[outer_level] if s != t]
+    return np.array(list(dict.fromkeys(pairs)), dtype=np.int64).reshape(-1, 2)
 
 
 def hierarchy_inclusion(image: Gaussian, text: Gaussian, corpus: Corpus, table: CaptionTable) -> list[Inclusion]:
-    """The inclusion test of every pair of levels, ProLIP figure 8 for texts. image (N, D), text (T, D)."""
+    """The inclusion test of every pair of levels, ProLIP figure 8 for texts. image (N, D), text (T, D).
+
+    H in its exact form at eps = 0, ProLIP (4).
+    """
     out = []
     for inner, outer in INCLUSIONS:
         pairs = hierarchy_pairs(corpus, table, inner, outer)
         if len(pairs):
-            h = inclusion_values(image, text, pairs, inner)
+            z = image if inner == "image" else text
+            h = inclusion_test(z.select(pairs[:, 0]), text.select(pairs[:, 1])).numpy()
             out.append(Inclusion(inner, outer, len(pairs), float((h > 0).mean()), float(np.median(h))))
     return out
 
@@ -98,7 +89,8 @@ def trace_metrics(
     out["spearman/trace_true_matches"] = spearman(text_trace, matches)
     out["spearman/trace_true_matches_given_tokens"] = partial_spearman(text_trace, matches, token_lengths)
     out["spearman/trace_true_matches_of_keywords"] = spearman(text_trace[keywords], matches[keywords])
-    out["spearman/trace_generality"] = spearman(text_trace[table.text], generality(table))
+    generality = len(LEVELS) - 1 - table.level  # of every caption: 0 for a name up to 3 for a group
+    out["spearman/trace_generality"] = spearman(text_trace[table.text], generality)
     out["spearman/trace_tokens"] = spearman(text_trace, token_lengths)
     out["spearman/trace_characters"] = spearman(text_trace, [len(t) for t in table.texts])
     true_captions = table.text_relation.sum(0)[corpus.drawing_concepts]
