@@ -97,7 +97,7 @@ def test_product_of_vectors_is_csd_similarity_to_the_last_bits_of_float64_whatev
 
         encode_text = lambda self, _, normalize=True: q  # noqa: E731
 
-    model = encoder.GaussianEncoder(Fixed(), "csd")
+    model = encoder.GaussianEncoder(Fixed(), CSDScore())
     images, texts = F.normalize(model.encode_image(None), dim=-1), F.normalize(model.encode_text(None), dim=-1)
     exact = pairwise_csd_similarity(p.to(torch.float64), q.to(torch.float64))
     assert type(images) is torch.Tensor
