@@ -29,9 +29,8 @@ import prolip
 from prolip.data import emoji
 from prolip.data.augment.crops import RandomCrop, crop
 from prolip.data.loader import DataConfig, build_loader
-from prolip.data.reading.tar import read_shard
-from prolip.data.samples.decoding import decode_image, decode_pixels
-from prolip.data.samples.sample import image_bytes
+from prolip.data.reading.shards import read_samples
+from prolip.data.samples.decoding import decode_pixels
 from prolip.evaluation.clip_benchmark.repairs import Opaque, repaired
 from prolip.evaluation.datasets.base import DamagedData
 from prolip.evaluation.datasets.folders import open_folder
@@ -86,6 +85,11 @@ def training_fast(folder, files):
     return [decode_pixels(path.read_bytes()) for path in files]
 
 
+def samples_of_shards(folder, files):
+    tar = write_tar(folder / "samples.tar", [(path.stem, {"png": path.read_bytes()}) for path in files])
+    return [sample["image"] for sample in read_samples(tar)]
+
+
 def corpus_of(folder, files):
     rows = []
     for path in files:
@@ -95,7 +99,7 @@ def corpus_of(folder, files):
 
 
 def corpus(folder, files):
-    return [drawing.image() for drawing in corpus_of(folder, files).drawings]
+    return corpus_of(folder, files).images()
 
 
 def report(folder, files):
@@ -136,7 +140,7 @@ def benchmark_files(folder, files, workers=None):
     return [image for image, _ in DataLoader(data, batch_size=None, collate_fn=None, **start)]
 
 
-DOORS = (library, training_shard, training_csv, training_folder, training_fast, corpus, report,
+DOORS = (library, training_shard, training_csv, training_folder, training_fast, samples_of_shards, corpus, report,
          evaluation_shards, evaluation_folder, benchmark_shards, benchmark_files)  # fmt: skip
 
 
@@ -293,7 +297,7 @@ def test_of_several_pictures_of_a_sample_every_door_takes_the_same(tmp_path):
     for order in ((("jpg", red), ("webp", blue)), (("webp", blue), ("jpg", red))):
         root = wds_folder(tmp_path, [])
         write_tar(root / "test" / "0.tar", [("a", {**dict(order), "cls": b"0"})])
-        seen = [decode_image(image_bytes(raw)) for raw in read_shard(str(root / "test" / "0.tar"))]
+        seen = [sample["image"] for sample in read_samples(str(root / "test" / "0.tar"))]
         seen += [sample.open() for sample in open_wds(root).samples()]
         with repaired():
             seen += [image for image, _ in builder.build_wds_dataset("x", np.array, "test", str(root))]
