@@ -99,7 +99,7 @@ def corpus_of(folder, files):
 
 
 def corpus(folder, files):
-    return corpus_of(folder, files).images()
+    return [drawing.image() for drawing in corpus_of(folder, files).drawings]
 
 
 def report(folder, files):
