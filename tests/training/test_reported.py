@@ -66,7 +66,7 @@ def not_opened(*flags) -> str:
     """What a run says of test sets that it cannot open."""
     with pytest.raises((ValueError, OSError)) as refused:
         val = parse([*COMMON, "--dataset-type", "synthetic", "--train-num-samples", "8", *flags]).val
-        open_validation(val, "fp32", None, None, World())
+        open_validation(val, None, None, World())
     assert "\n" not in str(refused.value)
     return str(refused.value)
 

@@ -149,7 +149,7 @@ def test_what_cannot_be_evaluated_on_is_refused_before_the_first_step(tmp_path, 
 
 def make(sets: dict[str, str], *words: str):
     config = parse([*TINY, *flags_of(sets), *words])
-    return open_validation(config.val, "fp32", None, None, World())
+    return open_validation(config.val, None, None, World())
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from prolip.evaluation.loading import RANDOM, load_embedder
 from prolip.evaluation.model import PRECISIONS, check_device
-from prolip.evaluation.suites.emoji import CorpusResult, evaluate_corpus, format_corpus, gallery
+from prolip.evaluation.suites.emoji import CorpusResult, evaluate_corpus, format_corpus, gallery, load
 from prolip.methods import find_score
 from prolip.models.weights.checkpoint import CheckpointError
 from prolip.utils import console
@@ -33,6 +33,10 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--precision", default="fp32", choices=PRECISIONS)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--tokenizer", help="another tokenizer than the model's")
+    parser.add_argument("--intervals", nargs="?", type=int, const=1000, default=0, metavar="DRAWS",
+                        help="95%% intervals over drawings and texts by bootstrap (1000 draws)")  # fmt: skip
+    parser.add_argument("--against", metavar="FOLDER",
+                        help="the --out of another model: with --intervals, also of the difference")  # fmt: skip
     parser.add_argument("--out", help="folder for metrics.json, corpus.json and embeddings.npz")
     return parser.parse_args(arguments)
 
@@ -44,6 +48,11 @@ def run(args: argparse.Namespace) -> CorpusResult:
     check_device(args.device)
     if args.out:
         check_output(args.out, folder=True)
+    if args.intervals < 0 or args.intervals == 1:
+        raise ValueError(f"--intervals {args.intervals}: give two draws or more, such as 1000, or no number")
+    if args.against and not args.intervals:
+        raise ValueError("--against is for intervals of differences: give --intervals too")
+    against = load(args.against) if args.against else None
     corpus = gallery(args.data, args.select, args.names, args.all_names)
     bare = ":" not in args.model
     if bare:
@@ -54,6 +63,8 @@ def run(args: argparse.Namespace) -> CorpusResult:
     )
     result = evaluate_corpus(embedder, corpus, similarity=args.similarity)
     result.info |= {"model": args.model, "data": args.data, "names": args.names, "select": args.select}
+    if args.intervals:
+        result.add_intervals(args.intervals, against)
     if args.out:
         result.save(args.out)
     print(format_corpus(result) + (f"\n\nwritten to {args.out}" if args.out else ""))

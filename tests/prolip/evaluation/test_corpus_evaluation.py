@@ -207,6 +207,17 @@ def test_the_command_evaluates_a_saved_model(shards, tmp_path, capsys):
     assert saved.metrics["names/i2t/R@1"] == got.metrics["names/i2t/R@1"]
     assert saved.info["scale"] == pytest.approx(10, rel=1e-5) and saved.info["bias"] == -10
 
+    other = command.main([*arguments, "--intervals", "200", "--against", str(out)])  # by the method's score, csd
+    for key, (low, high) in other.info["intervals"].items():
+        assert low <= other.metrics[key] <= high and not key.endswith("rsum")
+    assert {"names/i2t/R@1", "captions/t2i/mAP@R", "zero_shot/subgroup/top1"} <= other.info["intervals"].keys()
+    for key, (change, low, high) in other.info["difference"].items():
+        assert change == pytest.approx(other.metrics[key] - saved.metrics[key], abs=1e-12) and low <= change <= high
+    assert "difference to --against" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        command.main([*arguments, "--intervals", "--against", str(out), "--select", "subgroup!=bird"])
+    assert "not of the same drawings" in capsys.readouterr().err
+
 
 @pytest.mark.parametrize(
     ("change", "message"),
@@ -217,6 +228,9 @@ def test_the_command_evaluates_a_saved_model(shards, tmp_path, capsys):
         (["--model", "local-dir:nowhere"], "nowhere is no folder"),
         (["--device", "warp"], "device 'warp' is unknown"),
         (["--out", "setup.py"], "setup.py is a file: give a folder"),
+        (["--intervals", "1"], "--intervals 1: give two draws or more"),
+        (["--against", "runs/other/eval"], "give --intervals too"),
+        (["--intervals", "--against", "nowhere"], "no metrics.json in nowhere"),
     ],
 )
 def test_the_command_ends_in_one_line_on_what_the_user_can_mend(shards, capsys, change, message):

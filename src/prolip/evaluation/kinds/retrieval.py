@@ -58,10 +58,10 @@ def evaluate(features: Features, score: Score, confusion: bool = False) -> TaskM
     return TaskMetrics(metrics, info, statistics)
 
 
-def statistics_of(i2t: Ranking, t2i: Ranking) -> dict[str, Statistic]:
-    """The metrics that are means over queries, images of one direction and texts of the other."""
+def statistics_of(i2t: Ranking, t2i: Ranking, texts: str = "texts") -> dict[str, Statistic]:
+    """The metrics that are means over queries, images of one direction and texts, called `texts`, of the other."""
     out: dict[str, Statistic] = {}
-    for way, ranking, queries in (("i2t", i2t, "images"), ("t2i", t2i, "texts")):
+    for way, ranking, queries in (("i2t", i2t, "images"), ("t2i", t2i, texts)):
         kept = ranking.answerable
         values = {f"R@{k}": ranking.hit(k).double().where(kept, torch.nan) for k in KS}
         values |= {"mAP@R": ranking.ap_at_r, "R-Precision": ranking.r_precision}

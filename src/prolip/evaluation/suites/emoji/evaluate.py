@@ -16,7 +16,8 @@ from prolip.data.emoji import LEVELS, Corpus
 from prolip.evaluation.datasets.base import WHOLE, Dataset, Sample, Share
 from prolip.evaluation.features import embed_share
 from prolip.evaluation.metrics import ranking as metrics
-from prolip.evaluation.metrics.classification import classification
+from prolip.evaluation.metrics.bootstrap import mean_of
+from prolip.evaluation.metrics.classification import classification, label_ranks
 from prolip.evaluation.metrics.ranking import Ranking
 from prolip.evaluation.metrics.traces import Deciles, by_decile
 from prolip.evaluation.model import Embedder, token_lengths
@@ -145,6 +146,8 @@ def zero_shot_metrics(embedder: Embedder, result: CorpusResult, level: str) -> d
     for name, gaussians in z.items():
         scores = result.score.pairwise(result.image, gaussians)
         out |= {f"zero_shot/{name}/{key}": value for key, value in classification(scores, truth).items()}
+        ranks = label_ranks(scores, truth)
+        result.zero_shot |= {f"zero_shot/{name}/top{k}": mean_of(ranks <= k, "images") for k in (1, 5)}
     return out
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -11,6 +11,8 @@ import numpy as np
 import torch
 
 from prolip.data.emoji import LEVELS, CaptionTable, Concept, Corpus, Drawing
+from prolip.evaluation.kinds.retrieval import statistics_of
+from prolip.evaluation.metrics import bootstrap
 from prolip.evaluation.metrics.blockwise import PairScores, Relevance, rank_sparse
 from prolip.evaluation.metrics.ranking import Ranking
 from prolip.gaussian import Gaussian
@@ -24,7 +26,8 @@ class CorpusResult:
     """One evaluation.
 
     corpus: drawings and the concepts they were told apart from; image: (N, D) per drawing; text: (T, D) per text of
-    `table`; token_lengths: (T,); metrics: flat figures; info: what was run, JSON values.
+    `table`; token_lengths: (T,); metrics: flat figures; info: what was run, JSON values; zero_shot: its metrics as
+    functions of the drawings, for intervals; not saved.
     """
 
     corpus: Corpus
@@ -33,6 +36,7 @@ class CorpusResult:
     token_lengths: np.ndarray
     metrics: dict[str, float]
     info: dict
+    zero_shot: dict[str, bootstrap.Statistic] = field(default_factory=dict, compare=False, repr=False)
 
     @cached_property
     def table(self) -> CaptionTable:
@@ -79,6 +83,26 @@ class CorpusResult:
     def captions_ranking(self) -> tuple[Ranking, Ranking]:
         """Images against all texts and all texts against images, complete labels."""
         return self._rank(self.text, self.text_relation)
+
+    @property
+    def statistics(self) -> dict[str, bootstrap.Statistic]:
+        """The metrics that are means over drawings or texts, as functions of how often each was drawn."""
+        rankings = {"names": self.names_ranking, "captions": self.captions_ranking}
+        found = {f"{name}/{key}": statistic for name, (i2t, t2i) in rankings.items()
+                 for key, statistic in statistics_of(i2t, t2i, name).items()}  # fmt: skip
+        shares = (found | self.zero_shot).items()
+        return {key: statistic for key, statistic in shares if key in self.metrics and not key.endswith("rsum")}
+
+    def add_intervals(self, draws: int, against: CorpusResult | None = None) -> None:
+        """95% intervals by bootstrap, `info["intervals"]`; those of the differences to another model's result on the
+        same drawings and texts, `info["difference"]`. ValueError for a result on others.
+        """
+        own, other = self.statistics, against.statistics if against else {}
+        self.info["intervals"] = {key: [x.low, x.high] for key, x in bootstrap.intervals(own, draws).items()}
+        if against is not None:
+            if [d.key for d in against.corpus.drawings] != [d.key for d in self.corpus.drawings]:
+                raise ValueError("the two results are not of the same drawings: give both the same --data and --select")
+            self.info["difference"] = {key: list(x) for key, x in bootstrap.paired(other, own, draws).items()}
 
     def _rank(self, text: Gaussian, relation: np.ndarray) -> tuple[Ranking, Ranking]:
         """Both directions; relation (texts, images)."""
@@ -155,14 +179,29 @@ def format_corpus(result: CorpusResult) -> str:
             lines.append(f"{kind:<26}{share(top1, 8)}{share(top5, 8)}{share(recall, 9)}{count:8.0f}")
     lines += ["-: there are not so many to choose from"] if any(" - " in f"{line[26:]} " for line in lines) else []
     if not result.probabilistic:
-        return "\n".join([*lines, "", "points: this model's method trains means alone, and its variances say nothing"])
+        lines += ["", "points: this model's method trains means alone, and its variances say nothing"]
+        return "\n".join([*lines, *interval_lines(info)])
     lines += ["", "mean trace                " + "  ".join(f"{k} {m[f'trace/{k}']:.4g}" for k in (*LEVELS, "image"))]
     spreads = "  ".join(f"{kind}s {100 * m[f'trace/{kind}_spread']:.2f}%" for kind in ("text", "image"))
     lines.append(f"middle 90% over median    {spreads}")
     for prefix in ("spearman/", "inclusion/", "recall_by_trace/"):
         lines.append("")
         lines += [f"{k:<56}{v:9.3f}" for k, v in m.items() if k.startswith(prefix) and not k.endswith("/median")]
-    return "\n".join(lines)
+    return "\n".join([*lines, *interval_lines(info)])
+
+
+def interval_lines(info: dict) -> list[str]:
+    """95% intervals in percent, and those of the differences to another result where there are any."""
+    if "intervals" not in info:
+        return []
+    change = info.get("difference", {})
+    lines = ["", f"{'95% intervals over queries, by bootstrap':<53}" + ("difference to --against" if change else "")]
+    for key, (low, high) in info["intervals"].items():
+        cells = f"{key:<34}{100 * low:5.1f} to {100 * high:5.1f}"
+        if key in change:
+            cells += "   {:+6.2f} [{:+.1f}, {:+.1f}]".format(*(100 * x for x in change[key]))
+        lines.append(cells)
+    return lines
 
 
 def share(value: float | None, width: int) -> str:
