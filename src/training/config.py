@@ -254,7 +254,7 @@ def section_types(method: str) -> dict[str, type]:
     try:
         types = get_type_hints(Config) | {"objective": find_method(method).config}
     except ValueError as error:
-        raise FlagError(f"--method: {error}") from error
+        raise FlagError(f"--{error}") from error
     del types["method"]
     return types
 

@@ -165,9 +165,9 @@ def test_a_warm_up_longer_than_the_run_is_refused():
 
 def test_precision_that_the_device_lacks_is_refused(monkeypatch):
     with pytest.raises(FlagError, match="amp_fp16 needs CUDA, the device is cpu: use amp_bf16 or fp32"):
-        check_precision("amp_fp16", torch.device("cpu"))
+        check_precision("--precision", "amp_fp16", torch.device("cpu"))
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: False)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Old")
     with pytest.raises(FlagError, match="which Old does not compute: use amp_fp16 or fp32"):
-        check_precision("amp_bf16", torch.device("cuda"))
-    check_precision("amp_fp16", torch.device("cuda"))
+        check_precision("--precision", "amp_bf16", torch.device("cuda"))
+    check_precision("--precision", "amp_fp16", torch.device("cuda"))

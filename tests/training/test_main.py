@@ -37,7 +37,8 @@ PUBLIC_FLAGS = """
 --saturation --save-every-minutes --save-every-samples --save-every-steps --save-frequency --seed --select
 --shard-index --shift --shuffle-buffer --stall-seconds --tokenizer --torchcompile --traceback --train-data
 --train-data-upsampling-factors --train-num-samples
---val-batch-size --val-data --val-every-steps --val-frequency --val-names --val-select --val-tasks
+--val-batch-size --val-data --val-every-steps --val-frequency --val-names
+--val-precision --val-select --val-tasks
 --wandb-project --warmup --wd --workers --zoom
 """.split()  # noqa: SIM905  easier to read
 

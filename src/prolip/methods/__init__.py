@@ -49,7 +49,7 @@ def find_method(name: str) -> Method:
         near = get_close_matches(str(name), known, n=3, cutoff=0.4)
         hint = f"did you mean {' or '.join(near)}? " if near else ""
         raise ValueError(
-            f"the method {name!r} is unknown: {hint}there are {', '.join(known)}; one of your own is in a module that"
+            f"method {name!r} is unknown: {hint}there are {', '.join(known)}; one of your own is in a module that"
             f" {FURTHER}=<module> names"
         )
     return known[name]
