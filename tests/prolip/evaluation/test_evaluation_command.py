@@ -1,6 +1,7 @@
 """python -m prolip.evaluation: figures in a table and in JSON, with the model and without it, and errors in a line."""
 import json
 import shutil
+from pathlib import Path
 
 import dense_ranking
 import miniatures as mini
@@ -168,10 +169,10 @@ def test_a_file_that_cannot_be_written_is_known_before_a_model_is_loaded(tmp_pat
 
 
 def test_a_full_disk_is_one_line(tmp_path, model, sets, capsys, monkeypatch):
-    def full(*_):
+    def full(*_, **__):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(evaluation, "write", full)
+    monkeypatch.setattr(Path, "write_text", full)
     with pytest.raises(SystemExit) as stop:
         main(["--model", model, "--dataset", sets[0], "--out", str(tmp_path / "out.json")])
     reported = f"error: --out {tmp_path / 'out.json'}: [Errno 28] No space left on device\n"
