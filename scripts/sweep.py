@@ -138,6 +138,8 @@ def reckon_again(folder: Path) -> None:
     from prolip.evaluation.suites.emoji import levels, load
 
     found = load(folder / "eval")
+    if not found.probabilistic:
+        return
     embedded = found.image, found.text, found.corpus, found.table, found.token_lengths
     figures = levels.trace_metrics(*embedded, found.uncertainty)
     finite = {key: value if math.isfinite(value) else None for key, value in figures.items()}

@@ -48,6 +48,7 @@ def parameter_groups(objective: Any, config: OptimConfig) -> list[dict[str, Any]
     """
     model = objective.model
     exempt, logit, depths = model.no_weight_decay(), model.logit_parameters(), model.depths()
+    in_towers = {id(parameter) for tower in model.towers().values() for parameter in tower.parameters()}
     groups: dict[tuple[bool, float, bool], dict[str, Any]] = {}
     for full_name, parameter in objective.named_parameters():
         if not parameter.requires_grad:
@@ -58,7 +59,7 @@ def parameter_groups(objective: Any, config: OptimConfig) -> list[dict[str, Any]
         if name in logit:
             scale = config.logit_lr_mult
         group = groups.setdefault(
-            (decays, scale, name in logit),  # those are never in shards, and optimisers do not mix the two
+            (decays, scale, id(parameter) in in_towers),  # only those may be in shards, and optimisers do not mix
             {"params": [], "names": [], "lr_scale": scale, "lr": config.lr * scale, "weight_decay": config.wd},
         )
         if not decays:

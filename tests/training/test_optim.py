@@ -118,7 +118,7 @@ class Plain(nn.Module):
         super().__init__()
         self.model: Any = nn.Sequential(*layers)
         self.model.no_weight_decay = self.model.logit_parameters = set
-        self.model.depths = dict
+        self.model.depths = self.model.towers = dict
 
 
 @pytest.mark.parametrize("name", ["adamw", "adamp", "muon", "lamb", "lion", "sgd", "adafactor"])

@@ -240,7 +240,7 @@ def test_images_beside_rows_are_bounded_and_devices_are_not_read(tmp_path, monke
             rows(index)
     for path in (tmp_path / "b.png", "/dev/zero"):
         with pytest.raises(base.DamagedData, match="a pipe or a device"):
-            folders.read_bytes(str(path), None)
+            next(folders.read_files([(str(path), base.Sample("a", b""))], None))
 
 
 def test_members_of_zips_are_bounded(tmp_path):
@@ -248,7 +248,8 @@ def test_members_of_zips_are_bounded(tmp_path):
         archive.writestr("images/a.jpg", bytes(BOUND + 1))
         archive.writestr("images/b.jpg", b"b")
     found, damage = tables.find_images(tmp_path, "images"), FaultCounter()
-    assert [data for _, _, data in found.read(["a.jpg", "b.jpg"], damage)] == [b"b"]
+    files = {name: base.Sample(name, b"") for name in ("a.jpg", "b.jpg")}
+    assert [sample.image for sample in found.read(files, damage)] == [b"b"]
     assert damage.kinds == {"missing image": 1} and f"at most {BOUND}" in damage.examples[0]
 
 

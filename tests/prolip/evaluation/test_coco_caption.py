@@ -130,7 +130,7 @@ def test_retrieval_on_cocos_test_split_has_the_figures_of_all_its_labels(split, 
         owners=torch.arange(IMAGES).repeat_interleave(PER_IMAGE), text=text,
     )  # fmt: skip
     found = evaluate_dataset(features.dataset, features).metrics
-    want = coco.label_set_metrics(PairScores.from_gaussians(image, text, "csd"), images, captions, annotations)
+    want = coco.label_set_metrics(PairScores.from_gaussians(image, text), images, captions, annotations)
     assert {key: found[key] for key in want} == want and sorted(want) == sorted(coco.label_set_names())
     assert found["coco_5k/i2t/R@5"] == found["i2t/R@5"]  # each image's own captions
     half = replace(features, dataset=replace(dataset, info={**info, "caption_ids": captions[:-1] + [10**6]}))

@@ -9,6 +9,7 @@ from prolip.evaluation.metrics import blockwise as large
 from prolip.evaluation.metrics import ranking as metrics
 from prolip.evaluation.metrics.blockwise import MatchRanks, Nearest, PairScores, Relevance
 from prolip.gaussian import Gaussian
+from prolip.methods import find_score
 
 
 def tied_problem(seed, queries=23, gallery=17, share=0.15):
@@ -129,7 +130,7 @@ def test_both_directions_equal_the_dense_metrics(in_blocks):
 @pytest.mark.parametrize("similarity", ["csd", "csd_similarity", "mean", "mean_cosine"])
 def test_what_is_computed_once_for_all_blocks_changes_no_score(similarity, dtype):
     image, text = (Gaussian(2 * z.mean, z.log_var).to(dtype) for z in (gaussians(70, 0), gaussians(90, 1)))
-    scores = PairScores.from_gaussians(image, text, similarity)
+    scores = PairScores.from_gaussians(image, text, find_score(similarity)())
     rows, whole = slice(3, 70), similarity_scores(image, text, similarity)
     with torch.autocast("cpu", torch.bfloat16):
         got = scores.image_rows(rows)
@@ -150,7 +151,7 @@ def test_traces_are_not_computed_anew_for_each_block(monkeypatch, in_blocks):
 def test_scores_of_gaussians_are_one_matrix_in_both_directions(similarity):
     image, text = gaussians(7, 0), gaussians(9, 1)
     whole = similarity_scores(image, text, similarity)
-    scores = PairScores.from_gaussians(image, text, similarity)
+    scores = PairScores.from_gaussians(image, text, find_score(similarity)())
     torch.testing.assert_close(scores.image_rows(slice(2, 5)), whole[2:5])
     torch.testing.assert_close(scores.text_rows(slice(2, 5)), whole.mT[2:5])
     some, others = torch.tensor([6, 0, 3]), torch.tensor([8, 1])
@@ -213,5 +214,3 @@ def test_wrong_inputs_are_refused_by_name(in_blocks):
     in_blocks(40)
     with pytest.raises(ValueError, match="query 20 and item 2 is NaN"):
         large.rank_sparse(scores.__getitem__, relevance)
-    with pytest.raises(ValueError, match="'cosine' is unknown"):
-        PairScores.from_gaussians(gaussians(2, 0), gaussians(2, 1), "cosine")

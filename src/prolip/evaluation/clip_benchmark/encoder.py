@@ -75,7 +75,7 @@ class GaussianEncoder(nn.Module):
     @property
     def of_means(self) -> bool:
         """Whether variances are left aside."""
-        return isinstance(self.score, MeanScore)
+        return type(self.score) is MeanScore
 
     def encode_image(self, image: Tensor, normalize: bool = True) -> Tensor:
         """Images (B, 3, H, W) -> rows (B, P), or (B, D) for the means."""

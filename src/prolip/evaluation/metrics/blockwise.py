@@ -18,7 +18,6 @@ from torch import Tensor
 
 from prolip.evaluation.metrics.ranking import KS, Ranking, both_directions, refuse_nan
 from prolip.gaussian import Gaussian, upcast, without_autocast
-from prolip.methods import find_score
 from prolip.scores import CSDScore, MeanScore, Score
 
 #: Scores at a time (16 MiB of float32), but no fewer rows: each block reads the whole gallery's embeddings.
@@ -114,16 +113,16 @@ class PairScores:
         return cls(scores.shape[0], scores.shape[1], block)
 
     @classmethod
-    def from_gaussians(cls, image: Gaussian, text: Gaussian, similarity: str | Score = "csd") -> PairScores:
-        """Any score, or the name of one; image (N, D), text (M, D).
+    def from_gaussians(cls, image: Gaussian, text: Gaussian, score: Score | None = None) -> PairScores:
+        """Those of a score, csd without one; image (N, D), text (M, D).
 
         The image always stands first, so that an asymmetric measure ranks one matrix in both directions. Of csd the
         traces, of the mean's cosine the unit vectors are computed once: by block they would cost as much as the scores.
         """
-        score = similarity if isinstance(similarity, Score) else find_score(similarity)()
-        if isinstance(score, MeanScore):
+        score = CSDScore() if score is None else score
+        if type(score) is MeanScore:
             block = _product_block(*(F.normalize(z.float().mean, dim=-1) for z in (image, text)))
-        elif isinstance(score, CSDScore):
+        elif type(score) is CSDScore:
             products = _product_block(image.float().mean, text.float().mean)
             image_trace, text_trace = image.trace, text.trace
 

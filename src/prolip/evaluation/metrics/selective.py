@@ -18,6 +18,7 @@ from prolip.evaluation.metrics.blockwise import Nearest, PairScores
 from prolip.evaluation.metrics.ranking import Array, as_array
 from prolip.evaluation.metrics.traces import by_decile
 from prolip.gaussian import Gaussian
+from prolip.scores import MeanScore
 
 COVERAGES = (0.9, 0.8, 0.5)
 
@@ -99,7 +100,7 @@ def recall_auroc(z: Gaussian, labels: Array, uncertainty: Array) -> dict[str, fl
             "one class label each"
         )
     nearest = Nearest(count)
-    for rows, block in PairScores.from_gaussians(z, z, "mean").blocks():
+    for rows, block in PairScores.from_gaussians(z, z, MeanScore()).blocks():
         itself = torch.arange(rows.start, rows.stop)
         block[itself - rows.start, itself] = -torch.inf
         nearest.update(rows, block)
