@@ -22,23 +22,16 @@ if processes := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 0)):
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     torch.set_num_threads(threads)
 
-#: Folders whose files take longest go first, so that no process ends long behind the others.
-FIRST = ("tests/slurm/", "tests/training/")
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers():
+    """One process more than there are cores, as tests of runs that are stopped, killed or forked wait much."""
+    return (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1) + 1
 
 
 def pytest_collection_modifyitems(items):
-    items.sort(key=lambda item: next((n for n, name in enumerate(FIRST) if item.nodeid.startswith(name)), len(FIRST)))
-
-
-def pytest_xdist_make_scheduler(config, log):
-    """The tests of a file run in one process, in which they share fixtures; those of tests/slurm share one cluster."""
-    from xdist.scheduler import LoadFileScheduling
-
-    class ByFile(LoadFileScheduling):
-        def _split_scope(self, nodeid):
-            return "slurm" if nodeid.startswith("tests/slurm/") else super()._split_scope(nodeid)
-
-    return ByFile(config, log)
+    """Files of training take longest and go first, so that no process ends long behind the others."""
+    items.sort(key=lambda item: not item.nodeid.startswith("tests/training/"))
 
 
 @pytest.fixture(scope="module", autouse=True)

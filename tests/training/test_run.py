@@ -116,7 +116,7 @@ def test_an_interrupted_run_goes_on_bit_for_bit(whole, monkeypatch):
     assert losses(parts) == losses(whole)
 
 
-@pytest.mark.parametrize("workers, every", [("0", 3), ("2", 7)])
+@pytest.mark.parametrize("workers, every", [("2", 7), pytest.param("0", 3, marks=pytest.mark.slow)])
 def test_a_run_that_is_stopped_inside_an_epoch_goes_on_bit_for_bit(tmp_path, workers, every):
     """20 steps == stopped and resumed at every so many of them: state, losses and the ledger of samples."""
     words = ["--max-steps", "20", "--ledger", "--workers", workers, "--save-frequency", "0", "--ema-decay", "0.9"]
