@@ -5,7 +5,7 @@
 
 Runs of the demo's recipe: in one process, in two ranks, by every other method, and one that the first commit begins and
 the second one goes on with. Then the corpus, both kinds of its tasks and clip_benchmark, of one saved model. Losses,
-parameters and metrics must be the same; 1 if anything is not. Metrics may be summed in another order: where they part by
+parameters and metrics must be the same; 1 if anything is not. Metrics may be summed in another order: if they part by
 less than 1e-14, the largest difference is given. What the second commit writes beside what the first one did is no
 difference. What a commit runs is its own `src` and `scripts`.
 """
