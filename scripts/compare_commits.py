@@ -27,7 +27,8 @@ RECIPE = ["--config", "scripts/recipes/emoji-demo.yaml", "--warmup", "5", "--log
 CORPUS = ["--data", "data/emoji/emojione.tar"]
 NAMES = ["--names", "data/emoji/noto.tar", "--select", "group=food drink|travel places; subgroup!=time"]
 #: Parts of what is written that are of the moment and the machine.
-PASSING = {"samples_per_second", "data_wait", "memory_gib", "seconds", "date", "machine", "software", "source"}
+PASSING = {"samples_per_second", "data_wait", "memory_gib", "seconds", "date", "machine", "software", "source",
+           "fingerprint", "task"}  # the last two of code, too
 
 #: What may part in the last digits, and how far.
 METRICS, ROUNDING = {"evaluation", "corpus", "tasks", "clip_benchmark emoji", "clip_benchmark subgroups"}, 1e-14
@@ -73,7 +74,7 @@ def lasting(value: Any) -> Any:
 def of_run(folder: Path) -> Iterator[tuple[str, Any]]:
     """What a run leaves that must not change."""
     lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    yield "terms", [lasting(json.loads(line)) for line in lines]
+    yield "terms", [lasting(x) for x in map(json.loads, lines) if x["kind"] == "train"]
     yield "samples", (folder / "ledger/rank_0.jsonl").read_bytes()
     yield "evaluation", lasting(json.loads((folder / "eval.json").read_text(encoding="utf-8")))
     yield "parameters", (folder / "model/model.safetensors").read_bytes()
@@ -90,8 +91,9 @@ def of_evaluation(commit: Commit, out: Path, model: Path) -> Iterator[tuple[str,
     commit.run("-m", "prolip.evaluation", *given, "--dataset", *sets, "--similarity", "csd", "mean", "--uncertainty",
                "--out", out / "tasks.json")  # fmt: skip
     yield "tasks", lasting(json.loads((out / "tasks.json").read_text(encoding="utf-8").replace(str(out), "")))
-    commit.run("-m", "prolip.evaluation.clip_benchmark.command", "eval", *given, "--dataset", "wds/emoji",
-               "wds/subgroups", "--dataset_root", f"{out}/wds_{{dataset_cleaned}}", "--num_workers", 0,
+    command = "from prolip.evaluation.clip_benchmark.command import script; script()"
+    commit.run("-c", command, "eval", *given, "--dataset", "wds/emoji", "wds/subgroups",
+               "--dataset_root", f"{out}/wds_{{dataset_cleaned}}", "--num_workers", 0,
                "--output", f"{out}/{{dataset}}.json")  # fmt: skip
     for task in ("emoji", "subgroups"):
         yield f"clip_benchmark {task}", json.loads(next(out.rglob(f"*{task}.json")).read_text())["metrics"]
