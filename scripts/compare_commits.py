@@ -103,6 +103,12 @@ def compare(title: str, before: Iterator[tuple[str, Any]], after: Iterator[tuple
     """Whether all parts are the same, with a line for each."""
     same = True
     for (part, a), (_, b) in zip(before, after, strict=True):
+        gone = sorted(a.keys() - b.keys()) if isinstance(a, dict) else []
+        if gone:
+            same = False
+            kinds = ", ".join(sorted({key.split("/")[0] for key in gone}))
+            print(f"{title:<34}{part:<26}GONE: {len(gone)} of {len(a)}: {kinds}", flush=True)
+            a = {key: value for key, value in a.items() if key in b}
         apart = 0.0 if a == b else largest_difference(a, b) if part in METRICS else float("inf")
         same &= apart < ROUNDING
         verdict = f"same to {apart:.1e}" if apart < ROUNDING else f"DIFFERENT: {first_difference(a, b)}"
