@@ -61,9 +61,11 @@ def raise_file_limit() -> None:
 def lost_worker(error: Exception, workers: DataLoader | None) -> str | None:
     """In torch's words, which worker ended by which signal, where that is what an error came of.
 
-    One that is killed while it hands on a chunk closes its end of the connection before it counts as dead.
+    One that is killed while it hands on a chunk closes its end of the connection before it counts as dead; and torch
+    itself names no signal where its handler spoke at a moment at which nobody listened.
     """
-    if workers is None or not isinstance(error, (EOFError, OSError)) or "Caught " in str(error):
+    of_worker = isinstance(error, (EOFError, OSError)) or "exited unexpectedly" in str(error)
+    if workers is None or not of_worker or "Caught " in str(error):
         return None
     iterator: Any = workers._iterator
     for _ in range(20):

@@ -5,13 +5,14 @@ import signal
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tiny_loaders import build, epoch
 from tiny_tars import plain, write_shards
 from torch.utils.data import get_worker_info
 
-from prolip.data.loader import raise_file_limit
+from prolip.data.workers import lost_worker, raise_file_limit
 
 
 @pytest.mark.parametrize(("prefetch", "batch_size", "ahead"), [(None, 4, 32), (None, 1024, 2), (3, 4, 3)])
@@ -155,3 +156,16 @@ def test_a_worker_that_is_killed_ends_the_epoch_with_an_error_and_the_others(tmp
     with pytest.raises(RuntimeError, match="killed by signal: Killed|exited unexpectedly"):
         list(batches)
     assert set(multiprocessing.active_children()) == others
+
+
+@pytest.mark.parametrize("error", [
+    EOFError(), ConnectionResetError(), RuntimeError("DataLoader worker (pid(s) 7) exited unexpectedly"),
+])  # fmt: skip
+def test_a_worker_that_was_killed_is_named_with_its_signal_whatever_came_of_it(error):
+    """Torch's own handler of signals is not heard where it speaks inside a destructor, say."""
+    process = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+    process.start()
+    process.kill()
+    workers = SimpleNamespace(_iterator=SimpleNamespace(_workers=[process]))
+    assert lost_worker(error, workers) == f"DataLoader worker (pid {process.pid}) is killed by signal: Killed."
+    assert lost_worker(ValueError("bad"), workers) is None
