@@ -61,10 +61,10 @@ def raise_file_limit() -> None:
 def lost_worker(error: Exception, workers: DataLoader | None) -> str | None:
     """In torch's words, which worker ended by which signal, where that is what an error came of.
 
-    One that is killed while it hands on a chunk closes its end of the connection before it counts as dead; and torch
-    itself names no signal where its handler spoke at a moment at which nobody listened.
+    One that is killed while it hands on a chunk closes its end of the connection before it counts as dead. Torch names
+    the signal only where its handler of SIGCHLD raised; where the fetch found a worker dead, it names the pid alone.
     """
-    of_worker = isinstance(error, (EOFError, OSError)) or "exited unexpectedly" in str(error)
+    of_worker = isinstance(error, (EOFError, OSError)) or str(error).startswith("DataLoader worker (pid(s) ")
     if workers is None or not of_worker or "Caught " in str(error):
         return None
     iterator: Any = workers._iterator
