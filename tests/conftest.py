@@ -4,7 +4,10 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
+import shutil
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 import torch
@@ -21,6 +24,17 @@ if processes := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 0)):
     threads = max(1, (os.cpu_count() or 1) // processes)
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     torch.set_num_threads(threads)
+
+
+def pytest_configure(config):
+    """Write the drawings that small runs train on, in the process that starts the others."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        folder = Path(tempfile.mkdtemp(prefix="prolip_drawings_"))
+        os.environ["PROLIP_TEST_DRAWINGS"] = str(folder / "shards")
+        config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+        import drawings
+
+        drawings.write(drawings.FOLDER)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from drawings import FOLDER, UNSEEN
+
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 import sweep as runner  # noqa: E402
@@ -15,13 +17,13 @@ TINY = {
     "method": "prolip",
     "model": {"model": "ProLIP-ViT-test", "device_augment": True},
     "data": {
-        "train_data": str(ROOT / "data/emoji/noto.tar"), "select": "group=food drink", "batch_size": 8, "workers": 0,
+        "train_data": str(FOLDER / "noto.tar"), "select": "group=activities", "batch_size": 8, "workers": 0,
     },
     "optim": {"warmup": 1},
     "run": {
         "max_steps": 2, "precision": "fp32", "device": "cpu", "log_every_n_steps": 1},
     "val": {
-        "val_data": str(ROOT / "data/emoji/emojione.tar"), "val_select": "group=food drink",
+        "val_data": UNSEEN, "val_select": "group=activities",
     },
 }  # fmt: skip
 

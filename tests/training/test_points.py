@@ -9,20 +9,21 @@ import pytest
 from training_runs import start
 
 import prolip
+from drawings import UNSEEN, VALIDATION
 from prolip.evaluation.__main__ import main as evaluate
 from prolip.evaluation.clip_benchmark import command
 from prolip.evaluation.corpus import main as corpus
 from prolip.evaluation.datasets.emoji import main as write_task
 from prolip.report.__main__ import main as report
 
-DATA = ["--data", "data/emoji/emojione.tar", "--select", "group=activities"]
+DATA = ["--data", UNSEEN]
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> Path:
     """Three steps of SigLIP, with the evaluations of its end."""
     return start(tmp_path_factory.mktemp("runs"), "points", "--method", "siglip", "--max-steps", "3",
-                 "--val-data", "data/emoji/emojione.tar", "--val-select", "group=activities")  # fmt: skip
+                 *VALIDATION)  # fmt: skip
 
 
 @pytest.fixture(scope="module")

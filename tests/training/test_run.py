@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from training_runs import ROOT, TINY, metrics, one_step, start, stop_after
+from training_runs import TINY, metrics, one_step, start, stop_after
 
 import prolip
 import training.loop
 import training.run
+from drawings import VALIDATION
 from training.checkpoint.files import list_steps, load_checkpoint
 from training.checkpoint.storage import Storage
 from training.config import build_config
@@ -55,8 +56,7 @@ def assert_same_state(left: Path, right: Path) -> None:
 def whole(tmp_path_factory) -> Path:
     """Two epochs in one go, with averaged weights and an evaluation at the end."""
     folder = tmp_path_factory.mktemp("runs")
-    evaluation = ["--val-data", str(ROOT / "data/emoji/emojione.tar"), "--val-select", "group=activities"]
-    return start(folder, "whole", "--epochs", "2", "--ema-decay", "0.9", *evaluation)
+    return start(folder, "whole", "--epochs", "2", "--ema-decay", "0.9", *VALIDATION)
 
 
 def test_a_run_leaves_model_figures_and_checkpoints(whole):

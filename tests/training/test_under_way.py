@@ -13,12 +13,11 @@ from PIL import Image
 from training_runs import ROOT, metrics, stop_after, words
 
 import training.validation
+from drawings import VALIDATION
 from training.checkpoint.files import Saver
 from training.checkpoint.run_folder import evaluated_at, keep_until_step
 from training.health.preemption import EXIT_STOPPED
 from training.main import main
-
-EVALUATION = ["--val-data", str(ROOT / "data/emoji/emojione.tar"), "--val-select", "group=activities"]
 
 
 def evaluations(folder: Path) -> list[int]:
@@ -32,7 +31,7 @@ def test_a_run_that_is_killed_behind_its_last_step_is_brought_to_its_end(tmp_pat
         raise KeyboardInterrupt
 
     target = {"evaluation": "training.validation.Validation.measure", "model": "training.run.save_pretrained"}[where]
-    command = words(tmp_path, "run", "--max-steps", 3, *EVALUATION, "--resume", "auto")
+    command = words(tmp_path, "run", "--max-steps", 3, *VALIDATION, "--resume", "auto")
     with monkeypatch.context() as patch:
         patch.setattr(target, killed)
         assert main(command) == 130
@@ -46,7 +45,7 @@ def test_a_run_that_is_killed_behind_its_last_step_is_brought_to_its_end(tmp_pat
 
 def test_an_evaluation_that_a_stop_or_a_kill_came_before_is_made_up_for(tmp_path, monkeypatch):
     """Due at step 2, at which the run is stopped; at step 4 of the next try, in which it is killed; then once each."""
-    command = words(tmp_path, "run", "--max-steps", 6, "--val-every-steps", 2, "--save-every-steps", 1, *EVALUATION)
+    command = words(tmp_path, "run", "--max-steps", 6, "--val-every-steps", 2, "--save-every-steps", 1, *VALIDATION)
     assert stop_after(2, command) == EXIT_STOPPED
     assert evaluations(tmp_path / "run") == []
     honest = training.validation.Validation.measure
@@ -74,7 +73,7 @@ def written_at_once(submit):
 
 
 def test_an_evaluation_that_is_done_is_not_done_again(tmp_path):
-    command = words(tmp_path, "run", "--max-steps", 5, "--val-every-steps", 2, "--save-every-steps", 2, *EVALUATION)
+    command = words(tmp_path, "run", "--max-steps", 5, "--val-every-steps", 2, "--save-every-steps", 2, *VALIDATION)
     assert stop_after(3, command) == EXIT_STOPPED
     (tmp_path / "run" / "checkpoints" / "step_3.pt").unlink()
     assert main([*command, "--resume", "latest"]) == 0

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 import training.loop
+from drawings import SHARDS
 from training.config import build_config
 from training.distributed import World
 from training.health.preemption import STOP
@@ -20,10 +21,7 @@ from training.run import build
 from training.state import Run
 
 ROOT = Path(__file__).parents[2]
-DATA = [
-    "--train-data", str(ROOT / "data/emoji/{noto,twemoji}.tar"), "--select", "group=activities",
-    "--caption-sampling", "name:2,keywords",
-]  # fmt: skip
+DATA = ["--train-data", SHARDS, "--caption-sampling", "name:2,keywords"]
 TINY = [
     *DATA, "--model", "ProLIP-ViT-test", "--precision", "fp32", "--device", "cpu", "--batch-size", "32",
     "--workers", "0", "--warmup", "2", "--init-logit-bias", "-3", "--log-every-n-steps", "1",

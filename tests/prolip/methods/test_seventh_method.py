@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from drawings import SHARDS, UNSEEN, VALIDATION
 from forked import until
 from prolip.evaluation.__main__ import main as evaluate
 from prolip.evaluation.clip_benchmark import command as clip_benchmark
@@ -21,12 +22,11 @@ from prolip.report.__main__ import main as report
 HERE = str(Path(__file__).parent)
 KNOWN = f"import os, sys, time; sys.path.append({HERE!r}); os.environ['{FURTHER}'] = 'near_method'\n"
 SLOW = "honest = training.loop.training_step\ntraining.loop.training_step = lambda *x: (time.sleep(0.2), honest(*x))[1]"
-DRAWINGS = ["--data", "data/emoji/emojione.tar", "--select", "group=activities"]
+DRAWINGS = ["--data", UNSEEN]
 TRAINING = [
-    "--method", "near", "--near-weight", "0.5", "--train-data", "data/emoji/{noto,twemoji}.tar", "--workers", "0",
-    "--select", "group=activities", "--model", "ProLIP-ViT-test", "--precision", "fp32", "--device", "cpu",
-    "--batch-size", "8", "--warmup", "1", "--max-steps", "6", "--log-every-n-steps", "1", "--ema-decay", "0.5",
-    "--val-data", "data/emoji/emojione.tar", "--val-select", "group=activities",
+    "--method", "near", "--near-weight", "0.5", "--train-data", SHARDS, "--workers", "0", "--model", "ProLIP-ViT-test",
+    "--precision", "fp32", "--device", "cpu", "--batch-size", "8", "--warmup", "1", "--max-steps", "6",
+    "--log-every-n-steps", "1", "--ema-decay", "0.5", *VALIDATION,
 ]  # fmt: skip
 OWN = {"near.weight", *(f"{tower}.head.shift.{part}" for tower in ("visual", "text") for part in ("weight", "bias"))}
 
