@@ -18,8 +18,9 @@ help:
 demo: $(READY)
 	$(BIN)/python scripts/demo.py
 
+# where bytecode is switched off, each of some fifty processes would compile everything anew
 test: $(READY)
-	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
 test-slurm: $(READY)
 	$(BIN)/python -m pytest -m "slurm and not slow" tests/slurm
