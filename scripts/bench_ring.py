@@ -226,7 +226,9 @@ def main() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    mp.spawn(work, (options, port), options.ranks)
+    # ranks of a CPU need not import everything once more; CUDA cannot be forked
+    start = "spawn" if options.device == "cuda" else "fork"
+    mp.start_processes(work, (options, port), options.ranks, start_method=start)
 
 
 if __name__ == "__main__":

@@ -260,6 +260,7 @@ def test_a_locked_tower_stays(tmp_path):
     assert not all(torch.equal(trained[name], fresh[name]) for name in fresh if name.startswith("visual."))
 
 
+@pytest.mark.slow
 def test_the_full_size_model_takes_one_training_step(tmp_path):
     """ProLIP-ViT-B-16 offline: synthetic images and ids, batch 2, masked views included."""
     config = build_config(
