@@ -48,6 +48,17 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: not item.nodeid.startswith("tests/training/"))
 
 
+def pytest_collection_finish():
+    """Leave what all modules have imported to no later collection, of which each file of tests has one."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish():
+    """Triton's binding takes frozen objects for leaks, and lists them."""
+    gc.unfreeze()
+
+
 @pytest.fixture(scope="module", autouse=True)
 def free_memory():
     """Give back what the tests of a file have freed: training keeps it, and forking some gigabytes takes its time."""

@@ -1,6 +1,5 @@
 """The loader's benchmark runs and prints what it promises; how fast things are is no test's business."""
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,12 +13,10 @@ NUMBER = r"\d+\.\d+"
 
 
 @pytest.fixture(scope="module")
-def printed():
-    command = [sys.executable, ROOT / "scripts/bench_loader.py", "--sizes", "96x64", "--files", "2", "--turns", "3"]
-    words = ["--image-size", "32", "--rows", "4", "--device", "cpu"]
-    done = subprocess.run([*command, *words], env={"PYTHONPATH": str(ROOT / "src")}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout
+def printed(forked):
+    words = ["--sizes", "96x64", "--files", "2", "--turns", "3", "--image-size", "32", "--rows", "4", "--device", "cpu"]
+    assert forked.script(ROOT / "scripts/bench_loader.py", *words) == 0, forked.err[-2000:]
+    return forked.out
 
 
 def test_all_ways_are_compared_with_both_of_openclips(printed):
