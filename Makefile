@@ -1,24 +1,29 @@
-# make demo, make test, make test-numerics: each makes what it needs. Another interpreter: make demo PYTHON=python3.12
+# make demo, make test, make test-slurm, make test-numerics: each makes what it needs. Another interpreter: make demo PYTHON=python3.12
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help demo test test-numerics lint clean
+.PHONY: help demo test test-slurm test-numerics lint clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo 'make demo    train a small ProLIP on data/emoji, evaluate it, write runs/demo/report.html'
 	@echo 'make test    run the tests'
-	@echo 'make test-numerics  run those of arithmetic with the kernels of every kind of CPU that this one can stand in for'
+	@echo 'make test-slurm     those that start a SLURM cluster on this machine (as root, with slurm-wlm and munge)'
+	@echo 'make test-numerics  those of arithmetic with the kernels of every kind of CPU that this one can stand in for'
 	@echo 'make lint    ruff and mypy'
 	@echo 'make clean   delete the virtual environment and caches; runs/ stays'
 
 demo: $(READY)
 	$(BIN)/python scripts/demo.py
 
+# where bytecode is switched off, each of some fifty processes would compile everything anew
 test: $(READY)
-	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --no-loadscope-reorder
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
+
+test-slurm: $(READY)
+	$(BIN)/python -m pytest -m "slurm and not slow" tests/slurm
 
 test-numerics: $(READY)
 	$(BIN)/python scripts/numerics.py

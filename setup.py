@@ -22,7 +22,11 @@ setup(
     python_requires=">=3.10",
     package_dir={"": "src"},
     packages=find_packages("src"),
-    package_data={"prolip": ["model_configs/*.json", "report/*.j2", "py.typed"]},
+    package_data={
+        "prolip": ["models/configs/*.json", "report/*.j2", "evaluation/suites/datacomp/*.csv", "py.typed"],
+        "training": ["retired_flags.json"],
+        "planner": ["published.csv"],
+    },
     entry_points={"console_scripts": ["prolip-clip-benchmark=prolip.evaluation.clip_benchmark.command:script"]},
     install_requires=read_requirements(),
     extras_require={

@@ -45,11 +45,10 @@ from torch import Tensor
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.functional import pil_to_tensor, resized_crop
 
-from prolip.data.colour import ColourJitter
-from prolip.data.crops import RandomCrop
-from prolip.data.decoding import decode_image
-from prolip.data.fast_input import split_augmentation
-from prolip.data.samples import seed_rng
+from prolip.data.augment.colour import ColourJitter, split_augmentation
+from prolip.data.augment.crops import RandomCrop
+from prolip.data.samples.decoding import decode_image
+from prolip.data.samples.sample import seed_rng
 
 PAPER = {  # ProLIP B.1
     "scale": (0.8, 1.0), "color_jitter": (0.32, 0.32, 0.32, 0.08), "color_jitter_prob": 0.8, "gray_scale_prob": 0.2,

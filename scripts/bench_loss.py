@@ -17,6 +17,10 @@ Memory: one new process for each figure, with everything above the inputs counte
 exact and repeatable, and blind to the workspace of the BLAS. "resident" is what the kernel saw the process grow by
 (VmHWM after the pass, reset before it), BLAS included, in a pass without profiler. On CUDA both are the caching
 allocator's peak.
+
+Last comes the tiled loss, which takes any score, with the sigmoid of all similarities as the caller's loss: elk, which
+does not factor, over csd, at the same tile. It holds some matrices of all pairs, which ours, printed beside them, does
+not.
 """
 from __future__ import annotations
 
@@ -29,6 +33,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -37,9 +42,9 @@ from open_clip.loss import SigLipLoss
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from prolip import losses
 from prolip.gaussian import Gaussian
-from prolip.losses import ppcl
+from prolip.losses import elk_similarity, pairs, ppcl, tiled_loss_over_ranks
+from prolip.measures import pairwise_csd_similarity
 
 SCALE, BIAS, LOG_VAR = 10.0, -10.0, -7.0
 MIB = 2**20
@@ -73,11 +78,11 @@ def ours(x: Inputs) -> Tensor:
 
 def plain(x: Inputs) -> Tensor:
     """Ours without the Triton kernel."""
-    devices, losses.FUSED_DEVICES = losses.FUSED_DEVICES, frozenset()
+    devices, pairs.FUSED_DEVICES = pairs.FUSED_DEVICES, frozenset()
     try:
         return ours(x)
     finally:
-        losses.FUSED_DEVICES = devices
+        pairs.FUSED_DEVICES = devices
 
 
 def differences(x: Inputs) -> Tensor:
@@ -105,12 +110,21 @@ def siglip(x: Inputs) -> Tensor:
     return SigLipLoss()(x.image.mean, x.text.mean, x.scale, x.bias)
 
 
+def tiled(score: Callable[[Gaussian, Gaussian], Tensor], x: Inputs) -> Tensor:
+    """The sigmoid loss of a score, tile by tile."""
+    return tiled_loss_over_ranks(
+        score, x.image, x.text, lambda similarity, _: sigmoid_loss(x.scale * similarity + x.bias), (x.scale, x.bias)
+    )
+
+
 LOSSES: dict[str, Callable[[Inputs], Tensor]] = {
     "ours": ours,
     "plain": plain,
     "siglip": siglip,
     "variances": variances,
     "differences": differences,
+    "tiled csd": partial(tiled, pairwise_csd_similarity),
+    "tiled elk": partial(tiled, elk_similarity),
 }
 DIRECT = ("variances", "differences")
 
@@ -197,10 +211,10 @@ def peak_memory(how: str, name: str, batch: int, dim: int, device: str) -> int |
     return {"allocated": allocated, "resident": resident}[how](name, inputs)
 
 
-def in_child(how: str, name: str, batch: int, args: argparse.Namespace) -> int | None:
+def in_child(how: str, name: str, batch: int, dim: int, args: argparse.Namespace) -> int | None:
     """`peak_memory` in a new process."""
     command = [sys.executable, __file__, "--measure", how, name, str(batch)]
-    command += ["--dim", str(args.dim), "--device", args.device, "--threads", str(args.threads)]
+    command += ["--dim", str(dim), "--device", args.device, "--threads", str(args.threads)]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"memory of {name} at B={batch} could not be measured:\n{done.stderr}")
@@ -256,8 +270,8 @@ def memory_tables(args: argparse.Namespace) -> None:
         header(f"Peak memory above the inputs, MiB, {how}", [*columns, "ours / ours in the row above"])
         last = None
         for batch in (*args.batches, *args.large):
-            mine, peer = (in_child(how, name, batch, args) for name in ("ours", "siglip"))
-            slow = [in_child(how, name, batch, args) if batch in args.batches else None for name in DIRECT]
+            mine, peer = (in_child(how, name, batch, args.dim, args) for name in ("ours", "siglip"))
+            slow = [in_child(how, name, batch, args.dim, args) if batch in args.batches else None for name in DIRECT]
             row(
                 batch,
                 *(in_mib(x) for x in (mine, peer, *slow)),
@@ -268,11 +282,24 @@ def memory_tables(args: argparse.Namespace) -> None:
             last = mine
 
 
+def tiled_table(args: argparse.Namespace) -> None:
+    """MiB and seconds of the tiled loss by score, with PPCL beside them."""
+    batch, dim = args.tiled
+    names = ("tiled csd", "tiled elk", "ours")
+    header(f"Tiled loss, B={batch}, D={dim}", ["", *names, "tiled elk / tiled csd"])
+    # A trace of elk's million operations would itself take the memory that "allocated" is to find.
+    peaks = [in_child("resident", name, batch, dim, args) for name in names]
+    row("peak memory above the inputs, MiB, resident", *(in_mib(x) for x in peaks), ratio(peaks[1], peaks[0]))
+    times = take_turns(list(names), 1, Inputs(batch, dim, args.device), args.device)
+    row("s", *(f"{times[name][0]:.2f}" for name in names), f"{median_ratio(times[names[1]], times[names[0]]):.1f}")
+
+
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batches", type=int, nargs="*", default=[128, 256, 512], help="time and memory of all")
     parser.add_argument("--large", type=int, nargs="*", default=[4096, 8192], help="memory of ours and SigLIP only")
     parser.add_argument("--dim", type=int, default=768)
+    parser.add_argument("--tiled", type=int, nargs=2, default=(2048, 512), metavar=("B", "D"), help="of the tiled loss")
     parser.add_argument("--turns", type=int, default=30, help="of ours and SigLIP")
     parser.add_argument("--direct-turns", type=int, default=5, help="of ours and the direct ones")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
@@ -293,9 +320,10 @@ def main() -> None:
         f"{args.threads} threads, torch {torch.__version__}"
     )
     time_table(args)
-    if args.device in losses.FUSED_DEVICES:
+    if args.device in pairs.FUSED_DEVICES:
         kernel_table(args)
     memory_tables(args)
+    tiled_table(args)
 
 
 if __name__ == "__main__":

@@ -29,8 +29,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from prolip.evaluation import coco, large
-from prolip.evaluation.large import PairScores, Relevance
+from prolip.evaluation.datasets import coco
+from prolip.evaluation.metrics import blockwise as large
+from prolip.evaluation.metrics.blockwise import PairScores, Relevance
 from prolip.gaussian import Gaussian
 
 WAYS = ("package", "matrix", "function")
@@ -99,7 +100,7 @@ def measure(way: str, dim: int, seed: int) -> dict:
     if way == "package":
         figures = by_package(matrix.numpy(), image_ids, caption_ids)
     else:
-        figures = coco.evaluate(scores, image_ids, caption_ids, annotations)
+        figures = coco.label_set_metrics(scores, image_ids, caption_ids, annotations)
     seconds = {"seconds": time.perf_counter() - started, "processor": time.process_time() - processor}
     return seconds | {"peak": peak_megabytes(), "before": before, "figures": figures}
 

@@ -30,11 +30,11 @@ from open_clip.loss import SigLipLoss
 from torch import Tensor
 
 import prolip
-from prolip import ring
 from prolip.gaussian import Gaussian
+from prolip.losses import contrastive, ppcl_over_ranks, ring
+from prolip.methods.base import Context
 from prolip.methods.prolip import ProLIPConfig, ProLIPObjective
-from prolip.ring import ppcl_over_ranks
-from training.host_memory import keep_freed_memory
+from training.distributed import keep_freed_memory
 
 Step = Callable[[], None]
 
@@ -42,7 +42,7 @@ Step = Callable[[], None]
 class Kept:
     """A transfer that sends nothing: this rank's own buffers arrive."""
 
-    def __init__(self, neighbours: object, sent: list[Tensor], received: list[Tensor], tags: list[int]):
+    def __init__(self, group: object, sent: list[Tensor], *tags: int):
         self.sent = sent
 
     def wait(self) -> list[Tensor]:
@@ -109,7 +109,9 @@ def build_step(options: argparse.Namespace, rank: int, device: torch.device) -> 
 
     def make(ranks: int) -> Step:
         model = prolip.create_model(options.model, device=device, force_image_size=64, force_context_length=32)
-        objective = ProLIPObjective(model, ProLIPConfig(), rank=rank if ranks > 1 else 0, world_size=ranks).to(device)
+        objective = ProLIPObjective(
+            model, ProLIPConfig(), Context(rank=rank if ranks > 1 else 0, world_size=ranks)
+        ).to(device)
         network = torch.nn.parallel.DistributedDataParallel(objective, static_graph=True) if ranks > 1 else objective
         optimizer = torch.optim.AdamW(objective.parameters(), lr=1e-4, fused=True)
 
@@ -129,11 +131,11 @@ def build_step(options: argparse.Namespace, rank: int, device: torch.device) -> 
 @contextmanager
 def pretend_alone() -> Iterator[None]:
     """The loss of one rank, although a process group is there."""
-    honest, ring.world_size = ring.world_size, lambda group=None: 1
+    honest, contrastive.world_size = contrastive.world_size, lambda group=None: 1
     try:
         yield
     finally:
-        ring.world_size = honest
+        contrastive.world_size = honest
 
 
 def seconds(step: Step, device: torch.device) -> float:
@@ -224,7 +226,9 @@ def main() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    mp.spawn(work, (options, port), options.ranks)
+    # ranks of a CPU need not import everything once more; CUDA cannot be forked
+    start = "spawn" if options.device == "cuda" else "fork"
+    mp.start_processes(work, (options, port), options.ranks, start_method=start)
 
 
 if __name__ == "__main__":

@@ -29,12 +29,12 @@ from open_clip.model import CustomTextCLIP
 from torch import Tensor, nn
 
 import prolip
-from prolip.factory import get_model_config
 from prolip.masking import count_masked_rows
 from prolip.methods.base import Batch
 from prolip.methods.prolip import ProLIPConfig, ProLIPObjective
-from training.host_memory import keep_freed_memory
-from training.network import attention_for
+from prolip.models.registry import get_model_config
+from training.distributed import keep_freed_memory
+from training.model import attention_for
 
 Step = Callable[[], None]
 

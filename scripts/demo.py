@@ -43,8 +43,8 @@ def check_room(folder: Path) -> None:
 
 def train(options: argparse.Namespace, folder: Path) -> None:
     """Train to the end and evaluate; ends the program with training's exit code where it did not."""
+    from training.health.preemption import STOP
     from training.main import main as run_training
-    from training.stopping import STOP
 
     print(f"training {options.recipe}: a line every few seconds, the page at the end", flush=True)
     STOP.install()
@@ -67,7 +67,7 @@ def main() -> None:
     os.chdir(ROOT)
     sys.path.insert(0, str(ROOT / "src"))
     try:
-        from training.resuming import is_finished
+        from training.checkpoint.resuming import is_finished
     except ImportError as error:
         sys.exit(f"error: {error} ({sys.executable}): `make demo` installs all into .venv, then use .venv/bin/python")
     folder, start = ROOT / options.output_dir / options.recipe, time.perf_counter()
@@ -87,7 +87,7 @@ def main() -> None:
 
 if __name__ == "__main__":
     sys.path.insert(0, str(ROOT / "src"))
-    from prolip import console
+    from prolip.utils import console
 
     console.guard()
     try:

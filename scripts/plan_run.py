@@ -18,11 +18,11 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT / "src") not in sys.path:
     sys.path.insert(0, str(ROOT / "src"))
 
-from prolip import console  # noqa: E402
+from planner import question, tables  # noqa: E402
+from planner.plan import make_plans  # noqa: E402
+from planner.runs import check_published  # noqa: E402
+from prolip.utils import console  # noqa: E402
 from training.flags import FlagError, Parser, add_flags, build  # noqa: E402
-from training.plan import question, tables  # noqa: E402
-from training.plan.plan import make_plans  # noqa: E402
-from training.plan.published import check_published, published_table  # noqa: E402
 
 VERDICT = "verdict"
 
@@ -57,7 +57,7 @@ def plan(given: dict[str, Any]) -> None:
     plans = make_plans(ask(given), simulate)
     print(tables.heading(plans))
     for name in given["show"] or every:
-        text = tables.verdicts(plans) if name == VERDICT else tables.table(name, tables.SECTIONS[name](plans), plans)
+        text = tables.verdicts(plans) if name == VERDICT else tables.table(name, plans)
         print("\n" + text)
     if given["json"]:
         values = json.dumps([tables.as_values(p) for p in plans], indent=2)
@@ -69,7 +69,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         given = build_parser().parse_strictly(sys.argv[1:] if arguments is None else arguments)
         if given["check_published"]:
-            print(published_table(check_published()))
+            print(tables.published_table(check_published()))
         else:
             plan(given)
     except (FlagError, OSError) as error:

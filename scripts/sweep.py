@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parent.parent
 def read_sweep(path: Path) -> dict[str, Any]:
     """The sweep file, with every key there. Raises SystemExit naming what is missing or not known."""
     sys.path.insert(0, str(ROOT / "src"))
-    from prolip.documents import read_yaml
+    from prolip.utils.documents import read_yaml
 
     wanted = {"recipe", "seeds", "flags", "variants", "columns"}
     try:
@@ -135,10 +135,13 @@ def train_all(sweep: dict[str, Any], variants: list[str], folder: Path, jobs: in
 def reckon_again(folder: Path) -> None:
     """Put the uncertainty figures of the embeddings in `folder`/eval into its eval.json."""
     sys.path.insert(0, str(ROOT / "src"))
-    from prolip.evaluation import result, uncertainty
+    from prolip.evaluation.suites.emoji import levels, load
 
-    found = result.load(folder / "eval")
-    figures = uncertainty.figures(found.image, found.text, found.corpus, found.table, found.token_lengths)
+    found = load(folder / "eval")
+    if not found.probabilistic:
+        return
+    embedded = found.image, found.text, found.corpus, found.table, found.token_lengths
+    figures = levels.trace_metrics(*embedded, found.uncertainty)
     finite = {key: value if math.isfinite(value) else None for key, value in figures.items()}
     written = json.loads((folder / "eval.json").read_text(encoding="utf-8")) | finite
     (folder / "eval.json").write_text(json.dumps(written, indent=2), encoding="utf-8")
@@ -210,6 +213,6 @@ def main() -> None:
 
 if __name__ == "__main__":
     sys.path.insert(0, str(ROOT / "src"))
-    from prolip import console
+    from prolip.utils import console
 
     console.command(main)

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from prolip.checkpoint import save_pretrained
-from training.checkpointing import check_checkpoint, load_checkpoint
+from prolip.models.weights.checkpoint import save_pretrained
+from training.checkpoint.files import check_checkpoint, load_checkpoint
 from training.config import build_config
 from training.flags import FlagError
 from training.run import build_model, build_tokenizer

@@ -12,15 +12,15 @@ from importlib.metadata import distributions
 
 import torch
 
-from prolip.data.captions import CaptionSampler
 from prolip.data.config import check_divisible
-from prolip.data.opening import ReadPolicy
-from prolip.data.shards import expand_shards
+from prolip.data.reading.opening import ReadPolicy
+from prolip.data.reading.shards import expand_shards
+from prolip.data.reading.tar import read_shard
+from prolip.data.samples.captions import CaptionSampler
 from prolip.data.sources import check_sample, dataset_kind
 from prolip.data.survey import refuse_unusable, survey
-from prolip.data.tar import read_shard
 from prolip.factory import find_weights
-from prolip.messages import naming
+from prolip.utils.messages import naming
 from training.config import Config, rows_per_rank
 from training.flags import FlagError
 from training.main import explain, parse

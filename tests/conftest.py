@@ -4,7 +4,10 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
+import shutil
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 import torch
@@ -22,23 +25,38 @@ if processes := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 0)):
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     torch.set_num_threads(threads)
 
-#: Folders whose files take longest go first, so that no process ends long behind the others.
-FIRST = ("tests/slurm/", "tests/training/")
+
+def pytest_configure(config):
+    """Write the drawings that small runs train on, in the process that starts the others."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        folder = Path(tempfile.mkdtemp(prefix="prolip_drawings_"))
+        os.environ["PROLIP_TEST_DRAWINGS"] = str(folder / "shards")
+        config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+        import drawings
+
+        drawings.write(drawings.FOLDER)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers():
+    """One process more than there are cores, as tests of runs that are stopped, killed or forked wait much."""
+    return (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1) + 1
 
 
 def pytest_collection_modifyitems(items):
-    items.sort(key=lambda item: next((n for n, name in enumerate(FIRST) if item.nodeid.startswith(name)), len(FIRST)))
+    """Files of training take longest and go first, so that no process ends long behind the others."""
+    items.sort(key=lambda item: not item.nodeid.startswith("tests/training/"))
 
 
-def pytest_xdist_make_scheduler(config, log):
-    """The tests of a file run in one process, in which they share fixtures; those of tests/slurm share one cluster."""
-    from xdist.scheduler import LoadFileScheduling
+def pytest_collection_finish():
+    """Leave what all modules have imported to no later collection, of which each file of tests has one."""
+    gc.collect()
+    gc.freeze()
 
-    class ByFile(LoadFileScheduling):
-        def _split_scope(self, nodeid):
-            return "slurm" if nodeid.startswith("tests/slurm/") else super()._split_scope(nodeid)
 
-    return ByFile(config, log)
+def pytest_sessionfinish():
+    """Triton's binding takes frozen objects for leaks, and lists them."""
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="module", autouse=True)

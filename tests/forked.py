@@ -1,4 +1,4 @@
-"""Runs of training.main that are forked from one process which has loaded everything: a second each instead of six."""
+"""Runs of training.main and of scripts, forked from one process which has loaded all: a second each instead of six."""
 from __future__ import annotations
 
 import contextlib
@@ -17,8 +17,8 @@ ROOT = Path(__file__).parents[1]
 SERVER = """
 import json, os, resource, signal, socket, sys
 import torch.distributed.fsdp, torch.utils.tensorboard, training.loop, training.main, training.run
-from prolip import console
-from training.stopping import STOP
+from prolip.utils import console
+from training.health.preemption import STOP
 
 
 def take_streams(order):
@@ -119,6 +119,12 @@ class Forked:
     def run(self, *words: Any, **settings: Any) -> int:
         self.start(*words, **settings)
         return self.end()
+
+    def script(self, path: Path, *words: Any, **settings: Any) -> int:
+        """Another program than training.main, with these words."""
+        argv = [str(path), *map(str, words)]
+        code = f"import runpy; sys.argv = {argv!r}; runpy.run_path({argv[0]!r}, run_name='__main__'); sys.exit(0)"
+        return self.run(before=code, **settings)
 
     def send(self, number: int) -> None:
         """A signal to the run and all its workers, as a terminal sends it; to all ranks."""

@@ -11,11 +11,11 @@ if TYPE_CHECKING:
         create_model,
         create_model_and_transforms,
         create_model_from_pretrained,
-        list_models,
     )
     from prolip.gaussian import Gaussian
+    from prolip.models.registry import list_models
+    from prolip.models.tokenizer import get_tokenizer
     from prolip.openclip_names import build_zero_shot_classifier, list_pretrained, tokenize
-    from prolip.tokenizer import get_tokenizer
 
 __all__ = [
     "Gaussian", "build_zero_shot_classifier", "create_model", "create_model_and_transforms",
@@ -29,8 +29,8 @@ __version__ = "0.1.0"
 # and what fetches URLs.
 _LATE = {
     "Gaussian": "gaussian",
-    "create_model": "factory", "create_model_and_transforms": "factory", "list_models": "factory",
-    "get_tokenizer": "tokenizer", "create_model_from_pretrained": "factory", "open_image": "data.pictures",
+    "create_model": "factory", "create_model_and_transforms": "factory", "list_models": "models.registry",
+    "get_tokenizer": "models.tokenizer", "create_model_from_pretrained": "factory", "open_image": "data.pictures",
     "build_zero_shot_classifier": "openclip_names", "list_pretrained": "openclip_names",
     "tokenize": "openclip_names",
 }  # fmt: skip

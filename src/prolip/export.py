@@ -16,11 +16,11 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from prolip import console
-from prolip.checkpoint import CheckpointError
-from prolip.evaluation.embed import evaluating
-from prolip.evaluation.outputs import check_output
-from prolip.model import ProLIP
+from prolip.evaluation.model import evaluating
+from prolip.models.prolip import ProLIP
+from prolip.models.weights.checkpoint import CheckpointError
+from prolip.utils import console
+from prolip.utils.outputs import check_output
 
 NEEDED = ("onnx", "onnxscript", "onnxruntime")
 OUTPUTS = ("mean", "log_var")
@@ -38,7 +38,6 @@ class ImageEncoder(nn.Module):
         self.model = model
 
     def forward(self, image: Tensor) -> tuple[Tensor, Tensor]:
-        """Both tensors of `encode_image`."""
         mean, log_var = self.model.encode_image(image)
         return mean, log_var
 
@@ -57,7 +56,6 @@ class TextEncoder(nn.Module):
         self.model = model
 
     def forward(self, text: Tensor) -> tuple[Tensor, Tensor]:
-        """Both tensors of `encode_text`."""
         mean, log_var = self.model.encode_text(text)
         return mean, log_var
 
@@ -136,7 +134,7 @@ def main(args: Sequence[str] | None = None) -> int:
     parser.add_argument("folder", help="where image.onnx and text.onnx go")
     parser.add_argument("--pretrained", help="weights for a name; 'random' for untrained ones")
     options = parser.parse_args(args)
-    from prolip.evaluation.embedder import RANDOM, check_weights
+    from prolip.evaluation.loading import RANDOM, check_weights
     from prolip.factory import create_model
 
     random = options.pretrained == RANDOM

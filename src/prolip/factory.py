@@ -1,35 +1,34 @@
 """create_model and its relatives, with OpenCLIP's signatures: a name or a schema in, a model and its transforms out."""
 from __future__ import annotations
 
-import json
 import logging
 import os
-from contextlib import suppress
 from dataclasses import asdict
-from functools import lru_cache
-from pathlib import Path
+from functools import partial
 from typing import Any
 
-import open_clip
 import torch
-from open_clip.factory import parse_model_name
-from open_clip.model import CLIPVisionCfg, set_model_preprocess_cfg
+from open_clip.model import set_model_preprocess_cfg
 from open_clip.transform import PreprocessCfg, image_transform_v2, merge_preprocess_dict
-from open_clip.utils import to_2tuple
 from torchvision.transforms import Compose
 
-from prolip.checkpoint import CONFIG_NAMES, WEIGHT_NAMES, find_in, load_checkpoint, read_config
-from prolip.config_rules import RULES, check_values, count_parameters
-from prolip.data.decoding import as_rgb
-from prolip.hub import hub_file
-from prolip.messages import explain_missing
-from prolip.model import ProLIP, cast_to
-from prolip.model_config import DEFAULTS, check_keys, check_openclip, complete, is_released, near_matches, override
-from prolip.unreadable import why_no_name
+from prolip.data.samples.decoding import as_rgb
+from prolip.methods import find_method
+from prolip.models.config import DEFAULTS, complete, near_matches, override
+from prolip.models.config_rules import count_parameters
+from prolip.models.prolip import ProLIP, cast_to
+from prolip.models.registry import (
+    check_forward,
+    check_preprocess,
+    config_beside,
+    find_weights,
+    get_model_config,
+    grid_of,
+)
+from prolip.models.weights.checkpoint import load_checkpoint
 
 log = logging.getLogger(__name__)
 
-CONFIG_DIR = Path(__file__).parent / "model_configs"
 AUTOCAST = ("amp", "amp_bf16", "amp_bfloat16")
 CASTS = {"bf16": torch.bfloat16, "fp16": torch.float16, "pure_bf16": torch.bfloat16, "pure_fp16": torch.float16}
 PRECISIONS = ("fp32", *AUTOCAST, *CASTS)
@@ -44,94 +43,6 @@ OPENCLIP_ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
     "pretrained_image_path": ((None,), WHOLE),
     "pretrained_text_path": ((None,), WHOLE),
 }
-# Published OpenCLIP models have a transformers model beside them, which takes the plain names.
-FOREIGN_FIRST = tuple(sorted(WEIGHT_NAMES, key=lambda name: not name.startswith("open_clip")))
-
-
-@lru_cache(maxsize=1)
-def _configs() -> dict[str, dict[str, Any]]:
-    files = sorted(CONFIG_DIR.glob("*.json"), key=lambda path: path.stem.lower())
-    return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in files}
-
-
-def list_models() -> list[str]:
-    """The names that `create_model` and `get_tokenizer` know without a schema."""
-    return list(_configs())
-
-
-def get_model_config(model_name: str, cache_dir: str | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(complete model configuration, preprocessing) of a bundled name, `local-dir:<folder>` or `hf-hub:<org/name>`."""
-    if not isinstance(model_name, str) or not model_name:
-        raise ValueError(f"model_name is {model_name!r}: give one of list_models(), local-dir:<folder> or"
-                         " hf-hub:<org/name>")
-    schema, name = parse_model_name(model_name)
-    if schema in ("local-dir", "hf-hub"):
-        local = schema == "local-dir"
-        path = find_in(name, CONFIG_NAMES, "configuration") if local else hub_file(name, CONFIG_NAMES, cache_dir)
-        return _read_whole(path)
-    if name not in _configs():
-        ours = "" if name not in open_clip.list_models() else (
-            f"; {name} is OpenCLIP's, its own weights are evaluated by prolip.evaluation.embedder.load_embedder"
-        )
-        raise ValueError(why_no_name(name) or f"unknown model {name!r}: {near_matches(name, list_models())} (or"
-                         f" hf-hub:<org/name>, local-dir:<folder with config.json and model.safetensors>{ours})")
-    return complete(_configs()[name]), {}
-
-
-def _read_whole(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(complete model configuration, preprocessing) of a file; ValueError naming the file and the key."""
-    config, preprocess = read_config(path)
-    try:
-        check_preprocess(preprocess)
-        return complete(config), preprocess
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
-
-
-def check_preprocess(values: dict[str, Any]) -> None:
-    """ValueError for preprocessing that OpenCLIP's transforms would not read, or could not do."""
-    check_keys(values, RULES["preprocess_cfg"], "preprocess_cfg")
-    check_values(values, RULES["preprocess_cfg"], "preprocess_cfg")
-
-
-def find_weights(model_name: str, pretrained: str | None, cache_dir: str | None = None) -> Path | None:
-    """The weights file that a name and `pretrained` mean, or none; a local folder may hold a configuration alone."""
-    schema, name = parse_model_name(model_name)
-    bare = schema == "local-dir" and not any((Path(name) / known).is_file() for known in WEIGHT_NAMES)
-    if schema and pretrained and not bare:
-        raise ValueError(f"{model_name} has its own weights, pretrained={pretrained!r} would be ignored: drop one")
-    if schema and not pretrained:
-        return _named_weights(schema, name, WEIGHT_NAMES, cache_dir)
-    if not pretrained:
-        return None
-    schema, name = parse_model_name(str(pretrained))
-    if schema == "hf-hub":
-        with suppress(FileNotFoundError):  # what it says of the weights is compared with the model
-            hub_file(name, tuple(reversed(CONFIG_NAMES)), cache_dir)
-    if schema:
-        return _named_weights(schema, name, FOREIGN_FIRST, cache_dir)
-    path = Path(pretrained)
-    if path.is_dir():
-        return find_in(path, FOREIGN_FIRST, "weights")
-    if not path.is_file():
-        raise FileNotFoundError(f"--pretrained {pretrained!r} is no file: give a weights file, a folder that holds one,"
-                                f" or published weights, hf-hub:<org/name>{_tag_hint(str(pretrained))}."
-                                f" {explain_missing(str(path))}")
-    return path
-
-
-def _tag_hint(pretrained: str) -> str:
-    """Where OpenCLIP's weights with a tag are published; empty for what is no tag."""
-    tagged = [name for name, tag in open_clip.list_pretrained() if tag == pretrained]
-    for name in sorted(tagged, key=lambda name: not name.startswith("ViT")):
-        if hub := open_clip.get_pretrained_cfg(name, pretrained).get("hf_hub"):
-            return (f" (a tag of OpenCLIP's: of {name} these are hf-hub:{hub.rstrip('/')}, for a model of its shape,"
-                    " local-dir:<folder with its config.json>, and init_uncertainty=True)")
-    return ""
-
-
-def _named_weights(schema: str, name: str, order: tuple[str, ...], cache_dir: str | None) -> Path:
-    return find_in(name, order, "weights") if schema == "local-dir" else hub_file(name, order, cache_dir)
 
 
 def _drop_openclip_only(options: dict[str, Any]) -> dict[str, Any]:
@@ -140,49 +51,6 @@ def _drop_openclip_only(options: dict[str, Any]) -> dict[str, Any]:
         if name in options and options[name] not in neutral:
             raise ValueError(f"{name}={options[name]!r} is OpenCLIP's alone: leave it out; {remedy}")
     return {name: value for name, value in options.items() if name not in OPENCLIP_ONLY}
-
-
-def _config_beside(weights: Path) -> dict[str, Any]:
-    """The configuration that the weights were trained with, from the file beside them; empty where there is none."""
-    for name in CONFIG_NAMES:
-        theirs: dict[str, Any] = {}
-        with suppress(OSError, ValueError):
-            theirs, _ = read_config(weights.parent / name)
-        if {"embed_dim", "vision_cfg", "text_cfg"} <= theirs.keys():  # not what another program calls config.json
-            try:
-                complete(theirs) if "prolip_cfg" in theirs or is_released(theirs) else check_openclip(theirs)
-            except ValueError as error:
-                raise ValueError(f"{weights.parent / name}, beside the weights: {error}") from error
-            return theirs
-    return {}
-
-
-def _check_forward(config: dict[str, Any], theirs: dict[str, Any], weights: Path, chosen: set[str]) -> None:
-    """Refuse weights that were trained with another forward pass, as their own configuration says.
-
-    Their shapes may fit all the same: those of the published B-16 fit ours, and its outputs would be wrong. What was
-    asked for by name (`chosen`) is left as it is.
-    """
-    trained: dict[str, Any] = {"quick_gelu": bool(theirs.get("quick_gelu", False))} if theirs else {}
-    if is_released(theirs):
-        trained["forward"] = "released"
-    elif theirs.get("prolip_cfg"):
-        trained["forward"] = theirs["prolip_cfg"].get("forward", "paper")
-    for key, value in trained.items():
-        mine = config["prolip_cfg"]["forward"] if key == "forward" else config["quick_gelu"]
-        if mine != value and key not in chosen:
-            raise ValueError(f"{weights} was trained with {key}={value!r} and the model has {key}={mine!r}, which no"
-                             f" shape tells: give {key}={value!r}, or local-dir:{weights.parent} as the model")
-
-
-def _grid_of(theirs: dict[str, Any]) -> tuple[int, int] | None:
-    """Rows and columns of patches that a configuration means; None without one."""
-    if not theirs:
-        return None
-    tower = CLIPVisionCfg(**{key: theirs["vision_cfg"][key] for key in ("image_size", "patch_size")
-                             if key in theirs["vision_cfg"]})  # fmt: skip
-    (height, width), (rows, columns) = to_2tuple(tower.image_size), to_2tuple(tower.patch_size)
-    return height // rows, width // columns
 
 
 def create_model(  # noqa: PLR0913 (OpenCLIP's signature)
@@ -212,8 +80,9 @@ def create_model(  # noqa: PLR0913 (OpenCLIP's signature)
     `pure_bf16`, `pure_fp16` (embeddings cast too); the `amp` names build float32 weights for autocast.
     force_image_size, force_context_length: positions are interpolated when weights are loaded.
     init_uncertainty: `pretrained` is a deterministic OpenCLIP model of the same size, see `load_checkpoint`.
-    model_kwargs: keys of the configuration or of its `prolip_cfg`, such as init_logit_bias=-5 or mask_padding=True;
-    OpenCLIP's other options, such as jit, at their defaults.
+    model_kwargs: keys of the configuration or of its `prolip_cfg`, such as init_logit_bias=-5 or mask_padding=True,
+    method_cfg={"name": "siglip"} for what it is to be trained as; OpenCLIP's other options, such as jit, at their
+    defaults.
     The model is in training mode, as OpenCLIP's.
     """
     if precision not in PRECISIONS:
@@ -233,16 +102,32 @@ def create_model(  # noqa: PLR0913 (OpenCLIP's signature)
     if weights is None and (require_pretrained or init_uncertainty):
         raise ValueError(f"no weights to load for {model_name}: give pretrained=<file>, or a name with hf-hub: or"
                          " local-dir: (and leave load_weights on)")
-    theirs = {} if weights is None else _config_beside(weights)
+    theirs = {} if weights is None else config_beside(weights)
     if weights is not None:
-        _check_forward(config, theirs, weights, {*model_kwargs, *(("quick_gelu",) if force_quick_gelu else ())})
+        check_forward(config, theirs, weights, {*model_kwargs, *(("quick_gelu",) if force_quick_gelu else ())})
     model = ProLIP(config, low_precision=precision in CASTS, output_dict=bool(output_dict))
+    _extend(model)
     if weights is not None:
-        load_checkpoint(model, weights, init_uncertainty, weights_only, image_grid=_grid_of(theirs))
-    _set_preprocessing(model, preprocess, force_preprocess_cfg)
+        load_checkpoint(model, weights, init_uncertainty, weights_only, image_grid=grid_of(theirs))
+    cfg = merge_preprocess_dict(asdict(PreprocessCfg()), {**preprocess, "size": model.visual.image_size})
+    cfg = merge_preprocess_dict(cfg, force_preprocess_cfg or {})
+    set_model_preprocess_cfg(model, cfg)
+    model.set_pixel_statistics(cfg["mean"], cfg["std"])
     if precision in CASTS:
         cast_to(model, CASTS[precision], pure=precision.startswith("pure"))
     return model.to(device)
+
+
+def _extend(model: ProLIP) -> None:
+    """Add what the model's method has of its own. ValueError for an unknown method, or a configuration not its own."""
+    given = model.config["method_cfg"]
+    method = find_method(given["name"])
+    try:
+        config = method.config(**given.get("config", {}))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"method_cfg.config does not fit the method {given['name']!r}: {error}") from error
+    if method.extend is not None:
+        model.extend(partial(method.extend, config=config))
 
 
 def _check_memory(config: dict[str, Any]) -> None:
@@ -256,13 +141,6 @@ def _check_memory(config: dict[str, Any]) -> None:
     if wanted > memory > 0:
         raise ValueError(f"the model's float32 weights take {wanted / 2**30:.0f} GiB, this machine has"
                          f" {memory / 2**30:.0f}: take a smaller model, or a larger machine")
-
-
-def _set_preprocessing(model: ProLIP, preprocess: dict[str, Any], forced: dict[str, Any] | None) -> None:
-    cfg = merge_preprocess_dict(asdict(PreprocessCfg()), {**preprocess, "size": model.visual.image_size})
-    cfg = merge_preprocess_dict(cfg, forced or {})
-    set_model_preprocess_cfg(model, cfg)
-    model.set_pixel_statistics(cfg["mean"], cfg["std"])
 
 
 def create_model_and_transforms(  # noqa: PLR0913 (OpenCLIP's signature)

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from functools import reduce
 from typing import Any, NamedTuple
 
@@ -65,13 +66,20 @@ def upcast(x: Tensor) -> Tensor:
     return x if x.dtype == torch.float64 else x.float()
 
 
+def without_autocast(device: torch.device) -> AbstractContextManager:
+    """A region in which matrix products keep their dtype: heads, measures and losses run in float32 under autocast."""
+    if not torch.amp.is_autocast_available(device.type) or not torch.is_autocast_enabled(device.type):  # meta has none
+        return nullcontext()
+    return torch.autocast(device.type, enabled=False)
+
+
 def check_gaussian(z: Any, name: str = "z") -> None:
     """TypeError unless `z` is a Gaussian of two float tensors, ValueError unless they fit, (..., D) on one device."""
     if not isinstance(z, Gaussian):
-        raise TypeError(f"{name} is {describe(z)}, want a Gaussian: {_remedy(z)}")
+        raise TypeError(f"{name} is {kind_of(z)}, want a Gaussian: {_remedy(z)}")
     for part, x in zip(z._fields, z):
         if not isinstance(x, Tensor):
-            raise TypeError(f"{name}.{part} is {describe(x)}, want a tensor: torch.as_tensor({part})")
+            raise TypeError(f"{name}.{part} is {kind_of(x)}, want a tensor: torch.as_tensor({part})")
         if not x.is_floating_point():
             raise TypeError(f"{name}.{part} is {x.dtype}, want a float tensor: {part}.float()")
     mean, log_var = z
@@ -104,7 +112,7 @@ def check_pair(p: Any, q: Any, names: tuple[str, str] = ("p", "q")) -> tuple[Gau
     return p.to(dtype), q.to(dtype)
 
 
-def describe(value: Any) -> str:
+def kind_of(value: Any) -> str:
     """What a value is, for an error: its type, with the shape and dtype of an array, or the types in a sequence."""
     kind = type(value).__name__
     if hasattr(value, "shape") and hasattr(value, "dtype"):
@@ -122,7 +130,7 @@ def _remedy(value: Any) -> str:
         return "Gaussian(mean, log_var) of these two"
     if isinstance(value, Tensor):
         return ("give what encode_image and encode_text return, whole; for points without variances"
-                " prolip.evaluation.embedder.as_points(features)")
+                " prolip.evaluation.model.as_points(features)")
     return "give what encode_image and encode_text return, or Gaussian(mean, log_var)"
 
 
@@ -136,14 +144,14 @@ def as_scalar(value: Any, like: Tensor, name: str) -> Tensor:
     try:
         return like.new_full((), value)
     except TypeError:
-        message = f"{name} is one number, got {describe(value)}: give a number or a tensor of one element"
+        message = f"{name} is one number, got {kind_of(value)}: give a number or a tensor of one element"
         raise TypeError(message) from None
 
 
 def concatenate(gaussians: Iterable[Gaussian]) -> Gaussian:
     """Join along the first dimension. Raises ValueError for none."""
     if isinstance(gaussians, (Gaussian, Tensor)) or not isinstance(gaussians, Iterable):
-        raise TypeError(f"gaussians are {describe(gaussians)}, want a list of Gaussians: concatenate([z, w])")
+        raise TypeError(f"gaussians are {kind_of(gaussians)}, want a list of Gaussians: concatenate([z, w])")
     parts = list(gaussians)
     if not parts:
         raise ValueError("no Gaussians to concatenate: give at least one (its tensors may have no rows)")
@@ -171,7 +179,7 @@ def mixture(z: Gaussian, weights: Tensor | None = None, normalise: bool = True) 
     if weights is None:
         weights = z.mean.new_full(z.mean.shape[:-1], 1 / z.mean.shape[-2])
     elif not isinstance(weights, Tensor):
-        raise TypeError(f"weights are {describe(weights)}, want a tensor (..., N): torch.tensor(weights)")
+        raise TypeError(f"weights are {kind_of(weights)}, want a tensor (..., N): torch.tensor(weights)")
     elif weights.shape != z.mean.shape[:-1]:
         raise ValueError(
             f"weights {tuple(weights.shape)} do not fit prompts {tuple(z.mean.shape[:-1])}: give (..., N)"

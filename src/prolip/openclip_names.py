@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from prolip.evaluation.zero_shot import TEMPLATES, class_gaussians
-from prolip.gaussian import Gaussian, describe
+from prolip.gaussian import Gaussian, kind_of
 
 
 def build_zero_shot_classifier(
@@ -25,7 +25,7 @@ def build_zero_shot_classifier(
     Images are classified by `measures.pairwise_csd_similarity(image, classes)`, (B, C). Arguments as OpenCLIP's.
     """
     if isinstance(classnames, str) or not classnames or not all(isinstance(name, str) for name in classnames):
-        raise TypeError(f"classnames are {describe(classnames)}, want a list of names, one per class: synonyms go to"
+        raise TypeError(f"classnames are {kind_of(classnames)}, want a list of names, one per class: synonyms go to"
                         " prolip.evaluation.zero_shot.class_gaussians")
     batch = (num_classes_per_batch or len(classnames)) * max(1, len(templates))
     options: dict[str, Any] = {"batch_size": batch, "device": device, "progress": use_tqdm}

@@ -4,61 +4,38 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import json
-import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_type_hints
 
 import torch
 from timm.optim import list_optimizers
 
-from prolip.data.augment import AugmentConfig
+from prolip.data.augment.affine import AugmentConfig
 from prolip.data.loader import DataConfig
-from prolip.documents import read_json, read_yaml
-from prolip.messages import appearance_of
-from prolip.methods import METHODS
-from prolip.methods.base import MAX_LOGIT_SCALE
-from training.flags import FlagError, build, flag_of, nearest
+from prolip.methods import find_method
+from prolip.options import ModelOptions
+from prolip.utils.documents import read_json, read_yaml
+from prolip.utils.fields import option
+from prolip.utils.messages import appearance_of
+from training.flags import FlagError, build, check_alone, did_you_mean, flag_of
 
 DEFAULT_EPOCHS = 32
-# ProLIP B.1, in OpenCLIP's names.
+# The paper's, B.1, in OpenCLIP's names.
 AUGMENTATION = {
     "scale": (0.8, 1.0), "color_jitter": (0.32, 0.32, 0.32, 0.08), "color_jitter_prob": 0.8, "gray_scale_prob": 0.2,
 }  # fmt: skip
-# Settings that follow from others: one seed for everything, caption identities when the method asks for them.
-DERIVED = {"data": ("seed", "known_matches")}
+# Settings that follow from others, and from which.
+DERIVED = {"data": {f.name: f.metadata["follows"] for f in dataclasses.fields(DataConfig) if "follows" in f.metadata}}
 # Facts of one invocation, not of the run: left out of the saved config, so that it starts afresh.
 INVOCATION = ("resume", "overwrite", "traceback")
 
 
-def option(default: Any, help: str, **more: Any) -> Any:
-    """A dataclass field with its help text."""
-    if isinstance(default, (list, dict)):
-        return field(default_factory=lambda: type(default)(default), metadata={"help": help, **more})
-    return field(default=default, metadata={"help": help, **more})
-
-
 @dataclass(frozen=True, kw_only=True)
-class ModelConfig:
-    """Which network, from which weights, on which tokens."""
+class ModelConfig(ModelOptions):
+    """Which network, from which weights, on which tokens, by which augmentation."""
 
-    model: str = option("ProLIP-ViT-B-16", "model config, by name (prolip.list_models()) or hf-hub:/local-dir: address")
-    pretrained: str | None = option(None, "weights to start from: a file, a folder or a hub name; none: random")
     tokenizer: str | None = option(None, "name or local folder of the tokenizer, instead of the model config's")
-    force_image_size: int | None = option(None, "image size in pixels, instead of the model config's")
-    force_context_length: int | None = option(None, "tokens of a text, instead of the model config's")
-    init_uncertainty: bool = option(
-        False, "--pretrained is a deterministic OpenCLIP model of the same size: what it lacks keeps its initial values"
-    )
-    init_unc_bias: float | None = option(None, "initial log sigma^2 of every dimension; paper: -10")
-    init_unc_gain: float | None = option(None, "initial spread of log sigma^2 over inputs, the model config's: 0.1")
-    mask_padding: bool = option(False, "hide padding from the text tower's attention; the paper does not")
-    init_logit_scale: float | None = option(None, "initial a as it enters the logit a * similarity + b; paper: 10")
-    init_logit_bias: float | None = option(None, "initial b; paper: -10, near -log(global batch) for small batches")
-    lock_image: bool = option(False, "freeze the image tower")
-    lock_image_unlocked_groups: int = option(0, "leave the last groups of a locked image tower unlocked; 1: the heads")
-    lock_text: bool = option(False, "freeze the text tower")
-    lock_text_unlocked_layers: int = option(0, "leave the last layers of a locked text tower unlocked; 1: the heads")
     grad_checkpointing: bool = option(False, "recompute activations in the backward pass: less memory, a third slower")
     checkpoint_policy: Literal["full", "selective"] = option(
         "full", "what --grad-checkpointing computes again: whole blocks, or all but matrix products and attention"
@@ -74,31 +51,16 @@ class ModelConfig:
     )
 
     def __post_init__(self) -> None:
-        scale = self.init_logit_scale
-        if scale is not None and not 0 < scale <= MAX_LOGIT_SCALE:
-            raise FlagError(f"--init-logit-scale {scale}: give a number above 0 and at most {MAX_LOGIT_SCALE:g}, the "
-                            "bound on a; the paper starts at 10; it is a factor, not its logarithm")  # fmt: skip
-        for name in ("init_logit_bias", "init_unc_bias", "init_unc_gain"):
-            if not math.isfinite(getattr(self, name) or 0.0):
-                raise FlagError(f"{flag_of(name)} {getattr(self, name)}: give a finite number")
-        for name in ("force_image_size", "force_context_length"):
-            if getattr(self, name) is not None:
-                _at_least(1, self, name)
-        if self.init_uncertainty and not self.pretrained:
-            raise FlagError("--init-uncertainty without --pretrained: give the weights file of the deterministic model")
+        super().__post_init__()
         fast = not (self.device_augment or self.openclip_transform or self.aug_cfg.get("use_timm"))
         if self.dct_scaled_decoding and not fast:
             raise FlagError("--dct-scaled-decoding is for --aug-cfg as shared between workers and device: leave it "
                             "out, or leave out --device-augment, --openclip-transform and use_timm")
-        for tower, unlocked in (("image", "lock_image_unlocked_groups"), ("text", "lock_text_unlocked_layers")):
-            _at_least(0, self, unlocked)
-            if getattr(self, unlocked) and not getattr(self, f"lock_{tower}"):
-                raise FlagError(f"{flag_of(unlocked)} without --lock-{tower}: add it, nothing is locked so far")
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimConfig:
-    """Optimiser, learning-rate schedule, clipping, averaging. Defaults: ProLIP B.1, at a global batch of 16,384."""
+    """Optimiser, learning-rate schedule, clipping, averaging. Defaults: the paper's, B.1, for a batch of 16,384."""
 
     opt: str = option("adamw", "optimiser by timm's name: adamw, adamp, muon, lamb, lion, sgd, ...")
     lr: float = option(5e-4, "highest learning rate")
@@ -119,13 +81,10 @@ class OptimConfig:
     def __post_init__(self) -> None:
         known = [str(name) for name in list_optimizers()]
         if self.opt.lower() not in known:
-            near = nearest(self.opt.lower(), known)
-            remedy = f"did you mean {' or '.join(near)}?" if near else "timm.optim.list_optimizers() lists all names"
+            remedy = did_you_mean(self.opt.lower(), known, "timm.optim.list_optimizers() lists all names")
             raise FlagError(f"--opt {self.opt} is unknown to timm: {remedy}")
-        for name in ("lr", "eps"):
-            _above(0, self, name)
-        for name in ("wd", "logit_lr_mult", "warmup"):
-            _at_least(0, self, name)
+        _above_zero(self, "lr", "eps")
+        _at_least(0, self, "wd", "logit_lr_mult", "warmup")
         for name in ("beta1", "beta2", "lr_min_ratio", "momentum", "ema_decay"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < 1:
@@ -134,8 +93,7 @@ class OptimConfig:
             value = getattr(self, name)
             if value is not None and not 0 < value <= 1:
                 raise FlagError(f"{flag_of(name)} {value} is outside (0, 1]: give a share such as 0.7")
-        if self.grad_clip_norm is not None:
-            _above(0, self, "grad_clip_norm", remedy="leave it out for no clipping")
+        _above_zero(self, "grad_clip_norm", remedy="; leave it out for no clipping")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,30 +137,22 @@ class RunConfig:
     traceback: bool = option(False, "show where an error came from")
 
     def __post_init__(self) -> None:
-        lengths = [name for name in ("epochs", "max_steps", "max_samples") if getattr(self, name) is not None]
-        if len(lengths) > 1:
-            raise FlagError(f"{' and '.join(map(flag_of, lengths))} contradict each other: give one length")
-        cadences = [name for name in ("save_every_steps", "save_every_samples") if getattr(self, name) is not None]
-        for name in ("accum_freq", "log_every_n_steps", *lengths, *cadences):
-            _at_least(1, self, name)
-        counts = ("save_frequency", "keep_checkpoints", "keep_every_steps", "max_nonfinite", "seed", "profile",
+        lengths = ("epochs", "max_steps", "max_samples")
+        check_alone(self, lengths, "one length")
+        _at_least(1, self, "accum_freq", "log_every_n_steps", *lengths, "save_every_steps", "save_every_samples")
+        _at_least(0, self, "save_frequency", "keep_checkpoints", "keep_every_steps", "max_nonfinite", "seed", "profile",
                   "stall_seconds")  # fmt: skip
-        for name in counts:
-            _at_least(0, self, name)
         if self.seed >= 2**63:
             raise FlagError(f"--seed {self.seed}: give a number below 2^63")
-        if self.peak_tflops is not None:
-            _above(0, self, "peak_tflops")
+        _above_zero(self, "peak_tflops")
         if self.fsdp and self.precision == "amp_fp16":
             raise FlagError("--fsdp with --precision amp_fp16: use amp_bf16 or fp32, shards have no loss scaling")
         if self.wandb_project and importlib.util.find_spec("wandb") is None:
             raise FlagError("--wandb-project, but wandb is not installed: pip install wandb, or leave the flag out")
-        if self.save_every_minutes is not None:
-            _above(0, self, "save_every_minutes")
+        _above_zero(self, "save_every_minutes")
         if self.keep_every_steps and not self.keep_checkpoints:
             raise FlagError("--keep-every-steps without --keep-checkpoints: say how many of the newest to keep")
-        if self.global_batch_size is not None:
-            _at_least(1, self, "global_batch_size")
+        _at_least(1, self, "global_batch_size")
         if self.name is not None and (not self.name or Path(self.name).name != self.name or self.name in (".", "..")):
             raise FlagError(f"--name {self.name!r} is no folder name: give the folder above it as --output-dir")
         if self.resume in ("latest", "auto") and self.name is None:
@@ -226,6 +176,9 @@ class ValidationConfig:
     val_frequency: int = option(0, "evaluate every so many epochs as well; 0: only at the end")
     val_every_steps: int | None = option(None, "evaluate whenever so many steps are done as well")
     val_batch_size: int = option(256, "images that a rank embeds at a time")
+    val_precision: Literal["fp32", "amp_bf16", "amp_fp16"] = option(
+        "fp32", "arithmetic of evaluations; fp32 gives the metrics that the evaluation commands give of the saved model"
+    )
     best_metric: str | None = option(
         None, "keep the model with the highest value of this figure in best/: imagenet/acc1, ema/coco/i2t/R@1, ..."
     )
@@ -246,8 +199,7 @@ class ValidationConfig:
         if self.best_lowest and not self.best_metric:
             raise FlagError("--best-lowest without --best-metric: name the figure, such as imagenet/acc1")
         _at_least(0, self, "val_frequency")
-        for name in ("val_batch_size", *(["val_every_steps"] if self.val_every_steps is not None else [])):
-            _at_least(1, self, name)
+        _at_least(1, self, "val_batch_size", "val_every_steps")
 
     @property
     def asked_for(self) -> bool:
@@ -298,20 +250,13 @@ class Config:
 
 
 def section_types(method: str) -> dict[str, type]:
-    """Section name -> dataclass, for a method."""
-    if method not in METHODS:
-        near = nearest(method, METHODS)
-        hint = f"did you mean {' or '.join(near)}? " if near else ""
-        raise FlagError(f"--method {method!r} is unknown: {hint}There are {', '.join(METHODS)}")
-    return {
-        "model": ModelConfig,
-        "data": DataConfig,
-        "augment": AugmentConfig,
-        "optim": OptimConfig,
-        "run": RunConfig,
-        "val": ValidationConfig,
-        "objective": METHODS[method][0],
-    }
+    """Section name -> dataclass, for a method: the fields of Config."""
+    try:
+        types = get_type_hints(Config) | {"objective": find_method(method).config}
+    except ValueError as error:
+        raise FlagError(f"--{error}") from error
+    del types["method"]
+    return types
 
 
 def build_config(method: str, values: dict[str, dict[str, Any]]) -> Config:
@@ -320,9 +265,9 @@ def build_config(method: str, values: dict[str, dict[str, Any]]) -> Config:
     for section, settings in values.items():
         if section not in types:
             raise FlagError(f"a config has no section {section!r}: it has method, {', '.join(types)}")
-        for name in set(settings) & set(DERIVED.get(section, ())):
-            raise FlagError(f"{section}.{name} is not set by itself: it follows from "
-                            f"{'run.seed' if name == 'seed' else 'objective.known_matches'}; set that one")
+        for name, source in DERIVED.get(section, {}).items():
+            if name in settings:
+                raise FlagError(f"{section}.{name} is not set by itself: it follows from {source}; set that one")
     parts = {name: build(kind, name, values.get(name, {})) for name, kind in types.items() if name != "data"}
     data = dict(values.get("data", {}))
     if parts["run"].global_batch_size is not None:
@@ -330,7 +275,7 @@ def build_config(method: str, values: dict[str, dict[str, Any]]) -> Config:
             raise FlagError("--global-batch-size and --batch-size contradict each other: give one of them")
         workers = data.get("workers", DataConfig().workers)
         data["batch_size"] = max(1, workers)  # stands in until `rows_per_rank` knows the ranks
-    data |= {"seed": parts["run"].seed, "known_matches": getattr(parts["objective"], "known_matches", False)}
+    data |= {"seed": parts["run"].seed, **find_method(method).objective.needs(parts["objective"]).data}
     return Config(method=method, data=build(DataConfig, "data", data), **parts)
 
 
@@ -383,23 +328,26 @@ def total_steps(config: Config, steps_per_epoch: int, global_batch: int) -> int:
     return steps
 
 
-def check_precision(precision: str, device: torch.device) -> None:
+def check_precision(flag: str, precision: str, device: torch.device) -> None:
     """Refuse what the device cannot compute."""
     if precision == "amp_fp16" and device.type == "cpu":
-        raise FlagError("--precision amp_fp16 needs CUDA, the device is cpu: use amp_bf16 or fp32")
+        raise FlagError(f"{flag} amp_fp16 needs CUDA, the device is cpu: use amp_bf16 or fp32")
     if precision == "amp_bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported():
         name = torch.cuda.get_device_name(device)
-        raise FlagError(f"--precision amp_bf16, which {name} does not compute: use amp_fp16 or fp32")
+        raise FlagError(f"{flag} amp_bf16, which {name} does not compute: use amp_fp16 or fp32")
 
 
-def _above(bound: float, config: Any, name: str, remedy: str = "") -> None:
-    value = getattr(config, name)
-    if not bound < value < float("inf"):
-        remedy = f"; {remedy}" if remedy else ""
-        raise FlagError(f"{flag_of(name)} {value}: give a finite number above {bound}{remedy}")
+def _above_zero(config: Any, *names: str, remedy: str = "") -> None:
+    """FlagError for a given setting that is not above 0, or not finite."""
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and not 0 < value < float("inf"):
+            raise FlagError(f"{flag_of(name)} {value}: give a finite number above 0{remedy}")
 
 
-def _at_least(bound: int, config: Any, name: str) -> None:
-    value = getattr(config, name)
-    if not bound <= value < float("inf"):
-        raise FlagError(f"{flag_of(name)} {value}: give a number of at least {bound}")
+def _at_least(bound: int, config: Any, *names: str) -> None:
+    """FlagError for a given setting that is below the bound, or not finite."""
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and not bound <= value < float("inf"):
+            raise FlagError(f"{flag_of(name)} {value}: give a number of at least {bound}")

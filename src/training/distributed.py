@@ -1,6 +1,7 @@
-"""Process group, device and the few helpers that know about ranks."""
+"""Process group, device, host memory, and the few helpers that know about ranks."""
 from __future__ import annotations
 
+import ctypes
 import os
 import random
 from collections.abc import Iterator, Mapping
@@ -16,6 +17,9 @@ from torch import Tensor
 
 TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 PATIENCE = timedelta(hours=24)
+# malloc.h of glibc
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4
+GROWTH = 256 * 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +28,6 @@ class World:
 
     rank: int = 0
     world_size: int = 1
-    local_rank: int = 0
     device: torch.device = torch.device("cpu")
     waiting: Any = None  # gloo group for waits longer than a collective's time-out
 
@@ -66,8 +69,8 @@ def choose_device(name: str, local_rank: int) -> torch.device:
 
 
 @contextmanager
-def world(device_name: str) -> Iterator[World]:
-    """The process group around a run; taken down also when the run fails."""
+def process_group(device_name: str) -> Iterator[World]:
+    """The ranks around a run; taken down also when the run fails."""
     rank, world_size, local_rank = read_environment(os.environ)
     device = choose_device(device_name, local_rank)
     if device.type == "cuda":
@@ -81,7 +84,7 @@ def world(device_name: str) -> Iterator[World]:
         dist.init_process_group("gloo")
     try:
         waiting = dist.new_group(backend="gloo", timeout=PATIENCE)
-        yield World(rank=rank, world_size=world_size, local_rank=local_rank, device=device, waiting=waiting)
+        yield World(rank=rank, world_size=world_size, device=device, waiting=waiting)
     finally:
         dist.destroy_process_group()
 
@@ -90,6 +93,18 @@ def wait_for_all(world: World) -> None:
     """Meet here, however long the slowest takes (rank 0 may be evaluating)."""
     if world.world_size > 1:
         dist.barrier(group=world.waiting)
+
+
+def check_equal_batches(rows: int, world: World) -> None:
+    """ValueError on every rank unless all have the same local batch: the order of the data, the mean of gradients and
+    the exchanges between ranks rest on it.
+    """
+    sizes = gather_objects(rows, world)
+    if len(set(sizes)) > 1:
+        raise ValueError(
+            f"local batch sizes differ between ranks: got {sizes}, wanted {world.world_size} equal ones: "
+            f"use {min(sizes)} on every rank"
+        )
 
 
 class Agreement:
@@ -135,15 +150,6 @@ def gather_objects(value: Any, world: World) -> list[Any]:
     return boxes
 
 
-def mean_over_ranks(values: Tensor, world: World) -> Tensor:
-    """Mean over ranks of a vector that every rank holds."""
-    if world.world_size == 1:
-        return values
-    values = values.clone()
-    dist.all_reduce(values)
-    return values / world.world_size
-
-
 def seed_everything(seed: int, deterministic: bool) -> None:
     """Seed Python, numpy and torch alike; with `deterministic`, forbid algorithms whose results vary."""
     random.seed(seed)
@@ -175,3 +181,17 @@ def write_random_state(state: dict[str, Any], device: torch.device) -> None:
     np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))  # noqa: NPY002
     if device.type == "cuda" and "cuda" in state:
         torch.cuda.set_rng_state(state["cuda"].cpu(), device)
+
+
+def keep_freed_memory() -> bool:
+    """Have malloc keep what is freed for the next tensor; False where the C library is not glibc.
+
+    Left to itself glibc hands each large block back to the kernel, which clears its pages anew for the next operation.
+    Measured: 6 to 15% of a step on a CPU. Peak memory does not grow, it is only never given back.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError, TypeError):  # another C library, another system
+        return False
+    wanted = ((M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, -1), (M_TOP_PAD, GROWTH))
+    return all(mallopt(name, value) == 1 for name, value in wanted)

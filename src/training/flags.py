@@ -11,59 +11,13 @@ import re
 import types
 import typing
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, Literal, NoReturn, Union, get_args, get_origin
 
-from prolip.documents import shown
+from prolip.utils.documents import read_json, shown
 
-# What OpenCLIP's and the released ProLIP's users may type, and what to type here. Spelled without the leading dashes.
-RETIRED = {
-    "logs": "use --output-dir (torchrun takes --logs for itself)",
-    "log-local": "every rank's counts are in the run folder's metrics.jsonl; there is no log per rank",
-    "report-to": "TensorBoard and metrics.jsonl are always written into the run folder; for W&B use --wandb-project",
-    "wandb-notes": "use --wandb-project, and write notes there",
-    "wandb-project-name": "use --wandb-project",
-    "tensorboard": "nothing to ask for: TensorBoard is always written into the run folder",
-    "horovod": "start with torchrun",
-    "dist-url": "torchrun sets the address: torchrun --rdzv-endpoint host:port",
-    "dist-backend": "nothing to ask for: nccl on CUDA, gloo on CPU",
-    "no-set-device-rank": "set CUDA_VISIBLE_DEVICES",
-    "ddp-static-graph": "nothing to ask for: one forward pass per backward pass",
-    "siglip": "use --method siglip",
-    "local-loss": "nothing to ask for: the loss of all ranks is exact and needs no full matrix",
-    "gather-with-grad": "nothing to ask for: gradients of all ranks are always exact",
-    "loss-dist-impl": "nothing to ask for: texts travel round a ring",
-    "alpha": "use --alpha1 (images in texts) and --alpha2 (inputs in their masked views)",
-    "use-bn-sync": "the towers have no batch normalisation",
-    "skip-scheduler": "use --lr-scheduler const --warmup 0",
-    "epochs-cooldown": "use --lr-scheduler wsd --decay-fraction 0.2",
-    "lr-cooldown-end": "use --lr-min-ratio",
-    "lr-cooldown-power": "the decay of --lr-scheduler wsd is linear",
-    "save-most-recent": "use --keep-checkpoints 1",
-    "delete-previous-checkpoint": "use --keep-checkpoints 1",
-    "zeroshot-frequency": "use --val-frequency",
-    "imagenet-v2": "use --val-tasks wds:FOLDER, the folder of clip_benchmark's wds_imagenetv2",
-    "debug": "use --traceback",
-    "copy-codebase": "install the version you mean; config.json in the run folder holds every setting",
-    "torchscript": "use --torchcompile",
-    "trace": "use --torchcompile",
-    "force-quick-gelu": "choose a model whose config has it",
-    "force-custom-text": "nothing to ask for: the text tower is always separate",
-    "remote-sync": "use --checkpoint-dir with a URL for the checkpoints, and copy the run folder when the run ends",
-    "cache-dir": "set HF_HUB_CACHE",
-    "val-num-samples": "a test set is evaluated as a whole",
-    "pretrained-image": "use --pretrained with weights of both towers",
-    "lock-image-freeze-bn-stats": "the towers have no batch normalisation",
-    "lock-text-freeze-layer-norm": "a locked text tower is frozen with its norms",
-    "force-patch-dropout": "masked views drop patches: use --mask-fraction and --mask-ratio",
-    "image-mean": "use --model local-dir:FOLDER, whose config.json has a preprocess_cfg",
-    "image-std": "use --model local-dir:FOLDER, whose config.json has a preprocess_cfg",
-    "image-interpolation": "use --model local-dir:FOLDER, whose config.json has a preprocess_cfg",
-    "image-resize-mode": "use --model local-dir:FOLDER, whose config.json has a preprocess_cfg",
-    "distill-model": "distillation is not offered",
-    "use-bnb-linear": "quantised linear layers are not offered",
-}
-
-
+# What OpenCLIP's users may type, spelled without the leading dashes, and what to type here.
+RETIRED: dict[str, str] = read_json(Path(__file__).with_name("retired_flags.json"))
 # argparse's own, before Python 3.14, takes -1e1 for a flag.
 NEGATIVE_NUMBER = re.compile(r"^-(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?$|^-inf$", re.IGNORECASE)
 
@@ -73,10 +27,11 @@ class FlagError(ValueError):
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse without abbreviations, whose errors are exceptions with a remedy."""
+    """argparse without abbreviations, whose errors are exceptions with a remedy. retired: more flags as RETIRED's."""
 
-    def __init__(self, **settings: Any):
+    def __init__(self, retired: Mapping[str, str] | None = None, **settings: Any):
         super().__init__(allow_abbrev=False, **settings)
+        self.retired = RETIRED | dict(retired or {})
         self._negative_number_matcher = NEGATIVE_NUMBER
 
     def error(self, message: str) -> NoReturn:
@@ -87,7 +42,7 @@ class Parser(argparse.ArgumentParser):
         given, unknown = self.parse_known_args(arguments)
         for word in unknown:
             if word.startswith("--"):
-                raise FlagError(explain_unknown(word, self.flags()))
+                raise FlagError(explain_unknown(word, self.flags(), self.retired))
         if unknown:
             raise FlagError(f"got {' '.join(unknown)!r}, which belongs to no flag: give settings as --flag value")
         return vars(given)
@@ -97,7 +52,7 @@ class Parser(argparse.ArgumentParser):
         return sorted(word for action in self._actions for word in action.option_strings if word.startswith("--"))
 
 
-def explain_unknown(word: str, known: Iterable[str]) -> str:
+def explain_unknown(word: str, known: Iterable[str], retired: Mapping[str, str] = RETIRED) -> str:
     """What to type for an unknown flag: its replacement, its spelling with dashes, or the nearest flags."""
     known = list(known)
     flag = word.split("=")[0]
@@ -105,8 +60,8 @@ def explain_unknown(word: str, known: Iterable[str]) -> str:
     if kebab in known:
         return f"unknown flag {flag}: use {kebab}"
     name = kebab.removeprefix("--")
-    if name in RETIRED or name.removeprefix("no-") in RETIRED:
-        return f"{flag} is not a flag here: {RETIRED.get(name, RETIRED.get(name.removeprefix('no-')))}"
+    if name in retired or name.removeprefix("no-") in retired:
+        return f"{flag} is not a flag here: {retired.get(name, retired.get(name.removeprefix('no-')))}"
     for prefix, remedy in (
         ("coca-", "CoCa is not trained here"),
         ("distill-", RETIRED["distill-model"]),
@@ -114,18 +69,30 @@ def explain_unknown(word: str, known: Iterable[str]) -> str:
     ):
         if name.startswith(prefix):
             return f"{flag} is not a flag here: {remedy}"
-    near = nearest(kebab, known)
-    return f"unknown flag {flag}: " + (f"did you mean {' or '.join(near)}?" if near else "--help lists all flags")
+    return f"unknown flag {flag}: " + did_you_mean(kebab, known, "--help lists all flags")
 
 
-def nearest(word: str, known: Iterable[str], count: int = 3) -> list[str]:
-    """Up to `count` known words close to this one, nearest first."""
-    return difflib.get_close_matches(word, list(known), n=count, cutoff=0.6)
+def nearest(word: str, known: Iterable[str]) -> list[str]:
+    """Up to three known words close to this one, nearest first."""
+    return difflib.get_close_matches(word, list(known), n=3, cutoff=0.6)
+
+
+def did_you_mean(word: str, known: Iterable[str], otherwise: str) -> str:
+    """The known words close to an unknown one as a question; `otherwise` where there are none."""
+    near = nearest(word, known)
+    return f"did you mean {' or '.join(near)}?" if near else otherwise
 
 
 def flag_of(name: str) -> str:
     """train_data -> --train-data."""
     return "--" + name.replace("_", "-")
+
+
+def check_alone(config: Any, names: Iterable[str], wanted: str) -> None:
+    """FlagError where more than one of these settings is given."""
+    given = [flag_of(name) for name in names if getattr(config, name) is not None]
+    if len(given) > 1:
+        raise FlagError(f"{' and '.join(given)} contradict each other: give {wanted}")
 
 
 def add_flags(parser: argparse.ArgumentParser, section: str, config: type, leave_out: Iterable[str] = ()) -> None:
@@ -178,8 +145,7 @@ def build(config: type, section: str, values: Mapping[str, Any]) -> Any:
     names = [field.name for field in dataclasses.fields(config)]
     for name in values:
         if name not in names:
-            near = nearest(str(name)[:80], names)
-            remedy = f"did you mean {' or '.join(near)}?" if near else f"it has {', '.join(names) or 'no settings'}"
+            remedy = did_you_mean(str(name)[:80], names, f"it has {', '.join(names) or 'no settings'}")
             raise FlagError(f"{section} has no setting {shown(name)}: {remedy}")
     return config(**{name: check_type(f"{section}.{name}", value, hints[name]) for name, value in values.items()})
 

@@ -1,4 +1,4 @@
-"""What a person sees of a run, and what is kept of it: progress line, metrics.jsonl, TensorBoard."""
+"""What a person sees of a run, and what is kept of it: progress line, metrics.jsonl, TensorBoard, profile."""
 from __future__ import annotations
 
 import contextlib
@@ -8,19 +8,22 @@ import resource
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
 import torch
 from torch import nn
+from torch.profiler import ProfilerActivity, profile, schedule
 
-from training.runfolder import keep_until_step
+from training.checkpoint.run_folder import keep_until_step
 
-LOGIT = ("scale", "bias")
-# What stands elsewhere in the progress line than among the terms of the loss.
-NO_TERM_OF = ("trace_", "grad_norm_")
-NO_TERMS = ("loss", "lr", "grad_norm", "samples_per_second", "data_wait", *LOGIT)
+# What stands elsewhere in the progress line than among the terms of the loss, or not at all.
+NO_TERMS = ("loss", "lr", "grad_norm", "samples_per_second", "data_wait")
+NO_TERM_OF = "grad_norm_"
+#: Steps before the trace of --profile: what is done once (compilation, allocation, full queues) is no part of it.
+SETTLE, WARMUP = 5, 3
+PROFILE_ROWS = 15
 
 
 class Stopwatch:
@@ -82,7 +85,14 @@ class RunLog:
         purge = None if resume_at is None else resume_at + 1
         threading.excepthook = report_thread_error
         self.board = SummaryWriter(str(self.folder / "tensorboard"), purge_step=purge)
-        self.wandb = start_wandb(wandb_project, self.folder) if wandb_project else None
+        if wandb_project:
+            import wandb
+
+            name = self.folder.name  # its id as well, so that a resumed run goes on in the same
+            config = json.loads((self.folder / "config.json").read_text(encoding="utf-8"))
+            self.wandb = wandb.init(
+                project=wandb_project, id=name, name=name, dir=str(self.folder), resume="allow", config=config
+            )
 
     def say(self, text: str) -> None:
         """A line for the person, at once."""
@@ -151,29 +161,24 @@ def report_thread_error(met: threading.ExceptHookArgs) -> None:
         threading.__excepthook__(met)
 
 
-def start_wandb(project: str, folder: Path) -> Any:
-    """The Weights & Biases run of a run folder, whose name is its id, so that a resumed run goes on in the same."""
-    import wandb
-
-    return wandb.init(
-        project=project, id=folder.name, name=folder.name, dir=str(folder), resume="allow",
-        config=json.loads((folder / "config.json").read_text(encoding="utf-8")),
-    )  # fmt: skip
-
-
 def progress_line(
-    values: Mapping[str, float], step: int, total: int, epoch: float, seconds_left: float, faults: Mapping[str, int]
+    values: Mapping[str, float], step: int, total: int, epoch: float, seconds_left: float, faults: Mapping[str, int],
+    statistics: Sequence[str] = (),
 ) -> str:
-    """step | loss and its terms | scale, bias, traces | rates: one line, the same columns every time."""
+    """step | loss and its terms | statistics | rates: one line, the same columns every time.
+
+    statistics: those of `values` that are no terms of the loss.
+    """
     width = len(str(total))
     parts = [f"step {step:>{width}}/{total} ({100 * step / total:.0f}%) epoch {epoch:.1f}"]
-    terms = {name: value for name, value in values.items() if name not in NO_TERMS and not name.startswith(NO_TERM_OF)}
-    parts.append(f"loss {number(values['loss'])}" + (f"  ({grouped(terms)})" if terms else ""))
-    logit = {name: value for name, value in values.items() if name in (*LOGIT, "trace_image", "trace_text")}
-    if logit:
-        parts.append(grouped(logit))
+    others = (*NO_TERMS, *statistics)
+    terms = {name: value for name, value in values.items() if name not in others and not name.startswith(NO_TERM_OF)}
+    parts.append(f"loss {values['loss']:.4g}" + (f"  ({grouped(terms)})" if terms else ""))
+    beside = {name: value for name, value in values.items() if name in statistics}
+    if beside:
+        parts.append(grouped(beside))
     if "grad_norm" in values:
-        parts.append(f"grad {number(values['grad_norm'])}")
+        parts.append(f"grad {values['grad_norm']:.4g}")
     parts.append(f"lr {values['lr']:.2e}")
     parts.append(f"{values['samples_per_second']:.0f} samples/s  data wait {100 * values['data_wait']:.0f}%")
     parts.append(f"ETA {duration(seconds_left)}")
@@ -187,7 +192,7 @@ def grouped(values: Mapping[str, float]) -> str:
     groups: dict[str, list[str]] = {}
     for name, value in values.items():
         first, _, rest = name.partition("_")
-        groups.setdefault(first, []).append(f"{rest} {number(value)}".strip())
+        groups.setdefault(first, []).append(f"{rest} {value:.4g}".strip())
     return "  ".join(f"{first} {' '.join(members)}" for first, members in groups.items())
 
 
@@ -196,11 +201,6 @@ def peak_memory(device: torch.device) -> float:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**30
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # KiB on Linux
-
-
-def number(value: float) -> str:
-    """Four significant digits, in as few characters as they take."""
-    return f"{value:.4g}"
 
 
 def duration(seconds: float) -> str:
@@ -220,7 +220,42 @@ def count_parameters(model: nn.Module) -> dict[str, tuple[int, int]]:
     return counts
 
 
-def describe(facts: Mapping[str, Any]) -> str:
-    """name: value lines with aligned values, for the start of a run."""
-    width = max(map(len, facts))
-    return "\n".join(f"  {name:<{width}}  {value}" for name, value in facts.items())
+class StepProfiler:
+    """Traces `steps` steps behind the first SETTLE + WARMUP of a run, into profile/rank_R.json of its folder: for
+    chrome://tracing or Perfetto. A table of what took the time goes to `say`.
+    """
+
+    def __init__(self, folder: Path, rank: int, steps: int, say: Callable[[str], None]):
+        self.path, self.say, self.steps = folder / "profile" / f"rank_{rank}.json", say, steps
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        on_device = torch.cuda.is_available()
+        self.sort = "self_cuda_time_total" if on_device else "self_cpu_time_total"
+        self.profile = profile(
+            activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_device else [])],
+            schedule=schedule(wait=SETTLE, warmup=WARMUP, active=steps, repeat=1),
+            on_trace_ready=self._leave,
+            profile_memory=True,
+        )
+        self.profile.start()
+        self.open = True
+
+    def step(self) -> None:
+        """A step has ended."""
+        if self.open:
+            self.profile.step()
+
+    def close(self) -> None:
+        """End a trace that is not complete: the run was shorter."""
+        if self.open:
+            self.open = False
+            self.profile.stop()
+            if not self.path.exists():
+                self.say(f"no profile: the run ended within the {SETTLE + WARMUP} steps before it")
+
+    def _leave(self, trace: profile) -> None:
+        try:
+            trace.export_chrome_trace(str(self.path))
+        except Exception as error:  # torch says by many kinds that a file cannot be written
+            self.say(f"warning: {self.path} was NOT written, the run goes on: {error}")
+        table = trace.key_averages().table(sort_by=self.sort, row_limit=PROFILE_ROWS, max_name_column_width=60)
+        self.say(f"profile of {self.steps} steps: {self.path}\n{table}")

@@ -10,23 +10,22 @@ import os
 import sys
 from typing import Any
 
-from prolip import console
-from training.stopping import EXIT_STOPPED, STOP, WAY_ON, Stopped, stop_with_launcher
+from prolip.utils import console
+from training.health.preemption import EXIT_STOPPED, STOP, WAY_ON, Stopped, stop_with_launcher
 
 if __name__ == "__main__":  # before torch is imported, which takes seconds in which a signal would end the process
     console.guard()
     STOP.install()
     stop_with_launcher()
 
-from prolip.data.table import show_counts
-from prolip.methods import METHODS
+from prolip.data.reading.table import show_counts
+from prolip.methods import DEFAULT_METHOD, all_methods, retired_flags
 from training.config import DERIVED, Config, build_config, read_config_file, section_types
-from training.errors import explain
 from training.flags import FlagError, Parser, add_flags
+from training.health.errors import explain
+from training.health.terms import NonFiniteError
 from training.run import run
-from training.terms import NonFiniteError
 
-DEFAULT_METHOD = "prolip"
 # One of each set is in force: naming one on the command line takes back the others of a config file.
 ALTERNATIVES = (
     (("run", "epochs"), ("run", "max_steps"), ("run", "max_samples")),
@@ -42,9 +41,9 @@ SAME_ON_ALL_RANKS = (FlagError, NonFiniteError, Stopped)
 
 def build_parser(method: str, **settings: Any) -> Parser:
     """All flags of a run with this method."""
-    parser = Parser(prog="training.main", usage=USAGE, description=DESCRIPTION, **settings)
+    parser = Parser(retired_flags(), prog="training.main", usage=USAGE, description=DESCRIPTION, **settings)
     parser.add_argument("--config", metavar="FILE", help="config.json of a run, or YAML: settings that flags override")
-    names = "{" + ",".join(METHODS) + "}"
+    names = "{" + ",".join(all_methods()) + "}"
     parser.add_argument("--method", metavar=names, help=f"what to train (default: {DEFAULT_METHOD})")
     for section, config in section_types(method).items():
         add_flags(parser, section, config, leave_out=DERIVED.get(section, ()))

@@ -1,20 +1,18 @@
-"""Optimisers by timm's names, weight-decay and learning-rate groups, and learning-rate schedules."""
+"""Optimisers by timm's names, weight-decay and learning-rate groups, schedules, and norms of what they move."""
 from __future__ import annotations
 
 import inspect
 import math
-import re
-from collections.abc import Callable, Collection
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from timm.optim import create_optimizer_v2, get_optimizer_class, get_optimizer_info
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from training.config import OptimConfig
 from training.flags import FlagError
-
-LOGIT_PARAMETERS = ("logit_scale", "logit_bias")
 
 
 def build_optimizer(objective: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
@@ -41,26 +39,27 @@ def build_optimizer(objective: nn.Module, config: OptimConfig) -> torch.optim.Op
         raise FlagError(f"--opt {config.opt} cannot be used here: {error}; use adamw") from None
 
 
-def parameter_groups(objective: nn.Module, config: OptimConfig) -> list[dict[str, Any]]:
-    """Trainable parameters by (weight decay, learning-rate multiplier), in their own order; scale and bias apart.
+def parameter_groups(objective: Any, config: OptimConfig) -> list[dict[str, Any]]:
+    """Trainable parameters by (weight decay, learning-rate multiplier), in their own order; the logit's apart.
 
     No decay on vectors and scalars (biases, norms) and on what `model.no_weight_decay()` names (tokens, positions), as
-    timm. Logit scale and bias have the multiplier `logit_lr_mult`, blocks of a tower layer_decay^(distance from its
-    end). `lr_scale` is what `set_learning_rate` multiplies by.
+    timm. `model.logit_parameters()` have the multiplier `logit_lr_mult`, others layer_decay^depth by `model.depths()`,
+    at most 1 (PCME++'s released code exceeds it). `lr_scale` is what `set_learning_rate` multiplies by.
     """
-    model: Any = getattr(objective, "model", objective)
-    exempt: set[str] = set(model.no_weight_decay()) if hasattr(model, "no_weight_decay") else set()
-    multiplier = learning_rate_multiplier(model, config)
+    model = objective.model
+    exempt, logit, depths = model.no_weight_decay(), model.logit_parameters(), model.depths()
+    in_towers = {id(parameter) for tower in model.towers().values() for parameter in tower.parameters()}
     groups: dict[tuple[bool, float, bool], dict[str, Any]] = {}
-    prefix = "model." if model is not objective else ""
     for full_name, parameter in objective.named_parameters():
         if not parameter.requires_grad:
             continue
-        name = full_name.removeprefix(prefix)
-        decays = has_weight_decay(name, parameter, exempt)
-        scale = multiplier(name)
+        name = full_name.removeprefix("model.")
+        decays = parameter.ndim > 1 and not name.endswith(".bias") and name not in exempt
+        scale = 1.0 if config.layer_decay is None else config.layer_decay ** depths.get(name, 0)
+        if name in logit:
+            scale = config.logit_lr_mult
         group = groups.setdefault(
-            (decays, scale, name in LOGIT_PARAMETERS),  # those are never in shards, and optimisers do not mix the two
+            (decays, scale, id(parameter) in in_towers),  # only those may be in shards, and optimisers do not mix
             {"params": [], "names": [], "lr_scale": scale, "lr": config.lr * scale, "weight_decay": config.wd},
         )
         if not decays:
@@ -68,53 +67,6 @@ def parameter_groups(objective: nn.Module, config: OptimConfig) -> list[dict[str
         group["params"].append(parameter)
         group["names"].append(full_name)
     return list(groups.values())
-
-
-def has_weight_decay(name: str, parameter: torch.Tensor, exempt: Collection[str]) -> bool:
-    """Weight decay is for matrices and kernels that the model does not exempt by name."""
-    return parameter.ndim > 1 and not name.endswith(".bias") and name not in exempt
-
-
-def learning_rate_multiplier(model: nn.Module, config: OptimConfig) -> Callable[[str], float]:
-    """Parameter name -> factor on the learning rate: logit_lr_mult for scale and bias, layer_decay^depth_from_end else.
-
-    Block i of n blocks of a tower has depth n - i, embeddings before the blocks n + 1, heads after them 0.
-    The factor is at most 1 (PCME++'s released code exceeds it).
-    """
-    blocks = block_counts(model)
-
-    def multiplier(name: str) -> float:
-        if name in LOGIT_PARAMETERS:
-            return config.logit_lr_mult
-        if config.layer_decay is None:
-            return 1.0
-        return config.layer_decay ** depth_from_end(name, blocks)
-
-    return multiplier
-
-
-BLOCK = re.compile(r"^(?P<stack>.*?\b(?:resblocks|blocks|layers?))\.(?P<index>\d+)\.")
-STEM = re.compile(r"\.(conv1|ln_pre|[a-z_]*_embedding|[a-z]+_emb)\b")
-
-
-def block_counts(model: nn.Module) -> dict[str, int]:
-    """Path of each stack of blocks -> how many blocks it has."""
-    counts: dict[str, int] = {}
-    for name, _ in model.named_parameters():
-        match = BLOCK.match(name)
-        if match:
-            counts[match["stack"]] = max(counts.get(match["stack"], 0), int(match["index"]) + 1)
-    return counts
-
-
-def depth_from_end(name: str, blocks: dict[str, int]) -> int:
-    """How many layers lie between a parameter and the end of its tower."""
-    match = BLOCK.match(name)
-    if match:
-        return blocks[match["stack"]] - int(match["index"])
-    tower = name.split(".")[0]
-    deepest = max((count for stack, count in blocks.items() if stack.split(".")[0] == tower), default=0)
-    return deepest + 1 if deepest and STEM.search(name) else 0
 
 
 def learning_rate_factor(step: int, total: int, config: OptimConfig) -> float:
@@ -132,14 +84,9 @@ def learning_rate_factor(step: int, total: int, config: OptimConfig) -> float:
         progress = (step - config.warmup) / max(1, total - config.warmup)
         shape = 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
     else:
-        start = decay_start(total, config)
+        start = max(config.warmup, total - round(config.decay_fraction * total))
         shape = 1 - max(0.0, min(1.0, (step - start) / max(1, total - start)))
     return config.lr_min_ratio + (1 - config.lr_min_ratio) * shape
-
-
-def decay_start(total: int, config: OptimConfig) -> int:
-    """First step of wsd's decay."""
-    return max(config.warmup, total - round(config.decay_fraction * total))
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, config: OptimConfig, factor: float) -> float:
@@ -147,3 +94,42 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, config: OptimConfig, fac
     for group in optimizer.param_groups:
         group["lr"] = config.lr * factor * group["lr_scale"]
     return config.lr * factor
+
+
+def parts_of(objective: Any) -> dict[str, list[nn.Parameter]]:
+    """Name of a tower -> its parameters that are trained; what is in none, scale and bias, is `logit`."""
+    owner = {id(p): name for name, tower in objective.model.towers().items() for p in tower.parameters()}
+    parts: dict[str, list[nn.Parameter]] = {}
+    for parameter in objective.parameters():
+        if parameter.requires_grad:
+            parts.setdefault(owner.get(id(parameter), "logit"), []).append(parameter)
+    return parts
+
+
+def gradient_norms(parts: Mapping[str, Sequence[nn.Parameter]], bound: float | None) -> dict[str, Tensor]:
+    """grad_norm of all gradients, and grad_norm_PART of each part: L2, () each, before clipping.
+
+    bound: scale all gradients so that their common norm is at most this.
+    """
+    norms = {
+        f"grad_norm_{part}": norm([p.grad for p in parameters if p.grad is not None])
+        for part, parameters in parts.items()
+    }
+    total = torch.linalg.vector_norm(torch.stack(list(norms.values())))
+    if bound is not None:
+        for parameters in parts.values():  # one kind of tensor, whole or in shards, at a time
+            nn.utils.clip_grads_with_norm_(parameters, bound, total)
+    return {"grad_norm": total} | norms
+
+
+def norm(tensors: Sequence[Tensor]) -> Tensor:
+    """L2 norm of all elements, over all shards where they are in shards: ()."""
+    total = nn.utils.get_total_norm(tensors)
+    return total.full_tensor() if isinstance(total, DTensor) else total
+
+
+@torch.no_grad()
+def parameter_norms(parts: Mapping[str, Sequence[nn.Parameter]]) -> dict[str, float]:
+    """param_norm_PART of each part; waits for the device."""
+    norms = torch.stack([norm([p.detach() for p in parameters]) for parameters in parts.values()])
+    return dict(zip((f"param_norm_{part}" for part in parts), norms.tolist()))

@@ -12,20 +12,24 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.utils._pytree import tree_map
 
-from prolip.model import ProLIP
 from training.distributed import World
+from training.flags import FlagError
 
 
-def shard_model(model: Any, here: World, dtype: torch.dtype | None = None) -> None:
-    """Shard both towers in place, block by block; dtype: what blocks are gathered in (embeddings and heads: float32).
+def shard_model(model: Any, world: World, dtype: torch.dtype | None = None) -> None:
+    """Shard the towers in place, block by block; dtype: what blocks are gathered in (embeddings and heads: float32).
 
-    Scale and bias are single numbers and stay whole: their gradients are averaged as they arrive.
+    Scale and bias are single numbers and stay whole: their gradients are averaged as they arrive. FlagError where there
+    is one rank.
     """
-    mesh = init_device_mesh(here.device.type, (here.world_size,))
+    if world.world_size == 1:
+        raise FlagError("--fsdp shards over ranks, and there is one: start with torchrun, or leave --fsdp out")
+    mesh = init_device_mesh(world.device.type, (world.world_size,))
     low = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
-    for tower in (model.visual, model.text):
-        for block in tower.transformer.resblocks:
+    for tower in model.towers().values():
+        for block in tower.blocks:
             fully_shard(block, mesh=mesh, mp_policy=low)
         fully_shard(tower, mesh=mesh)
     for parameter in model.parameters():
@@ -42,21 +46,16 @@ def average_gradient(parameter: Tensor) -> None:
     parameter.grad /= dist.get_world_size()
 
 
-def is_sharded(module: nn.Module) -> bool:
-    """Whether any parameter is in shards."""
-    return any(isinstance(parameter, DTensor) for parameter in module.parameters())
-
-
 def whole(value: Any, keep: bool = True) -> Any:
     """The tensors of a state, gathered from all ranks, which all must call this; `keep`: on this rank, on the CPU."""
-    if isinstance(value, DTensor):
-        full = value.full_tensor()
+
+    def gather(part: Any) -> Any:
+        if not isinstance(part, DTensor):
+            return part
+        full = part.full_tensor()
         return full.cpu() if keep else None
-    if isinstance(value, dict):
-        return {key: whole(part, keep) for key, part in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(whole(part, keep) for part in value)
-    return value
+
+    return tree_map(gather, value)
 
 
 def like(value: Tensor, pattern: Tensor) -> Tensor:
@@ -83,20 +82,19 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> N
     optimizer.load_state_dict(state | {"state": moments})
 
 
-def whole_model(model: ProLIP, here: World, everywhere: bool = False) -> ProLIP | None:
-    """The model itself, or on rank 0 a copy of a sharded one with all its weights; all ranks must call this.
+def whole_model(model: Any, world: World, everywhere: bool = False) -> Any:
+    """The model itself, or on rank 0 a copy of a sharded one with all its weights, elsewhere None; all ranks must call
+    this.
 
     everywhere: the copy on every rank.
     """
-    if not is_sharded(model):
+    if not any(isinstance(parameter, DTensor) for parameter in model.parameters()):
         return model
-    keep = here.is_first or everywhere
+    keep = world.is_first or everywhere
     state = whole(model.state_dict(), keep)
     if not keep:
         return None
     with torch.random.fork_rng(devices=[]):  # the weights that are drawn here are overwritten
-        copy = ProLIP(model.config)
+        copy = model.twin()
     copy.load_state_dict(state)
-    copy.visual.preprocess_cfg = model.visual.preprocess_cfg
-    copy.pixel_mean, copy.pixel_std = model.pixel_mean, model.pixel_std
-    return copy.to(here.device)
+    return copy.to(world.device)

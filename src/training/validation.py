@@ -1,4 +1,4 @@
-"""What is measured during a run, by all ranks together, and the model that is kept for its figures."""
+"""What is measured during a run, by all ranks together, and the model that is kept for its metrics."""
 from __future__ import annotations
 
 import dataclasses
@@ -6,85 +6,73 @@ import json
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from prolip.checkpoint import save_pretrained
+from prolip.data.emoji import Corpus
 from prolip.data.faults import FaultCounter
-from prolip.evaluation.corpus import evaluate, gallery
 from prolip.evaluation.datasets.base import Dataset
 from prolip.evaluation.datasets.specs import open_dataset
-from prolip.evaluation.embedder import Embedder, Loaded, embedder_of
-from prolip.evaluation.evaluate import metric_names
+from prolip.evaluation.distributed import TaskLost, evaluate_over_ranks
 from prolip.evaluation.features import default_workers
-from prolip.evaluation.metrics import retrieval_names
-from prolip.evaluation.over_ranks import TaskLost, evaluate_over_ranks
-from prolip.evaluation.result import Result
-from prolip.messages import naming
+from prolip.evaluation.kinds import KINDS
+from prolip.evaluation.metrics.ranking import retrieval_names
+from prolip.evaluation.model import Loaded, embedder_of
+from prolip.evaluation.suites.emoji import evaluate_corpus, gallery
+from prolip.models.weights.checkpoint import save_pretrained
+from prolip.utils.messages import naming
+from training.checkpoint.run_folder import write_json
 from training.config import ValidationConfig
 from training.distributed import World
-from training.flags import FlagError, nearest
-from training.found import EMA, Found
-from training.runfolder import write_json
+from training.flags import FlagError, did_you_mean, nearest
+from training.state import EMA, Evaluated
 
-#: How the corpus's figures begin, beside the rankings, whose names are known in full.
-CORPUS_FIGURES = ("zero_shot/", "trace/", "spearman/", "inclusion/", "recall_by_trace/", "captions/t2i/")
+#: How the corpus's metrics begin, beside the rankings, whose names are known in full.
+CORPUS_METRICS = ("zero_shot/", "trace/", "spearman/", "inclusion/", "recall_by_trace/", "captions/t2i/")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Validation:
     """The test sets of a run, and what a model needs to be evaluated on them.
 
-    corpus: model -> `Result` on --val-data; similarity: of the method; batch_size: images of a rank at a time.
+    corpus: --val-data, which the first rank evaluates; precision: of the arithmetic; batch_size: images of a rank at a
+    time.
     """
 
     tasks: tuple[Dataset, ...]
-    corpus: Callable[[nn.Module], Result] | None
+    corpus: Corpus | None
     tokenizer: Any
     preprocess: Any
-    similarity: str
     precision: str
     batch_size: int
 
-    def measure(self, model: nn.Module, here: World, between: Callable[[], object] = lambda: None) -> Found:
-        """Every figure of a model, which all ranks hold; of them the first one learns the figures.
+    def measure(self, model: nn.Module, world: World, between: Callable[[], object] = lambda: None) -> Evaluated:
+        """Every metric of a model, which all ranks hold; of them the first one learns the metrics.
 
         A test set that cannot be read is reported and passed over: a run does not end for it. between: called by all
         ranks before each test set; it may raise.
         """
-        found = Found()
-        if self.corpus is not None and here.is_first:
-            found.corpus = self.corpus(model)
-            found.figures |= found.corpus.metrics
-        embedder = self.embedder(model, here)
+        found, loaded = Evaluated(), Loaded(model, self.preprocess, self.tokenizer)
+        embedder = embedder_of("the model in training", loaded, world.device, self.precision)
+        if self.corpus is not None and world.is_first:
+            found.corpus = evaluate_corpus(embedder, self.corpus)
+            found.metrics |= found.corpus.metrics
         for task in self.tasks:
             between()
             try:
-                result = evaluate_over_ranks(
-                    task, embedder, self.similarity, here.waiting, self.batch_size, decoding_threads()
-                )
+                result = evaluate_over_ranks(task, embedder, None, world.waiting, self.batch_size, decoding_threads())
             except TaskLost as lost:
                 found.headlines.append(f"{task.name} was lost: {lost}")
                 continue
             if result is None:
                 continue
-            found.figures |= {f"{task.name}/{name}": value for name, value in result.metrics.items()}
-            found.headlines.append(f"{task.name} {result.main_metric} {100 * result.value:.2f}%{left_out(result.info)}")
+            found.metrics |= {f"{task.name}/{name}": value for name, value in result.metrics.items()}
+            damaged = [f"{kind} {count}" for kind, count in result.info.get("damaged", {}).get("kinds", {}).items()]
+            without = f" (without {', '.join(damaged)})" if damaged else ""
+            found.headlines.append(f"{task.name} {result.main_metric} {100 * result.value:.2f}%{without}")
         return found
-
-    def embedder(self, model: nn.Module, here: World) -> Embedder:
-        """The model as it is now, on this rank's device, in the precision that it is trained in."""
-        loaded = Loaded(model, self.preprocess, self.tokenizer)
-        return embedder_of("the model in training", loaded, here.device, self.precision, fingerprint="")
-
-
-def left_out(info: Mapping[str, Any]) -> str:
-    """A remark on samples that were damaged."""
-    kinds = info.get("damaged", {}).get("kinds", {})
-    return f" (without {', '.join(f'{kind} {count}' for kind, count in kinds.items())})" if kinds else ""
 
 
 def decoding_threads() -> int:
@@ -92,9 +80,7 @@ def decoding_threads() -> int:
     return default_workers(processes=int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
 
 
-def open_validation(
-    config: ValidationConfig, precision: str, similarity: str, tokenizer: Any, preprocess: Any, here: World
-) -> Validation:
+def open_validation(config: ValidationConfig, tokenizer: Any, preprocess: Any, world: World) -> Validation:
     """All test sets, opened before the first step: what is missing shows now.
 
     Damaged samples are counted and left out. FlagError, FileNotFoundError and ValueError name what cannot be used.
@@ -103,34 +89,27 @@ def open_validation(
     if config.val_data:
         names = [config.val_names] if config.val_names else None
         flags = ("--val-data", "--val-names", "--val-select")
-        shown = gallery([config.val_data], config.val_select, names, flags=flags)
-        options = {"tokenizer": tokenizer, "preprocess": preprocess, "similarity": similarity, "device": here.device}
-        corpus = partial(evaluate, shards=shown, **options)
+        corpus = gallery([config.val_data], config.val_select, names, flags=flags)
     tasks = []
     for spec, name in config.specs.items():
         with naming(config.flag_of(spec)):
-            tasks.append(open_task(spec, name))
+            dataset = open_dataset(spec, damage=FaultCounter())
+            tasks.append(dataclasses.replace(dataset, name=name) if name else dataset)
     names_of_tasks = [task.name for task in tasks]
     for name in names_of_tasks:
         if names_of_tasks.count(name) > 1:
             raise FlagError(f"two test sets are called {name!r}, and so would their figures be: rename a folder")
     return Validation(
-        tasks=tuple(tasks), corpus=corpus, tokenizer=tokenizer, preprocess=preprocess, similarity=similarity,
-        precision=precision, batch_size=config.val_batch_size,
+        tasks=tuple(tasks), corpus=corpus, tokenizer=tokenizer, preprocess=preprocess, precision=config.val_precision,
+        batch_size=config.val_batch_size,
     )  # fmt: skip
 
 
-def open_task(spec: str, name: str) -> Dataset:
-    """A test set by its address; name: instead of its own."""
-    dataset = open_dataset(spec, damage=FaultCounter())
-    return dataclasses.replace(dataset, name=name) if name else dataset
-
-
 class Best:
-    """The model with the best value of a figure so far, in `folder`: model.safetensors, config.json and best.json.
+    """The model with the best value of a metric so far, in `folder`: model.safetensors, config.json and best.json.
 
     A run that goes on begins with what best.json holds. lowest: small values are better. prefix: what begins the
-    figures of the model that it chooses, "" or "ema/".
+    metrics of the model that it chooses, "" or "ema/".
     """
 
     def __init__(self, folder: Path, metric: str, lowest: bool = False):
@@ -141,15 +120,14 @@ class Best:
             kept = json.loads((folder / "best.json").read_text(encoding="utf-8"))
             self.value = kept["value"] if kept["metric"] == metric else None
 
-    def offer(self, step: int, figures: Mapping[str, float], model: Any, tokenizer: Any) -> str:
-        """Keep the model of `figures` if it is better than all before; what there is to say about it, or nothing."""
-        value = figures.get(self.metric)
+    def offer(self, step: int, metrics: Mapping[str, float], model: Any, tokenizer: Any) -> str:
+        """Keep the model of `metrics` if it is better than all before; what there is to say about it, or nothing."""
+        value = metrics.get(self.metric)
         if value is None:
-            near = nearest(self.metric, figures)
+            near = nearest(self.metric, metrics)
             hint = f"; near it: {', '.join(near)}" if near else ""
             return f"best: this evaluation has no figure {self.metric!r} to choose by{hint}"
-        better = value == value and (self.value is None or (value < self.value if self.lowest else value > self.value))
-        if not better:
+        if not (value == value and (self.value is None or (value < self.value if self.lowest else value > self.value))):
             return ""
         save_pretrained(model, self.folder, tokenizer=tokenizer)
         write_json(self.folder / "best.json", {"step": step, "metric": self.metric, "value": value})
@@ -163,13 +141,12 @@ def check_metric(metric: str, validation: Validation, averaged: bool) -> None:
     if metric.startswith(EMA) and not averaged:
         raise FlagError(f"--best-metric {metric} without --ema-decay: there is no averaged model to measure")
     name = metric.removeprefix(EMA)
-    known = [f"{task.name}/{figure}" for task in validation.tasks for figure in metric_names(task)]
+    known = [f"{task.name}/{figure}" for task in validation.tasks for figure in KINDS[task.kind].names(task)]
     families: Iterable[str] = ()
     if validation.corpus is not None:
         known += [f"{where}/{figure}" for where in ("names", "captions") for figure in retrieval_names()]
-        families = CORPUS_FIGURES
+        families = CORPUS_METRICS
     if name in known or name.startswith(tuple(families)):
         return
-    near = nearest(name, known)
-    offer = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(known[:8])}, ..."
+    offer = did_you_mean(name, known, f"there are {', '.join(known[:8])}, ...")
     raise FlagError(f"--best-metric {metric} is a figure of none of the test sets: {offer}")

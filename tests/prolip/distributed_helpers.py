@@ -19,7 +19,7 @@ TIMEOUT = timedelta(seconds=120)
 # each child would need some seconds of a core for it.
 PRELOADED = [
     "torch", "torch.distributed.fsdp", "torch.nn.parallel", "torch._dynamo", "triton", "pytest", "hypothesis",
-    "open_clip", "prolip.factory", "prolip.ring", "prolip.gathered", "prolip.evaluation.embedder", "training.run",
+    "open_clip", "prolip.factory", "prolip.losses", "prolip.evaluation.loading", "training.run",
     "training.loop",
 ]  # fmt: skip
 

@@ -9,9 +9,15 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import prolip
-from prolip import checkpoint
-from prolip.checkpoint import CheckpointError, load_checkpoint, read_state_dict, save_pretrained
-from prolip.resize import resize_context, resize_grid, resize_image_positions, resize_text_positions
+from prolip.models.weights import checkpoint
+from prolip.models.weights.checkpoint import (
+    CheckpointError,
+    load_checkpoint,
+    read_state_dict,
+    resize_image_positions,
+    resize_text_positions,
+    save_pretrained,
+)
 
 OPENCLIP = {
     "embed_dim": 32,
@@ -329,7 +335,7 @@ def test_a_longer_context_stretches_the_tokens_of_a_tower_with_cls_and_not_its_c
     model = build(force_context_length=30)
     load_checkpoint(model, source, init_uncertainty=True)
     old, new = source["text.positional_embedding"], model.text.positional_embedding
-    torch.testing.assert_close(new[:30], resize_context(old[:12], 30))
+    torch.testing.assert_close(new[:30], resize_text_positions(torch.cat([old[:12], new[-2:]]), 30)[:30])
     assert torch.equal(new[-1], old[12])
 
 
@@ -365,7 +371,8 @@ def test_another_image_size_interpolates_the_grid_as_openclip_does():
     torch.manual_seed(0)
     config = {**OPENCLIP, "vision_cfg": OPENCLIP["vision_cfg"] | {"image_size": 48}}
     open_clip.model.resize_pos_embed(source, open_clip.CLIP(**config))
-    torch.testing.assert_close(resize_grid(positions[1:], (6, 6)), source["visual.positional_embedding"][1:])
+    resized = resize_image_positions(torch.cat([positions[:1], positions]), (6, 6))
+    torch.testing.assert_close(resized[2:], source["visual.positional_embedding"][1:])
 
 
 def test_the_special_rows_of_images_are_untouched_and_a_smooth_grid_stays_smooth():
@@ -402,7 +409,7 @@ def test_a_grid_that_is_not_square_is_read_as_its_own_configuration_says(tmp_pat
 
 def test_a_grid_that_is_not_square_is_refused():
     with pytest.raises(ValueError, match="12 patch positions form no square grid"):
-        resize_grid(torch.zeros(12, 4), (5, 5))
+        resize_image_positions(torch.zeros(14, 4), (5, 5))
 
 
 def test_a_long_context_keeps_the_first_20_and_the_last_2_and_stretches_the_44_between():
@@ -421,10 +428,10 @@ def test_a_short_context_keeps_the_first_positions():
 
 
 def test_contexts_below_60_keep_a_third():
-    old = torch.randn(12, 4)
-    new = resize_context(old, 30)
-    assert torch.equal(new[:4], old[:4]) and new.shape == (30, 4)
-    torch.testing.assert_close(new[[4, -1]], old[[4, -1]])
+    old = torch.randn(14, 4)
+    new = resize_text_positions(old, 30)
+    assert torch.equal(new[:4], old[:4]) and new.shape == (32, 4)
+    torch.testing.assert_close(new[[4, -3]], old[[4, -3]])
 
 
 def test_loading_resizes_and_reports(tmp_path):
@@ -445,7 +452,7 @@ def test_loading_resizes_and_reports(tmp_path):
 def test_the_long_model_loads_the_short_ones_weights_on_released_layout():
     with torch.device("meta"):
         short, long = (
-            prolip.model.ProLIP(prolip.factory.get_model_config(name)[0])
+            prolip.models.prolip.ProLIP(prolip.models.registry.get_model_config(name)[0])
             for name in ("ProLIP-ViT-B-16", "ProLIP-ViT-B-16-long")
         )
     state = {key: value for key, value in short.state_dict().items() if key == "text.positional_embedding"}

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from prolip import console
+from prolip.utils import console
 
 ROOT = Path(__file__).parents[2]
 STATES = ["whole", "closed", "full", "gone", "leaving", "read-only", "slow"]
@@ -116,7 +116,7 @@ def run(*words: str, line: str = '"$@"') -> subprocess.CompletedProcess:
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
 
 
-PRINTS = "from prolip import console\nconsole.command(lambda: print('x\\n' * 100_000) or {code})"
+PRINTS = "from prolip.utils import console\nconsole.command(lambda: print('x\\n' * 100_000) or {code})"
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_a_command_ends_quietly_with_its_reader_and_not_well_without_room(line, 
 
 
 def test_what_is_guarded_is_there_before_torch():
-    done = run("-c", "import sys, prolip.console, training.stopping; print('torch' in sys.modules)")
+    done = run("-c", "import sys, prolip.utils.console, training.health.preemption; print('torch' in sys.modules)")
     assert done.stdout == "False\n", done.stderr
 
 

@@ -1,16 +1,17 @@
 """What json, yaml and str.splitlines let pass in silence."""
 import json
 import random
+from types import SimpleNamespace
 
 import pytest
 import yaml
 
-from prolip.documents import entries, loads, read_yaml, text_lines
 from prolip.evaluation.datasets.base import DamagedData
 from prolip.evaluation.datasets.cub import read_captions
 from prolip.evaluation.datasets.folders import lines_beside
 from prolip.evaluation.datasets.places import find_place
-from prolip.evaluation.datasets.wds import captions_of, read_relevance
+from prolip.evaluation.datasets.wds import parse, read_relevance
+from prolip.utils.documents import entries, loads, read_yaml, text_lines
 from training.config import read_config_file
 from training.flags import FlagError
 
@@ -73,7 +74,9 @@ def test_entries_end_at_line_breaks_alone(tmp_path, end):
     assert lines_beside(tmp_path, "classnames.txt", None) == tuple(names)
     assert find_place(tmp_path).lines("classnames.txt") == tuple(names)
     (tmp_path / "captions.txt").write_bytes(text.encode())
-    assert read_captions(tmp_path / "captions.txt") == captions_of({"txt": text.encode()}) == tuple(names)
+    assert read_captions(tmp_path / "captions.txt") == tuple(names)
+    raw = {"__key__": "a", "png": b"", "txt": text.encode()}
+    assert parse(raw, SimpleNamespace(kind="retrieval")).captions == tuple(names)
     assert text_lines("") == text_lines(" \n") == []
 
 

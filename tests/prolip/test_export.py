@@ -11,11 +11,11 @@ import torch
 import yaml
 
 from prolip import export
-from prolip.checkpoint import save_pretrained
-from prolip.evaluation.embed import evaluating
+from prolip.evaluation.model import evaluating
 from prolip.export import BATCHES, ImageEncoder, TextEncoder, export_onnx, export_program, largest_differences
 from prolip.factory import create_model
 from prolip.gaussian import Gaussian
+from prolip.models.weights.checkpoint import save_pretrained
 
 RELEASED = f"local-dir:{Path(__file__).parents[1] / 'fixtures/released_prolip_tiny'}"
 RECIPE = Path(__file__).parents[2] / "scripts/recipes/emoji-demo.yaml"
@@ -85,10 +85,11 @@ def test_an_exported_tower_gives_gaussians_and_takes_any_number_of_kept_patches(
     torch.testing.assert_close(got, wanted, atol=1e-5, rtol=0)
 
 
-def test_onnx_graphs_equal_the_demos_model_in_onnxruntime(tmp_path):
-    """The architecture that the demo's recipe trains, with random weights."""
+@pytest.mark.parametrize("name", ["ProLIP-ViT-test", pytest.param("", marks=pytest.mark.slow, id="the demo's model")])
+def test_onnx_graphs_equal_the_model_in_onnxruntime(tmp_path, name):
+    """The smallest model, and the architecture that the demo's recipe trains, with random weights."""
     recipe = yaml.safe_load(RECIPE.read_text())["model"]
-    model = build(recipe["model"], {key: recipe[key] for key in ("init_logit_scale", "init_logit_bias")})
+    model = build(name or recipe["model"], {key: recipe[key] for key in ("init_logit_scale", "init_logit_bias")})
     files = export_onnx(model, tmp_path / "onnx")
     found = largest_differences(model, files, BATCHES)
     assert found.keys() == ENCODERS.keys() and max(found.values()) <= 1e-4
@@ -100,7 +101,7 @@ def test_onnx_graphs_equal_the_demos_model_in_onnxruntime(tmp_path):
     assert math.isnan(largest_differences(model, files, (3,))["text"])
     session = onnxruntime.InferenceSession(files["text"])
     facts = json.loads(session.get_modelmeta().custom_metadata_map["prolip"])
-    assert facts["context_length"] == 12 and facts["logit_bias"] == -5.0
+    assert facts["context_length"] == model.context_length and facts["logit_bias"] == -5.0
     assert facts["preprocess"]["mean"] == list(model.visual.preprocess_cfg["mean"])
 
 

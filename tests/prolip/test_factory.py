@@ -12,8 +12,9 @@ from open_clip.transform import AugmentationCfg
 from PIL import Image
 
 import prolip
-from prolip import factory, hub
-from prolip.model import ProLIP
+from prolip import factory
+from prolip.models.prolip import ProLIP
+from prolip.models.weights import hub
 
 NAMES = [
     "ProLIP-ViT-B-16", "ProLIP-ViT-B-16-long", "ProLIP-ViT-H-14", "ProLIP-ViT-L-16", "ProLIP-ViT-S-16",
@@ -174,7 +175,7 @@ def test_a_schema_with_pretrained_is_refused_since_one_would_be_ignored(tmp_path
 
 
 def test_a_folder_with_a_configuration_alone_takes_weights_from_elsewhere(tmp_path):
-    from prolip.checkpoint import save_pretrained
+    from prolip.models.weights.checkpoint import save_pretrained
 
     source = prolip.create_model("ProLIP-ViT-test")
     save_pretrained(source, tmp_path / "weights")
@@ -261,7 +262,7 @@ def test_a_hub_model_in_the_cache_needs_no_network(monkeypatch, tmp_path):
     snapshot.mkdir(parents=True)
     (tmp_path / "models--org--tiny" / "refs").mkdir()
     (tmp_path / "models--org--tiny" / "refs" / "main").write_text("abc")
-    from prolip.checkpoint import save_pretrained
+    from prolip.models.weights.checkpoint import save_pretrained
 
     model = prolip.create_model("ProLIP-ViT-test")
     save_pretrained(model, snapshot)

@@ -4,7 +4,7 @@ import torch
 
 from prolip import measures
 from prolip.gaussian import Gaussian
-from prolip.measures.tiles import all_pairs, tile_shape
+from prolip.measures.pairwise import all_pairs, tile_shape
 
 TILED = ("kl", "js", "elk", "bhattacharyya", "log_inclusion", "inclusion_test")
 

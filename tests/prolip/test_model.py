@@ -6,7 +6,7 @@ import torch
 
 from prolip.factory import create_model
 from prolip.gaussian import Gaussian
-from prolip.model import ProLIP, ProLIPOutput
+from prolip.models.prolip import ProLIP, ProLIPOutput
 
 
 def build(**kwargs):
@@ -102,7 +102,8 @@ def test_no_weight_decay_names_exist_and_cover_tokens_positions_and_scalars(mode
 
 
 def test_uncertainty_parameters_are_the_unc_tokens_and_heads(model):
-    assert model.uncertainty_names() == {
+    ours = {id(parameter) for parameter in model.uncertainty_parameters()}
+    assert {name for name, parameter in model.named_parameters() if id(parameter) in ours} == {
         "visual.unc_embedding", "visual.uncertainty_proj.weight", "visual.uncertainty_proj.bias", "text.unc_emb",
         "text.text_uncertainty_projection.weight", "text.text_uncertainty_projection.bias",
     }

@@ -4,9 +4,9 @@ import torch
 
 import prolip
 from prolip import measures
-from prolip.checkpoint import save_pretrained
 from prolip.evaluation.zero_shot import class_gaussians
 from prolip.gaussian import Gaussian, mixture
+from prolip.models.weights.checkpoint import save_pretrained
 
 TEMPLATES = ("a photo of a {}.", lambda name: f"art of {name}.")
 NAMES = ["cat", "dog", "red panda"]

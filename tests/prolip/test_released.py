@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import prolip
-from prolip.hub import reachable
 from prolip.measures import csd_similarity
-from prolip.model import ProLIP
-from prolip.model_config import complete
+from prolip.models.config import complete
+from prolip.models.prolip import ProLIP
+from prolip.models.weights.hub import reachable
 
 TINY = Path(__file__).parents[1] / "fixtures" / "released_prolip_tiny"
 RELEASED_B16 = {
@@ -79,7 +79,7 @@ def test_released_weights_in_a_model_of_ours_are_refused_as_their_shapes_would_n
         with pytest.raises(ValueError, match="forward='released' and the model has forward='paper'.*local-dir:"):
             prolip.create_model("ProLIP-ViT-test", str(pretrained), **same)
     # A hub gives one file at a time.
-    monkeypatch.setattr("prolip.factory.hub_file", lambda repo, names, cache: next(
+    monkeypatch.setattr("prolip.models.registry.hub_file", lambda repo, names, cache: next(
         Path(shutil.copy(TINY / name, tmp_path)) for name in names if (TINY / name).is_file()
     ))
     with pytest.raises(ValueError, match="forward='released' and the model has forward='paper'"):
@@ -100,7 +100,7 @@ def test_the_released_configuration_is_recognised_and_converted():
 
 
 def test_a_released_model_saved_in_our_format_stays_released(tmp_path, expected):
-    from prolip.checkpoint import save_pretrained
+    from prolip.models.weights.checkpoint import save_pretrained
 
     save_pretrained(prolip.create_model(f"local-dir:{TINY}"), tmp_path)
     again = prolip.create_model(f"local-dir:{tmp_path}").eval()
@@ -131,7 +131,7 @@ def test_what_a_released_configuration_leaves_out_is_the_released_codes_default(
 
 def test_our_b16_has_the_published_shapes():
     with torch.device("meta"):
-        ours = ProLIP(prolip.factory.get_model_config("ProLIP-ViT-B-16")[0])
+        ours = ProLIP(prolip.models.registry.get_model_config("ProLIP-ViT-B-16")[0])
         theirs = ProLIP(RELEASED_B16)
     assert {k: v.shape for k, v in ours.state_dict().items()} == {k: v.shape for k, v in theirs.state_dict().items()}
 

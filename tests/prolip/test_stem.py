@@ -3,7 +3,7 @@ import pytest
 import torch
 
 import prolip
-from prolip.stem import ConvStem
+from prolip.models.towers import ConvStem
 
 
 @pytest.mark.parametrize("patch, grid", [(2, 16), (8, 4), (16, 2)])
@@ -44,7 +44,7 @@ def test_keeping_every_patch_is_the_whole_image():
 
 
 def test_stem_survives_saving_and_loading(tmp_path):
-    from prolip.checkpoint import save_pretrained
+    from prolip.models.weights.checkpoint import save_pretrained
 
     model = prolip.create_model("ProLIP-ViT-test", conv_stem=True).eval()
     save_pretrained(model, tmp_path / "saved")

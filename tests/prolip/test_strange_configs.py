@@ -15,10 +15,11 @@ import pytest
 import torch
 
 import prolip
-from prolip import documents, factory
-from prolip.config_rules import MAX_PARAMETERS, RULES, check_sizes, count_parameters
-from prolip.model import ProLIP
-from prolip.model_config import DEFAULTS, ProLIPCfg, check_openclip, complete
+from prolip import factory
+from prolip.models.config import DEFAULTS, ProLIPCfg, check_openclip, complete
+from prolip.models.config_rules import MAX_PARAMETERS, RULES, check_sizes, count_parameters
+from prolip.models.prolip import ProLIP
+from prolip.utils import documents
 
 TINY = Path(__file__).parents[1] / "fixtures" / "released_prolip_tiny" / "config.json"
 PACKAGED = sorted(Path(open_clip.__file__).parent.glob("model_configs/*.json"))
@@ -236,7 +237,7 @@ def test_preprocessing_is_checked_wherever_it_comes_from(tmp_path, preprocess, m
 
 
 def test_a_damaged_configuration_beside_weights_is_refused_with_its_name(tmp_path):
-    from prolip.checkpoint import save_pretrained
+    from prolip.models.weights.checkpoint import save_pretrained
 
     save_pretrained(prolip.create_model("ProLIP-ViT-test"), tmp_path)
     written = json.loads((tmp_path / "config.json").read_text())

@@ -5,6 +5,7 @@ import random
 import sys
 import time
 import types
+from unittest.mock import patch
 
 import open_clip
 import pytest
@@ -12,9 +13,9 @@ import torch
 from open_clip.tokenizer import SimpleTokenizer
 
 import prolip
-from prolip import tokenizer as module
-from prolip.evaluation.embedder import no_foreign_code, openclip_tokenizer
-from prolip.tokenizer import BPETokenizer, cut, merged
+from prolip.evaluation.loading import FOREIGN_CODE, openclip_tokenizer
+from prolip.models import tokenizer as module
+from prolip.models.tokenizer import BPETokenizer, cut, merged
 
 ALPHABETS = ("abc", "etaoinshrdlu", "abcdefghijklmnopqrstuvwxyz", "的一是在不了有和人", "zéüñ", "-=*_.", "😂🇺🇸", "aab")
 
@@ -125,7 +126,7 @@ def test_code_in_a_tokenizers_folder_never_runs_and_nobody_is_asked(tmp_path, mo
 def test_a_text_tower_of_transformers_does_not_ask_either(tmp_path, monkeypatch):
     transformers = pytest.importorskip("transformers")
     monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asked"))
-    with no_foreign_code(), pytest.raises(ValueError):
+    with patch(FOREIGN_CODE, 0), pytest.raises(ValueError):
         transformers.AutoConfig.from_pretrained(custom_folder(tmp_path))
     assert not (tmp_path / "ran").exists()
 
@@ -160,7 +161,7 @@ def test_transformers_is_told_not_to_trust(tmp_path, monkeypatch):
 
 
 def test_options_of_a_configuration_reach_no_file_and_no_code(tmp_path):
-    config = json.loads((module.Path(module.__file__).parent / "model_configs" / "ProLIP-ViT-test.json").read_text())
+    config = json.loads((module.Path(module.__file__).parent / "configs" / "ProLIP-ViT-test.json").read_text())
     for options in ({"trust_remote_code": True}, {"bpe_path": "/dev/zero"}, {"additional_special_tokens": ["(a+)+$"]}):
         config["text_cfg"]["tokenizer_kwargs"] = options
         (tmp_path / "config.json").write_text(json.dumps(config))

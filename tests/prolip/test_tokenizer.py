@@ -9,8 +9,7 @@ import pytest
 import torch
 
 import prolip
-from prolip import hub
-from prolip.tokenizer import (
+from prolip.models.tokenizer import (
     BPETokenizer,
     FolderTokenizer,
     SentencePieceTokenizer,
@@ -18,6 +17,7 @@ from prolip.tokenizer import (
     get_tokenizer,
     pad_rows,
 )
+from prolip.models.weights import hub
 
 TINY = Path(__file__).parents[1] / "fixtures" / "released_prolip_tiny"
 SENTENCES = [
@@ -133,7 +133,7 @@ def test_a_folder_of_tokenizer_files_without_transformers_says_what_to_install(f
 
 
 def test_a_saved_model_brings_its_tokenizer(pieces, folder, tmp_path):
-    from prolip.checkpoint import save_pretrained
+    from prolip.models.weights.checkpoint import save_pretrained
 
     # T5-like ids: pad and end are 1
     model = prolip.create_model(
@@ -160,7 +160,7 @@ def test_absent_files_are_said_at_once_with_what_to_give_and_what_to_run(monkeyp
 
 
 def test_a_hub_models_own_tokenizer_comes_before_the_one_its_configuration_names(folder, tmp_path, monkeypatch):
-    from prolip.checkpoint import save_pretrained
+    from prolip.models.weights.checkpoint import save_pretrained
 
     monkeypatch.setattr(hub, "reachable", lambda: False)
     model = prolip.create_model(
@@ -219,7 +219,7 @@ def test_an_end_token_that_would_be_masked_like_a_word_is_refused(pieces):
 
 
 def test_padding_that_the_model_would_take_for_words_is_refused(tmp_path):
-    from prolip.checkpoint import save_pretrained
+    from prolip.models.weights.checkpoint import save_pretrained
 
     save_pretrained(prolip.create_model("ProLIP-ViT-test", pad_token_id=7), tmp_path)
     with pytest.raises(ValueError, match="bpe pads with 0, local-dir:.* expects 7: change prolip_cfg.pad_token_id"):

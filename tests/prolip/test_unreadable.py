@@ -21,19 +21,19 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import prolip
-from prolip.checkpoint import CheckpointError, load_checkpoint, read_state_dict, save_pretrained
-from prolip.evaluation.embedder import load_embedder
-from prolip.factory import find_weights, get_model_config
-from prolip.messages import appearance, naming
+from prolip.evaluation.loading import load_embedder
+from prolip.models.registry import find_weights, get_model_config
+from prolip.models.tokenizer import get_tokenizer
+from prolip.models.weights.checkpoint import CheckpointError, load_checkpoint, read_state_dict, save_pretrained
+from prolip.models.weights.unreadable import is_run
 from prolip.report.runs import read as read_run
-from prolip.tokenizer import get_tokenizer
-from prolip.unreadable import is_run
-from training.checkpointing import check_checkpoint
-from training.checkpointing import load_checkpoint as load_run
+from prolip.utils.messages import appearance, naming
+from training.checkpoint.files import check_checkpoint
+from training.checkpoint.files import load_checkpoint as load_run
+from training.checkpoint.run_folder import read_status
 from training.config import read_config_file
 from training.flags import FlagError
 from training.main import main as train
-from training.runfolder import read_status
 
 NAME = "ProLIP-ViT-test"
 #: What torch says of a file that it refuses, or of a way to run its code.
@@ -354,7 +354,7 @@ def test_what_is_no_config_and_no_checkpoint_of_a_run_names_one(whole_run):
 # --- what was loaded --------------------------------------------------------------------------------------------------
 def test_the_log_says_which_weights_were_loaded_and_which_are_new(tmp_path, caplog):
     save_pretrained(prolip.create_model(NAME), tmp_path)
-    caplog.set_level("INFO", "prolip.checkpoint")
+    caplog.set_level("INFO", "prolip.models.weights.checkpoint")
     prolip.create_model(f"local-dir:{tmp_path}")
     file = tmp_path / "model.safetensors"
     assert caplog.messages.pop() == (f"{file}: loaded 59 of 59 tensors (logit 2 of 2, visual 35 of 35, text 22 of 22); "
@@ -364,7 +364,7 @@ def test_the_log_says_which_weights_were_loaded_and_which_are_new(tmp_path, capl
 
 
 def test_the_log_says_what_uncertainty_adds_to_a_deterministic_model(caplog):
-    caplog.set_level("INFO", "prolip.checkpoint")
+    caplog.set_level("INFO", "prolip.models.weights.checkpoint")
     model = prolip.create_model(NAME)
     config = {"embed_dim": model.config["embed_dim"]}
     for block in ("vision_cfg", "text_cfg"):

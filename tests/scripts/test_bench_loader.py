@@ -1,6 +1,5 @@
 """The loader's benchmark runs and prints what it promises; how fast things are is no test's business."""
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,12 +13,10 @@ NUMBER = r"\d+\.\d+"
 
 
 @pytest.fixture(scope="module")
-def printed():
-    command = [sys.executable, ROOT / "scripts/bench_loader.py", "--sizes", "96x64", "--files", "2", "--turns", "3"]
-    words = ["--image-size", "32", "--rows", "4", "--device", "cpu"]
-    done = subprocess.run([*command, *words], env={"PYTHONPATH": str(ROOT / "src")}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout
+def printed(forked):
+    words = ["--sizes", "96x64", "--files", "2", "--turns", "3", "--image-size", "32", "--rows", "4", "--device", "cpu"]
+    assert forked.script(ROOT / "scripts/bench_loader.py", *words) == 0, forked.err[-2000:]
+    return forked.out
 
 
 def test_all_ways_are_compared_with_both_of_openclips(printed):
@@ -45,7 +42,7 @@ def test_decoders_are_compared_with_pillow(capsys):
 
 
 def test_files_are_jpegs_of_their_size_and_differ():
-    from prolip.data.decoding import decode_image
+    from prolip.data.samples.decoding import decode_image
 
     files = [bench_loader.picture(96, 64, seed) for seed in range(2)]
     assert files[0] != files[1] and files[0] == bench_loader.picture(96, 64, 0)

@@ -1,32 +1,27 @@
 """The benchmark scripts run and print what they promise; how fast things are is no test's business."""
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 NUMBER = r"-?\d+\.\d+"
 
 
-def run(script: str, *words: str) -> str:
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, ROOT / "scripts" / script, *words]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout
+def run(forked, script: str, *words: str) -> str:
+    assert forked.script(ROOT / "scripts" / script, *words) == 0, forked.err[-2000:]
+    return forked.out
 
 
-def test_the_step_is_compared_with_siglips_and_with_the_released_views():
-    text = run("bench_step.py", "--model", "ProLIP-ViT-test", "--batch-size", "8", "--rounds", "2", "--threads", "1")
+def test_the_step_is_compared_with_siglips_and_with_the_released_views(forked):
+    tiny = ("--model", "ProLIP-ViT-test", "--batch-size", "8", "--rounds", "2", "--threads", "1")
+    text = run(forked, "bench_step.py", *tiny)
     for name in ("siglip", "prolip", "no views", "released views"):
         assert re.search(rf"^\| {name} \| {NUMBER} \| {NUMBER} \| {NUMBER} \(", text, re.M), text
     assert re.search(rf"^masked views: {NUMBER} ms, in the released shape {NUMBER} ms: {NUMBER}$", text, re.M), text
 
 
-def test_the_ring_is_compared_with_siglips_exchange_and_with_none():
+def test_the_ring_is_compared_with_siglips_exchange_and_with_none(forked):
     tiny = ("--model", "ProLIP-ViT-test", "--step-batch-size", "8", "--batch-size", "16", "--dim", "8", "--rounds", "2")
-    text = run("bench_ring.py", *tiny)
+    text = run(forked, "bench_ring.py", *tiny)
     for name in ("ring", "gather", "bidirectional", "no exchange"):
         assert re.search(rf"^\| {name} \| {NUMBER} \| {NUMBER} \(", text, re.M), text
     assert re.search(rf"2 ranks have {NUMBER} \(.*\) times the throughput of one", text), text

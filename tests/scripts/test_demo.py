@@ -12,8 +12,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 import demo  # noqa: E402
-from training.resuming import is_finished  # noqa: E402
-from training.stopping import STOP  # noqa: E402
+from training.checkpoint.resuming import is_finished  # noqa: E402
+from training.health.preemption import STOP  # noqa: E402
 
 TOY = ["--model", "ProLIP-ViT-test", "--warmup", "1", "--batch-size", "16", "--workers", "0"]
 
@@ -87,9 +87,9 @@ def test_training_that_does_not_end_is_followed_by_what_to_type_and_no_page(code
     assert stop.value.code == code and said in capsys.readouterr().err
 
 
-def test_a_training_error_is_the_demos_error(tmp_path):
-    ended = call(tmp_path, "--", "--batch-size", "0")
-    assert ended.returncode == 2 and "error:" in ended.stderr and not (tmp_path / "demo").exists()
+def test_a_training_error_is_the_demos_error(tmp_path, forked):
+    assert forked.script(ROOT / "scripts/demo.py", "--output-dir", tmp_path, "--", "--batch-size", "0") == 2
+    assert "error:" in forked.err and not (tmp_path / "demo").exists()
 
 
 @pytest.mark.slow

@@ -16,12 +16,12 @@ import torch
 from safetensors.torch import load_file
 
 from prolip.data.config import chunks_ahead
-from prolip.factory import get_model_config
+from prolip.models.registry import get_model_config
+from training.checkpoint.run_folder import OURS, write_status
 from training.config import rows_per_rank, total_steps
 from training.flags import FlagError
 from training.main import parse
 from training.run import run as train
-from training.runfolder import OURS, write_status
 
 ROOT = Path(__file__).parents[2]
 SLURM, RECIPES = ROOT / "slurm", ROOT / "scripts" / "recipes"

@@ -1,12 +1,8 @@
-"""The cluster that all tests here share, the marker of tests that start it, and one line on what they ran with."""
+"""The cluster that all tests here share, and one line on what they ran with."""
 from __future__ import annotations
 
 import pytest
 from slurm_cluster import NOTES, Cluster
-
-
-def pytest_configure(config):
-    config.addinivalue_line("markers", "slurm: starts a SLURM cluster on this machine; skipped where none can be")
 
 
 def pytest_terminal_summary(terminalreporter):

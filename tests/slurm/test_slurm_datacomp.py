@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from slurm_cluster import ROOT, Cluster, kill, missing, processes, sbatch, wait_for
 
-from prolip.evaluation.datacomp.__main__ import main
-from prolip.evaluation.datacomp.sharing import shard
-from prolip.evaluation.datacomp.tasks import COUNTED, TASKS
+from prolip.evaluation.datacomp import main
+from prolip.evaluation.suites.datacomp.sharing import shard
+from prolip.evaluation.suites.datacomp.tasks import COUNTED, TASKS
 
 sys.path += [str(ROOT / "tests/prolip/evaluation"), str(ROOT / "tests/prolip/evaluation/datacomp")]
 import miniatures  # noqa: E402

@@ -8,13 +8,13 @@ import shutil
 from pathlib import Path
 
 import pytest
-from test_resuming import words
+from training_runs import words
 
-from training.checkpointing import list_steps
-from training.errors import explain
+from training.checkpoint.files import list_steps
+from training.checkpoint.run_folder import write_status
+from training.checkpoint.storage import Storage
+from training.health.errors import explain
 from training.main import main
-from training.runfolder import write_status
-from training.storage import Storage
 
 STEPS = 3
 # What may be left of a run, and how it is asked for again.

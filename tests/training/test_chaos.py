@@ -14,14 +14,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from drawings import SHARDS
 from forked import until
-from training.checkpointing import check_checkpoint, list_steps
-from training.runfolder import lock_run_folder
-from training.storage import Storage
+from training.checkpoint.files import check_checkpoint, list_steps
+from training.checkpoint.run_folder import lock_run_folder
+from training.checkpoint.storage import Storage
 
 ROOT = Path(__file__).parents[2]
 WORDS = [
-    "--model", "ProLIP-ViT-test", "--train-data", "data/emoji/{noto,twemoji}.tar", "--select", "group=activities",
+    "--model", "ProLIP-ViT-test", "--train-data", SHARDS,
     "--caption-sampling", "name,keywords", "--precision", "fp32", "--device", "cpu", "--batch-size", "8", "--workers",
     "1", "--warmup", "5", "--init-logit-bias", "-2.8", "--log-every-n-steps", "1",
     "--save-every-steps", "9", "--save-frequency", "0", "--keep-checkpoints", "3", "--shuffle-buffer", "20", "--ledger",

@@ -60,7 +60,7 @@ def config(**sections) -> Config:
     ],
 )
 def test_a_wrong_setting_is_refused_when_the_config_is_made(kind, values, message):
-    with pytest.raises(FlagError, match=message):
+    with pytest.raises(ValueError, match=message):
         kind(**values)
 
 
@@ -82,6 +82,8 @@ def test_one_seed_and_one_switch_for_known_matches():
     assert made.data.seed == 7 and made.data.known_matches
     with pytest.raises(FlagError, match="data.seed is not set by itself: it follows from run.seed"):
         config(data={"seed": 1})
+    with pytest.raises(FlagError, match="data.known_matches is not set by itself: it follows from the method"):
+        config(data={"known_matches": True})
 
 
 @pytest.mark.parametrize("method", ["prolip", "siglip", "clip"])
@@ -163,9 +165,9 @@ def test_a_warm_up_longer_than_the_run_is_refused():
 
 def test_precision_that_the_device_lacks_is_refused(monkeypatch):
     with pytest.raises(FlagError, match="amp_fp16 needs CUDA, the device is cpu: use amp_bf16 or fp32"):
-        check_precision("amp_fp16", torch.device("cpu"))
+        check_precision("--precision", "amp_fp16", torch.device("cpu"))
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: False)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Old")
     with pytest.raises(FlagError, match="which Old does not compute: use amp_fp16 or fp32"):
-        check_precision("amp_bf16", torch.device("cuda"))
-    check_precision("amp_fp16", torch.device("cuda"))
+        check_precision("--precision", "amp_bf16", torch.device("cuda"))
+    check_precision("--precision", "amp_fp16", torch.device("cuda"))

@@ -6,13 +6,16 @@ import random
 import numpy as np
 import pytest
 import torch
+from distributed_helpers import run_ranks
 
 from training.distributed import (
+    World,
+    check_equal_batches,
     choose_device,
+    process_group,
     read_environment,
     read_random_state,
     seed_everything,
-    world,
     write_random_state,
 )
 
@@ -53,7 +56,7 @@ def test_a_device_that_is_not_there_is_refused(monkeypatch):
 
 
 def test_one_process_needs_no_group():
-    with world("cpu") as here:
+    with process_group("cpu") as here:
         assert here.is_first and here.world_size == 1
         assert not torch.distributed.is_initialized()
 
@@ -70,3 +73,17 @@ def test_random_states_survive_a_file(tmp_path):
     seed_everything(4, deterministic=False)
     write_random_state(torch.load(tmp_path / "state.pt", weights_only=True), torch.device("cpu"))
     assert [draw() for _ in range(3)] == want
+
+
+def refusal(rank: int) -> str:
+    world = World(rank=rank, world_size=3)
+    check_equal_batches(8, world)
+    with pytest.raises(ValueError) as error:
+        check_equal_batches(8 - rank % 2, world)
+    return str(error.value)
+
+
+def test_unequal_batches_are_refused_on_every_rank_with_the_sizes_and_the_remedy():
+    check_equal_batches(3, World())
+    for said in run_ranks(3, refusal):
+        assert "[8, 7, 8]" in said and "use 7 on every rank" in said

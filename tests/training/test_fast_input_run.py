@@ -3,12 +3,12 @@ import pytest
 import torch
 from PIL import Image
 
-from prolip.data.colour import ColourJitter
-from prolip.data.crops import RandomCrop
+from prolip.data.augment.colour import ColourJitter
+from prolip.data.augment.crops import RandomCrop
 from training.config import build_config
 from training.distributed import World
 from training.flags import FlagError
-from training.network import build_augment, build_model
+from training.model import build_augment, build_model
 
 SMALL = {"model": "ProLIP-ViT-test"}
 

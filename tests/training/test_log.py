@@ -8,10 +8,10 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from training.checkpoint.run_folder import keep_until_step
 from training.distributed import World
+from training.health.terms import NonFiniteError, TermMeter
 from training.log import RunLog, duration, progress_line
-from training.runfolder import keep_until_step
-from training.terms import NonFiniteError, TermMeter
 
 WORLD = World()
 
@@ -82,7 +82,8 @@ def values(**more: float) -> dict[str, float]:
 
 def test_the_progress_line_holds_what_a_person_looks_for():
     shown = values(scale=10.02, bias=-9.87, trace_image=0.012, trace_text=0.034, grad_norm=1.25)
-    line = progress_line(shown, 120, 2400, 1.5, 3725, {"bad image": 3})
+    statistics = ("scale", "bias", "trace_image", "trace_text")
+    line = progress_line(shown, 120, 2400, 1.5, 3725, {"bad image": 3}, statistics)
     for part in (
         "step  120/2400 (5%) epoch 1.5", "loss 2  (ppcl 1.5)", "scale 10.02  bias -9.87  trace image 0.012 text 0.034",
         "grad 1.25", "lr 1.00e-03", "512 samples/s  data wait 3%", "ETA 1:02:05", "faults bad image=3",

@@ -4,62 +4,37 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
+from training_runs import batches, make, one_step, parameters
 
-from training.config import build_config
 from training.distributed import World
-from training.loop import to_device, total_faults, train, training_step
-from training.norms import gradient_norms, parameter_norms, parts_of
-from training.run import build, finish
-from training.terms import NonFiniteError, TermMeter
-
-WORLD = World()
-
-
-def make(tmp_path: Path, objective: dict | None = None, optim: dict | None = None, world: World = WORLD, **run):
-    """A run of the tiny model on synthetic images, ready for its first step."""
-    config = build_config(
-        "prolip",
-        {
-            "model": {"model": "ProLIP-ViT-test", "init_logit_bias": -2.0},
-            "data": {"dataset_type": "synthetic", "train_num_samples": 24, "batch_size": 8, "workers": 0},
-            "optim": {"warmup": 0, "lr": 1e-3} | (optim or {}),
-            "run": {"precision": "fp32", "log_every_n_steps": 1, "max_steps": 3, "device": str(world.device)} | run,
-            "objective": objective or {},
-        },
-    )
-    return build(config, world, tmp_path / "run", rows=8)
-
-
-def batches(run):
-    run.loader.set_epoch(0)
-    return iter(run.loader)
-
-
-def parameters(run) -> dict[str, torch.Tensor]:
-    return {name: value.detach().clone() for name, value in run.objective.named_parameters()}
+from training.health.terms import NonFiniteError, TermMeter
+from training.loop import on_device, total_faults, train
+from training.optim import gradient_norms, parameter_norms, parts_of
+from training.run import finish
 
 
 def test_a_step_moves_every_trainable_parameter(tmp_path):
     run = make(tmp_path)
     before = parameters(run)
-    terms = training_step(run, next(batches(run)), 0)
-    unmoved = [n for n, p in run.objective.named_parameters() if torch.equal(p, before[n])]
+    terms = one_step(run, next(batches(run)), 0)
+    unmoved = [n for n, p in run.trained.objective.named_parameters() if torch.equal(p, before[n])]
     assert unmoved == []
     assert {"loss", "ppcl", "scale", "bias", "trace_image", "trace_text", "grad_norm"} <= terms.keys()
-    assert all(p.grad is None for p in run.objective.parameters())
+    assert all(p.grad is None for p in run.trained.objective.parameters())
 
 
 def test_a_step_waits_for_no_value(tmp_path, monkeypatch):
     """On a device each of these would stop the host until the device is done."""
     run = make(tmp_path, optim={"grad_clip_norm": 1.0, "ema_decay": 0.9})
     stream = batches(run)
-    training_step(run, next(stream), 0)  # what is done once (optimiser state) is done
+    one_step(run, next(stream), 0)  # what is done once (optimiser state) is done
     batch = next(stream)
 
     def refuse(self, *args, **kwargs):
@@ -67,7 +42,7 @@ def test_a_step_waits_for_no_value(tmp_path, monkeypatch):
 
     for name in ("item", "tolist", "__bool__", "__float__", "__int__", "numpy"):
         monkeypatch.setattr(torch.Tensor, name, refuse)
-    training_step(run, batch, 1)
+    one_step(run, batch, 1)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -76,11 +51,11 @@ def test_on_cuda_a_step_does_not_stop_the_host(tmp_path, precision):
     world = World(device=torch.device("cuda"))
     run = make(tmp_path, optim={"grad_clip_norm": 1.0, "ema_decay": 0.9}, world=world, precision=precision)
     stream = batches(run)
-    training_step(run, next(stream), 0)
+    one_step(run, next(stream), 0)
     batch = next(stream)
     torch.cuda.set_sync_debug_mode("error")
     try:
-        training_step(run, batch, 1)
+        one_step(run, batch, 1)
     finally:
         torch.cuda.set_sync_debug_mode("default")
 
@@ -92,10 +67,10 @@ def test_micro_batches_equal_the_large_batch(tmp_path):
     whole = make(tmp_path / "a", weights, optim)
     parts = make(tmp_path / "b", weights, optim, accum_freq=4)
     for batch in batches(whole):
-        want, got = training_step(whole, batch, 0), training_step(parts, batch, 0)
+        want, got = one_step(whole, batch, 0), one_step(parts, batch, 0)
         for name in want:
             torch.testing.assert_close(got[name], want[name], rtol=1e-5, atol=1e-6)
-    for (name, p), q in zip(whole.objective.named_parameters(), parts.objective.parameters()):
+    for (name, p), q in zip(whole.trained.objective.named_parameters(), parts.trained.objective.parameters()):
         torch.testing.assert_close(q, p, rtol=1e-4, atol=1e-6, msg=name)
 
 
@@ -104,27 +79,30 @@ def test_a_scaled_loss_gives_the_same_step_and_overflow_skips_it(tmp_path, parts
     """fp16's machinery, in float32: a loss scale of 2^10 is undone exactly; one of 2^127 overflows every gradient."""
     plain = make(tmp_path / "a", optim={"grad_clip_norm": 1.0})
     scaled = make(tmp_path / "b", optim={"grad_clip_norm": 1.0}, accum_freq=parts)
-    scaled.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    scaled.trained.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
     stream = batches(plain)
     batch = next(stream)
-    want, got = training_step(plain, batch, 0), training_step(scaled, batch, 0)
+    want, got = one_step(plain, batch, 0), one_step(scaled, batch, 0)
     torch.testing.assert_close(got["grad_norm"], want["grad_norm"], rtol=1e-4, atol=0)
-    proj = scaled.objective.model.visual.proj
-    torch.testing.assert_close(proj, plain.objective.model.visual.proj, rtol=0, atol=1e-6)
+    proj = scaled.trained.objective.model.visual.proj
+    torch.testing.assert_close(proj, plain.trained.objective.model.visual.proj, rtol=0, atol=1e-6)
     before = parameters(scaled)
-    scaled.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
-    terms = training_step(scaled, next(stream), 0)
+    scaled.trained.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
+    terms = one_step(scaled, next(stream), 0)
     assert torch.isfinite(terms["loss"]) and not torch.isfinite(terms["grad_norm"])
-    assert all(torch.equal(value, before[name]) for name, value in scaled.objective.named_parameters())
-    assert scaled.scaler.get_scale() == 2.0**126
+    assert all(torch.equal(value, before[name]) for name, value in scaled.trained.objective.named_parameters())
+    assert scaled.trained.scaler.get_scale() == 2.0**126
 
 
 def test_gradients_are_clipped_to_the_bound_and_their_norms_reported():
-    model = nn.ModuleDict({"visual": nn.Linear(3, 3), "text": nn.Linear(3, 2), "scale": nn.Linear(1, 1)})
+    model: Any = nn.ModuleDict({"visual": nn.Linear(3, 3), "text": nn.Linear(3, 2), "scale": nn.Linear(1, 1)})
+    model.towers = lambda: {"image": model["visual"], "text": model["text"]}
+    objective = nn.Module()
+    objective.model = model
     model["scale"].bias.requires_grad_(False)
     (model["visual"](torch.ones(2, 3)) @ model["text"].weight.T).square().sum().mul(100).backward()
     model["scale"](torch.ones(1, 1)).sum().backward()
-    parts = parts_of(model)
+    parts = parts_of(objective)
     assert {name: len(parameters) for name, parameters in parts.items()} == {"image": 2, "text": 2, "logit": 1}
     grads = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
     total = torch.cat([grad.flatten() for grad in grads.values()]).norm()
@@ -142,32 +120,32 @@ def test_gradients_are_clipped_to_the_bound_and_their_norms_reported():
 def test_averaged_weights_follow_their_formula(tmp_path):
     run = make(tmp_path, optim={"ema_decay": 0.5})
     stream = batches(run)
-    start = run.objective.model.visual.proj.detach().clone()
-    training_step(run, next(stream), 0)
-    first = run.objective.model.visual.proj.detach().clone()
-    torch.testing.assert_close(run.ema.module.visual.proj, first)  # the warm-up of the decay starts at 0
-    training_step(run, next(stream), 1)
+    start = run.trained.objective.model.visual.proj.detach().clone()
+    one_step(run, next(stream), 0)
+    first = run.trained.objective.model.visual.proj.detach().clone()
+    torch.testing.assert_close(run.trained.ema.module.visual.proj, first)  # the warm-up of the decay starts at 0
+    one_step(run, next(stream), 1)
     decay = min(1 - 2 ** (-2 / 3), 0.5)
-    want = decay * first + (1 - decay) * run.objective.model.visual.proj
-    torch.testing.assert_close(run.ema.module.visual.proj, want)
+    want = decay * first + (1 - decay) * run.trained.objective.model.visual.proj
+    torch.testing.assert_close(run.trained.ema.module.visual.proj, want)
     assert not torch.equal(first, start)
 
 
 @pytest.mark.parametrize("every", [1, 100])
 def test_a_loss_that_is_not_finite_stops_the_run_before_a_checkpoint(tmp_path, every):
     run = make(tmp_path, log_every_n_steps=every)
-    honest = run.objective.terms
+    honest = run.trained.objective.terms
 
     def poisoned(reps, batch):
         terms = honest(reps, batch)
         bad = torch.tensor(float("nan") if run.at.step == 2 else 1.0)
         return terms | {"loss": terms["loss"] * bad, "vib_text": terms["vib_text"] * bad}
 
-    run.objective.terms = poisoned
+    run.trained.objective.terms = poisoned
     with pytest.raises(NonFiniteError, match="^step 2: loss, vib_text, .*not finite"):
         train(run)
-    run.log.close()
-    assert not (run.folder / "checkpoints").exists()
+    run.kept.log.close()
+    assert not (run.kept.folder / "checkpoints").exists()
 
 
 @pytest.mark.parametrize("opt", ["adamw", "lion", "muon"])
@@ -175,18 +153,18 @@ def test_a_loss_that_is_not_finite_stops_the_run_before_a_checkpoint(tmp_path, e
 def test_a_bad_step_does_not_touch_the_parameters(tmp_path, opt, allowed):
     """Step 2 is bad. Not allowed: parameters stay those of step 1 for good. Allowed: only that step is left out."""
     run = make(tmp_path, optim={"opt": opt}, max_steps=4, max_nonfinite=allowed)
-    honest, seen = run.objective.terms, []
+    honest, seen = run.trained.objective.terms, []
 
     def poisoned(reps, batch):
         seen.append(parameters(run))
         terms = honest(reps, batch)
         return terms | {"loss": terms["loss"] * (float("inf") if len(seen) == 2 else 1.0)}
 
-    run.objective.terms = poisoned
+    run.trained.objective.terms = poisoned
     run.config = dataclasses.replace(run.config, run=dataclasses.replace(run.config.run, log_every_n_steps=100))
     if allowed:
         train(run)
-        assert run.meter.bad_steps == 1
+        assert run.health.meter.bad_steps == 1
     else:
         with pytest.raises(NonFiniteError, match=r"^step 2: loss, grad_norm, .*not finite \(samples synthetic-"):
             train(run)
@@ -198,17 +176,17 @@ def test_a_bad_step_does_not_touch_the_parameters(tmp_path, opt, allowed):
 
 def test_steps_that_are_passed_over_are_reported_and_counted(tmp_path, capsys):
     run = make(tmp_path, max_steps=4, max_nonfinite=1)
-    honest = run.objective.terms
+    honest = run.trained.objective.terms
 
     def poisoned(reps, batch):
         terms = honest(reps, batch)
         return terms | {"loss": terms["loss"] * (float("nan") if run.at.step == 2 else 1.0)}
 
-    run.objective.terms = poisoned
+    run.trained.objective.terms = poisoned
     train(run)
-    run.log.close()
+    run.kept.log.close()
     assert re.search(r"warning: step 2: loss, grad_norm, .*not finite \(samples synthetic-", capsys.readouterr().out)
-    last = json.loads((run.folder / "metrics.jsonl").read_text().splitlines()[-1])
+    last = json.loads((run.kept.folder / "metrics.jsonl").read_text().splitlines()[-1])
     assert last["nonfinite_steps"] == 1 and last["loss"] > 0
 
 
@@ -231,15 +209,20 @@ class Late:
 
 def steps_saved(run, monkeypatch) -> list[int]:
     saved: list[int] = []
-    monkeypatch.setattr("training.loop.save", lambda run: (saved.append(run.at.step), run.clock.restart(run.at.step)))
+
+    def save(run):
+        saved.append(run.at.step)
+        run.kept.clock.restart(run.at.step)
+
+    monkeypatch.setattr("training.loop.save", save)
     train(run)
-    run.log.close()
+    run.kept.log.close()
     return saved
 
 
 def test_ranks_that_agree_a_step_later_save_once_when_the_minutes_are_over(tmp_path, monkeypatch):
     run = make(tmp_path, max_steps=6, save_frequency=0, save_every_minutes=10.0)
-    run.agreement, run.clock.saved_time = Late(), run.clock.saved_time - 601
+    run.health.agreement, run.kept.clock.saved_time = Late(), run.kept.clock.saved_time - 601
     assert steps_saved(run, monkeypatch) == [2, 6]
 
 
@@ -268,28 +251,28 @@ def test_a_gradient_that_is_never_finite_stops_the_run(tmp_path, scaled):
     """With fp16's GradScaler too, which takes every such step for an overflow of its scale and passes over it."""
     run = make(tmp_path, max_steps=60, log_every_n_steps=10, save_frequency=0)
     if scaled:
-        run.scaler, run.meter = torch.amp.GradScaler("cpu"), TermMeter(("grad_norm",))
-    honest, before = run.objective.terms, parameters(run)
+        run.trained.scaler, run.health.meter = torch.amp.GradScaler("cpu"), TermMeter(("grad_norm",))
+    honest, before = run.trained.objective.terms, parameters(run)
 
     def poisoned(reps, batch):
         terms = honest(reps, batch)
         return terms | {"loss": NoGradient.apply(terms["loss"])}
 
-    run.objective.terms = poisoned
+    run.trained.objective.terms = poisoned
     message = "step 30: .*amp_fp16 no gradient was finite" if scaled else "step 1: grad_norm"
     with pytest.raises(NonFiniteError, match=message):
         train(run)
-    run.log.close()
+    run.kept.log.close()
     assert all(torch.equal(value, before[name]) for name, value in parameters(run).items())
-    rows = (run.folder / "metrics.jsonl").read_text().splitlines()
+    rows = (run.kept.folder / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(row)["loss_scale"] for row in rows] == ([2.0**6, 2.0**-4] if scaled else [])
 
 
 def test_the_log_has_one_object_per_interval(tmp_path):
     run = make(tmp_path, max_steps=7, log_every_n_steps=3)
     train(run)
-    run.log.close()
-    rows = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
+    run.kept.log.close()
+    rows = [json.loads(line) for line in (run.kept.folder / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [3, 6, 7]
     assert [row["samples"] for row in rows] == [24, 48, 56]
     assert [round(row["epoch"], 3) for row in rows] == [1, 2, 2.333]
@@ -302,9 +285,9 @@ def test_logged_losses_are_means_over_the_interval(tmp_path):
     every, thrice = make(tmp_path / "a", max_steps=3), make(tmp_path / "b", max_steps=3, log_every_n_steps=3)
     for run in (every, thrice):
         train(run)
-        run.log.close()
-    single = [json.loads(line)["loss"] for line in (every.folder / "metrics.jsonl").read_text().splitlines()]
-    mean = json.loads((thrice.folder / "metrics.jsonl").read_text())["loss"]
+        run.kept.log.close()
+    single = [json.loads(line)["loss"] for line in (every.kept.folder / "metrics.jsonl").read_text().splitlines()]
+    mean = json.loads((thrice.kept.folder / "metrics.jsonl").read_text())["loss"]
     assert mean == pytest.approx(sum(single) / 3, rel=1e-6)
 
 
@@ -314,25 +297,27 @@ def test_faults_are_summed_over_ranks_and_what_was_read_well_is_left_out():
 
 
 def test_lists_stay_when_a_batch_goes_to_the_device():
-    batch = to_device({"image": torch.zeros(1), "key": ["a"]}, torch.device("meta"))
+    fed: Any = SimpleNamespace(augment=None)
+    batch = on_device(fed, {"image": torch.zeros(1), "key": ["a"]}, 0, torch.device("meta"))
     assert batch["image"].device.type == "meta" and batch["key"] == ["a"]
 
 
 def test_model_flops_utilisation_is_flops_times_rate_over_peak(tmp_path):
     run = make(tmp_path, peak_tflops=2.0)
     train(run)
-    run.log.close()
-    row = json.loads((run.folder / "metrics.jsonl").read_text().splitlines()[-1])
+    run.kept.log.close()
+    row = json.loads((run.kept.folder / "metrics.jsonl").read_text().splitlines()[-1])
     with FlopCounterMode(display=False) as counter:
-        training_step(run, next(batches(run)), 0)
+        one_step(run, next(batches(run)), 0)
     # the counter sees the loss and the heads' backward pass too, which the model's count leaves out or rounds
     assert row["mfu"] == pytest.approx(counter.get_total_flops() / 8 * row["samples_per_second"] / 2e12, rel=0.1)
-    assert make(tmp_path / "other").utilisation is None
+    assert make(tmp_path / "other").health.utilisation is None
 
 
 def test_the_last_writes_are_no_standstill(tmp_path, monkeypatch):
     run, paused = make(tmp_path), []
-    monkeypatch.setattr("training.run.save_pretrained", lambda *things, **more: paused.append(run.watchdog.paused))
+    dog = run.health.watchdog
+    monkeypatch.setattr("training.run.save_pretrained", lambda *things, **more: paused.append(dog.paused))
     finish(run, 1.0)
-    run.log.close()
-    assert paused == [1] and run.watchdog.paused == 0
+    run.kept.log.close()
+    assert paused == [1] and dog.paused == 0

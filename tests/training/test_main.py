@@ -11,9 +11,9 @@ import torch
 from torch.distributed.run import get_args_parser
 
 from prolip.data.faults import SampleFault
-from training.errors import explain
+from training.health.errors import explain
+from training.health.terms import NonFiniteError
 from training.main import build_parser, main, parse
-from training.terms import NonFiniteError
 
 SHARD = "data/emoji/noto.tar"
 TINY = ["--model", "ProLIP-ViT-test", "--precision", "fp32", "--workers", "0", "--batch-size", "8", "--warmup", "1"]
@@ -37,7 +37,8 @@ PUBLIC_FLAGS = """
 --saturation --save-every-minutes --save-every-samples --save-every-steps --save-frequency --seed --select
 --shard-index --shift --shuffle-buffer --stall-seconds --tokenizer --torchcompile --traceback --train-data
 --train-data-upsampling-factors --train-num-samples
---val-batch-size --val-data --val-every-steps --val-frequency --val-names --val-select --val-tasks
+--val-batch-size --val-data --val-every-steps --val-frequency --val-names
+--val-precision --val-select --val-tasks
 --wandb-project --warmup --wd --workers --zoom
 """.split()  # noqa: SIM905  easier to read
 

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -11,9 +12,7 @@ from torch import nn
 import prolip
 from training.config import OptimConfig
 from training.optim import (
-    block_counts,
     build_optimizer,
-    depth_from_end,
     learning_rate_factor,
     parameter_groups,
     set_learning_rate,
@@ -112,32 +111,30 @@ def test_layer_decay_falls_from_the_heads_to_the_embeddings(objective):
     assert max(scale.values()) <= 1
 
 
-def test_depths_do_not_mix_the_towers():
-    blocks = {"visual.blocks": 12, "text.blocks": 2}
-    assert depth_from_end("visual.blocks.0.w", blocks) == 12
-    assert depth_from_end("text.blocks.0.w", blocks) == 2
-    assert depth_from_end("text.token_embedding.weight", blocks) == 3
-    assert depth_from_end("logit_scale", blocks) == 0
+class Plain(nn.Module):
+    """An objective whose model has no tower."""
 
-
-def test_blocks_of_the_model_are_found(objective):
-    assert block_counts(objective.model) == {"visual.transformer.resblocks": 2, "text.transformer.resblocks": 1}
+    def __init__(self, *layers: nn.Module):
+        super().__init__()
+        self.model: Any = nn.Sequential(*layers)
+        self.model.no_weight_decay = self.model.logit_parameters = set
+        self.model.depths = self.model.towers = dict
 
 
 @pytest.mark.parametrize("name", ["adamw", "adamp", "muon", "lamb", "lion", "sgd", "adafactor"])
 def test_optimisers_of_timm_take_a_step(name):
-    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    objective = Plain(nn.Linear(4, 4), nn.Linear(4, 2))
     config = OptimConfig(opt=name, lr=1e-2, wd=0.1)
-    optimizer = build_optimizer(model, config)
-    before = [p.detach().clone() for p in model.parameters()]
+    optimizer = build_optimizer(objective, config)
+    before = [p.detach().clone() for p in objective.parameters()]
     set_learning_rate(optimizer, config, 1.0)
-    model(torch.randn(3, 4)).square().sum().backward()
+    objective.model(torch.randn(3, 4)).square().sum().backward()
     optimizer.step()
-    assert all((p != b).any() and torch.isfinite(p).all() for p, b in zip(model.parameters(), before))
+    assert all((p != b).any() and torch.isfinite(p).all() for p, b in zip(objective.parameters(), before))
 
 
 def test_adamw_gets_the_papers_settings():
-    optimizer = build_optimizer(nn.Linear(2, 2), OptimConfig())
+    optimizer = build_optimizer(Plain(nn.Linear(2, 2)), OptimConfig())
     assert isinstance(optimizer, torch.optim.AdamW)
     assert optimizer.defaults["betas"] == (0.9, 0.95) and optimizer.defaults["fused"]
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0.2, 0.0]
@@ -152,4 +149,4 @@ def test_muon_leaves_tokens_and_positions_to_adamw(objective):
 
 def test_a_model_without_trainable_parameters_is_refused():
     with pytest.raises(ValueError, match="every parameter is frozen"):
-        build_optimizer(nn.Linear(2, 2).requires_grad_(False), OptimConfig())
+        build_optimizer(Plain(nn.Linear(2, 2)).requires_grad_(False), OptimConfig())

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import prolip
-from prolip.checkpoint import save_pretrained
 from prolip.evaluation.__main__ import main as evaluate
 from prolip.evaluation.corpus import main as corpus
 from prolip.evaluation.datasets.emoji import main as write_emoji
+from prolip.models.weights.checkpoint import save_pretrained
 from training.distributed import World
 from training.main import main, parse
 from training.validation import open_validation
@@ -66,7 +66,7 @@ def not_opened(*flags) -> str:
     """What a run says of test sets that it cannot open."""
     with pytest.raises((ValueError, OSError)) as refused:
         val = parse([*COMMON, "--dataset-type", "synthetic", "--train-num-samples", "8", *flags]).val
-        open_validation(val, "fp32", "csd", None, None, World())
+        open_validation(val, None, None, World())
     assert "\n" not in str(refused.value)
     return str(refused.value)
 

@@ -2,44 +2,24 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from training_runs import TINY, metrics, one_step, start, stop_after
 
 import prolip
 import training.loop
 import training.run
-from training.checkpointing import list_steps, load_checkpoint
+from drawings import VALIDATION
+from training.checkpoint.files import list_steps, load_checkpoint
+from training.checkpoint.storage import Storage
 from training.config import build_config
 from training.distributed import World
-from training.loop import training_step
+from training.health.preemption import EXIT_STOPPED
 from training.main import main
 from training.run import build
-from training.stopping import EXIT_STOPPED, STOP
-from training.storage import Storage
-
-ROOT = Path(__file__).parents[2]
-DATA = [
-    "--train-data", str(ROOT / "data/emoji/{noto,twemoji}.tar"), "--select", "group=activities",
-    "--caption-sampling", "name:2,keywords",
-]  # fmt: skip
-TINY = [
-    *DATA, "--model", "ProLIP-ViT-test", "--precision", "fp32", "--device", "cpu", "--batch-size", "32",
-    "--workers", "0", "--warmup", "2", "--init-logit-bias", "-3", "--log-every-n-steps", "1",
-]  # fmt: skip
-
-
-def start(folder: Path, name: str, *words: str) -> Path:
-    assert main([*TINY, "--output-dir", str(folder), "--name", name, *words]) == 0
-    return folder / name
-
-
-def metrics(folder: Path) -> list[dict]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 def newest(folder: Path) -> str:
@@ -49,27 +29,6 @@ def newest(folder: Path) -> str:
 
 def ledger(folder: Path) -> list[dict]:
     return [json.loads(line) for line in (folder / "ledger" / "rank_0.jsonl").read_text().splitlines()]
-
-
-def stop_after(steps: int, words: list[str]) -> int:
-    """Exit code of a run that receives SIGTERM during that step, counted from its own start; 0: before the first."""
-    honest, seen = training.loop.training_step, []
-
-    def step_and_stop(run, batch, step):
-        seen.append(step)
-        if len(seen) == steps:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return honest(run, batch, step)
-
-    STOP.install()
-    try:
-        training.loop.training_step = step_and_stop
-        if steps == 0:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return main(words)
-    finally:
-        training.loop.training_step, STOP.number = honest, 0
-        STOP.release()
 
 
 def losses(folder: Path) -> dict[int, float]:
@@ -97,8 +56,7 @@ def assert_same_state(left: Path, right: Path) -> None:
 def whole(tmp_path_factory) -> Path:
     """Two epochs in one go, with averaged weights and an evaluation at the end."""
     folder = tmp_path_factory.mktemp("runs")
-    evaluation = ["--val-data", str(ROOT / "data/emoji/emojione.tar"), "--val-select", "group=activities"]
-    return start(folder, "whole", "--epochs", "2", "--ema-decay", "0.9", *evaluation)
+    return start(folder, "whole", "--epochs", "2", "--ema-decay", "0.9", *VALIDATION)
 
 
 def test_a_run_leaves_model_figures_and_checkpoints(whole):
@@ -158,7 +116,7 @@ def test_an_interrupted_run_goes_on_bit_for_bit(whole, monkeypatch):
     assert losses(parts) == losses(whole)
 
 
-@pytest.mark.parametrize("workers, every", [("0", 3), ("2", 7)])
+@pytest.mark.parametrize("workers, every", [("2", 7), pytest.param("0", 3, marks=pytest.mark.slow)])
 def test_a_run_that_is_stopped_inside_an_epoch_goes_on_bit_for_bit(tmp_path, workers, every):
     """20 steps == stopped and resumed at every so many of them: state, losses and the ledger of samples."""
     words = ["--max-steps", "20", "--ledger", "--workers", workers, "--save-frequency", "0", "--ema-decay", "0.9"]
@@ -302,6 +260,7 @@ def test_a_locked_tower_stays(tmp_path):
     assert not all(torch.equal(trained[name], fresh[name]) for name in fresh if name.startswith("visual."))
 
 
+@pytest.mark.slow
 def test_the_full_size_model_takes_one_training_step(tmp_path):
     """ProLIP-ViT-B-16 offline: synthetic images and ids, batch 2, masked views included."""
     config = build_config(
@@ -314,12 +273,12 @@ def test_the_full_size_model_takes_one_training_step(tmp_path):
         },
     )
     run = build(config, World(), tmp_path / "run", rows=2)
-    model = run.objective.model
+    model = run.trained.objective.model
     assert sum(parameter.numel() for parameter in model.parameters()) > 190e6
     watched = {name: p.detach().clone() for name, p in model.named_parameters() if p.numel() < 1e6}
-    run.loader.set_epoch(0)
-    terms = training_step(run, next(iter(run.loader)), 0)
-    run.log.close()
+    run.fed.loader.set_epoch(0)
+    terms = one_step(run, next(iter(run.fed.loader)), 0)
+    run.kept.log.close()
     assert all(torch.isfinite(value) for value in terms.values())
     assert {"ppcl", "inclusion_image", "inclusion_text"} <= terms.keys()
     assert terms["scale"].item() == pytest.approx(10) and 0.02 < terms["trace_image"] < 0.06

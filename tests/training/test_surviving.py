@@ -134,7 +134,7 @@ def test_a_run_folder_on_a_full_disk_costs_figures_and_no_more(forked, runs, who
         pytest.skip("no file system may be mounted here")
     before = f"""
 import shutil, pathlib
-def step(run, batch, step, honest=training.loop.training_step):
+def step(trained, batch, step, honest=training.loop.training_step):
     ballast = pathlib.Path("{tmp_path}/ballast")
     if step == 1:
         left = shutil.disk_usage("{tmp_path}").free
@@ -143,7 +143,7 @@ def step(run, batch, step, honest=training.loop.training_step):
                 while True: file.write(bytes(min(4096, left)))
             except OSError: pass
     if step == {STEPS - 1}: ballast.unlink()
-    return honest(run, batch, step)
+    return honest(trained, batch, step)
 training.loop.training_step = step
 """
     try:

@@ -12,14 +12,15 @@ import torch
 from safetensors.torch import load_file
 
 import prolip
+from drawings import SHARDS, VALIDATION
 from forked import Forked
-from prolip.checkpoint import save_pretrained
+from prolip.models.weights.checkpoint import save_pretrained
 
 ROOT = Path(__file__).parents[2]
 STEPS = 20
 # Heavier inclusion and VIB terms than the paper's, so that masked views show in the gradients.
 TRAINING = [
-    "--model", "ProLIP-ViT-test", "--train-data", "data/emoji/{noto,twemoji}.tar",
+    "--model", "ProLIP-ViT-test", "--train-data", SHARDS,
     "--caption-sampling", "name,keywords",
     "--precision", "fp32", "--device", "cpu", "--max-steps", str(STEPS), "--warmup", "2", "--lr", "1e-3",
     "--init-logit-bias", "-2.8", "--alpha1", "0.1", "--alpha2", "0.5", "--beta", "0.01", "--grad-clip-norm", "5",
@@ -37,7 +38,7 @@ def launch(ranks: int, *words: str, timeout: int = 240) -> subprocess.CompletedP
 
 
 ONE, DDP = (1, "--batch-size", "16", "--workers", "2"), (2, "--batch-size", "8", "--workers", "1")
-SHARDS = (*DDP, "--fsdp")
+FSDP = (*DDP, "--fsdp")
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +120,7 @@ def test_ranks_and_micro_batches_give_the_parameters_of_one_process(runs, start,
 
 def test_only_the_first_rank_speaks_and_writes(forked, runs):
     train(forked, 2, "--batch-size", "8", "--workers", "0", "--max-steps", "3", "--output-dir", runs, "--name", "quiet",
-          "--val-data", "data/emoji/emojione.tar", "--val-select", "group=activities")  # fmt: skip
+          *VALIDATION)  # fmt: skip
     assert forked.out.count("step  3/3") + forked.out.count("step 3/3") == 1
     assert [row["step"] for row in rows(runs / "quiet") if row["kind"] == "train"] == [1, 2, 3]
     assert (runs / "quiet" / "eval.json").exists() and (runs / "quiet" / "model_ema").exists()
@@ -140,7 +141,7 @@ def test_two_ranks_stop_together_at_a_loss_that_is_not_finite(forked, runs):
 
 
 # Ten steps the first way, then ten the second, from a checkpoint inside an epoch.
-CHANGES = {"shards-ddp": (SHARDS, DDP), "ddp-shards": (DDP, SHARDS), "one-two": (ONE, DDP), "two-one": (DDP, ONE)}
+CHANGES = {"shards-ddp": (FSDP, DDP), "ddp-shards": (DDP, FSDP), "one-two": (ONE, DDP), "two-one": (DDP, ONE)}
 
 
 @pytest.mark.parametrize("name", CHANGES)
@@ -157,9 +158,9 @@ def test_runs_go_on_with_other_ranks_or_in_shards_as_one_process_would(forked, r
 
 BAD_ON_ONE_RANK = """
 import torch
-from training.distributed import world
-from training.terms import NonFiniteError, TermMeter
-with world("cpu") as here:
+from training.distributed import process_group
+from training.health.terms import NonFiniteError, TermMeter
+with process_group("cpu") as here:
     meter = TermMeter()
     for step in (1, 2, 3):
         bad = here.rank == 1 and step >= 2

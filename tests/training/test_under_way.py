@@ -10,15 +10,14 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from test_resuming import words
-from test_run import ROOT, metrics, stop_after
+from training_runs import ROOT, metrics, stop_after, words
 
 import training.validation
+from drawings import VALIDATION
+from training.checkpoint.files import Saver
+from training.checkpoint.run_folder import evaluated_at, keep_until_step
+from training.health.preemption import EXIT_STOPPED
 from training.main import main
-from training.runfolder import evaluated_at, keep_until_step
-from training.stopping import EXIT_STOPPED
-
-EVALUATION = ["--val-data", str(ROOT / "data/emoji/emojione.tar"), "--val-select", "group=activities"]
 
 
 def evaluations(folder: Path) -> list[int]:
@@ -32,7 +31,7 @@ def test_a_run_that_is_killed_behind_its_last_step_is_brought_to_its_end(tmp_pat
         raise KeyboardInterrupt
 
     target = {"evaluation": "training.validation.Validation.measure", "model": "training.run.save_pretrained"}[where]
-    command = words(tmp_path, "run", "--max-steps", 3, *EVALUATION, "--resume", "auto")
+    command = words(tmp_path, "run", "--max-steps", 3, *VALIDATION, "--resume", "auto")
     with monkeypatch.context() as patch:
         patch.setattr(target, killed)
         assert main(command) == 130
@@ -46,7 +45,7 @@ def test_a_run_that_is_killed_behind_its_last_step_is_brought_to_its_end(tmp_pat
 
 def test_an_evaluation_that_a_stop_or_a_kill_came_before_is_made_up_for(tmp_path, monkeypatch):
     """Due at step 2, at which the run is stopped; at step 4 of the next try, in which it is killed; then once each."""
-    command = words(tmp_path, "run", "--max-steps", 6, "--val-every-steps", 2, "--save-every-steps", 1, *EVALUATION)
+    command = words(tmp_path, "run", "--max-steps", 6, "--val-every-steps", 2, "--save-every-steps", 1, *VALIDATION)
     assert stop_after(2, command) == EXIT_STOPPED
     assert evaluations(tmp_path / "run") == []
     honest = training.validation.Validation.measure
@@ -58,7 +57,7 @@ def test_an_evaluation_that_a_stop_or_a_kill_came_before_is_made_up_for(tmp_path
 
     with monkeypatch.context() as patch:
         patch.setattr(training.validation.Validation, "measure", killed_at_4)
-        patch.setattr(training.checkpointing.Saver, "submit", written_at_once(training.checkpointing.Saver.submit))
+        patch.setattr(Saver, "submit", written_at_once(Saver.submit))
         assert main([*command, "--resume", "latest"]) == 130
     assert evaluations(tmp_path / "run") == [2]
     assert main([*command, "--resume", "latest"]) == 0
@@ -74,7 +73,7 @@ def written_at_once(submit):
 
 
 def test_an_evaluation_that_is_done_is_not_done_again(tmp_path):
-    command = words(tmp_path, "run", "--max-steps", 5, "--val-every-steps", 2, "--save-every-steps", 2, *EVALUATION)
+    command = words(tmp_path, "run", "--max-steps", 5, "--val-every-steps", 2, "--save-every-steps", 2, *VALIDATION)
     assert stop_after(3, command) == EXIT_STOPPED
     (tmp_path / "run" / "checkpoints" / "step_3.pt").unlink()
     assert main([*command, "--resume", "latest"]) == 0
@@ -123,7 +122,7 @@ def test_a_log_that_is_cut_short_while_it_is_shortened_is_whole(tmp_path):
     path.write_text("".join(json.dumps({"step": step, "kind": "train", "x": "y" * 200}) + "\n" for step in range(2000)))
     before = path.read_bytes()
     script = (
-        "import os, sys, training.runfolder as r; from pathlib import Path\n"
+        "import os, sys, training.checkpoint.run_folder as r; from pathlib import Path\n"
         "honest = r.rows_of\n"
         "def killed(path):\n"
         "    for number, row in enumerate(honest(path)):\n"

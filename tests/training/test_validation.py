@@ -7,14 +7,15 @@ import math
 from pathlib import Path
 
 import pytest
-from test_run import ROOT, TINY, metrics, start
+from training_runs import ROOT, TINY, metrics, start
 
 import prolip
 from prolip.data import emoji
 from prolip.evaluation.datasets.emoji import write_emoji
 from prolip.evaluation.datasets.specs import open_dataset
-from prolip.evaluation.embedder import load_embedder
-from prolip.evaluation.evaluate import evaluate_dataset, metric_names
+from prolip.evaluation.kinds import KINDS
+from prolip.evaluation.loading import load_embedder
+from prolip.evaluation.task import evaluate_dataset
 from training.distributed import World
 from training.flags import FlagError
 from training.main import main, parse
@@ -88,7 +89,7 @@ def test_the_last_figures_are_those_of_the_saved_models(run, sets):
         for name, spec in sets.items():
             dataset = open_dataset(spec)
             wanted = evaluate_dataset(dataset, embedder).metrics
-            assert list(wanted) == metric_names(dataset)
+            assert list(wanted) == KINDS[dataset.kind].names(dataset)
             for metric, value in wanted.items():
                 got = found[f"{prefix}{name}/{metric}"]
                 assert math.isclose(got, value, rel_tol=1e-5, abs_tol=1e-5), (prefix, name, metric)
@@ -148,7 +149,7 @@ def test_what_cannot_be_evaluated_on_is_refused_before_the_first_step(tmp_path, 
 
 def make(sets: dict[str, str], *words: str):
     config = parse([*TINY, *flags_of(sets), *words])
-    return open_validation(config.val, "fp32", "csd", None, None, World())
+    return open_validation(config.val, None, None, World())
 
 
 @pytest.mark.parametrize(
@@ -204,7 +205,7 @@ def test_a_set_that_is_lost_on_the_way_does_not_end_the_run(sets, run):
     )
     found = validation.measure(prolip.create_model(f"local-dir:{run / 'model'}"), World())
     assert found.headlines[0].startswith("imagenet was lost: FileNotFoundError")
-    assert "bad image 1" in found.headlines[1] and "coco/i2t/R@1" in found.figures
+    assert "bad image 1" in found.headlines[1] and "coco/i2t/R@1" in found.metrics
     assert found.headlines[2].startswith("gone was lost: DamagedData: no image in")
 
 

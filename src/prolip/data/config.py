@@ -2,13 +2,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, get_args
 
-from prolip.data.captions import CaptionSampler, Selector
-from prolip.data.opening import ReadPolicy
-from prolip.data.shards import parse_factors
-from prolip.messages import naming
+from prolip.data.reading.opening import ReadPolicy
+from prolip.data.reading.shards import parse_factors
+from prolip.data.samples.captions import CaptionSampler, Selector
+from prolip.utils.fields import option
+from prolip.utils.messages import naming
 
 DatasetType = Literal["auto", "webdataset", "csv", "folder", "synthetic"]
 Quoting = Literal["csv", "none"]
@@ -20,74 +21,63 @@ SAMPLES_AHEAD, LEAST_AHEAD, MOST_AHEAD = 2048, 2, 32
 
 @dataclass(kw_only=True, frozen=True)
 class DataConfig:
-    """What to train on and how to read it; the names are OpenCLIP's where it has the flag."""
+    """What to train on and how to read it; the names are OpenCLIP's where it has the flag.
 
-    train_data: str | None = field(
-        default=None,
-        metadata={
-            "help": "webdataset shards (paths, URLs or pipe: commands, brace patterns, sources joined by '::'), "
-            "a folder of shards, a CSV, or a folder of images"
-        },
+    Fields with `follows` in their metadata are no flags: something else settles them.
+    """
+
+    train_data: str | None = option(
+        None,
+        "webdataset shards (paths, URLs or pipe: commands, brace patterns, sources joined by '::'), "
+        "a folder of shards, a CSV, or a folder of images",
     )
-    train_data_upsampling_factors: str | None = field(
-        default=None,
-        metadata={"help": "one factor per source, joined by '::'; needs --dataset-resampled"},
+    train_data_upsampling_factors: str | None = option(
+        None, "one factor per source, joined by '::'; needs --dataset-resampled"
     )
-    train_num_samples: int | None = field(
-        default=None,
-        metadata={"help": "samples per epoch; default: sizes.json or __len__ beside the shards, else counted"},
+    train_num_samples: int | None = option(
+        None, "samples per epoch; default: sizes.json or __len__ beside the shards, else counted"
     )
-    dataset_type: DatasetType = field(
-        default="auto", metadata={"help": "what --train-data is; auto goes by its suffix, or by a folder's content"}
+    dataset_type: DatasetType = option(
+        "auto", "what --train-data is; auto goes by its suffix, or by a folder's content"
     )
-    dataset_resampled: bool = field(default=False, metadata={"help": "draw shards with replacement"})
-    batch_size: int = field(default=64, metadata={"help": "samples per step and rank; a multiple of --workers"})
-    workers: int = field(default=4, metadata={"help": "loader processes per rank; 0 loads in the training process"})
-    csv_img_key: str = field(default="filepath", metadata={"help": "CSV column with the image's path"})
-    csv_caption_key: str = field(default="title", metadata={"help": "CSV column with the caption"})
-    csv_separator: str = field(default="\t", metadata={"help": r"CSV separator; \t is a tab"})
-    csv_quoting: Quoting = field(
-        default="csv",
-        metadata={"help": "quotation marks enclose cells by the rules of CSV, or none: they are plain text"},
+    dataset_resampled: bool = option(False, "draw shards with replacement")
+    batch_size: int = option(64, "samples per step and rank; a multiple of --workers")
+    workers: int = option(4, "loader processes per rank; 0 loads in the training process")
+    csv_img_key: str = option("filepath", "CSV column with the image's path")
+    csv_caption_key: str = option("title", "CSV column with the caption")
+    csv_separator: str = option("\t", r"CSV separator; \t is a tab")
+    csv_quoting: Quoting = option(
+        "csv", "quotation marks enclose cells by the rules of CSV, or none: they are plain text"
     )
-    caption_sampling: str = field(
-        default="txt",
-        metadata={
-            "help": "fields to draw each epoch's caption from, with optional weights: txt is the plain caption, other "
-            "names are JSON fields (CSV columns), e.g. name:2,keywords:1,subgroup,group"
-        },
+    caption_sampling: str = option(
+        "txt",
+        "fields to draw each epoch's caption from, with optional weights: txt is the plain caption, other "
+        "names are JSON fields (CSV columns), e.g. name:2,keywords:1,subgroup,group",
     )
-    select: str | None = field(
-        default=None,
-        metadata={"help": "keep only samples whose JSON fits, e.g. 'group=animals nature|food drink;style!=noto'"},
+    select: str | None = option(
+        None, "keep only samples whose JSON fits, e.g. 'group=animals nature|food drink;style!=noto'"
     )
-    shard_index: str | None = field(
-        default=None,
-        metadata={
-            "help": "path or URL of a shard index (python -m prolip.data.index) to count and to check against; "
-            "default: index.json beside local shards"
-        },
+    shard_index: str | None = option(
+        None,
+        "path or URL of a shard index (python -m prolip.data.index) to count and to check against; "
+        "default: index.json beside local shards",
     )
-    read_timeout: float = field(
-        default=ReadPolicy.read_timeout, metadata={"help": "seconds without a byte after which a shard's source stalls"}
+    read_timeout: float = option(ReadPolicy.read_timeout, "seconds without a byte after which a shard's source stalls")
+    read_retries: int = option(ReadPolicy.retries, "failures in a row after which a shard is given up")
+    shuffle_buffer: int = option(5000, "samples in each stream's shuffle buffer; 1 is off")
+    max_bad_fraction: float = option(0.01, "stop when more than this fraction of samples or shards cannot be used")
+    captions: int = option(1, "texts drawn for each image; 0: none is read", follows="the method")
+    known_matches: bool = option(
+        False, "add the identities of all captions of each sample to the batches", follows="the method"
     )
-    read_retries: int = field(
-        default=ReadPolicy.retries, metadata={"help": "failures in a row after which a shard is given up"}
+    unpaired: bool = option(
+        False, "give the texts of a batch in another order than its images: no image with its own", follows="the method"
     )
-    shuffle_buffer: int = field(default=5000, metadata={"help": "samples in each stream's shuffle buffer; 1 is off"})
-    max_bad_fraction: float = field(
-        default=0.01, metadata={"help": "stop when more than this fraction of samples or shards cannot be used"}
-    )
-    known_matches: bool = field(
-        default=False, metadata={"help": "add the identities of all captions of each sample to the batches"}
-    )
-    seed: int = field(default=0, metadata={"help": "seed of order, captions and augmentation"})
-    prefetch: int | None = field(
-        default=None,
-        metadata={
-            "help": f"chunks that each worker prepares ahead; default: {SAMPLES_AHEAD:,} samples of a rank, between "
-            f"{LEAST_AHEAD} and {MOST_AHEAD} chunks"
-        },
+    seed: int = option(0, "seed of order, captions and augmentation", follows="run.seed")
+    prefetch: int | None = option(
+        None,
+        f"chunks that each worker prepares ahead; default: {SAMPLES_AHEAD:,} samples of a rank, between "
+        f"{LEAST_AHEAD} and {MOST_AHEAD} chunks",
     )
 
     @property
@@ -111,6 +101,14 @@ class DataConfig:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ValueError(f"--{name.replace('_', '-')} is {value}: give {least} or more")
+        if self.captions < 0 or (self.known_matches and self.captions != 1):
+            known = " with known matches" if self.known_matches else ""
+            raise ValueError(f"captions is {self.captions}{known}: give {'1' if known else '0 or more'}")
+        if self.unpaired and (self.known_matches or self.batch_size // max(self.workers, 1) < 2):
+            raise ValueError(
+                f"unpaired texts{' with known matches' if self.known_matches else ''}, {self.batch_size} samples of "
+                f"{self.workers} workers: give two samples or more for each worker, and no known matches"
+            )
         if self.train_num_samples is not None and self.train_num_samples < 1:
             raise ValueError(f"--train-num-samples is {self.train_num_samples}: give 1 or more, or leave it out")
         if not 0 <= self.max_bad_fraction <= 1:

@@ -11,24 +11,28 @@ caption is true of every drawing of every concept that carries it. Two relations
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
-from prolip.data.captions import Condition, Selector
-from prolip.data.decoding import decode_image
 from prolip.data.faults import SampleFault
-from prolip.data.samples import IMAGE_SUFFIXES, Raw, json_record
-from prolip.data.shards import expand_source, explain_missing, is_local, local_path
+from prolip.data.reading.opening import is_local, local_path
+from prolip.data.reading.shards import expand_source
+from prolip.data.reading.tar import read_shard
+from prolip.data.samples.captions import Condition, Selector
+from prolip.data.samples.decoding import decode_image
+from prolip.data.samples.sample import IMAGE_SUFFIXES, json_record, suffixes_of
 from prolip.data.survey import survey
-from prolip.data.tar import read_shard
-from prolip.documents import shown
+from prolip.utils.documents import shown
+from prolip.utils.messages import explain_missing
 
 LEVELS = ("group", "subgroup", "keyword", "name")  # general to specific
+#: Prompts for small drawings; ("{}",) is the bare name.
+TEMPLATES = ("{}", "a drawing of {}", "a picture of {}", "an icon of {}")
 FIELDS = ("group", "subgroup", "keyword", "name", "hexcode", "style")
 WANTED = "give shards of the emoji corpus, .webp with .json, e.g. data/emoji/emojione.tar"
 
@@ -44,7 +48,7 @@ class Concept:
     group: str
 
     def captions(self, level: str) -> tuple[str, ...]:
-        """The true captions of one level, without repeats."""
+        """The true captions of one level, without repeats; a hexcode is a level of its own here."""
         return tuple(dict.fromkeys(self.keywords)) if level == "keyword" else (getattr(self, level),)
 
 
@@ -114,10 +118,6 @@ class Corpus:
         """(N,) row of the concept of every drawing."""
         return np.array([drawing.concept for drawing in self.drawings], dtype=np.int64)
 
-    def images(self) -> list[Image.Image]:
-        """All drawings, decoded."""
-        return [drawing.image() for drawing in self.drawings]
-
     def select(self, rule: str) -> Corpus:
         """The part that meets a rule such as `group=food drink|travel places; subgroup!=time; style=noto`.
 
@@ -126,14 +126,21 @@ class Corpus:
         Raises ValueError on an unknown field or a value that nothing carries.
         """
         conditions = parse_rule(rule)
-        for condition in conditions:
-            self._check_values(condition.field, condition.values)
+        for field, values, _ in conditions:
+            if field == "style":
+                known = {drawing.style for drawing in self.drawings}
+            else:
+                known = {text for concept in self.concepts for text in concept.captions(field)}
+            for value in values:
+                if value not in known:
+                    near = difflib.get_close_matches(value, known, n=5) or sorted(known)[:8]
+                    raise ValueError(f"no {field} {value!r} in the corpus: use one of {', '.join(near)}")
         styles = [c for c in conditions if c.field == "style"]
         others = [c for c in conditions if c.field != "style"]
-        kept = [i for i, concept in enumerate(self.concepts) if all(meets(concept, c) for c in others)]
+        kept = [i for i, it in enumerate(self.concepts) if all(c.holds(it.captions(c.field)) for c in others)]
         row = {old: new for new, old in enumerate(kept)}
         drawings = tuple(
-            Drawing(d.key, d.style, row[d.concept], d.data)
+            replace(d, concept=row[d.concept])
             for d in self.drawings
             if d.concept in row and all(c.holds([d.style]) for c in styles)
         )
@@ -162,19 +169,6 @@ class Corpus:
         levels = np.array([LEVELS.index(level) for level, _ in rows])
         return CaptionTable(tuple(texts), levels, np.array([texts[text] for _, text in rows]), relation)
 
-    def _check_values(self, field: str, values: Sequence[str]) -> None:
-        """Every asked value is carried by something here."""
-        if field == "style":
-            known = {drawing.style for drawing in self.drawings}
-        elif field == "hexcode":
-            known = {concept.hexcode for concept in self.concepts}
-        else:
-            known = {text for concept in self.concepts for text in concept.captions(field)}
-        for value in values:
-            if value not in known:
-                near = difflib.get_close_matches(value, known, n=5) or sorted(known)[:8]
-                raise ValueError(f"no {field} {value!r} in the corpus: use one of {', '.join(near)}")
-
 
 def read(shards: str | Path | Sequence[str | Path]) -> Corpus:
     """Read whole shards (paths and URLs as --train-data takes them), in order.
@@ -190,23 +184,18 @@ def read(shards: str | Path | Sequence[str | Path]) -> Corpus:
     concepts: dict[str, Concept] = {}
     rows: dict[str, int] = {}
     drawings = []
-    for sample in whole_samples(urls):
-        concept, style, data = _parse(sample)
-        row = rows.setdefault(concept.hexcode, len(rows))
-        _agree(concepts.setdefault(concept.hexcode, concept), concept, sample["__url__"])
-        drawings.append(Drawing(sample["__key__"], style, row, data))
+    for url in urls:
+        try:
+            for sample in read_shard(url):
+                concept, style, data = _parse(sample)
+                row = rows.setdefault(concept.hexcode, len(rows))
+                _agree(concepts.setdefault(concept.hexcode, concept), concept, url)
+                drawings.append(Drawing(sample["__key__"], style, row, data))
+        except SampleFault as fault:
+            raise ValueError(f"{url}: {fault}") from fault
     if not drawings:
         raise ValueError(f"no sample in {', '.join(urls)}: {survey(urls, wanted=WANTED)}")
     return Corpus(tuple(concepts.values()), tuple(drawings))
-
-
-def whole_samples(urls: Sequence[str]) -> Iterator[Raw]:
-    """The raw samples of all shards; ValueError with the shard's name where one is broken."""
-    for url in urls:
-        try:
-            yield from read_shard(url)
-        except SampleFault as fault:
-            raise ValueError(f"{url}: {fault}") from fault
 
 
 def parse_rule(rule: str) -> tuple[Condition, ...]:
@@ -221,28 +210,22 @@ def parse_rule(rule: str) -> tuple[Condition, ...]:
     return tuple(named)
 
 
-def meets(concept: Concept, condition: Condition) -> bool:
-    """Whether a concept is kept by a condition on one of its fields."""
-    return condition.holds((concept.hexcode,) if condition.field == "hexcode" else concept.captions(condition.field))
-
-
 def _parse(sample: dict) -> tuple[Concept, str, bytes]:
     """Concept, style and encoded picture of one webdataset sample."""
     key, url = sample["__key__"], sample["__url__"]
     data = next((sample[kind] for kind in IMAGE_SUFFIXES if kind in sample), None)
     if data is None or "json" not in sample:
-        found = sorted(field for field in sample if not field.startswith("__"))
-        wanted = ", ".join(IMAGE_SUFFIXES)
-        raise ValueError(f"sample {key} of {url} has {found}: wanted a picture ({wanted}) and a .json; {WANTED}")
+        found, kinds = sorted(suffixes_of(sample)), ", ".join(IMAGE_SUFFIXES)
+        raise ValueError(f"sample {key} of {url} has {found}: wanted a picture ({kinds}) and a .json; {WANTED}")
     try:
         record = json_record(sample)
     except SampleFault as fault:
         raise ValueError(f"sample {key} of {url}: {fault}; {WANTED}") from fault
-    missing = [field for field in ("hexcode", "name", "subgroup", "group", "style") if not record.get(field)]
-    if missing:
+    wanted = ("hexcode", "name", "subgroup", "group", "style")
+    if missing := [field for field in wanted if not record.get(field)]:
         raise ValueError(f"the .json of sample {key} of {url} lacks {', '.join(missing)}: {WANTED}")
     keywords = record.get("keywords") or []
-    texts = [record[field] for field in ("hexcode", "name", "subgroup", "group", "style")]
+    texts = [record[field] for field in wanted]
     if not isinstance(keywords, list) or not all(isinstance(text, str) for text in [*texts, *keywords]):
         raise ValueError(f"the .json of sample {key} of {url} holds no texts ({shown(record)}): {WANTED}")
     concept = Concept(record["hexcode"], record["name"], tuple(keywords), record["subgroup"], record["group"])

@@ -16,8 +16,8 @@ import tempfile
 import time
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -25,18 +25,18 @@ from typing import NamedTuple
 
 import fsspec
 
-from prolip import console
-from prolip.data.entries import BLOCK, INDEX_NAME, Entry, ShardIndex, canonical, parent, read_index, to_json
 from prolip.data.faults import SampleFault, ShardFault
-from prolip.data.opening import ReadPolicy, Stream, is_local, local_path, open_stream
-from prolip.data.samples import has_image
-from prolip.data.shards import expand_shards
+from prolip.data.reading.entries import BLOCK, INDEX_NAME, Entry, ShardIndex, canonical, parent, read_index, to_json
+from prolip.data.reading.opening import ReadPolicy, Stream, is_local, local_path
+from prolip.data.reading.shards import expand_shards
+from prolip.data.reading.tar import read_shard
+from prolip.data.samples.sample import has_image
 from prolip.data.survey import survey
-from prolip.data.tar import Grouping, read_members
-from prolip.messages import naming
+from prolip.utils import console
+from prolip.utils.messages import naming
 
 
-class Result(NamedTuple):
+class IndexedShard(NamedTuple):
     """What became of one shard. entry: None where it could not be read, message then says why, as where it is empty."""
 
     url: str
@@ -47,15 +47,19 @@ class Result(NamedTuple):
 
 @dataclass
 class Digest:
-    """A stream that sums up what passes through it."""
+    """Sums up what is read of a stream."""
 
-    stream: Stream
+    stream: Stream = field(init=False)
     length: int = 0
     sha256: hashlib._Hash = field(default_factory=hashlib.sha256)
     crc32: list[int] = field(default_factory=list)
 
+    def over(self, stream: Stream) -> Digest:
+        """Itself, for reading the stream."""
+        self.stream = stream
+        return self
+
     def read(self, size: int) -> bytes:
-        """The next bytes of the stream below."""
         data = self.stream.read(size)
         self.sha256.update(data)
         rest = memoryview(data)
@@ -68,55 +72,38 @@ class Digest:
             rest = rest[len(part) :]
         return data
 
-    def close(self) -> None:
-        """Close the stream below."""
-        self.stream.close()
 
-
-def index_shard(url: str, policy: ReadPolicy) -> Result:
-    """Read one shard to its end."""
+def index_shard(url: str, policy: ReadPolicy) -> IndexedShard:
     faults: Counter[str] = Counter()
 
     def note(fault: SampleFault) -> None:
         faults[fault.kind] += 1
 
+    digest = Digest()
     try:
-        digest = Digest(open_stream(url, policy, note))
-        try:
-            members = read_members(digest)
-            samples = sum(map(has_image, Grouping(url, note).samples(members)))
-        except SampleFault:
-            raise
-        except Exception as error:
-            raise ShardFault("broken shard", f"{type(error).__name__}: {error}") from error
-        finally:
-            digest.close()
+        samples = sum(map(has_image, read_shard(url, note, policy, through=digest.over)))
     except ShardFault as fault:
-        return Result(url, None, faults + Counter([fault.kind]), str(fault))
+        return IndexedShard(url, None, faults + Counter([fault.kind]), str(fault))
     message = "" if samples else f"0 samples: {survey([url], policy)}"
-    return Result(url, Entry(samples, digest.length, digest.sha256.hexdigest(), tuple(digest.crc32)), faults, message)
+    entry = Entry(samples, digest.length, digest.sha256.hexdigest(), tuple(digest.crc32))
+    return IndexedShard(url, entry, faults, message)
 
 
-def index_shards(urls: Sequence[str], policy: ReadPolicy, workers: int = 1) -> Iterator[Result]:
-    """One result per shard, in their order, from `workers` processes."""
+def index_shards(urls: Sequence[str], policy: ReadPolicy, workers: int = 1) -> Iterator[IndexedShard]:
+    """One result per shard, in their order, from `workers` processes; at most four shards each are under way."""
     work = partial(index_shard, policy=policy)
     if workers <= 1:
         yield from map(work, urls)
         return
     method = "fork" if "fork" in multiprocessing.get_all_start_methods() else None
     with ProcessPoolExecutor(workers, multiprocessing.get_context(method)) as pool:
-        yield from in_order(pool, work, urls, 4 * workers)
-
-
-def in_order(pool: Executor, work: partial[Result], urls: Iterable[str], ahead: int) -> Iterator[Result]:
-    """Results in the order of the shards; at most `ahead` of them under way."""
-    waiting: list[Future[Result]] = []
-    for url in urls:
-        waiting.append(pool.submit(work, url))
-        if len(waiting) == ahead:
-            yield waiting.pop(0).result()
-    for future in waiting:
-        yield future.result()
+        waiting: list[Future[IndexedShard]] = []
+        for url in urls:
+            waiting.append(pool.submit(work, url))
+            if len(waiting) == 4 * workers:
+                yield waiting.pop(0).result()
+        for future in waiting:
+            yield future.result()
 
 
 def write_index(index: ShardIndex) -> None:
@@ -190,18 +177,19 @@ class Progress:
     samples: int = 0
     bytes: int = 0
     faults: Counter[str] = field(default_factory=Counter)
-    bad: list[Result] = field(default_factory=list)
+    bad: int = 0
     start: float = field(default_factory=time.monotonic)
     last: float = 0.0
 
-    def add(self, result: Result) -> None:
+    def add(self, result: IndexedShard) -> None:
         """Count a shard; name one that cannot be read at once."""
         self.done += 1
         self.faults += result.faults
         if result.entry is None:
-            self.bad.append(result)
+            self.bad += 1
         else:
-            self.samples, self.bytes = self.samples + result.entry.samples, self.bytes + result.entry.bytes
+            self.samples += result.entry.samples
+            self.bytes += result.entry.bytes
         if result.message:
             print(f"{result.url}: {result.message}", file=sys.stderr)
         if time.monotonic() - self.last >= self.every:
@@ -209,26 +197,14 @@ class Progress:
             print(self.line(), file=sys.stderr)
 
     def line(self) -> str:
-        """Where it stands."""
         seconds = max(time.monotonic() - self.start, 1e-9)
         return (
             f"{self.done} of {self.shards} shards, {self.samples} samples, {self.bytes / 2**20:.1f} MiB "
             f"({self.bytes / 2**20 / seconds:.0f} MiB/s)"
         )
 
-    def summary(self, place: str) -> str:
-        """The last words."""
-        kinds = ", ".join(f"{kind} {count}" for kind, count in self.faults.most_common())
-        lines = [f"{place}: {self.line()}"]
-        if kinds:
-            lines.append(f"seen on the way: {kinds}")
-        if self.bad:
-            lines.append(f"{len(self.bad)} of {self.shards} shards cannot be read and are left out (named above)")
-        return "\n".join(lines)
-
 
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
     plain = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog="python -m prolip.data.index", description=__doc__, formatter_class=plain)
     add, cores = parser.add_argument, min(4, os.cpu_count() or 1)
@@ -270,7 +246,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except Exception as error:  # every store has its own exceptions
             print(f"error: {place} cannot be written ({error}): make room, or give another --output", file=sys.stderr)
             return 2
-    print(progress.summary(place if entries else "no index written"))
+    print(f"{place if entries else 'no index written'}: {progress.line()}")
+    if kinds := ", ".join(f"{kind} {count}" for kind, count in progress.faults.most_common()):
+        print(f"seen on the way: {kinds}")
+    if progress.bad:
+        print(f"{progress.bad} of {len(urls)} shards cannot be read and are left out (named above)")
     return 1 if progress.bad else 0
 
 

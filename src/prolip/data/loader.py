@@ -1,31 +1,29 @@
-"""The training loader: batches whose order depends on the seed and the number of streams, not on ranks or workers.
-
-Every worker collates its own rows into chunks of batch_size / workers; the main process interleaves one chunk of each.
-"""
+"""The training loader: batches whose order depends on the seed and the number of streams, not on ranks or workers."""
 from __future__ import annotations
 
 import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
 from PIL import Image
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from prolip.data.captions import CaptionSampler
+from prolip.data.augment.crops import RandomCrop
 from prolip.data.config import DataConfig, chunks_ahead
-from prolip.data.crops import RandomCrop
-from prolip.data.cursor import Cursor
 from prolip.data.faults import FaultCounter, FaultGuard, Gather, SampleFault
-from prolip.data.samples import Decoder, Example, Row, preserved_rng
+from prolip.data.order.cursor import Cursor
+from prolip.data.order.streams import Place, Source
+from prolip.data.samples.captions import CaptionSampler
+from prolip.data.samples.sample import Decoder, Example, Row, preserved_rng
 from prolip.data.sources import build_source
-from prolip.data.streams import Place, Source
 from prolip.data.synthetic import SyntheticDecoder, SyntheticSource
 from prolip.data.workers import hand_on, lost_worker, raise_file_limit, start_worker
-
-__all__ = ["Batch", "DataConfig", "Loader", "Transform", "build_loader", "join_states"]
 
 #: The settings that the order of an epoch follows from; where the shards are may change.
 ORDER_SETTINGS = (
@@ -45,17 +43,17 @@ class Resumed:
     cursors: dict[int, dict[str, Any]]
 
 
-# --- chunks ----------------------------------------------------------------------------------------------------------
 @dataclass
 class Chunks(IterableDataset):
     """The chunks of one rank: in worker w those of stream w * ranks + rank, `per_epoch` of `rows` rows each.
 
-    tokenize: list of n captions -> (n, L). epoch: shared with the workers, which outlive an epoch.
+    tokenize: list of n captions -> (n, L); None where none is needed. epoch: shared with the workers, which outlive an
+    epoch.
     """
 
     source: Source
     decode: Callable[[Row, int], Example]
-    tokenize: Callable[[list[str]], Tensor]
+    tokenize: Callable[..., Tensor] | None
     config: DataConfig
     rank: int
     ranks: int
@@ -78,7 +76,7 @@ class Chunks(IterableDataset):
         for _ in range(begin, self.per_epoch):
             with preserved_rng():
                 chunk = self._collate(self._examples(rows, epoch, faults))
-            chunk["faults"], chunk["cursor"] = faults.drain(), cursor.to_dict()
+            chunk["faults"], chunk["cursor"] = faults.drain(), asdict(cursor)
             yield chunk
 
     def _examples(self, rows: Iterator[Row], epoch: int, faults: FaultCounter) -> list[Example]:
@@ -96,26 +94,30 @@ class Chunks(IterableDataset):
         return examples
 
     def _collate(self, examples: list[Example]) -> Batch:
-        texts: list[Any] = [example.text for example in examples]
-        chunk: Batch = {
-            "image": torch.stack([example.image for example in examples]),
-            "text": torch.stack(texts) if isinstance(texts[0], Tensor) else self.tokenize(texts),
-            "key": [example.key for example in examples],
-        }
+        chunk: Batch = {"image": torch.stack([example.image for example in examples])}
+        if self.config.captions:
+            texts: list[Any] = [example.text for example in examples]
+            texts = [*texts[1:], texts[0]] if self.config.unpaired else texts
+            if isinstance(texts[0], Tensor):
+                chunk["text"] = torch.stack(texts)
+            else:  # one caption of each image, or several
+                assert self.tokenize is not None
+                several = isinstance(texts[0], tuple)
+                ids = self.tokenize(list(chain.from_iterable(texts)) if several else texts)
+                chunk["text"] = ids.unflatten(0, (len(texts), -1)) if several else ids
+        chunk["key"] = [example.key for example in examples]
         if self.config.known_matches:
             chunk["caption_id"] = torch.tensor([example.drawn_id for example in examples])
-            chunk["caption_ids"] = pad_ids([example.ids for example in examples])
+            identities = [torch.tensor(example.ids, dtype=torch.int64) for example in examples]
+            chunk["caption_ids"] = pad_sequence(identities, batch_first=True, padding_value=-1)
         return chunk
 
 
-def pad_ids(ids: Sequence[Sequence[int]]) -> Tensor:
-    """Rows of identities as (n, K) int64, K the longest row, -1 behind the shorter ones."""
-    longest = max(map(len, ids))
-    return torch.tensor([[*row, *[-1] * (longest - len(row))] for row in ids], dtype=torch.int64)
-
-
 def interleave(chunks: Sequence[Batch], pin: bool) -> Batch:
-    """One batch from one chunk of every worker: local row r is row r // workers of chunk r % workers."""
+    """One batch from one chunk of every worker: local row r is row r // workers of chunk r % workers.
+
+    pin: give its tensors in pinned memory.
+    """
     batch: Batch = {}
     for name in chunks[0]:
         parts = [chunk[name] for chunk in chunks]
@@ -125,28 +127,24 @@ def interleave(chunks: Sequence[Batch], pin: bool) -> Batch:
         if name == "caption_ids":
             longest = max(part.shape[1] for part in parts)
             parts = [torch.nn.functional.pad(part, (0, longest - part.shape[1]), value=-1) for part in parts]
-        batch[name] = interleave_tensors(parts, pin)
+        if len(parts) == 1:
+            batch[name] = parts[0].pin_memory() if pin else parts[0]
+            continue
+        rows, *rest = parts[0].shape
+        out = torch.empty((rows, len(parts), *rest), dtype=parts[0].dtype, pin_memory=pin)
+        batch[name] = torch.stack(tuple(parts), 1, out=out).flatten(0, 1)
     return batch
 
 
-def interleave_tensors(parts: Sequence[Tensor], pin: bool) -> Tensor:
-    """n tensors (rows, ...) -> (rows * n, ...), in pinned memory where asked."""
-    if len(parts) == 1:
-        return parts[0].pin_memory() if pin else parts[0]
-    rows, *rest = parts[0].shape
-    out = torch.empty((rows, len(parts), *rest), dtype=parts[0].dtype, pin_memory=pin)
-    return torch.stack(tuple(parts), 1, out=out).flatten(0, 1)
-
-
-# --- the loader ------------------------------------------------------------------------------------------------------
 class Loader:
     """Iterate once per epoch, after `set_epoch(e)`: exactly `num_batches` batches on every rank.
 
     `state_dict()` says where the data stands behind the batch that was handed out last; `load_state_dict` makes the
     iteration of that epoch go on from there, without decoding what was handed out before.
 
-    A batch: image (B, 3, H, W), text (B, L) int64, key list[str]; with `known_matches` also caption_id (B,) and
-    caption_ids (B, K) int64, -1 padded. dataset_samples: samples in the data; num_samples: those of an epoch over all
+    A batch: image (B, 3, H, W), text (B, L) int64, key list[str]; with `captions` C of another number than 1, text is
+    (B, C, L), or not there for 0; with `known_matches` there are also caption_id (B,) and caption_ids (B, K) int64, -1
+    padded. dataset_samples: samples in the data; num_samples: those of an epoch over all
     ranks, num_batches * B * ranks (rounded up, so the last batch begins the next pass, as in OpenCLIP). gather: set it
     where ranks are joined, and the faults of an epoch are judged over all of them at its end, not on each.
     """
@@ -199,11 +197,6 @@ class Loader:
                     worker.kill()
             self._workers._iterator = None
 
-    @property
-    def streams(self) -> int:
-        """Streams of all ranks: ranks x workers."""
-        return self._chunks.ranks * max(self.config.workers, 1)
-
     def state_dict(self) -> dict[str, Any]:
         """Where this rank's data stands: plain types, to be joined with those of the other ranks by `join_states`."""
         source, chunks = self._chunks.source, self._chunks
@@ -213,7 +206,7 @@ class Loader:
             "epoch": chunks.epoch.value,
             "batches": self._taken,
             "num_batches": self.num_batches,
-            "streams": self.streams,
+            "streams": chunks.ranks * max(self.config.workers, 1),
             "order": {**order, "global batch": self.config.batch_size * chunks.ranks},
             "cursors": dict(self._cursors),
             "faults": self._guard.to_dict(),
@@ -305,59 +298,39 @@ def build_loader(
 
     transform: RGB Pillow image -> (3, H, W), or a `RandomCrop`. tokenizer: list[str] -> (n, L) int64, called with
     context_length too where that is given. Synthetic data needs neither, but image_size and context_length.
-    pin_memory: default where there is CUDA. ValueError, FileNotFoundError: see `DataConfig`, `prolip.data.shards`,
-    `prolip.data.folders`.
+    pin_memory: default where there is CUDA. ValueError, FileNotFoundError: see `DataConfig`,
+    `prolip.data.reading.shards`, `prolip.data.reading.folders`.
     """
-    ranks, streams = world_size, world_size * max(config.workers, 1)
-    if not 0 <= rank < ranks:
-        raise ValueError(f"rank {rank} of {ranks}: ranks count from 0")
-    source, size = build_source(config, streams)
-    per_epoch = batches_per_epoch(config, size, ranks)
+    if not 0 <= rank < world_size:
+        raise ValueError(f"rank {rank} of {world_size}: ranks count from 0")
+    source, size = build_source(config, world_size * max(config.workers, 1))
+    whole = config.batch_size * world_size
+    if size < whole:
+        raise ValueError(
+            f"{size} samples are fewer than one global batch of {whole} ({config.batch_size} x {world_size} ranks): "
+            f"use --batch-size {max(size // world_size, 1)} or less, or more data"
+        )
     decode: Callable[[Row, int], Example]
     if isinstance(source, SyntheticSource):
         if image_size is None or context_length is None:
             raise ValueError("synthetic data needs image_size and context_length: give both to build_loader")
-        decode = SyntheticDecoder(image_size, context_length, config.seed)
-    elif transform is None or tokenizer is None:
+        decode = SyntheticDecoder(image_size, context_length, config.seed, config.captions)
+    elif transform is None or (tokenizer is None and config.captions):
         raise ValueError("build_loader got no transform or no tokenizer: only synthetic data goes without")
     else:
         captions = CaptionSampler.parse(config.caption_sampling)
-        decode = Decoder(transform, captions, config.seed, config.known_matches)
+        decode = Decoder(transform, captions, config.seed, config.known_matches, config.captions)
+        if tokenizer is not None and context_length is not None:
+            tokenizer = partial(tokenizer, context_length=context_length)
     chunks = Chunks(
         source=source,
         decode=decode,
-        tokenize=Tokenize(tokenizer, context_length),
+        tokenize=tokenizer,
         config=config,
         rank=rank,
-        ranks=ranks,
-        per_epoch=per_epoch,
+        ranks=world_size,
+        per_epoch=-(-size // whole),  # rounded up, as in OpenCLIP
         epoch=multiprocessing.Value("q", 0),
     )
     pin = torch.cuda.is_available() if pin_memory is None else pin_memory
     return Loader(chunks, size, pin)
-
-
-@dataclass(frozen=True)
-class Tokenize:
-    """All captions of a chunk in one call."""
-
-    tokenizer: Callable[..., Tensor] | None
-    context_length: int | None
-
-    def __call__(self, captions: list[str]) -> Tensor:
-        """n captions -> (n, L) int64."""
-        assert self.tokenizer is not None
-        if self.context_length is None:
-            return self.tokenizer(captions)
-        return self.tokenizer(captions, context_length=self.context_length)
-
-
-def batches_per_epoch(config: DataConfig, size: int, ranks: int) -> int:
-    """ceil(samples / global batch), as OpenCLIP rounds; ValueError for fewer samples than one global batch."""
-    whole = config.batch_size * ranks
-    if size < whole:
-        raise ValueError(
-            f"{size} samples are fewer than one global batch of {whole} ({config.batch_size} x {ranks} ranks): "
-            f"use --batch-size {max(size // ranks, 1)} or less, or more data"
-        )
-    return -(-size // whole)

@@ -7,11 +7,11 @@ from typing import IO, Any
 
 from PIL import Image
 
-from prolip.data.decoding import MAX_PIXELS, check_size, decode_image, to_rgb
 from prolip.data.faults import SampleFault
-from prolip.data.opening import local_path, open_stream
-from prolip.data.shards import explain_missing
-from prolip.documents import read_file
+from prolip.data.reading.opening import local_path, open_stream, read_up_to
+from prolip.data.samples.decoding import MAX_PIXELS, check_size, decode_image, to_rgb
+from prolip.utils.documents import read_file
+from prolip.utils.messages import explain_missing
 
 Source = str | os.PathLike | bytes | bytearray | memoryview | IO[bytes] | Image.Image
 
@@ -67,7 +67,14 @@ def read(source: Any) -> bytes:
     if not place:
         raise ValueError("an empty path is no picture: give the path of a file")
     if "://" in place and not place.startswith("file:"):
-        return fetch(place)
+        try:
+            with closing(open_stream(place)) as stream:
+                data = read_up_to(stream, PICTURE_BYTES + 1)
+        except SampleFault as fault:
+            raise OSError(f"{place}: {fault.message}. Look at the URL and the network, or fetch the file") from fault
+        if len(data) > PICTURE_BYTES:
+            raise ValueError(f"{place} sends more than {PICTURE_BYTES:,} bytes: it is no picture")
+        return data
     path = local_path(place)
     try:
         return read_file(path, PICTURE_BYTES)
@@ -75,17 +82,3 @@ def read(source: Any) -> bytes:
         raise FileNotFoundError(f"no picture {path}: {explain_missing(path)}") from error
     except IsADirectoryError as error:
         raise IsADirectoryError(f"{path} is a folder: give one of its pictures") from error
-
-
-def fetch(url: str) -> bytes:
-    """What is behind a URL, taken up again where a connection breaks; OSError where it cannot be had."""
-    try:
-        with closing(open_stream(url)) as stream:
-            data = bytearray()
-            while part := stream.read(2**20):
-                data += part
-                if len(data) > PICTURE_BYTES:
-                    raise ValueError(f"{url} sends more than {PICTURE_BYTES:,} bytes: it is no picture")
-            return bytes(data)
-    except SampleFault as fault:
-        raise OSError(f"{url}: {fault.message}. Look at the URL and the network, or fetch the file") from fault

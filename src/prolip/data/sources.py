@@ -5,21 +5,20 @@ import logging
 import os
 from collections.abc import Sequence
 from functools import partial
-from itertools import islice
-from typing import Any
 
-from prolip.data.captions import PLAIN, CaptionSampler, Selector
 from prolip.data.config import DataConfig
-from prolip.data.entries import ShardIndex, find_index, read_index
 from prolip.data.faults import SampleFault, ShardFault
-from prolip.data.folders import Columns, ImageRows, read_csv, read_folder
-from prolip.data.samples import Raw, caption_parts, has_image, image_bytes, is_selected, json_record
-from prolip.data.shards import COUNT_LIMIT, Shard, count_samples, expand_shards, is_local, local_path
-from prolip.data.streams import ResampledSource, RowSource, ShardSource, Source
+from prolip.data.order.streams import ResampledSource, RowSource, ShardSource, Source
+from prolip.data.reading.entries import find_index, read_index
+from prolip.data.reading.folders import ImageRows, TableColumns, read_csv, read_folder
+from prolip.data.reading.opening import is_local, local_path
+from prolip.data.reading.shards import COUNT_LIMIT, count_samples, expand_shards
+from prolip.data.reading.tar import ShardReader, read_shard
+from prolip.data.samples.captions import PLAIN, CaptionSampler, Selector
+from prolip.data.samples.sample import Raw, caption_parts, has_image, image_bytes, is_selected, json_record
 from prolip.data.survey import refuse_unusable, survey
 from prolip.data.synthetic import SyntheticSource
-from prolip.data.tar import ShardReader, read_shard
-from prolip.messages import naming
+from prolip.utils.messages import naming
 
 log = logging.getLogger(__name__)
 
@@ -44,21 +43,21 @@ def build_source(config: DataConfig, streams: int) -> tuple[Source, int]:
             rows = read_csv(config.train_data, csv_columns(config), config.csv_separator, selector, quoting)
         else:
             rows = read_folder(config.train_data, selector)
-        check_captions(rows, CaptionSampler.parse(config.caption_sampling), kind)
+        if config.captions:
+            check_captions(rows, CaptionSampler.parse(config.caption_sampling), kind)
     if len(rows) < streams:
         raise ValueError(f"{len(rows)} samples for {streams} loader streams: use fewer --workers or ranks")
     return RowSource(len(rows), rows), given or len(rows)
 
 
-def csv_columns(config: DataConfig) -> Columns:
+def csv_columns(config: DataConfig) -> TableColumns:
     """The columns of a CSV that are read, each with the flag that names it."""
     sampled = CaptionSampler.parse(config.caption_sampling).fields
-    captions = [name for name in sampled if name != PLAIN]
     selector = Selector.parse(config.select)
-    return Columns(
+    return TableColumns(
         image=config.csv_img_key,
         caption=config.csv_caption_key if PLAIN in sampled else None,
-        captions=tuple(captions),
+        captions=tuple(name for name in sampled if name != PLAIN),
         conditions=selector.fields if selector else (),
     )
 
@@ -71,10 +70,24 @@ def build_shard_source(config: DataConfig, streams: int) -> tuple[Source, int]:
     selector = Selector.parse(config.select)
     by_sample = not config.dataset_resampled and len(shards) < streams
     if by_sample:
-        check_splittable(shards, streams)
+        local = all(map(is_local, urls))
+        size = sum(os.path.getsize(local_path(url)) for url in urls) if local else 0
+        if not local or size > COUNT_LIMIT:
+            reason = f"{size / 2**30:.1f} GiB are" if local else "remote shards are"
+            raise ValueError(
+                f"{len(shards)} shards for {streams} streams (ranks x workers), and {reason} not read by every stream: "
+                f"use so few --workers that ranks x workers is at most {len(shards)}, write more shards, "
+                "or add --dataset-resampled"
+            )
         log.info("%d shards for %d streams: every stream reads all and keeps its share", len(shards), streams)
     with naming("--shard-index" if config.shard_index else "--train-data"):
-        index = given_index(config) if config.shard_index else find_index(urls)
+        try:
+            index = read_index(config.shard_index, config.read_policy) if config.shard_index else find_index(urls)
+        except ShardFault as fault:
+            raise OSError(
+                f"--shard-index {config.shard_index!r} cannot be read ({fault.message}): make it by python -m "
+                f"prolip.data.index SHARDS --output {config.shard_index}, or leave it out"
+            ) from fault
         if index is not None:
             index.count(urls)  # a shard that is missing there, or has another size, is reported before training
     reader = ShardReader(config.read_policy, index)
@@ -92,29 +105,24 @@ def build_shard_source(config: DataConfig, streams: int) -> tuple[Source, int]:
 
 
 def check_sample(config: DataConfig, raw: Raw) -> None:
-    """SampleFault where a sample has no image, no JSON to select by or, if it is selected, no caption."""
+    """SampleFault where a sample has no image, no JSON to select by or, if it is selected and wants one, no caption."""
     image_bytes(raw)
-    if is_selected(raw, Selector.parse(config.select)):
+    if is_selected(raw, Selector.parse(config.select)) and config.captions:
         captions = CaptionSampler.parse(config.caption_sampling)
         captions.draw(*caption_parts(raw, captions), seed=0)
 
 
 def why_none(urls: Sequence[str], config: DataConfig) -> str:
-    """Why shards without a readable fault have no sample."""
-    if not config.select:
-        return f": {survey(urls, config.read_policy)}"
-    for raw in islice(read_shard(urls[0], lambda fault: None, config.read_policy), 1):
-        if has_image(raw):
-            return f" that fits --select {config.select!r}: {carried(json_record(raw), Selector.parse(config.select))}"
-    return f" that fits --select {config.select!r}: {survey(urls, config.read_policy)}"
-
-
-def carried(record: dict[str, Any], selector: Selector | None) -> str:
-    """What the first sample has in the fields that are selected by."""
-    fields = selector.fields if selector else ()
-    there = [f"{name} {str(record[name])[:60]!r}" if name in record else f"no {name}" for name in fields]
-    absent = f"; its fields are {', '.join(record)}" if any(name not in record for name in fields) else ""
-    return f"the first sample has {', '.join(there)}{absent}"
+    """Why shards without a readable fault have no sample; of a selection, what the first sample has in its fields."""
+    selector = Selector.parse(config.select)
+    fits = f" that fits --select {config.select!r}" if config.select else ""
+    raw = next(read_shard(urls[0], lambda fault: None, config.read_policy), {}) if fits else {}
+    if selector is None or not has_image(raw):
+        return f"{fits}: {survey(urls, config.read_policy)}"
+    record = json_record(raw)
+    there = [f"{name} {str(record[name])[:60]!r}" if name in record else f"no {name}" for name in selector.fields]
+    absent = "" if all(name in record for name in selector.fields) else f"; its fields are {', '.join(record)}"
+    return f"{fits}: the first sample has {', '.join(there)}{absent}"
 
 
 def check_captions(rows: ImageRows, captions: CaptionSampler, kind: str) -> None:
@@ -130,31 +138,6 @@ def check_captions(rows: ImageRows, captions: CaptionSampler, kind: str) -> None
     place = " (captions are the names of subfolders, or in IMAGE.txt or IMAGE.json beside each image)"
     what = f"none of the {len(rows)} images has a caption{place if kind == 'folder' else ''}"
     raise ValueError(f"{what}; of {rows.rows[0].key}: {fault.message if fault else ''}")
-
-
-def given_index(config: DataConfig) -> ShardIndex:
-    """The index that the settings name; OSError where it cannot be read."""
-    place = config.shard_index or ""
-    try:
-        return read_index(place, config.read_policy)
-    except ShardFault as fault:
-        raise OSError(
-            f"--shard-index {place!r} cannot be read ({fault.message}): "
-            f"make it by python -m prolip.data.index SHARDS --output {place}, or leave it out"
-        ) from fault
-
-
-def check_splittable(shards: Sequence[Shard], streams: int) -> None:
-    """ValueError where reading every shard in every stream would be remote or large."""
-    local = all(is_local(shard.url) for shard in shards)
-    size = sum(os.path.getsize(local_path(shard.url)) for shard in shards) if local else 0
-    if not local or size > COUNT_LIMIT:
-        reason = f"{size / 2**30:.1f} GiB are" if local else "remote shards are"
-        raise ValueError(
-            f"{len(shards)} shards for {streams} streams (ranks x workers), and {reason} not read by every stream: "
-            f"use so few --workers that ranks x workers is at most {len(shards)}, write more shards, "
-            "or add --dataset-resampled"
-        )
 
 
 def dataset_kind(config: DataConfig) -> str:

@@ -10,9 +10,9 @@ from typing import Any
 from webdataset.tariterators import base_plus_ext
 
 from prolip.data.faults import SampleFault, ShardFault
-from prolip.data.opening import ReadPolicy, open_stream
-from prolip.data.samples import IMAGE_SUFFIXES, Raw, has_image, suffixes_of, why_no_image
-from prolip.data.tar import open_archive, printable, read_shard
+from prolip.data.reading.opening import ReadPolicy, open_stream
+from prolip.data.reading.tar import open_archive, printable, read_shard
+from prolip.data.samples.sample import IMAGE_SUFFIXES, Raw, has_image, suffixes_of, why_no_image
 
 #: Shards and samples of each that are looked at before all are held to be unusable, and members whose names are.
 SHARDS, SAMPLES, MEMBERS = 20, 8, 200

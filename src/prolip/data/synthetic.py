@@ -8,10 +8,10 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from prolip.data.cursor import Cursor
 from prolip.data.faults import FaultCounter
-from prolip.data.samples import Example, Row
-from prolip.data.streams import Place
+from prolip.data.order.cursor import Cursor
+from prolip.data.order.streams import Place
+from prolip.data.samples.sample import Example, Row
 
 #: Images are shifted copies of this many, because noise of its own for each costs more than a decode.
 POOL = 32
@@ -39,16 +39,17 @@ class SyntheticSource:
 class SyntheticDecoder:
     """Sample i -> image (3, H, W) of standard normal pixels and (L,) token ids, functions of (seed, i) only.
 
-    Texts are ids from 1 to 999 of a random length, padded with 0: no tokenizer is needed.
+    Texts are ids from 1 to 999 of a random length, padded with 0: no tokenizer is needed. captions: of an image; other
+    than 1, ids are (captions, L).
     """
 
     image_size: int | tuple[int, int]
     context_length: int
     seed: int = 0
+    captions: int = 1
 
     @cached_property
     def pool(self) -> Tensor:
-        """POOL images of noise."""
         size = (self.image_size, self.image_size) if isinstance(self.image_size, int) else tuple(self.image_size)
         return torch.randn(POOL, 3, *size, generator=torch.Generator().manual_seed(self.seed))
 
@@ -57,6 +58,11 @@ class SyntheticDecoder:
         index = row.raw["index"]
         image = self.pool[index % POOL].roll((index // POOL, index), dims=(1, 2))
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + index)
+        texts = [self._text(generator) for _ in range(self.captions)]
+        text = texts[0] if self.captions == 1 else torch.stack(texts) if texts else ()
+        return Example(row.raw["__key__"], image, text, index, (index,))
+
+    def _text(self, generator: torch.Generator) -> Tensor:
         text = torch.randint(1, VOCABULARY, (self.context_length,), generator=generator)
         text[int(torch.randint(1, self.context_length + 1, (), generator=generator)) :] = 0
-        return Example(row.raw["__key__"], image, text, index, (index,))
+        return text

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from prolip.console import say
+from prolip.utils.console import say
 
 
 def start_worker(_: int) -> None:

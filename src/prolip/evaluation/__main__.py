@@ -18,44 +18,32 @@ from pathlib import Path
 
 from torch import Tensor
 
-from prolip import console
-from prolip.checkpoint import CheckpointError
 from prolip.data.faults import FaultCounter
-from prolip.data.table import show_counts
-from prolip.evaluation import coco
-from prolip.evaluation.datasets.base import Dataset
+from prolip.data.reading.table import show_counts
+from prolip.evaluation.datasets import coco
 from prolip.evaluation.datasets.specs import FORMS, open_dataset
-from prolip.evaluation.embed import PRECISIONS, SIMILARITIES, check_similarity
-from prolip.evaluation.embedder import RANDOM, load_embedder
-from prolip.evaluation.evaluate import TaskResult, check_fits, evaluate_dataset, pair_scores
 from prolip.evaluation.feature_store import FeatureStore, slug
-from prolip.evaluation.features import Features, compute_features, load_features, task_key
-from prolip.evaluation.outputs import check_output
-from prolip.messages import naming
+from prolip.evaluation.features import Features, load_features, task_key
+from prolip.evaluation.kinds.base import pair_scores
+from prolip.evaluation.loading import RANDOM, load_embedder
+from prolip.evaluation.model import PRECISIONS
+from prolip.evaluation.table import compare_results, format_intervals, format_table, format_uncertainty
+from prolip.evaluation.task import TaskResult, compute_features, evaluate_dataset, study_features
+from prolip.methods import find_score
+from prolip.models.weights.checkpoint import CheckpointError
+from prolip.utils import console
+from prolip.utils.messages import naming
+from prolip.utils.outputs import check_output
 
 log = logging.getLogger(__name__)
 
-#: Metrics of the table, in this order where a task has them.
-COLUMNS = (
-    "acc1", "acc5", "mean_per_class_recall", "mAP", "i2t/R@1", "i2t/R@5", "i2t/R@10", "i2t/mAP@R", "t2i/R@1",
-    "t2i/R@5", "t2i/R@10", "t2i/mAP@R", "mean_recall@1", "i2t/PMRP", "t2i/PMRP", "avg_jaccard_score",
-    "jaccard_score_10-12",
+#: Flags that say how a model reads images and texts.
+OF_MODELS = (
+    "model", "pretrained", "tokenizer", "dataset", "split", "save_features", "device", "precision", "skip_damaged",
 )  # fmt: skip
-
-#: Figures of refusal, and what the table calls them: error of all, of the surest 80% and half, area under risk and
-#: coverage and its least value, rank correlation with the error, and how well errors are told from the rest.
-REFUSAL = {
-    "error": "error", "error@80": "80% kept", "error@50": "50% kept", "aurc": "AURC", "aurc_oracle": "oracle",
-    "spearman": "rho", "auroc": "AUROC",
-}  # fmt: skip
-SINGLES = {
-    "refusal/R-AUROC": "R-AUROC", "refusal/1-NN": "1-NN", "calibration/match/ece": "ECE of matches",
-    "calibration/confidence/ece": "ECE of confidence",
-}  # fmt: skip
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line."""
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser("python -m prolip.evaluation", description=__doc__, formatter_class=form)
     add = parser.add_argument
@@ -64,7 +52,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--tokenizer", help="another tokenizer than the model's: a folder of its files, or bpe")
     add("--dataset", nargs="+", action="extend", default=[], metavar="WORD:ADDRESS", help=FORMS)
     add("--split", help="another split than test")
-    add("--similarity", nargs="+", action="extend", help=f"{', '.join(SIMILARITIES)} or measures (default: csd)")
+    add("--similarity", nargs="+", action="extend", help="csd, mean or measures (default: the method's own score)")
     add("--save-features", metavar="DIR", help="keep embeddings here, and take those that are here already")
     add("--features", metavar="DIR", help="evaluate what --save-features kept, without a model")
     add("--device", default="cpu")
@@ -76,17 +64,21 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--instances", metavar="FILE", help="COCO's instances_val2014.json: also PMRP of its captions")
     add("--confusion", action="store_true", help="counts of true and predicted classes in the JSON")
     add("--skip-damaged", action="store_true", help="leave out damaged samples; the result says which")
+    add("--intervals", nargs="?", type=int, const=1000, default=0, metavar="DRAWS",
+        help="95%% intervals over queries by bootstrap (1000 draws), also of differences to a test set's first result")
     add("--out", metavar="FILE", help="the results as JSON")
     args = parser.parse_args(arguments)
-    args.similarity = args.similarity or ["csd"]
+    args.similarity = args.similarity or [None]
     return args
 
 
 def check(args: argparse.Namespace) -> None:
     """ValueError for flags that do not go together, before anything is loaded."""
     for similarity in args.similarity:
-        check_similarity(similarity)
-    useless = [flag for flag, given in of_models(args).items() if given]
+        if similarity:
+            find_score(similarity)
+    given = vars(args) | {"device": args.device != "cpu", "precision": args.precision != "fp32"}
+    useless = [f"--{name.replace('_', '-')}" for name in OF_MODELS if given[name]]
     if args.features and useless:
         raise ValueError(
             f"--features evaluates without a model: drop {', '.join(useless)}, or give --model, --dataset and "
@@ -94,7 +86,10 @@ def check(args: argparse.Namespace) -> None:
         )
     if not args.features and not (args.model and args.dataset):
         raise ValueError("give --model and --dataset, or --features DIR to evaluate saved embeddings")
-    for flag, value, least in (("--batch-size", args.batch_size, 1), ("--workers", args.workers, 0)):
+    if args.intervals == 1:
+        raise ValueError("--intervals 1: give two draws or more, such as 1000, or no number")
+    bounds = {"--batch-size": (args.batch_size, 1), "--workers": (args.workers, 0), "--intervals": (args.intervals, 0)}
+    for flag, (value, least) in bounds.items():
         if value is not None and value < least:
             raise ValueError(f"{flag} {value}: give {least} or more")
     if args.confusion and not args.out:
@@ -106,35 +101,21 @@ def check(args: argparse.Namespace) -> None:
             check_output(path, folder)
 
 
-def of_models(args: argparse.Namespace) -> dict[str, bool]:
-    """The flags that say how a model reads images and texts, and whether they were given."""
-    return {
-        "--model": bool(args.model), "--pretrained": bool(args.pretrained), "--tokenizer": bool(args.tokenizer),
-        "--dataset": bool(args.dataset), "--split": bool(args.split), "--save-features": bool(args.save_features),
-        "--device": args.device != "cpu", "--precision": args.precision != "fp32", "--skip-damaged": args.skip_damaged,
-    }  # fmt: skip
-
-
 def features_of(args: argparse.Namespace) -> Iterator[Features]:
     """The features of all data sets: opened first, so that a missing one is known before the first is embedded."""
     if args.features:
         yield from load_features(FeatureStore(args.features))
         return
-    datasets = [open_one(spec, args) for spec in args.dataset]
+    datasets = []
+    for spec in args.dataset:
+        with naming(f"--dataset {spec}"):
+            datasets.append(open_dataset(spec, args.split, FaultCounter() if args.skip_damaged else None))
     embedder = load_embedder(args.model, args.pretrained, args.device, args.precision, args.tokenizer)
     for similarity in args.similarity:
-        check_fits(similarity, embedder.card)
+        embedder.card.scored_by(similarity)
     store = FeatureStore(args.save_features)
     for dataset in datasets:
-        yield compute_features(
-            dataset, embedder, store, args.batch_size, args.workers, progress=sys.stderr.isatty()
-        )
-
-
-def open_one(spec: str, args: argparse.Namespace) -> Dataset:
-    """A data set, with a counter for damage where it may be left out."""
-    with naming(f"--dataset {spec}"):
-        return open_dataset(spec, args.split, FaultCounter() if args.skip_damaged else None)
+        yield compute_features(dataset, embedder, store, args.batch_size, args.workers, progress=sys.stderr.isatty())
 
 
 def run(args: argparse.Namespace) -> list[TaskResult]:
@@ -146,15 +127,21 @@ def run(args: argparse.Namespace) -> list[TaskResult]:
     for features in features_of(args):
         task, categories = task_key(features), categories_of(features, args.instances)
         for similarity in args.similarity:
-            result = evaluate_dataset(features.dataset, features, similarity, confusion=args.confusion)
+            options = {"confusion": args.confusion, "draws": args.intervals}
+            result = evaluate_dataset(features.dataset, features, similarity, **options)
             result.info["task"] = task
             if categories is not None:
                 result.metrics.update(plausible_matches(features, categories, similarity))
             results.append(with_uncertainty(result, features, args.plots, drawn) if wanted else result)
+        if args.intervals:
+            compare_results(results, args.intervals)
         if args.out:
             with naming(f"--out {args.out}"):  # an error of a full disk names no file
-                write(results, Path(args.out))
+                Path(args.out).parent.mkdir(parents=True, exist_ok=True)
+                text = json.dumps([result.to_dict() for result in results], indent=1, allow_nan=False)
+                Path(args.out).write_text(text, encoding="utf-8")
     tables = [format_table(results), *([format_uncertainty(results)] if wanted else [])]
+    tables += [format_intervals(results)] if args.intervals else []
     print("\n\n".join(tables) + (f"\n\nwritten to {args.out}" if args.out else ""))
     return results
 
@@ -171,10 +158,10 @@ def categories_of(features: Features, instances: str | None) -> Tensor | None:
         return None
 
 
-def plausible_matches(features: Features, categories: Tensor, similarity: str) -> dict[str, float]:
+def plausible_matches(features: Features, categories: Tensor, similarity: str | None) -> dict[str, float]:
     """`i2t/PMRP` and `t2i/PMRP`, with their values at zeta 0, 1 and 2."""
     assert features.owners is not None
-    found = coco.plausible(pair_scores(features, similarity), categories, features.owners)
+    found = coco.plausible(pair_scores(features, features.model.scored_by(similarity)), categories, features.owners)
     return {name: value for name, value in found.items() if "/PMRP" in name}
 
 
@@ -183,8 +170,6 @@ def with_uncertainty(result: TaskResult, features: Features, plots: str | None, 
 
     drawn: names of plots that other results of this command have, which are not overwritten.
     """
-    from prolip.evaluation.task_study import plot, study_features
-
     similarity = result.info["similarity"]
     study = study_features(features, similarity)
     if plots:
@@ -193,73 +178,10 @@ def with_uncertainty(result: TaskResult, features: Features, plots: str | None, 
         name = slug(f"{result.key}-{model}-{similarity}")
         name = f"{name}-{result.info['task'][:6]}" if name in drawn else name
         drawn.add(name)
-        plot(study, result.key, Path(plots) / name)
-    return replace(result, metrics=result.metrics | study.figures())
+        from prolip.evaluation.plots import write_plots  # late: only plots need matplotlib
 
-
-def write(results: Sequence[TaskResult], path: Path) -> None:
-    """The results as one JSON list."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps([result.to_dict() for result in results], indent=1, allow_nan=False), encoding="utf-8")
-
-
-def titles(results: Sequence[TaskResult]) -> list[str]:
-    """What each result is called: its task, and what tells it from the others of this task and similarity.
-
-    Model and precision where there are several; where these are the same too (other prompts, another split, weights
-    that were trained on), the beginning of KEY in FEATURES/tasks/NAME-KEY.json.
-    """
-    cards = [result.info["model"] for result in results]
-    several = [field for field in ("name", "precision") if len({card[field] for card in cards}) > 1]
-    names = ["  ".join([result.key, *(card[field] for field in several)]) for result, card in zip(results, cards)]
-    tasks: dict[str, set[str]] = {}
-    for name, result in zip(names, results):
-        tasks.setdefault(name, set()).add(result.info["task"])
-    return [
-        f"{name}  {result.info['task'][:6]}" if len(tasks[name]) > 1 else name for name, result in zip(names, results)
-    ]
-
-
-def format_table(results: Sequence[TaskResult]) -> str:
-    """A line per task, model and similarity, shares in percent; one block per kind of task."""
-    blocks: dict[tuple[str, ...], list[tuple[str, TaskResult]]] = {}
-    for title, result in zip(titles(results), results):
-        blocks.setdefault(tuple(name for name in COLUMNS if name in result.metrics), []).append((title, result))
-    lines = []
-    for columns, rows in blocks.items():
-        names = [[title, row.info["similarity"], str(row.info["images"])] for title, row in rows]
-        first, second = (max(len(name[i]) for name in names) for i in (0, 1))
-        widths = [max(7, len(column) + 2) for column in columns]
-        head = "".join(f"{column:>{width}}" for column, width in zip(columns, widths))
-        lines += ["", f"{'':<{first}}  {'':<{second}}  {'images':>7}{head}"]
-        for (key, similarity, images), (_, row) in zip(names, rows):
-            cells = "".join(f"{100 * row.metrics[column]:{width}.2f}" for column, width in zip(columns, widths))
-            lines.append(f"{key:<{first}}  {similarity:<{second}}  {images:>7}{cells}{left_out(row)}")
-    return "\n".join(lines[1:])
-
-
-def format_uncertainty(results: Sequence[TaskResult]) -> str:
-    """A line per task, similarity and what was refused by; then the single figures of each task."""
-    rows, singles = [], []
-    for title, result in zip(titles(results), results):
-        name, m = f"{title}  {result.info['similarity']}", result.metrics
-        for place in (key.removesuffix("/aurc") for key in m if key.endswith("/aurc")):
-            way = place.removeprefix("refusal/").replace("/", " by ")
-            rows.append((f"{name}  {way}", [m.get(f"{place}/{figure}") for figure in REFUSAL]))
-        shown = [f"{title} {m[key]:.4f}" for key, title in SINGLES.items() if key in m]
-        singles += [f"{name}  {', '.join(shown)}"] if shown else []
-    width = max((len(name) for name, _ in rows), default=0)
-    lines = [f"{'refused':<{width}}" + "".join(f"{title:>11}" for title in REFUSAL.values())]
-    for name, values in rows:
-        lines.append(f"{name:<{width}}" + "".join(f"{'-':>11}" if x is None else f"{x:11.4f}" for x in values))
-    return "\n".join(lines + singles)
-
-
-def left_out(result: TaskResult) -> str:
-    """A remark for a result that lacks samples or figures."""
-    damaged, absent = result.info.get("damaged"), result.info.get("too_small_for")
-    remark = f"  ! left out: {', '.join(f'{kind} {n}' for kind, n in damaged['kinds'].items())}" if damaged else ""
-    return remark + (f"  ! too small for {', '.join(absent)}" if absent else "")
+        write_plots(study, result.key, Path(plots) / name)
+    return replace(result, metrics=result.metrics | study.metrics())
 
 
 def main(arguments: Sequence[str] | None = None) -> list[TaskResult]:

@@ -24,9 +24,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from prolip.checkpoint import replacing
-from prolip.documents import loads
 from prolip.gaussian import Gaussian
+from prolip.models.weights.checkpoint import replacing
+from prolip.utils.documents import loads
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +56,14 @@ class FeatureStore:
         if not path.is_file():
             return None
         try:
-            return read_record(path, key)
+            with safe_open(str(path), framework="pt") as file:
+                metadata = file.metadata() or {}
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
+            if metadata.get("format") != FORMAT or metadata.get("key") != key:
+                raise ValueError(f"it holds {metadata.get('format')} {metadata.get('key')}, wanted {FORMAT} {key}")
+            if metadata.get("crc32") != checksum(tensors):
+                raise ValueError("its bytes do not fit their checksum")
+            return Record(tensors, loads(tensors.pop(STRINGS).numpy().tobytes()))
         except (SafetensorError, ValueError, KeyError, OSError) as error:
             log.warning("%s is damaged (%s): computing it again", path, str(error).splitlines()[0])
             return None
@@ -67,7 +74,13 @@ class FeatureStore:
             if kind == "texts":
                 self._texts[key] = record
             return
-        write_record(self.path(kind, key, name), key, record)
+        path = self.path(kind, key, name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        tensors = {name: tensor.contiguous() for name, tensor in record.tensors.items()}
+        text = json.dumps(record.values).encode()  # as a tensor, for headers are bounded
+        tensors[STRINGS] = torch.from_numpy(np.frombuffer(text, dtype=np.uint8).copy())
+        with replacing(path) as temporary:
+            save_file(tensors, temporary, metadata={"format": FORMAT, "key": key, "crc32": checksum(tensors)})
 
     def path(self, kind: str, key: str, name: str = "") -> Path:
         """The file of a key."""
@@ -100,28 +113,6 @@ class FeatureStore:
             yield task
 
 
-def read_record(path: Path, key: str) -> Record:
-    """The record of a file. ValueError, KeyError or SafetensorError where it is not what was written under `key`."""
-    with safe_open(str(path), framework="pt") as file:
-        metadata = file.metadata() or {}
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
-    if metadata.get("format") != FORMAT or metadata.get("key") != key:
-        raise ValueError(f"it holds {metadata.get('format')} {metadata.get('key')}, wanted {FORMAT} {key}")
-    if metadata.get("crc32") != checksum(tensors):
-        raise ValueError("its bytes do not fit their checksum")
-    return Record(tensors, loads(tensors.pop(STRINGS).numpy().tobytes()))
-
-
-def write_record(path: Path, key: str, record: Record) -> None:
-    """Write a record as one safetensors file; its JSON values are a tensor of bytes, as headers are bounded."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(record.values).encode()
-    tensors = {name: tensor.contiguous() for name, tensor in record.tensors.items()}
-    tensors[STRINGS] = torch.from_numpy(np.frombuffer(text, dtype=np.uint8).copy())
-    with replacing(path) as temporary:
-        save_file(tensors, temporary, metadata={"format": FORMAT, "key": key, "crc32": checksum(tensors)})
-
-
 def checksum(tensors: Mapping[str, Tensor]) -> str:
     """CRC-32 of all tensors' bytes, by name."""
     value = 0
@@ -133,8 +124,8 @@ def checksum(tensors: Mapping[str, Tensor]) -> str:
 
 def pack(name: str, z: Gaussian) -> dict[str, Tensor]:
     """The tensors of a Gaussian (N, D); points, whose log_var is -inf everywhere, are kept as means alone."""
-    out = {f"{name}_mean": z.mean}
-    return out if is_points(z) else out | {f"{name}_log_var": z.log_var}
+    points = bool(z.log_var.isneginf().all())
+    return {f"{name}_mean": z.mean} | ({} if points else {f"{name}_log_var": z.log_var})
 
 
 def unpack(name: str, tensors: Mapping[str, Tensor]) -> Gaussian:
@@ -142,11 +133,6 @@ def unpack(name: str, tensors: Mapping[str, Tensor]) -> Gaussian:
     mean = tensors[f"{name}_mean"]
     log_var = tensors.get(f"{name}_log_var")
     return Gaussian(mean, torch.full_like(mean, -torch.inf) if log_var is None else log_var)
-
-
-def is_points(z: Gaussian) -> bool:
-    """Whether all of these Gaussians have no extent, as those of a deterministic model."""
-    return bool(z.log_var.isneginf().all())
 
 
 def slug(name: str) -> str:

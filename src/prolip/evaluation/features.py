@@ -10,7 +10,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from typing import Any
 
@@ -20,7 +20,6 @@ from torch import Tensor
 from tqdm import tqdm
 
 from prolip.data.faults import SampleFault
-from prolip.evaluation.datacomp.scores import cue_prompt
 from prolip.evaluation.datasets.base import (
     WHOLE,
     Association,
@@ -31,8 +30,9 @@ from prolip.evaluation.datasets.base import (
     fingerprint,
     note_fault,
 )
-from prolip.evaluation.embedder import Embedder, ModelCard
+from prolip.evaluation.datasets.specs import further_of
 from prolip.evaluation.feature_store import FORMAT, FeatureStore, Record, pack, unpack
+from prolip.evaluation.model import Embedder, ModelCard, groups
 from prolip.evaluation.zero_shot import mix_groups
 from prolip.gaussian import Gaussian, concatenate
 
@@ -52,8 +52,9 @@ class Features:
 
     dataset: its description (that of stored features has no images); keys: (N) of the images; image: (N, D); text:
     (C, D) classes, (T, D) captions or (A, D) cues, None where only images were asked for; labels: (N,) or multi-hot
-    (N, C) int64; groups: (N, G); captions: T texts, owners: (T,) int64, the image that each stands with; damaged: what
-    was left out, counts by kind and examples, {} where nothing was.
+    (N, C) int64; groups: (N, G); captions: T texts, owners: (T,) int64, the image that each stands with;
+    text_key: what the texts are kept under; damaged: what was left out, counts by kind and examples, {} where nothing
+    was.
     """
 
     dataset: Dataset
@@ -65,31 +66,8 @@ class Features:
     captions: tuple[str, ...] = ()
     owners: Tensor | None = None
     text: Gaussian | None = None
+    text_key: str = ""
     damaged: dict[str, Any] = field(default_factory=dict)
-
-
-def compute_features(
-    dataset: Dataset,
-    embedder: Embedder,
-    store: FeatureStore | None = None,
-    batch_size: int = 256,
-    workers: int | None = None,
-    progress: bool = False,
-) -> Features:
-    """Images and texts of a data set through a model, or out of the store.
-
-    workers: threads that decode images, default as many as cores but one, at most 16, none on a single core. Raises
-    DamagedData where a sample is damaged (unless `dataset.damage` counts them) and ValueError for a set without images.
-    """
-    store = store or FeatureStore()
-    features = image_features(dataset, embedder, store, batch_size, workers, progress)
-    texts, counts = texts_of(features)
-    features = replace(features, text=embed_texts(texts, counts, embedder, store))
-    if not features.damaged:
-        store.write_task(dataset.name, task_key(features), describe(features))
-    elif store.folder is not None:
-        log.warning("the features of %s are not kept in %s: damaged samples were left out", dataset.name, store.folder)
-    return features
 
 
 def image_features(
@@ -100,12 +78,12 @@ def image_features(
     workers: int | None = None,
     progress: bool = False,
 ) -> Features:
-    """The images alone, with everything the samples say; see `compute_features`."""
+    """The images alone, with everything the samples say; see `task.compute_features`."""
     store = store or FeatureStore()
     key = image_key(dataset, embedder.card)
     record = store.read("images", key, dataset.name)
     if record is None or is_stale(record, dataset):
-        record = embed_samples(dataset, embedder, batch_size, workers, progress)
+        record = to_record(dataset, *embed_share(dataset, embedder, batch_size, workers, progress))
         if not record.values["damaged"]:  # what was left out may be there next time
             store.write("images", key, record, dataset.name)
     return from_record(dataset, embedder.card, record)
@@ -120,7 +98,7 @@ def is_stale(record: Record, dataset: Dataset) -> bool:
     return True
 
 
-def embed_texts(
+def stored_texts(
     texts: Sequence[str], counts: Sequence[int] | None, embedder: Embedder, store: FeatureStore
 ) -> Gaussian:
     """Texts (T, D); with counts, consecutive runs of them mixed to classes (C, D), see `zero_shot.mix_groups`."""
@@ -131,13 +109,6 @@ def embed_texts(
         record = Record(pack("text", z), {"texts": len(texts), "model": embedder.name})
         store.write("texts", key, record)
     return unpack("text", record.tensors)
-
-
-def embed_classes(
-    classnames: Sequence[str], templates: Sequence[str], embedder: Embedder, store: FeatureStore | None = None
-) -> Gaussian:
-    """Every class as the mixture of its prompts, (C, D), cached by content: for label sets beside a data set's own."""
-    return embed_texts(*class_prompts(classnames, templates), embedder, store or FeatureStore())
 
 
 def load_features(store: FeatureStore) -> Iterator[Features]:
@@ -153,31 +124,10 @@ def load_features(store: FeatureStore) -> Iterator[Features]:
                 f"the {what} of {dataset.name} by {model.name} in {store.folder} are damaged or gone: compute them "
                 "again with --model ... --save-features"
             )
-        yield replace(from_record(dataset, model, images), text=unpack("text", texts.tensors))
+        yield replace(from_record(dataset, model, images), text=unpack("text", texts.tensors), text_key=task["texts"])
 
 
 # --- texts -----------------------------------------------------------------------------------------------------------
-def texts_of(features: Features) -> tuple[list[str], list[int] | None]:
-    """The texts that images are compared with, and how many make a class (None: each stands for itself)."""
-    dataset = features.dataset
-    if dataset.kind == "retrieval":
-        return list(features.captions), None
-    if dataset.kind == "association":
-        return [cue_prompt(instance.cue) for instance in dataset.associations], None
-    return class_prompts(dataset.classnames, dataset.templates)
-
-
-def class_prompts(classnames: Sequence[str], templates: Sequence[str]) -> tuple[list[str], list[int]]:
-    """All prompts, class by class, and their number per class. ValueError without classes or prompts."""
-    if not classnames or not templates:
-        raise ValueError(f"{len(classnames)} class names and {len(templates)} prompts: give at least one of each")
-    for template in templates:
-        if "{c}" not in template and "{}" not in template:
-            raise ValueError(f"the prompt {template!r} has no {{c}} where the class goes")
-    prompts = [template.replace("{c}", name).replace("{}", name) for name in classnames for template in templates]
-    return prompts, [len(templates)] * len(classnames)
-
-
 def mix_prompts(prompts: Sequence[str], counts: Sequence[int], embedder: Embedder) -> Gaussian:
     """Consecutive runs of prompts as mixtures (C, D), some classes at a time."""
     iterator, parts, group = iter(prompts), [], []
@@ -190,14 +140,6 @@ def mix_prompts(prompts: Sequence[str], counts: Sequence[int], embedder: Embedde
 
 
 # --- images ----------------------------------------------------------------------------------------------------------
-def embed_samples(
-    dataset: Dataset, embedder: Embedder, batch_size: int, workers: int | None, progress: bool
-) -> Record:
-    """One pass over the samples."""
-    samples, parts = embed_share(dataset, embedder, batch_size, workers, progress)
-    return to_record(dataset, samples, parts)
-
-
 def embed_share(
     dataset: Dataset,
     embedder: Embedder,
@@ -207,15 +149,13 @@ def embed_share(
     share: Share = WHOLE,
 ) -> tuple[list[Sample], list[Gaussian]]:
     """The samples of a share without their bytes, and their Gaussians: decoded in threads, embedded in batches."""
-    if batch_size < 1:
-        raise ValueError(f"batch size {batch_size}: give 1 or more")
     if dataset.damage is not None:
         dataset.damage.drain()
     threads = default_workers() if workers is None else workers
     stream = decoded(dataset, embedder.preprocess, threads, AHEAD * batch_size, share)
     parts, samples = [], []
     with tqdm(desc=dataset.name, total=dataset.size, unit="", disable=not progress) as bar:
-        while batch := list(islice(stream, batch_size)):
+        for batch in groups(stream, batch_size):
             parts.append(embedder.encode_image(torch.stack([pixels for _, pixels in batch])))
             samples += [sample for sample, _ in batch]
             bar.update(len(batch))
@@ -268,27 +208,21 @@ def default_workers(processes: int = 1) -> int:
     return max(0, min(16, cores // processes - 1))
 
 
-def damage_of(dataset: Dataset) -> dict[str, Any]:
-    """What was left out; DamagedData where relevant pairs are counted by caption, which would now be others."""
-    counter = dataset.damage
-    if counter is None or not counter.kinds:
-        return {}
-    damaged = {"kinds": dict(counter.kinds), "examples": list(counter.examples)}
-    if dataset.relevance is not None:
-        raise DamagedData(
-            f"{dataset.source} has relevant pairs by the captions' places, which are wrong once samples are left out: "
-            f"{damaged}. Fetch these files again"
-        )
-    return damaged
-
-
 # --- records ---------------------------------------------------------------------------------------------------------
 def to_record(dataset: Dataset, samples: Sequence[Sample], parts: Sequence[Gaussian]) -> Record:
     """What a pass has found, as tensors and JSON values.
 
-    DamagedData where it has found nothing, samples are missing, or only some have labels or groups.
+    DamagedData where it has found nothing, samples are missing, only some have labels or groups, or relevant pairs are
+    counted by caption, which are others once samples are left out.
     """
-    damaged = damage_of(dataset)
+    damaged, counter = {}, dataset.damage
+    if counter is not None and counter.kinds:
+        damaged = {"kinds": dict(counter.kinds), "examples": list(counter.examples)}
+    if damaged and dataset.relevance is not None:
+        raise DamagedData(
+            f"{dataset.source} has relevant pairs by the captions' places, which are wrong once samples are left out: "
+            f"{damaged}. Fetch these files again"
+        )
     if not samples:
         raise DamagedData(f"no image in {dataset.source}: {damaged or 'the shards are empty'}")
     if dataset.size is not None and len(samples) != dataset.size and not damaged:
@@ -321,7 +255,7 @@ def from_record(dataset: Dataset, model: ModelCard, record: Record) -> Features:
     """Features without texts."""
     tensors, values = record
     if values["damaged"]:
-        dataset = replace(dataset, info={k: v for k, v in dataset.info.items() if k not in PER_SAMPLE})
+        dataset = replace(dataset, info={k: v for k, v in dataset.info.items() if k not in PER_SAMPLE}, further=None)
     groups = tensors.get("groups")
     labels = tensors.get("label")
     return Features(
@@ -349,11 +283,11 @@ def text_key(texts: Sequence[str], counts: Sequence[int] | None, model: ModelCar
 
 def task_key(features: Features) -> str:
     """What a task is kept under: images, texts, and what is true of them."""
-    task = describe(features)
+    task = task_description(features)
     return fingerprint(task["images"], task["texts"], task["dataset"])
 
 
-def describe(features: Features) -> dict[str, Any]:
+def task_description(features: Features) -> dict[str, Any]:
     """A task as JSON values: the data set without images, the model, and where their embeddings are."""
     dataset = features.dataset
     return {
@@ -364,14 +298,14 @@ def describe(features: Features) -> dict[str, Any]:
             "relevance": None if dataset.relevance is None else sorted([list(pair) for pair in dataset.relevance]),
             "info": dataset.info,
         },
-        "model": features.model.to_dict(),
+        "model": asdict(features.model),
         "images": image_key(dataset, features.model),
-        "texts": text_key(*texts_of(features), features.model),
+        "texts": features.text_key,
     }  # fmt: skip
 
 
 def restore_dataset(values: dict[str, Any]) -> Dataset:
-    """The data set that `describe` described; its images are not there."""
+    """The data set that `task_description` described; its images are not there."""
     relevance = values["relevance"]
 
     def samples(share: Share = WHOLE) -> Iterator[Sample]:
@@ -386,10 +320,8 @@ def restore_dataset(values: dict[str, Any]) -> Dataset:
             ),
             "relevance": None if relevance is None else frozenset((key, index) for key, index in relevance),
             "samples": samples,
+            "further": further_of(values["info"]),
         }
     )  # fmt: skip
 
 
-__all__ = [
-    "Features", "compute_features", "embed_classes", "embed_texts", "image_features", "load_features",
-]  # fmt: skip

@@ -2,15 +2,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
+import torch
 from torch import nn
 
-from prolip.evaluation.classification import classification as classification
-from prolip.evaluation.embed import embed_texts
+from prolip.data.emoji import TEMPLATES
+from prolip.evaluation.model import embed_texts, encoder
 from prolip.gaussian import Gaussian, concatenate, mixture
-
-TEMPLATES = ("{}", "a drawing of {}", "a picture of {}", "an icon of {}")
-"""Prompts for small drawings; `templates=("{}",)` is the bare class name."""
 
 
 def class_gaussians(
@@ -19,14 +18,16 @@ def class_gaussians(
     classes: Sequence[Sequence[str]],
     templates: Sequence[str | Callable[[str], str]] = TEMPLATES,
     normalise: bool = True,
-    **embedding,
+    device: torch.device | str = "cpu",
+    precision: str = "fp32",
+    **options: Any,
 ) -> Gaussian:
     """Every class as N(mean of the means, mean of the variances) over templates x its names: (C, D), ProLIP 4.2.
 
     classes: the names of each class, one or several (synonyms, members); templates: with {} in the name's place, or
     functions of the name, as OpenCLIP's; normalise: bring the averaged mean back to unit length, as the released
-    evaluation does; embedding: options of `embed_texts`. Raises ValueError for a class without names, a template
-    without {}, or no template.
+    evaluation does; device, precision: where and how the model computes; options: of `embed_texts`. Raises
+    ValueError for a class without names, a template without {}, or no template.
     """
     if isinstance(templates, str) or not templates:
         raise ValueError(f"the templates are {templates!r}: give a list with at least one")
@@ -37,7 +38,8 @@ def class_gaussians(
         if isinstance(names, str) or not names:
             raise ValueError(f"class {i} is {names!r}: give a list with at least one name")
     prompts = [[fill(template, name) for name in names for template in templates] for names in classes]
-    z = embed_texts(model, tokenizer, [prompt for group in prompts for prompt in group], **embedding)
+    encode = encoder(model, "text", torch.device(device), precision)
+    z = embed_texts(encode, tokenizer, [prompt for group in prompts for prompt in group], **options)
     return mix_groups(z, [len(group) for group in prompts], normalise)
 
 

@@ -31,6 +31,7 @@ from prolip.measures.paired import (
     wasserstein2,
 )
 from prolip.measures.pairwise import (
+    WORKSPACE,
     pairwise_bhattacharyya,
     pairwise_csd,
     pairwise_csd_similarity,
@@ -42,7 +43,6 @@ from prolip.measures.pairwise import (
     pairwise_mean_cosine,
     pairwise_wasserstein2,
 )
-from prolip.measures.tiles import WORKSPACE
 
 
 class Measure(NamedTuple):
@@ -58,6 +58,7 @@ class Measure(NamedTuple):
         return values if self.is_similarity else -values
 
 
+#: What f(p, q) alone can compute; match_probability needs a trained scale and bias, so it is bound where they are.
 MEASURES = {
     "csd": Measure(csd, pairwise_csd, False),
     "csd_similarity": Measure(csd_similarity, pairwise_csd_similarity, True),
@@ -70,7 +71,6 @@ MEASURES = {
     "log_inclusion": Measure(log_inclusion, pairwise_log_inclusion, True),
     "inclusion_test": Measure(inclusion_test, pairwise_inclusion_test, True),
 }
-"""What f(p, q) alone can compute; match_probability needs a trained scale and bias, so it is bound where they are."""
 
 
 def get_measure(name: str) -> Measure:
@@ -83,33 +83,10 @@ def get_measure(name: str) -> Measure:
 
 
 __all__ = [
-    "MEASURES",
-    "WORKSPACE",
-    "Measure",
-    "bhattacharyya",
-    "csd",
-    "csd_similarity",
-    "elk",
-    "get_measure",
-    "inclusion_test",
-    "inclusion_test_per_dim",
-    "js",
-    "kl",
-    "log_inclusion",
-    "log_match_probability",
-    "match_probability",
-    "mean_cosine",
-    "pairwise_bhattacharyya",
-    "pairwise_csd",
-    "pairwise_csd_similarity",
-    "pairwise_elk",
-    "pairwise_inclusion_test",
-    "pairwise_js",
-    "pairwise_kl",
-    "pairwise_log_inclusion",
-    "pairwise_log_match_probability",
-    "pairwise_match_probability",
-    "pairwise_mean_cosine",
-    "pairwise_wasserstein2",
+    "MEASURES", "WORKSPACE", "Measure", "bhattacharyya", "csd", "csd_similarity", "elk", "get_measure",
+    "inclusion_test", "inclusion_test_per_dim", "js", "kl", "log_inclusion", "log_match_probability",
+    "match_probability", "mean_cosine", "pairwise_bhattacharyya", "pairwise_csd", "pairwise_csd_similarity",
+    "pairwise_elk", "pairwise_inclusion_test", "pairwise_js", "pairwise_kl", "pairwise_log_inclusion",
+    "pairwise_log_match_probability", "pairwise_match_probability", "pairwise_mean_cosine", "pairwise_wasserstein2",
     "wasserstein2",
-]
+]  # fmt: skip

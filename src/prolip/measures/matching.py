@@ -7,10 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from prolip.gaussian import Gaussian, as_scalar
+from prolip.gaussian import Gaussian, as_scalar, without_autocast
 from prolip.measures.paired import check_paired
-from prolip.measures.pairwise import check_pairwise
-from prolip.measures.tiles import WORKSPACE, all_pairs, without_autocast
+from prolip.measures.pairwise import WORKSPACE, all_pairs, check_pairwise
 
 DIRECT, PRODUCT = "donot_use_mm_for_euclid_dist", "use_mm_for_euclid_dist"
 

@@ -3,7 +3,7 @@
 Where the formula has rank one (csd, csd_similarity, mean_cosine, wasserstein2) it is matrix products and vectors; the
 others are the paired formulas over tiles of pairs. `max_elements` bounds each temporary of a tile, of which 3 to 13
 live at once (6 to 21 in the backward pass; inclusion_test has the most): 340 MiB at the default in float32. Training
-keeps nothing of size B1 * B2 * D either (`tiles.all_pairs`).
+keeps nothing of size B1 * B2 * D either (`all_pairs`).
 
 Cancellation in the matrix-product forms. They subtract 2 m1.m2 from |m1|^2 + |m2|^2, so it is the *absolute* error of
 csd and wasserstein2 that is bounded: by (D + 10) eps S, S = |m1|^2 + |m2|^2 + trace1 + trace2 and eps = 1.2e-7 in
@@ -18,15 +18,19 @@ make eps 1e-3 on CUDA and, with "medium", 1e-2 on some CPUs: leave it where scor
 """
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
-from prolip.gaussian import Gaussian, check_pair
+from prolip.gaussian import Gaussian, check_pair, without_autocast
 from prolip.measures import paired
-from prolip.measures.tiles import WORKSPACE, all_pairs, without_autocast
+
+#: Default `max_elements`: 16 MiB per temporary tensor in float32.
+WORKSPACE = 2**22
 
 
 def check_pairwise(p: Gaussian, q: Gaussian, names: tuple[str, str] = ("p", "q")) -> tuple[Gaussian, Gaussian]:
@@ -38,6 +42,46 @@ def check_pairwise(p: Gaussian, q: Gaussian, names: tuple[str, str] = ("p", "q")
             "flatten the leading dimensions, or use the paired function with broadcasting"
         )
     return p, q
+
+
+def tile_shape(rows: int, cols: int, per_pair: int, max_elements: int) -> tuple[int, int]:
+    """Rows and columns of the squarest tile with rows * cols * per_pair <= max_elements; one pair at the least."""
+    pairs = max(1, max_elements // max(1, per_pair))
+    width = max(1, min(cols, int(pairs**0.5)))
+    height = max(1, min(rows, pairs // width))
+    return height, max(1, min(cols, pairs // height))
+
+
+def all_pairs(
+    f: Callable[..., Tensor],
+    rows: Sequence[Tensor],
+    cols: Sequence[Tensor],
+    per_pair: int,
+    max_elements: int = WORKSPACE,
+) -> Tensor:
+    """f of every row with every column, tile by tile: rows (B1, ...), cols (B2, ...) -> (B1, B2).
+
+    f(*rows[i:i+b1], *cols[j:j+b2]) -> (b1, b2) may build tensors of b1 * b2 * per_pair elements; tiles are cut so that
+    this stays within max_elements (or is one pair). With gradients each tile is checkpointed: it is computed again in
+    the backward pass, so what is saved between the passes is O(B1 + B2) and at no time do two tiles exist. f must be
+    deterministic: draw random numbers before. Raises ValueError for max_elements < 1.
+    """
+    if max_elements < 1:
+        raise ValueError(f"max_elements {max_elements} leaves no workspace: give 1 (one pair at a time) or more")
+    b1, b2 = rows[0].shape[0], cols[0].shape[0]
+    height, width = tile_shape(b1, b2, per_pair, max_elements)
+    one_tile = height >= b1 and width >= b2
+
+    def tile(*tensors: Tensor) -> Tensor:
+        if one_tile or not torch.is_grad_enabled():
+            return f(*tensors)
+        return checkpoint(f, *tensors, use_reentrant=False, preserve_rng_state=False)
+
+    # split, not slicing: its backward concatenates the tiles' gradients instead of padding each to the full size.
+    row_blocks = list(zip(*(x.split(height) for x in rows)))
+    col_blocks = list(zip(*(x.split(width) for x in cols)))
+    with without_autocast(rows[0].device):
+        return torch.cat([torch.cat([tile(*r, *c) for c in col_blocks], dim=1) for r in row_blocks])
 
 
 def _products(x: Tensor, y: Tensor) -> Tensor:

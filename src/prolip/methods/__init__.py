@@ -1,12 +1,89 @@
-"""Training methods by name: the dataclass that the command line shows, and the objective that it configures."""
+"""Methods by name, in one table: what each of them is stands in `Method`, how to add one in docs/adding_a_method.md."""
 from __future__ import annotations
 
-from prolip.methods.base import Objective
+import os
+from collections.abc import Mapping
+from difflib import get_close_matches
+from importlib import import_module
+from typing import Any
+
+from prolip.measures import MEASURES
+from prolip.methods.base import Method, Objective
 from prolip.methods.deterministic import CLIPConfig, CLIPObjective, SigLIPConfig, SigLIPObjective
 from prolip.methods.prolip import ProLIPConfig, ProLIPObjective
+from prolip.scores import SCORES, CSDScore, MeanScore, Score, measure_score
 
-METHODS: dict[str, tuple[type, type[Objective]]] = {
-    "prolip": (ProLIPConfig, ProLIPObjective),
-    "siglip": (SigLIPConfig, SigLIPObjective),
-    "clip": (CLIPConfig, CLIPObjective),
+METHODS: dict[str, Method] = {
+    "prolip": Method(ProLIPConfig, ProLIPObjective, CSDScore),
+    "siglip": Method(SigLIPConfig, SigLIPObjective, MeanScore, probabilistic=False),
+    "clip": Method(CLIPConfig, CLIPObjective, MeanScore, probabilistic=False),
 }
+#: What is trained where nothing is said.
+DEFAULT_METHOD = "prolip"
+#: An environment variable with modules of further methods, comma between them, each with a table METHODS of its own. A
+#: saved model names its method and never a module: whose code runs is for its user to say.
+FURTHER = "PROLIP_METHODS"
+
+#: The measures that are these scores.
+ALIASES = {"csd_similarity": "csd", "mean_cosine": "mean"}
+
+
+def all_methods() -> dict[str, Method]:
+    """METHODS and those of the modules that PROLIP_METHODS names. ValueError where one of these cannot be used."""
+    found = dict(METHODS)
+    for module in filter(None, os.environ.get(FURTHER, "").split(",")):
+        try:
+            found |= import_module(module.strip()).METHODS
+        except (ImportError, AttributeError) as error:
+            raise ValueError(
+                f"{FURTHER} names {module!r}, which gives no methods ({error}): name an importable module with a table"
+                " METHODS"
+            ) from error
+    return found
+
+
+def find_method(name: str) -> Method:
+    """A method by name. ValueError with the near ones for an unknown name."""
+    known = all_methods()
+    if name not in known:
+        near = get_close_matches(str(name), known, n=3, cutoff=0.4)
+        hint = f"did you mean {' or '.join(near)}? " if near else ""
+        raise ValueError(
+            f"method {name!r} is unknown: {hint}there are {', '.join(known)}; one of your own is in a module that"
+            f" {FURTHER}=<module> names"
+        )
+    return known[name]
+
+
+def retired_flags() -> dict[str, str]:
+    """Flags of other programs that are settings of a method here, without their dashes -> what to type."""
+    known = all_methods()
+    found = {name: f"use --method {name}" for name in known}
+    for method in known.values():
+        found |= getattr(method.config, "retired", {})
+    return found
+
+
+def find_score(name: str) -> type[Score]:
+    """A score of `prolip.scores` or of a method by its name, or that of a measure. ValueError with the near ones."""
+    scores = SCORES | {method.score.name: method.score for method in all_methods().values()}
+    if name in scores or name in ALIASES:
+        return scores[ALIASES.get(name, name)]
+    if name in MEASURES:
+        return measure_score(name)
+    known = list(dict.fromkeys([*scores, *MEASURES]))
+    near = get_close_matches(str(name), known, n=3, cutoff=0.4)
+    hint = f"did you mean {' or '.join(near)}? " if near else ""
+    raise ValueError(f"the score {name!r} is unknown: {hint}known are {', '.join(known)}")
+
+
+def score_from_dict(values: Mapping[str, Any]) -> Score:
+    """What `Score.to_dict` wrote, by the class that its name means."""
+    return find_score(values["name"]).from_dict(values)
+
+
+__all__ = [
+    "DEFAULT_METHOD", "FURTHER", "METHODS", "CLIPConfig", "CLIPObjective", "Method", "Objective", "ProLIPConfig",
+    "ProLIPObjective", "SigLIPConfig", "SigLIPObjective", "all_methods", "find_method", "find_score", "retired_flags",
+    "score_from_dict",
+]  # fmt: skip

@@ -1,42 +1,87 @@
-"""What a training method is: the Objective contract, and exact gradient accumulation for every method."""
+"""What a method is: its config, what it adds to a model, its objective, its score; and exact gradient accumulation."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from prolip.flops import EncoderPass
 from prolip.gaussian import Gaussian, check_gaussian, upcast
+from prolip.models.prolip import MAX_LOGIT_SCALE
+from prolip.scores import Score
 
 Batch = dict[str, Any]
 Reps = dict[str, Tensor]
 Terms = dict[str, Tensor]
 
-MAX_LOGIT_SCALE = 100.0
+
+@dataclass(frozen=True, kw_only=True)
+class Needs:
+    """What a method asks of the run around it; by default nothing but pairs of an image and a text.
+
+    data: settings of `prolip.data.config.DataConfig` that follow from the method, `captions`, `known_matches` and
+    `unpaired`; teacher: a model to learn from, by name or address: it is loaded, frozen, and given in the `Context`.
+    """
+
+    data: Mapping[str, Any] = field(default_factory=dict)
+    teacher: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Context:
+    """What an objective may know of the run around it.
+
+    seed, rank, world_size: random views are functions of these and of the step; total_steps: the run's length, None
+    outside of one; tokenizer: the model's, None where no text is read; teacher: the model that `Needs` asked for.
+    """
+
+    seed: int = 0
+    rank: int = 0
+    world_size: int = 1
+    total_steps: int | None = None
+    tokenizer: Any = None
+    teacher: nn.Module | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.world_size:
+            raise ValueError(f"rank {self.rank} of {self.world_size} ranks: give 0 <= rank < world_size")
 
 
 class Objective(nn.Module):
     """A model with its loss; DDP wraps the whole, so that several passes of the model are one DDP forward.
 
-    A method overrides `embed` and `terms`, and `prepare` when it draws random views. `model` is the network,
-    `config` the method's dataclass; `seed`, `rank`, `world_size` make random views that do not depend on the ranks.
+    A method overrides `embed` and `terms`, and `prepare` when it draws random views. `model` is the network, `config`
+    the method's dataclass, `context` the run around it. What it wants of that run, `needs` says.
     """
 
-    #: How a trained model of this method compares inputs, a name of `prolip.evaluation.embed.similarity_scores`.
-    similarity = "csd"
+    #: Terms that are no part of the loss: those beside it in the line of progress, and those in metrics.jsonl alone.
+    statistics: tuple[str, ...] = ("scale", "bias")
+    details: tuple[str, ...] = ()
+    #: Representations that are the same for all micro-batches, as scalars are: the weights of a score.
+    shared: tuple[str, ...] = ()
     model: Any  # as nn.Module, whose attributes a type checker takes for tensors
     config: Any
 
-    def __init__(self, model: nn.Module, config: Any, seed: int = 0, rank: int = 0, world_size: int = 1):
+    def __init__(self, model: nn.Module, config: Any, context: Context | None = None):
         super().__init__()
-        if not 0 <= rank < world_size:
-            raise ValueError(f"rank {rank} of {world_size} ranks: give 0 <= rank < world_size")
         self.model = model
         self.config = config
-        self.seed, self.rank, self.world_size = seed, rank, world_size
+        self.context = context or Context()
+
+    @classmethod
+    def needs(cls, config: Any) -> Needs:
+        """What a run by this config has to give; asked before there is any data or model."""
+        return Needs()
+
+    @classmethod
+    def passes(cls, config: Any, rows: int, patches: int) -> list[EncoderPass]:
+        """What `embed` sends through the model for `rows` rows; patches: of a whole image."""
+        return [EncoderPass("image", rows), EncoderPass("text", rows)]
 
     def prepare(self, batch: Batch, step: int) -> Batch:
         """Add this step's random views to the whole local batch; a function of (seed, step, global row) alone."""
@@ -49,7 +94,10 @@ class Objective(nn.Module):
         return z
 
     def embed(self, batch: Batch) -> Reps:
-        """Every pass of the model: rows (B, ...) and scalars (), by name. Rows of other counts than B are allowed."""
+        """Every pass of the model: rows (B, ...), scalars () and what is `shared`, by name.
+
+        Rows of other counts than B are allowed.
+        """
         raise NotImplementedError
 
     def terms(self, reps: Reps, batch: Batch) -> Terms:
@@ -65,6 +113,21 @@ class Objective(nn.Module):
         if cotangents is None:
             return self.terms(reps, batch)
         return torch.stack([(reps[name] * cotangent).sum() for name, cotangent in cotangents.items()]).sum()
+
+
+class Method(NamedTuple):
+    """A way to train a model, and to read what it has learnt.
+
+    config: the dataclass that the command line shows; objective: the loss that it configures; score: how trained models
+    compare, `score.of(model)`; probabilistic: whether their variances mean something, or inputs are points; extend: a
+    function of a fresh model and `config=`, which adds modules; the model's config.json then has a copy of the config.
+    """
+
+    config: type
+    objective: type[Objective]
+    score: type[Score]
+    probabilistic: bool = True
+    extend: Callable[..., None] | None = None
 
 
 def logit_scale_and_bias(model: Any) -> Reps:
@@ -101,19 +164,19 @@ def split_batch(batch: Batch, parts: int) -> list[Batch]:
     return pieces
 
 
-def join_reps(pieces: list[Reps]) -> Reps:
-    """Undo the cut for representations: rows are joined, scalars are the same everywhere and taken once."""
+def join_reps(pieces: list[Reps], shared: Collection[str] = ()) -> Reps:
+    """Undo the cut for representations: rows are joined, scalars and what is shared are taken once."""
     return {
-        name: value if value.ndim == 0 else torch.cat([piece[name] for piece in pieces])
+        name: value if value.ndim == 0 or name in shared else torch.cat([piece[name] for piece in pieces])
         for name, value in pieces[0].items()
     }
 
 
-def split_cotangents(cotangents: Reps, pieces: list[Reps]) -> list[Reps]:
-    """The cotangents of every micro-batch, whose representations are `pieces`; those of scalars are shared evenly."""
+def split_cotangents(cotangents: Reps, pieces: list[Reps], shared: Collection[str] = ()) -> list[Reps]:
+    """The cotangents of every micro-batch, whose representations are `pieces`; of what is taken once even parts."""
     shares: list[Reps] = [{} for _ in pieces]
     for name, value in cotangents.items():
-        if value.ndim == 0:
+        if value.ndim == 0 or name in shared:
             split = [value / len(pieces)] * len(pieces)
         else:
             split = list(value.split([len(piece[name]) for piece in pieces]))
@@ -141,33 +204,38 @@ def accumulate_backward(
     autocast: makes a context for the forward passes; call this function outside of it.
     scale_loss: loss -> the scalar to differentiate, such as `GradScaler.scale`.
     """
-    scale_loss = scale_loss or _identity
+    scale_loss = scale_loss or (lambda loss: loss)
     if parts == 1:
         with autocast():
             terms = objective(batch)
         scale_loss(terms["loss"]).backward()
-        return _detach(terms)
+        return {name: value.detach() for name, value in terms.items()}
     bare = unwrap(objective)
     pieces = split_batch(batch, parts)
-    generators = _read_generators()
+    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+    on_cpu, on_devices = torch.get_rng_state(), [torch.cuda.get_rng_state(device) for device in devices]
     with torch.no_grad(), autocast():
         reps = [bare.embed(piece) for piece in pieces]
     # Before torch's pull request 165068 (2025) weights cast without a graph stayed for as long as an outer autocast.
     torch.clear_autocast_cache()
-    whole = {name: value.detach().requires_grad_() for name, value in join_reps(reps).items()}
+    whole = {name: value.detach().requires_grad_() for name, value in join_reps(reps, bare.shared).items()}
     with autocast():
         terms = bare.terms(whole, batch)
     scaled = scale_loss(terms["loss"])
     gradients = torch.autograd.grad(scaled, list(whole.values()), allow_unused=True, materialize_grads=True)
-    shares = split_cotangents(dict(zip(whole, gradients)), reps)
+    shares = split_cotangents(dict(zip(whole, gradients)), reps, bare.shared)
     del whole, gradients, reps
-    with _replay(generators):
+    unsynchronised = getattr(objective, "no_sync", nullcontext)
+    with torch.random.fork_rng(devices):  # draws again what the first pass drew
+        torch.set_rng_state(on_cpu)
+        for device, state in zip(devices, on_devices):
+            torch.cuda.set_rng_state(state, device)
         for place, (piece, share) in enumerate(zip(pieces, shares)):
-            with _unsynchronised(objective, place < parts - 1):
+            with unsynchronised() if place < parts - 1 else nullcontext():
                 with autocast():
                     surrogate = objective(piece, cotangents=share)
                 surrogate.backward()
-    return _detach(terms)
+    return {name: value.detach() for name, value in terms.items()}
 
 
 def unwrap(objective: nn.Module) -> Objective:
@@ -194,41 +262,3 @@ def _cut(value: Any, parts: int) -> list[Any]:
     rows, more = divmod(len(value), parts)  # as tensor_split: the first `more` parts get one row more
     bounds = [part * rows + min(part, more) for part in range(parts + 1)]
     return [value[start:end] for start, end in zip(bounds, bounds[1:])]
-
-
-def _unsynchronised(objective: Any, skip: bool) -> AbstractContextManager:
-    """DDP's no_sync for all but the last micro-batch; nothing for a bare objective."""
-    return objective.no_sync() if skip and hasattr(objective, "no_sync") else nullcontext()
-
-
-def _detach(terms: Terms) -> Terms:
-    return {name: value.detach() for name, value in terms.items()}
-
-
-def _identity(loss: Tensor) -> Tensor:
-    return loss
-
-
-_Generators = tuple[Tensor, Tensor | None]
-
-
-def _read_generators() -> _Generators:
-    """States of torch's default generators: the CPU's, and that of the current CUDA device if one is in use."""
-    return torch.get_rng_state(), torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
-
-
-def _write_generators(cpu: Tensor, cuda: Tensor | None) -> None:
-    torch.set_rng_state(cpu)
-    if cuda is not None:
-        torch.cuda.set_rng_state(cuda)
-
-
-@contextmanager
-def _replay(start: _Generators) -> Iterator[None]:
-    """Draw again from `start` on; afterwards the generators go on from where they stand now."""
-    now = _read_generators()
-    _write_generators(*start)
-    try:
-        yield
-    finally:
-        _write_generators(*now)

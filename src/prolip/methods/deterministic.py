@@ -7,9 +7,8 @@ from typing import Any
 from open_clip.loss import ClipLoss, SigLipLoss
 from torch import nn
 
-from prolip.gaussian import upcast
-from prolip.heads import full_precision
-from prolip.methods.base import Batch, Objective, Reps, Terms, clamp_logit_scale, logit_scale_and_bias
+from prolip.gaussian import upcast, without_autocast
+from prolip.methods.base import Batch, Context, Objective, Reps, Terms, clamp_logit_scale, logit_scale_and_bias
 
 
 @dataclass(kw_only=True)
@@ -28,11 +27,12 @@ class _DeterministicObjective(Objective):
     [UNC] itself stays in the sequence, as a constant register token.
     """
 
-    similarity = "mean"
     contrastive: nn.Module
+    #: What of the logit the loss takes.
+    takes: tuple[str, ...]
 
-    def __init__(self, model: Any, config: Any, seed: int = 0, rank: int = 0, world_size: int = 1):
-        super().__init__(model, config, seed, rank, world_size)
+    def __init__(self, model: Any, config: Any, context: Context | None = None):
+        super().__init__(model, config, context)
         for parameter in model.uncertainty_parameters():
             parameter.requires_grad_(False)
 
@@ -42,6 +42,13 @@ class _DeterministicObjective(Objective):
             "image_mean": self.encode("image", batch["image"]).mean,
             "text_mean": self.encode("text", batch["text"]).mean,
         } | logit_scale_and_bias(self.model)
+
+    def terms(self, reps: Reps, batch: Batch) -> Terms:
+        """loss, and what it takes of the detached scale and bias for the log."""
+        image, text = upcast(reps["image_mean"]), upcast(reps["text_mean"])
+        with without_autocast(image.device):
+            loss = self.contrastive(image, text, *(reps[name] for name in self.takes))
+        return {"loss": loss} | {name: reps[name].detach() for name in self.takes}
 
     def after_step(self) -> None:
         clamp_logit_scale(self.model)
@@ -54,16 +61,11 @@ class SigLIPObjective(_DeterministicObjective):
     one process, for any world size.
     """
 
-    def __init__(self, model: Any, config: SigLIPConfig, seed: int = 0, rank: int = 0, world_size: int = 1):
-        super().__init__(model, config, seed, rank, world_size)
-        self.contrastive = SigLipLoss(rank=rank, world_size=world_size, dist_impl="bidir")
+    takes = ("scale", "bias")
 
-    def terms(self, reps: Reps, batch: Batch) -> Terms:
-        """loss, and the detached scale and bias for the log."""
-        image, text = upcast(reps["image_mean"]), upcast(reps["text_mean"])
-        with full_precision(image):
-            loss = self.contrastive(image, text, reps["scale"], reps["bias"])
-        return {"loss": loss, "scale": reps["scale"].detach(), "bias": reps["bias"].detach()}
+    def __init__(self, model: Any, config: SigLIPConfig, context: Context | None = None):
+        super().__init__(model, config, context)
+        self.contrastive = SigLipLoss(rank=self.context.rank, world_size=self.context.world_size, dist_impl="bidir")
 
 
 class CLIPObjective(_DeterministicObjective):
@@ -74,14 +76,11 @@ class CLIPObjective(_DeterministicObjective):
     with gradients are exact too, but every rank scores all pairs. A bias cancels in the softmax, so it is frozen.
     """
 
-    def __init__(self, model: Any, config: CLIPConfig, seed: int = 0, rank: int = 0, world_size: int = 1):
-        super().__init__(model, config, seed, rank, world_size)
-        self.contrastive = ClipLoss(local_loss=True, gather_with_grad=True, rank=rank, world_size=world_size)
-        model.logit_bias.requires_grad_(False)
+    takes = ("scale",)
 
-    def terms(self, reps: Reps, batch: Batch) -> Terms:
-        """loss, and the detached scale for the log."""
-        image, text = upcast(reps["image_mean"]), upcast(reps["text_mean"])
-        with full_precision(image):
-            loss = self.contrastive(image, text, reps["scale"])
-        return {"loss": loss, "scale": reps["scale"].detach()}
+    def __init__(self, model: Any, config: CLIPConfig, context: Context | None = None):
+        super().__init__(model, config, context)
+        self.contrastive = ClipLoss(
+            local_loss=True, gather_with_grad=True, rank=self.context.rank, world_size=self.context.world_size
+        )
+        model.logit_bias.requires_grad_(False)

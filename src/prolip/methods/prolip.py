@@ -1,67 +1,56 @@
 """ProLIP (Chun et al. 2025): PPCL, inclusion losses and VIB on Gaussians, equation 6."""
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from prolip import masking
+from prolip.flops import EncoderPass
 from prolip.gaussian import Gaussian
-from prolip.losses import Matches, inclusion_loss, vib
-from prolip.masking import (
-    IMAGE_STREAM,
-    TEXT_STREAM,
-    count_kept_patches,
-    count_masked_rows,
-    draw_noise,
-    keep_patches,
-    mask_text,
-)
-from prolip.methods.base import Batch, Objective, Reps, Terms, clamp_logit_scale, logit_scale_and_bias
-from prolip.ring import ppcl_over_ranks
+from prolip.losses import Matches, inclusion_loss, ppcl_over_ranks, vib
+from prolip.measures.paired import FORMS
+from prolip.methods.base import Batch, Context, Needs, Objective, Reps, Terms, clamp_logit_scale, logit_scale_and_bias
+from prolip.utils.fields import option
 
-FORMS, REDUCTIONS = ("exact", "printed"), ("dim", "pair")
+REDUCTIONS = ("dim", "pair")
 
 
 @dataclass(kw_only=True)
 class ProLIPConfig:
     """Weights and constants of the ProLIP loss; symbols as in the paper's equations 5 and 6."""
 
-    alpha1: float = field(default=1e-7, metadata={"help": "weight of the inclusion of images in their texts (eq. 6)"})
-    alpha2: float = field(
-        default=1e-3,
-        metadata={"help": "weight of the inclusion of images and texts in their masked views (eq. 6); 0: no views"},
+    #: Flags of the released code and of OpenCLIP, and what to type here.
+    retired: ClassVar[Mapping[str, str]] = {
+        "alpha": "use --alpha1 (images in texts) and --alpha2 (inputs in their masked views)",
+        "force-patch-dropout": "masked views drop patches: use --mask-fraction and --mask-ratio",
+    }
+
+    alpha1: float = option(1e-7, "weight of the inclusion of images in their texts (eq. 6)")
+    alpha2: float = option(
+        1e-3, "weight of the inclusion of images and texts in their masked views (eq. 6); 0: no views"
     )
-    beta: float = field(default=1e-4, metadata={"help": "weight of the information bottleneck VIB (eq. 6)"})
-    inclusion_scale: float = field(
-        default=10.0, metadata={"help": "c of the inclusion loss (eq. 5); the paper's main runs took 1000"}
+    beta: float = option(1e-4, "weight of the information bottleneck VIB (eq. 6)")
+    inclusion_scale: float = option(10.0, "c of the inclusion loss (eq. 5); the paper's main runs took 1000")
+    inclusion_eps: float = option(
+        -10.0, "exponent of the factor on 1/sigma^2 in the inclusion loss; the paper's main runs took -20"
     )
-    inclusion_eps: float = field(
-        default=-10.0,
-        metadata={"help": "exponent of the factor on 1/sigma^2 in the inclusion loss; the paper's main runs took -20"},
+    inclusion_form: str = option(
+        "exact",
+        "inclusion test as the paper derives it in A.4 (exact) or as its eq. 3 prints it (printed)",
+        choices=FORMS,
     )
-    inclusion_form: str = field(
-        default="exact",
-        metadata={
-            "help": "inclusion test as the paper derives it in A.4 (exact) or as its eq. 3 prints it (printed)",
-            "choices": FORMS,
-        },
+    inclusion_reduction: str = option(
+        "dim", "log-sigmoid per dimension, then mean (dim), or of the sum over dimensions (pair)", choices=REDUCTIONS
     )
-    inclusion_reduction: str = field(
-        default="dim",
-        metadata={
-            "help": "log-sigmoid per dimension, then mean (dim), or of the sum over dimensions (pair)",
-            "choices": REDUCTIONS,
-        },
-    )
-    mask_fraction: float = field(default=0.125, metadata={"help": "share of each batch that gets masked views"})
-    mask_ratio: float = field(
-        default=0.75, metadata={"help": "share of patches dropped, and probability of a token to become [MASK]"}
-    )
-    known_matches: bool = field(
-        default=False,
-        metadata={"help": "count every true caption of an image in the batch as a positive, not only its own"},
+    mask_fraction: float = option(0.125, "share of each batch that gets masked views")
+    mask_ratio: float = option(0.75, "share of patches dropped, and probability of a token to become [MASK]")
+    known_matches: bool = option(
+        False, "count every true caption of an image in the batch as a positive, not only its own"
     )
 
     def __post_init__(self) -> None:
@@ -94,15 +83,31 @@ class ProLIPObjective(Objective):
     No gradient is stopped: as in the paper an inclusion may narrow the inner Gaussian as well as widen the outer one.
     """
 
+    statistics = ("scale", "bias", "trace_image", "trace_text")
+    details = ("trace_masked_image", "trace_masked_text")
     config: ProLIPConfig
 
-    def __init__(self, model: Any, config: ProLIPConfig, seed: int = 0, rank: int = 0, world_size: int = 1):
-        super().__init__(model, config, seed, rank, world_size)
+    def __init__(self, model: Any, config: ProLIPConfig, context: Context | None = None):
+        super().__init__(model, config, context)
         if config.alpha2 > 0 and model.mask_token_id is None:
             raise ValueError(
                 "alpha2 wants masked texts and the model's vocabulary has no [MASK]: "
                 "give prolip_cfg.mask_token_id in the model's config, or alpha2=0"
             )
+
+    @classmethod
+    def needs(cls, config: ProLIPConfig) -> Needs:
+        return Needs(data={"known_matches": config.known_matches})
+
+    @classmethod
+    def passes(cls, config: ProLIPConfig, rows: int, patches: int) -> list[EncoderPass]:
+        if config.alpha2 == 0:
+            return super().passes(config, rows, patches)
+        masked = masking.count_masked_rows(rows, config.mask_fraction)
+        kept = masking.count_kept_patches(patches, config.mask_ratio)
+        return [
+            EncoderPass("image", rows), EncoderPass("image", masked, keep=kept), EncoderPass("text", rows + masked)
+        ]
 
     def prepare(self, batch: Batch, step: int) -> Batch:
         """Add masked views of the first M rows, M = max(1, floor(mask_fraction * B)).
@@ -110,31 +115,31 @@ class ProLIPObjective(Objective):
         Adds masked_image (M, 3, H, W), a view of `image` with the patches to keep in `keep` (M, K), and masked_text
         (M, L). Raises ValueError when known matches are asked for and the batch has no caption ids.
         """
-        _check(batch, self.config.known_matches)
+        image, text, ratio = batch["image"], batch["text"], self.config.mask_ratio
+        model, here = self.model, self.context
+        if len(image) != len(text):
+            raise ValueError(f"{len(image)} images and {len(text)} texts in a batch: give pairs")
+        missing = [name for name in ("caption_id", "caption_ids") if name not in batch]
+        if self.config.known_matches and missing:
+            raise ValueError(
+                f"known_matches wants {' and '.join(missing)} in the batch, which has {', '.join(batch)}: "
+                "read data with caption ids, or turn known_matches off"
+            )
         if self.config.alpha2 == 0:
             return batch
-        image, text, ratio = batch["image"], batch["text"], self.config.mask_ratio
-        rows = count_masked_rows(len(image), self.config.mask_fraction)
-        patches = self.model.num_patches
+        rows, patches = masking.count_masked_rows(len(image), self.config.mask_fraction), model.num_patches
+        draw = partial(
+            masking.draw_noise, rows * here.world_size, seed=here.seed, step=step, rank=here.rank,
+            world_size=here.world_size,
+        )  # fmt: skip
+        patch_noise = draw(cols=patches, stream=masking.IMAGE_STREAM, device=image.device)
+        token_noise = draw(cols=text.shape[1], stream=masking.TEXT_STREAM, device=text.device)
+        special = model.mask_token_id, model.pad_token_id, model.special_token_ids
         return batch | {
             "masked_image": image[:rows],
-            "keep": keep_patches(
-                self._noise(rows, patches, step, IMAGE_STREAM, image), count_kept_patches(patches, ratio)
-            ),
-            "masked_text": mask_text(
-                text[:rows],
-                self._noise(rows, text.shape[1], step, TEXT_STREAM, text),
-                self.model.mask_token_id,
-                self.model.pad_token_id,
-                self.model.special_token_ids,
-                ratio,
-            ),
+            "keep": masking.keep_patches(patch_noise, masking.count_kept_patches(patches, ratio)),
+            "masked_text": masking.mask_text(text[:rows], token_noise, *special, ratio),
         }
-
-    def _noise(self, rows: int, cols: int, step: int, stream: int, like: Tensor) -> Tensor:
-        return draw_noise(
-            rows * self.world_size, cols, self.seed, step, stream, self.rank, self.world_size, like.device
-        )
 
     def embed(self, batch: Batch) -> Reps:
         """Gaussians of images and texts (B, D) and of the masked views (M, D), as flat entries, with scale and bias.
@@ -163,20 +168,18 @@ class ProLIPObjective(Objective):
     def terms(self, reps: Reps, batch: Batch) -> Terms:
         """Equation 6 and its parts, unweighted; with the detached scale, bias and statistics of traces for the log."""
         config = self.config
-        image, text = _gaussian(reps, "image"), _gaussian(reps, "text")
+        views = ("image", "text", "masked_image", "masked_text") if config.alpha2 > 0 else ("image", "text")
+        z = {view: Gaussian(reps[f"{view}_mean"], reps[f"{view}_log_var"]).float() for view in views}
         labels = Matches(batch["caption_ids"], batch["caption_id"]) if config.known_matches else None
         terms = {
-            "ppcl": ppcl_over_ranks(image, text, reps["scale"], reps["bias"], labels),
-            "inclusion_image_text": self._inclusion(image, text),
-            "vib_image": vib(image),
-            "vib_text": vib(text),
+            "ppcl": ppcl_over_ranks(z["image"], z["text"], reps["scale"], reps["bias"], labels),
+            "inclusion_image_text": self._inclusion(z["image"], z["text"]),
+            "vib_image": vib(z["image"]),
+            "vib_text": vib(z["text"]),
         }
-        if config.alpha2 > 0:
-            masked = {"image": _gaussian(reps, "masked_image"), "text": _gaussian(reps, "masked_text")}
-            terms["inclusion_image"] = self._inclusion_in_masked(image, masked["image"])
-            terms["inclusion_text"] = self._inclusion_in_masked(text, masked["text"])
-        else:
-            masked = {}
+        for whole, masked in zip(views[:2], views[2:]):  # masked views are of the leading rows
+            leading = z[whole].select(slice(None, len(z[masked].mean)))
+            terms[f"inclusion_{whole}"] = self._inclusion(leading, z[masked])
         weights = {
             "ppcl": 1.0,
             "inclusion_image_text": config.alpha1,
@@ -188,7 +191,7 @@ class ProLIPObjective(Objective):
         # A term without weight is for the log: kept out of the sum, it cannot bring a non-finite gradient.
         loss = torch.stack([weights[name] * term for name, term in terms.items() if weights[name] > 0]).sum()
         logit = {name: reps[name].detach() for name in ("scale", "bias")}
-        return {"loss": loss} | terms | logit | trace_statistics({"image": image, "text": text}, masked)
+        return {"loss": loss} | terms | logit | {f"trace_{view}": z[view].detach().trace.mean() for view in views}
 
     def _inclusion(self, inner: Gaussian, outer: Gaussian) -> Tensor:
         config = self.config
@@ -201,35 +204,9 @@ class ProLIPObjective(Objective):
             reduction=config.inclusion_reduction,
         )
 
-    def _inclusion_in_masked(self, full: Gaussian, masked: Gaussian) -> Tensor:
-        """Masked views are of the leading rows."""
-        return self._inclusion(full.select(slice(None, len(masked.mean))), masked)
-
     def after_step(self) -> None:
-        """Keep the scale within its bound."""
         clamp_logit_scale(self.model)
 
 
 def _flat(name: str, z: Gaussian) -> Reps:
     return {f"{name}_mean": z.mean, f"{name}_log_var": z.log_var}
-
-
-def _gaussian(reps: Reps, name: str) -> Gaussian:
-    return Gaussian(reps[f"{name}_mean"], reps[f"{name}_log_var"]).float()
-
-
-def trace_statistics(full: dict[str, Gaussian], masked: dict[str, Gaussian]) -> Terms:
-    """Mean traces by modality, of full and of masked views, without a graph."""
-    views = full | {f"masked_{name}": z for name, z in masked.items()}
-    return {f"trace_{name}": z.detach().trace.mean() for name, z in views.items()}
-
-
-def _check(batch: Batch, known_matches: bool) -> None:
-    if len(batch["image"]) != len(batch["text"]):
-        raise ValueError(f"{len(batch['image'])} images and {len(batch['text'])} texts in a batch: give pairs")
-    missing = [name for name in ("caption_id", "caption_ids") if name not in batch]
-    if known_matches and missing:
-        raise ValueError(
-            f"known_matches wants {' and '.join(missing)} in the batch, which has {', '.join(batch)}: "
-            "read data with caption ids, or turn known_matches off"
-        )

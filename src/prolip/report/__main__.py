@@ -5,8 +5,8 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from prolip import console
 from prolip.report.page import make_report
+from prolip.utils import console
 
 
 def main(arguments: Sequence[str] | None = None) -> Path:

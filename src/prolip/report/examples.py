@@ -3,21 +3,17 @@ from __future__ import annotations
 
 import base64
 import io
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from prolip.data.emoji import LEVELS
-from prolip.evaluation.embed import similarity_scores
-from prolip.evaluation.result import Result
-
-KINDS = {b"RIFF": "webp", b"\x89PNG": "png", b"\xff\xd8\xff\xe0": "jpeg", b"\xff\xd8\xff\xe1": "jpeg"}
+from prolip.evaluation.suites.emoji.result import CorpusResult
 
 
-@dataclass(frozen=True)
-class Answer:
+class Answer(NamedTuple):
     """One retrieved item. mark: "right", "near" (another concept of the same subgroup) or "wrong"."""
 
     label: str
@@ -26,8 +22,7 @@ class Answer:
     picture: str = ""
 
 
-@dataclass(frozen=True)
-class Example:
+class Example(NamedTuple):
     """A query and its first answers; rank: where the first right answer stands."""
 
     label: str
@@ -38,8 +33,7 @@ class Example:
     matches: int = 1
 
 
-@dataclass(frozen=True)
-class Extreme:
+class Extreme(NamedTuple):
     """An input with its trace."""
 
     label: str
@@ -48,26 +42,24 @@ class Extreme:
     level: str = ""
 
 
-@dataclass(frozen=True)
-class Extremes:
+class Extremes(NamedTuple):
     """The ends of a list sorted by trace, both from the outside in; a short list stands whole in `least`."""
 
     title: str
-    least: list[Extreme] = field(default_factory=list)
-    most: list[Extreme] = field(default_factory=list)
+    least: Sequence[Extreme]
+    most: Sequence[Extreme] = ()
 
 
-def data_uri(data: bytes) -> str:
-    """An encoded picture as it stands in a self-contained page."""
-    kind = KINDS.get(data[:4], "png")
+def data_uri(data: bytes, kind: str) -> str:
+    """An encoded picture, png or webp, as it stands in a self-contained page."""
     return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
 
 
-def picture(result: Result, drawing: int) -> str:
+def picture(result: CorpusResult, drawing: int) -> str:
     """One drawing for the page, as the model saw it: a browser shows transparency as the page, and opens no TIFF."""
     encoded = io.BytesIO()
     result.corpus.drawings[drawing].image().save(encoded, "WEBP", lossless=True)
-    return data_uri(encoded.getvalue())
+    return data_uri(encoded.getvalue(), "webp")
 
 
 def pick(rows: np.ndarray, count: int, rng: np.random.Generator) -> list[int]:
@@ -76,7 +68,7 @@ def pick(rows: np.ndarray, count: int, rng: np.random.Generator) -> list[int]:
 
 
 def image_examples(
-    result: Result, count: int = 8, failures: int = 4, top: int = 5, seed: int = 0
+    result: CorpusResult, count: int = 8, failures: int = 4, top: int = 5, seed: int = 0
 ) -> list[list[Example]]:
     """Drawings with their best names: [random ones, random ones among those whose first answer is wrong]."""
     rng = np.random.default_rng(seed)
@@ -87,14 +79,14 @@ def image_examples(
     return [[_image_example(result, i, top) for i in group] for group in groups]
 
 
-def _image_example(result: Result, drawing: int, top: int) -> Example:
+def _image_example(result: CorpusResult, drawing: int, top: int) -> Example:
     """One drawing against all names."""
     concepts = result.corpus.concepts
     truth = concepts[result.corpus.drawings[drawing].concept]
     names = result.text.select(result.name_texts)
-    scores = similarity_scores(result.image.select([drawing]), names, result.similarity)[0]
+    scores = result.score.pairwise(result.image.select([drawing]), names)[0]
     answers = []
-    for i in best(scores, top):
+    for i in best_rows(scores, top):
         near = "near" if concepts[i].subgroup == truth.subgroup else "wrong"
         mark = "right" if concepts[i] == truth else near
         answers.append(Answer(concepts[i].name, float(scores[i]), mark))
@@ -103,7 +95,7 @@ def _image_example(result: Result, drawing: int, top: int) -> Example:
 
 
 def text_examples(
-    result: Result, each: int = 2, failures: int = 4, top: int = 8, seed: int = 0
+    result: CorpusResult, each: int = 2, failures: int = 4, top: int = 8, seed: int = 0
 ) -> list[list[Example]]:
     """Texts with their best drawings: [random ones of every level, random ones whose first answer is wrong]."""
     rng = np.random.default_rng(seed + 1)
@@ -118,11 +110,11 @@ def text_examples(
     return [[_text_example(result, i, level, top) for i, level in group] for group in (chosen, failed)]
 
 
-def _text_example(result: Result, text: int, level: str, top: int) -> Example:
+def _text_example(result: CorpusResult, text: int, level: str, top: int) -> Example:
     """One text against all drawings, complete labels."""
-    scores = similarity_scores(result.image, result.text.select([text]), result.similarity)[:, 0]
+    scores = result.score.pairwise(result.image, result.text.select([text]))[:, 0]
     answers = []
-    for i in best(scores, top):
+    for i in best_rows(scores, top):
         name = result.corpus.concepts[result.corpus.drawings[i].concept].name
         mark = "right" if result.text_relation[text, i] else "wrong"
         answers.append(Answer(name, float(scores[i]), mark, picture(result, i)))
@@ -131,32 +123,27 @@ def _text_example(result: Result, text: int, level: str, top: int) -> Example:
     return Example(result.table.texts[text], level, answers, int(ranking.first[text]), matches=matches)
 
 
-def extremes(result: Result, pictures: int = 12, texts: int = 8) -> list[Extremes]:
+def extremes(result: CorpusResult, pictures: int = 12, texts: int = 8) -> list[Extremes]:
     """Least and most uncertain drawings, then captions of every level."""
-    trace, concepts = result.image.trace, result.corpus.concepts
-    order = trace.argsort(stable=True).tolist()
+    trace, concepts = result.uncertainty(result.image), result.corpus.concepts
+    order = trace.argsort(kind="stable").tolist()
 
     def drawing(i: int) -> Extreme:
         return Extreme(concepts[result.corpus.drawings[i].concept].name, float(trace[i]), picture(result, i))
 
     pictures = min(pictures, len(order) // 2)
-    out = [Extremes("drawings", *_ends([drawing(i) for i in order[:pictures] + order[len(order) - pictures :]]))]
-    traces = result.text.trace
+    least, most = ([drawing(i) for i in rows[:pictures]] for rows in (order, order[::-1]))
+    out = [Extremes("drawings", least, most)]
+    traces = result.uncertainty(result.text)
     for level in LEVELS:
         rows = np.unique(result.table.text[result.table.rows(level)])
-        ordered = rows[traces[torch.from_numpy(rows)].argsort(stable=True).numpy()]
+        ordered = rows[traces[rows].argsort(kind="stable")]
         shown = [Extreme(result.table.texts[i], float(traces[i]), level=level) for i in ordered]
         whole = len(shown) <= texts
-        out.append(Extremes(level, shown) if whole else Extremes(level, *_ends(shown[:texts] + shown[-texts:])))
+        out.append(Extremes(level, shown) if whole else Extremes(level, shown[:texts], shown[::-1][:texts]))
     return out
 
 
-def _ends(items: list[Extreme]) -> tuple[list[Extreme], list[Extreme]]:
-    """First half, and second half from its end: least certain last becomes most uncertain first."""
-    half = len(items) // 2
-    return items[:half], items[half:][::-1]
-
-
-def best(scores: Tensor, top: int) -> list[int]:
+def best_rows(scores: Tensor, top: int) -> list[int]:
     """Indices of the highest scores, equal ones by index."""
     return scores.argsort(descending=True, stable=True)[:top].tolist()

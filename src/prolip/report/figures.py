@@ -9,15 +9,17 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter, StrMethodFormatter
 
 from prolip.data.emoji import LEVELS
-from prolip.evaluation import uncertainty
-from prolip.evaluation.corpus import recall_by_trace
-from prolip.evaluation.result import Result
+from prolip.evaluation.metrics import traces
+from prolip.evaluation.suites.emoji import levels
+from prolip.evaluation.suites.emoji.evaluate import recall_by_trace
+from prolip.evaluation.suites.emoji.result import CorpusResult
 from prolip.report.pca import pca
 from prolip.report.runs import RunFolder
-from prolip.report.style import BAD, GOOD, IMAGE, INK, LEVEL_COLOURS, MUTED, TEXT, panels, styled
+from prolip.utils.style import BAD, GOOD, IMAGE, INK, LEVEL_COLOURS, MUTED, TEXT, panels, styled
 
-NO_TERMS = ("kind", "step", "epoch", "samples", "seconds", "time", "lr", "grad_norm", "scale", "bias", "faults")
-RATES = ("samples_per_second", "samples_per_s", "data_wait", "eta", "mfu", "memory_gib")
+#: Keys of a line of the log that are no terms of the loss.
+NO_TERMS = ("kind", "step", "epoch", "samples", "seconds", "time", "lr", "grad_norm", "scale", "bias", "faults",
+            "samples_per_second", "samples_per_s", "data_wait", "eta", "mfu", "memory_gib")  # fmt: skip
 NORMS = ("grad_norm", "param_norm")
 COLOURS = {"trace_image": IMAGE, "trace_text": TEXT, "trace_masked_image": IMAGE, "trace_masked_text": TEXT,
            "vib_image": IMAGE, "vib_text": TEXT,
@@ -31,7 +33,7 @@ def learning_curves(run: RunFolder) -> Figure | None:
     names = list(dict.fromkeys(key for line in run.train for key, value in line.items() if _is_number(value)))
     if len(run.train) < 2:
         return None
-    terms = [n for n in names if n not in NO_TERMS and n not in RATES and not n.startswith(("trace_", *NORMS))]
+    terms = [n for n in names if n not in NO_TERMS and not n.startswith(("trace_", *NORMS))]
     main = [n for n in terms if n in ("loss", "ppcl") or not n.startswith(("inclusion", "vib"))]
     groups: list[tuple[str, Sequence[str]]] = [
         ("Loss", main),
@@ -66,10 +68,10 @@ def learning_curves(run: RunFolder) -> Figure | None:
 
 
 @styled
-def trace_histogram(result: Result) -> Figure:
+def trace_histogram(result: CorpusResult) -> Figure:
     """Traces of all drawings against those of all texts, ProLIP figure 5."""
     figure, (ax,) = panels(1, 1, width=6.4)
-    image, text = result.image.trace.numpy(), result.text.trace.numpy()
+    image, text = result.uncertainty(result.image), result.uncertainty(result.text)
     log = _wide(image, text)
     both = np.concatenate([image, text])
     edges = np.geomspace(both.min(), both.max(), 60) if log else np.linspace(both.min(), both.max() + 1e-12, 60)
@@ -86,10 +88,11 @@ def trace_histogram(result: Result) -> Figure:
 
 
 @styled
-def trace_by_level(result: Result) -> Figure:
+def trace_by_level(result: CorpusResult) -> Figure:
     """Traces by caption level and of the drawings, ProLIP figure 7: every caption a dot, box of quartiles, mean."""
     figure, (ax,) = panels(1, 1, width=6.4)
-    values = uncertainty.trace_by_level(result.text.trace.numpy(), result.table) | {"image": result.image.trace.numpy()}
+    values = levels.traces_of_levels(result.uncertainty(result.text), result.table)
+    values["image"] = result.uncertainty(result.image)
     noise = np.random.default_rng(0)
     for i, (level, x) in enumerate(values.items()):
         colour = LEVEL_COLOURS[level]
@@ -111,10 +114,10 @@ def trace_by_level(result: Result) -> Figure:
 
 
 @styled
-def trace_by_length(result: Result) -> Figure:
+def trace_by_length(result: CorpusResult) -> Figure:
     """Traces of texts against their length, ProLIP figure 6; mean line and quartile band where there are 5 texts."""
     figure, axes = panels(1, 2, width=11)
-    trace, level = result.text.trace.numpy(), result.table.text_level
+    trace, level = result.uncertainty(result.text), result.table.text_level
     noise = np.random.default_rng(0)
     lengths = {"tokens": result.token_lengths, "characters": np.array([len(text) for text in result.table.texts])}
     for ax, (unit, length) in zip(axes, lengths.items()):
@@ -122,11 +125,11 @@ def trace_by_length(result: Result) -> Figure:
             rows = level == i
             at = length[rows] + noise.uniform(-0.3, 0.3, rows.sum())
             ax.scatter(at, trace[rows], s=6, color=LEVEL_COLOURS[LEVELS[i]], alpha=0.35, lw=0, label=LEVELS[i])
-        groups = [group for group in uncertainty.by_length(length, trace) if group.texts >= 5]
+        groups = [group for group in traces.by_length(length, trace) if group.texts >= 5]
         x = [group.length for group in groups]
         ax.fill_between(x, [g.lower for g in groups], [g.upper for g in groups], color=INK, alpha=0.12, lw=0)
         ax.plot(x, [g.mean for g in groups], color=INK, marker="o", markersize=3.5, label="mean")
-        ax.set_title(f"Spearman {uncertainty.spearman(trace, length):+.2f}")
+        ax.set_title(f"Spearman {traces.spearman(trace, length):+.2f}")
         ax.set(xlabel=f"length in {unit}", ylabel="trace (uncertainty)")
         if _wide(trace):
             ax.set_yscale("log")
@@ -135,10 +138,10 @@ def trace_by_length(result: Result) -> Figure:
 
 
 @styled
-def true_matches(result: Result) -> Figure:
+def true_matches(result: CorpusResult) -> Figure:
     """Trace of every text against the number of concepts it is true of."""
     figure, (ax,) = panels(1, 1, width=6.4)
-    table, trace = result.table, result.text.trace.numpy()
+    table, trace = result.table, result.uncertainty(result.text)
     jitter = np.exp(np.random.default_rng(0).uniform(-0.12, 0.12, len(trace)))
     for i in reversed(range(len(LEVELS))):
         rows = table.text_level == i
@@ -156,9 +159,9 @@ def true_matches(result: Result) -> Figure:
 
 
 @styled
-def inclusion(result: Result) -> Figure:
+def inclusion(result: CorpusResult) -> Figure:
     """Share of true pairs of each two levels with H(inner in outer) > 0, the text version of ProLIP figure 8."""
-    rows = uncertainty.hierarchy_inclusion(result.image, result.text, result.corpus, result.table)[::-1]
+    rows = levels.hierarchy_inclusion(result.image, result.text, result.corpus, result.table)[::-1]
     figure, (ax,) = panels(1, 1, width=6.4, height=0.36 * len(rows) + 1.0)
     rates = [row.rate for row in rows]
     ax.barh(range(len(rows)), rates, color=[GOOD if rate > 0.5 else BAD for rate in rates], height=0.66)
@@ -175,7 +178,7 @@ def inclusion(result: Result) -> Figure:
 
 
 @styled
-def recall_by_decile(result: Result) -> Figure:
+def recall_by_decile(result: CorpusResult) -> Figure:
     """Retrieval of queries in deciles of their own trace, PCME++ figure 3, with rank correlations."""
     deciles = recall_by_trace(result)
     shown = {
@@ -198,8 +201,8 @@ def recall_by_decile(result: Result) -> Figure:
 def draw_all(run: RunFolder, seed: int = 0) -> dict[str, Figure]:
     """Every figure that the run has something to show in, by name."""
     figures: dict[str, Figure | None] = {"learning_curves": learning_curves(run)}
-    if run.result is not None:
-        of_result: tuple[Callable[[Result], Figure | None], ...] = (
+    if run.result is not None and run.result.probabilistic:
+        of_result: tuple[Callable[[CorpusResult], Figure | None], ...] = (
             trace_histogram, trace_by_level, trace_by_length, true_matches, inclusion, recall_by_decile,
         )  # fmt: skip
         figures |= {draw.__name__: draw(run.result) for draw in of_result}
@@ -208,7 +211,6 @@ def draw_all(run: RunFolder, seed: int = 0) -> dict[str, Figure]:
 
 
 def _is_number(value: Any) -> bool:
-    """A number that can be drawn."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and bool(np.isfinite(value))
 
 

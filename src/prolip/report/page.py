@@ -5,19 +5,19 @@ import io
 import math
 import platform
 import time
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from braceexpand import braceexpand
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from matplotlib.figure import Figure
 
 from prolip.data.emoji import LEVELS
-from prolip.evaluation.result import Result
-from prolip.report import examples, figures, readings, style
+from prolip.evaluation.suites.emoji.result import CorpusResult
+from prolip.report import examples, figures, readings
 from prolip.report.runs import RunFolder, flatten, read
+from prolip.utils import style
 
+#: Whose the drawings of each style are, as data/emoji/LICENSES has it: a page that shows them says so.
 CREDITS = {
     "noto": "Noto Emoji, Google, Apache-2.0",
     "noto-v1": "Noto Emoji, Google, Apache-2.0",
@@ -27,11 +27,9 @@ CREDITS = {
     "fluent-emoji": "Fluent Emoji, Microsoft, MIT",
     "fluent-emoji-high-contrast": "Fluent Emoji, Microsoft, MIT",
 }
-"""Whose the drawings of each style are, as data/emoji/LICENSES has it: a page that shows them says so."""
 
 
-@dataclass(frozen=True)
-class Headline:
+class Headline(NamedTuple):
     """A number a person reads first: what it says in words, and what chance would give."""
 
     value: str
@@ -47,23 +45,18 @@ def make_report(
     evaluation: name of the evaluation's folder in it; out: another path for the page; seed: of the examples.
     """
     run = read(folder, evaluation)
-    pictures = save_figures(figures.draw_all(run, seed), run.folder / "figures")
+    below = run.folder / "figures"
+    below.mkdir(parents=True, exist_ok=True)
+    pictures = {}
+    for name, figure in figures.draw_all(run, seed).items():
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format="png", dpi=style.STYLE["savefig.dpi"], facecolor="white")
+        pictures[name] = buffer.getvalue()
+        (below / f"{name}.png").write_bytes(pictures[name])
     page = Path(out) if out else run.folder / "report.html"
     page.parent.mkdir(parents=True, exist_ok=True)
     page.write_text(render(run, pictures, seed, title), encoding="utf-8")
     return page
-
-
-def save_figures(drawn: dict[str, Figure], folder: Path) -> dict[str, bytes]:
-    """Every figure as <name>.png in a folder, and its bytes."""
-    folder.mkdir(parents=True, exist_ok=True)
-    out = {}
-    for name, figure in drawn.items():
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format="png", dpi=style.STYLE["savefig.dpi"], facecolor="white")
-        out[name] = buffer.getvalue()
-        (folder / f"{name}.png").write_bytes(out[name])
-    return out
 
 
 def render(run: RunFolder, pictures: dict[str, bytes], seed: int = 0, title: str | None = None) -> str:
@@ -78,26 +71,26 @@ def render(run: RunFolder, pictures: dict[str, bytes], seed: int = 0, title: str
         "title": title or f"ProLIP: {run.folder.resolve().name}",
         "folder": str(run.folder),
         "seed": seed,
-        "pictures": {name: examples.data_uri(data) for name, data in pictures.items()},
+        "pictures": {name: examples.data_uri(data, "png") for name, data in pictures.items()},
         "colours": style.LEVEL_COLOURS,
         "run": run,
         "facts": facts(run),
         "settings": flatten(run.config) if run.config else {},
         "result": result,
         "unseen": is_unseen(run),
-        "variances": learned_variances(run),
+        "variances": learned_variances(run) and (result is None or result.probabilistic),
         "credits": list(dict.fromkeys(CREDITS.get(s, s) for s in result.info["styles"])) if result else [],
         "headlines": headlines(result) if result else [],
-        "reading": readings.read_all(result) if result else {},
+        "reading": readings.read_all(result) if result and result.probabilistic else {},
         "images": examples.image_examples(result, seed=seed) if result else [],
         "texts": examples.text_examples(result, seed=seed) if result else [],
-        "extremes": examples.extremes(result) if result else [],
+        "extremes": examples.extremes(result) if result and result.probabilistic else [],
         "levels": LEVELS,
     }
     return environment.get_template("page.html.j2").render(context)
 
 
-def headlines(result: Result) -> list[Headline]:
+def headlines(result: CorpusResult) -> list[Headline]:
     """The first numbers, in plain words."""
     m, names = result.metrics, len(result.corpus.concepts)
     images, texts = len(result.corpus.drawings), len(result.table.texts)
@@ -109,7 +102,8 @@ def headlines(result: Result) -> list[Headline]:
         "names/t2i/R@5": "have it among the first five drawings",
     }
     shown = {key: said for key, said in words.items() if key in m}  # no R@5 among four
-    out = [Headline(percent(m[key]), said, f"chance {percent(m[_chance(key)])}") for key, said in shown.items()]
+    chance = {key: percent(m[key.replace("/R@", "/chance_R@")]) for key in shown}
+    out = [Headline(percent(m[key]), said, f"chance {chance[key]}") for key, said in shown.items()]
     members, name, prompts = (percent(m[f"zero_shot/subgroup{kind}/top1"]) for kind in ("_members", "_plain", ""))
     said = (
         f"of the drawings go to the right one of {classes} subgroups, recognised by its members' names; {name} by its "
@@ -118,12 +112,6 @@ def headlines(result: Result) -> list[Headline]:
     out.append(Headline(members, said, f"chance {percent(1 / classes)}"))
     said = f"mAP@R of drawings against all {texts:,} texts: names, keywords, subgroups, groups"
     return [*out, Headline(percent(m["captions/i2t/mAP@R"]), said, "every true caption counts")]
-
-
-def _chance(key: str) -> str:
-    """The metric that holds the chance level of a recall."""
-    gallery, way, recall = key.split("/")
-    return f"{gallery}/{way}/chance_{recall}"
 
 
 def is_unseen(run: RunFolder) -> bool:
@@ -153,17 +141,16 @@ def facts(run: RunFolder) -> dict[str, str]:
         out["training"] = f"{last['step']:,} steps" + (f", {last['samples']:,} samples" if "samples" in last else "")
         if "epoch" in last:
             out["training"] += f", {last['epoch']:.1f} epochs"
-    if run.seconds:
-        out["training time"] = duration(run.seconds)
-        rate = run.train[-1].get("samples", 0) / run.seconds
-        out["speed"] = f"{rate:,.0f} samples/s on average" if rate >= 10 else f"{rate:.2g} samples/s on average"
+        if seconds := last.get("seconds"):
+            out["training time"] = duration(seconds)
+            rate = last.get("samples", 0) / seconds
+            out["speed"] = f"{rate:,.0f} samples/s on average" if rate >= 10 else f"{rate:.2g} samples/s on average"
     if run.result:
         info = run.result.info
         out["evaluated on"] = f"{info['images']:,} drawings by {', '.join(info['styles'])}"
         out["model"] = f"{info.get('model') or run.folder.name}, {info['parameters']:,} parameters"
-        out["ranked by"] = {"csd": "csd similarity", "mean": "cosine of the means"}.get(
-            run.result.similarity, run.result.similarity
-        )
+        similarity = run.result.similarity
+        out["ranked by"] = {"csd": "csd similarity", "mean": "cosine of the means"}.get(similarity, similarity)
         if "scale" in info:
             out["logit"] = f"{info['scale']:.3g} x similarity {info['bias']:+.3g}"
         out["machine of the evaluation"] = f"{info['machine']}; {info['software']}"

@@ -14,9 +14,9 @@ from matplotlib.transforms import Bbox
 from sklearn.decomposition import PCA
 
 from prolip.data.emoji import LEVELS
-from prolip.evaluation.result import Result
+from prolip.evaluation.suites.emoji.result import CorpusResult
 from prolip.gaussian import Gaussian, concatenate
-from prolip.report.style import INK, LEVEL_COLOURS, MUTED, panels, styled
+from prolip.utils.style import INK, LEVEL_COLOURS, MUTED, panels, styled
 
 POINTS = 10  # per Gaussian, as in appendix A.1
 
@@ -55,7 +55,7 @@ def ellipse(mean: np.ndarray, covariance: np.ndarray, sigmas: float, **style) ->
     return Ellipse((mean[0], mean[1]), width, height, angle=angle, **style)
 
 
-def choose(result: Result, seed: int, subgroups: int = 3, each: int = 2) -> list[int]:
+def choose(result: CorpusResult, seed: int, subgroups: int = 3, each: int = 2) -> list[int]:
     """Rows of drawings: `each` of so many random subgroups, by a seeded generator and nothing else."""
     rng = np.random.default_rng(seed)
     rows: dict[str, list[int]] = {}
@@ -67,10 +67,14 @@ def choose(result: Result, seed: int, subgroups: int = 3, each: int = 2) -> list
 
 
 @styled
-def pca(result: Result, seed: int = 0) -> Figure | None:
+def pca(result: CorpusResult, seed: int = 0) -> Figure | None:
     """Drawings of a few concepts with their captions of all four levels; ellipses at 1 and 2 standard deviations."""
     drawings = choose(result, seed)
-    captions = _captions(result, drawings)
+    concepts = [result.corpus.concepts[result.corpus.drawings[i].concept] for i in drawings]
+    captions: dict[str, str] = {}  # of name, first keyword, subgroup and group, each text once, at its first level
+    for level in LEVELS:
+        for concept in concepts:
+            captions |= {text: level for text in concept.captions(level)[:1] if text not in captions}
     text_of = {text: i for i, text in enumerate(result.table.texts)}
     z = concatenate([result.image.select(drawings), result.text.select([text_of[text] for text in captions])])
     if len(z.mean) < 3:
@@ -98,17 +102,6 @@ def pca(result: Result, seed: int = 0) -> Figure | None:
     pictures = [np.asarray(result.corpus.drawings[row].image()) for row in drawings]
     _annotate(ax, plane.mean, [*pictures, *captions])
     return figure
-
-
-def _captions(result: Result, drawings: list[int]) -> dict[str, str]:
-    """Caption -> level: every concept's name, first keyword, subgroup and group, each text once at its first level."""
-    out: dict[str, str] = {}
-    concepts = [result.corpus.concepts[result.corpus.drawings[i].concept] for i in drawings]
-    for level in LEVELS:
-        for concept in concepts:
-            for text in concept.captions(level)[:1]:
-                out.setdefault(text, level)
-    return out
 
 
 def _annotate(ax: Axes, points: np.ndarray, notes: Sequence[np.ndarray | str]) -> None:

@@ -6,15 +6,15 @@ import math
 import numpy as np
 
 from prolip.data.emoji import LEVELS
-from prolip.evaluation import uncertainty
-from prolip.evaluation.result import Result
+from prolip.evaluation.metrics.traces import spread
+from prolip.evaluation.suites.emoji.result import CorpusResult
 
 WEAK = 0.1  # |Spearman| below which no order is claimed
 FLAT = 1.02  # ratio of traces below which they count as equal
 ALIKE = 0.1  # spread of equally long texts over that of all, below which a trace tells the length alone
 
 
-def read_all(result: Result) -> dict[str, str]:
+def read_all(result: CorpusResult) -> dict[str, str]:
     """A sentence per figure."""
     return {
         "modality": modality(result),
@@ -27,22 +27,26 @@ def read_all(result: Result) -> dict[str, str]:
     }
 
 
-def verdict(result: Result) -> str:
+def verdict(result: CorpusResult) -> str:
     """One sentence on whether the uncertainties can be read as the paper reads them."""
     if result.similarity == "mean":
         return "Drawings and texts were ranked by their means alone: the traces below played no part in it."
-    agreed = [order_of_levels(result) == "paper", result.metrics["trace/text_over_image"] > FLAT]
-    agreed.append(result.metrics["spearman/trace_true_matches"] > WEAK)
-    words = {3: "all three", 2: "two of three", 1: "one of three", 0: "none of three"}[sum(agreed)]
+    met = [
+        order_of_levels(result) == "paper",
+        result.metrics["trace/text_over_image"] > FLAT,
+        result.metrics["spearman/trace_true_matches"] > WEAK,
+    ]
+    words = ("none of three", "one of three", "two of three", "all three")[sum(met)]
     ends = {3: "Here they can be read as generality.", 0: "Here a trace must not be read as generality."}
+    levels_do, texts_do, matches_do = ("yes" if one else "no" for one in met)
     return (
         f"The traces of this run meet {words} expectations of the paper: general captions more uncertain than specific "
-        f"ones ({_yes(agreed[0])}), texts more uncertain than images ({_yes(agreed[1])}), and captions with more true "
-        f"matches more uncertain ({_yes(agreed[2])}). {ends.get(sum(agreed), 'Read them with care.')}"
+        f"ones ({levels_do}), texts more uncertain than images ({texts_do}), and captions with more true matches more "
+        f"uncertain ({matches_do}). {ends.get(sum(met), 'Read them with care.')}"
     )
 
 
-def order_of_levels(result: Result) -> str:
+def order_of_levels(result: CorpusResult) -> str:
     """"paper" if the mean trace falls from group to name, "reversed" if it rises, "flat" or "mixed" otherwise."""
     means = [result.metrics[f"trace/{level}"] for level in LEVELS]
     if max(means) <= FLAT * min(means):
@@ -52,7 +56,7 @@ def order_of_levels(result: Result) -> str:
     return "reversed" if all(a <= b for a, b in zip(means, means[1:])) else "mixed"
 
 
-def modality(result: Result) -> str:
+def modality(result: CorpusResult) -> str:
     """Texts against images."""
     ratio = result.metrics["trace/text_over_image"]
     if not math.isfinite(ratio) or 1 / FLAT <= ratio <= FLAT:
@@ -62,7 +66,7 @@ def modality(result: Result) -> str:
     return f"Here it is the other way round: drawings are {1 / ratio:.2g} times as uncertain as texts on average."
 
 
-def levels(result: Result) -> str:
+def levels(result: CorpusResult) -> str:
     """The order of the four levels."""
     means = {level: result.metrics[f"trace/{level}"] for level in LEVELS}
     ranked = " > ".join(f"{level} {means[level]:.4g}" for level in sorted(means, key=lambda level: -means[level]))
@@ -75,24 +79,24 @@ def levels(result: Result) -> str:
     return f"Here {ranked}. {said[order_of_levels(result)]}"
 
 
-def length(result: Result) -> str:
+def length(result: CorpusResult) -> str:
     """Short against long texts, and whether the length is all that a trace tells, which need not be a rising order."""
     rho = result.metrics["spearman/trace_tokens"]
-    said = _direction(rho, "longer", "shorter")
-    said = f"Here the rank correlation with the number of tokens is {_signed(rho)}: {said}."
-    trace, lengths = result.text.trace.numpy(), result.token_lengths
+    direction = _direction(rho, "longer", "shorter")
+    said = f"Here the rank correlation with the number of tokens is {_signed(rho)}: {direction}."
+    trace, lengths = result.uncertainty(result.text), result.token_lengths
     usual = int(np.bincount(lengths).argmax())
-    alike, overall = trace[lengths == usual], uncertainty.spread(trace)
-    if len(alike) < 20 or not uncertainty.spread(alike) < ALIKE * overall:
+    alike, overall = trace[lengths == usual], spread(trace)
+    if len(alike) < 20 or not spread(alike) < ALIKE * overall:
         return said
     return (
         f"{said} The middle 90% of the {len(alike):,} texts of {usual} tokens lie within "
-        f"{_share(uncertainty.spread(alike))} of their median, of all texts within {_share(overall)}: each length has "
+        f"{_share(spread(alike))} of their median, of all texts within {_share(overall)}: each length has "
         "a trace of its own, and what a text says hardly changes it."
     )
 
 
-def matches(result: Result) -> str:
+def matches(result: CorpusResult) -> str:
     """Trace against the number of true matches."""
     rho, within = (result.metrics[f"spearman/trace_true_matches{part}"] for part in ("", "_of_keywords"))
     return (
@@ -101,14 +105,14 @@ def matches(result: Result) -> str:
     )
 
 
-def inclusion(result: Result) -> str:
+def inclusion(result: CorpusResult) -> str:
     """How many of the pairs of levels are included."""
     rates = {k: v for k, v in result.metrics.items() if k.startswith("inclusion/") and k.count("/") == 1}
     passed = sum(rate > 0.5 for rate in rates.values())
     return f"Here {passed} of {len(rates)} kinds of pairs are included more often than not."
 
 
-def deciles(result: Result) -> str:
+def deciles(result: CorpusResult) -> str:
     """Whether trace tells hard queries from easy ones."""
     rho = result.metrics["recall_by_trace/names_i2t/spearman_deciles"]
     if not math.isfinite(rho) or abs(rho) < 0.3:
@@ -118,22 +122,15 @@ def deciles(result: Result) -> str:
 
 
 def _direction(rho: float, positive: str, negative: str) -> str:
-    """Which texts are the uncertain ones."""
     if not math.isfinite(rho) or abs(rho) < WEAK:
         return "no clear relation"
     return f"{positive if rho > 0 else negative} texts are the more uncertain ones"
 
 
 def _signed(value: float) -> str:
-    """+0.12, or that it is not defined."""
     return f"{value:+.2f}" if math.isfinite(value) else "undefined (constant)"
 
 
 def _share(value: float) -> str:
     """A share of one as percent with two significant digits, however small."""
     return f"{float(f'{100 * value:.1e}'):g}%" if value >= 1e-6 else "less than 0.0001%"
-
-
-def _yes(value: bool) -> str:
-    """yes or no."""
-    return "yes" if value else "no"

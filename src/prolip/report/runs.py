@@ -1,14 +1,15 @@
 """What a run folder holds: its config, its learning curves, its evaluation; any of them may be missing."""
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
 
-from prolip.documents import loads
-from prolip.evaluation.result import Result, load
-from prolip.unreadable import is_model, is_run
+from prolip.evaluation.suites.emoji.result import CorpusResult, load
+from prolip.models.weights.unreadable import is_model, is_run
+from prolip.utils.documents import loads
 
 
 @dataclass(frozen=True)
@@ -19,12 +20,7 @@ class RunFolder:
     config: dict[str, Any] | None = None
     train: list[dict[str, Any]] = field(default_factory=list)
     evals: list[dict[str, Any]] = field(default_factory=list)
-    result: Result | None = None
-
-    @property
-    def seconds(self) -> float | None:
-        """Seconds of training, from the last line of the log."""
-        return self.train[-1].get("seconds") if self.train else None
+    result: CorpusResult | None = None
 
 
 def read(folder: str | Path, evaluation: str = "eval") -> RunFolder:
@@ -33,68 +29,44 @@ def read(folder: str | Path, evaluation: str = "eval") -> RunFolder:
     Raises FileNotFoundError if the folder holds nothing of a run, ValueError naming the file that cannot be read.
     """
     folder = Path(str(folder).removeprefix("local-dir:"))  # as a model is named
-    if (folder.is_file() or not is_run(folder)) and (run := run_above(folder)) is not None:
+    run = next((place for place in folder.absolute().parents[:2] if is_run(place)), None)
+    if run is not None and (folder.is_file() or not is_run(folder)):
         raise FileNotFoundError(f"{folder} is a part of a run: give the run's folder, {run}")
     if not folder.is_dir():
         raise FileNotFoundError(f"no run folder {folder}: give one that training wrote, e.g. runs/demo")
     if is_model(folder):
         raise FileNotFoundError(f"{folder} holds a model, and the page is about a run: give the folder of the run that "
                                 "trained it, with config.json and metrics.jsonl")  # fmt: skip
-    config = folder / "config.json"
+    path = folder / "config.json"
     lines = read_lines(folder / "metrics.jsonl")
-    result = read_result(folder / evaluation) if (folder / evaluation / "metrics.json").exists() else None
-    if not (config.exists() or lines or result):
-        raise FileNotFoundError(
-            f"{folder} has neither config.json nor metrics.jsonl nor {evaluation}/metrics.json: is it a run folder?"
-            + runs_in(folder)
-        )
-    return RunFolder(
-        folder,
-        read_config(config) if config.exists() else None,
-        [line for line in lines if line.get("kind", "train") == "train"],
-        [line for line in lines if line.get("kind") == "eval"],
-        result,
-    )
-
-
-def run_above(folder: Path) -> Path | None:
-    """The run that a path lies in, if any."""
-    return next((place for place in folder.absolute().parents[:2] if is_run(place)), None)
-
-
-def runs_in(folder: Path) -> str:
-    """A remark on the runs in a folder."""
-    found = sorted(place for place in folder.glob("*") if is_run(place))
-    return f" It holds the runs {', '.join(map(str, found[:3]))}: give one of them" if found else ""
-
-
-def read_result(folder: Path) -> Result:
-    """An evaluation's files. Raises ValueError with the remedy if they are damaged."""
+    there = folder / evaluation
     try:
-        return load(folder)
+        result = load(there) if (there / "metrics.json").exists() else None
     except (ValueError, KeyError, TypeError, EOFError, BadZipFile) as error:
         raise ValueError(
-            f"the evaluation in {folder} cannot be read ({error}): delete that folder, or write it anew with "
-            f"python -m prolip.evaluation.corpus --out {folder}"
+            f"the evaluation in {there} cannot be read ({error}): delete that folder, or write it anew with "
+            f"python -m prolip.evaluation.corpus --out {there}"
         ) from error
-
-
-def read_config(path: Path) -> dict[str, Any]:
-    """config.json. Raises ValueError with the remedy if it is damaged."""
+    if not (path.exists() or lines or result):
+        inside = sorted(place for place in folder.glob("*") if is_run(place))
+        raise FileNotFoundError(
+            f"{folder} has neither config.json nor metrics.jsonl nor {evaluation}/metrics.json: is it a run folder?"
+            + (f" It holds the runs {', '.join(map(str, inside[:3]))}: give one of them" if inside else "")
+        )
     try:
-        return loads(path.read_text(encoding="utf-8"))
+        config = loads(path.read_text(encoding="utf-8")) if path.exists() else None
     except ValueError as error:
         raise ValueError(f"{path} is no JSON ({error}): delete it, and the page leaves the settings out") from error
+    train = [line for line in lines if line.get("kind", "train") == "train"]
+    return RunFolder(folder, config, train, [line for line in lines if line.get("kind") == "eval"], result)
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """The objects of a .jsonl file, none if it is missing; a last line cut by a kill is left out."""
     out: list[dict[str, Any]] = []
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
-        try:
+        with suppress(ValueError):
             out.append(loads(line))
-        except ValueError:
-            continue
     return out
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torchvision.transforms.v2 import functional as TF
 
-from prolip.data.augment import PARAMETERS, AugmentConfig, DeviceAugment, affine_matrices, recolour, warp
+from prolip.data.augment.affine import PARAMETERS, AugmentConfig, DeviceAugment, affine_matrices, recolour, warp
 
 MEAN, STD = (0.48, 0.45, 0.40), (0.26, 0.26, 0.27)
 

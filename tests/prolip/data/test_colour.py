@@ -11,7 +11,7 @@ from scipy.stats import chisquare, ks_2samp
 from torchvision.transforms import ColorJitter
 from torchvision.transforms import functional as TF
 
-from prolip.data.colour import (
+from prolip.data.augment.colour import (
     BRIGHTNESS,
     DRAWS,
     HUE,

@@ -12,10 +12,10 @@ from scipy.stats import ks_2samp
 from torchvision.transforms import InterpolationMode, RandomResizedCrop
 from torchvision.transforms.functional import pil_to_tensor, resized_crop
 
-from prolip.data import crops
-from prolip.data.crops import RATIO, RandomCrop, aligned, crop, dct_factor, draw_box
-from prolip.data.decoding import decode_image
+from prolip.data.augment import crops
+from prolip.data.augment.crops import RATIO, RandomCrop, aligned, crop, dct_factor, draw_box
 from prolip.data.faults import SampleFault
+from prolip.data.samples.decoding import decode_image
 
 PHOTOS = [
     (Path(sklearn.datasets.__file__).parent / "images" / name).read_bytes() for name in ("china.jpg", "flower.jpg")

@@ -1,16 +1,17 @@
 """A stream that is stopped anywhere and started again from its cursor goes on as if nothing had happened."""
 import random
+from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 
 import pytest
 from tiny_tars import write_shards
 
-from prolip.data import streams
-from prolip.data.captions import Selector
-from prolip.data.cursor import Cursor
 from prolip.data.faults import FaultCounter, SampleFault
-from prolip.data.streams import Place, ResampledSource, RowSource, ShardSource
+from prolip.data.order.cursor import Cursor
+from prolip.data.order.streams import Place, ResampledSource, RowSource, ShardSource
+from prolip.data.reading import tar
+from prolip.data.samples.captions import Selector
 from prolip.data.synthetic import SyntheticSource
 
 SIZES = [5, 1, 7, 4, 2, 6]
@@ -48,7 +49,7 @@ def test_a_stream_stopped_anywhere_goes_on_with_the_same_rows(tmp_path, kind, st
         cursor = Cursor()
         before = list(islice(source.stream(place, FaultCounter(), cursor), stop))
         assert len(before) == stop
-        again = source.stream(place, FaultCounter(), Cursor(**cursor.to_dict()))
+        again = source.stream(place, FaultCounter(), Cursor(**asdict(cursor)))
         after = [(row.raw["__key__"], row.occurrence) for row in islice(again, 70 - stop)]
         assert after == whole[stop:], stop
 
@@ -58,7 +59,7 @@ def test_a_stream_may_be_stopped_again_and_again(tmp_path):
     whole = [row.raw["__key__"] for row in islice(source.stream(place, FaultCounter()), 60)]
     found, cursor, rng = [], Cursor(), random.Random(1)
     while len(found) < 60:
-        cursor = Cursor(**cursor.to_dict())
+        cursor = Cursor(**asdict(cursor))
         found += [row.raw["__key__"] for row in islice(source.stream(place, FaultCounter(), cursor), rng.randint(1, 6))]
     assert found[:60] == whole
 
@@ -69,14 +70,14 @@ def test_only_shards_with_samples_in_the_buffer_are_opened_again(tmp_path, monke
     rows = list(islice(source.stream(place, FaultCounter(), cursor), 100))
     waiting = sum(cursor.shards) - len(rows)
     assert 0 < waiting <= 4
-    opened, read_shard = [], streams.read_shard
+    opened, read_shard = [], tar.read_shard
 
     def spy(url, *rest):
         opened.append(Path(url).name)
         return read_shard(url, *rest)
 
-    monkeypatch.setattr(streams, "read_shard", spy)
-    again = source.stream(place, FaultCounter(), Cursor(**cursor.to_dict()))
+    monkeypatch.setattr(tar, "read_shard", spy)
+    again = source.stream(place, FaultCounter(), Cursor(**asdict(cursor)))
     next(again)
     assert len(opened) <= waiting + 1
 
@@ -92,7 +93,7 @@ def test_faults_before_the_interruption_are_not_counted_again(tmp_path):
     for stop in range(19):
         faults, cursor = FaultCounter(), Cursor()
         list(islice(source.stream(place, faults, cursor), stop))
-        list(islice(source.stream(place, faults, Cursor(**cursor.to_dict())), 19 - stop))
+        list(islice(source.stream(place, faults, Cursor(**asdict(cursor))), 19 - stop))
         assert (faults.kinds, faults.shards) == (whole.kinds, whole.shards), stop
 
 
@@ -103,7 +104,7 @@ def test_a_sample_that_is_gone_from_the_buffers_shard_is_named_and_counted(tmp_p
     for url in urls:
         Path(url).write_bytes(b"")
     faults = FaultCounter()
-    rest = list(islice(source.one_pass(place, faults, Cursor(**cursor.to_dict())), 12))
+    rest = list(islice(source.one_pass(place, faults, Cursor(**asdict(cursor))), 12))
     assert len(before) == 20 and not rest
     assert faults.kinds["lost at restart"] == sum(cursor.shards) - 20 > 0
     assert "was in the shuffle buffer" in faults.examples[0]

@@ -41,7 +41,7 @@ def test_drawings_of_several_shards_share_their_concepts(corpus):
     assert [c.hexcode for c in corpus.concepts] == ["1", "2", "3", "4"]
     assert corpus.drawing_concepts.tolist() == [0, 1, 2, 3, 1, 3]
     assert [d.key for d in corpus.drawings][-1] == "b-4"
-    assert np.asarray(corpus.images()[4])[0, 0].tolist() == [0, 0, 255]
+    assert np.asarray(corpus.drawings[4].image())[0, 0].tolist() == [0, 0, 255]
 
 
 def test_a_caption_is_true_of_every_concept_that_carries_it(corpus):
@@ -137,6 +137,6 @@ def test_the_bundled_unseen_designer_has_its_known_counts():
     assert [table.rows(level).size for level in emoji.LEVELS] == [8, 95, 3352, 1644]
     group = table.relation[table.rows("group")]
     assert group.sum() == 1644 and (group.sum(0) == 1).all()
-    assert corpus.images()[0].size == (64, 64)
+    assert corpus.drawings[0].image().size == (64, 64)
     part = corpus.select("group=animals nature|food drink|travel places")
     assert len(part.drawings) == 396

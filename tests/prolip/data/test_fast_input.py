@@ -9,10 +9,9 @@ import torch
 from open_clip.transform import PreprocessCfg, image_transform_v2
 from PIL import Image
 
-from prolip.data.colour import ColourConfig, ColourJitter
-from prolip.data.crops import RandomCrop
-from prolip.data.fast_input import split_augmentation
-from prolip.data.samples import seed_rng
+from prolip.data.augment.colour import ColourConfig, ColourJitter, split_augmentation
+from prolip.data.augment.crops import RandomCrop
+from prolip.data.samples.sample import seed_rng
 
 PAPER = {
     "scale": (0.8, 1.0), "color_jitter": (0.32, 0.32, 0.32, 0.08), "color_jitter_prob": 0.8, "gray_scale_prob": 0.2,

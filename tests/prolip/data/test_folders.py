@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 from tiny_tars import png
 
-from prolip.data.captions import Selector
 from prolip.data.config import DataConfig
 from prolip.data.faults import SampleFault
-from prolip.data.folders import Columns, ImageRow, ImageRows, read_csv, read_folder
+from prolip.data.reading.folders import ImageRow, ImageRows, TableColumns, read_csv, read_folder
+from prolip.data.samples.captions import Selector
 from prolip.data.sources import csv_columns
 
-COLUMNS = Columns("filepath", "title")
+COLUMNS = TableColumns("filepath", "title")
 
 
 def write_csv(path, rows, separator="\t", header=("filepath", "title", "name")):
@@ -47,9 +47,9 @@ def test_a_csv_without_the_named_column_says_which_there_are(tmp_path):
     with pytest.raises(ValueError, match=r"'title'.*--csv-caption-key \(did you mean 'titel'\?\)"):
         read_csv(url, COLUMNS._replace(image="path"), "\t")
     with pytest.raises(ValueError, match="'names'.*--caption-sampling"):
-        read_csv(url, Columns("path", "name", ("names",)), "\t")
+        read_csv(url, TableColumns("path", "name", ("names",)), "\t")
     with pytest.raises(ValueError, match="'style'.*--select"):
-        read_csv(url, Columns("path", "name", (), ("style",)), "\t")
+        read_csv(url, TableColumns("path", "name", (), ("style",)), "\t")
 
 
 def test_a_csv_split_at_the_wrong_character_is_reported_the_right_one(tmp_path):

@@ -18,10 +18,10 @@ import pytest
 from faulty_servers import FaultyServer
 from webdataset.tariterators import base_plus_ext
 
-from prolip.data.entries import Entry
 from prolip.data.faults import RESUMED, UNCHARGED, FaultCounter, ShardFault
-from prolip.data.opening import ReadPolicy
-from prolip.data.tar import read_shard
+from prolip.data.reading.entries import Entry
+from prolip.data.reading.opening import ReadPolicy
+from prolip.data.reading.tar import read_shard
 
 BLOCK = 512
 PAGE = 4096  # of the index's checksums here, so that small shards have many

@@ -17,11 +17,11 @@ from typing import NamedTuple
 
 import pytest
 
-from prolip.data.folders import Columns, read_csv
-from prolip.data.table import TableError, open_table
+from prolip.data.reading.folders import TableColumns, read_csv
+from prolip.data.reading.table import TableError, open_table
 
 WORDS = ["cat", "dog", "a", "nice", "screen", "of", "two", "naïve", "日本", "x\u2028y", "\x85", "5", "red;", "|", "#1"]
-COLUMNS = Columns("filepath", "title", ("name",))
+COLUMNS = TableColumns("filepath", "title", ("name",))
 
 
 class Style(NamedTuple):

@@ -11,8 +11,8 @@ from tiny_tars import write_tar
 
 from prolip.data.faults import RESUMED, SHARD_KINDS, FaultCounter, ShardFault
 from prolip.data.index import index_shard
-from prolip.data.opening import ReadPolicy
-from prolip.data.tar import read_shard
+from prolip.data.reading.opening import ReadPolicy
+from prolip.data.reading.tar import read_shard
 
 SAMPLES = 24
 #: Short for what stalls on purpose, long for what only waits for a busy machine.
@@ -106,7 +106,7 @@ def test_a_stalled_connection_is_left_and_taken_up_again(server, truth):
 @pytest.mark.parametrize(("limit", "wait"), [(60.0, 1.0), (0.1, 0.1)])
 def test_a_server_is_given_the_time_it_asks_for_within_bounds(server, shard, truth, monkeypatch, limit, wait):
     waits = []
-    monkeypatch.setattr("prolip.data.opening.time.sleep", waits.append)
+    monkeypatch.setattr("prolip.data.reading.opening.time.sleep", waits.append)
     policy = ReadPolicy(connect_timeout=5, read_timeout=10, retries=3, backoff=0.01, backoff_limit=limit)
     assert read(fresh(server, shard, "limited-once"), policy)[0] == truth
     assert waits == [wait]

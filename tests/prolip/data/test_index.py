@@ -12,11 +12,11 @@ import pytest
 from tiny_tars import members, write_shards, write_tar
 
 from prolip.data import index as command
-from prolip.data.entries import BLOCK, FORMAT, Entry, find_index, read_index
 from prolip.data.faults import FaultCounter, ShardFault
-from prolip.data.opening import ReadPolicy
-from prolip.data.shards import count_samples, expand_shards, read_samples
-from prolip.data.tar import ShardReader
+from prolip.data.reading.entries import BLOCK, FORMAT, Entry, find_index, read_index
+from prolip.data.reading.opening import ReadPolicy
+from prolip.data.reading.shards import count_samples, expand_shards
+from prolip.data.reading.tar import ShardReader
 
 
 def run(*arguments):
@@ -287,10 +287,9 @@ def test_a_shard_without_an_entry_is_a_counted_fault_for_the_reader(tmp_path):
     assert not keys and faults.kinds == {"index mismatch": 1} and "has no entry" in faults.examples[0]
 
 
-def test_evaluation_reads_through_an_index_too(tmp_path):
+def test_a_reader_raises_what_does_not_fit_its_index(tmp_path):
     url, index = indexed(tmp_path)
-    reader = ShardReader(index=index)
-    assert len(list(read_samples([url], reader=reader))) == 4
+    assert len(list(ShardReader(index=index)(url))) == 4
     worse = type(index)(index.place, {url: Entry(5, *index[url][1:])})
     with pytest.raises(ShardFault, match="index mismatch.*has 4 samples, the index says 5"):
-        list(read_samples([url], reader=ShardReader(index=worse)))
+        list(ShardReader(index=worse)(url))

@@ -9,8 +9,8 @@ from tiny_loaders import build, epoch, with_bad_images, write_csv
 from tiny_tars import png, write_shards, write_tar
 
 from prolip.data import faults
-from prolip.data.captions import caption_id
 from prolip.data.faults import FaultCounter, TooManyBadSamples
+from prolip.data.samples.captions import caption_id
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -6,8 +6,8 @@ import torch
 from tiny_loaders import build, epoch
 from tiny_tars import letters, members, plain, png, write_shards, write_tar
 
-from prolip.data.captions import caption_id
 from prolip.data.loader import DataConfig, build_loader
+from prolip.data.samples.captions import caption_id
 
 
 def test_captions_are_drawn_afresh_each_epoch(tmp_path):
@@ -15,6 +15,42 @@ def test_captions_are_drawn_afresh_each_epoch(tmp_path):
     loader = build(tmp_path, caption_sampling="keywords")
     batches = [batch for number in range(12) for batch in epoch(loader, number)]
     assert len({tuple(batch["text"][batch["key"].index("s002")].tolist()) for batch in batches}) == 3
+
+
+def test_several_captions_are_drawn_for_each_image_the_first_as_for_one(tmp_path):
+    write_shards(tmp_path, [4, 4])
+    one, three = (epoch(build(tmp_path, workers=2, captions=n, caption_sampling="keywords")) for n in (1, 3))
+    for single, several in zip(one, three, strict=True):
+        assert several["text"].shape[:2] == (4, 3) and torch.equal(several["text"][:, 0], single["text"])
+        assert torch.equal(several["image"], single["image"])
+        words = {key: {tuple(letters([f"word {int(key[1:])} {i}"])[0].tolist()) for i in range(3)}
+                 for key in several["key"]}  # fmt: skip
+        for key, row in zip(several["key"], several["text"]):
+            assert {tuple(text.tolist()) for text in row} <= words[key]
+    assert len({tuple(text.tolist()) for batch in three for row in batch["text"] for text in row}) > 8
+
+
+def test_images_without_texts_are_read_where_none_is_wanted(tmp_path):
+    write_tar(tmp_path / "bare.tar", [(f"b{i}", {"png": png(i)}) for i in range(4)])
+    with pytest.raises(ValueError, match="images have no text beside them"):
+        build(tmp_path)
+    (batch,) = epoch(build(tmp_path, captions=0))
+    assert batch.keys() == {"image", "key"} and len(batch["image"]) == 4
+    with pytest.raises(ValueError, match="captions is 2 with known matches: give 1"):
+        build(tmp_path, captions=2, known_matches=True)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_unpaired_texts_are_those_of_the_batch_and_of_no_image_beside_them(tmp_path, workers):
+    write_shards(tmp_path, [4, 4])
+    pairs, apart = (epoch(build(tmp_path, workers=workers, unpaired=unpaired)) for unpaired in (False, True))
+    for pair, other in zip(pairs, apart, strict=True):
+        assert torch.equal(pair["image"], other["image"]) and pair["key"] == other["key"]
+        assert not (pair["text"] == other["text"]).all(1).any()
+        assert sorted(pair["text"].tolist()) == sorted(other["text"].tolist())
+    for settings in ({"known_matches": True}, {"batch_size": 2, "workers": 2}):
+        with pytest.raises(ValueError, match="two samples or more for each worker, and no known matches"):
+            DataConfig(train_data="x", **({"batch_size": 4, "unpaired": True} | settings))
 
 
 def test_known_matches_name_the_drawn_and_all_captions(tmp_path):
@@ -48,7 +84,7 @@ def test_transforms_may_leave_uint8(tmp_path):
     (batch,) = epoch(build(tmp_path, transform=plain, workers=2))
     index = int(batch["key"][3][1:])
     assert batch["image"].dtype == torch.uint8 and batch["image"].shape == (4, 3, 4, 4)
-    from prolip.data.samples import decode_image
+    from prolip.data.samples.sample import decode_image
 
     assert torch.equal(batch["image"][3], plain(decode_image(png(index))))
 

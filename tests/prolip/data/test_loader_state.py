@@ -5,8 +5,8 @@ import pytest
 import torch
 from tiny_tars import letters, members, noisy, write_shards, write_tar
 
-from prolip.data.captions import stable_hash
 from prolip.data.loader import DataConfig, build_loader, join_states
+from prolip.data.samples.captions import stable_hash
 
 SETTINGS = {"caption_sampling": "name,keywords:2,txt", "max_bad_fraction": 0.5, "shuffle_buffer": 6}
 

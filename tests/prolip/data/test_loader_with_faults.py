@@ -14,7 +14,7 @@ from prolip.data.loader import DataConfig, build_loader
 def impatient(monkeypatch):
     """No waiting between retries, no proxy."""
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    monkeypatch.setattr("prolip.data.opening.time.sleep", lambda _: None)
+    monkeypatch.setattr("prolip.data.reading.opening.time.sleep", lambda _: None)
 
 
 def loaders(data, ranks=2, workers=0, **settings):

@@ -27,15 +27,15 @@ from torchvision.transforms import PILToTensor
 
 import prolip
 from prolip.data import emoji
-from prolip.data.crops import RandomCrop, crop
-from prolip.data.decoding import decode_pixels
+from prolip.data.augment.crops import RandomCrop, crop
 from prolip.data.loader import DataConfig, build_loader
-from prolip.data.shards import read_samples
+from prolip.data.reading.shards import read_samples
+from prolip.data.samples.decoding import decode_pixels
 from prolip.evaluation.clip_benchmark.repairs import Opaque, repaired
 from prolip.evaluation.datasets.base import DamagedData
 from prolip.evaluation.datasets.folders import open_folder
 from prolip.evaluation.datasets.wds import open_wds
-from prolip.evaluation.embed import embed_images
+from prolip.evaluation.model import encoder
 from prolip.report import examples
 
 SOURCE = Path(__file__).parents[3] / "src"
@@ -99,7 +99,7 @@ def corpus_of(folder, files):
 
 
 def corpus(folder, files):
-    return corpus_of(folder, files).images()
+    return [drawing.image() for drawing in corpus_of(folder, files).drawings]
 
 
 def report(folder, files):
@@ -265,7 +265,10 @@ def test_embeddings_of_the_same_drawings_are_equal_whatever_the_files(tmp_path, 
             path = tmp_path / kind / f"{number}.png"
             path.write_bytes(data)
             files.setdefault(kind, []).append(path)
-    first, *others = [embed_images(model, corpus(tmp_path, paths), preprocess) for paths in files.values()]
+    encode = encoder(model, "image", torch.device("cpu"), "fp32")
+    first, *others = [
+        encode(torch.stack([preprocess(image) for image in corpus(tmp_path, paths)])) for paths in files.values()
+    ]
     for other in others:
         torch.testing.assert_close(other, first, rtol=0, atol=0)
 
@@ -286,7 +289,7 @@ def test_nothing_else_in_the_code_opens_pictures():
         for path in SOURCE.rglob("*.py")
         if any(opens_files(node) for node in ast.walk(ast.parse(path.read_text())))
     }
-    assert found == {"prolip/data/decoding.py"}
+    assert found == {"prolip/data/samples/decoding.py"}
 
 
 def test_of_several_pictures_of_a_sample_every_door_takes_the_same(tmp_path):

@@ -9,13 +9,14 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from tiny_tars import write_shards
 
-from prolip.data.connections import Pace, Transient, within
 from prolip.data.faults import RESUMED, FaultCounter, ShardFault
-from prolip.data.opening import ReadPolicy, ResumingStream, open_stream
-from prolip.data.tar import read_shard
+from prolip.data.reading.connections import Pace, Transient, within
+from prolip.data.reading.opening import ReadPolicy, ResumingStream, open_stream
+from prolip.data.reading.tar import read_shard
 
 POLICY = ReadPolicy(connect_timeout=2, read_timeout=5, retries=3, backoff=0.01, block=4096)
 HASTY = ReadPolicy(connect_timeout=0.3, read_timeout=0.3, least_rate=1e6, retries=2, backoff=0.01, block=4096)
+CONNECT = "prolip.data.reading.opening.connect"
 DATA = random.Random(0).randbytes(50_000)
 
 
@@ -214,7 +215,7 @@ class Flaky:
 
 def test_retries_are_counted_afresh_after_progress_and_bounded_without(monkeypatch):
     steps = [2**21]
-    monkeypatch.setattr("prolip.data.opening.connect", lambda url, position, policy: Flaky(position, steps[0]))
+    monkeypatch.setattr(CONNECT, lambda url, position, policy: Flaky(position, steps[0]))
     stream = ResumingStream("x", ReadPolicy(retries=2, backoff=0))
     for _ in range(20 * 2**21 // 2**16):
         stream.read(2**16)
@@ -229,7 +230,7 @@ def test_waiting_doubles_up_to_its_limit_and_leaves_the_global_generator_alone(m
     monkeypatch.setattr(time, "sleep", waits.append)
     random.seed(5)
     before = random.getstate()
-    monkeypatch.setattr("prolip.data.opening.connect", lambda *_: (_ for _ in ()).throw(ConnectionResetError("no")))
+    monkeypatch.setattr(CONNECT, lambda *_: (_ for _ in ()).throw(ConnectionResetError("no")))
     with pytest.raises(ShardFault, match="interrupted shard: ConnectionResetError: no, at byte 0, after 7 retries"):
         ResumingStream("x", ReadPolicy(backoff_limit=20))
     assert random.getstate() == before
@@ -240,7 +241,7 @@ def test_waiting_doubles_up_to_its_limit_and_leaves_the_global_generator_alone(m
 def test_patience_without_end_waits_no_longer_than_its_limit(monkeypatch):
     waits = []
     monkeypatch.setattr(time, "sleep", waits.append)
-    monkeypatch.setattr("prolip.data.opening.connect", lambda *_: (_ for _ in ()).throw(ConnectionResetError("no")))
+    monkeypatch.setattr(CONNECT, lambda *_: (_ for _ in ()).throw(ConnectionResetError("no")))
     with pytest.raises(ShardFault, match="after 1100 retries"):  # 2**1024 is no float
         ResumingStream("x", ReadPolicy(retries=1100))
     assert len(waits) == 1100 and min(waits[6:]) >= 30 and max(waits) <= 60

@@ -13,7 +13,8 @@ from faulty_servers import FaultyServer
 from PIL import Image
 
 import prolip
-from prolip.data import decoding, pictures
+from prolip.data import pictures
+from prolip.data.samples import decoding
 
 RGBA = Image.fromarray(np.random.default_rng(0).integers(0, 256, (6, 9, 4), dtype=np.uint8))
 

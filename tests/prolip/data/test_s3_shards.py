@@ -8,12 +8,12 @@ from faulty_servers import CuttingProxy, closing_port
 from tiny_tars import letters, plain, png, write_tar
 
 from prolip.data import index as command
-from prolip.data.entries import read_index
 from prolip.data.faults import RESUMED, FaultCounter, ShardFault
 from prolip.data.loader import DataConfig, build_loader
-from prolip.data.opening import ReadPolicy
-from prolip.data.shards import count_samples, expand_shards
-from prolip.data.tar import ShardReader, read_shard
+from prolip.data.reading.entries import read_index
+from prolip.data.reading.opening import ReadPolicy
+from prolip.data.reading.shards import count_samples, expand_shards
+from prolip.data.reading.tar import ShardReader, read_shard
 
 pytest.importorskip("s3fs", reason="the extra `s3` is not installed")
 moto = pytest.importorskip("moto.server", reason="the extra `test` is not installed")

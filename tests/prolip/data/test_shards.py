@@ -14,10 +14,10 @@ import pytest
 from tiny_tars import members, write_shards, write_tar
 from webdataset.tariterators import group_by_keys
 
-from prolip.data.captions import Selector
 from prolip.data.faults import FaultCounter, SampleFault, ShardFault
-from prolip.data.shards import Shard, count_samples, count_shard, expand_shards, read_samples, read_shard
-from prolip.data.tar import StrictHeader
+from prolip.data.reading.shards import Shard, count_samples, count_shard, expand_shards, read_samples
+from prolip.data.reading.tar import StrictHeader, read_shard
+from prolip.data.samples.captions import Selector
 
 
 def keys(url, **options):
@@ -381,7 +381,7 @@ def test_sizes_without_an_entry_are_refused(tmp_path):
 def test_remote_and_large_shards_are_not_counted(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"1 of them are remote: give --train-num-samples, or put a sizes.json"):
         count_samples(["memory://shards/0.tar"])
-    monkeypatch.setattr("prolip.data.shards.COUNT_LIMIT", 10)
+    monkeypatch.setattr("prolip.data.reading.shards.COUNT_LIMIT", 10)
     urls = write_shards(tmp_path, [1])
     assert os.path.getsize(urls[0]) > 10
     with pytest.raises(ValueError, match="GiB: give --train-num-samples$"):

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from tiny_tars import members, write_shards, write_tar
 
-from prolip.data.captions import Selector
-from prolip.data.cursor import Cursor
 from prolip.data.faults import FaultCounter, SampleFault, TooManyBadSamples
-from prolip.data.streams import Place, ResampledSource, RowSource, ShardSource
+from prolip.data.order.cursor import Cursor
+from prolip.data.order.streams import Place, ResampledSource, RowSource, ShardSource
+from prolip.data.samples.captions import Selector
 
 
 def read(source, count, stream=0, streams=1, epoch=0, seed=0, faults=None):

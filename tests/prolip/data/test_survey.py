@@ -18,9 +18,9 @@ from tiny_tars import png, write_tar
 
 from prolip.data.faults import FaultCounter, TooManyBadSamples
 from prolip.data.index import main as index
-from prolip.data.samples import IMAGE_SUFFIXES, SampleFault
+from prolip.data.reading.tar import read_shard
+from prolip.data.samples.sample import IMAGE_SUFFIXES, SampleFault
 from prolip.data.survey import refuse_unusable, survey
-from prolip.data.tar import read_shard
 
 
 # --- shards of each class ---------------------------------------------------------------------------------------------
@@ -245,7 +245,7 @@ def test_a_survey_reads_no_more_than_the_first_members(tmp_path):
 def test_a_sample_says_why_it_has_no_image(tmp_path):
     (tmp_path / "0.tar").write_bytes(archive([("d.e/img.v2.jpg", png()), ("d.e/img.v2.txt", b"a")]))
     (raw,) = read_shard(f"{tmp_path}/0.tar")
-    from prolip.data.samples import image_bytes
+    from prolip.data.samples.sample import image_bytes
 
     with pytest.raises(SampleFault, match=r"members: v2.jpg, v2.txt; wanted one of jpg, .*: name it 'img_v2.jpg'"):
         image_bytes(raw)

@@ -1,7 +1,7 @@
 import torch
 
 from prolip.data.loader import DataConfig, build_loader
-from prolip.data.samples import Row
+from prolip.data.samples.sample import Row
 from prolip.data.synthetic import SyntheticDecoder
 
 
@@ -23,6 +23,12 @@ def test_texts_are_small_ids_then_padding():
         length = int((text > 0).sum())
         assert text.shape == (12,) and text.dtype == torch.int64 and 1 <= length <= 12
         assert (text[:length] > 0).all() and (text[:length] < 1000).all() and (text[length:] == 0).all()
+
+
+def test_as_many_texts_as_are_wanted():
+    row = Row({"__key__": "synthetic-3", "index": 3}, 0)
+    several, none = (SyntheticDecoder(16, 12, captions=n)(row, 0).text for n in (2, 0))
+    assert several.shape == (2, 12) and torch.equal(several[0], decode(3).text) and none == ()
 
 
 def test_samples_follow_seed_and_number_only():

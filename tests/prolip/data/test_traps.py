@@ -21,12 +21,14 @@ import numpy as np
 import pytest
 from tiny_tars import members, png, write_tar
 
-from prolip.data import emoji, samples, shards, tar
-from prolip.data.entries import from_json
+from prolip.data import emoji
 from prolip.data.faults import FaultCounter, SampleFault, ShardFault
-from prolip.data.folders import ImageRow, ImageRows
-from prolip.data.opening import ReadPolicy
-from prolip.data.tar import read_shard
+from prolip.data.reading import shards, tar
+from prolip.data.reading.entries import from_json
+from prolip.data.reading.folders import ImageRow, ImageRows
+from prolip.data.reading.opening import ReadPolicy
+from prolip.data.reading.tar import read_shard
+from prolip.data.samples import sample as samples
 from prolip.evaluation.datasets import base, folders, places, tables, wds
 
 BOUND = 2**16
@@ -229,7 +231,7 @@ def test_json_is_parsed_up_to_a_bound():
 
 
 def test_images_beside_rows_are_bounded_and_devices_are_not_read(tmp_path, monkeypatch):
-    monkeypatch.setattr("prolip.data.folders.SAMPLE_BYTES", 1000)
+    monkeypatch.setattr("prolip.data.reading.folders.SAMPLE_BYTES", 1000)
     (tmp_path / "a.png").write_bytes(bytes(1001))
     os.mkfifo(tmp_path / "b.png")
     rows = ImageRows([ImageRow(str(path), "x", {}) for path in (tmp_path / "a.png", tmp_path / "b.png", "/dev/zero")])
@@ -238,7 +240,7 @@ def test_images_beside_rows_are_bounded_and_devices_are_not_read(tmp_path, monke
             rows(index)
     for path in (tmp_path / "b.png", "/dev/zero"):
         with pytest.raises(base.DamagedData, match="a pipe or a device"):
-            folders.read_bytes(str(path), None)
+            next(folders.read_files([(str(path), base.Sample("a", b""))], None))
 
 
 def test_members_of_zips_are_bounded(tmp_path):
@@ -246,7 +248,8 @@ def test_members_of_zips_are_bounded(tmp_path):
         archive.writestr("images/a.jpg", bytes(BOUND + 1))
         archive.writestr("images/b.jpg", b"b")
     found, damage = tables.find_images(tmp_path, "images"), FaultCounter()
-    assert [data for _, _, data in found.read(["a.jpg", "b.jpg"], damage)] == [b"b"]
+    files = {name: base.Sample(name, b"") for name in ("a.jpg", "b.jpg")}
+    assert [sample.image for sample in found.read(files, damage)] == [b"b"]
     assert damage.kinds == {"missing image": 1} and f"at most {BOUND}" in damage.examples[0]
 
 
@@ -316,7 +319,7 @@ def test_a_few_megabytes_of_gzip_that_hold_two_gigabytes_take_no_half_gigabyte(t
             file.write(packer.compress(zeros))
         file.write(packer.compress(bytes(size % len(zeros) + -size % 512) + sample(1) + END) + packer.flush())
     code = (
-        "import resource, sys; from prolip.data.tar import read_shard; from prolip.data.faults import *\n"
+        "import resource, sys; from prolip.data.reading.tar import read_shard; from prolip.data.faults import *\n"
         "faults = FaultCounter(); before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "try:\n    keys = [raw['__key__'] for raw in read_shard(sys.argv[1], faults.add)]\n"
         "except ShardFault as fault:\n    faults.add(fault)\n"

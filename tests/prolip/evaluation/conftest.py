@@ -4,7 +4,18 @@ from __future__ import annotations
 import miniatures as mini
 import pytest
 
-from prolip.evaluation.embedder import load_embedder
+from prolip.evaluation.loading import load_embedder
+from prolip.evaluation.metrics import blockwise
+
+
+@pytest.fixture
+def in_blocks(monkeypatch):
+    """Have score matrices read so many scores at a time."""
+    def read(scores: int) -> None:
+        monkeypatch.setattr(blockwise, "BLOCK", scores)
+        monkeypatch.setattr(blockwise, "ROWS", 1)
+
+    return read
 
 
 @pytest.fixture(scope="session")

@@ -15,8 +15,9 @@ import torch
 from PIL import Image
 
 import prolip
-from prolip.checkpoint import save_pretrained
-from prolip.evaluation.embedder import Embedder, load_embedder
+from prolip.evaluation.loading import load_embedder
+from prolip.evaluation.model import Embedder
+from prolip.models.weights.checkpoint import save_pretrained
 
 CLASSES = ("red car", "green tree", "blue sea", "small dog", "old house", "snow", "night sky")
 TEMPLATES = ("a photo of a {c}.", "{c}", "this is the {c} of a friend")

@@ -5,8 +5,10 @@ import torch
 from sklearn.calibration import calibration_curve
 from sklearn.metrics import brier_score_loss
 
-from prolip.evaluation import calibration, large
-from prolip.evaluation.large import Relevance
+from prolip.evaluation.metrics import blockwise as large
+from prolip.evaluation.metrics import calibration
+from prolip.evaluation.metrics.blockwise import Relevance
+from prolip.scores import CSDScore
 
 
 def test_the_worked_example_of_three_predictions():
@@ -14,9 +16,10 @@ def test_the_worked_example_of_three_predictions():
     assert got.counts.tolist() == [2, 1]
     np.testing.assert_allclose(got.probability, [0.3, 0.9])
     np.testing.assert_allclose(got.frequency, [0.5, 1.0])
-    assert got.ece == pytest.approx((2 * 0.2 + 0.1) / 3) and got.max_error == pytest.approx(0.2)
-    assert got.mean_probability == pytest.approx(0.5) and got.base_rate == pytest.approx(2 / 3)
-    assert got.brier == pytest.approx((0.04 + 0.36 + 0.01) / 3)
+    assert got.metrics("m") == pytest.approx({
+        "m/ece": (2 * 0.2 + 0.1) / 3, "m/max_error": 0.2, "m/mean_probability": 0.5, "m/base_rate": 2 / 3,
+        "m/brier": (0.04 + 0.36 + 0.01) / 3,
+    })  # fmt: skip
 
 
 @pytest.mark.parametrize("bins", [5, 15])
@@ -49,11 +52,12 @@ def test_true_probabilities_have_a_small_error_and_sharpened_ones_a_large_one():
     assert calibration.reliability(1 / (1 + np.exp(-3 * logits)), outcome).ece > 0.1
 
 
-def test_match_probabilities_of_blocks_are_those_of_all_pairs():
+def test_match_probabilities_of_blocks_are_those_of_all_pairs(in_blocks):
+    in_blocks(21)
     g = torch.Generator().manual_seed(2)
     scores, relevant = torch.rand(11, 7, generator=g) - 0.5, torch.rand(11, 7, generator=g) < 0.2
-    reader = calibration.MatchReliability(Relevance.from_dense(relevant), scale=12.0, bias=-3.0)
-    for rows, block in large.row_blocks(scores.__getitem__, 11, 7, elements=21):
+    reader = calibration.MatchReliability(Relevance.from_dense(relevant), CSDScore(12.0, -3.0).match_probability)
+    for rows, block in large.row_blocks(scores.__getitem__, 11, 7):
         reader.update(rows, block)
     got = reader.reliability()
     probability = 1 / (1 + torch.exp(-(12 * scores.double() - 3)))
@@ -62,7 +66,7 @@ def test_match_probabilities_of_blocks_are_those_of_all_pairs():
     np.testing.assert_allclose(got.probability, want.probability, rtol=1e-5)
     np.testing.assert_allclose(got.frequency, want.frequency)
     assert got.brier == pytest.approx(want.brier, rel=1e-5) and got.counts.sum() == 77
-    assert got.base_rate == pytest.approx(relevant.double().mean().item())
+    assert got.metrics("m")["m/base_rate"] == pytest.approx(relevant.double().mean().item())
 
 
 def test_log_odds_edges_are_units_apart_and_hold_everything():
@@ -75,24 +79,12 @@ def test_log_odds_edges_are_units_apart_and_hold_everything():
 def test_confidence_is_the_largest_softmax_probability():
     scores = torch.randn(9, 5, generator=torch.Generator().manual_seed(3))
     want = (20 * scores).softmax(1).amax(1)
-    torch.testing.assert_close(calibration.confidence(scores, 20.0), want)
-    assert calibration.confidence(torch.tensor([[1e4, 0.0]]), 100.0).item() == 1.0
-    reader = calibration.Confidence(9, 20.0)
-    for rows in (slice(0, 4), slice(4, 9)):
-        reader.update(rows, scores[rows])
-    torch.testing.assert_close(reader.probability.float(), want, rtol=1e-5, atol=1e-5)
-
-
-def test_equal_mass_bins_hold_equally_many():
-    probability = np.random.default_rng(4).random(1500) ** 4
-    edges = calibration.equal_mass(probability, 10)
-    got = calibration.reliability(probability, np.zeros(1500), edges)
-    assert len(edges) == 11 and got.counts.min() >= 149 and got.counts.max() <= 151
-    assert len(calibration.equal_mass(np.zeros(9), 10)) == 2
+    torch.testing.assert_close(calibration.confidence(20 * scores), want)
+    assert calibration.confidence(torch.tensor([[1e6, 0.0]])).item() == 1.0
 
 
 def test_figures_are_named_by_their_prefix():
-    got = calibration.reliability([0.5, 0.5], [0, 1]).figures("calibration/match")
+    got = calibration.reliability([0.5, 0.5], [0, 1]).metrics("calibration/match")
     assert got == {
         "calibration/match/ece": 0, "calibration/match/max_error": 0, "calibration/match/mean_probability": 0.5,
         "calibration/match/base_rate": 0.5, "calibration/match/brier": 0.25,
@@ -107,8 +99,6 @@ def test_figures_are_named_by_their_prefix():
         (lambda: calibration.reliability([float("nan")], [1]), "must lie in \\[0, 1\\]"),
         (lambda: calibration.reliability([0.5], [2]), "outcomes be 0 or 1"),
         (lambda: calibration.reliability([], []), "no prediction was added"),
-        (lambda: calibration.Bins(np.array([0, 0.5, 0.5, 1])), "give rising ones from 0 to 1"),
-        (lambda: calibration.Bins(np.array([0.1, 1])), "give rising ones from 0 to 1"),
     ],
 )
 def test_wrong_inputs_are_refused_with_what_is_wanted(call, message):

@@ -3,16 +3,17 @@ import json
 import warnings
 from dataclasses import replace
 
+import dense_ranking
 import numpy as np
 import pytest
 import torch
 
-from prolip.evaluation import coco, metrics
+from prolip.evaluation.datasets import coco
 from prolip.evaluation.datasets.base import Dataset
-from prolip.evaluation.embedder import ModelCard
-from prolip.evaluation.evaluate import retrieval_metrics
 from prolip.evaluation.features import Features
-from prolip.evaluation.large import PairScores
+from prolip.evaluation.metrics.blockwise import PairScores
+from prolip.evaluation.model import ModelCard
+from prolip.evaluation.task import evaluate_dataset
 from prolip.gaussian import Gaussian
 
 KS = (1, 5, 10)
@@ -83,12 +84,14 @@ def split(tmp_path):
 
 
 @pytest.mark.parametrize("values", [4, 10**6])  # many ties, and none
-def test_a_miniature_gives_the_packages_figures(split, values):
+def test_a_miniature_gives_the_packages_figures(in_blocks, split, values):
+    in_blocks(900)
     folder, images, captions = split
     rng = np.random.default_rng(1)
     images, captions = rng.permutation(images).tolist(), rng.permutation(captions).tolist()
     matrix = rng.integers(0, values, (len(images), len(captions))).astype(np.float32)
-    got = coco.evaluate(PairScores.from_matrix(matrix), images, captions, coco.load_annotations(folder), elements=900)
+    scores, labels = PairScores.from_matrix(matrix), coco.load_annotations(folder)
+    got = coco.label_set_metrics(scores, images, captions, labels)
     want = package_figures(matrix, images, captions, folder)
     assert {key: got[key] for key in want} == pytest.approx(want, abs=1e-12)
     for name in ("mAP@R", "R-Precision", "R@1"):
@@ -97,7 +100,8 @@ def test_a_miniature_gives_the_packages_figures(split, values):
     assert got["cxc/rsum"] == pytest.approx(100 * sum(six))
 
 
-def test_a_score_function_gives_what_its_matrix_gives(split):
+def test_a_score_function_gives_what_its_matrix_gives(in_blocks, split):
+    in_blocks(700)
     folder, images, captions = split
     matrix = torch.randn(len(images), len(captions), generator=torch.Generator().manual_seed(2))
     annotations = coco.load_annotations(folder)
@@ -106,7 +110,7 @@ def test_a_score_function_gives_what_its_matrix_gives(split):
         return matrix[rows][:, columns]
 
     scores = PairScores(*matrix.shape, block)
-    assert coco.evaluate(scores, images, captions, annotations, elements=700) == coco.evaluate(
+    assert coco.label_set_metrics(scores, images, captions, annotations) == coco.label_set_metrics(
         PairScores.from_matrix(matrix), images, captions, annotations
     )
 
@@ -120,27 +124,27 @@ def test_retrieval_on_cocos_test_split_has_the_figures_of_all_its_labels(split, 
         Gaussian(torch.randn(rows, 8, generator=generator), torch.zeros(rows, 8)) for rows in (IMAGES, len(captions))
     )
     info = {"image_ids": images, "caption_ids": captions}
-    dataset = Dataset("coco", "retrieval", lambda share: iter(()), "0", "memory", info=info)
+    dataset = Dataset("coco", "retrieval", lambda share: iter(()), "0", "memory", info=info, further=coco.FURTHER)
     features = Features(
         dataset, ModelCard("m", ""), tuple(map(str, images)), image, captions=("a",) * len(captions),
         owners=torch.arange(IMAGES).repeat_interleave(PER_IMAGE), text=text,
     )  # fmt: skip
-    found = retrieval_metrics(features)
-    want = coco.evaluate(PairScores.from_gaussians(image, text, "csd"), images, captions, annotations)
-    assert {key: found[key] for key in want} == want and sorted(want) == sorted(coco.figure_names())
+    found = evaluate_dataset(features.dataset, features).metrics
+    want = coco.label_set_metrics(PairScores.from_gaussians(image, text), images, captions, annotations)
+    assert {key: found[key] for key in want} == want and sorted(want) == sorted(coco.label_set_names())
     assert found["coco_5k/i2t/R@5"] == found["i2t/R@5"]  # each image's own captions
     half = replace(features, dataset=replace(dataset, info={**info, "caption_ids": captions[:-1] + [10**6]}))
-    assert "eccv/mAP@R" not in retrieval_metrics(half)
+    assert "eccv/mAP@R" not in evaluate_dataset(half.dataset, half).metrics
 
 
 def test_captions_beyond_the_split_are_left_out_of_every_gallery(split):
     folder, images, captions = split
     annotations = coco.load_annotations(folder)
     matrix = np.random.default_rng(3).normal(size=(len(images), len(captions))).astype(np.float32)
-    want = coco.evaluate(PairScores.from_matrix(matrix), images, captions, annotations)
+    want = coco.label_set_metrics(PairScores.from_matrix(matrix), images, captions, annotations)
     more = np.insert(matrix, [7, 100], 9.0, axis=1)  # nearest to every image
     ids = np.insert(captions, [7, 100], [200_001, 200_002]).tolist()
-    assert coco.evaluate(PairScores.from_matrix(more), images, ids, annotations) == want
+    assert coco.label_set_metrics(PairScores.from_matrix(more), images, ids, annotations) == want
 
 
 def test_folds_are_fifths_of_the_captions_with_their_images(split):
@@ -167,7 +171,7 @@ def test_a_random_matrix_of_full_size_gives_the_packages_figures():
     annotations = coco.load_annotations()
     images, captions = list(annotations.coco.captions_of), list(annotations.captions)
     matrix = np.random.default_rng(0).standard_normal((5_000, 25_000), dtype=np.float32)
-    got = coco.evaluate(PairScores.from_matrix(matrix), images, captions, annotations)
+    got = coco.label_set_metrics(PairScores.from_matrix(matrix), images, captions, annotations)
     want = package_figures(matrix, images, captions)
     assert {key: got[key] for key in want} == pytest.approx(want, abs=1e-9)
 
@@ -178,11 +182,11 @@ def test_what_is_missing_is_named(split, monkeypatch):
     scores = PairScores.from_matrix(torch.zeros(IMAGES, len(captions)))
     wrong = [*captions[:-1], 1_000_000]
     with pytest.raises(ValueError, match=f"1 of 250 annotated captions are missing, {captions[-1]} first"):
-        coco.evaluate(scores, images, wrong, annotations)
+        coco.label_set_metrics(scores, images, wrong, annotations)
     with pytest.raises(ValueError, match="49 image ids, 49 different ones, for 50 images"):
-        coco.evaluate(scores, images[:-1], captions, annotations)
+        coco.label_set_metrics(scores, images[:-1], captions, annotations)
     with pytest.raises(ValueError, match="250 caption ids, 249 different ones"):
-        coco.evaluate(scores, images, [*captions[:-1], captions[0]], annotations)
+        coco.label_set_metrics(scores, images, [*captions[:-1], captions[0]], annotations)
     (folder / "cxc_image_to_caption.json").unlink()
     with pytest.raises(FileNotFoundError, match="lacks cxc_image_to_caption.json.*pip install eccv_caption"):
         coco.load_annotations(folder)
@@ -226,8 +230,8 @@ def test_images_without_an_entry_and_a_missing_file_are_named(tmp_path):
 def test_recalls_of_coco_are_the_dense_ones(split):
     folder, images, captions = split
     matrix = torch.randn(IMAGES, len(captions), generator=torch.Generator().manual_seed(4))
-    got = coco.evaluate(PairScores.from_matrix(matrix), images, captions, coco.load_annotations(folder))
+    got = coco.label_set_metrics(PairScores.from_matrix(matrix), images, captions, coco.load_annotations(folder))
     relevant = torch.arange(IMAGES).repeat_interleave(PER_IMAGE) == torch.arange(IMAGES).unsqueeze(1)
-    want = metrics.retrieval(matrix, relevant)
+    want = dense_ranking.retrieval(matrix, relevant)
     assert got["coco_5k/rsum"] == pytest.approx(want["rsum"])
     assert got["coco_5k/t2i/R@5"] == pytest.approx(want["t2i/R@5"])

@@ -8,14 +8,14 @@ import tarfile
 import numpy as np
 import pytest
 import torch
+from dense_ranking import rank
+from embedding import as_embedder, similarity_scores
 from PIL import Image
 from torch import nn
 
-from prolip.evaluation import corpus as corpus_evaluation
-from prolip.evaluation import result as results
-from prolip.evaluation.embed import similarity_scores
-from prolip.evaluation.metrics import rank
-from prolip.evaluation.uncertainty import by_decile
+from prolip.evaluation import corpus as command
+from prolip.evaluation.metrics.traces import by_decile
+from prolip.evaluation.suites import emoji as corpus_evaluation
 from prolip.gaussian import Gaussian
 
 GROUPS = {"nature": ("mammal", "bird"), "food": ("fruit",)}
@@ -87,7 +87,7 @@ def full(shards):
 
 @pytest.fixture
 def known(full):
-    return corpus_evaluation.evaluate(Knowing(full), tokenize, preprocess, full)
+    return corpus_evaluation.evaluate_corpus(as_embedder(Knowing(full), tokenize, preprocess), full)
 
 
 def test_a_model_that_knows_everything_scores_one_everywhere(known):
@@ -96,7 +96,7 @@ def test_a_model_that_knows_everything_scores_one_everywhere(known):
     assert {m[key] for key in perfect} == {1.0}
     assert m["names/i2t/R@10"] == m["names/t2i/R@5"] == 1 and "names/rsum" not in m
     assert not {"names/t2i/R@10", "names/t2i/chance_R@10"} & m.keys()  # among nine drawings
-    table = corpus_evaluation.format_table(known)
+    table = corpus_evaluation.format_corpus(known)
     assert re.search(r"names -> image +100.00 +100.00 +- ", table) and table.count("there are not so many") == 1
     assert m["names/t2i/queries"] == 9 and m["names/t2i/queries_without_match"] == 3
     assert m["zero_shot/subgroup/top1"] == m["zero_shot/group_members/top1"] == 1.0
@@ -117,7 +117,7 @@ def test_keywords_subgroups_and_groups_are_right_answers_in_the_full_gallery(kno
 def test_a_model_that_knows_nothing_is_at_chance(full):
     model = Knowing(full)
     model.encode_image = lambda x: Gaussian(torch.ones(len(x), 12) / 12**0.5, torch.zeros(len(x), 12))
-    m = corpus_evaluation.evaluate(model, tokenize, preprocess, full).metrics
+    m = corpus_evaluation.evaluate_corpus(as_embedder(model, tokenize, preprocess), full).metrics
     assert m["names/i2t/R@1"] == pytest.approx(1 / 9)  # all images give one order: one of nine is right
     assert math.isnan(m["recall_by_trace/names_i2t/spearman_deciles"])
 
@@ -131,7 +131,8 @@ def scattered(known, similarity):
         return Gaussian(nn.functional.normalize(mean, dim=-1), log_var)
 
     image, text = random(known.image), random(known.text)
-    return results.Result(known.corpus, image, text, known.token_lengths, {}, {"similarity": similarity})
+    info = {"similarity": similarity}
+    return corpus_evaluation.CorpusResult(known.corpus, image, text, known.token_lengths, {}, info)
 
 
 def test_both_directions_rank_one_matrix_of_an_asymmetric_measure(known):
@@ -161,15 +162,16 @@ def test_the_gallery_follows_select_unless_all_names_are_asked_for(shards):
 
 
 def test_select_in_evaluate_narrows_drawings_and_names(shards, full):
-    got = corpus_evaluation.evaluate(Knowing(full), tokenize, preprocess, shards[0], select="subgroup=bird")
+    knowing = as_embedder(Knowing(full), tokenize, preprocess)
+    got = corpus_evaluation.evaluate_corpus(knowing, shards[0], select="subgroup=bird")
     assert got.info["images"] == got.info["concepts"] == 3
     with pytest.raises(ValueError, match="leaves no drawing"):
-        corpus_evaluation.evaluate(Knowing(full), tokenize, preprocess, full, select="name=n11")
+        corpus_evaluation.evaluate_corpus(knowing, full, select="name=n11")
 
 
 def test_results_survive_saving(known, tmp_path):
     known.metrics["undefined"] = float("nan")
-    back = results.load(known.save(tmp_path / "eval"))
+    back = corpus_evaluation.load(known.save(tmp_path / "eval"))
     assert math.isnan(back.metrics.pop("undefined"))
     known.metrics.pop("undefined")
     assert back.metrics == pytest.approx(known.metrics, nan_ok=True)
@@ -180,30 +182,41 @@ def test_results_survive_saving(known, tmp_path):
     assert json.loads((tmp_path / "eval" / "metrics.json").read_text())["metrics"]["undefined"] is None
     (tmp_path / "eval" / "corpus.json").unlink()
     with pytest.raises(FileNotFoundError, match=r"no corpus.json .*prolip.evaluation.corpus --out"):
-        results.load(tmp_path / "eval")
+        corpus_evaluation.load(tmp_path / "eval")
 
 
 def test_the_table_shows_the_figures(known):
-    text = corpus_evaluation.format_table(known)
+    text = corpus_evaluation.format_corpus(known)
     assert "9 drawings (t), 12 names" in text
     assert "image -> names" in text and "100.00" in text and "inclusion/name_in_group" in text
 
 
 def test_the_command_evaluates_a_saved_model(shards, tmp_path, capsys):
     import prolip
-    from prolip.checkpoint import save_pretrained
+    from prolip.models.weights.checkpoint import save_pretrained
 
     torch.manual_seed(0)
     save_pretrained(prolip.create_model("ProLIP-ViT-test"), tmp_path / "model")
     out = tmp_path / "eval"
     arguments = ["--model", f"local-dir:{tmp_path / 'model'}", "--data", str(shards[0]), "--names", str(shards[1])]
-    got = corpus_evaluation.main([*arguments, "--similarity", "mean", "--out", str(out)])
+    got = command.main([*arguments, "--similarity", "mean", "--out", str(out)])
     assert "image -> names" in capsys.readouterr().out
     assert 0 <= got.metrics["names/i2t/R@10"] <= 1 and got.image.mean.shape == (9, 32)
-    saved = results.load(out)
+    saved = corpus_evaluation.load(out)
     assert saved.info["model"].startswith("local-dir:") and saved.similarity == "mean"
     assert saved.metrics["names/i2t/R@1"] == got.metrics["names/i2t/R@1"]
     assert saved.info["scale"] == pytest.approx(10, rel=1e-5) and saved.info["bias"] == -10
+
+    other = command.main([*arguments, "--intervals", "200", "--against", str(out)])  # by the method's score, csd
+    for key, (low, high) in other.info["intervals"].items():
+        assert low <= other.metrics[key] <= high and not key.endswith("rsum")
+    assert {"names/i2t/R@1", "captions/t2i/mAP@R", "zero_shot/subgroup/top1"} <= other.info["intervals"].keys()
+    for key, (change, low, high) in other.info["difference"].items():
+        assert change == pytest.approx(other.metrics[key] - saved.metrics[key], abs=1e-12) and low <= change <= high
+    assert "difference to --against" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        command.main([*arguments, "--intervals", "--against", str(out), "--select", "subgroup!=bird"])
+    assert "not of the same drawings" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -215,15 +228,18 @@ def test_the_command_evaluates_a_saved_model(shards, tmp_path, capsys):
         (["--model", "local-dir:nowhere"], "nowhere is no folder"),
         (["--device", "warp"], "device 'warp' is unknown"),
         (["--out", "setup.py"], "setup.py is a file: give a folder"),
+        (["--intervals", "1"], "--intervals 1: give two draws or more"),
+        (["--against", "runs/other/eval"], "give --intervals too"),
+        (["--intervals", "--against", "nowhere"], "no metrics.json in nowhere"),
     ],
 )
 def test_the_command_ends_in_one_line_on_what_the_user_can_mend(shards, capsys, change, message):
     with pytest.raises(SystemExit) as stop:
-        corpus_evaluation.main(["--model", "ProLIP-ViT-test", "--data", str(shards[0]), *change])
+        command.main(["--model", "ProLIP-ViT-test", "--data", str(shards[0]), *change])
     lines = capsys.readouterr().err.strip().splitlines()
     assert stop.value.code == 2 and len(lines) == 1 and lines[0].startswith("error: ") and message in lines[0]
 
 
 def test_a_bare_config_is_said_to_be_untrained(shards, capsys):
-    corpus_evaluation.main(["--model", "ProLIP-ViT-test", "--data", str(shards[0])])
+    command.main(["--model", "ProLIP-ViT-test", "--data", str(shards[0])])
     assert "its weights are random" in capsys.readouterr().err

@@ -1,5 +1,6 @@
 """Embedders: our models and OpenCLIP's give what they give elsewhere; what cannot be loaded is refused by name."""
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import miniatures as mini
@@ -7,11 +8,12 @@ import open_clip
 import pytest
 import torch
 import torch.nn.functional as F
+from embedding import embed_texts, similarity_scores
 from safetensors.torch import save_file
 
 import prolip
-from prolip.evaluation.embed import embed_texts, similarity_scores
-from prolip.evaluation.embedder import ModelCard, load_embedder, model_fingerprint
+from prolip.evaluation.loading import load_embedder, model_fingerprint
+from prolip.evaluation.model import ModelCard
 
 TEXTS = ["a dog", "two cats on a boat", "", "sky"]
 
@@ -185,4 +187,4 @@ def test_unknown_precisions_and_absent_devices_are_refused(folder, monkeypatch):
 
 
 def test_a_card_survives_json(ours):
-    assert ModelCard(**json.loads(json.dumps(ours.card.to_dict()))) == ours.card
+    assert ModelCard(**json.loads(json.dumps(asdict(ours.card)))) == ours.card

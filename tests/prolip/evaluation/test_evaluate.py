@@ -1,8 +1,8 @@
 """One task from files to figures, against clip_benchmark, scikit-learn, dense rankings and the definition in words."""
 import json
 from dataclasses import replace
-from functools import partial
 
+import dense_ranking
 import miniatures as mini
 import numpy as np
 import open_clip
@@ -11,20 +11,25 @@ import torch
 from clip_benchmark.datasets.builder import build_wds_dataset, image_captions_collate_fn
 from clip_benchmark.metrics import zeroshot_classification as zsc
 from clip_benchmark.metrics import zeroshot_retrieval as zsr
-from sklearn.metrics import accuracy_score, average_precision_score, balanced_accuracy_score, top_k_accuracy_score
+from embedding import similarity_scores
+from sklearn.metrics import (
+    accuracy_score,
+    average_precision_score,
+    balanced_accuracy_score,
+    confusion_matrix,
+    top_k_accuracy_score,
+)
 
-import prolip
 from prolip.data import emoji as corpus_data
-from prolip.evaluation import corpus, large, metrics
-from prolip.evaluation.__main__ import format_table
 from prolip.evaluation.datasets import emoji
 from prolip.evaluation.datasets.base import DamagedData
 from prolip.evaluation.datasets.cub import open_cub
 from prolip.evaluation.datasets.tables import open_caption_table, open_winogavil
 from prolip.evaluation.datasets.wds import open_wds
-from prolip.evaluation.embed import similarity_scores
-from prolip.evaluation.evaluate import TaskResult, evaluate_dataset, metric_names, retrieval_metrics, score_classes
-from prolip.evaluation.features import compute_features
+from prolip.evaluation.kinds import KINDS
+from prolip.evaluation.suites.emoji import evaluate_corpus as evaluate_corpus
+from prolip.evaluation.table import format_table
+from prolip.evaluation.task import TaskResult, compute_features, evaluate_dataset
 from prolip.gaussian import Gaussian
 from prolip.measures import kl
 
@@ -110,26 +115,14 @@ def test_an_asymmetric_measure_takes_the_image_first(ours, sets):
     features = compute_features(open_wds(sets["single"]), ours)
     image, text = features.image, features.text
     wanted = -kl(Gaussian(image.mean[:, None], image.log_var[:, None]), Gaussian(text.mean[None], text.log_var[None]))
-    scored = score_classes(features, "kl")
-    assert torch.equal(scored.predictions[:, 0], wanted.argmax(1))
+    got = evaluate_dataset(features.dataset, features, "kl", confusion=True).info["confusion"]
+    np.testing.assert_array_equal(got, confusion_matrix(features.labels, wanted.argmax(1), labels=range(7)))
 
 
-def test_every_sample_keeps_what_figures_of_groups_and_uncertainty_need(tmp_path, ours):
-    features = compute_features(open_wds(mini.wds_classification(tmp_path, columns=(2,), images=20)), ours)
-    scored = score_classes(features, "csd", k=3)
-    scores = similarity_scores(features.image, features.text)
-    order = scores.argsort(dim=1, descending=True, stable=True)
-    assert torch.equal(scored.predictions, order[:, :3])
-    torch.testing.assert_close(scored.score, scores.amax(1))
-    own = (order == features.labels[:, None]).int().argmax(1) + 1
-    assert torch.equal(scored.rank, own) and scored.keys == features.keys
-    assert scored.groups.shape == (20, 1) and scored.image is features.image and scored.classes is features.text
-
-
-def test_blocks_of_scores_change_nothing(ours, sets, monkeypatch):
+def test_blocks_of_scores_change_nothing(ours, sets, in_blocks):
     features = [compute_features(open_wds(sets[name]), ours) for name in ("single", "multi")]
     whole = [evaluate_dataset(f.dataset, f).metrics for f in features]
-    monkeypatch.setattr(large, "row_blocks", partial(large.row_blocks, elements=20))
+    in_blocks(20)
     assert [evaluate_dataset(f.dataset, f).metrics for f in features] == whole
 
 
@@ -156,8 +149,8 @@ def test_a_multilabel_set_is_scored_by_average_precision(ours, sets):
 
 # --- captions and cues -----------------------------------------------------------------------------------------------
 def dense(features, relevant, similarity="csd"):
-    """`metrics.retrieval` on whole matrices."""
-    return metrics.retrieval(similarity_scores(features.image, features.text, similarity), relevant)
+    """`dense_ranking.retrieval` on whole matrices."""
+    return dense_ranking.retrieval(similarity_scores(features.image, features.text, similarity), relevant)
 
 
 @pytest.mark.parametrize("similarity", ["csd", "mean", "inclusion_test"])
@@ -177,21 +170,21 @@ def test_further_pairs_count_beside_the_own_captions(ours, sets):
     own = torch.arange(12)[:, None] == features.owners
     complete = own.clone()
     complete[[0, 0, 7], [35, 3, 0]] = True
-    got = retrieval_metrics(labelled)
+    got = evaluate_dataset(labelled.dataset, labelled).metrics
     for prefix, relevant in (("", complete), ("own/", own)):
         wanted = {f"{prefix}{name}": value for name, value in dense(features, relevant).items()}
         assert {name: got[name] for name in wanted} == pytest.approx(wanted)
     for pair in (("s0000099", 0), ("s0000000", 36)):
         strange = replace(features, dataset=replace(features.dataset, relevance=frozenset([pair])))
         with pytest.raises(DamagedData, match="1 relevant pairs of .* name no image or none of its 36 captions"):
-            retrieval_metrics(strange)
+            evaluate_dataset(strange.dataset, strange)
 
 
 def test_a_sentence_on_a_bird_is_true_of_its_species(tmp_path, ours):
     features = compute_features(open_cub(*mini.cub(tmp_path)), ours)
     species = torch.tensor([int(key[:3]) for key in features.keys])
     relevant = species[:, None] == species[features.owners]
-    got = retrieval_metrics(features)
+    got = evaluate_dataset(features.dataset, features).metrics
     wanted = dense(features, relevant)
     assert {name: got[name] for name in wanted} == pytest.approx(wanted)
     own = dense(features, torch.arange(len(species))[:, None] == features.owners)
@@ -204,8 +197,7 @@ def test_the_emoji_task_gives_the_figures_of_the_corpus(tmp_path, folder, ours):
     kept = {drawing.concept for drawing in shown.drawings}
     names = [concept.hexcode for i, concept in enumerate(shown.concepts) if i in kept]
     shown = shown.select("hexcode=" + "|".join(names))
-    model, _, preprocess = prolip.create_model_and_transforms(folder)
-    wanted = corpus.evaluate(model.eval(), prolip.get_tokenizer(folder), preprocess, shown).metrics
+    wanted = evaluate_corpus(ours, shown).metrics
     got = evaluate_dataset(open_wds(emoji.write_emoji(shown, tmp_path)), ours).metrics
     for way in ("i2t", "t2i"):
         for name in ("R@1", "R@5", "R@10", "mAP@R", "R-Precision", "median_rank", "queries"):
@@ -223,7 +215,7 @@ def test_fewer_images_than_ranks_asked_for_are_no_trouble(tmp_path, ours):
 
 def test_a_recall_beyond_the_images_is_known_to_be_absent_beforehand(tmp_path):
     """--best-metric asks before the first step."""
-    names = metric_names(open_caption_table(mini.caption_table(tmp_path)))
+    names = KINDS["retrieval"].names(open_caption_table(mini.caption_table(tmp_path)))
     assert "t2i/R@5" in names and "i2t/R@10" in names and not {"t2i/R@10", "rsum"} & set(names)
 
 

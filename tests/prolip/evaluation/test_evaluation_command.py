@@ -1,17 +1,20 @@
 """python -m prolip.evaluation: figures in a table and in JSON, with the model and without it, and errors in a line."""
 import json
 import shutil
+from pathlib import Path
 
+import dense_ranking
 import miniatures as mini
 import pytest
 import torch
+from embedding import similarity_scores
 
 from prolip.evaluation import __main__ as evaluation
-from prolip.evaluation import metrics, outputs
 from prolip.evaluation.__main__ import main
-from prolip.evaluation.embed import similarity_scores
 from prolip.evaluation.feature_store import FeatureStore
 from prolip.evaluation.features import load_features
+from prolip.evaluation.metrics import ranking as metrics
+from prolip.utils import outputs
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +86,8 @@ def test_plausible_matches_of_coco_by_its_categories(tmp_path, model, sets, caps
     (features,) = [f for f in load_features(FeatureStore(tmp_path / "kept")) if "image_ids" in f.dataset.info]
     scores, odd = similarity_scores(features.image, features.text), torch.arange(6) % 2
     matches = odd.unsqueeze(1) == odd[features.owners]  # two labels: in one place or none, so zeta = 2 matches all
-    at_0 = [metrics.summarise(metrics.rank(s, m))["R-Precision"] for s, m in ((scores, matches), (scores.T, matches.T))]
+    both = (scores, matches), (scores.T, matches.T)
+    at_0 = [metrics.summarise(dense_ranking.rank(*pair))["R-Precision"] for pair in both]
     (coco,) = [result.metrics for result in found if result.key.startswith("coco")]
     for way, value in zip(("i2t", "t2i"), at_0):
         assert coco[f"{way}/PMRP@0"] == pytest.approx(value) and coco[f"{way}/PMRP@2"] == 1
@@ -165,10 +169,10 @@ def test_a_file_that_cannot_be_written_is_known_before_a_model_is_loaded(tmp_pat
 
 
 def test_a_full_disk_is_one_line(tmp_path, model, sets, capsys, monkeypatch):
-    def full(*_):
+    def full(*_, **__):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(evaluation, "write", full)
+    monkeypatch.setattr(Path, "write_text", full)
     with pytest.raises(SystemExit) as stop:
         main(["--model", model, "--dataset", sets[0], "--out", str(tmp_path / "out.json")])
     reported = f"error: --out {tmp_path / 'out.json'}: [Errno 28] No space left on device\n"
@@ -184,7 +188,7 @@ def test_a_file_system_that_refuses_what_its_permissions_allow_is_reported_befor
     (["--dataset", "wds:nowhere"], "give --model and --dataset, or --features DIR"),
     (["--model", "MODEL", "--dataset", "wds:/nowhere/wds_x"], "no test set at /nowhere/wds_x"),
     (["--model", "ViT-B-32", "--dataset", "SET"], "no weights are given: use --pretrained"),
-    (["--model", "MODEL", "--dataset", "SET", "--similarity", "nearness"], "measure 'nearness' is unknown"),
+    (["--model", "MODEL", "--dataset", "SET", "--similarity", "nearness"], "'nearness' is unknown"),
     (["--features", "kept", "--model", "MODEL"], "--features evaluates without a model: drop --model"),
     (["--features", "kept", "--instances", "/nowhere.json"], "--instances: no file /nowhere.json"),
     (["--features", "/nowhere"], "no features in /nowhere"),

@@ -17,8 +17,9 @@ from prolip.evaluation import feature_store, features
 from prolip.evaluation.datasets.base import DamagedData, Dataset, Sample
 from prolip.evaluation.datasets.specs import open_dataset
 from prolip.evaluation.datasets.wds import open_wds
-from prolip.evaluation.evaluate import evaluate_features
 from prolip.evaluation.feature_store import FeatureStore
+from prolip.evaluation.kinds.base import class_prompts
+from prolip.evaluation.task import compute_features, evaluate_dataset
 from prolip.evaluation.zero_shot import class_gaussians
 from prolip.gaussian import Gaussian
 
@@ -86,7 +87,7 @@ def test_threads_do_not_read_far_ahead():
 
 def test_captions_know_their_image(tmp_path, ours):
     dataset = open_wds(mini.wds_retrieval(tmp_path))
-    found = features.compute_features(dataset, ours, batch_size=5)
+    found = compute_features(dataset, ours, batch_size=5)
     owned = [(i, caption) for i, sample in enumerate(dataset.samples()) for caption in sample.captions]
     assert list(zip(found.owners.tolist(), found.captions)) == owned
     wanted = ours.embed_texts([caption for _, caption in owned])
@@ -108,7 +109,7 @@ def test_a_picture_that_cannot_be_opened_is_named_or_left_out_and_said(tmp_path,
     store = FeatureStore(tmp_path / "store")
     counting = replace(whole, samples=samples, damage=FaultCounter())
     for _ in range(2):  # counts are those of one pass
-        found = features.compute_features(counting, ours, store)
+        found = compute_features(counting, ours, store)
         assert len(found.keys) == 12 and "s0000004" not in found.keys
         assert found.damaged["kinds"] == {"bad image": 1} and "s0000004" in found.damaged["examples"][0]
     assert not list((tmp_path / "store").glob("images/*")) and not list((tmp_path / "store").glob("tasks/*"))
@@ -151,31 +152,32 @@ def test_classes_are_the_mixtures_of_their_prompts(folder, ours, monkeypatch):
     wanted = class_gaussians(model, tokenizer, [[name] for name in mini.CLASSES], templates)
     for prompts in (4096, 5):  # all at once, and two classes at a time
         monkeypatch.setattr(features, "PROMPTS", prompts)
-        got = features.embed_classes(mini.CLASSES, mini.TEMPLATES, ours)
+        got = features.stored_texts(*class_prompts(mini.CLASSES, mini.TEMPLATES), ours, FeatureStore())
         torch.testing.assert_close(got.mean, wanted.mean)
         torch.testing.assert_close(got.log_var, wanted.log_var)
 
 
 def test_prompts_need_a_place_for_the_class():
-    assert features.class_prompts(["x", "y"], ["a {c}", "{} b"]) == (["a x", "x b", "a y", "y b"], [2, 2])
+    assert class_prompts(["x", "y"], ["a {c}", "{} b"]) == (["a x", "x b", "a y", "y b"], [2, 2])
     with pytest.raises(ValueError, match="the prompt 'a' has no {c}"):
-        features.class_prompts(["x"], ["a"])
+        class_prompts(["x"], ["a"])
     with pytest.raises(ValueError, match="0 class names and 1 prompts"):
-        features.class_prompts([], ["{c}"])
+        class_prompts([], ["{c}"])
 
 
 def test_texts_are_embedded_once_by_content(ours):
     counted, store = Counted(ours), FeatureStore()
-    one = features.embed_classes(["x", "y"], ["{c}"], counted.embedder, store)
-    assert same(features.embed_classes(["x", "y"], ["{c}"], counted.embedder, store), one) and counted.texts == 1
-    features.embed_classes(["y", "x"], ["{c}"], counted.embedder, store)
-    features.embed_classes(["x", "y"], ["a {c}"], counted.embedder, store)
+    one = features.stored_texts(*class_prompts(["x", "y"], ["{c}"]), counted.embedder, store)
+    again = features.stored_texts(*class_prompts(["x", "y"], ["{c}"]), counted.embedder, store)
+    assert same(again, one) and counted.texts == 1
+    features.stored_texts(*class_prompts(["y", "x"], ["{c}"]), counted.embedder, store)
+    features.stored_texts(*class_prompts(["x", "y"], ["a {c}"]), counted.embedder, store)
     assert counted.texts == 3
 
 
 def test_texts_of_one_class_are_not_taken_for_texts_by_themselves(ours):
     store, texts = FeatureStore(), ["a x", "x b"]
-    alone, mixed = features.embed_texts(texts, None, ours, store), features.embed_texts(texts, [2], ours, store)
+    alone, mixed = features.stored_texts(texts, None, ours, store), features.stored_texts(texts, [2], ours, store)
     assert (len(alone.mean), len(mixed.mean)) == (2, 1)
 
 
@@ -183,16 +185,16 @@ def test_texts_of_one_class_are_not_taken_for_texts_by_themselves(ours):
 def test_everything_is_embedded_once_per_data_set_and_model(tmp_path, ours, theirs):
     dataset, store = open_wds(mini.wds_classification(tmp_path / "wds")), FeatureStore(tmp_path / "store")
     first = Counted(ours)
-    one = features.compute_features(dataset, first.embedder, store, batch_size=5)
+    one = compute_features(dataset, first.embedder, store, batch_size=5)
     assert (first.images, first.texts) == (3, 1)
-    again = features.compute_features(dataset, first.embedder, store)
+    again = compute_features(dataset, first.embedder, store)
     assert (first.images, first.texts) == (3, 1) and same(one.image, again.image) and same(one.text, again.text)
     other, half = Counted(theirs), Counted(replace(ours, precision="amp_bf16"))
     for counted in (other, half):
-        features.compute_features(dataset, counted.embedder, store)
+        compute_features(dataset, counted.embedder, store)
         assert counted.images == 1 and counted.texts == 1
     (tmp_path / "wds" / "classnames.txt").write_text("\n".join(f"kind {i}" for i in range(7)))
-    features.compute_features(open_wds(tmp_path / "wds"), first.embedder, store)
+    compute_features(open_wds(tmp_path / "wds"), first.embedder, store)
     assert (first.images, first.texts) == (3, 2)  # other prompts, the same images
 
 
@@ -202,7 +204,7 @@ def test_a_label_corrected_in_a_shard_is_seen_though_its_size_is_the_same(tmp_pa
     noise = np.random.default_rng(0).integers(0, 255, (40, 64, 64, 3), dtype=np.uint8)  # no sample of the mark hits it
     pictures = [mini.encoded(pixels) for pixels in noise]
     mini.write_shards(folder / "test", [(f"s{i}", {"png": data, "cls": b"1"}) for i, data in enumerate(pictures)])
-    before = features.compute_features(open_wds(folder), ours, store)
+    before = compute_features(open_wds(folder), ours, store)
     shard = folder / "test" / "0.tar"
     with tarfile.open(shard) as archive:
         place = archive.getmember("s10.cls").offset_data
@@ -213,19 +215,19 @@ def test_a_label_corrected_in_a_shard_is_seen_though_its_size_is_the_same(tmp_pa
     counted, corrected = Counted(ours), open_wds(folder)
     assert corrected.fingerprint == before.dataset.fingerprint
     with caplog.at_level(logging.WARNING):
-        after = features.compute_features(corrected, counted.embedder, store)
+        after = compute_features(corrected, counted.embedder, store)
     assert (before.labels[10], after.labels[10], counted.images) == (1, 5, 1)
     assert "was written to since its images were embedded" in caplog.text
     shutil.copytree(folder, tmp_path / "elsewhere", copy_function=shutil.copy)  # another place, another time
-    features.compute_features(open_wds(tmp_path / "elsewhere"), counted.embedder, FeatureStore(tmp_path / "store"))
-    features.compute_features(open_wds(folder), counted.embedder, FeatureStore(tmp_path / "store"))
+    compute_features(open_wds(tmp_path / "elsewhere"), counted.embedder, FeatureStore(tmp_path / "store"))
+    compute_features(open_wds(folder), counted.embedder, FeatureStore(tmp_path / "store"))
     assert counted.images == 2  # the name of the data set is another one; nothing else was embedded again
 
 
 @pytest.mark.parametrize("model", ["ours", "theirs"])
 def test_features_of_every_kind_are_as_good_without_the_model(tmp_path, model, request):
     embedder, store = request.getfixturevalue(model), FeatureStore(tmp_path / "store")
-    computed = {d.name: features.compute_features(d, embedder, store) for d in datasets(tmp_path)}
+    computed = {d.name: compute_features(d, embedder, store) for d in datasets(tmp_path)}
     loaded = {found.dataset.name: found for found in features.load_features(FeatureStore(tmp_path / "store"))}
     assert set(loaded) == set(computed) == {"groups", "multi", "pairs", "winogavil", "cub_test"}
     for name, a in computed.items():
@@ -234,7 +236,8 @@ def test_features_of_every_kind_are_as_good_without_the_model(tmp_path, model, r
         assert replace(a.dataset, samples=b.dataset.samples) == b.dataset and a.model == b.model
         for field in ("labels", "owners", "groups"):
             np.testing.assert_array_equal(getattr(a, field), getattr(b, field))
-        assert evaluate_features(a) == evaluate_features(b)
+        one, other = (evaluate_dataset(found.dataset, found) for found in (a, b))
+        assert one.metrics == other.metrics and one.info | {"seconds": 0} == other.info | {"seconds": 0}
         with pytest.raises(FileNotFoundError, match="only the features of"):
             next(b.dataset.samples())
 
@@ -245,27 +248,33 @@ def flip(path):
     path.write_bytes(data)
 
 
+def of_another_key(path):
+    store, kind = FeatureStore(path.parents[1]), path.parent.name
+    store.write(kind, "another key", feature_store.Record({}, {}))
+    store.path(kind, "another key").replace(path)
+
+
 @pytest.mark.parametrize("kind", ["images", "texts"])
 @pytest.mark.parametrize("spoil", [
     flip,
     lambda path: path.write_bytes(path.read_bytes()[:-10]),
     lambda path: path.write_bytes(b""),
-    lambda path: feature_store.write_record(path, "another key", feature_store.Record({}, {})),
+    of_another_key,
 ])  # fmt: skip
 def test_a_damaged_file_is_said_and_computed_again(tmp_path, ours, kind, spoil, caplog):
     dataset, store = open_wds(mini.wds_classification(tmp_path / "wds")), FeatureStore(tmp_path / "store")
-    one = features.compute_features(dataset, ours, store)
+    one = compute_features(dataset, ours, store)
     (path,) = (tmp_path / "store" / kind).iterdir()
     spoil(path)
     with pytest.raises(DamagedData, match=f"the {kind} of wds by local-dir:.* are damaged or gone"):
         list(features.load_features(store))
     counted = Counted(ours)
     with caplog.at_level(logging.WARNING):
-        again = features.compute_features(dataset, counted.embedder, store)
+        again = compute_features(dataset, counted.embedder, store)
     assert f"{path} is damaged" in caplog.text and "computing it again" in caplog.text
     assert same(one.image, again.image) and same(one.text, again.text)
     assert (counted.images, counted.texts) == ((1, 0) if kind == "images" else (0, 1))
-    features.compute_features(dataset, counted.embedder, store)
+    compute_features(dataset, counted.embedder, store)
     assert counted.images + counted.texts == 1  # it was mended
 
 
@@ -277,7 +286,7 @@ def test_a_write_that_breaks_off_leaves_nothing(tmp_path, ours, monkeypatch):
     monkeypatch.setattr(feature_store, "save_file", half)
     dataset = open_wds(mini.wds_classification(tmp_path / "wds"))
     with pytest.raises(OSError, match="no space left"):
-        features.compute_features(dataset, ours, FeatureStore(tmp_path / "s"))
+        compute_features(dataset, ours, FeatureStore(tmp_path / "s"))
     assert not [path for path in (tmp_path / "s").rglob("*") if path.is_file()]
 
 
@@ -285,7 +294,7 @@ def test_others_may_read_what_was_kept(tmp_path, ours):
     dataset = open_wds(mini.wds_classification(tmp_path / "wds"))
     before = os.umask(0o027)
     try:
-        features.compute_features(dataset, ours, FeatureStore(tmp_path / "store"))
+        compute_features(dataset, ours, FeatureStore(tmp_path / "store"))
     finally:
         os.umask(before)
     files = [path for path in (tmp_path / "store").rglob("*") if path.is_file()]

@@ -1,12 +1,15 @@
 """Retrieval from blocks of scores and lists of matches, against the dense metrics and worked examples."""
+import dense_ranking
 import numpy as np
 import pytest
 import torch
+from embedding import similarity_scores
 
-from prolip.evaluation import large, metrics
-from prolip.evaluation.embed import similarity_scores
-from prolip.evaluation.large import MatchRanks, Nearest, PairScores, Relevance
+from prolip.evaluation.metrics import blockwise as large
+from prolip.evaluation.metrics import ranking as metrics
+from prolip.evaluation.metrics.blockwise import MatchRanks, Nearest, PairScores, Relevance
 from prolip.gaussian import Gaussian
+from prolip.methods import find_score
 
 
 def tied_problem(seed, queries=23, gallery=17, share=0.15):
@@ -31,17 +34,18 @@ def assert_same(got, wanted):
 
 @pytest.mark.parametrize("elements", [1, 40, 10**9])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
-def test_ranks_are_those_of_sorting_the_whole_matrix_ties_included(elements, dtype):
+def test_ranks_are_those_of_sorting_the_whole_matrix_ties_included(in_blocks, elements, dtype):
+    in_blocks(elements)
     for seed in range(3):
         scores, relevant = tied_problem(seed)
         rows = scores.to(dtype).__getitem__
-        (got,) = large.rank_sparse(rows, Relevance.from_dense(relevant), elements=elements)
-        assert_same(got, metrics.rank(scores, relevant))
+        (got,) = large.rank_sparse(rows, Relevance.from_dense(relevant))
+        assert_same(got, dense_ranking.rank(scores, relevant))
 
 
-@pytest.mark.parametrize("count", ["_ranks_by_sorting", "_ranks_by_counting", "_ranks_by_counting_in_parallel"])
+@pytest.mark.parametrize("count", ["_ranks_by_sorting", "_ranks_by_counting"])
 def test_sorting_and_counting_give_the_same_ranks(count):
-    scores, relevant = tied_problem(5, share=0.4)  # several matches per row: the parallel one takes them in chunks
+    scores, relevant = tied_problem(5, share=0.4)  # several matches per row
     row, item = relevant.nonzero(as_tuple=True)
     order = scores.argsort(dim=1, descending=True, stable=True).tolist()
     expected = [order[r].index(i) + 1 for r, i in zip(row.tolist(), item.tolist())]
@@ -56,11 +60,11 @@ def test_queries_with_many_matches_are_sorted_and_the_others_counted(monkeypatch
     monkeypatch.setattr(large, "SORT_FROM", 12)
     monkeypatch.setattr(large, "_ranks_by_sorting", lambda s, *r: sorted_rows.append(len(s)) or original(s, *r))
     (got,) = large.rank_sparse(scores.__getitem__, Relevance.from_dense(relevant))
-    assert_same(got, metrics.rank(scores, relevant))
+    assert_same(got, dense_ranking.rank(scores, relevant))
     assert sorted_rows == [int((relevant.sum(1) >= 12).sum())]
 
 
-def test_several_relevances_share_one_pass():
+def test_several_relevances_share_one_pass(in_blocks):
     scores, relevant = tied_problem(1)
     other = tied_problem(2)[1]
     asked = []
@@ -69,9 +73,10 @@ def test_several_relevances_share_one_pass():
         asked.append(some)
         return scores[some]
 
-    got = large.rank_sparse(rows, Relevance.from_dense(relevant), Relevance.from_dense(other), elements=5 * 17)
+    in_blocks(5 * 17)
+    got = large.rank_sparse(rows, Relevance.from_dense(relevant), Relevance.from_dense(other))
     for ranking, truth in zip(got, (relevant, other), strict=True):
-        assert_same(ranking, metrics.rank(scores, truth))
+        assert_same(ranking, dense_ranking.rank(scores, truth))
     assert [(s.start, s.stop) for s in asked] == [(0, 5), (5, 10), (10, 15), (15, 20), (20, 23)]
 
 
@@ -87,7 +92,7 @@ def test_matches_that_the_gallery_lacks_count_in_r():
     assert metrics.summarise(got)["queries_without_match"] == 2
 
 
-def test_memory_is_bounded_and_rows_without_a_match_are_not_scored():
+def test_memory_is_bounded_and_rows_without_a_match_are_not_scored(in_blocks):
     queries, gallery, elements = 1000, 300, 3000
     relevance = Relevance.from_pairs([5, 5, 777, 999], [0, 299, 3, 3], queries, gallery)
     sizes, seen = [], []
@@ -98,33 +103,34 @@ def test_memory_is_bounded_and_rows_without_a_match_are_not_scored():
         sizes.append(block.numel())
         return block
 
-    (got,) = large.rank_sparse(rows, relevance, elements=elements)
+    in_blocks(elements)
+    (got,) = large.rank_sparse(rows, relevance)
     assert max(sizes) <= elements and len(seen) == len(set(seen)) == 30
     assert got.first[[5, 777, 999]].tolist() == [1, 4, 4] and int((got.first > 0).sum()) == 3
 
 
 def test_blocks_are_of_a_bounded_size_or_of_a_few_rows(monkeypatch):
-    def sizes(queries, gallery, **options):
-        rows = large.row_blocks(lambda some: torch.zeros(some.stop - some.start, gallery), queries, gallery, **options)
+    def sizes(queries, gallery):
+        rows = large.row_blocks(lambda some: torch.zeros(some.stop - some.start, gallery), queries, gallery)
         return [len(block) for _, block in rows]
 
     monkeypatch.setattr(large, "BLOCK", 1000)
     monkeypatch.setattr(large, "ROWS", 4)
     assert sizes(25, 100) == [10, 10, 5] and sizes(9, 5000) == [4, 4, 1] and sizes(3, 0) == [3]
-    assert sizes(4, 5000, elements=10_000) == [2, 2] and sizes(2, 5000, elements=1) == [1, 1]
 
 
-def test_both_directions_equal_the_dense_metrics():
+def test_both_directions_equal_the_dense_metrics(in_blocks):
+    in_blocks(30)
     scores, relevant = tied_problem(8)
-    got = large.retrieval(PairScores.from_matrix(scores), Relevance.from_dense(relevant), ks=(1, 3, 50), elements=30)
-    assert got == pytest.approx(metrics.retrieval(scores, relevant, ks=(1, 3, 50)), nan_ok=True)
+    got = large.retrieval(PairScores.from_matrix(scores), Relevance.from_dense(relevant), ks=(1, 3, 50))
+    assert got == pytest.approx(dense_ranking.retrieval(scores, relevant, ks=(1, 3, 50)), nan_ok=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("similarity", ["csd", "csd_similarity", "mean", "mean_cosine"])
 def test_what_is_computed_once_for_all_blocks_changes_no_score(similarity, dtype):
     image, text = (Gaussian(2 * z.mean, z.log_var).to(dtype) for z in (gaussians(70, 0), gaussians(90, 1)))
-    scores = PairScores.from_gaussians(image, text, similarity)
+    scores = PairScores.from_gaussians(image, text, find_score(similarity)())
     rows, whole = slice(3, 70), similarity_scores(image, text, similarity)
     with torch.autocast("cpu", torch.bfloat16):
         got = scores.image_rows(rows)
@@ -132,11 +138,12 @@ def test_what_is_computed_once_for_all_blocks_changes_no_score(similarity, dtype
     assert got.dtype == whole.dtype
 
 
-def test_traces_are_not_computed_anew_for_each_block(monkeypatch):
+def test_traces_are_not_computed_anew_for_each_block(monkeypatch, in_blocks):
+    in_blocks(300)
     counted, original = [], Gaussian.trace.fget
     monkeypatch.setattr(Gaussian, "trace", property(lambda z: counted.append(len(z.mean)) or original(z)))
     scores = PairScores.from_gaussians(gaussians(50, 0), gaussians(60, 1))
-    large.retrieval(scores, Relevance.from_pairs(range(50), range(50), 50, 60), elements=300)
+    large.retrieval(scores, Relevance.from_pairs(range(50), range(50), 50, 60))
     assert sorted(counted) == [50, 60]
 
 
@@ -144,7 +151,7 @@ def test_traces_are_not_computed_anew_for_each_block(monkeypatch):
 def test_scores_of_gaussians_are_one_matrix_in_both_directions(similarity):
     image, text = gaussians(7, 0), gaussians(9, 1)
     whole = similarity_scores(image, text, similarity)
-    scores = PairScores.from_gaussians(image, text, similarity)
+    scores = PairScores.from_gaussians(image, text, find_score(similarity)())
     torch.testing.assert_close(scores.image_rows(slice(2, 5)), whole[2:5])
     torch.testing.assert_close(scores.text_rows(slice(2, 5)), whole.mT[2:5])
     some, others = torch.tensor([6, 0, 3]), torch.tensor([8, 1])
@@ -165,18 +172,18 @@ def test_a_matrix_may_lie_in_a_file(tmp_path):
     np.testing.assert_array_equal(scores.subset(*some).image_rows(slice(0, 2)), matrix[[5, 0]][:, [7, 2, 1]])
 
 
-def test_the_nearest_item_is_the_first_of_the_best():
+def test_the_nearest_item_is_the_first_of_the_best(in_blocks):
+    in_blocks(50)
     scores, _ = tied_problem(9)
     nearest = Nearest(len(scores))
-    for rows, block in large.row_blocks(scores.__getitem__, *scores.shape, elements=50):
+    for rows, block in large.row_blocks(scores.__getitem__, *scores.shape):
         nearest.update(rows, block)
     assert nearest.item.tolist() == [row.index(max(row)) for row in scores.tolist()]
     assert nearest.score.tolist() == [max(row) for row in scores.tolist()]
 
 
-def test_relevance_is_the_same_from_pairs_lists_ids_and_a_matrix():
-    lists = [[2, 0, 2], [], [1]]
-    want = Relevance.from_lists(lists, 3)
+def test_relevance_is_the_same_from_pairs_ids_and_a_matrix():
+    want = Relevance.from_pairs([0, 0, 0, 2], [2, 0, 2, 1], 3, 3)
     assert list(zip(want.query.tolist(), want.item.tolist())) == [(0, 0), (0, 2), (2, 1)]
     dense = torch.tensor([[1, 0, 1], [0, 0, 0], [0, 1, 0]])
     ids = Relevance.from_ids({50: [12, 10], 70: [11]}, [50, 60, 70], [10, 11, 12])
@@ -190,7 +197,7 @@ def test_relevance_is_the_same_from_pairs_lists_ids_and_a_matrix():
     assert row.tolist() == [1] and item.tolist() == [1]
 
 
-def test_wrong_inputs_are_refused_by_name():
+def test_wrong_inputs_are_refused_by_name(in_blocks):
     scores, relevant = tied_problem(0)
     relevance = Relevance.from_dense(relevant)
     with pytest.raises(ValueError, match="names item 17, but there are 17"):
@@ -204,7 +211,6 @@ def test_wrong_inputs_are_refused_by_name():
     with pytest.raises(ValueError, match="relevance of 17 images and 23 texts for scores of 23 and 17"):
         large.retrieval(PairScores.from_matrix(scores), relevance.transposed())
     scores[20, 2] = float("nan")
+    in_blocks(40)
     with pytest.raises(ValueError, match="query 20 and item 2 is NaN"):
-        large.rank_sparse(scores.__getitem__, relevance, elements=40)
-    with pytest.raises(ValueError, match="measure 'cosine' is unknown"):
-        PairScores.from_gaussians(gaussians(2, 0), gaussians(2, 1), "cosine")
+        large.rank_sparse(scores.__getitem__, relevance)

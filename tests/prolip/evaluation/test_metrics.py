@@ -3,14 +3,15 @@ import math
 import random
 from itertools import pairwise
 
+import dense_ranking
 import numpy as np
 import pytest
 import torch
 from sklearn.metrics import average_precision_score, top_k_accuracy_score
 
-from prolip.evaluation import metrics
-from prolip.evaluation.large import PairScores, Relevance
-from prolip.evaluation.large import retrieval as large_retrieval
+from prolip.evaluation.metrics import ranking as metrics
+from prolip.evaluation.metrics.blockwise import PairScores, Relevance
+from prolip.evaluation.metrics.blockwise import retrieval as large_retrieval
 
 NAN = float("nan")
 
@@ -35,7 +36,7 @@ def test_a_hand_worked_ranking_with_several_matches():
     # Ranked: item 2 (match), 0 (no), 3 (match), 1 (match); R = 3: AP@R = (1 + 2/3) / 3, R-Precision = 2/3.
     scores = torch.tensor([[0.5, -1.0, 0.9, 0.1]])
     relevant = torch.tensor([[False, True, True, True]])
-    got = metrics.rank(scores, relevant)
+    got = dense_ranking.rank(scores, relevant)
     assert got.first.tolist() == [1] and got.matches.tolist() == [3]
     assert got.ap_at_r.item() == pytest.approx((1 + 2 / 3) / 3)
     assert got.r_precision.item() == pytest.approx(2 / 3)
@@ -47,7 +48,7 @@ def test_rankings_equal_a_loop_over_queries_ties_included(seed):
     scores = torch.randint(0, 6, (23, 17), generator=g).float()  # many ties
     relevant = torch.rand(23, 17, generator=g) < 0.15
     relevant[3], relevant[4] = False, True
-    got = metrics.rank(scores, relevant)
+    got = dense_ranking.rank(scores, relevant)
     for ours, theirs in zip(got, oracle(scores, relevant)):
         torch.testing.assert_close(ours.double(), theirs, equal_nan=True, rtol=0, atol=1e-12)
 
@@ -56,7 +57,7 @@ def test_ap_at_r_is_sklearns_average_precision_over_the_matches_within_r():
     g = torch.Generator().manual_seed(1)
     scores, relevant = torch.randn(30, 12, generator=g), torch.rand(30, 12, generator=g) < 0.3
     relevant[:, 0] = True
-    got = metrics.rank(scores, relevant)
+    got = dense_ranking.rank(scores, relevant)
     for i in range(30):
         # Average precision of the matches found within the first R places, scaled by the share that was found.
         top = scores[i].argsort(descending=True)[: int(relevant[i].sum())]
@@ -72,7 +73,7 @@ def test_recall_at_k_is_sklearns_top_k_accuracy_for_one_match_per_query():
     scores = torch.randn(50, 9, generator=g)
     labels = torch.randint(0, 9, (50,), generator=g)
     relevant = torch.nn.functional.one_hot(labels, 9).bool()
-    got = metrics.summarise(metrics.rank(scores, relevant), ks=(1, 3))
+    got = metrics.summarise(dense_ranking.rank(scores, relevant), ks=(1, 3))
     for k in (1, 3):
         assert got[f"R@{k}"] == pytest.approx(top_k_accuracy_score(labels, scores, k=k, labels=range(9)))
     assert got["mAP@R"] == got["R-Precision"] == got["R@1"]
@@ -81,32 +82,32 @@ def test_recall_at_k_is_sklearns_top_k_accuracy_for_one_match_per_query():
 def test_k_beyond_the_gallery_and_unmatched_queries_are_harmless():
     scores = torch.tensor([[0.1, 0.2], [0.3, 0.1], [1.0, 0.0]])
     relevant = torch.tensor([[True, False], [True, False], [False, False]])
-    got = metrics.summarise(metrics.rank(scores, relevant))
+    got = metrics.summarise(dense_ranking.rank(scores, relevant))
     assert got["R@1"] == 0.5 and got["R@5"] == got["R@10"] == 1.0
     assert got["median_rank"] == 1.5
     assert got["queries"] == 2 and got["queries_without_match"] == 1
 
 
 def test_no_answerable_query_gives_nan_not_a_number_that_looks_like_a_result():
-    got = metrics.summarise(metrics.rank(torch.zeros(2, 3), torch.zeros(2, 3, dtype=torch.bool)))
+    got = metrics.summarise(dense_ranking.rank(torch.zeros(2, 3), torch.zeros(2, 3, dtype=torch.bool)))
     assert got["queries"] == 0 and math.isnan(got["R@1"]) and math.isnan(got["median_rank"])
 
 
 def test_equal_scores_are_ranked_by_index():
-    got = metrics.rank(torch.zeros(4, 4), torch.eye(4, dtype=torch.bool))
+    got = dense_ranking.rank(torch.zeros(4, 4), torch.eye(4, dtype=torch.bool))
     assert got.first.tolist() == [1, 2, 3, 4]
 
 
 def test_both_directions_and_rsum():
     scores = torch.tensor([[0.9, 0.8, 0.0], [0.1, 0.7, 0.2]])
     relevant = torch.tensor([[False, True, False], [True, False, True]])
-    got = metrics.retrieval(scores, relevant, ks=(1, 2))
+    got = dense_ranking.retrieval(scores, relevant, ks=(1, 2))
     assert got["i2t/R@1"] == 0.0 and got["i2t/R@2"] == 1.0
     # Text 1 prefers image 0 and is true of it; text 0 prefers image 0 and is not; text 2 prefers image 1 and is.
     assert got["t2i/R@1"] == pytest.approx(2 / 3)
     assert "rsum" not in got
     scores, relevant = torch.rand(11, 12), torch.rand(11, 12) < 0.2
-    got = metrics.retrieval(scores, relevant)
+    got = dense_ranking.retrieval(scores, relevant)
     assert got["rsum"] == pytest.approx(100 * sum(got[f"{way}/R@{k}"] for way in ("i2t", "t2i") for k in (1, 5, 10)))
 
 
@@ -117,37 +118,24 @@ def test_recalls_beyond_a_gallery_are_left_out_in_both_forms(seed):
     images, texts = generator.randint(1, 12), generator.randint(1, 12)
     scores, relevant = torch.rand(images, texts), torch.rand(images, texts) < 0.5
     ks = tuple(sorted(generator.sample(range(1, 15), 3)))
-    got = metrics.retrieval(scores, relevant, ks)
+    got = dense_ranking.retrieval(scores, relevant, ks)
     for way, gallery in (("i2t", texts), ("t2i", images)):
         assert {name for name in got if name.startswith(f"{way}/R@")} == {f"{way}/R@{k}" for k in ks if k <= gallery}
     assert ("rsum" in got) == (min(images, texts) >= 10)
     large = large_retrieval(PairScores.from_matrix(scores), Relevance.from_dense(relevant), ks)
     assert large == pytest.approx(got, nan_ok=True)
-    assert metrics.retrieval_names(images, texts) == list(metrics.retrieval(scores, relevant))
+    assert metrics.retrieval_names(images, texts) == list(dense_ranking.retrieval(scores, relevant))
 
 
 def test_recall_never_falls_with_k_and_perfect_scores_give_one():
     g = torch.Generator().manual_seed(3)
     relevant = torch.rand(20, 30, generator=g) < 0.2
     relevant[:, 0] = True
-    curve = list(metrics.summarise(metrics.rank(torch.randn(20, 30, generator=g), relevant), ks=range(1, 31)).values())
+    drawn = dense_ranking.rank(torch.randn(20, 30, generator=g), relevant)
+    curve = list(metrics.summarise(drawn, ks=range(1, 31)).values())
     assert all(a <= b for a, b in pairwise(curve[:30])) and curve[29] == 1.0
-    best = metrics.summarise(metrics.rank(relevant.float(), relevant))
+    best = metrics.summarise(dense_ranking.rank(relevant.float(), relevant))
     assert best["R@1"] == best["mAP@R"] == best["R-Precision"] == 1.0
-
-
-@pytest.mark.parametrize("block", [1, 7, 64])
-def test_blocks_equal_the_whole_matrix(block):
-    g = torch.Generator().manual_seed(4)
-    scores, relevant = torch.randn(20, 11, generator=g), torch.rand(20, 11, generator=g) < 0.2
-    got = metrics.rank_in_blocks(scores.__getitem__, relevant.__getitem__, 20, block)
-    for ours, whole in zip(got, metrics.rank(scores, relevant)):
-        torch.testing.assert_close(ours, whole, equal_nan=True)
-
-
-def test_no_query_in_no_block_is_an_empty_ranking():
-    got = metrics.rank_in_blocks(torch.zeros(0, 3).__getitem__, torch.zeros(0, 3, dtype=torch.bool).__getitem__, 0)
-    assert [len(column) for column in got] == [0, 0, 0, 0]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
@@ -160,7 +148,7 @@ def test_tensors_of_any_dtype_with_a_graph_or_without_are_arrays(dtype):
 def test_chance_is_what_random_orders_give():
     g = torch.Generator().manual_seed(5)
     relevant = torch.rand(400, 12, generator=g) < torch.rand(400, 1, generator=g) * 0.5
-    ranking = metrics.rank(torch.rand(20000, 12, generator=g), relevant.repeat(50, 1))
+    ranking = dense_ranking.rank(torch.rand(20000, 12, generator=g), relevant.repeat(50, 1))
     for k in (1, 3, 50):
         expected = metrics.chance_recall(relevant.sum(1), 12, k)
         assert metrics.summarise(ranking, ks=(k,))[f"R@{k}"] == pytest.approx(expected, abs=0.01)
@@ -169,20 +157,21 @@ def test_chance_is_what_random_orders_give():
 
 def test_bad_matrices_are_refused():
     with pytest.raises(ValueError, match="one \\(queries, gallery\\) shape"):
-        metrics.rank(torch.zeros(2, 3), torch.zeros(3, 2, dtype=torch.bool))
+        dense_ranking.rank(torch.zeros(2, 3), torch.zeros(3, 2, dtype=torch.bool))
     scores = torch.zeros(2, 3)
     scores[1, 2] = NAN
     with pytest.raises(ValueError, match="query 1 and item 2 is NaN"):
-        metrics.rank(scores, torch.zeros(2, 3, dtype=torch.bool))
+        dense_ranking.rank(scores, torch.zeros(2, 3, dtype=torch.bool))
 
 
-def test_plausible_matches_are_labels_that_differ_in_at_most_zeta_places():
+def test_plausible_matches_are_labels_that_differ_in_at_most_zeta_places(monkeypatch):
+    monkeypatch.setattr(metrics, "QUERIES", 7)
     g = torch.Generator().manual_seed(6)
     a, b = (torch.rand(n, 6, generator=g) < 0.35 for n in (40, 30))
     a[3], b[5] = False, False  # no label: left out on both sides
     scores = torch.randint(0, 9, (40, 30), generator=g).float()
     asked, kept = a.any(1), b.any(1)
-    got = metrics.plausible_match(scores.__getitem__, a, b, block=7)
+    got = metrics.plausible_match(scores.__getitem__, a, b)
     for zeta in (0, 1, 2):
         relevant = torch.tensor([[sum(x != y for x, y in zip(p, q)) <= zeta for q in b.tolist()] for p in a.tolist()])
         values = oracle(scores[asked][:, kept], relevant[asked][:, kept])[3]
@@ -197,8 +186,8 @@ def test_r_precision_of_classes_is_plausible_match_at_zeta_nought():
     classes, others = torch.arange(24) % 4, torch.arange(20) % 4
     scores = torch.randn(24, 20, generator=g)
     one_hot = torch.nn.functional.one_hot
-    got = metrics.plausible_match(scores.__getitem__, one_hot(classes), one_hot(others), zetas=(0,))
-    want = metrics.summarise(metrics.rank(scores, classes.unsqueeze(1) == others))["R-Precision"]
+    got = metrics.plausible_match(scores.__getitem__, one_hot(classes), one_hot(others))
+    want = metrics.summarise(dense_ranking.rank(scores, classes.unsqueeze(1) == others))["R-Precision"]
     assert got["PMRP@0"] == pytest.approx(want)
 
 

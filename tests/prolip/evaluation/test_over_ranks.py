@@ -14,12 +14,12 @@ import torch.distributed as dist
 from distributed_helpers import run_ranks
 
 from prolip.data.faults import FaultCounter
-from prolip.evaluation import over_ranks
+from prolip.evaluation import distributed as over_ranks
 from prolip.evaluation.datasets.base import DamagedData, Share
 from prolip.evaluation.datasets.specs import open_dataset
-from prolip.evaluation.embedder import load_embedder
-from prolip.evaluation.evaluate import evaluate_dataset
-from prolip.evaluation.over_ranks import TaskLost, agree, evaluate_over_ranks
+from prolip.evaluation.distributed import TaskLost, agree, evaluate_over_ranks
+from prolip.evaluation.loading import load_embedder
+from prolip.evaluation.task import evaluate_dataset
 
 
 def make_sets(root: Path) -> list[str]:

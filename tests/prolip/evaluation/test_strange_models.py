@@ -9,9 +9,9 @@ import wds_folders
 from prolip import factory
 from prolip.evaluation import __main__ as evaluation
 from prolip.evaluation import corpus
+from prolip.evaluation import datacomp as datacomp
 from prolip.evaluation.clip_benchmark import command as benchmark
-from prolip.evaluation.datacomp import __main__ as datacomp
-from prolip.evaluation.embedder import load_embedder
+from prolip.evaluation.loading import load_embedder
 from training import main as training
 
 CORPUS = Path(__file__).parents[3] / "data" / "emoji" / "noto.tar"

@@ -1,15 +1,20 @@
 """The uncertainty study of whole tasks: every figure follows from what the parts compute by themselves."""
+import dense_ranking
 import numpy as np
 import pytest
 import torch
+from embedding import similarity_scores
 
-from prolip.evaluation import calibration, large, metrics, refusal, study
-from prolip.evaluation.embed import similarity_scores
-from prolip.evaluation.large import PairScores, Relevance
-from prolip.evaluation.study import Logit
+from prolip.evaluation.metrics import blockwise as large
+from prolip.evaluation.metrics import calibration, study
+from prolip.evaluation.metrics import selective as refusal
+from prolip.evaluation.metrics.blockwise import PairScores, Relevance
+from prolip.evaluation.metrics.ranking import both_directions
 from prolip.gaussian import Gaussian
+from prolip.scores import CSDScore
 
-LOGIT = Logit(8.0, -2.0)
+LOGIT = CSDScore(8.0, -2.0)
+trace = LOGIT.uncertainty
 
 
 def noisy(centres, owner, seed, spread=1.2):
@@ -19,6 +24,12 @@ def noisy(centres, owner, seed, spread=1.2):
     mean = centres[owner] + noise * torch.randn(len(owner), centres.shape[1], generator=g)
     log_var = (0.05 * noise.square()).log().expand(-1, centres.shape[1])
     return Gaussian(torch.nn.functional.normalize(mean, dim=-1), log_var.contiguous())
+
+
+def retrieval_and_study(*arguments):
+    """Metrics of both directions and of their study in one table."""
+    i2t, t2i, found = study.study_retrieval(*arguments)
+    return both_directions(i2t, t2i) | found.metrics()
 
 
 @pytest.fixture(scope="module")
@@ -40,18 +51,18 @@ def captions():
 
 def test_a_classification_is_refused_by_score_image_and_pair(classes):
     scores, labels, image, text = classes
-    got = study.study_classification(scores, labels, image, text, LOGIT).figures()
+    got = study.study_classification(scores, labels, image, text, LOGIT, trace).metrics()
     chosen = scores.argmax(1)
     uncertainties = {"score": -scores.amax(1), "image": image.trace, "pair": image.trace + text.trace[chosen]}
-    want = refusal.refusal_figures(chosen != labels, uncertainties)
+    want = refusal.selective_metrics(chosen != labels, uncertainties)
     assert {key: value for key, value in got.items() if key in want} == pytest.approx(want, abs=1e-7)
-    assert got["refusal/R-AUROC"] == refusal.recall_auroc(image, labels)["R-AUROC"]
+    assert got["refusal/R-AUROC"] == refusal.recall_auroc(image, labels, image.trace)["R-AUROC"]
     assert got["refusal/image/aurc"] < got["refusal/image/error"] - 0.03  # the trace tells what is wrong here
 
 
 def test_a_classifications_probabilities_are_checked_both_ways(classes):
     scores, labels, image, text = classes
-    got = study.study_classification(scores, labels, image, text, LOGIT).figures()
+    got = study.study_classification(scores, labels, image, text, LOGIT, trace).metrics()
     right = scores.argmax(1) == labels
     softmax = calibration.reliability((8 * scores).softmax(1).amax(1), right)
     assert got["calibration/confidence/ece"] == pytest.approx(softmax.ece, abs=1e-6)
@@ -61,50 +72,44 @@ def test_a_classifications_probabilities_are_checked_both_ways(classes):
     assert got["calibration/match/base_rate"] == pytest.approx(1 / 6)
 
 
-def test_a_classification_is_studied_without_its_matrix(classes):
+def test_blocks_of_scores_change_no_figure_of_a_classification(classes, in_blocks):
     scores, labels, image, text = classes
-    whole = study.study_classification(scores, labels, image, text, LOGIT).figures()
-    sizes = []
-
-    def block(rows, columns):
-        part = similarity_scores(image.select(rows), text.select(columns))
-        sizes.append(part.numel())
-        return part
-
-    pairs = PairScores(90, 6, block)
-    got = study.study_classification(pairs, labels, image, text, LOGIT, elements=60).figures()
-    assert got == pytest.approx(whole, abs=1e-6) and max(sizes) <= 60
+    whole = study.study_classification(scores, labels, image, text, LOGIT, trace).metrics()
+    in_blocks(60)
+    got = study.study_classification(scores, labels, image, text, LOGIT, trace).metrics()
+    assert got == pytest.approx(whole, abs=1e-6)
 
 
 def test_a_model_without_uncertainty_is_refused_by_its_scores_alone(classes, captions):
     scores, labels, *_ = classes
-    got = study.study_classification(scores, labels, logit=Logit(8.0)).figures()
+    got = study.study_classification(scores, labels, None, None, CSDScore(8.0), trace).metrics()
     assert {key.split("/")[1] for key in got if key.startswith("refusal/")} == {"score"}
     assert "calibration/confidence/ece" in got and "calibration/match/ece" not in got
     pairs, relevance, *_ = captions
-    both = study.retrieval_figures(pairs, relevance, logit=Logit(8.0))
+    both = retrieval_and_study(pairs, relevance, None, None, CSDScore(8.0), trace)
     assert {key.split("/")[2] for key in both if key.startswith("refusal/")} == {"score"}
     assert not any(key.startswith("calibration") for key in both)
 
 
-def test_retrieval_is_refused_in_both_directions(captions):
+def test_retrieval_is_refused_in_both_directions(captions, in_blocks):
+    in_blocks(100)
     pairs, relevance, relevant, image, text = captions
     scores = similarity_scores(image, text)
-    i2t, t2i, found = study.study_retrieval(pairs, relevance, image, text, LOGIT, elements=100)
-    for got, want in ((i2t, metrics.rank(scores, relevant)), (t2i, metrics.rank(scores.mT, relevant.mT))):
+    i2t, t2i, found = study.study_retrieval(pairs, relevance, image, text, LOGIT, trace)
+    for got, want in ((i2t, dense_ranking.rank(scores, relevant)), (t2i, dense_ranking.rank(scores.mT, relevant.mT))):
         for ours, theirs in zip(got, want, strict=True):
             torch.testing.assert_close(ours, theirs, equal_nan=True)
     kept = relevant.any(1)
     first = scores.argmax(1)
     wrong = ~relevant[torch.arange(20), first]
     by = {"image": image.trace, "text": text.trace[first], "pair": image.trace + text.trace[first]}
-    want = refusal.refusal_figures(wrong[kept], {key: u[kept] for key, u in by.items()}, "refusal/i2t")
-    got = found.figures()
+    want = refusal.selective_metrics(wrong[kept], {key: u[kept] for key, u in by.items()}, "refusal/i2t")
+    got = found.metrics()
     assert {key: value for key, value in got.items() if key in want} == pytest.approx(want, abs=1e-7)
     asked, item = relevant.any(0), scores.argmax(0)
     wrong = ~relevant[item, torch.arange(60)]
     by = {"text": text.trace, "image": image.trace[item], "score": -scores.amax(0)}
-    want = refusal.refusal_figures(wrong[asked], {key: u[asked] for key, u in by.items()}, "refusal/t2i")
+    want = refusal.selective_metrics(wrong[asked], {key: u[asked] for key, u in by.items()}, "refusal/t2i")
     assert {key: value for key, value in got.items() if key in want} == pytest.approx(want, abs=1e-6)
     assert got["refusal/t2i/text/auroc"] > 0.6
 
@@ -112,7 +117,7 @@ def test_retrieval_is_refused_in_both_directions(captions):
 def test_match_probabilities_of_all_pairs_and_of_first_places(captions):
     pairs, relevance, relevant, image, text = captions
     scores = similarity_scores(image, text)
-    got = study.retrieval_figures(pairs, relevance, image, text, LOGIT)
+    got = retrieval_and_study(pairs, relevance, image, text, LOGIT, trace)
     probability = torch.sigmoid(8 * scores - 2)
     every = calibration.reliability(probability.flatten(), relevant.flatten(), calibration.LOG_ODDS)
     assert got["calibration/match/ece"] == pytest.approx(every.ece, abs=1e-6)
@@ -124,7 +129,8 @@ def test_match_probabilities_of_all_pairs_and_of_first_places(captions):
     assert {key: got[key] for key in plain} == pytest.approx(plain, nan_ok=True)
 
 
-def test_each_score_is_computed_once_per_direction(captions):
+def test_each_score_is_computed_once_per_direction(captions, in_blocks):
+    in_blocks(90)
     pairs, relevance, _, image, text = captions
     counted = []
 
@@ -133,27 +139,27 @@ def test_each_score_is_computed_once_per_direction(captions):
         counted.append(part.numel())
         return part
 
-    study.study_retrieval(PairScores(20, 60, block), relevance, image, text, LOGIT, elements=90)
+    study.study_retrieval(PairScores(20, 60, block), relevance, image, text, LOGIT, trace)
     assert sum(counted) == 2 * 20 * 60 and max(counted) <= 90
 
 
 def test_a_direction_that_nothing_matches_in_has_no_refusal_figures():
     image, text = noisy(torch.eye(3), torch.arange(3), 0), noisy(torch.eye(3), torch.arange(3), 1)
-    nothing = Relevance.from_lists([[], [], []], 3)
-    got = study.retrieval_figures(PairScores.from_gaussians(image, text), nothing, image, text, LOGIT)
+    nothing = Relevance.from_pairs([], [], 3, 3)
+    got = retrieval_and_study(PairScores.from_gaussians(image, text), nothing, image, text, LOGIT, trace)
     assert np.isnan(got["i2t/R@1"]) and not any(key.startswith("refusal") for key in got)
 
 
 def test_any_task_with_an_error_per_sample_can_be_studied():
     rng = np.random.default_rng(0)
     error, trace = rng.random(30), torch.from_numpy(rng.random(30))
-    got = study.study_errors(error, {"cue": trace}).figures()
-    assert got == refusal.refusal_figures(error, {"cue": trace})
+    got = study.study_errors(error, {"cue": trace}).metrics()
+    assert got == refusal.selective_metrics(error, {"cue": trace})
 
 
 def test_scores_and_labels_must_fit(classes):
     scores, labels, *_ = classes
     with pytest.raises(ValueError, match="relevance of 80 images and 6 texts for scores of 90 and 6"):
-        study.study_classification(scores, labels[:80])
+        study.study_classification(scores, labels[:80], None, None, LOGIT, trace)
     with pytest.raises(ValueError, match="names item 6, but there are 6"):
-        study.study_classification(scores, labels + 1)
+        study.study_classification(scores, labels + 1, None, None, LOGIT, trace)

@@ -9,11 +9,10 @@ import torch
 from sklearn.metrics import average_precision_score
 
 from prolip.evaluation.datasets.base import Association, Dataset
-from prolip.evaluation.embedder import ModelCard
-from prolip.evaluation.evaluate import evaluate_features
 from prolip.evaluation.features import Features
-from prolip.evaluation.refusal import recall_auroc
-from prolip.evaluation.task_study import study_features
+from prolip.evaluation.metrics.selective import recall_auroc
+from prolip.evaluation.model import ModelCard
+from prolip.evaluation.task import evaluate_dataset, study_features
 from prolip.gaussian import Gaussian
 from prolip.measures import pairwise_csd_similarity
 
@@ -56,7 +55,7 @@ def test_of_sets_of_labels_the_error_is_what_each_images_precision_lacks():
 
 def assert_calibrated(study, scores: np.ndarray, true: np.ndarray) -> None:
     """The Brier score and the shares of `calibration/match`, from all pairs with scale 10 and bias -3."""
-    found = study.figures()
+    found = study.metrics()
     probability = 1 / (1 + np.exp(3 - 10 * scores))
     assert found["calibration/match/brier"] == pytest.approx(np.mean((probability - true) ** 2), rel=1e-5)
     assert found["calibration/match/mean_probability"] == pytest.approx(probability.mean(), rel=1e-5)
@@ -84,7 +83,7 @@ def test_of_classes_it_is_the_wrong_class():
     pair = features.image.trace + features.text.trace[torch.from_numpy(chosen)]
     np.testing.assert_allclose(uncertainties["pair"], pair.numpy(), rtol=1e-6)
     assert {"calibration/match", "calibration/confidence"} == set(study.reliability)
-    assert error.mean() == pytest.approx(1 - evaluate_features(features)[0]["acc1"])
+    assert error.mean() == pytest.approx(1 - evaluate_dataset(features.dataset, features).value)
 
 
 def test_of_captions_it_is_no_match_in_the_first_place_by_the_most_complete_labels():
@@ -103,8 +102,8 @@ def test_of_captioned_images_with_classes_r_auroc_is_that_of_the_images():
     owners, labels = torch.arange(N).repeat_interleave(2), torch.arange(N) % 4
     features = features_of("retrieval", captions=("x",) * (2 * N), owners=owners)
     assert not study_features(features).extra
-    found = study_features(dataclasses.replace(features, labels=labels)).figures()
-    assert found["refusal/R-AUROC"] == recall_auroc(features.image, labels)["R-AUROC"] != 0.5
+    found = study_features(dataclasses.replace(features, labels=labels)).metrics()
+    assert found["refusal/R-AUROC"] == recall_auroc(features.image, labels, features.image.trace)["R-AUROC"] != 0.5
     points = dataclasses.replace(features.model, probabilistic=False)
     assert not study_features(dataclasses.replace(features, labels=labels, model=points)).extra
 

@@ -7,7 +7,8 @@ import torch
 from scipy.stats import rankdata
 
 from prolip.data.emoji import LEVELS, Concept, Corpus, Drawing
-from prolip.evaluation import uncertainty
+from prolip.evaluation.metrics import traces
+from prolip.evaluation.suites.emoji import levels
 from prolip.gaussian import Gaussian
 
 
@@ -41,13 +42,13 @@ def test_hierarchy_pairs_are_those_of_the_concepts_without_repeats():
     table = corpus.caption_table()
 
     def pairs(inner, outer):
-        found = uncertainty.hierarchy_pairs(corpus, table, inner, outer)
+        found = levels.hierarchy_pairs(corpus, table, inner, outer)
         left = [d.key for d in corpus.drawings] if inner == "image" else table.texts
         return {(left[i], table.texts[j]) for i, j in found}
 
     assert pairs("name", "group") == {("cat", "nature"), ("dog", "nature"), ("rose", "nature")}
     assert pairs("keyword", "subgroup") == {("pet", "mammal"), ("heart", "mammal")}  # not ("heart", "heart")
-    assert len(uncertainty.hierarchy_pairs(corpus, table, "subgroup", "group")) == 2
+    assert len(levels.hierarchy_pairs(corpus, table, "subgroup", "group")) == 2
     assert pairs("image", "keyword") == {
         ("k0", "pet"), ("k0", "heart"), ("k1", "pet"), ("k2", "heart"), ("k3", "pet"), ("k3", "heart"), ("k4", "pet")
     }  # fmt: skip
@@ -57,7 +58,7 @@ def test_traces_in_the_papers_order_give_full_inclusion_and_positive_correlation
     corpus = make_corpus()
     table = corpus.caption_table()
     text, image = gaussians(by_generality(table, PAPER)), gaussians([0.01, 0.02, 0.03, 0.04, 0.05])
-    figures = uncertainty.figures(image, text, corpus, table, np.arange(len(table.texts)))
+    figures = levels.trace_metrics(image, text, corpus, table, np.arange(len(table.texts)))
     rates = {key: value for key, value in figures.items() if key.startswith("inclusion/") and key.count("/") == 1}
     # "heart" is a subgroup as well as a keyword of the mammal "cat", with one trace: neither includes the other.
     assert rates.pop("inclusion/keyword_in_subgroup") == 0.5
@@ -74,7 +75,7 @@ def test_the_reversed_order_is_reported_as_reversed():
     table = corpus.caption_table()
     reverse = dict(zip(PAPER, reversed(PAPER.values())))
     text, image = gaussians(by_generality(table, reverse)), gaussians([0.9] * 5)
-    figures = uncertainty.figures(image, text, corpus, table, np.arange(len(table.texts)))
+    figures = levels.trace_metrics(image, text, corpus, table, np.arange(len(table.texts)))
     assert figures["inclusion/name_in_group"] == figures["inclusion/image_in_name"] == 0.0
     assert figures["inclusion/name_in_group/median"] < 0
     assert figures["spearman/trace_generality"] < -0.9 and figures["spearman/trace_true_matches"] < -0.5
@@ -83,26 +84,26 @@ def test_the_reversed_order_is_reported_as_reversed():
 
 def test_deciles_are_equal_groups_of_rising_trace():
     trace = np.random.default_rng(0).permutation(100).astype(float)
-    got = uncertainty.by_decile(trace, 1 - trace / 100)
+    got = traces.by_decile(trace, 1 - trace / 100)
     np.testing.assert_allclose(got.trace, np.arange(10) * 10 + 4.5)
     np.testing.assert_allclose(got.value, 1 - got.trace / 100)
     assert got.spearman_bins == pytest.approx(-1) and got.spearman_queries == pytest.approx(-1)
 
 
 def test_fewer_queries_than_deciles_and_equal_traces_are_harmless():
-    got = uncertainty.by_decile(np.array([1.0, 1.0, 1.0]), np.array([0.0, 1.0, 0.0]))
+    got = traces.by_decile(np.array([1.0, 1.0, 1.0]), np.array([0.0, 1.0, 0.0]))
     assert got.value.tolist() == [0, 1, 0] and math.isnan(got.spearman_bins)
 
 
 def test_lengths_are_grouped_with_quartiles():
-    got = uncertainty.by_length(np.array([2, 1, 2, 2]), np.array([1.0, 9.0, 2.0, 6.0]))
+    got = traces.by_length(np.array([2, 1, 2, 2]), np.array([1.0, 9.0, 2.0, 6.0]))
     assert [(g.length, g.mean, g.texts) for g in got] == [(1, 9.0, 1), (2, 3.0, 3)]
     assert (got[1].lower, got[1].upper) == (1.5, 4.0)
 
 
 def test_spread_is_the_width_of_nine_tenths_over_the_median():
-    assert uncertainty.spread(np.arange(101.0) + 50) == pytest.approx(0.9)
-    assert uncertainty.spread(np.full(9, 0.7)) == 0 and math.isnan(uncertainty.spread(np.zeros(3)))
+    assert traces.spread(np.arange(101.0) + 50) == pytest.approx(0.9)
+    assert traces.spread(np.full(9, 0.7)) == 0 and math.isnan(traces.spread(np.zeros(3)))
 
 
 def test_partial_spearman_is_the_correlation_of_what_the_third_leaves_of_both_ranks():
@@ -111,12 +112,12 @@ def test_partial_spearman_is_the_correlation_of_what_the_third_leaves_of_both_ra
     x, y = given + draw.normal(size=200), given + draw.normal(size=200)
     ranks = [rankdata(v) for v in (x, y, given)]
     left = [r - np.polyval(np.polyfit(ranks[2], r, 1), ranks[2]) for r in ranks[:2]]
-    assert uncertainty.partial_spearman(x, y, given) == pytest.approx(np.corrcoef(*left)[0, 1])
-    assert uncertainty.spearman(x, y) > 0.3 > abs(uncertainty.partial_spearman(x, y, given))
-    assert math.isnan(uncertainty.partial_spearman(given, y, given))
+    assert traces.partial_spearman(x, y, given) == pytest.approx(np.corrcoef(*left)[0, 1])
+    assert traces.spearman(x, y) > 0.3 > abs(traces.partial_spearman(x, y, given))
+    assert math.isnan(traces.partial_spearman(given, y, given))
 
 
 def test_spearman_ignores_the_scale_and_refuses_to_guess():
     x = np.arange(10.0)
-    assert uncertainty.spearman(x, np.exp(x)) == pytest.approx(1)
-    assert math.isnan(uncertainty.spearman(x[:2], x[:2])) and math.isnan(uncertainty.spearman(x, np.ones(10)))
+    assert traces.spearman(x, np.exp(x)) == pytest.approx(1)
+    assert math.isnan(traces.spearman(x[:2], x[:2])) and math.isnan(traces.spearman(x, np.ones(10)))

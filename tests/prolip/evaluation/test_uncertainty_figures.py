@@ -3,10 +3,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from prolip.evaluation import calibration, figures
-from prolip.evaluation.refusal import risk_coverage
-from prolip.evaluation.study import Samples, Study
-from prolip.evaluation.uncertainty import by_decile
+from prolip.evaluation import plots as figures
+from prolip.evaluation.metrics import calibration
+from prolip.evaluation.metrics.selective import risk_coverage
+from prolip.evaluation.metrics.study import Samples, Study
+from prolip.evaluation.metrics.traces import by_decile
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +25,7 @@ def lines(ax):
 def test_refusal_is_drawn_between_random_and_oracle(samples):
     error, uncertainties = samples
     curves = {name: risk_coverage(u, error) for name, u in uncertainties.items()}
-    (ax,) = figures.risk_coverage(curves).axes
+    (ax,) = figures.plot_risk_coverage(curves).axes
     drawn = lines(ax)
     ours = next(line for label, line in drawn.items() if label.startswith("image"))
     assert ours.get_ydata()[-1] == pytest.approx(error.mean()) and ours.get_xdata()[-1] == 1
@@ -34,18 +35,10 @@ def test_refusal_is_drawn_between_random_and_oracle(samples):
     assert ax.get_ylim()[0] == 0 and ax.get_xlabel().startswith("coverage")
 
 
-def test_curves_of_different_errors_have_their_own_oracles(samples):
-    error, uncertainties = samples
-    errors = {"ours": error, "theirs": np.roll(error, 1) * 0.5}
-    curves = {name: risk_coverage(uncertainties["image"], values) for name, values in errors.items()}
-    (ax,) = figures.risk_coverage(curves).axes
-    assert len(ax.lines) == 2 * 3
-
-
 def test_deciles_are_numbered_and_named_with_their_correlation(samples):
     error, uncertainties = samples
     series = {name: by_decile(u, 1 - error) for name, u in uncertainties.items()}
-    (ax,) = figures.recall_by_decile(series, "R@1").axes
+    (ax,) = figures.plot_deciles(series, "R@1").axes
     assert [len(line.get_xdata()) for line in ax.lines] == [10, 10]
     np.testing.assert_allclose(ax.lines[0].get_ydata(), series["image"].value)
     assert f"{series['image'].spearman_bins:+.2f}" in ax.lines[0].get_label() and ax.get_ylabel() == "R@1"
@@ -56,7 +49,7 @@ def test_reliability_is_drawn_against_the_diagonal(samples, log_odds):
     rng = np.random.default_rng(1)
     probability = rng.random(3000) ** 6
     found = calibration.reliability(probability, rng.random(3000) < probability, calibration.LOG_ODDS)
-    upper, below = figures.reliability({"match": found}, log_odds=log_odds).axes
+    upper, below = figures.plot_reliability(found, "match", log_odds=log_odds).axes
     diagonal, ours = lines(upper)["calibrated"], upper.lines[1]
     np.testing.assert_allclose(diagonal.get_xdata(), diagonal.get_ydata())
     kept = (found.frequency > 0) & (found.frequency < 1) if log_odds else found.counts > 0
@@ -69,7 +62,7 @@ def test_frequencies_beyond_the_probabilities_stay_inside_the_axes():
     probability = np.repeat([0.05, 0.2, 0.6], 1000)
     outcome = np.arange(3000) % 1000 < np.repeat([2, 300, 995], 1000)  # 0.002 and 0.995 are beyond 0.05 and 0.6
     found = calibration.reliability(probability, outcome, calibration.LOG_ODDS)
-    upper, below = figures.reliability({"match": found}, log_odds=True).axes
+    upper, below = figures.plot_reliability(found, "match", log_odds=True).axes
     low, high = upper.get_ylim()
     assert all(low < y < high for y in upper.lines[1].get_ydata()) and len(upper.lines[1].get_ydata()) == 3
     assert not any(tick.get_text() for tick in below.get_yticklabels(minor=True))  # they would cover each other
@@ -78,7 +71,7 @@ def test_frequencies_beyond_the_probabilities_stay_inside_the_axes():
 def test_series_differ_in_colour_and_in_form(samples):
     error, uncertainties = samples
     many = {f"u{i}": by_decile(uncertainties["image"] ** (i + 1), 1 - error) for i in range(6)}
-    (ax,) = figures.recall_by_decile(many).axes
+    (ax,) = figures.plot_deciles(many, "R@1").axes
     assert len({line.get_color() for line in ax.lines}) == 6
     assert len({(line.get_marker()) for line in ax.lines}) == 6
 
@@ -92,13 +85,8 @@ def test_all_plots_of_a_study_are_files_of_600_pixels_or_more(samples, tmp_path)
     assert set(drawn) == {
         "risk_coverage_i2t", "risk_coverage_t2i", "by_decile_i2t", "by_decile_t2i", "reliability_match"
     }  # fmt: skip
+    figures.write_plots(study, "a task", tmp_path / "plots")
     for name, figure in drawn.items():
         assert "a task" in figure.axes[0].get_title(loc="left")
-        with Image.open(figures.save(figure, tmp_path / "plots" / f"{name}.png")) as picture:
+        with Image.open(tmp_path / "plots" / f"{name}.png") as picture:
             assert picture.width >= 600 and len(np.unique(np.asarray(picture))) > 20
-
-
-def test_nothing_to_draw_is_refused():
-    for draw in (figures.risk_coverage, figures.recall_by_decile, figures.reliability):
-        with pytest.raises(ValueError, match="give at least one named series"):
-            draw({})

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from prolip.methods.base import (
+    Context,
     Objective,
     accumulate_backward,
     clamp_logit_scale,
@@ -327,4 +328,4 @@ def test_the_bias_that_is_logged_is_that_of_the_step_and_not_of_the_next_one():
 
 def test_a_rank_beyond_the_world_is_refused():
     with pytest.raises(ValueError, match="rank 2 of 2 ranks"):
-        Objective(Towers(), None, rank=2, world_size=2)
+        Context(rank=2, world_size=2)

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import prolip
 from prolip.methods import METHODS
-from prolip.methods.base import Objective, accumulate_backward
+from prolip.methods.base import Context, Objective, accumulate_backward
 from prolip.methods.prolip import ProLIPConfig, ProLIPObjective
 
 START, END, PAD, MASK = 49406, 49407, 0, 49408
@@ -51,7 +51,9 @@ def make_batch(rows: int, seed: int = 1) -> dict:
 
 
 def make_objective(rank: int = 0, world_size: int = 1, **settings) -> ProLIPObjective:
-    return ProLIPObjective(make_model(), ProLIPConfig(**HEAVY | settings), seed=5, rank=rank, world_size=world_size)
+    return ProLIPObjective(
+        make_model(), ProLIPConfig(**HEAVY | settings), Context(seed=5, rank=rank, world_size=world_size)
+    )
 
 
 def gradients(objective: Objective) -> dict[str, torch.Tensor]:
@@ -173,7 +175,7 @@ def test_masked_views_change_with_the_step_and_the_seed_only():
     batch = make_batch(16)
 
     def views(seed: int, step: int) -> list[list]:
-        objective = ProLIPObjective(make_model(), ProLIPConfig(mask_fraction=0.5), seed=seed)
+        objective = ProLIPObjective(make_model(), ProLIPConfig(mask_fraction=0.5), Context(seed=seed))
         prepared = objective.prepare(batch, step)
         return [prepared["keep"].tolist(), prepared["masked_text"].tolist()]
 
@@ -312,7 +314,7 @@ def test_settings_default_to_the_papers_recommendation():
 
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_every_method_has_documented_keyword_settings_with_defaults(name):
-    config, objective = METHODS[name]
+    config, objective = METHODS[name][:2]
     assert issubclass(objective, Objective)
     for item in fields(config):
         assert item.metadata["help"] and item.default is not MISSING and item.kw_only

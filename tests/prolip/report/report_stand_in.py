@@ -7,10 +7,10 @@ import torch
 from PIL import Image
 
 from prolip.data.emoji import Concept, Corpus, Drawing
-from prolip.evaluation import uncertainty
-from prolip.evaluation.corpus import retrieval_figures
-from prolip.evaluation.result import Result
-from prolip.evaluation.zero_shot import classification
+from prolip.evaluation.metrics.classification import classification
+from prolip.evaluation.suites.emoji.evaluate import corpus_retrieval
+from prolip.evaluation.suites.emoji.levels import trace_metrics
+from prolip.evaluation.suites.emoji.result import CorpusResult
 from prolip.gaussian import Gaussian
 
 SUBGROUPS = (("nature", "bird"), ("nature", "fish"), ("food", "fruit"))
@@ -52,9 +52,9 @@ def make_result(noise=0.6, traces=None, seed=0):
         "styles": ["emojione"], "parameters": 12, "scale": 10.0, "bias": -5.0, "machine": "a machine",
         "software": "Python", "date": "today", "seconds": 1.0,
     }  # fmt: skip
-    result = Result(corpus, image, text, np.array([len(t.split()) for t in table.texts]), {}, info)
-    result.metrics |= retrieval_figures(result)
-    result.metrics |= uncertainty.figures(image, text, corpus, table, result.token_lengths)
+    result = CorpusResult(corpus, image, text, np.array([len(t.split()) for t in table.texts]), {}, info)
+    result.metrics |= corpus_retrieval(result)
+    result.metrics |= trace_metrics(image, text, corpus, table, result.token_lengths)
     labels = torch.from_numpy(corpus.drawing_concepts % 3)
     for kind in ("subgroup", "subgroup_plain", "subgroup_members"):
         scores = torch.rand(len(labels), 3, generator=g)

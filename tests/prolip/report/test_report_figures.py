@@ -6,7 +6,7 @@ import pytest
 import torch
 from report_stand_in import make_result, write_run
 
-from prolip.evaluation import uncertainty
+from prolip.evaluation.suites.emoji import levels
 from prolip.gaussian import Gaussian
 from prolip.report import figures, pca, runs
 
@@ -49,7 +49,7 @@ def test_the_concepts_of_the_plane_are_drawn_by_seed(result):
 
 def test_bars_of_inclusion_are_the_rates(result):
     (axes,) = figures.inclusion(result).axes
-    rows = uncertainty.hierarchy_inclusion(result.image, result.text, result.corpus, result.table)
+    rows = levels.hierarchy_inclusion(result.image, result.text, result.corpus, result.table)
     drawn = {label.get_text(): bar.get_width() for label, bar in zip(axes.get_yticklabels(), axes.patches)}
     assert drawn == {f"{row.inner} in {row.outer}": row.rate for row in rows}
 

@@ -7,7 +7,7 @@ from prolip.report import runs
 
 def test_a_whole_run_is_read(tmp_path):
     run = runs.read(write_run(tmp_path / "demo", make_result()))
-    assert len(run.train) == 12 and len(run.evals) == 2 and run.seconds == 360.0
+    assert len(run.train) == 12 and len(run.evals) == 2 and run.train[-1]["seconds"] == 360.0
     assert run.config["method"] == "prolip" and run.result.info["images"] == 22
 
 

@@ -5,22 +5,21 @@ import os
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import open_clip
 from clip_benchmark import cli
 from open_clip.factory import parse_model_name
 
-from prolip.checkpoint import CONFIG_NAMES, read_config
-from prolip.documents import loads
 from prolip.evaluation.datasets.places import Place, archive_state, find_place, join, shard_marks
 from prolip.evaluation.datasets.wds import CLASSNAMES, TEMPLATES, Reading, check_first, read_kind, shard_count
-from prolip.evaluation.embedder import is_prolip
-from prolip.evaluation.outputs import check_output
-from prolip.factory import find_weights, get_model_config
-from prolip.hub import hub_file
-from prolip.model_config import is_released
-from prolip.tokenizer import get_tokenizer
+from prolip.evaluation.loading import is_prolip
+from prolip.models.config import is_released
+from prolip.models.registry import find_weights, get_model_config
+from prolip.models.tokenizer import get_tokenizer
+from prolip.models.weights.checkpoint import CONFIG_NAMES, read_config
+from prolip.models.weights.hub import hub_file
+from prolip.utils.documents import loads
+from prolip.utils.outputs import check_output
 
 #: OpenCLIP's own name first: config.json may be another library's.
 HUB_CONFIGS = tuple(reversed(CONFIG_NAMES))
@@ -129,7 +128,7 @@ def _check_texts(run: Namespace, place: Place) -> None:
     ):
         lines = place.lines(name)
         if custom:
-            _check_custom(run, _read_custom(custom, flag), flag, place.lines(CLASSNAMES))
+            _check_custom(run, custom, flag, place.lines(CLASSNAMES))
             continue
         if not lines:
             raise FileNotFoundError(f"no {name} in {place.source}: write one line per entry, or give --{flag}")
@@ -139,8 +138,18 @@ def _check_texts(run: Namespace, place: Place) -> None:
                              " goes")
 
 
-def _check_custom(run: Namespace, table: dict[str, Any], flag: str, classes: Sequence[str]) -> None:
-    """The entry of the data set is there and fits its classes; the original finds out later, or scores what is not."""
+def _check_custom(run: Namespace, path: str, flag: str, classes: Sequence[str]) -> None:
+    """The entry of the data set is there and fits its classes; the original finds out later, or scores what is not.
+
+    path: a JSON file, or one of clip_benchmark's own, as clip_benchmark looks for it.
+    """
+    file = next((file for file in (Path(path), Path(cli.__file__).parent / "datasets" / path) if file.is_file()), None)
+    if file is None:
+        raise FileNotFoundError(f"--{flag}: no file {path}")
+    try:
+        table = loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"--{flag}: {file} is no JSON: {error}") from error
     keys = [run.dataset, dataset_name(run), *(["imagenet1k"] if flag == "custom_template_file" else [])]
     entry = next((table[key] for key in keys if key in table), None)
     if not entry:
@@ -153,18 +162,6 @@ def _check_custom(run: Namespace, table: dict[str, Any], flag: str, classes: Seq
             raise ValueError(f"--{flag}: no prompt for {len(without)} classes of {run.dataset}, such as {without[0]!r}")
     elif flag == "custom_template_file" and (wrong := [line for line in entry if "{c}" not in line]):
         raise ValueError(f"--{flag}: the template {wrong[0]!r} has no {{c}} where the class goes")
-
-
-def _read_custom(path: str, flag: str) -> dict[str, Any]:
-    """A JSON file, at its path or among clip_benchmark's own, as clip_benchmark looks for it."""
-    packaged = Path(cli.__file__).parent / "datasets" / path
-    for place in (Path(path), packaged):
-        if place.is_file():
-            try:
-                return loads(place.read_text(encoding="utf-8"))
-            except ValueError as error:
-                raise ValueError(f"--{flag}: {place} is no JSON: {error}") from error
-    raise FileNotFoundError(f"--{flag}: no file {path}")
 
 
 def check_results(paths: Sequence[str]) -> None:

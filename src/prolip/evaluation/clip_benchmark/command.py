@@ -22,17 +22,19 @@ from clip_benchmark import models as registry
 from clip_benchmark.datasets.builder import get_dataset_default_task
 from open_clip.factory import parse_model_name
 
-from prolip import console
-from prolip.checkpoint import CheckpointError
-from prolip.data import decoding
+from prolip.data.samples import decoding
 from prolip.evaluation.clip_benchmark import checks
 from prolip.evaluation.clip_benchmark.encoder import GaussianEncoder
 from prolip.evaluation.clip_benchmark.repairs import repaired
 from prolip.evaluation.datasets.base import DamagedData
 from prolip.evaluation.datasets.wds import read_kind
-from prolip.evaluation.embed import SIMILARITIES
-from prolip.factory import create_model_and_transforms, find_weights
-from prolip.tokenizer import get_tokenizer
+from prolip.evaluation.model import choose_score, own_score
+from prolip.factory import create_model_and_transforms
+from prolip.methods import find_method, find_score
+from prolip.models.registry import find_weights, get_model_config
+from prolip.models.tokenizer import get_tokenizer
+from prolip.models.weights.checkpoint import CheckpointError
+from prolip.utils import console
 
 PROG = "prolip-clip-benchmark"
 FIELDS = ("dataset", "model", "pretrained", "pretrained_full_path", "language", "task", "similarity")
@@ -53,8 +55,8 @@ def own_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parser.add_argument(
-        "--similarity", default="csd", choices=list(SIMILARITIES),
-        help="how ProLIP models compare: csd, with their variances, or the cosine of the means (default: csd)",
+        "--similarity", type=score_called, metavar="SCORE",
+        help="how our models compare: csd, mean or a measure (default: the score of their method)",
     )  # fmt: skip
     parser.add_argument("--amp", action="store_true", help="mixed precision; without it all is computed in float32")
     parser.add_argument("--tokenizer", help="a folder, a file or bpe: another tokenizer than the ProLIP model's own")
@@ -67,20 +69,27 @@ def own_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def load_prolip(model_name, pretrained, cache_dir, device, *, similarity: str, tokenizer: str | None = None):
+def score_called(name: str) -> str:
+    """A score's name, which argparse refuses where there is no such score."""
+    try:
+        return find_score(name).name
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def load_encoder(model_name, pretrained, cache_dir, device, *, similarity: str | None, tokenizer: str | None = None):
     """clip_benchmark's loader of the model type `prolip`: (model, transform, tokenizer)."""
     model, _, transform = create_model_and_transforms(
         model_name, pretrained or None, device=device, cache_dir=cache_dir, require_pretrained=True
     )
-    return GaussianEncoder(model, similarity), transform, get_tokenizer(
-        model_name, cache_dir=cache_dir, tokenizer=tokenizer
-    )
+    score = choose_score(similarity, *own_score(model), model_name)
+    return GaussianEncoder(model, score), transform, get_tokenizer(model_name, cache_dir=cache_dir, tokenizer=tokenizer)
 
 
 @contextmanager
 def plugged_in(own: Namespace) -> Iterator[None]:
     """clip_benchmark, repaired, with the model type `prolip`; as it was afterwards."""
-    loader = partial(load_prolip, similarity=own.similarity, tokenizer=own.tokenizer)
+    loader = partial(load_encoder, similarity=own.similarity, tokenizer=own.tokenizer)
     with repaired(), patch.dict(registry.TYPE2FUNC, prolip=loader):
         registry.MODEL_TYPES.append("prolip")  # the parser's choices are this very list
         try:
@@ -158,7 +167,12 @@ def similarity_of(run: Namespace, own: Namespace) -> str:
     """What the run compares by; a linear probe reads the means."""
     if run.model_type != "prolip":
         return "cosine"
-    return "mean" if run.task == "linear_probe" else own.similarity
+    if run.task == "linear_probe":
+        return "mean"
+    if own.similarity is not None:
+        return own.similarity
+    config, _ = get_model_config(run.model, run.model_cache_dir)
+    return find_method(config["method_cfg"]["name"]).score.name
 
 
 def output_of(run: Namespace, own: Namespace) -> str:
@@ -171,11 +185,10 @@ def output_of(run: Namespace, own: Namespace) -> str:
         checks.dataset_name(run), run.model, weights, run.pretrained, run.language, run.task, similarity_of(run, own)
     )  # fmt: skip
     try:
-        path = template.format(**{field: value.replace("/", "_") for field, value in zip(FIELDS, values)})
+        return template.format(**{field: value.replace("/", "_") for field, value in zip(FIELDS, values)})
     except (KeyError, IndexError, ValueError) as error:
         raise ValueError(f"--output {template!r} has a field that is not known ({error}): use"
                          f" {', '.join(f'{{{field}}}' for field in FIELDS)}") from error
-    return path
 
 
 def feature_folder(run: Namespace, shard_marks: Sequence[str]) -> str:
@@ -196,7 +209,7 @@ def feature_folder(run: Namespace, shard_marks: Sequence[str]) -> str:
     return os.path.join(run.feature_root, hashlib.sha256(json.dumps(what).encode()).hexdigest()[:16])
 
 
-def evaluate(run: Namespace, own: Namespace) -> None:
+def evaluate_and_write(run: Namespace, own: Namespace) -> None:
     """One evaluation by clip_benchmark, its file completed with what was compared and how."""
     path = run.output
     os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
@@ -228,7 +241,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise refused(error) from error
         for run in runs:
             try:
-                evaluate(run, own)
+                evaluate_and_write(run, own)
             except (CheckpointError, FileNotFoundError) as error:
                 raise refused(error) from error
             except DamagedData as error:  # from a loader's worker with the worker's traceback before it

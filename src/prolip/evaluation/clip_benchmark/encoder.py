@@ -1,22 +1,23 @@
 """Our models as clip_benchmark wants them: every input one vector, and the dot product of two vectors the similarity.
 
 csd_similarity is mean.mean' - (trace + trace')/2, a dot product once an image becomes [mean, -trace/2, 1] and a text
-[mean, 1, -trace/2]. clip_benchmark brings every vector to unit length before it multiplies, which would break this. Its
-own code can be kept all the same by padding all vectors to one length sqrt(C), but then the traces must be bounded in
-advance, and the division by C costs float32 its last bits. Instead the vectors are in float64, where autocast leaves
-them alone as well, and refuse to be normalised; everything after that is clip_benchmark's code.
+[mean, 1, -trace/2]. clip_benchmark brings every vector to unit length before it multiplies, which would break this, so
+the vectors refuse to be normalised; and they are in float64, where autocast leaves them alone as well. Everything after
+that is clip_benchmark's code.
 """
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from prolip.evaluation.embed import embed_texts
+from prolip.evaluation.model import embed_texts, encoder
 from prolip.evaluation.zero_shot import mix_groups
 from prolip.gaussian import Gaussian, concatenate
+from prolip.scores import MeanScore, Score
 
 CLASSES_AT_ONCE = 64
 
@@ -32,43 +33,72 @@ class Scored(Tensor):
         return super().__torch_function__(func, types, args, kwargs or {})
 
 
-def image_vectors(z: Gaussian) -> Tensor:
-    """[mean, -trace/2, 1] in float64: (N, D) -> (N, D + 2)."""
-    mean, half = _double(z)
-    return torch.cat([mean, -half, torch.ones_like(half)], dim=1)
+class Packed(Tensor):
+    """Gaussians as rows [mean, log_var, side], side 1 of images, -1 of texts: a product of both sides is their score.
 
+    For scores that are no dot product. A factor (clip_benchmark's 100) scales whole rows, so it is read off `side`.
+    """
 
-def text_vectors(z: Gaussian) -> Tensor:
-    """[mean, 1, -trace/2] in float64, so that image_vectors(p) @ text_vectors(q).T is csd_similarity: (N, D + 2)."""
-    mean, half = _double(z)
-    return torch.cat([mean, torch.ones_like(half), -half], dim=1)
+    score: ClassVar[Score]
 
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        """PyTorch's hook for functions of tensors: products are scores, `F.normalize` leaves rows as they are."""
+        if func is F.normalize:
+            return args[0] if args else kwargs["input"]
+        if func in (torch.matmul, Tensor.matmul, Tensor.__matmul__):
+            left, right = args
+            return cls.products(left.as_subclass(Tensor), right.as_subclass(Tensor).mT)
+        return super().__torch_function__(func, types, args, kwargs or {})
 
-def _double(z: Gaussian) -> tuple[Tensor, Tensor]:
-    """Means (N, D) and half traces (N, 1) in float64."""
-    z = z.to(torch.float64)
-    return z.mean, z.trace.unsqueeze(1) / 2
+    @classmethod
+    def products(cls, left: Tensor, right: Tensor) -> Tensor:
+        """The scores of two sides, images first in the score whichever stands first here: (N, P), (M, P) -> (N, M)."""
+        if left[0, -1] < 0:
+            return cls.products(right, left).mT
+        images, texts = (Gaussian(*(x[:, :-1] / x[:, -1:].abs()).float().chunk(2, dim=1)) for x in (left, right))
+        return cls.score.pairwise(images, texts) * left[:, -1:] * right[:, -1].abs()
 
 
 class GaussianEncoder(nn.Module):
     """A probabilistic model with OpenCLIP's two methods.
 
-    similarity: "csd", vectors as above; "mean", the unit means, with which clip_benchmark runs as it is.
+    score: by its factors, vectors as above, or rows of `Packed`; `MeanScore`, the unit means, with which clip_benchmark
+    runs as it is.
     """
 
-    def __init__(self, model: nn.Module, similarity: str):
+    def __init__(self, model: nn.Module, score: Score):
         super().__init__()
-        self.model, self.similarity = model, similarity
+        self.model, self.score = model, score
+        self.packed: type[Packed] = type("Packed", (Packed,), {"score": score})
+
+    @property
+    def of_means(self) -> bool:
+        """Whether variances are left aside."""
+        return type(self.score) is MeanScore
 
     def encode_image(self, image: Tensor, normalize: bool = True) -> Tensor:
-        """Images (B, 3, H, W) -> (B, D + 2), or (B, D) for the means."""
+        """Images (B, 3, H, W) -> rows (B, P), or (B, D) for the means."""
         z = self.model.encode_image(image, normalize=normalize)  # type: ignore[operator]
-        return image_vectors(z).as_subclass(Scored) if self.similarity == "csd" else z.mean
+        return z.mean if self.of_means else self.rows(z, 1.0)
 
     def encode_text(self, text: Tensor, normalize: bool = True) -> Tensor:
-        """Token ids (B, L) -> (B, D + 2), or (B, D) for the means."""
+        """Token ids (B, L) -> rows (B, P), or (B, D) for the means."""
         z = self.model.encode_text(text, normalize=normalize)  # type: ignore[operator]
-        return text_vectors(z).as_subclass(Scored) if self.similarity == "csd" else z.mean
+        return z.mean if self.of_means else self.rows(z, -1.0)
+
+    def rows(self, z: Gaussian, side: float) -> Tensor:
+        """What clip_benchmark multiplies: side 1 of images, -1 of texts; (N, D) -> (N, P + 2), or rows of `Packed`.
+
+        Of a score with factors [vector, offset, 1] of images and [vector, 1, offset] of texts, in float64.
+        """
+        factors = self.score.factors(z.to(torch.float64))
+        if factors is None:
+            ends = torch.full_like(z.mean[:, :1], side)
+            return torch.cat([z.mean, z.log_var, ends], dim=1).as_subclass(self.packed)
+        offset = factors.offset.unsqueeze(1)
+        sides = [offset, torch.ones_like(offset)]
+        return torch.cat([factors.vector, *(sides if side > 0 else reversed(sides))], dim=1).as_subclass(Scored)
 
 
 def class_vectors(
@@ -79,20 +109,25 @@ def class_vectors(
     device: str,
     amp: bool,
 ) -> Tensor:
-    """Every class as the mixture of its prompts, N(mean of the means, mean of the variances): (D + 2, C), float64.
+    """Every class as the mixture of its prompts, N(mean of the means, mean of the variances): (P, C).
 
     The columns of clip_benchmark's classifier, with the traces of texts and images in the scores (a trace of an image
     changes nothing between classes, but much between images, which multi-label precision ranks). templates: {c} where
     the class goes, or the prompts of each class by its name.
     """
-    precision = amp_precision(device) if amp else "fp32"
+    precision = "fp32"
+    if amp:  # what torch.autocast(device) computes in: bf16 on CPU, fp16 on CUDA
+        half = torch.get_autocast_dtype(torch.device(device).type) == torch.float16
+        precision = "amp_fp16" if half else "amp_bf16"
     parts = []
+    encode = encoder(model.model, "text", torch.device(device), precision)
     for start in range(0, len(classnames), CLASSES_AT_ONCE):
         groups = [prompts(name, templates) for name in classnames[start : start + CLASSES_AT_ONCE]]
         texts = [text for group in groups for text in group]
-        z = embed_texts(model.model, tokenizer, texts, device=device, precision=precision)
+        z = embed_texts(encode, tokenizer, texts)
         parts.append(mix_groups(z, [len(group) for group in groups]))
-    return text_vectors(concatenate(parts)).mT.contiguous().to(device)
+    # A plain tensor, which --save_clf can keep; the rows of images know how to multiply it.
+    return model.rows(concatenate(parts), -1.0).as_subclass(Tensor).to(device).mT.contiguous()
 
 
 def prompts(classname: str, templates: Sequence[str] | Mapping[str, Sequence[str]]) -> list[str]:
@@ -100,9 +135,3 @@ def prompts(classname: str, templates: Sequence[str] | Mapping[str, Sequence[str
     if isinstance(templates, Mapping):
         return list(templates[classname])
     return [template.format(c=classname) for template in templates]
-
-
-def amp_precision(device: str) -> str:
-    """The name in `embed.PRECISIONS` of what `torch.autocast(device)` computes in: bf16 on CPU, fp16 on CUDA."""
-    half = torch.get_autocast_dtype(torch.device(device).type) == torch.float16
-    return "amp_fp16" if half else "amp_bf16"

@@ -14,7 +14,7 @@ import tarfile
 import warnings
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from unittest.mock import patch
 
@@ -29,12 +29,13 @@ from webdataset import autodecode
 from webdataset.compat import check_empty
 from webdataset.filters import _to_tuple
 
-from prolip.data.decoding import decode_image
 from prolip.data.faults import SampleFault
 from prolip.data.pictures import from_pillow
-from prolip.data.samples import IMAGE_SUFFIXES, image_bytes, members_of
+from prolip.data.samples.decoding import decode_image
+from prolip.data.samples.sample import IMAGE_SUFFIXES, image_bytes, members_of
 from prolip.evaluation.clip_benchmark.encoder import GaussianEncoder, class_vectors
 from prolip.evaluation.datasets.base import DamagedData
+from prolip.scores import MeanScore
 
 ORIGINAL = {
     "classifier": zeroshot_classification.zero_shot_classifier,
@@ -68,7 +69,7 @@ def repaired() -> Iterator[None]:
 
 def zero_shot_classifier(model, tokenizer, classnames, templates, device, amp=True) -> Tensor:
     """Not a repair: the original averages the prompts' vectors, for csd a class is the mixture of their Gaussians."""
-    if isinstance(model, GaussianEncoder) and model.similarity == "csd":
+    if isinstance(model, GaussianEncoder) and not model.of_means:
         return class_vectors(model, tokenizer, classnames, templates, device, amp)
     return ORIGINAL["classifier"](model, tokenizer, classnames, templates, device, amp=amp)
 
@@ -123,7 +124,10 @@ def build_wds_dataset(dataset_name, transform, split="test", data_dir="root", ca
     picture than training of a sample that has several, and ends at what is damaged without naming it.
     """
     if cache_dir:
-        cache_dir = os.path.join(os.path.expanduser(cache_dir), folder_name(f"{data_dir}/{split}"))
+        source = f"{data_dir}/{split}"
+        readable = re.sub(r"[^\w.-]+", "_", source).strip("_")[-60:]
+        folder = f"{readable}-{hashlib.sha256(source.encode()).hexdigest()[:12]}"
+        cache_dir = os.path.join(os.path.expanduser(cache_dir), folder)
         os.makedirs(cache_dir, exist_ok=True)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"WebDataset\(shardshuffle")  # advice to who wrote the call, not to users
@@ -228,20 +232,12 @@ def check_unless_idle(samples: Iterable, shards: int) -> Iterable:
     return samples if worker is not None and worker.id >= shards else check_empty(samples)
 
 
-def folder_name(source: str) -> str:
-    """A name for the folder that belongs to `source`: its readable end and a hash of the whole."""
-    readable = re.sub(r"[^\w.-]+", "_", source).strip("_")[-60:]
-    return f"{readable}-{hashlib.sha256(source.encode()).hexdigest()[:12]}"
-
-
 def evaluate_linear_probe(model, train_dataloader, dataloader, *args, **kwargs) -> dict[str, float] | None:
     """Probe the means of our models; on a machine without CUDA too, where the original stops at an assertion."""
     if isinstance(model, GaussianEncoder):
-        model = GaussianEncoder(model.model, "mean")
-    with ExitStack() as stack:
-        evaluate = ORIGINAL["linear_probe"]
-        if not torch.cuda.is_available():
-            evaluate = stack.enter_context(linear_probe_without_cuda())
+        model = GaussianEncoder(model.model, MeanScore())
+    original = nullcontext(ORIGINAL["linear_probe"])
+    with original if torch.cuda.is_available() else linear_probe_without_cuda() as evaluate:
         metrics = evaluate(model, train_dataloader, dataloader, *args, **kwargs)
     if metrics and math.isnan(metrics["lp_acc5"]):  # as in `evaluate_classification`
         leave_out(metrics, {"lp_acc5": "no image of a sixth class"})

@@ -11,8 +11,9 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import numpy as np
 from PIL import Image
 
-from prolip.data.decoding import decode_image
 from prolip.data.faults import FaultCounter, SampleFault
+from prolip.data.samples.decoding import decode_image
+from prolip.evaluation.metrics.blockwise import Further
 
 T = TypeVar("T")
 Kind = Literal["classification", "multilabel", "retrieval", "association"]
@@ -78,7 +79,7 @@ class Dataset:
     order of the whole dataset); None: own captions only; source: folder or URL, for messages; info: JSON values,
     `relevant_by: "label"` where a text is true of every image of its class; damage: None, and the first damaged file or
     sample ends the evaluation (`DamagedData`), or a counter, and what is damaged is counted there and left out: the
-    result says so.
+    result says so; further: metrics by labels of its own.
     """
 
     name: str
@@ -94,6 +95,7 @@ class Dataset:
     info: dict[str, Any] = field(default_factory=dict)
     damage: FaultCounter | None = None
     state: tuple[str, int] | None = field(default=None, compare=False)
+    further: Further | None = field(default=None, compare=False)
 
 
 def note_fault(damage: FaultCounter | None, fault: SampleFault, key: str = "", place: str = "") -> None:
@@ -108,6 +110,6 @@ def note_fault(damage: FaultCounter | None, fault: SampleFault, key: str = "", p
     ) from fault
 
 
-def fingerprint(*parts: Any) -> str:
-    """32 hexadecimal digits of JSON values: equal parts, equal digits, on every machine."""
-    return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=16).hexdigest()
+def fingerprint(*parts: Any, digits: int = 32) -> str:
+    """Hexadecimal digits of JSON values: equal parts, equal digits, on every machine."""
+    return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=digits // 2).hexdigest()

@@ -12,32 +12,21 @@ caption is true of every picture of its species.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 from prolip.data.faults import FaultCounter
-from prolip.data.shards import explain_missing
-from prolip.documents import text_lines
-from prolip.evaluation.datasets.base import WHOLE, DamagedData, Dataset, Sample, Share, fingerprint
-from prolip.evaluation.datasets.folders import read_bytes
+from prolip.data.reading.shards import explain_missing
+from prolip.evaluation.datasets.base import DamagedData, Dataset, Sample, fingerprint
+from prolip.evaluation.datasets.folders import read_files
 from prolip.evaluation.datasets.places import check_files
+from prolip.utils.documents import text_lines
 
 FILES = {
     "test": ("images.txt", "train_test_split.txt"),
     "unseen": ("testclasses.txt",),
     "seen": ("trainvalclasses.txt", "seen_test_images.txt"),
 }
-
-
-class Picture(NamedTuple):
-    """An image with its captions; key: CLASS/NAME.jpg; label: the number of the species, from 0."""
-
-    path: str
-    key: str
-    label: int
-    captions: tuple[str, ...]
 
 
 def open_cub(
@@ -61,35 +50,33 @@ def open_cub(
     if split not in FILES:
         raise ValueError(f"CUB has no split {split!r}: give one of {', '.join(FILES)}")
     places = [Path(lists)] if lists is not None else [texts, root, texts.resolve().parent, root.resolve().parent]
-    chosen = choose(split, [find_list(name, places) for name in FILES[split]], root)
+    files = []
+    for file in FILES[split]:
+        found = [place / file for place in places if (place / file).is_file()]
+        if not found:
+            looked = ", ".join(dict.fromkeys(str(place) for place in places))
+            raise FileNotFoundError(f"no {file} in {looked}: fetch it and give its folder with lists=")
+        files.append(found[0])
+    chosen = choose(split, files, root)
     classes = sorted(entry.name for entry in os.scandir(root) if entry.is_dir())
     label = {folder: number for number, folder in enumerate(classes)}
     captioned = [texts / f"{os.path.splitext(key)[0]}.txt" for key in chosen]
     check_files([str(file) for file in captioned], f"captions of the split {split!r} of CUB")
-    pictures = [
-        Picture(str(root / key), key, label[key.split("/")[0]], read_captions(file))
+    pictures = [  # key: CLASS/NAME.jpg; label: the number of the species, from 0
+        (str(root / key), Sample(key, b"", label[key.split("/")[0]], captions=read_captions(file)))
         for key, file in zip(chosen, captioned)
     ]
-    sizes = check_files([picture.path for picture in pictures], f"images of the split {split!r} of CUB")
+    sizes = check_files([path for path, _ in pictures], f"images of the split {split!r} of CUB")
     return Dataset(
         name=name or f"cub_{split}",
         kind="retrieval",
-        samples=partial(read_pictures, tuple(pictures), damage),
-        fingerprint=fingerprint("cub", [(p.key, p.label, size, p.captions) for p, size in zip(pictures, sizes)]),
+        samples=partial(read_files, pictures, damage),
+        fingerprint=fingerprint("cub", [(s.key, s.label, size, s.captions) for (_, s), size in zip(pictures, sizes)]),
         source=f"{texts},{root}",
         size=len(pictures),
         info={"split": split, "relevant_by": "label"},
         damage=damage,
     )
-
-
-def find_list(name: str, places: list[Path]) -> Path:
-    """The file `name` in the first place that has it."""
-    for place in places:
-        if (place / name).is_file():
-            return place / name
-    looked = ", ".join(dict.fromkeys(str(place) for place in places))
-    raise FileNotFoundError(f"no {name} in {looked}: fetch it and give its folder with lists=")
 
 
 def choose(split: str, files: list[Path], root: Path) -> list[str]:
@@ -129,13 +116,3 @@ def read_captions(file: Path) -> tuple[str, ...]:
     if not captions:
         raise DamagedData(f"{file} holds no caption: fetch it again")
     return captions
-
-
-def read_pictures(
-    pictures: tuple[Picture, ...], damage: FaultCounter | None, share: Share = WHOLE
-) -> Iterator[Sample]:
-    """The samples."""
-    for number, picture in share.take(pictures):
-        data = read_bytes(picture.path, damage)
-        if data is not None:
-            yield Sample(picture.key, data, picture.label, captions=picture.captions, place=(0, number))

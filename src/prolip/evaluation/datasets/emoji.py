@@ -5,7 +5,7 @@
 
 Retrieval: every distinct text stands once in the gallery, a name with its own drawing, another text with the first
 drawing that it is true of. `relevance.json` holds all further true pairs; a tool that does not read it sees one caption
-set per image. Classification: a drawing's class is its concept's subgroup or group, with `zero_shot.TEMPLATES` as
+set per image. Classification: a drawing's class is its concept's subgroup or group, with `data.emoji.TEMPLATES` as
 prompts.
 """
 from __future__ import annotations
@@ -14,61 +14,53 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 from webdataset import TarWriter
 
-from prolip import console
 from prolip.data import emoji
-from prolip.data.decoding import decode_image
-from prolip.data.emoji import Corpus
+from prolip.data.emoji import TEMPLATES, Corpus
 from prolip.data.faults import SampleFault
+from prolip.data.samples.decoding import decode_image
 from prolip.evaluation.datasets.wds import CLASSNAMES, COUNT, RELEVANCE, TYPE
 from prolip.evaluation.datasets.wds import TEMPLATES as TEMPLATE_FILE
-from prolip.evaluation.outputs import check_output
-from prolip.evaluation.zero_shot import TEMPLATES
-from prolip.messages import naming
+from prolip.utils import console
+from prolip.utils.messages import naming
+from prolip.utils.outputs import check_output
 
 SHARD = 1000
+SPLIT = "test"
 
 
-def write_emoji(corpus: Corpus, folder: str | os.PathLike, split: str = "test", shard: int = SHARD) -> Path:
+def write_emoji(corpus: Corpus, folder: str | os.PathLike, shard: int = SHARD) -> Path:
     """Write a corpus as a retrieval task; nshards.txt comes last.
 
     Texts of concepts without a drawing are true of nothing that is shown; they are left out. ValueError for a corpus
     without drawings, FileExistsError where the split is written already.
     """
-    folder = new_folder(corpus, folder, split)
-    owned = own_texts(corpus)
-    shared = relevance(corpus, owned)
-    shards = write_shards(corpus, folder / split, shard, "txt", ["\n".join(texts) for texts in owned])
-    (folder / TYPE).write_text("retrieval\n", encoding="utf-8")
-    (folder / split / RELEVANCE).write_text(json.dumps({"pairs": shared}), encoding="utf-8")
-    (folder / split / COUNT).write_text(f"{shards}\n", encoding="utf-8")
-    return folder
+    folder = new_folder(corpus, folder)
+    owned, further = shared_out(corpus)
+    files = {TYPE: "retrieval\n", f"{SPLIT}/{RELEVANCE}": json.dumps({"pairs": further})}
+    return write_task(corpus, folder, shard, "txt", ["\n".join(texts) for texts in owned], files)
 
 
-def write_emoji_classes(
-    corpus: Corpus, folder: str | os.PathLike, level: str = "subgroup", split: str = "test", shard: int = SHARD
-) -> Path:
+def write_emoji_classes(corpus: Corpus, folder: str | os.PathLike, level: str = "subgroup", shard: int = SHARD) -> Path:
     """Write a corpus as a classification task: every drawing and the `level`, subgroup or group, of its concept.
 
     Classes are those that have a drawing, in alphabetical order. Errors as `write_emoji`.
     """
-    folder = new_folder(corpus, folder, split)
+    folder = new_folder(corpus, folder)
     own = [getattr(corpus.concepts[concept], level) for concept in corpus.drawing_concepts.tolist()]
     classes = sorted(set(own))
-    shards = write_shards(corpus, folder / split, shard, "cls", [str(classes.index(name)) for name in own])
-    (folder / CLASSNAMES).write_text("\n".join(classes) + "\n", encoding="utf-8")
-    (folder / TEMPLATE_FILE).write_text("\n".join(t.replace("{}", "{c}") for t in TEMPLATES) + "\n", encoding="utf-8")
-    (folder / TYPE).write_text("classification\n", encoding="utf-8")
-    (folder / split / COUNT).write_text(f"{shards}\n", encoding="utf-8")
-    return folder
+    prompts = [template.replace("{}", "{c}") for template in TEMPLATES]
+    lists = {CLASSNAMES: classes, TEMPLATE_FILE: prompts, TYPE: ["classification"]}
+    files = {name: "\n".join(lines) + "\n" for name, lines in lists.items()}
+    return write_task(corpus, folder, shard, "cls", [str(classes.index(name)) for name in own], files)
 
 
-def new_folder(corpus: Corpus, folder: str | os.PathLike, split: str) -> Path:
+def new_folder(corpus: Corpus, folder: str | os.PathLike) -> Path:
     """The folder, with one for the split, unless there is nothing to write or something is written already."""
     if not corpus.drawings:
         raise ValueError("the corpus has no drawing: give shards, or a rule that leaves some")
@@ -79,27 +71,35 @@ def new_folder(corpus: Corpus, folder: str | os.PathLike, split: str) -> Path:
             raise ValueError(f"drawing {drawing.key!r}: {fault}. Repair it, or leave it out with --select") from fault
     folder = Path(folder)
     check_output(folder, folder=True)
-    if (folder / split / COUNT).exists():
-        raise FileExistsError(f"{folder / split} is written already: give another folder, or remove it")
-    (folder / split).mkdir(parents=True, exist_ok=True)
+    if (folder / SPLIT / COUNT).exists():
+        raise FileExistsError(f"{folder / SPLIT} is written already: give another folder, or remove it")
+    (folder / SPLIT).mkdir(parents=True, exist_ok=True)
     return folder
 
 
-def write_shards(corpus: Corpus, folder: Path, shard: int, suffix: str, contents: Sequence[str]) -> int:
-    """Drawings, each with one text member, in shards of `shard`; returns how many."""
+def write_task(
+    corpus: Corpus, folder: Path, shard: int, suffix: str, contents: Sequence[str], files: Mapping[str, str]
+) -> Path:
+    """Drawings, each with one text member, in shards of `shard`, then small files by their path below the folder."""
     shards = -(-len(corpus.drawings) // shard)
     for number in range(shards):
         # Names, dates and owners are constant, so the same corpus gives the same bytes.
-        with TarWriter(str(folder / f"{number}.tar"), encoder=False, mtime=0, user="", group="") as writer:
+        with TarWriter(str(folder / SPLIT / f"{number}.tar"), encoder=False, mtime=0, user="", group="") as writer:
             for row in range(number * shard, min((number + 1) * shard, len(corpus.drawings))):
                 drawing = corpus.drawings[row]
                 content = contents[row].encode()
                 writer.write({"__key__": drawing.key, suffix_of(drawing.data): drawing.data, suffix: content})
-    return shards
+    for name, text in {**files, f"{SPLIT}/{COUNT}": f"{shards}\n"}.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    return folder
 
 
-def own_texts(corpus: Corpus) -> list[list[str]]:
-    """The texts that stand with each drawing: its concept's name, and what no drawing before it carries."""
+def shared_out(corpus: Corpus) -> tuple[list[list[str]], dict[str, list[int]]]:
+    """The texts that stand with each drawing, and the true pairs beyond these, by the drawing's key.
+
+    A drawing has its concept's name, and what no drawing before it carries. A pair names a row of the gallery, which is
+    all texts in the order of the drawings.
+    """
     table = corpus.caption_table()
     true_of = table.text_relation[:, corpus.drawing_concepts]
     shown = true_of.any(1)
@@ -108,25 +108,16 @@ def own_texts(corpus: Corpus) -> list[list[str]]:
     first = {concept: row for row, concept in reversed(list(enumerate(corpus.drawing_concepts.tolist())))}
     for concept, row in first.items():
         owner[row_of[corpus.concepts[concept].name]] = row
-    out: list[list[str]] = [[] for _ in corpus.drawings]
-    for text in np.flatnonzero(shown):
-        out[owner[text]].append(table.texts[text])
-    return out
-
-
-def relevance(corpus: Corpus, owned: list[list[str]]) -> dict[str, list[int]]:
-    """The true pairs beyond each drawing's own texts: image key -> rows of the gallery in the order of `owned`."""
-    table = corpus.caption_table()
-    row_of = {text: row for row, text in enumerate(table.texts)}
-    gallery = np.array([row_of[text] for texts in owned for text in texts])
-    owners = np.repeat(np.arange(len(owned)), [len(texts) for texts in owned])
-    true_of = table.text_relation[gallery]
-    out = {}
-    for row, concept in enumerate(corpus.drawing_concepts):
-        further = np.flatnonzero(true_of[:, concept] & (owners != row))
-        if len(further):
-            out[corpus.drawings[row].key] = further.tolist()
-    return out
+    gallery = np.flatnonzero(shown)[owner[shown].argsort(kind="stable")]
+    owned: list[list[str]] = [[] for _ in corpus.drawings]
+    for text in gallery:
+        owned[owner[text]].append(table.texts[text])
+    further = {}
+    for row, drawing in enumerate(corpus.drawings):
+        rows = np.flatnonzero(true_of[gallery, row] & (owner[gallery] != row))
+        if len(rows):
+            further[drawing.key] = rows.tolist()
+    return owned, further
 
 
 def suffix_of(data: bytes) -> str:

@@ -3,35 +3,26 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import NamedTuple
 
 from open_clip.zero_shot_metadata import IMAGENET_CLASSNAMES, OPENAI_IMAGENET_TEMPLATES
 from timm.data import ImageNetInfo
 
 from prolip.data.faults import FaultCounter, SampleFault
-from prolip.data.samples import IMAGE_SUFFIXES
-from prolip.data.shards import explain_missing, listing
-from prolip.data.tar import SAMPLE_BYTES
-from prolip.documents import entries, read_file
+from prolip.data.reading.shards import explain_missing, listing
+from prolip.data.reading.tar import SAMPLE_BYTES
+from prolip.data.samples.sample import IMAGE_SUFFIXES
 from prolip.evaluation.datasets.base import WHOLE, DamagedData, Dataset, Sample, Share, fingerprint, note_fault
 from prolip.evaluation.datasets.places import check_files
+from prolip.evaluation.datasets.wds import CLASSNAMES, TEMPLATES
+from prolip.utils.documents import entries, read_file
 
 WNID = re.compile(r"n\d{8}")
 #: For folders that are no ImageNet classes.
 PLAIN_TEMPLATES = ("a photo of a {c}.",)
 SPLITS = ("train", "training", "val", "validation", "test")
-CLASSNAMES, TEMPLATES = "classnames.txt", "zeroshot_classification_templates.txt"
-
-
-class ImageFile(NamedTuple):
-    """A file, its path below the root (its key) and its class."""
-
-    path: str
-    key: str
-    label: int
 
 
 def open_folder(
@@ -58,12 +49,12 @@ def open_folder(
         raise ValueError(f"{root} holds no class folder but {listing(str(root))}: {remedy}")
     check_level(root, folders)
     files = [file for label, folder in enumerate(folders) for file in images_in(root, folder, label)]
-    sizes = check_files([file.path for file in files], f"images of {root}")
+    sizes = check_files([path for path, _ in files], f"images of {root}")
     return Dataset(
         name=name or root.resolve().name,
         kind="classification",
-        samples=partial(read_files, tuple(files), damage),
-        fingerprint=fingerprint("folder", [(file.key, size) for file, size in zip(files, sizes)]),
+        samples=partial(read_files, files, damage),
+        fingerprint=fingerprint("folder", [(sample.key, size) for (_, sample), size in zip(files, sizes)]),
         source=str(root),
         classnames=names_of(root, folders, classnames),
         templates=templates_of(root, folders, templates),
@@ -83,15 +74,18 @@ def check_level(root: Path, folders: list[str]) -> None:
                          f"them: give {root / chosen}")  # fmt: skip
 
 
-def images_in(root: Path, folder: str, label: int) -> list[ImageFile]:
-    """The images of one class in alphabetical order, subfolders too. DamagedData where there is none."""
+def images_in(root: Path, folder: str, label: int) -> list[tuple[str, Sample]]:
+    """The image files of one class in alphabetical order, subfolders too, as `read_files` takes them.
+
+    A sample's key is the file's path below the root. DamagedData where there is none.
+    """
     found = []
     for here, below, names in os.walk(root / folder, followlinks=True):
         below.sort()
         for name in sorted(names):
             if os.path.splitext(name)[1][1:].lower() in IMAGE_SUFFIXES and not name.startswith("."):
                 path = os.path.join(here, name)
-                found.append(ImageFile(path, os.path.relpath(path, root).replace(os.sep, "/"), label))
+                found.append((path, Sample(os.path.relpath(path, root).replace(os.sep, "/"), b"", label)))
     if not found:
         raise DamagedData(
             f"the class folder {root / folder} holds no image ({', '.join(IMAGE_SUFFIXES)}): unpack it, or remove it"
@@ -125,7 +119,9 @@ def templates_of(root: Path, folders: list[str], given: str | os.PathLike | None
     """The prompts: of a file, OpenCLIP's 80 for ImageNet, or the plain one."""
     lines = lines_beside(root, TEMPLATES, given)
     if lines is None:
-        return imagenet_templates() if all(WNID.fullmatch(folder) for folder in folders) else PLAIN_TEMPLATES
+        if all(WNID.fullmatch(folder) for folder in folders):
+            return tuple(template("{c}") for template in OPENAI_IMAGENET_TEMPLATES)
+        return PLAIN_TEMPLATES
     for line in lines:
         if "{c}" not in line and "{}" not in line:
             raise ValueError(f"the prompt {line!r} of {given or TEMPLATES} has no {{c}} where the class goes")
@@ -152,28 +148,17 @@ def imagenet_names() -> dict[str, str]:
     return dict(zip(ImageNetInfo("imagenet-1k").label_names(), IMAGENET_CLASSNAMES))
 
 
-def imagenet_templates() -> tuple[str, ...]:
-    """OpenCLIP's 80 prompts as strings with {c}."""
-    return tuple(template("{c}") for template in OPENAI_IMAGENET_TEMPLATES)
-
-
 def read_files(
-    files: tuple[ImageFile, ...], damage: FaultCounter | None, share: Share = WHOLE
+    files: Sequence[tuple[str, Sample]], damage: FaultCounter | None, share: Share = WHOLE
 ) -> Iterator[Sample]:
-    """The samples in the order of the classes."""
-    for number, file in share.take(files):
-        data = read_bytes(file.path, damage)
-        if data is not None:
-            yield Sample(file.key, data, file.label, place=(0, number))
-
-
-def read_bytes(path: str, damage: FaultCounter | None) -> bytes | None:
-    """A file; None where it cannot be read and damage is counted."""
-    if damage is not None:
-        damage.samples += 1
-    try:
-        return read_file(path, SAMPLE_BYTES)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        note_fault(damage, SampleFault("missing image", reason), place=path)
-        return None
+    """Image files, each with what is known of it: the samples with their bytes, in this order."""
+    for number, (path, sample) in share.take(files):
+        if damage is not None:
+            damage.samples += 1
+        try:
+            data = read_file(path, SAMPLE_BYTES)
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            note_fault(damage, SampleFault("missing image", reason), place=path)
+        else:
+            yield sample._replace(image=data, place=(0, number))

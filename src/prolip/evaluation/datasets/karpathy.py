@@ -2,31 +2,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from prolip.data.faults import FaultCounter
-from prolip.data.shards import explain_missing
-from prolip.documents import loads
-from prolip.evaluation.datasets.base import WHOLE, DamagedData, Dataset, Sample, Share, fingerprint
-from prolip.evaluation.datasets.folders import read_bytes
+from prolip.data.reading.shards import explain_missing
+from prolip.evaluation.datasets.base import DamagedData, Dataset, Sample, fingerprint
+from prolip.evaluation.datasets.coco import FURTHER
+from prolip.evaluation.datasets.folders import read_files
 from prolip.evaluation.datasets.places import check_files
+from prolip.utils.documents import loads
 
 #: Captions per image that the field evaluates: COCO's 5K test is 5,000 images and 25,000 captions, though some images
 #: have six or seven.
 CAPTIONS = 5
-
-
-class Captioned(NamedTuple):
-    """An image file with its captions and the ids of the annotation files."""
-
-    path: str
-    key: str
-    image_id: int
-    captions: tuple[str, ...]
-    caption_ids: tuple[int, ...]
 
 
 def open_karpathy(
@@ -51,20 +41,22 @@ def open_karpathy(
     if not chosen:
         raise ValueError(f"{file} has no images of the split {split!r}: it has {', '.join(splits)}")
     rows = [parse_record(record, root, file, captions) for record in chosen]
-    sizes = check_files([row.path for row in rows], f"images of the split {split!r} of {file.name} below {root}")
+    files = [(path, sample) for path, sample, _, _ in rows]
+    sizes = check_files([path for path, _ in files], f"images of the split {split!r} of {file.name} below {root}")
     return Dataset(
         name=name or f"{known or file.stem}_karpathy_{split}",
         kind="retrieval",
-        samples=partial(read_captioned, tuple(rows), damage),
-        fingerprint=fingerprint("karpathy", [(row.key, size, row.captions) for row, size in zip(rows, sizes)]),
+        samples=partial(read_files, files, damage),
+        fingerprint=fingerprint("karpathy", [(s.key, size, s.captions) for (_, s), size in zip(files, sizes)]),
         source=f"{file},{root}",
         size=len(rows),
         info={
             "split": split,
-            "image_ids": [row.image_id for row in rows],
-            "caption_ids": [number for row in rows for number in row.caption_ids],
+            "image_ids": [image_id for _, _, image_id, _ in rows],
+            "caption_ids": [number for _, _, _, caption_ids in rows for number in caption_ids],
         },
         damage=damage,
+        further=FURTHER,
     )
 
 
@@ -84,8 +76,10 @@ def read_records(file: Path) -> tuple[list[dict[str, Any]], list[str], str]:
     return records, splits, str(content.get("dataset", ""))
 
 
-def parse_record(record: dict[str, Any], root: Path, file: Path, wanted: int | None) -> Captioned:
-    """One image of the file. DamagedData where it lacks something, or captions."""
+def parse_record(
+    record: dict[str, Any], root: Path, file: Path, wanted: int | None
+) -> tuple[str, Sample, int, tuple[int, ...]]:
+    """One image: its file, its sample, its id and those of its captions. DamagedData where it lacks something."""
     try:
         name, sentences = record["filename"], record["sentences"]
         texts = tuple(sentence["raw"].strip() for sentence in sentences)[:wanted]
@@ -102,14 +96,4 @@ def parse_record(record: dict[str, Any], root: Path, file: Path, wanted: int | N
     below = root / record.get("filepath", "") / name
     path = below if below.is_file() else root / name
     key = str(record["cocoid"]) if "cocoid" in record else name
-    return Captioned(str(path if path.is_file() else below), key, number, texts, ids)
-
-
-def read_captioned(
-    rows: tuple[Captioned, ...], damage: FaultCounter | None, share: Share = WHOLE
-) -> Iterator[Sample]:
-    """The samples in the order of the file."""
-    for number, row in share.take(rows):
-        data = read_bytes(row.path, damage)
-        if data is not None:
-            yield Sample(row.key, data, captions=row.captions, place=(0, number))
+    return str(path if path.is_file() else below), Sample(key, b"", captions=texts), number, ids

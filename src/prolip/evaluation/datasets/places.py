@@ -6,14 +6,15 @@ import os
 import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
 from prolip.data.faults import ShardFault
-from prolip.data.opening import ReadPolicy, is_local, local_path, open_stream
-from prolip.data.shards import explain_missing, listing
-from prolip.documents import entries
+from prolip.data.reading.opening import ReadPolicy, is_local, local_path, open_stream
+from prolip.data.reading.shards import explain_missing, listing
 from prolip.evaluation.datasets.base import DamagedData
+from prolip.utils.documents import entries
 
 #: Bytes of a shard's head, middle and tail that its mark is made of.
 SAMPLED = 2**16
@@ -31,11 +32,6 @@ class Place(NamedTuple):
     source: str
     metadata: str
     data: str
-
-    @property
-    def local(self) -> bool:
-        """Whether it is a folder of this machine."""
-        return is_local(self.data)
 
     def text(self, *parts: str, policy: ReadPolicy | None = None) -> str | None:
         """A text file, None where there is none."""
@@ -83,22 +79,18 @@ def join(base: str, *parts: str) -> str:
 def read_text(url: str, policy: ReadPolicy | None = None) -> str | None:
     """The text of a file or URL, None where there is nothing; DamagedData where it cannot be read or is no UTF-8."""
     try:
-        stream = open_stream(url, policy)
-        try:
-            parts, size = [], 0
+        data = bytearray()
+        with closing(open_stream(url, policy)) as stream:
             while part := stream.read(2**16):
-                parts.append(part)
-                size += len(part)
-                if size > TEXT_BYTES:
+                data += part
+                if len(data) > TEXT_BYTES:
                     raise DamagedData(f"{url} has more than {TEXT_BYTES:,} bytes: is it the right file?")
-        finally:
-            stream.close()
     except ShardFault as fault:
         if isinstance(fault.__cause__, FileNotFoundError) or fault.message.startswith("HTTP 404"):
             return None
         raise DamagedData(f"{url} cannot be read ({fault.message}): check the address and the permission") from fault
     try:
-        return b"".join(parts).decode("utf-8-sig")
+        return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise DamagedData(f"{url} is no UTF-8 text ({error}): fetch it again") from error
 
@@ -111,10 +103,8 @@ def shard_marks(urls: Sequence[str], policy: ReadPolicy | None = None) -> list[s
     """
     missing = [url for url in urls if is_local(url) and not os.path.isfile(local_path(url))]
     if missing:
-        more = f" and {len(missing) - NAMED} more" if len(missing) > NAMED else ""
         raise FileNotFoundError(
-            f"{len(missing)} of {len(urls)} shards are missing: {', '.join(missing[:NAMED])}{more}: fetch them, or "
-            "correct nshards.txt"
+            f"{len(missing)} of {len(urls)} shards are missing: {first_of(missing)}: fetch them, or correct nshards.txt"
         )
     with ThreadPoolExecutor(CONNECTIONS) as pool:
         return list(pool.map(lambda url: shard_mark(url, policy), urls))
@@ -125,13 +115,10 @@ def shard_mark(url: str, policy: ReadPolicy | None = None) -> str:
     if is_local(url):
         return file_mark(local_path(url))
     try:
-        stream = open_stream(url, policy)
+        with closing(open_stream(url, policy)) as stream:
+            return str(stream.identity)
     except ShardFault as fault:
         raise DamagedData(f"{url} cannot be read ({fault.message}): check the address and the permission") from fault
-    try:
-        return str(stream.identity)
-    finally:
-        stream.close()
 
 
 def file_mark(path: str | os.PathLike) -> str:
@@ -165,11 +152,15 @@ def check_files(paths: Sequence[str], what: str) -> list[int]:
             missing.append(path)
     for kind, names in ((FileNotFoundError, missing), (DamagedData, empty)):
         if names:
-            more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
             state = "are missing" if kind is FileNotFoundError else "are empty"
             hint = f" {explain_missing(names[0])}" if kind is FileNotFoundError else " Fetch them again."
-            raise kind(f"{what}: {len(names)} of {len(paths)} files {state}: {', '.join(names[:NAMED])}{more}.{hint}")
+            raise kind(f"{what}: {len(names)} of {len(paths)} files {state}: {first_of(names)}.{hint}")
     return sizes
+
+
+def first_of(names: Sequence[str]) -> str:
+    """The first few names, and how many more there are."""
+    return ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")
 
 
 def folder_holds(folder: str | os.PathLike) -> str:

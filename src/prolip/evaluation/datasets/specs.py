@@ -2,16 +2,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from prolip.data.faults import FaultCounter
 from prolip.evaluation.datasets.base import Dataset
+from prolip.evaluation.datasets.coco import FURTHER
 from prolip.evaluation.datasets.cub import open_cub
 from prolip.evaluation.datasets.folders import open_folder
 from prolip.evaluation.datasets.karpathy import open_karpathy
 from prolip.evaluation.datasets.tables import open_caption_table, open_winogavil
 from prolip.evaluation.datasets.wds import open_wds
-from prolip.model_config import near_matches
+from prolip.evaluation.metrics.blockwise import Further
+from prolip.models.config import near_matches
 
 
 class Reader(NamedTuple):
@@ -33,6 +35,11 @@ READERS = {
     "winogavil": Reader(open_winogavil, "winogavil:FOLDER", 1, False),
 }
 FORMS = ", ".join(reader.form for reader in READERS.values())
+
+
+def further_of(info: dict[str, Any]) -> Further | None:
+    """What the labels of a data set with this `info` add to its metrics, where only its description is left."""
+    return FURTHER if "caption_ids" in info else None
 
 
 def open_dataset(spec: str, split: str | None = None, damage: FaultCounter | None = None) -> Dataset:

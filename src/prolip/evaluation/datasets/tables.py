@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from prolip.data.faults import FaultCounter, SampleFault
-from prolip.data.shards import explain_missing
-from prolip.data.table import TableError, open_table
-from prolip.data.tar import SAMPLE_BYTES
-from prolip.documents import loads, read_file
+from prolip.data.reading.shards import explain_missing
+from prolip.data.reading.table import TableError, open_table
+from prolip.data.reading.tar import SAMPLE_BYTES
 from prolip.evaluation.datasets.base import (
     WHOLE,
     Association,
@@ -31,14 +30,14 @@ from prolip.evaluation.datasets.base import (
     fingerprint,
     note_fault,
 )
-from prolip.evaluation.datasets.places import archive_state, file_mark, folder_holds
+from prolip.evaluation.datasets.places import archive_state, file_mark, first_of, folder_holds
+from prolip.utils.documents import loads, read_file
 
 CAPTION_TABLES = {
     "test_1k_flickr.csv": "images_flickr_1k_test",
     "test_5k_mscoco_2014.csv": "images_mscoco_2014_5k_test",
 }
 WINOGAVIL, WINOGAVIL_IMAGES = "winogavil_dataset.csv", "winogavil_images"
-NAMED = 3
 
 
 class Images(NamedTuple):
@@ -61,39 +60,35 @@ class Images(NamedTuple):
         """FileNotFoundError naming files of the table that are not there."""
         missing = [name for name in names if name not in self.members]
         if missing:
-            more = f" and {len(missing) - NAMED} more" if len(missing) > NAMED else ""
             raise FileNotFoundError(
                 f"{len(missing)} of {len(names)} images of {table.name} are not in {self.source}: "
-                f"{', '.join(missing[:NAMED])}{more}: fetch the zip again and unpack all of it, or leave it packed"
+                f"{first_of(missing)}: fetch the zip again and unpack all of it, or leave it packed"
             )
 
     def read(
-        self, names: list[str], damage: FaultCounter | None, share: Share = WHOLE
-    ) -> Iterator[tuple[int, str, bytes]]:
-        """Number, name and bytes of a share of these files, in the order given."""
+        self, files: dict[str, Sample], damage: FaultCounter | None, share: Share = WHOLE
+    ) -> Iterator[Sample]:
+        """A share of these files, each with what is known of it: the samples with their bytes, in this order."""
         archive = zipfile.ZipFile(self.source) if self.source.is_file() else None
         try:
-            for number, name in share.take(names):
+            for number, (name, sample) in share.take(files.items()):
                 if damage is not None:
                     damage.samples += 1
                 try:
                     member = self.members[name]
-                    data = read_zipped(archive, member) if archive is not None else read_file(member, SAMPLE_BYTES)
+                    if archive is None:
+                        data = read_file(member, SAMPLE_BYTES)
+                    elif (size := archive.getinfo(member).file_size) <= SAMPLE_BYTES:
+                        data = archive.read(member)  # which never gives more
+                    else:
+                        raise ValueError(f"{member} has {size} bytes, at most {SAMPLE_BYTES} are read")
                 except (OSError, ValueError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
                     note_fault(damage, SampleFault("missing image", str(error)), name, str(self.source))
                 else:
-                    yield number, name, data
+                    yield sample._replace(image=data, place=(0, number))
         finally:
             if archive is not None:
                 archive.close()
-
-
-def read_zipped(archive: zipfile.ZipFile, member: str) -> bytes:
-    """A member of a zip, which never gives more than its size; ValueError above SAMPLE_BYTES."""
-    size = archive.getinfo(member).file_size
-    if size > SAMPLE_BYTES:
-        raise ValueError(f"{member} has {size} bytes, at most {SAMPLE_BYTES} are read")
-    return archive.read(member)
 
 
 def find_images(folder: Path, name: str) -> Images:
@@ -164,27 +159,20 @@ def open_caption_table(
     rows = read_table(table, ("filename", "raw"), ("raw",), image="filename")
     images = find_images(folder, CAPTION_TABLES[table.name])
     captions = {row["filename"]: tuple(text.strip() for text in row["raw"]) for row in rows}
+    files = {file: Sample(file, b"", captions=texts) for file, texts in captions.items()}
     if len(captions) < len(rows) or not all(captions.values()):
         raise DamagedData(f"{table} names an image twice or without captions: fetch it again")
     images.check(list(captions), table)
     return Dataset(
         name=name or folder.resolve().name,
         kind="retrieval",
-        samples=partial(read_captioned, images, captions, damage),
+        samples=partial(images.read, files, damage),
         fingerprint=fingerprint("captions", images.mark(), list(captions.items())),
         source=str(folder),
         size=len(captions),
         damage=damage,
         state=images.state(),
     )
-
-
-def read_captioned(
-    images: Images, captions: dict[str, tuple[str, ...]], damage: FaultCounter | None, share: Share = WHOLE
-) -> Iterator[Sample]:
-    """The samples in the order of the table."""
-    for number, name, data in images.read(list(captions), damage, share):
-        yield Sample(name, data, captions=captions[name], place=(0, number))
 
 
 def open_winogavil(folder: str | os.PathLike, name: str = "winogavil", damage: FaultCounter | None = None) -> Dataset:
@@ -205,12 +193,12 @@ def open_winogavil(folder: str | os.PathLike, name: str = "winogavil", damage: F
             raise DamagedData(f"{what}: fetch it again")
         instances.append(Association(row["cue"], candidates, associated))
     names = list(dict.fromkeys(candidate for instance in instances for candidate in instance.images))
-    files = {candidate: f"{candidate}.jpg" for candidate in names}
-    images.check(list(files.values()), table)
+    files = {f"{candidate}.jpg": Sample(candidate, b"") for candidate in names}
+    images.check(list(files), table)
     return Dataset(
         name=name,
         kind="association",
-        samples=partial(read_candidates, images, files, damage),
+        samples=partial(images.read, files, damage),
         fingerprint=fingerprint("winogavil", images.mark(), file_mark(table)),
         source=str(folder),
         associations=tuple(instances),
@@ -218,12 +206,3 @@ def open_winogavil(folder: str | os.PathLike, name: str = "winogavil", damage: F
         damage=damage,
         state=images.state(),
     )
-
-
-def read_candidates(
-    images: Images, files: dict[str, str], damage: FaultCounter | None, share: Share = WHOLE
-) -> Iterator[Sample]:
-    """Every image once, keyed by the candidate's name."""
-    candidates = {file: candidate for candidate, file in files.items()}
-    for number, file, data in images.read(list(files.values()), damage, share):
-        yield Sample(candidates[file], data, place=(0, number))

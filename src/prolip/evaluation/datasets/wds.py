@@ -22,23 +22,21 @@ from typing import NamedTuple, get_args
 
 import numpy as np
 
-from prolip.data.connections import ReadPolicy
 from prolip.data.faults import UNCHARGED, FaultCounter, SampleFault
-from prolip.data.opening import is_local, local_path
-from prolip.data.samples import Raw, image_bytes, members_of
+from prolip.data.reading.connections import ReadPolicy
+from prolip.data.reading.opening import is_local, local_path
+from prolip.data.reading.tar import read_shard
+from prolip.data.samples.sample import Raw, image_bytes, members_of
 from prolip.data.survey import refuse_unusable
-from prolip.data.tar import read_shard
-from prolip.documents import LINE_END, loads
 from prolip.evaluation.datasets.base import WHOLE, DamagedData, Dataset, Kind, Sample, Share, fingerprint, note_fault
 from prolip.evaluation.datasets.places import Place, archive_state, find_place, folder_holds, join, shard_marks
+from prolip.utils.documents import LINE_END, loads
 
 CLASSNAMES, TEMPLATES = "classnames.txt", "zeroshot_classification_templates.txt"
 TYPE, COUNT, RELEVANCE = "dataset_type.txt", "nshards.txt", "relevance.json"
 SHOWN = 5
 #: What a shard-wise data set may be; associations have files of their own.
 KINDS = tuple(kind for kind in get_args(Kind) if kind != "association")
-
-
 #: What stands beside the images of each kind.
 MEMBERS = {"classification": "cls", "multilabel": "npy", "retrieval": "txt"}
 
@@ -71,14 +69,21 @@ def open_wds(
     classnames = place.lines(CLASSNAMES, policy=policy)
     templates = place.lines(TEMPLATES, policy=policy)
     if kind != "retrieval":
-        check_classes(place, classnames, templates)
+        for file, lines in ((CLASSNAMES, classnames), (TEMPLATES, templates)):
+            if not lines:
+                raise FileNotFoundError(f"no {file} at {place.source}, or an empty one: zero-shot evaluation needs it")
+        for template in templates:
+            if "{c}" not in template and "{}" not in template:
+                raise DamagedData(f"{TEMPLATES} at {place.source}: {template!r} has no {{c}} where the class goes")
     urls = tuple(join(place.data, split, f"{number}.tar") for number in range(count))
     reading = Reading(urls, kind, len(classnames), damage, policy)
     pairs = read_relevance(place, split, policy) if kind == "retrieval" else None
     marks = shard_marks(urls, policy)
     check_first(reading)
+    here = is_local(place.data)
+    address = os.path.abspath(local_path(place.source)) if here else place.source.split("/tree/")[0].rstrip("/")
     return Dataset(
-        name=name or default_name(place),
+        name=name or os.path.basename(address).removeprefix("wds_"),
         kind=kind,
         samples=partial(read_samples, reading),
         fingerprint=fingerprint("wds", kind, marks),
@@ -104,19 +109,13 @@ def check_first(reading: Reading) -> None:
         raise DamagedData(str(error)) from error
 
 
-def default_name(place: Place) -> str:
-    """The last part of the address, without the `wds_` that folders begin with."""
-    path = local_path(place.source) if place.local else place.source.split("/tree/")[0]
-    return os.path.basename(os.path.abspath(path) if place.local else path.rstrip("/")).removeprefix("wds_")
-
-
 def shard_count(place: Place, split: str, policy: ReadPolicy | None) -> int:
     """What nshards.txt says."""
     text = place.text(split, COUNT, policy=policy)
     if text is None:
         wanted = f"Give the folder above {split}/ of a clip_benchmark data set, or the split it has"
         where = "the address answers that there is none"
-        if place.local:
+        if is_local(place.data):
             where = other_level(place, split) or folder_holds(place.data)
         raise FileNotFoundError(f"no {split}/{COUNT} at {place.source}: {where}. {wanted}")
     if not text.strip().isdecimal() or int(text) < 1:
@@ -127,7 +126,9 @@ def shard_count(place: Place, split: str, policy: ReadPolicy | None) -> int:
 def other_level(place: Place, split: str) -> str | None:
     """Where the data set is that a local folder is not: above it, below it, or under another split; None for none."""
     folder = Path(place.data).resolve()
-    above, below = next((p for p in folder.parents[:2] if is_wds(p, split)), None), data_sets_in(folder, split)
+    above = next((p for p in folder.parents[:2] if is_wds(p, split)), None)
+    counts = [found for depth in ("*", "*/*") for found in folder.glob(f"{depth}/{split}/{COUNT}")]
+    below = sorted({found.parent.parent for found in counts})
     if above is not None:
         return f"it lies inside a data set: give {above}"
     if (folder / COUNT).is_file():
@@ -141,27 +142,12 @@ def other_level(place: Place, split: str) -> str | None:
     return None
 
 
-def data_sets_in(folder: Path, split: str = "test") -> list[Path]:
-    """The data sets in this layout one or two levels below a local folder."""
-    return sorted({found.parent.parent for depth in ("*", "*/*") for found in folder.glob(f"{depth}/{split}/{COUNT}")})
-
-
 def read_kind(place: Place, policy: ReadPolicy | None) -> Kind:
     """What dataset_type.txt says; classification without it."""
     kind = (place.text(TYPE, policy=policy) or "classification").strip().lower()
     if kind not in KINDS:
         raise DamagedData(f"{TYPE} at {place.source} says {kind[:40]!r}: want one of {', '.join(KINDS)}")
     return kind  # type: ignore[return-value]
-
-
-def check_classes(place: Place, classnames: tuple[str, ...], templates: tuple[str, ...]) -> None:
-    """FileNotFoundError without names or prompts, DamagedData for prompts that name no class."""
-    for name, lines in ((CLASSNAMES, classnames), (TEMPLATES, templates)):
-        if not lines:
-            raise FileNotFoundError(f"no {name} at {place.source}, or an empty one: zero-shot evaluation needs it")
-    for template in templates:
-        if "{c}" not in template and "{}" not in template:
-            raise DamagedData(f"{TEMPLATES} at {place.source}: {template!r} has no {{c}} where the class goes")
 
 
 def read_relevance(place: Place, split: str, policy: ReadPolicy | None) -> frozenset[tuple[str, int]] | None:
@@ -194,12 +180,17 @@ def read_samples(reading: Reading, share: Share = WHOLE) -> Iterator[Sample]:
 def raw_samples(reading: Reading, urls: Iterable[tuple[int, str]]) -> Iterator[Sample]:
     """The samples of numbered shards, under the keys that they have there."""
     damage = reading.damage
+
+    def count(url: str, fault: SampleFault) -> None:  # what does not end a shard; what costs no sample is not damage
+        if damage is not None and fault.kind not in UNCHARGED:
+            damage.add(fault, url=url)
+
     for number, url in urls:
         if damage is not None:
             damage.shards += 1
         try:
-            fault_of_member = None if damage is None else partial(count_member, damage, url)
-            for inside, raw in enumerate(read_shard(url, fault_of_member, reading.policy)):
+            on_fault = None if damage is None else partial(count, url)
+            for inside, raw in enumerate(read_shard(url, on_fault, reading.policy)):
                 if damage is not None:
                     damage.samples += 1
                 try:
@@ -221,27 +212,26 @@ def unique_keys(samples: Iterable[Sample]) -> Iterator[Sample]:
         yield sample._replace(key=key)
 
 
-def count_member(damage: FaultCounter, url: str, fault: SampleFault) -> None:
-    """Count what does not end a shard; what costs no sample is not damage."""
-    if fault.kind not in UNCHARGED:
-        damage.add(fault, url=url)
-
-
 def parse(raw: Raw, reading: Reading) -> Sample:
     """A raw sample with its label, groups or captions. SampleFault for what is missing or makes no sense."""
     key, image = raw["__key__"], image_bytes(raw)
     if reading.kind == "retrieval":
-        return Sample(key, image, captions=captions_of(raw))
+        if "txt" not in raw:
+            raise SampleFault("missing text", f"members: {members_of(raw)}; wanted txt, a caption per line")
+        try:
+            lines = LINE_END.split(raw["txt"].decode())
+        except UnicodeDecodeError as error:
+            raise SampleFault("bad text", str(error)) from error
+        return Sample(key, image, captions=tuple(line for line in lines if line.strip()))
+    array = array_of(raw)
     if reading.kind == "multilabel":
-        label = array_of(raw)
-        if label is None or label.shape != (reading.classes,) or not np.isin(label, (0, 1)).all():
-            got = "no npy member" if label is None else f"an array {label.shape} of {label.dtype}"
+        if array is None or array.shape != (reading.classes,) or not np.isin(array, (0, 1)).all():
+            got = "no npy member" if array is None else f"an array {array.shape} of {array.dtype}"
             raise SampleFault("bad label", f"{got}; wanted zeros and ones ({reading.classes},), one per class")
-        return Sample(key, image, label.astype(np.int64))
-    groups = array_of(raw)
-    if "cls" not in raw and groups is None:
+        return Sample(key, image, array.astype(np.int64))
+    if "cls" not in raw and array is None:
         raise SampleFault("missing label", f"members: {members_of(raw)}; wanted cls, the number of the class")
-    return Sample(key, image, class_of(raw, reading.classes) if "cls" in raw else None, groups)
+    return Sample(key, image, class_of(raw, reading.classes) if "cls" in raw else None, array)
 
 
 def class_of(raw: Raw, classes: int) -> int:
@@ -264,17 +254,6 @@ def array_of(raw: Raw) -> np.ndarray | None:
         return np.lib.format.read_array(io.BytesIO(raw["npy"]), allow_pickle=False).reshape(-1)
     except (ValueError, OSError, EOFError, MemoryError) as error:  # the latter for a shape that nothing holds
         raise SampleFault("bad array", f"npy cannot be read: {error}") from error
-
-
-def captions_of(raw: Raw) -> tuple[str, ...]:
-    """The lines of `.txt`, without blank ones."""
-    if "txt" not in raw:
-        raise SampleFault("missing text", f"members: {members_of(raw)}; wanted txt, a caption per line")
-    try:
-        lines = LINE_END.split(raw["txt"].decode())
-    except UnicodeDecodeError as error:
-        raise SampleFault("bad text", str(error)) from error
-    return tuple(line for line in lines if line.strip())
 
 
 def is_wds(source: str | os.PathLike, split: str = "test") -> bool:

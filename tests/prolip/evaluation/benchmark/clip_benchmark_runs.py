@@ -9,8 +9,8 @@ import torch
 import wds_folders as wds
 
 import prolip
-from prolip.checkpoint import save_pretrained
 from prolip.evaluation.clip_benchmark import command
+from prolip.models.weights.checkpoint import save_pretrained
 
 WIDE = {"init_unc_bias": -4.0, "init_unc_gain": 1.0}
 TINY_CLIP = {

@@ -7,6 +7,7 @@ import math
 import sys
 from pathlib import Path
 
+import dense_ranking
 import numpy as np
 import pytest
 import torch
@@ -15,18 +16,19 @@ import wds_folders as wds
 from clip_benchmark import cli
 from clip_benchmark.metrics import zeroshot_classification
 from clip_benchmark_runs import evaluate, save_model
+from embedding import embed_images, embed_texts, similarity_scores
 from sklearn.metrics import average_precision_score
 
 import prolip
-from prolip.evaluation import metrics
-from prolip.evaluation.classification import multilabel
 from prolip.evaluation.clip_benchmark import encoder
-from prolip.evaluation.embed import embed_images, embed_texts, similarity_scores
-from prolip.evaluation.embedder import as_points, load_embedder
+from prolip.evaluation.loading import load_embedder
+from prolip.evaluation.metrics.classification import classification as classification_metrics
+from prolip.evaluation.metrics.classification import multilabel
+from prolip.evaluation.model import as_points
 from prolip.evaluation.zero_shot import class_gaussians, mix_groups
-from prolip.evaluation.zero_shot import classification as classification_metrics
 from prolip.gaussian import Gaussian
 from prolip.measures import pairwise_csd_similarity
+from prolip.scores import CSDScore
 
 TEMPLATES = [template.replace("{c}", "{}") for template in wds.TEMPLATES]
 
@@ -72,7 +74,7 @@ def expected_classification(z_image: Gaussian, z_class: Gaussian, labels, simila
 def expected_retrieval(z_image: Gaussian, z_text: Gaussian, per_image: int, similarity: str, ks=(1, 5)):
     """The same for retrieval."""
     relevant = torch.eye(len(z_image.mean)).bool().repeat_interleave(per_image, 1)
-    direct = metrics.retrieval(similarity_scores(z_image, z_text, similarity), relevant, ks)
+    direct = dense_ranking.retrieval(similarity_scores(z_image, z_text, similarity), relevant, ks)
     ways = {"image_retrieval": "t2i", "text_retrieval": "i2t"}
     found = {f"{name}_recall@{k}": direct.get(f"{way}/R@{k}") for name, way in ways.items() for k in ks}
     return {name: value for name, value in found.items() if value is not None}
@@ -95,7 +97,7 @@ def test_product_of_vectors_is_csd_similarity_to_the_last_bits_of_float64_whatev
 
         encode_text = lambda self, _, normalize=True: q  # noqa: E731
 
-    model = encoder.GaussianEncoder(Fixed(), "csd")
+    model = encoder.GaussianEncoder(Fixed(), CSDScore())
     images, texts = F.normalize(model.encode_image(None), dim=-1), F.normalize(model.encode_text(None), dim=-1)
     exact = pairwise_csd_similarity(p.to(torch.float64), q.to(torch.float64))
     assert type(images) is torch.Tensor
@@ -258,7 +260,8 @@ def test_prompts_of_each_class_are_mixed_and_a_saved_classifier_is_used_again(fo
     z = embed_texts(model, tokenizer, [text for texts in prompts.values() for text in texts])
     z_class = mix_groups(z, [len(texts) for texts in prompts.values()])
     saved = torch.load("classifier.pt")
-    torch.testing.assert_close(saved, encoder.text_vectors(z_class).mT, rtol=0, atol=1e-6)
+    rows = encoder.GaussianEncoder(model, CSDScore()).rows(z_class, -1.0).as_subclass(torch.Tensor)
+    torch.testing.assert_close(saved, rows.mT, rtol=0, atol=1e-6)
     samples = wds.read_split(folders / "single" / "test")
     z_image = embed_images(model, wds.pictures(samples), preprocess)
     expected = expected_classification(z_image, z_class, labels_of(samples), "csd")

@@ -12,12 +12,12 @@ import pytest
 from datacomp_suite import Oracle, write_suite
 
 from prolip.data.faults import ShardFault
-from prolip.evaluation.datacomp import places, run
-from prolip.evaluation.datacomp.__main__ import main, parse
-from prolip.evaluation.datacomp.tables import build_report
-from prolip.evaluation.datacomp.tasks import TASKS, select_tasks
+from prolip.evaluation.datacomp import main, parse
 from prolip.evaluation.datasets.base import DamagedData
 from prolip.evaluation.datasets.wds import open_wds
+from prolip.evaluation.suites.datacomp import places, run
+from prolip.evaluation.suites.datacomp.tables import build_report
+from prolip.evaluation.suites.datacomp.tasks import TASKS, select_tasks
 
 FEW = select_tasks(["cifar10", "mnist", "retrieval", "geode", "utkface"])
 

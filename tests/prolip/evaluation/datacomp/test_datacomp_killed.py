@@ -12,10 +12,10 @@ import miniatures
 import pytest
 from datacomp_suite import Oracle, write_suite
 
-from prolip.evaluation.datacomp import run
-from prolip.evaluation.datacomp.__main__ import main
-from prolip.evaluation.datacomp.sharing import share_tasks
-from prolip.evaluation.datacomp.tasks import TASKS
+from prolip.evaluation.datacomp import main
+from prolip.evaluation.suites.datacomp import run
+from prolip.evaluation.suites.datacomp.sharing import share_tasks
+from prolip.evaluation.suites.datacomp.tasks import TASKS
 
 SOURCE = Path(__file__).parents[4] / "src"
 

@@ -2,19 +2,18 @@
 import numpy as np
 import pytest
 import torch
+from dense_ranking import rank
+from sklearn.metrics import jaccard_score
 
-from prolip.evaluation.datacomp.scores import (
-    Association,
-    association_metrics,
+from prolip.evaluation.kinds.association import Candidates, association_metrics, cue_prompt
+from prolip.evaluation.suites.datacomp.scores import (
     by_group,
     classification_metrics,
-    cue_prompt,
     face_metrics,
     retrieval_metrics,
     split_prompts,
 )
-from prolip.evaluation.datacomp.tasks import BY_KEY
-from prolip.evaluation.metrics import rank
+from prolip.evaluation.suites.datacomp.tasks import BY_KEY
 
 RNG = np.random.default_rng(5)
 N, C = 60, 7
@@ -116,9 +115,9 @@ def test_a_cue_becomes_a_prompt_with_its_article(cue, prompt):
 
 
 def test_jaccard_by_hand():
-    five = Association(torch.tensor([5.0, 4, 3, 2, 1]), torch.tensor([1, 0, 1, 0, 0]))  # chosen 0, 1: 1 of 3
-    ten = Association(torch.arange(10.0), torch.tensor([0] * 7 + [1] * 3))  # chosen 7, 8, 9: all
-    twelve = Association(torch.arange(12.0), torch.tensor([1] * 6 + [0] * 6))  # chosen 6 to 11: none of 12
+    five = Candidates(torch.tensor([5.0, 4, 3, 2, 1]), torch.tensor([1, 0, 1, 0, 0]))  # chosen 0, 1: 1 of 3
+    ten = Candidates(torch.arange(10.0), torch.tensor([0] * 7 + [1] * 3))  # chosen 7, 8, 9: all
+    twelve = Candidates(torch.arange(12.0), torch.tensor([1] * 6 + [0] * 6))  # chosen 6 to 11: none of 12
     m = association_metrics([five, ten, twelve])
     assert m == pytest.approx({
         "avg_jaccard_score": (1 / 3 + 1) / 3, "jaccard_score_5": 1 / 3, "jaccard_score_5-6": 1 / 3,
@@ -126,9 +125,23 @@ def test_jaccard_by_hand():
     })  # fmt: skip
 
 
+def test_jaccard_is_sklearns_over_instances():
+    rng = np.random.default_rng(0)
+    scores, true = rng.random((20, 8)), rng.random((20, 8)) < 0.4
+    true[:, 0] = True
+    chosen = (-scores).argsort(1).argsort(1) < true.sum(1, keepdims=True)
+    m = association_metrics([Candidates(torch.from_numpy(s), torch.from_numpy(t)) for s, t in zip(scores, true)])
+    assert m["avg_jaccard_score"] == pytest.approx(jaccard_score(true, chosen, average="samples"))
+
+
+def test_of_equal_candidates_the_first_are_chosen():
+    tied = Candidates(torch.tensor([0.1, 0.5, 0.5, 0.9, 0.5]), torch.tensor([0, 1, 1, 1, 0]))
+    assert association_metrics([tied])["avg_jaccard_score"] == 1
+
+
 def test_an_instance_without_answer_is_refused():
     with pytest.raises(ValueError, match="no candidate that belongs"):
-        association_metrics([Association(torch.zeros(5), torch.zeros(5))])
+        association_metrics([Candidates(torch.zeros(5), torch.zeros(5))])
 
 
 def test_faces_by_hand():

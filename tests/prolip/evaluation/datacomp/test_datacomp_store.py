@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from prolip.evaluation.datacomp.sharing import parse_shard, shard, share_tasks
-from prolip.evaluation.datacomp.store import (
+from prolip.evaluation.suites.datacomp.sharing import parse_shard, shard, share_tasks
+from prolip.evaluation.suites.datacomp.store import (
     Identity,
     Line,
     Store,
@@ -21,8 +21,8 @@ from prolip.evaluation.datacomp.store import (
     main_value,
     to_json,
 )
-from prolip.evaluation.datacomp.tasks import COUNTED, TASKS, select_tasks
-from prolip.evaluation.evaluate import TaskResult
+from prolip.evaluation.suites.datacomp.tasks import COUNTED, TASKS, select_tasks
+from prolip.evaluation.task import TaskResult
 
 ME = Identity("local-dir:a", "f" * 32, "csd", "fp32")
 BY_MEAN = Identity("local-dir:a", "f" * 32, "mean", "fp32")

@@ -7,9 +7,9 @@ import pytest
 import torch
 from datacomp_suite import SIMILARITIES, Oracle, write_suite
 
-from prolip.evaluation.datacomp.__main__ import main
-from prolip.evaluation.datacomp.tables import uncertainty_table
-from prolip.evaluation.datacomp.tasks import AGGREGATES, BY_KEY, COUNTED, TASKS
+from prolip.evaluation.datacomp import main
+from prolip.evaluation.suites.datacomp.tables import uncertainty_table
+from prolip.evaluation.suites.datacomp.tasks import AGGREGATES, BY_KEY, COUNTED, TASKS
 
 
 class Suite:

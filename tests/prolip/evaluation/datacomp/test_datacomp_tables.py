@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from prolip.evaluation.datacomp.published import PAPER, find_published
-from prolip.evaluation.datacomp.store import Identity
-from prolip.evaluation.datacomp.tables import (
+from prolip.evaluation.suites.datacomp.published import PAPER, find_published
+from prolip.evaluation.suites.datacomp.store import Identity
+from prolip.evaluation.suites.datacomp.tables import (
     build_report,
     faces_table,
     table_1,
@@ -19,8 +19,8 @@ from prolip.evaluation.datacomp.tables import (
     to_latex,
     to_markdown,
 )
-from prolip.evaluation.datacomp.tasks import AGGREGATES, BY_KEY, COUNTED, TASKS
-from prolip.evaluation.evaluate import TaskResult
+from prolip.evaluation.suites.datacomp.tasks import AGGREGATES, BY_KEY, COUNTED, TASKS
+from prolip.evaluation.task import TaskResult
 
 ME = Identity("local-dir:runs/b16_50%", "f" * 32, "csd", "fp32")
 PROLIP = find_published(["ProLIP ViT-B/16, 12.8B"])

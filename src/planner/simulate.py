@@ -1,0 +1,219 @@
+"""Steps of up to thousands of ranks, played through event by event: loader, towers, PPCL, gradient exchange.
+
+Every array has one entry per rank; times are seconds since the start of the simulation. What is not simulated is
+stated where it is left out. All factors are lognormal with median 1, drawn from one seed.
+"""
+from __future__ import annotations
+
+import math
+from collections import deque
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from planner.hardware import Cluster
+from planner.question import Noise, Supply
+from planner.traffic import Pairs, Step
+from prolip.data.config import chunks_ahead
+
+Array = np.ndarray[Any, Any]
+# Of the loader, in times that it takes to fill its queues; and the steps that are played before any is counted.
+HEAD_START, WARM_UP = 10, 5
+
+
+class Exchange(NamedTuple):
+    """When each rank has its loss, and how long it stood still for messages, (W,)."""
+
+    end: Array
+    waited: Array
+
+
+class Simulated(NamedTuple):
+    """Of the steps that count: seconds of each (steps,), the same without waits, jitter and messages;
+    mean seconds per step that a rank stood still, by what for."""
+
+    steps: Array
+    ideal: float
+    waits: dict[str, float]
+
+    @property
+    def efficiency(self) -> float:
+        """The ideal step over the mean one."""
+        return self.ideal / float(self.steps.mean())
+
+    def share_waited(self, what: str) -> float:
+        """Of the mean step, for `what`."""
+        return self.waits[what] / self.steps.mean()
+
+
+def factors(draws: np.random.Generator, sigma: float, *shape: int) -> Array:
+    """Lognormal factors with median 1: exp(sigma z), z standard normal; a sigma of 0 draws nothing."""
+    if sigma == 0:
+        return np.ones(shape)
+    return np.exp(sigma * draws.standard_normal(shape, dtype=np.float32)).astype(np.float64)
+
+
+def ring_links(cluster: Cluster, step: Step) -> Array:
+    """Seconds of one message, of texts or an accumulator, to each rank from its left neighbour, (W,).
+
+    The link into rank r is between nodes iff r is the first of its node and there are several nodes.
+    """
+    crossing = (np.arange(cluster.gpus) % cluster.per_node == 0) & (cluster.nodes > 1)
+    rate = np.where(crossing, min(cluster.inter_rate, cluster.intra_rate), cluster.intra_rate)
+    delay = np.where(crossing, max(cluster.inter_delay, cluster.intra_delay), cluster.intra_delay)
+    return step.pairs.text_bytes / rate + delay
+
+
+def exchange(start: Array, block: float, links: Array, draws: np.random.Generator, sigma: float) -> Exchange:
+    """losses.ring.score_ring on all ranks, in the order of its messages and computations.
+
+    A transfer begins when both ends have asked for it and are done with the one before (one stream of messages per
+    rank, as NCCL runs them), and ends for a rank when it has both sent and received.
+    """
+    size = len(start)
+    now, waited = start.copy(), np.zeros(size)
+    if size == 1:
+        return Exchange(now + block * factors(draws, sigma, 1), waited)
+    free = now.copy()
+
+    def transfer(posted: Array) -> Array:
+        """When each rank's transfer is done; `free` moves on."""
+        nonlocal free
+        ready = np.maximum(posted, free)
+        arrived = np.maximum(ready, np.concatenate((ready[-1:], ready[:-1]))) + links  # from the left neighbour
+        free = np.maximum(arrived, np.concatenate((arrived[1:], arrived[:1])))  # at the right one
+        return free
+
+    def wait(until: Array) -> None:
+        nonlocal now, waited
+        later = np.maximum(now, until)
+        waited += later - now
+        now = later
+
+    texts, home = transfer(now), None
+    now = now + block / 2 * factors(draws, sigma, size)
+    for index in range(1, size):
+        wait(texts)
+        if index < size - 1:
+            texts = transfer(now)
+        now = now + block * factors(draws, sigma, size)
+        if home is not None:
+            wait(home)
+        home = transfer(now)
+    now = now + block / 2 * factors(draws, sigma, size)
+    if home is not None:
+        wait(home)
+    return Exchange(now, waited)
+
+
+def collect(start: Array, pairs: Pairs, draws: np.random.Generator, sigma: float) -> Exchange:
+    """losses.gathered.score_gathered on all ranks: each collective begins when the last rank has come to it, and leaves
+    all together."""
+    texts = start.max() + pairs.message_seconds
+    scored = texts + pairs.block_seconds * factors(draws, sigma, len(start), pairs.blocks).sum(1)
+    home = scored.max() + pairs.message_seconds
+    return Exchange(np.full_like(start, home), texts - start + home - scored)
+
+
+class Loader:
+    """Loader processes of all ranks: (W, K) workers, each preparing `chunks_ahead` chunks of its rank's batch.
+
+    A step takes one chunk of every worker of its rank. The time of a chunk of n images is n / rate times a lognormal
+    factor whose sigma is that of a mean of n images (Fenton-Wilkinson: sigma_n^2 = log(1 + (e^(sigma^2) - 1) / n)); or
+    the time it takes to stream in, if that is longer. A shard that ends within a chunk is followed by an opening.
+    """
+
+    def __init__(self, cluster: Cluster, supply: Supply, noise: Noise, local: int, draws: np.random.Generator):
+        self.shape = (cluster.gpus, supply.cores_per_gpu)
+        self.images = local / supply.cores_per_gpu
+        self.supply, self.noise, self.draws = supply, noise, draws
+        self.chunk_sigma = math.sqrt(math.log1p(math.expm1(noise.image_sigma**2) / max(1.0, self.images)))
+        share = supply.store_gbs * 1e9 / (cluster.per_node * supply.cores_per_gpu)
+        stream = min(supply.stream_mbs * 1e6, share)
+        self.read_seconds = self.images * supply.sample_kb * 1e3 / stream
+        self.left = draws.uniform(0, supply.shard_samples, self.shape)
+        # Begun long before the first step: all queues are full.
+        ahead = chunks_ahead(supply.prefetch, local)
+        head_start = -HEAD_START * ahead * max(self.images / supply.images_per_core, self.read_seconds)
+        self.done = np.full(self.shape, head_start)
+        # When the last batches were taken, from where on every worker may begin another chunk.
+        self.taken: deque[Array] = deque([self.done[:, 0]] * ahead, maxlen=ahead)
+
+    def settle(self, seconds: float) -> float:
+        """When the next step begins, after as many steps of so many seconds as chunks are ahead.
+
+        Until then workers are ahead by chunks that nobody held them back from, which hides every shard that opens late.
+        """
+        now = 0.0
+        for _ in range(len(self.taken)):
+            now = max(now, float(self.ready().max()))
+            self.taken.append(np.full(len(self.done), now))
+            now += seconds
+        return now
+
+    def ready(self) -> Array:
+        """When the next batch of each rank is complete, (W,)."""
+        begin = np.maximum(self.done, self.taken[0][:, None])
+        self.done = begin + self.chunk_seconds()
+        return self.done.max(1)
+
+    def chunk_seconds(self) -> Array:
+        """Of one chunk of every worker."""
+        # The mean of a chunk is exactly n / rate: the median-1 factor is brought to mean 1.
+        factor = factors(self.draws, self.chunk_sigma, *self.shape) / math.exp(self.chunk_sigma**2 / 2)
+        seconds = np.maximum(self.images / self.supply.images_per_core * factor, self.read_seconds)
+        self.left -= self.images
+        opening = self.left < 0
+        count = int(opening.sum())
+        if count:
+            wait = self.supply.open_ms * 1e-3 * factors(self.draws, self.noise.open_sigma, count)
+            stalled = self.draws.random(count) < self.noise.stall_chance
+            seconds[opening] += wait + stalled * self.noise.stall_seconds
+            self.left[opening] += self.supply.shard_samples
+        return seconds
+
+
+def gradients(step: Step, ranks: int, start: Array, end: Array) -> Array:
+    """When all ranks have the gradients of all, (W,): bucket b of n is ready when every rank is (b + 1)/n through
+    [start, end], and buckets travel one after the other."""
+    if ranks == 1:
+        return end
+    at = 0.0
+    for bucket in range(1, step.buckets + 1):
+        at = max(at, float((start + (end - start) * (bucket / step.buckets)).max())) + step.reduce / step.buckets
+    return np.full_like(end, at)
+
+
+def simulate(cluster: Cluster, step: Step, supply: Supply, noise: Noise, local: int) -> Simulated:
+    """Play `noise.sim_steps` steps after a few that are not counted.
+
+    Within a step: the batch is waited for; forward pass; PPCL; backward pass, behind which the gradients travel, bucket
+    by bucket, and leave all ranks together; optimiser. The host is assumed to run ahead of the device, so a late batch
+    shows when the device needs it.
+    """
+    draws, links = np.random.default_rng(noise.seed), ring_links(cluster, step)
+    lasting = factors(draws, noise.rank_sigma, cluster.gpus)
+    loader = Loader(cluster, supply, noise, local, draws)
+    begins = loader.settle(step.seconds)
+    now, ends = np.full(cluster.gpus, begins), [begins]
+    waits = dict.fromkeys(("data", "texts", "gradients"), 0.0)
+    for index in range(WARM_UP + noise.sim_steps):
+        begin = np.maximum(now, loader.ready())
+        loader.taken.append(begin)
+        pace = lasting * factors(draws, noise.step_sigma, cluster.gpus)
+        start = begin + step.forward * pace
+        if step.pairs.exchange == "gather":
+            loss = collect(start, step.pairs, draws, noise.block_sigma)
+        else:
+            loss = exchange(start, step.pairs.block_seconds, links, draws, noise.block_sigma)
+        own = loss.end + step.backward * pace
+        first = begin if step.early else own - (own - loss.end) * step.last_share
+        together = gradients(step, cluster.gpus, first, own)
+        if index >= WARM_UP:
+            waits["data"] += float((begin - now).mean())
+            waits["texts"] += float(loss.waited.mean())
+            waits["gradients"] += float((together - own).mean())
+        now = together + step.optimiser * lasting
+        ends.append(float(now.max()))
+    seconds = np.diff(ends)[WARM_UP:]
+    return Simulated(seconds, step.computing, {name: total / noise.sim_steps for name, total in waits.items()})

@@ -1,0 +1,178 @@
+"""Augmentation of whole uint8 batches on the device: one affine warp and one colour matrix per image."""
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from prolip.masking import AUGMENT_STREAM, draw_noise
+from prolip.utils.fields import option
+
+LUMA = (0.299, 0.587, 0.114)
+#: RGB to YIQ: turning the (I, Q) plane shifts the hue and leaves the luma.
+YIQ = ((0.299, 0.587, 0.114), (0.596, -0.274, -0.322), (0.211, -0.523, 0.312))
+RGB = tuple(map(tuple, torch.linalg.inv(torch.tensor(YIQ, dtype=torch.float64)).tolist()))
+#: One uniform number per image and parameter; the order is part of what a seed means.
+PARAMETERS = (
+    "rotate", "zoom", "aspect", "shift_x", "shift_y",
+    "brightness", "contrast", "saturation", "hue", "jitter", "greyscale",
+)  # fmt: skip
+
+
+@dataclass(kw_only=True, frozen=True)
+class AugmentConfig:
+    """Augmentation on the device; everything at its default leaves the images alone."""
+
+    rotate: float = option(0.0, "rotate by up to this many degrees either way")
+    zoom: tuple[float, float] = option((1.0, 1.0), "magnify by a factor drawn between these two (below 1 shrinks)")
+    aspect: float = option(0.0, "stretch by up to exp(this) in one direction")
+    shift: float = option(0.0, "shift by up to this fraction of the width and height")
+    brightness: float = option(0.0, "factor 1 +- this")
+    contrast: float = option(0.0, "factor 1 +- this, about the image's mean luma")
+    saturation: float = option(0.0, "factor 1 +- this, about each pixel's luma")
+    hue: float = option(0.0, "turn the hue by up to this part of a full turn, at most 0.5")
+    jitter_prob: float = option(1.0, "share of the images whose colours are jittered")
+    greyscale_prob: float = option(0.0, "share of the images turned grey")
+    fill: float = option(1.0, "value of pixels from outside the image, 0 black to 1 white")
+
+    def __post_init__(self) -> None:
+        low, high = self.zoom
+        if not 0 < low <= high:
+            raise ValueError(f"augmentation zoom is {self.zoom}: give two positive numbers, the smaller first")
+        for name in ("brightness", "contrast", "saturation", "jitter_prob", "greyscale_prob", "fill", "shift"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"augmentation {name} is {getattr(self, name)}: give a number from 0 to 1")
+        if not 0 <= self.hue <= 0.5:
+            raise ValueError(f"augmentation hue is {self.hue}: give a number from 0 to 0.5 (half a turn either way)")
+
+    @property
+    def warps(self) -> bool:
+        """Whether any pixel moves."""
+        return bool(self.rotate or self.aspect or self.shift or tuple(self.zoom) != (1.0, 1.0))
+
+    @property
+    def recolours(self) -> bool:
+        """Whether any colour changes."""
+        return bool(self.brightness or self.contrast or self.saturation or self.hue or self.greyscale_prob)
+
+
+class DeviceTransform(nn.Module):
+    """uint8 images to normalised floats on the device: x -> (change(x) - mean) / std per channel, x in [0, 1].
+
+    The random numbers of a change are a function of (seed, step, global row), as those of the masked views are.
+    """
+
+    def __init__(
+        self,
+        config: Any,
+        mean: Sequence[float],
+        std: Sequence[float],
+        *,
+        seed: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+        dtype: torch.dtype = torch.float32,
+    ):
+        super().__init__()
+        self.pixel_mean: Tensor
+        self.pixel_std: Tensor
+        self.config = config
+        self.dtype = dtype
+        self.seed, self.rank, self.world_size = seed, rank, world_size
+        self.register_buffer("pixel_mean", torch.tensor(mean).view(1, 3, 1, 1), persistent=False)
+        self.register_buffer("pixel_std", torch.tensor(std).view(1, 3, 1, 1), persistent=False)
+
+    def forward(self, images: Tensor, step: int) -> Tensor:
+        """images: (B, 3, H, W) uint8, the local rows of this step; returns (B, 3, H, W) of `dtype`."""
+        if images.dtype != torch.uint8:
+            raise TypeError(f"augmentation on the device takes uint8 images, got {images.dtype}: leave them as read")
+        return self.change(images, step).sub_(self.pixel_mean).div_(self.pixel_std).to(self.dtype)
+
+    def change(self, images: Tensor, step: int) -> Tensor:
+        """uint8 images to a new float32 tensor of values in [0, 1], augmented."""
+        raise NotImplementedError
+
+    def noise(self, images: Tensor, columns: int, step: int, device: torch.device | str) -> Tensor:
+        """Uniform numbers for each local image, (B, columns), drawn on `device`."""
+        return draw_noise(
+            images.shape[0] * self.world_size, columns, seed=self.seed, step=step, stream=AUGMENT_STREAM,
+            rank=self.rank, world_size=self.world_size, device=device,
+        )  # fmt: skip
+
+
+class DeviceAugment(DeviceTransform):
+    """One affine warp and one affine colour map per image."""
+
+    config: AugmentConfig
+
+    def change(self, images: Tensor, step: int) -> Tensor:
+        x = images.float().div_(255)
+        if self.config.warps or self.config.recolours:
+            draws = dict(zip(PARAMETERS, self.noise(images, len(PARAMETERS), step, images.device).unbind(1)))
+            if self.config.warps:
+                x = warp(x, affine_matrices(draws, self.config), self.config.fill)
+            if self.config.recolours:
+                x = recolour(x, draws, self.config)
+        return x
+
+
+@lru_cache(maxsize=32)
+def constant(values: tuple, device: torch.device) -> Tensor:
+    """A float32 tensor of fixed numbers, made once for each device: the host waits for the copy of a new one."""
+    return torch.tensor(values, device=device)
+
+
+def centred(uniform: Tensor, width: float) -> Tensor:
+    """Uniform on [0, 1) to uniform on [-width, width)."""
+    return (2 * uniform - 1) * width
+
+
+def affine_matrices(draws: dict[str, Tensor], config: AugmentConfig) -> Tensor:
+    """Maps from output to input coordinates, each in [-1, 1]: (B, 2, 3). Zoom is drawn uniformly, then inverted."""
+    angle = centred(draws["rotate"], math.radians(config.rotate))
+    low, high = config.zoom
+    zoom = low + (high - low) * draws["zoom"]
+    stretch = centred(draws["aspect"], config.aspect).exp()
+    cos, sin = angle.cos(), angle.sin()
+    x_scale, y_scale = 1 / (zoom * stretch.sqrt()), stretch.sqrt() / zoom
+    shift_x, shift_y = centred(draws["shift_x"], 2 * config.shift), centred(draws["shift_y"], 2 * config.shift)
+    rows = torch.stack([cos * x_scale, -sin * y_scale, shift_x, sin * x_scale, cos * y_scale, shift_y], dim=1)
+    return rows.view(-1, 2, 3)
+
+
+def warp(x: Tensor, matrices: Tensor, fill: float) -> Tensor:
+    """Bilinear warp of each image by its own affine map; what comes from outside is `fill`."""
+    grid = F.affine_grid(matrices, list(x.shape), align_corners=False)
+    return F.grid_sample(x - fill, grid, align_corners=False).add_(fill)
+
+
+def recolour(x: Tensor, draws: dict[str, Tensor], config: AugmentConfig) -> Tensor:
+    """Brightness, contrast, saturation and hue as one affine colour map per image, then clamped to [0, 1].
+
+    With luma row l, chroma map H = YIQ^-1 R(theta) YIQ, R(theta) turning the (I, Q) plane by theta radians, factors b,
+    c, s and mean luma m of the brightened image:
+    x -> c b (1 l + s H (I - 1 l)) x + (1 - c) m. x: (B, 3, H, W) in [0, 1].
+    """
+    on = (draws["jitter"] < config.jitter_prob).float()
+    brightness = 1 + on * centred(draws["brightness"], config.brightness)
+    contrast = 1 + on * centred(draws["contrast"], config.contrast)
+    saturation = 1 + on * centred(draws["saturation"], config.saturation)
+    saturation = saturation * (draws["greyscale"] >= config.greyscale_prob)
+    theta = on * centred(draws["hue"], 2 * math.pi * config.hue)
+
+    zero, one, cos, sin = torch.zeros_like(theta), torch.ones_like(theta), theta.cos(), theta.sin()
+    turn = torch.stack([one, zero, zero, zero, cos, -sin, zero, sin, cos], dim=-1).view(-1, 3, 3)  # keeps the luma
+    luma = constant(LUMA, x.device)
+    grey = luma.expand(3, 3)
+    rotation = constant(RGB, x.device) @ turn @ constant(YIQ, x.device)
+    chroma = rotation @ (torch.eye(3, device=x.device) - grey)
+    mean_luma = (x.mean((2, 3)) @ luma) * brightness
+    matrix = (grey + saturation.view(-1, 1, 1) * chroma) * (brightness * contrast).view(-1, 1, 1)
+    offset = ((1 - contrast) * mean_luma).view(-1, 1, 1)
+    return torch.baddbmm(offset, matrix, x.flatten(2)).view_as(x).clamp_(0, 1)

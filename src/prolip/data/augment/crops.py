@@ -1,0 +1,111 @@
+"""The geometric half of OpenCLIP's training augmentation, on the host: a random box of a file, resized, uint8."""
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from random import Random
+
+import numpy as np
+import PIL
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from prolip.data.samples.decoding import decode_jpeg, decode_pixels, jpeg_size
+
+#: top, left, height, width
+Box = tuple[int, int, int, int]
+#: Of boxes, width / height, as torchvision's `RandomResizedCrop` has them by default.
+RATIO = (3 / 4, 4 / 3)
+#: Boxes that are drawn before one fits, or the middle of the image is taken.
+ATTEMPTS = 10
+#: Scales at which a JPEG is decoded as fast as its blocks can be; those between are slower than the full size.
+FACTORS = (8, 4, 2)
+
+PILLOW = int(PIL.__version__.split(".")[0])
+
+
+@dataclass(frozen=True)
+class RandomCrop:
+    """A random box of an image, resized: (3, *size) uint8, the colours left to `ColourJitter` on the device.
+
+    Boxes are distributed as those of OpenCLIP's transform, pixels within a level of its (Pillow's) of the same box: see
+    `crop`. scale: range of the box's share of the image. dct_scaled: decode JPEGs at 1/2, 1/4 or 1/8 when the box is
+    that many times the size wanted or more; faster, and not exact: docs/benchmarks.md has the error.
+    """
+
+    size: tuple[int, int]
+    scale: tuple[float, float] = (0.9, 1.0)
+    dct_scaled: bool = False
+
+    def from_file(self, data: bytes, rng: Random) -> Tensor:
+        """Decode and crop in one go; SampleFault as `decode_pixels`."""
+        size = jpeg_size(data) if self.dct_scaled else None
+        if size is None:
+            pixels = decode_pixels(data)
+            height, width = pixels.shape[:2]
+            return crop(pixels, self.draw(height, width, rng)[0], self.size)
+        box, factor = self.draw(*size, rng)
+        scaled = decode_jpeg(data, *size, factor)
+        if scaled is None:
+            return crop(decode_pixels(data), box, self.size)
+        top, left, bottom, right = (-(-edge // factor) for edge in edges(box))
+        return crop(scaled, (top, left, bottom - top, right - left), self.size)
+
+    def draw(self, height: int, width: int, rng: Random) -> tuple[Box, int]:
+        """A random box of a JPEG of that size and the factor by which it may be decoded smaller."""
+        box = draw_box(height, width, self.scale, rng)
+        factor = dct_factor(box, self.size) if self.dct_scaled else 1
+        return aligned(box, factor, height, width), factor
+
+
+def draw_box(height: int, width: int, scale: tuple[float, float], rng: Random) -> Box:
+    """A random box of an image, distributed as by torchvision's `RandomResizedCrop` with its default ratio.
+
+    The share of the area is uniform, the logarithm of width / height too, the place uniform among those where the box
+    fits. If none of ATTEMPTS fits: the middle of the image, cut down to a ratio within RATIO. (torchvision draws by
+    torch, which takes a tenth of the time that decoding and resizing take together.)
+    """
+    low, high = math.log(RATIO[0]), math.log(RATIO[1])
+    for _ in range(ATTEMPTS):
+        area = height * width * rng.uniform(*scale)
+        ratio = math.exp(rng.uniform(low, high))
+        rows, columns = round(math.sqrt(area / ratio)), round(math.sqrt(area * ratio))
+        if 0 < rows <= height and 0 < columns <= width:
+            return rng.randrange(height - rows + 1), rng.randrange(width - columns + 1), rows, columns
+    ratio = min(max(width / height, RATIO[0]), RATIO[1])
+    rows, columns = min(height, round(width / ratio)), min(width, round(height * ratio))
+    return (height - rows) // 2, (width - columns) // 2, rows, columns
+
+
+def crop(pixels: np.ndarray, box: Box, size: tuple[int, int]) -> Tensor:
+    """A box of (H, W, 3) uint8 pixels, resized to (3, *size) uint8 by an antialiased bicubic filter.
+
+    torch's kernel for uint8 rounds between the two directions as Pillow does, but its weights are integers of 16 bits:
+    one value in 300 is a level off. Two levels off was none of 54 million when files were shrunk to 224 pixels from
+    boxes of 0.8 to 1 of them, and one in five million where some boxes were not shrunk by much. (torchvision's resize
+    calls the same kernel, on a longer way.)
+    """
+    top, left, height, width = box
+    part = torch.from_numpy(pixels[top : top + height, left : left + width]).permute(2, 0, 1)[None]
+    # Pillow shrinks the columns before the rows, since version 13 where they lose more than twice as much: values are
+    # rounded and cut off at black and white between the two, so that order can be worth several levels
+    if PILLOW >= 13 and height - size[0] > 2 * max(width - size[1], 0):
+        part = F.interpolate(part, size=(size[0], width), mode="bicubic", antialias=True)
+    return F.interpolate(part, size=size, mode="bicubic", antialias=True)[0].contiguous()
+
+
+def dct_factor(box: Box, size: tuple[int, int]) -> int:
+    """The largest factor that leaves the box at least as large as `size` in both directions."""
+    return next((factor for factor in FACTORS if box[2] >= factor * size[0] and box[3] >= factor * size[1]), 1)
+
+
+def edges(box: Box) -> Box:
+    """Top, left, bottom and right."""
+    return box[0], box[1], box[0] + box[2], box[1] + box[3]
+
+
+def aligned(box: Box, factor: int, height: int, width: int) -> Box:
+    """The box with each edge on the nearest multiple of `factor` or the end of the image: whole pixels when shrunk."""
+    top, left, bottom, right = (round(edge / factor) * factor for edge in edges(box))
+    return top, left, min(bottom, height) - top, min(right, width) - left

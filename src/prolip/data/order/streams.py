@@ -1,0 +1,178 @@
+"""The order of the data: what each of the S = ranks x workers streams reads in an epoch.
+
+Pass p of epoch e has one permutation, a function of (seed, e, p), and stream s takes its elements s, s + S, s + 2 S...
+A stream that reaches the end of its pass before the epoch ends goes on with the next.
+"""
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import count, islice
+from typing import NamedTuple, Protocol
+
+import torch
+
+from prolip.data.faults import FaultCounter, SampleFault, ShardFault
+from prolip.data.order.cursor import Cursor, Opened, ShuffledShards
+from prolip.data.reading.tar import ShardReader
+from prolip.data.samples.captions import Selector, stable_hash
+from prolip.data.samples.sample import Raw, Row, is_selected
+from prolip.data.survey import survey
+
+#: A stream that finds no sample in this many passes is stopped: with `select`, single passes may well be empty.
+EMPTY_PASSES = 10
+
+
+class Place(NamedTuple):
+    """Which stream of which epoch: stream = worker * ranks + rank, of `streams` = ranks * workers."""
+
+    seed: int
+    epoch: int
+    stream: int
+    streams: int
+
+
+class Source(Protocol):
+    """Anything that has an endless stream of rows for every place."""
+
+    def stream(self, place: Place, faults: FaultCounter, cursor: Cursor | None = None) -> Iterator[Row]:
+        """Rows in order, from where `cursor` stands, which moves along; what cannot be read is counted in `faults`."""
+
+
+@dataclass(frozen=True)
+class ShardSource:
+    """Webdataset shards, in passes.
+
+    by_sample: there are fewer shards than streams, so every stream reads all shards and keeps every S-th sample.
+    """
+
+    urls: tuple[str, ...]
+    selector: Selector | None = None
+    shuffle_buffer: int = 5000
+    by_sample: bool = False
+    reader: ShardReader = ShardReader()
+
+    def stream(self, place: Place, faults: FaultCounter, cursor: Cursor | None = None) -> Iterator[Row]:
+        """Passes over this stream's share, each through its own seeded shuffle buffer."""
+        cursor = cursor or Cursor()
+        empty = 0
+        while True:
+            empty = empty + 1 if not cursor.drawn else 0
+            for raw, _ in self.one_pass(place, faults, cursor):
+                empty = 0
+                yield Row(raw, cursor.turn)
+            if empty == EMPTY_PASSES:
+                faults.fail(nothing_found(place, f"{empty} passes over the data", self.urls, self.reader, faults))
+            cursor.next_turn()
+
+    def one_pass(self, place: Place, faults: FaultCounter, cursor: Cursor) -> ShuffledShards:
+        """The rest of a stream's share of the pass that the cursor is in."""
+        order = list(self.urls)  # the same on every stream
+        random.Random(stable_hash(place.seed, place.epoch, cursor.turn, "shards")).shuffle(order)
+        mine = order if self.by_sample else order[place.stream :: place.streams]
+        rng = random.Random(stable_hash(place.seed, place.epoch, cursor.turn, place.stream, "buffer"))
+        opened = (Opened(url, cursor.turn) for url in mine)
+        return ShuffledShards(opened, partial(self._read, place), cursor, self.shuffle_buffer, rng, faults)
+
+    def _read(self, place: Place, number: int, url: str, faults: FaultCounter) -> Iterator[Raw]:
+        """This stream's samples of a shard: all, or every S-th, from one that varies with the shard."""
+        if not self.by_sample:
+            return checked_samples(url, self.selector, faults, self.reader)
+        # every stream meets every fault: it is counted by the one whose turn it is
+        counter = faults if number % place.streams == place.stream else FaultCounter()
+        start = (place.stream - number) % place.streams
+        return islice(checked_samples(url, self.selector, counter, self.reader), start, None, place.streams)
+
+
+@dataclass(frozen=True)
+class ResampledSource:
+    """Webdataset shards drawn with replacement, in proportion to their upsampling factors; there are no passes."""
+
+    urls: tuple[str, ...]
+    weights: tuple[float, ...]
+    selector: Selector | None = None
+    shuffle_buffer: int = 5000
+    reader: ShardReader = ShardReader()
+
+    def stream(self, place: Place, faults: FaultCounter, cursor: Cursor | None = None) -> Iterator[Row]:
+        """Rows of shards drawn by a generator of (seed, epoch, stream), through a seeded shuffle buffer."""
+        cursor = cursor or Cursor()
+        rng = random.Random(stable_hash(place.seed, place.epoch, place.stream, "resampled buffer"))
+
+        def read(number: int, url: str, faults: FaultCounter) -> Iterator[Raw]:
+            return checked_samples(url, self.selector, faults, self.reader)
+
+        drawn = self._draw_shards(place, cursor)
+        for raw, occurrence in ShuffledShards(drawn, read, cursor, self.shuffle_buffer, rng, faults):
+            yield Row(raw, occurrence)
+        shards = EMPTY_PASSES * len(self.urls)
+        faults.fail(nothing_found(place, f"{shards} shards", self.urls, self.reader, faults))
+
+    def _draw_shards(self, place: Place, cursor: Cursor) -> Iterator[Opened]:
+        """Shards until too many in a row were empty."""
+        rng = random.Random(stable_hash(place.seed, place.epoch, place.stream, "resampled shards"))
+        times: Counter[str] = Counter()
+        empty = 0
+        for number in count():
+            url = rng.choices(self.urls, self.weights)[0]
+            yield Opened(url, times[url])
+            times[url] += 1
+            empty = 0 if cursor.shards[number] else empty + 1
+            if empty == EMPTY_PASSES * len(self.urls):
+                return
+
+
+@dataclass(frozen=True)
+class RowSource:
+    """Rows that are known beforehand (CSV, image folders): row i of the permutation goes to stream i % S.
+
+    read: row number -> raw sample, SampleFault where its file is missing.
+    """
+
+    length: int
+    read: Callable[[int], Raw]
+
+    def stream(self, place: Place, faults: FaultCounter, cursor: Cursor | None = None) -> Iterator[Row]:
+        """Passes over this stream's share of the permutation."""
+        if place.stream >= self.length:
+            raise ValueError(f"{self.length} rows for {place.streams} streams: use fewer ranks or workers")
+        cursor = cursor or Cursor()
+        while True:
+            seed = stable_hash(place.seed, place.epoch, cursor.turn, "rows", bits=63)
+            order = torch.randperm(self.length, generator=torch.Generator().manual_seed(seed))
+            for row in order[place.stream :: place.streams][cursor.drawn :].tolist():
+                cursor.drawn += 1
+                try:
+                    raw = self.read(row)
+                except SampleFault as fault:
+                    faults.lose_sample(fault, f"row {row}")
+                    faults.judge_chunk()  # nobody else can, while this stream has nothing to hand out
+                    continue
+                yield Row(raw, cursor.turn)
+            cursor.next_turn()
+
+
+def nothing_found(place: Place, tried: str, urls: Sequence[str], reader: ShardReader, faults: FaultCounter) -> str:
+    """The words on a stream that stays empty; what the first shard holds where no fault is there to say it."""
+    why = "" if faults.examples else f": {survey(urls, reader.policy)}"
+    return f"stream {place.stream} of {place.streams} found no sample in {tried}{why}"
+
+
+def checked_samples(url: str, selector: Selector | None, faults: FaultCounter, reader: ShardReader) -> Iterator[Raw]:
+    """The samples of a shard that the selector keeps; what goes wrong is counted, and ends no more than the shard."""
+    faults.shards += 1
+    try:
+        for raw in reader(url, lambda fault: faults.add(fault, url=url)):
+            faults.lost_in_a_row = 0
+            try:
+                keep = is_selected(raw, selector)
+            except SampleFault as fault:
+                faults.lose_sample(fault, raw["__key__"], url)
+                continue
+            if keep:
+                yield raw
+    except ShardFault as fault:
+        faults.lose_shard(fault, url)

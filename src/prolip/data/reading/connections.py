@@ -1,0 +1,322 @@
+"""One attempt to read a shard's bytes: a local file, http(s), any fsspec URL, or the output of a command.
+
+What may pass is raised as Transient, or as whatever the library raises; what will not pass as a ShardFault, or one of
+PERMANENT. Trying again is `prolip.data.reading.opening`'s.
+"""
+from __future__ import annotations
+
+import os
+import re
+import select
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import IO, Any, NamedTuple, TypeVar
+
+import fsspec.core
+import requests
+
+from prolip.data.faults import ShardFault
+
+T = TypeVar("T")
+#: Answers of HTTP after which it is worth asking again: time-out, too early, too many requests, errors of the server.
+PASSING = frozenset({408, 425, 429, *range(500, 600)})
+#: No second attempt helps where there is no such file or no permission...
+GONE = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
+#: ... nor, at the first opening, where there is no library or no sense in the URL.
+PERMANENT = (*GONE, ImportError, ValueError, TypeError, NotImplementedError)
+#: What file systems call the version of an object.
+VERSIONS = ("ETag", "etag", "md5Hash", "LastModified", "last_modified", "updated", "mtime", "created")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadPolicy:
+    """How long to wait for shards and how often to ask again.
+
+    connect_timeout, read_timeout: seconds for a connection, and without a byte. least_rate: bytes/s below which a
+    source counts as stalled, over read_timeout. retries: attempts in a row that bring less than 1 MiB. backoff: seconds
+    before the first retry, doubled for each further one up to backoff_limit, times a random factor of 0.5 to 1. block:
+    bytes fetched at once from object stores. checksums: compare blocks with the index. The defaults wait out one to two
+    minutes of errors, and some five of stalling: less than the ten after which collectives of the other ranks give up.
+    """
+
+    connect_timeout: float = 10.0
+    read_timeout: float = 30.0
+    least_rate: float = 2.0**16
+    retries: int = 7
+    backoff: float = 1.0
+    backoff_limit: float = 60.0
+    block: int = 2**22
+    checksums: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("connect_timeout", "read_timeout", "block"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise ValueError(f"{name} is {getattr(self, name)}: give a positive number")
+        for name in ("retries", "backoff", "backoff_limit", "least_rate"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise ValueError(f"{name} is {getattr(self, name)}: give 0 or a positive number")
+
+
+class Transient(OSError):
+    """A failure that may pass. kind: the fault it becomes when it does not. wait: the seconds a server asked for."""
+
+    def __init__(self, message: str, kind: str = "interrupted shard", wait: float = 0.0):
+        super().__init__(message)
+        self.kind, self.wait = kind, wait
+
+
+class Identity(NamedTuple):
+    """What tells whether two connections see the same object; None where that is not known."""
+
+    size: int | None = None
+    version: str | None = None
+    changed: str | None = None
+
+    def differs(self, other: Identity) -> bool:
+        """Whether anything that both know is different."""
+        return any(a != b for a, b in zip(self, other) if a is not None and b is not None)
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name} {value}" for name, value in self._asdict().items() if value is not None) or "unknown"
+
+
+def within(seconds: float, work: Callable[[], T], what: str) -> T:
+    """The result of `work`, run in a thread of its own; Transient where it takes longer (the thread is left behind).
+
+    Libraries have time-outs per socket operation at best, and some have none: this bounds every one of them.
+    """
+    result: list[T] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            result.append(work())
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, daemon=True, name=f"prolip: {what}"[:60])
+    thread.start()
+    thread.join(seconds)
+    if result:
+        return result[0]
+    if errors:
+        raise errors[0]
+    raise Transient(f"stalled: {what} took more than {seconds:g} s")
+
+
+@dataclass
+class Pace:
+    """Sees sources that send next to nothing for ever: a time-out per read does not."""
+
+    policy: ReadPolicy
+    seconds: float = 0.0
+    bytes: int = 0
+
+    def add(self, seconds: float, count: int) -> None:
+        """Count `seconds` of waiting for `count` bytes; Transient where that is too slow over read_timeout."""
+        self.seconds, self.bytes = self.seconds + seconds, self.bytes + count
+        if self.seconds >= self.policy.read_timeout:
+            if self.bytes < self.policy.least_rate * self.seconds:
+                raise Transient(
+                    f"stalled: {self.bytes} bytes in {self.seconds:.3g} s, least_rate is {self.policy.least_rate:g}/s"
+                )
+            self.seconds, self.bytes = 0.0, 0
+
+
+class LocalConnection:
+    """A file of this machine. The kernel alone decides how long a network file system may take."""
+
+    def __init__(self, path: str, position: int):
+        self.file = open(path, "rb", buffering=2**20)  # noqa: SIM115  # closed by close
+        state = os.fstat(self.file.fileno())
+        self.identity = Identity(state.st_size, None, str(state.st_mtime_ns))
+        self.position = self.file.seek(position)
+
+    def read(self, limit: int) -> bytes:
+        return self.file.read(limit)
+
+    def close(self) -> None:
+        self.file.close()
+
+
+class HttpConnection:
+    """One GET, read as it comes; `Range` asks for the rest of an object.
+
+    requests rather than fsspec's HTTPFileSystem: that one fetches blocks without looking whether the object is still
+    the same, cannot go on where a server ignores Range, and needs aiohttp.
+    """
+
+    def __init__(self, url: str, position: int, policy: ReadPolicy):
+        headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={position}-"} if position else {})
+        self.response = within(
+            policy.connect_timeout + policy.read_timeout,
+            lambda: requests.get(
+                url, headers=headers, stream=True, timeout=(policy.connect_timeout, policy.read_timeout)
+            ),
+            f"GET {url}",
+        )
+        try:
+            self.position, size = self._check(position)
+        except BaseException:
+            self.close()
+            raise
+        head = self.response.headers
+        self.identity = Identity(size, head.get("ETag"), head.get("Last-Modified"))
+        self.pace = Pace(policy)
+
+    def _check(self, position: int) -> tuple[int, int | None]:
+        """Where the answer begins and how long the object is."""
+        code, head = self.response.status_code, self.response.headers
+        if code in PASSING:
+            wait = head.get("Retry-After", "")
+            raise Transient(f"HTTP {code} {self.response.reason}", wait=float(wait) if wait.isdigit() else 0.0)
+        if code == 416:
+            raise ShardFault("changed shard", f"HTTP 416: the object has no byte {position} any more")
+        if code not in (200, 206):
+            raise ShardFault("unreadable shard", f"HTTP {code} {self.response.reason}")
+        if head.get("Content-Type", "").startswith("text/html"):
+            raise Transient("the server answered with an HTML page", "unreadable shard")
+        length = head.get("Content-Length", "")
+        if code == 200:
+            return 0, int(length) if length.isdigit() else None
+        span = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", head.get("Content-Range", ""))
+        if span is None or int(span[1]) > position:
+            raise Transient(f"asked for bytes from {position}, got Content-Range {head.get('Content-Range')!r}")
+        return int(span[1]), None if span[2] == "*" else int(span[2])
+
+    def read(self, limit: int) -> bytes:
+        """What has come, at most `limit` bytes; any of urllib3's errors."""
+        start = time.monotonic()
+        data = self.response.raw.read1(limit, decode_content=False) or b""
+        self.pace.add(time.monotonic() - start, len(data))
+        return data
+
+    def close(self) -> None:
+        """Drop the connection with what is still to come."""
+        self.response.close()
+
+
+def file_system(url: str, policy: ReadPolicy) -> tuple[Any, str]:
+    """fsspec's file system and the path in it, with its own time-outs where we know how to set them."""
+    if not url.startswith(("s3://", "s3a://")):
+        return fsspec.core.url_to_fs(url)
+    settings = {
+        **fsspec.config.conf.get("s3", {}).get("config_kwargs", {}),
+        "connect_timeout": policy.connect_timeout,
+        "read_timeout": policy.read_timeout,
+        "retries": {"max_attempts": 0},
+    }
+    system, path = fsspec.core.url_to_fs(url, config_kwargs=settings)
+    system.retries = 1  # ours are counted, and go on where the bytes ended
+    return system, path
+
+
+class FsspecConnection:
+    """An object behind an fsspec URL, fetched in ranges of `block` bytes: bounded memory, and every range can time out.
+
+    s3fs asks for each range on condition that the ETag is still the same.
+    """
+
+    def __init__(self, url: str, position: int, policy: ReadPolicy):
+        self.url, self.policy = url, policy
+        self.file, details = within(policy.connect_timeout + policy.read_timeout, self._open, f"opening {url}")
+        size = details.get("size")
+        version, changed = ([str(details[name]) for name in VERSIONS if details.get(name)] + [None, None])[:2]
+        self.identity = Identity(None if size is None else int(size), version, changed)
+        self.position = position
+        self.buffer = b""
+        if position:
+            self.file.seek(position)
+
+    def _open(self) -> tuple[IO[bytes], dict[str, Any]]:
+        system, path = file_system(self.url, self.policy)
+        system.invalidate_cache()
+        file = system.open(path, "rb", block_size=self.policy.block, cache_type="none")
+        return file, getattr(file, "details", None) or system.info(path)
+
+    def read(self, limit: int) -> bytes:
+        """The next bytes; any of the file system's errors."""
+        if not self.buffer:
+            block, rate = self.policy.block, self.policy.least_rate
+            seconds = self.policy.read_timeout + (block / rate if rate else 0.0)
+            self.buffer = within(seconds, lambda: self.file.read(block), f"reading {self.url}")
+        data, self.buffer = self.buffer[:limit], self.buffer[limit:]
+        return data
+
+    def close(self) -> None:
+        """Close the file; one that hangs is left to its thread."""
+        with suppress(Exception):
+            within(self.policy.connect_timeout, self.file.close, f"closing {self.url}")
+
+
+@dataclass
+class PipeConnection:
+    """The output of a shell command, under pipefail; its failure is seen before the last byte is believed.
+
+    Nothing is tried again: a command that starts over would send its first bytes twice.
+    """
+
+    command: str
+    policy: ReadPolicy
+    identity: Identity = Identity()
+    position: int = 0
+    errors: IO[bytes] = field(default_factory=tempfile.TemporaryFile)
+
+    def __post_init__(self) -> None:
+        self.process = subprocess.Popen(
+            ["bash", "-c", f"set -o pipefail\n{self.command}"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=self.errors,
+            start_new_session=True,  # so that all of a pipeline can be killed
+        )
+        assert self.process.stdout is not None
+        self.output = self.process.stdout.fileno()
+        self.poll = select.poll()  # select.select refuses files numbered from 1,024 on
+        self.poll.register(self.output, select.POLLIN)
+        self.pace = Pace(self.policy)
+
+    def read(self, limit: int) -> bytes:
+        """The next bytes; ShardFault where the command stalls or ends badly."""
+        start = time.monotonic()
+        if not self.poll.poll(1000 * self.policy.read_timeout):
+            raise ShardFault("interrupted shard", f"stalled: no byte in {self.policy.read_timeout:g} s{self._said()}")
+        data = os.read(self.output, limit)
+        if not data:
+            try:
+                code = self.process.wait(self.policy.read_timeout)
+            except subprocess.TimeoutExpired as error:
+                raise ShardFault("interrupted shard", "stalled: the command closed its output and goes on") from error
+            if code:
+                raise ShardFault("broken shard", f"the command failed with exit {code}{self._said()}")
+        try:
+            self.pace.add(time.monotonic() - start, len(data))
+        except Transient as error:
+            raise ShardFault("interrupted shard", f"{error}{self._said()}") from error
+        return data
+
+    def _said(self) -> str:
+        """The end of what the command wrote to stderr."""
+        self.errors.seek(max(0, self.errors.seek(0, os.SEEK_END) - 300))
+        text = self.errors.read().decode(errors="replace").strip()
+        return f": {text}" if text else ""
+
+    def close(self) -> None:
+        """Kill what is left of the pipeline."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        self.process.wait()
+        self.errors.close()
+
+
+#: Bytes of an object from `position` on, which is at most the byte that was asked for. `read(limit)` gives the next
+#: ones, none at the end; `close` lets go of everything, at once.
+Connection = LocalConnection | HttpConnection | FsspecConnection | PipeConnection

@@ -1,0 +1,246 @@
+"""Webdataset shards: from the text of --train-data to their addresses, and how many samples there are."""
+from __future__ import annotations
+
+import glob
+import os
+import tarfile
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import fsspec
+from braceexpand import braceexpand
+from webdataset.tariterators import base_plus_ext
+
+from prolip.data.faults import FaultCounter, SampleFault, ShardFault
+from prolip.data.reading.connections import ReadPolicy, file_system
+from prolip.data.reading.entries import ShardIndex, find_index
+from prolip.data.reading.opening import is_local, local_path
+from prolip.data.reading.tar import SAMPLE_BYTES, ShardReader, StrictHeader
+from prolip.data.samples.captions import Selector
+from prolip.data.samples.decoding import decode_image
+from prolip.data.samples.sample import IMAGE_SUFFIXES, image_bytes, is_selected, json_record, plain_text
+from prolip.utils.documents import loads, shown, text_of
+from prolip.utils.messages import explain_missing, first_few, listing
+
+#: Shards that nothing counts are counted by reading their headers up to this many bytes in all (some 15 s).
+COUNT_LIMIT = 4 * 2**30
+#: Bytes of a sizes.json or __len__: some 60 for each of a million shards.
+COUNT_BYTES = 2**26
+NAMED = 3
+
+
+class Shard(NamedTuple):
+    """Where a shard is, and its upsampling factor."""
+
+    url: str
+    weight: float = 1.0
+
+
+def parse_factors(factors: str | None, sources: int) -> list[float]:
+    """Upsampling factors, one per source: "2::1" -> [2.0, 1.0]; all 1 for None; ValueError otherwise."""
+    if factors is None:
+        return [1.0] * sources
+    remedy = f"give {sources} positive numbers joined by '::', e.g. {'::'.join(['1'] * sources)}"
+    try:
+        weights = [float(factor) for factor in factors.split("::")]
+    except ValueError:
+        raise ValueError(f"--train-data-upsampling-factors {factors!r} are no numbers: {remedy}") from None
+    if len(weights) != sources or not all(0 < weight < float("inf") for weight in weights):
+        raise ValueError(
+            f"--train-data-upsampling-factors {factors!r} for {sources} source(s) of --train-data: {remedy}"
+        )
+    return weights
+
+
+def expand_shards(train_data: str, factors: str | None = None) -> list[Shard]:
+    """The shards of `::`-joined sources, in the order given, all of them checked as far as that costs nothing.
+
+    A source is a path or URL with brace patterns ({000..099}, {a,b}) or wildcards, a local folder (its *.tar), or a
+    `pipe:` command. Every shard carries its source's factor, as in OpenCLIP. ValueError for a source that is empty,
+    FileNotFoundError for local shards that are missing, ImportError for a URL scheme whose library is not installed.
+    """
+    sources = train_data.split("::")
+    weights = parse_factors(factors, len(sources))
+    shards = [Shard(url, weight) for source, weight in zip(sources, weights) for url in expand_source(source)]
+    urls = [shard.url for shard in shards]
+    remote = {url.split("://")[0] for url in urls if not is_local(url) and not url.startswith("pipe:")}
+    for scheme in sorted(remote - {"http", "https"}):  # those are ours
+        try:
+            fsspec.get_filesystem_class(scheme)
+        except (ImportError, ValueError) as error:
+            raise type(error)(f"shards at {scheme}:// of {train_data!r} cannot be opened: {error}") from error
+    missing = [url for url in urls if is_local(url) and not os.path.isfile(local_path(url))]
+    if missing:
+        raise FileNotFoundError(
+            f"{train_data!r}: {len(missing)} of {len(urls)} shards are missing: {first_few(missing, NAMED)} "
+            f"(looked from {os.getcwd()}). {explain_missing(missing[0])}"
+        )
+    return shards
+
+
+def expand_source(source: str) -> list[str]:
+    """The URLs of one source; ValueError where there is none."""
+    source = source.strip()
+    if not source:
+        raise ValueError("there is an empty source: give shards such as data/{000..099}.tar, sources joined by '::'")
+    if is_local(source) and os.path.exists(local_path(source)):
+        urls = [local_path(source)]
+    else:
+        try:
+            urls = list(braceexpand(source))
+        except ValueError as error:
+            raise ValueError(f"brace pattern {source!r} is not balanced: {error}") from None
+    return [url for part in urls for url in expand_path(part, source)]
+
+
+def expand_path(url: str, source: str) -> list[str]:
+    """Wildcards, folders and leftover braces of one URL of a source; OSError where a wildcard matches nothing."""
+    if not is_local(url):
+        if "*" not in url or url.startswith(("pipe:", "http://", "https://")):  # a shell's, and not to be listed
+            return [url]
+        try:
+            system, path = file_system(url, ReadPolicy())
+            found = sorted(system.glob(path))
+        except (ImportError, ValueError):  # no library, or no sense in the URL
+            raise
+        except Exception as error:  # every file system has its own exceptions
+            raise OSError(f"wildcard {source!r} cannot be listed: {type(error).__name__}: {error}") from error
+        if not found:
+            raise FileNotFoundError(f"wildcard {source!r} matches no object: check it, or give a range {{000..099}}")
+        return [url.removesuffix(path) + name for name in found]
+    path = local_path(url)
+    if os.path.isfile(path):
+        return [url]
+    if os.path.isdir(path):
+        found = sorted(str(tar) for tar in Path(path).glob("*.tar"))
+        if not found:
+            raise ValueError(f"folder {path} holds no .tar (it holds {listing(path)}): give a folder of shards")
+        return found
+    if "{" in path or "}" in path:
+        raise ValueError(
+            f"brace pattern {source!r} names no shard: {path!r} is left after expansion; "
+            "give a range {000..099} or a list {a,b}"
+        )
+    if glob.has_magic(path):
+        found = sorted(glob.glob(path))
+        if not found:
+            raise FileNotFoundError(f"wildcard {source!r} matches no file: {explain_missing(path)}")
+        return found
+    return [path]
+
+
+def read_samples(
+    train_data: str | Sequence[str],
+    select: str | None = None,
+    faults: FaultCounter | None = None,
+    reader: ShardReader = ShardReader(),  # noqa: B008  # frozen
+) -> Iterator[dict[str, Any]]:
+    """Decoded samples in the order of the shards, for evaluation: key, url, image (RGB Pillow), txt, json.
+
+    txt is "" and json {} where a sample has none. select: as `DataConfig.select`. Faults are raised as SampleFault, or
+    counted in `faults` and passed over. reader: time-outs, retries and an index.
+    """
+    selector = Selector.parse(select)
+
+    def note(fault: SampleFault, key: str = "", url: str = "") -> None:
+        if faults is None:
+            raise type(fault)(fault.kind, f"{key} of {url}: {fault.message}") from fault
+        faults.add(fault, key, url)
+
+    for url, *_ in expand_shards(train_data if isinstance(train_data, str) else "::".join(train_data)):
+        try:
+            for raw in reader(url, note if faults is not None else None):
+                try:
+                    if is_selected(raw, selector):
+                        yield {
+                            "key": raw["__key__"], "url": url, "image": decode_image(image_bytes(raw)),
+                            "txt": plain_text(raw).strip() if "txt" in raw else "",
+                            "json": json_record(raw) if "json" in raw else {},
+                        }  # fmt: skip
+                except SampleFault as fault:
+                    note(fault, raw["__key__"], url)
+        except ShardFault as fault:
+            note(fault, url=url)
+
+
+def count_samples(urls: Sequence[str], select: str | None = None, index: ShardIndex | None = None) -> int:
+    """How many samples the shards hold: by an index, by sizes.json or __len__ beside them, else by reading the headers.
+
+    index: default the index.json files beside local shards. sizes.json maps file names to counts, __len__ holds the
+    count of a whole folder (OpenCLIP's conventions). With `select` the JSON members are read. ValueError where an index
+    does not fit the shards, or nothing is at hand and they are remote or large.
+    """
+    selector = Selector.parse(select)
+    if selector is None and (index := index or find_index(urls)) is not None:
+        return index.count(urls)
+    if selector is None and (known := recorded_size(urls)) is not None:
+        return known
+    remote = [url for url in urls if not is_local(url)]
+    size = sum(os.path.getsize(local_path(url)) for url in urls if is_local(url))
+    if remote or size > COUNT_LIMIT:
+        reason = f"{len(remote)} of them are remote" if remote else f"they hold {size / 2**30:.1f} GiB"
+        others = ", or put a sizes.json {file name: count} beside the shards, or make an index (prolip.data.index)"
+        raise ValueError(
+            f"the samples of {len(urls)} shards ({urls[0]}...) are not counted, because {reason}: give "
+            "--train-num-samples" + ("" if selector else others)
+        )
+    return sum(count_shard(local_path(url), selector) for url in urls)
+
+
+def recorded_size(urls: Sequence[str]) -> int | None:
+    """The count that sizes.json or __len__ beside local shards give; None where any folder has neither."""
+    if not all(is_local(url) for url in urls):
+        return None
+    folders: dict[Path, list[str]] = {}
+    for url in urls:
+        path = Path(local_path(url))
+        folders.setdefault(path.parent, []).append(path.name)
+    total = 0
+    for folder, names in folders.items():
+        if (folder / "sizes.json").is_file():
+            sizes = recorded(folder / "sizes.json")
+            absent = [name for name in names if name not in sizes]
+            if absent:
+                raise ValueError(f"{folder / 'sizes.json'} has no entry for {absent[0]}: add it or remove the file")
+            total += sum(sizes[name] for name in names)
+        elif (folder / "__len__").is_file():
+            total += recorded(folder / "__len__")[""]
+        else:
+            return None
+    return total
+
+
+def recorded(path: Path) -> dict[str, int]:
+    """The counts of a sizes.json, or the one of a __len__ under ""; ValueError where they are none."""
+    try:
+        found = loads(text_of(path, COUNT_BYTES), unique=True)
+        sizes = found if isinstance(found, dict) else {"": found}
+        if wrong := [size for size in sizes.values() if not str(size).isdecimal()]:
+            raise ValueError(f"{shown(wrong[0])} is none")
+        return {name: int(size) for name, size in sizes.items()}
+    except ValueError as error:
+        raise ValueError(f"{path} holds no counts of samples ({error}): repair or remove it") from error
+
+
+def count_shard(path: str, selector: Selector | None) -> int:
+    """Samples with an image in one local shard, up to where it breaks; those that `selector` keeps."""
+    count, key, has_image, keep = 0, None, False, selector is None
+    # a fault of any kind only ends the shard here: the reader counts it where it matters
+    with suppress(Exception), tarfile.open(path, tarinfo=StrictHeader) as archive:
+        while (member := archive.next()) is not None:
+            archive.members.clear()  # type: ignore[attr-defined]  # or the list grows with the shard
+            prefix, suffix = base_plus_ext(member.name.removeprefix("./"))
+            if prefix is None or not member.isreg():
+                continue
+            if prefix != key:
+                count, key, has_image, keep = count + (has_image and keep), prefix, False, selector is None
+            has_image |= suffix.lower() in IMAGE_SUFFIXES
+            if selector is not None and suffix.lower() == "json":
+                content = archive.extractfile(member) if member.size <= SAMPLE_BYTES else None
+                try:
+                    keep = content is not None and is_selected({"json": content.read()}, selector)
+                except SampleFault:  # a broken one
+                    keep = False
+    return count + (has_image and keep)

@@ -1,0 +1,286 @@
+"""The strict reader of webdataset shards: from a tar's bytes to raw samples, with nothing lost in silence."""
+from __future__ import annotations
+
+import bz2
+import gzip
+import lzma
+import tarfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from webdataset.tariterators import base_plus_ext
+
+from prolip.data.faults import HALF, SKIPPED, UNCHARGED, SampleFault, ShardFault
+from prolip.data.reading.entries import CheckedStream, Entry, ShardIndex
+from prolip.data.reading.opening import ReadPolicy, Stream, open_stream, read_up_to
+from prolip.data.samples.sample import Raw, has_image, suffixes_of
+from prolip.utils.messages import HEAD, appearance
+
+Note = Callable[[SampleFault], None]
+#: Where a sample that is passed over keeps the reason.
+FAULT = "__fault__"
+#: Bytes that tarfile asks its stream for at once.
+CHUNK = 2**16
+#: Bytes of all members of a sample together: any image below MAX_PIXELS that is worth keeping has fewer.
+SAMPLE_BYTES = 2**26
+#: Bytes of the headers that hold long names and the like: a path has at most 4,096.
+HEADER_BYTES = 2**14
+#: Names that global headers may set for all members.
+GLOBALS = 100
+#: What compressed shards may unpack to: images hardly shrink, and a member of zeros by a thousand.
+EXPANSION, EXPANSION_FROM = 100, 2**28
+
+
+class Oversized(NamedTuple):
+    """What stands for the bytes of a member that was passed over, since it has so many of them."""
+
+    size: int
+
+
+#: First bytes of compressed archives, and who reads them to their end, checksums included.
+COMPRESSIONS: dict[bytes, Callable[[Any], Any]] = {
+    b"\x1f\x8b": lambda stream: gzip.GzipFile(fileobj=stream, mode="rb"),
+    b"BZh": bz2.BZ2File,
+    b"\xfd7zXZ\x00": lzma.LZMAFile,
+}
+
+
+@dataclass
+class Peeked:
+    """A stream whose first bytes are looked at before they are read. given: how many were read."""
+
+    stream: Stream
+    head: bytes = b""
+    given: int = 0
+
+    def peek(self, count: int) -> bytes:
+        """The next `count` bytes, or fewer at the end; they stay."""
+        self.head += read_up_to(self.stream, max(count - len(self.head), 0))
+        return self.head[:count]
+
+    def read(self, size: int = CHUNK) -> bytes:
+        data = self.head[:size] or self.stream.read(size)
+        self.head = self.head[size:]
+        self.given += len(data)
+        return data
+
+
+@dataclass
+class Unpacked:
+    """What a decompressor makes of its source; an error where it is so much that only a trap would hold it."""
+
+    unpacked: Stream
+    source: Peeked
+    given: int = 0
+
+    def read(self, size: int = CHUNK) -> bytes:
+        data = self.unpacked.read(size)
+        self.given += len(data)
+        if self.given > EXPANSION_FROM + EXPANSION * self.source.given:
+            raise tarfile.ReadError(f"its first {self.source.given} bytes unpack to {self.given}: a trap")
+        return data
+
+
+class StrictHeader(tarfile.TarInfo):
+    """A tar header after which nothing is lost in silence.
+
+    tarfile, and webdataset with it, takes a damaged header, half a header or the end of the file for the end of the
+    archive. Only a block of zeros is that. Headers with data of their own are bounded: tarfile holds them whole.
+    """
+
+    @classmethod
+    def frombuf(cls, buf: Any, encoding: str, errors: str) -> Any:
+        try:
+            header = super().frombuf(buf, encoding, errors)
+        except tarfile.HeaderError as error:
+            if len(buf) == tarfile.BLOCKSIZE and not any(buf):
+                raise
+            raise tarfile.ReadError(f"no header where one should be ({error})") from error
+        if header.size < 0 or (header.type in WITH_DATA and header.size > HEADER_BYTES):
+            raise tarfile.ReadError(f"a header of {header.size} bytes, at most {HEADER_BYTES} are read")
+        return header
+
+    def _proc_sparse(self, archive: Any) -> Any:
+        """Refuse the maps of sparse files, which go on without a bound."""
+        raise tarfile.ReadError(SPARSE)
+
+    def _proc_gnusparse_10(self, next: Any, pax_headers: Any, archive: Any) -> None:
+        raise tarfile.ReadError(SPARSE)
+
+
+WITH_DATA = (
+    tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE,
+)  # fmt: skip
+SPARSE = "a sparse file, which is not read: pack the shard without tar's --sparse"
+
+
+@contextmanager
+def open_archive(stream: Stream) -> Iterator[Any]:
+    """The archive in a stream, a TarFile; ReadError saying what it is instead where it does not begin as one.
+
+    It is unpacked here: tarfile's own way looks at no checksum and misses a cut behind the archive's last byte.
+    """
+    source = Peeked(stream)
+    head = source.peek(HEAD)
+    opener = next((opener for magic, opener in COMPRESSIONS.items() if head.startswith(magic)), None)
+    tar = source if opener is None else Peeked(Unpacked(opener(source), source))
+    inside = tar.peek(HEAD)
+    try:
+        archive = tarfile.open(  # type: ignore[call-overload]  # noqa: SIM115  # closed below
+            fileobj=tar, mode="r|", tarinfo=StrictHeader, bufsize=CHUNK
+        )
+    except tarfile.ReadError as error:
+        seen, packed = appearance(inside), inside != head[: len(inside)]
+        if "tar archive" in seen.what:
+            raise
+        what = f"{appearance(head).what} with {seen.what} in it" if packed else seen.what
+        raise tarfile.ReadError(f"it is no tar archive but {what}: {seen.remedy}") from error
+    with archive:
+        yield archive
+
+
+def read_members(stream: Stream) -> Iterator[tuple[str, bytes | Oversized | None]]:
+    """Name and bytes of the members of a tar, None for links and devices; an error where it is not whole to its end.
+
+    Members above SAMPLE_BYTES are passed over. Folders are left out, and files whose names begin with `__`, which
+    webdataset keeps for itself.
+    """
+    with open_archive(stream) as archive:
+        while (member := archive.next()) is not None:
+            archive.members.clear()  # or the list grows with the shard
+            if len(archive.pax_headers) > GLOBALS:
+                raise tarfile.ReadError(f"global headers set more than {GLOBALS} names")
+            name = printable(member.name.removeprefix("./"))
+            if not member.isdir() and not name.startswith("__"):
+                if member.isreg() and member.size > SAMPLE_BYTES:
+                    yield name, Oversized(member.size)
+                else:
+                    yield name, archive.extractfile(member).read() if member.isreg() else None
+            # to the next header, in bounded steps that end with the stream, whatever size this one claims
+            while (missing := archive.offset - archive.fileobj.tell()) > 0:
+                if not archive.fileobj.read(min(missing, CHUNK)):
+                    raise tarfile.ReadError("unexpected end of data")
+        while rest := archive.fileobj.read(CHUNK):  # also brings a command to its end, where its exit status is known
+            if any(rest):
+                raise tarfile.ReadError("data after the end of the archive")
+        if length := archive.fileobj.tell() % tarfile.BLOCKSIZE:  # bytes are gone or there twice in the last file
+            raise tarfile.ReadError(f"{length} bytes more than whole blocks")
+
+
+def printable(name: str) -> str:
+    """A name with the bytes that are no UTF-8 written out: keys are hashed, logged and written to ledgers."""
+    return name.encode("utf-8", "backslashreplace").decode()
+
+
+def grouped(members: Iterator[tuple[str, bytes | Oversized | None]], url: str, note: Note) -> Iterator[Raw]:
+    """Whole samples: members in a row with one key, as webdataset groups them. What `members` raises passes through.
+
+    Told to `note`: "duplicate member", the first one is kept; "oversized member", a sample of more than SAMPLE_BYTES,
+    which is passed over as a whole; "duplicate key", a sample whose key was there before in
+    the shard and that is passed over; "half sample", the one in the making when the shard broke; "skipped member", a
+    link, or a file whose name is not key.suffix.
+    """
+    seen: set[int] = set()
+    held = 0
+    sample: Raw = {}
+
+    def is_good() -> bool:
+        if not sample:
+            return False
+        mark = hash(sample["__key__"])
+        if mark in seen:
+            note(SampleFault("duplicate key", f"{sample['__key__']} was there before in this shard"))
+            return False
+        seen.add(mark)
+        if FAULT in sample:
+            note(sample[FAULT])
+        return FAULT not in sample
+
+    try:
+        for name, content in members:
+            key, suffix = base_plus_ext(name)
+            if key is None or key.endswith("/") or content is None:  # "a/.b.jpg" has nothing before its dot
+                note(SampleFault(SKIPPED, f"{name!r} is " + ("no file" if key else "not named key.suffix")))
+                continue
+            if key != sample.get("__key__"):
+                if is_good():
+                    yield sample
+                sample, held = {"__key__": key, "__url__": url}, 0
+            held += (content.size if isinstance(content, Oversized) else len(content)) + tarfile.BLOCKSIZE
+            if held > SAMPLE_BYTES:
+                whole = f"{key} has {held} bytes in all"
+                what = f"{name} has {content.size} bytes" if isinstance(content, Oversized) else whole
+                fault = SampleFault("oversized member", f"{what}, at most {SAMPLE_BYTES} of a sample are read")
+                sample = {"__key__": key, "__url__": url, FAULT: fault}
+            elif (suffix := suffix.lower()) in sample:
+                note(SampleFault("duplicate member", f"{name} is there twice, the first one is kept"))
+            else:
+                sample[suffix] = content
+    except Exception as error:
+        if sample and type(error) is not SampleFault:  # that one is `note`'s own
+            parts = ", ".join(suffixes_of(sample))
+            note(SampleFault(HALF, f"{sample['__key__']} with {parts} may lack more, it is dropped"))
+        raise
+    if is_good():
+        yield sample
+
+
+def read_shard(
+    url: str,
+    on_fault: Note | None = None,
+    policy: ReadPolicy | None = None,
+    entry: Entry | None = None,
+    through: Callable[[Stream], Stream] | None = None,
+) -> Iterator[Raw]:
+    """Raw samples of one shard: `__key__`, `__url__` and the bytes of each member by suffix, as webdataset groups them.
+
+    on_fault takes what does not end the shard (see `grouped`; "resumed read" for a connection that was taken up
+    again); without it the first duplicate is raised. ShardFault where the shard cannot be read to its end (kinds: see
+    `ResumingStream`; "broken shard": the archive is cut or damaged), or where it is not what `entry` of an index says:
+    then no byte that does not fit its checksum is handed out. through: what to read the stream through.
+    """
+    try:
+        source = open_stream(url, policy, on_fault)
+        stream = CheckedStream(source, entry, (policy or ReadPolicy()).checksums) if entry is not None else source
+    except ShardFault:
+        raise
+    except Exception as error:  # what no retry was written for
+        raise ShardFault("unreadable shard", f"{type(error).__name__}: {error}") from error
+    images = 0
+    try:
+        members = read_members(through(stream) if through is not None else stream)
+        for sample in grouped(members, url, on_fault or strict_note):
+            images += has_image(sample)
+            yield sample
+    except SampleFault:
+        raise
+    except Exception as error:  # tarfile, zlib, lzma and bz2 have their own exceptions
+        raise ShardFault("broken shard", f"{type(error).__name__}: {error}") from error
+    finally:
+        stream.close()
+    if entry is not None and images != entry.samples:
+        raise ShardFault("index mismatch", f"the shard has {images} samples, the index says {entry.samples}")
+
+
+def strict_note(fault: SampleFault) -> None:
+    """Raise what is reported, except what is only counted so that it is seen."""
+    if fault.kind not in UNCHARGED:
+        raise fault
+
+
+@dataclass(frozen=True)
+class ShardReader:
+    """`read_shard` with a run's settings: what a source of rows holds and its loader workers call."""
+
+    policy: ReadPolicy = ReadPolicy()
+    index: ShardIndex | None = None
+
+    def __call__(self, url: str, on_fault: Note | None = None) -> Iterator[Raw]:
+        """Raw samples of one shard; ShardFault as `read_shard`, and where there is an index that says nothing of it."""
+        try:
+            entry = self.index[url] if self.index is not None else None
+        except ValueError as error:
+            raise ShardFault("index mismatch", str(error)) from error
+        return read_shard(url, on_fault, self.policy, entry)

@@ -1,0 +1,162 @@
+"""Which caption of a sample is used in an epoch, and the identity of captions for known matches."""
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from prolip.data.faults import SampleFault
+from prolip.utils.messages import first_few
+
+#: The sample's plain `.txt` member (the caption column of a CSV), as opposed to a field of its JSON.
+PLAIN = "txt"
+#: What fields that hold a caption are usually called, the likeliest first.
+LIKELY = (
+    "caption", "captions", "text", "texts", "title", "description", "alt", "alt_text", "sentence", "sentences", "raw",
+    "prompt", "name", "label",
+)  # fmt: skip
+SHOWN = 12
+
+
+class Drawn(NamedTuple):
+    """The caption of this epoch, and every caption the sample could have had (itself included)."""
+
+    caption: str
+    all: tuple[str, ...]
+
+
+def stable_hash(*parts: object, bits: int = 64) -> int:
+    """A hash that is the same in every process and on every machine, unlike `hash`: `bits` (at most 64) bits."""
+    digest = hashlib.blake2b("\x1f".join(map(str, parts)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> (64 - bits)
+
+
+@lru_cache(maxsize=2**16)
+def caption_id(caption: str) -> int:
+    """The identity of a caption text: 63 bits, so that it is a non-negative int64."""
+    return stable_hash(caption, bits=63)
+
+
+@dataclass(frozen=True)
+class CaptionSampler:
+    """Draws a field in proportion to its weight, then one of the sample's captions in that field.
+
+    fields: `txt` or names of JSON fields that hold a text or a list of texts. Fields that a sample lacks are left out.
+    """
+
+    fields: tuple[str, ...] = (PLAIN,)
+    weights: tuple[float, ...] = (1.0,)
+
+    @classmethod
+    def parse(cls, text: str) -> CaptionSampler:
+        """Read "txt", "name,keywords" or "name:2,keywords:1"; ValueError with an example otherwise."""
+        remedy = "give fields with optional weights, e.g. txt or name:2,keywords:1,group"
+        fields, weights = [], []
+        for part in text.split(","):
+            name, colon, weight = (word.strip() for word in part.partition(":"))
+            try:
+                value = float(weight) if colon else 1.0
+            except ValueError:
+                raise ValueError(f"--caption-sampling {text!r}: the weight {weight!r} is no number: {remedy}") from None
+            if not name or name in fields or not 0 < value < float("inf"):
+                what = "an empty name" if not name else "a name twice" if name in fields else f"the weight {weight}"
+                raise ValueError(f"--caption-sampling {text!r} holds {what}: {remedy}")
+            fields.append(name)
+            weights.append(value)
+        return cls(tuple(fields), tuple(weights))
+
+    def draw(self, plain: str | None, record: Mapping[str, Any] | None, seed: int) -> Drawn:
+        """The caption that belongs to `seed`; SampleFault where no field has one."""
+        found = [texts(plain if field == PLAIN else (record or {}).get(field), field) for field in self.fields]
+        weights = [weight if captions else 0.0 for weight, captions in zip(self.weights, found)]
+        if not any(weights):
+            there = "" if record is None else f"; {offer_fields(record)}"
+            raise SampleFault("no caption", f"nothing in {', '.join(self.fields)}{there}")
+        every = tuple(dict.fromkeys(caption for captions in found for caption in captions))
+        if len(every) == 1:
+            return Drawn(every[0], every)
+        rng = random.Random(seed)
+        return Drawn(rng.choice(rng.choices(found, weights)[0]), every)
+
+
+def offer_fields(record: Mapping[str, Any]) -> str:
+    """The fields of a sample's JSON with what they hold, and the flag that draws captions from the likeliest."""
+    if not record:
+        return "its json has no field"
+    shown = [f"{name} ({kind_of(value)})" for name, value in record.items()]
+    names = [name for name, value in record.items() if kind_of(value).endswith((" text", " texts"))]
+    known = [name for name in LIKELY if name in names] + [name for name in names if name.lower() in LIKELY]
+    advice = f": --caption-sampling {[*known, *names][0]}" if names else ", none of them a text"
+    return f"the fields are {first_few(shown, SHOWN)}{advice}"
+
+
+def kind_of(value: object) -> str:
+    """What a JSON value is, in words."""
+    if isinstance(value, str):
+        return "a text" if value.strip() else "empty"
+    if isinstance(value, list) and value and all(isinstance(item, str) for item in value):
+        return f"{len(value)} texts"
+    kinds = ((bool, "true or false"), ((int, float), "a number"), (list, "a list"), (Mapping, "an object"))
+    return next((words for kind, words in kinds if isinstance(value, kind)), "null")
+
+
+def texts(value: object, field: str) -> list[str]:
+    """A text or a list of texts as a list of stripped, non-empty texts; SampleFault for anything else."""
+    values = value if isinstance(value, list) else [] if value is None else [value]
+    if any(isinstance(one, (dict, list, bool)) or one is None for one in values):
+        raise SampleFault("bad json", f"{field} is {str(value)[:80]!r}, wanted a text or a list of texts")
+    # halves of surrogate pairs, which JSON may hold and nothing encodes, become U+FFFD
+    whole = (str(one).encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace").strip() for one in values)
+    return [text for text in whole if text]
+
+
+class Condition(NamedTuple):
+    """A field and the values of which a sample must carry one, or none where `excludes`."""
+
+    field: str
+    values: tuple[str, ...]
+    excludes: bool = False
+
+    def holds(self, carried: Iterable[str]) -> bool:
+        """Whether a sample that carries these texts in the field is kept."""
+        return any(value in self.values for value in carried) != self.excludes
+
+    def __str__(self) -> str:
+        return f"{self.field}{'!=' if self.excludes else '='}{'|'.join(self.values)}"
+
+
+@dataclass(frozen=True)
+class Selector:
+    """Keeps a sample when each named JSON field has (one of) the wanted values and none of the unwanted."""
+
+    conditions: tuple[Condition, ...]
+
+    @classmethod
+    def parse(cls, text: str | None) -> Selector | None:
+        """Read "group=animals nature|food drink;subgroup!=time"; None for nothing; ValueError with an example else."""
+        if not text:
+            return None
+        conditions = []
+        for part in filter(None, (part.strip() for part in text.split(";"))):
+            field, equals, values = part.partition("=")
+            name = field.removesuffix("!").strip()
+            given = tuple(value.strip() for value in values.split("|") if value.strip())
+            if not (name and equals and given):
+                raise ValueError(
+                    f"{text!r}: {part!r} is no condition: give field=value|value or field!=value|value, several "
+                    "joined by ';', e.g. 'group=animals nature|food drink;style!=noto'"
+                )
+            conditions.append(Condition(name, given, excludes=field.endswith("!")))
+        return cls(tuple(conditions))
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The JSON fields that are looked at."""
+        return tuple(condition.field for condition in self.conditions)
+
+    def __call__(self, record: Mapping[str, Any]) -> bool:
+        """Whether a sample with this JSON is kept."""
+        return all(c.holds(texts(record.get(c.field), c.field)) for c in self.conditions)

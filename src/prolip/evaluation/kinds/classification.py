@@ -1,0 +1,69 @@
+"""One class for each image: accuracy, and whether the images that are wrong are the uncertain ones."""
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from sklearn.metrics import confusion_matrix
+from torch import Tensor
+
+from prolip.evaluation.datasets.base import Dataset
+from prolip.evaluation.features import Features
+from prolip.evaluation.kinds.base import (
+    Kind,
+    TaskMetrics,
+    class_texts,
+    own_labels,
+    pair_scores,
+    score_matrix,
+    text_gaussians,
+    too_small_for,
+    uncertainty_of,
+)
+from prolip.evaluation.metrics.bootstrap import class_mean_of, mean_of
+from prolip.evaluation.metrics.classification import label_ranks, mean_per_class_recall
+from prolip.evaluation.metrics.study import Study, study_classification
+from prolip.gaussian import Gaussian
+from prolip.scores import Score
+
+TOP = 5
+#: Images up to which R-AUROC is computed: it takes their square of scores.
+NEIGHBOURS = 50_000
+
+
+def names(dataset: Dataset) -> list[str]:
+    """acc1, acc5 with five classes or more, mean_per_class_recall."""
+    return ["acc1", *(["acc5"] if len(dataset.classnames) >= TOP else []), "mean_per_class_recall"]
+
+
+def evaluate(features: Features, score: Score, confusion: bool = False) -> TaskMetrics:
+    """acc1, acc5 (with five classes or more) and the mean per-class recall; equal scores go to the lower class."""
+    labels, classes = own_labels(features), len(text_gaussians(features).mean)
+    blocks = pair_scores(features, score).blocks()
+    parts = [(block.argmax(1), label_ranks(block, labels[rows])) for rows, block in blocks]
+    predicted, ranks = (torch.cat(column) for column in zip(*parts))
+    hits = {f"acc{k}": ranks <= k for k in (1, TOP) if k <= classes}
+    metrics = {name: float(hit.double().mean()) for name, hit in hits.items()}
+    statistics = {name: mean_of(hit, "images") for name, hit in hits.items()}
+    metrics["mean_per_class_recall"] = mean_per_class_recall(predicted, labels)
+    statistics["mean_per_class_recall"] = class_mean_of(predicted == labels, labels, "images")
+    info: dict[str, Any] = {"classes": classes}
+    if confusion:
+        info["confusion"] = confusion_matrix(labels.numpy(), predicted.numpy(), labels=range(classes)).tolist()
+    return TaskMetrics(metrics, info | too_small_for(["acc5"], metrics), statistics)
+
+
+def study(features: Features, score: Score) -> Study:
+    """Error: the wrong class."""
+    return study_scores(score_matrix(features, score), own_labels(features), features, features.text, score)
+
+
+def study_scores(
+    scores: Tensor, labels: Tensor, features: Features, classes: Gaussian | None, score: Score
+) -> Study:
+    """The same of scores (N, C) and labels (N,) that are there."""
+    image, own = (features.image, classes) if features.model.probabilistic else (None, None)
+    return study_classification(scores, labels, image, own, score, uncertainty_of(features), len(labels) <= NEIGHBOURS)
+
+
+KIND = Kind("acc1", class_texts, names, evaluate, study)

@@ -1,0 +1,321 @@
+"""Retrieval when the score matrix is too large to hold or to sort: 25k x 5k in seconds, 1M x 1M in bounded memory.
+
+Every metric of `metrics.ranking` is a function of the ranks of the *matches* alone, and a rank is one plus the number
+of gallery items above: nothing is sorted, relevance is a list of pairs, and the scores of a few queries at a
+time are all that exists. `row_blocks` streams them; whoever wants something of the scores (`MatchRanks`, `Nearest`,
+`calibration.MatchReliability`) takes each block as it comes, so that one pass over the scores serves them all.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from prolip.evaluation.metrics.ranking import KS, Ranking, both_directions, refuse_nan
+from prolip.gaussian import Gaussian, upcast, without_autocast
+from prolip.scores import CSDScore, MeanScore, Score
+
+#: Scores at a time (16 MiB of float32), but no fewer rows: each block reads the whole gallery's embeddings.
+BLOCK, ROWS = 2**22, 64
+#: A query with this many matches is sorted: a stable sort costs about as much as that many counts, measured.
+SORT_FROM = 256
+
+Index = slice | Tensor
+Indices = Sequence[int] | Tensor
+Rows = Callable[[slice], Tensor]
+
+
+class Relevance(NamedTuple):
+    """Which gallery items match which query, as pairs sorted by query, each pair once.
+
+    query, item: (P,) int64; queries, gallery: how many there are; absent: (Q,) matches of a query that the gallery does
+    not hold, which count in R (they can never be retrieved).
+    """
+
+    query: Tensor
+    item: Tensor
+    queries: int
+    gallery: int
+    absent: Tensor
+
+    @classmethod
+    def from_pairs(cls, query: Indices, item: Indices, queries: int, gallery: int) -> Relevance:
+        """Pairs in any order, repeats dropped. Raises ValueError for an index outside."""
+        q, i = (torch.as_tensor(x, dtype=torch.int64).reshape(-1).cpu() for x in (query, item))
+        for name, x, size in (("query", q, queries), ("item", i, gallery)):
+            outside = x[(x < 0) | (x >= size)]
+            if len(outside):
+                raise ValueError(
+                    f"a relevant pair names {name} {int(outside[0])}, but there are {size}: count from 0 and give the "
+                    "sizes of both sides"
+                )
+        key = torch.unique(q * max(gallery, 1) + i)
+        absent = torch.zeros(queries, dtype=torch.int64)
+        return cls(key // max(gallery, 1), key % max(gallery, 1), queries, gallery, absent)
+
+    @classmethod
+    def from_dense(cls, relevant: Tensor) -> Relevance:
+        """A boolean (Q, G) matrix."""
+        query, item = relevant.bool().nonzero(as_tuple=True)
+        return cls.from_pairs(query, item, *relevant.shape)
+
+    @classmethod
+    def from_ids(cls, matches: Mapping[int, Iterable[int]], query_ids: Indices, gallery_ids: Indices) -> Relevance:
+        """Annotations by id: `matches` of a query's id; a matching id that is not in the gallery counts as absent."""
+        place = {int(key): i for i, key in enumerate(gallery_ids)}
+        query, item, absent = [], [], torch.zeros(len(query_ids), dtype=torch.int64)
+        for i, key in enumerate(query_ids):
+            wanted = set(matches.get(int(key), ()))
+            found = [place[x] for x in wanted if x in place]
+            query += [i] * len(found)
+            item += found
+            absent[i] = len(wanted) - len(found)
+        return cls.from_pairs(query, item, len(query_ids), len(gallery_ids))._replace(absent=absent)
+
+    def within(self, rows: slice) -> tuple[Tensor, Tensor]:
+        """The pairs of some queries: (row, counted from the first of `rows`; item)."""
+        low, high = _run(self.query, rows)
+        return self.query[low:high] - rows.start, self.item[low:high]
+
+    def transposed(self) -> Relevance:
+        """The other direction; matches that are absent here are unknown there, and are dropped."""
+        return Relevance.from_pairs(self.item, self.query, self.gallery, self.queries)
+
+
+@dataclass(frozen=True)
+class PairScores:
+    """Scores of images against texts, computed when asked for; larger is nearer.
+
+    block(rows, columns) -> (r, c) Tensor for a slice or an int64 index of images and of texts.
+    """
+
+    images: int
+    texts: int
+    block: Callable[[Index, Index], Tensor]
+
+    @classmethod
+    def from_matrix(cls, scores: Tensor | np.ndarray) -> PairScores:
+        """A matrix in memory or mapped from a file, images in rows: (N, M)."""
+
+        def block(rows: Index, columns: Index) -> Tensor:
+            if isinstance(rows, Tensor) and isinstance(columns, Tensor):
+                rows = rows.unsqueeze(1)  # picks the pairs themselves, not whole rows first
+            if isinstance(scores, Tensor):
+                return scores[rows, columns]
+            r, c = (x.numpy() if isinstance(x, Tensor) else x for x in (rows, columns))
+            return torch.from_numpy(np.array(scores[r, c]))  # of a mapped file, only this part is read
+
+        return cls(scores.shape[0], scores.shape[1], block)
+
+    @classmethod
+    def from_gaussians(cls, image: Gaussian, text: Gaussian, score: Score | None = None) -> PairScores:
+        """Those of a score, csd without one; image (N, D), text (M, D).
+
+        The image always stands first, so that an asymmetric measure ranks one matrix in both directions. Of csd the
+        traces, of the mean's cosine the unit vectors are computed once: by block they would cost as much as the scores.
+        """
+        score = CSDScore() if score is None else score
+        if type(score) is MeanScore:
+            block = _product_block(*(F.normalize(z.float().mean, dim=-1) for z in (image, text)))
+        elif type(score) is CSDScore:
+            products = _product_block(image.float().mean, text.float().mean)
+            image_trace, text_trace = image.trace, text.trace
+
+            def block(rows: Index, columns: Index) -> Tensor:
+                return products(rows, columns) - 0.5 * (image_trace[rows].unsqueeze(1) + text_trace[columns])
+
+        else:
+            def block(rows: Index, columns: Index) -> Tensor:
+                return score.pairwise(image.select(rows), text.select(columns))
+        return cls(len(image.mean), len(text.mean), block)
+
+    def image_rows(self, rows: slice) -> Tensor:
+        """Some images against all texts."""
+        return self.block(rows, slice(None))
+
+    def text_rows(self, rows: slice) -> Tensor:
+        """Some texts against all images."""
+        return self.block(slice(None), rows).mT
+
+    def blocks(self) -> Iterator[tuple[slice, Tensor]]:
+        """Images against all texts, some images at a time, as `row_blocks` gives them."""
+        return row_blocks(self.image_rows, self.images, self.texts)
+
+    def subset(self, images: Tensor, texts: Tensor) -> PairScores:
+        """Only these images and texts, int64 indices in the order that breaks ties."""
+        return PairScores(len(images), len(texts), lambda rows, columns: self.block(images[rows], texts[columns]))
+
+
+class Further(NamedTuple):
+    """What a data set's own labels add to the metrics of its kind: names(info), metrics(scores of all pairs, info)."""
+
+    names: Callable[[dict[str, Any]], list[str]]
+    metrics: Callable[[PairScores, dict[str, Any]], dict[str, float]]
+
+
+def _product_block(image: Tensor, text: Tensor) -> Callable[[Index, Index], Tensor]:
+    """Dot products of some rows of (N, D) with some of (M, D)."""
+
+    def block(rows: Index, columns: Index) -> Tensor:
+        with without_autocast(image.device):
+            return image[rows] @ text[columns].mT
+
+    return block
+
+
+def row_blocks(
+    scores: Rows, queries: int, gallery: int, wanted: Callable[[slice], bool] | None = None
+) -> Iterator[tuple[slice, Tensor]]:
+    """The rows of a score matrix, some at a time, float32 or float64.
+
+    scores(rows) -> (len(rows), gallery), BLOCK scores at a time, or ROWS rows; wanted: whether a block of rows is to
+    be scored at all. Raises ValueError for another shape or NaN.
+    """
+    step = max(ROWS, BLOCK // max(gallery, 1))
+    for start in range(0, queries, step):
+        rows = slice(start, min(start + step, queries))
+        if wanted is not None and not wanted(rows):
+            continue
+        block = scores(rows)
+        if block.shape != (rows.stop - rows.start, gallery):
+            raise ValueError(
+                f"scores of queries {rows.start} to {rows.stop - 1} have shape {tuple(block.shape)}, wanted "
+                f"({rows.stop - rows.start}, {gallery}): give one row per query and one column per gallery item"
+            )
+        refuse_nan(block, first_query=start)
+        yield rows, upcast(block.detach())
+
+
+class MatchRanks:
+    """The rank of every match, from blocks of score rows; several relevances share each block (and each count)."""
+
+    def __init__(self, *relevances: Relevance):
+        shapes = {(r.queries, r.gallery) for r in relevances}
+        if len(shapes) != 1:
+            raise ValueError(f"relevances of shapes {sorted(shapes)}: rank those of one score matrix together")
+        self.relevances = relevances
+        self.queries, self.gallery = shapes.pop()
+        keys = torch.cat([r.query * max(self.gallery, 1) + r.item for r in relevances])
+        pairs, self._places = torch.unique(keys, return_inverse=True)
+        self._query, self._item = pairs // max(self.gallery, 1), pairs % max(self.gallery, 1)
+        self._ranks = torch.zeros(len(pairs), dtype=torch.int64)
+
+    def wants(self, rows: slice) -> bool:
+        """Whether any query of these rows has a match: the other rows need not be scored."""
+        low, high = _run(self._query, rows)
+        return high > low
+
+    def update(self, rows: slice, block: Tensor) -> None:
+        """Take the scores (b, G) of these queries."""
+        low, high = _run(self._query, rows)
+        self._ranks[low:high] = match_ranks(block.cpu(), self._query[low:high] - rows.start, self._item[low:high])
+
+    def rankings(self) -> list[Ranking]:
+        """One `Ranking` for each relevance, once every row was seen."""
+        sizes = [len(r.query) for r in self.relevances]
+        ranks = self._ranks[self._places].split(sizes)
+        return [ranking_of(relevance, rank) for relevance, rank in zip(self.relevances, ranks)]
+
+
+class Nearest:
+    """The best gallery item of every query, from blocks of score rows: `item` and its `score`, (Q,)."""
+
+    def __init__(self, queries: int):
+        self.score = torch.full((queries,), torch.nan, dtype=torch.float64)
+        self.item = torch.full((queries,), -1, dtype=torch.int64)
+
+    def update(self, rows: slice, block: Tensor) -> None:
+        """Take the scores (b, G) of these queries; of equal scores the lower index wins."""
+        item = block.argmax(1)
+        self.item[rows] = item.cpu()
+        self.score[rows] = block.gather(1, item.unsqueeze(1)).squeeze(1).double().cpu()
+
+
+def match_ranks(scores: Tensor, row: Tensor, item: Tensor) -> Tensor:
+    """The rank, from 1, of gallery item `item` in row `row` of the scores (b, G), for P pairs sorted by row: (P,).
+
+    One plus the larger scores, plus the equal ones of lower index.
+    """
+    many = torch.bincount(row, minlength=len(scores)) >= SORT_FROM
+    ranks = torch.empty_like(row)
+    sort = many[row]
+    if sort.any():
+        ranks[sort] = _ranks_by_sorting(scores[many], (many.cumsum(0) - 1)[row[sort]], item[sort])
+    if not sort.all():
+        ranks[~sort] = _ranks_by_counting(scores, row[~sort], item[~sort])
+    return ranks
+
+
+def _run(query: Tensor, rows: slice) -> tuple[int, int]:
+    """Where the pairs of some rows begin and end among pairs sorted by query."""
+    low, high = torch.searchsorted(query, torch.tensor([rows.start, rows.stop])).tolist()
+    return low, high
+
+
+def _ranks_by_sorting(scores: Tensor, row: Tensor, item: Tensor) -> Tensor:
+    """For rows with many matches: the inverse of the order."""
+    order = scores.argsort(dim=1, descending=True, stable=True)
+    place = torch.arange(1, scores.shape[1] + 1).expand_as(order)
+    return torch.empty_like(order).scatter_(1, order, place)[row, item]
+
+
+def _ranks_by_counting(scores: Tensor, row: Tensor, item: Tensor) -> Tensor:
+    """One comparison of a row per match: NumPy compares and counts at memory speed, thirty times PyTorch's speed."""
+    table = scores.contiguous().numpy()
+    ranks = np.empty(len(row), dtype=np.int64)
+    for i, (r, m) in enumerate(zip(row.tolist(), item.tolist())):
+        line = table[r]
+        ranks[i] = 1 + np.count_nonzero(line[:m] >= line[m]) + np.count_nonzero(line[m:] > line[m])
+    return torch.from_numpy(ranks)
+
+
+def ranking_of(relevance: Relevance, ranks: Tensor) -> Ranking:
+    """The values of every query from the ranks (P,) of its matches.
+
+    With r_1 < r_2 < ... the ranks of the R matches: AP@R = 1/R sum_{r_i <= R} i / r_i; R-Precision = #{r_i <= R} / R.
+    """
+    order = torch.argsort(relevance.query * (relevance.gallery + 1) + ranks)
+    query, rank = relevance.query[order], ranks[order]
+    found = torch.bincount(query, minlength=relevance.queries)
+    place = torch.arange(1, len(query) + 1) - (found.cumsum(0) - found)[query]
+    matches = torch.where(found > 0, found + relevance.absent, 0)
+    within = (rank <= matches[query]).double()
+    share = matches.double().where(found > 0, torch.nan)
+    zeros = torch.zeros(relevance.queries, dtype=torch.float64)
+    ap = zeros.index_add(0, query, within * place.double() / rank.double()) / share
+    first = torch.zeros(relevance.queries, dtype=torch.int64)
+    first[query[place == 1]] = rank[place == 1]
+    return Ranking(first, matches, ap, zeros.index_add(0, query, within) / share)
+
+
+def rank_sparse(scores: Rows, *relevances: Relevance) -> list[Ranking]:
+    """The ranking of every relevance, from one pass over the rows of scores; rows without a match are not scored.
+
+    Memory: a few times the scores of `row_blocks`, and a few words for each query and each relevant pair.
+    """
+    ranks = MatchRanks(*relevances)
+    for rows, block in row_blocks(scores, ranks.queries, ranks.gallery, ranks.wants):
+        ranks.update(rows, block)
+    return ranks.rankings()
+
+
+def check_fit(scores: PairScores, relevance: Relevance) -> None:
+    """Raise ValueError unless the relevance is of these images and texts."""
+    if (relevance.queries, relevance.gallery) != (scores.images, scores.texts):
+        raise ValueError(
+            f"relevance of {relevance.queries} images and {relevance.gallery} texts for scores of {scores.images} and "
+            f"{scores.texts}: images stand in rows, and both must count the same"
+        )
+
+
+def retrieval(scores: PairScores, relevance: Relevance, ks: Sequence[int] = KS) -> dict[str, float]:
+    """`both_directions` without the matrix; relevance: images x texts, many-to-many."""
+    check_fit(scores, relevance)
+    (i2t,) = rank_sparse(scores.image_rows, relevance)
+    (t2i,) = rank_sparse(scores.text_rows, relevance.transposed())
+    return both_directions(i2t, t2i, ks)

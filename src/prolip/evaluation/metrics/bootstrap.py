@@ -1,0 +1,144 @@
+"""How far a metric could lie off because other queries might have been asked: intervals by drawing queries anew.
+
+A draw takes as many queries as there are, with replacement (Efron, 1979): of Q queries, weights of a multinomial with
+Q trials. Interval: between the percentiles of the metric over the draws. Two models are compared on the same draws, so
+that what is hard for both does not blur their difference.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+from zlib import crc32
+
+import numpy as np
+
+from prolip.evaluation.metrics.ranking import Array, as_array
+
+#: Weights that are held at once.
+ELEMENTS = 1 << 24
+Weights = Mapping[str, np.ndarray]
+
+
+class Statistic(NamedTuple):
+    """A metric as a function of how often each query was drawn.
+
+    sizes: number of queries, by name of the set that they are drawn from ("images", "texts"); estimate: weights
+    (draws, Q) of each set -> (draws,), NaN where a draw holds nothing to average.
+    """
+
+    sizes: dict[str, int]
+    estimate: Callable[[Weights], np.ndarray]
+
+
+class Interval(NamedTuple):
+    """An estimate, and the percentiles of its draws."""
+
+    value: float
+    low: float
+    high: float
+
+
+def mean_of(values: Array, queries: str) -> Statistic:
+    """The mean over queries of values (Q,), those that are NaN left out."""
+    x = as_array(values, np.float64)
+    kept = ~np.isnan(x)
+    filled = np.where(kept, x, 0.0)
+
+    def estimate(weights: Weights) -> np.ndarray:
+        return _ratio(weights[queries] @ filled, weights[queries] @ kept.astype(np.float64))
+
+    return Statistic({queries: len(x)}, estimate)
+
+
+def class_mean_of(hits: Array, labels: Array, queries: str) -> Statistic:
+    """The mean over classes of their means of hits (Q,), of the classes that a draw holds."""
+    hit, label = as_array(hits, np.float64), np.unique(as_array(labels), return_inverse=True)[1]
+    member = np.eye(label.max() + 1)[label]  # (Q, C)
+
+    def estimate(weights: Weights) -> np.ndarray:
+        return np.nanmean(_ratio((weights[queries] * hit) @ member, weights[queries] @ member), axis=1)
+
+    return Statistic({queries: len(hit)}, estimate)
+
+
+def average_precision_of(scores: Array, targets: Array, queries: str) -> Statistic:
+    """The mean over classes of the average precision of scores (Q, C) for targets (Q, C), as scikit-learn's."""
+    scores, targets = as_array(scores, np.float64), as_array(targets).astype(np.float64)
+
+    def estimate(weights: Weights) -> np.ndarray:
+        return np.nanmean([_average_precision(s, t, weights[queries]) for s, t in zip(scores.T, targets.T)], axis=0)
+
+    return Statistic({queries: len(scores)}, estimate)
+
+
+def combine(terms: Sequence[tuple[float, Statistic]]) -> Statistic:
+    """A weighted sum of statistics, whose query sets may differ: the mean of both directions, say."""
+    sizes = {name: size for _, part in terms for name, size in part.sizes.items()}
+
+    def estimate(weights: Weights) -> np.ndarray:
+        return np.sum([factor * part.estimate(weights) for factor, part in terms], axis=0)
+
+    return Statistic(sizes, estimate)
+
+
+def intervals(
+    statistics: Mapping[str, Statistic], draws: int = 1000, level: float = 0.95, seed: int = 0
+) -> dict[str, Interval]:
+    """Every statistic with its interval, NaN where no draw has a value.
+
+    Raises ValueError for fewer than two draws or a level outside (0, 1).
+    """
+    if draws < 2 or not 0 < level < 1:
+        raise ValueError(f"{draws} draws at level {level}: give two or more, and a level such as 0.95")
+    sizes = {name: size for statistic in statistics.values() for name, size in statistic.sizes.items()}
+    streams = {name: np.random.default_rng([seed, crc32(name.encode())]) for name in sizes}
+    once = {name: np.ones((1, size)) for name, size in sizes.items()}
+    values = {name: float(statistic.estimate(once)[0]) for name, statistic in statistics.items()}
+    drawn: dict[str, list[np.ndarray]] = {name: [] for name in statistics}
+    step = max(1, ELEMENTS // max(sizes.values(), default=1))
+    for start in range(0, draws, step):
+        rows = min(step, draws - start)
+        weights = {
+            name: streams[name].multinomial(size, np.full(size, 1 / size), size=rows).astype(np.float64)
+            for name, size in sizes.items()
+        }
+        for name, statistic in statistics.items():
+            drawn[name].append(statistic.estimate(weights))
+    tail, found = (1 - level) / 2, {}
+    for name, parts in drawn.items():
+        every = np.concatenate(parts)
+        kept = every[~np.isnan(every)]
+        low, high = np.quantile(kept, (tail, 1 - tail)) if len(kept) else (np.nan, np.nan)
+        found[name] = Interval(values[name], float(low), float(high))
+    return found
+
+
+def paired(
+    first: Mapping[str, Statistic], second: Mapping[str, Statistic], draws: int = 1000
+) -> dict[str, Interval]:
+    """second - first on the same draws, of the statistics that both have. ValueError where the queries differ."""
+    both = [name for name in first if name in second]
+    for name in both:
+        if first[name].sizes != second[name].sizes:
+            raise ValueError(f"{name} is over {first[name].sizes} and {second[name].sizes} queries: compare two results"
+                             " of the same test set, with nothing left out of either")  # fmt: skip
+    change = {name: combine([(1.0, second[name]), (-1.0, first[name])]) for name in both}
+    return intervals(change, draws)
+
+
+def _ratio(total: np.ndarray, count: np.ndarray) -> np.ndarray:
+    return np.divide(total, count, out=np.full_like(total, np.nan), where=count > 0)
+
+
+def _average_precision(scores: np.ndarray, targets: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Weighted AP of one class for every draw: sum over thresholds of precision times the recall that it adds.
+
+    scores, targets (Q,), weights (draws, Q) -> (draws,), NaN without a target.
+    """
+    order = np.argsort(-scores, kind="stable")
+    ranked = -scores[order]
+    last = np.searchsorted(ranked, ranked, side="right") - 1  # equal scores share a threshold
+    drawn = weights[:, order]
+    true = drawn * targets[order]
+    precision = _ratio(true.cumsum(1)[:, last], drawn.cumsum(1)[:, last])
+    return _ratio((np.nan_to_num(precision) * true).sum(1), true.sum(1))

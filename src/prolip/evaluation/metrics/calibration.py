@@ -1,0 +1,123 @@
+"""Are probabilities true? Reliability by bins and expected calibration error, of matches and of classes.
+
+The match probability of a pair is what its score makes of it, `Score.match_probability`. It was trained on pairs of a
+batch, of which one in B matches; among all pairs of a test set, of which fewer match, it is too high if it is right
+about a batch: `mean_probability` over `base_rate` says by how much, and the bins of LOG_ODDS show where.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from prolip.evaluation.metrics.blockwise import Relevance
+from prolip.evaluation.metrics.ranking import Array, as_array
+from prolip.gaussian import upcast
+
+#: Edges of 15 bins of equal width (Guo et al., ICML 2017).
+EQUAL = np.linspace(0, 1, 16)
+#: Edges one unit of log odds apart, for probabilities that are mostly tiny.
+LOG_ODDS = np.concatenate([[0], 1 / (1 + np.exp(-np.arange(-16.0, 17.0))), [1]])
+
+
+class Reliability(NamedTuple):
+    """Predicted probabilities in bins (lower, upper], the first with its lower edge; all (bins,).
+
+    counts: predictions; probability: their mean; frequency: how often they came true; NaN in empty bins. brier: mean
+    square of probability - outcome, over all predictions.
+    """
+
+    counts: np.ndarray
+    probability: np.ndarray
+    frequency: np.ndarray
+    brier: float
+
+    @property
+    def ece(self) -> float:
+        """Expected calibration error, sum_b counts_b / N |probability_b - frequency_b|."""
+        return self._mean(np.abs(self.probability - self.frequency))
+
+    def metrics(self, prefix: str) -> dict[str, float]:
+        """`<prefix>/ece`, `max_error` of a bin, `mean_probability`, `base_rate`: the share that came true, `brier`."""
+        return {
+            f"{prefix}/ece": self.ece,
+            f"{prefix}/max_error": float(np.nanmax(np.abs(self.probability - self.frequency))),
+            f"{prefix}/mean_probability": self._mean(self.probability),
+            f"{prefix}/base_rate": self._mean(self.frequency),
+            f"{prefix}/brier": float(self.brier),
+        }
+
+    def _mean(self, values: np.ndarray) -> float:
+        filled = self.counts > 0
+        return float(np.average(values[filled], weights=self.counts[filled]))
+
+
+class Bins:
+    """Sums over bins of probability, for predictions that come in parts."""
+
+    def __init__(self, edges: np.ndarray):
+        self.edges = edges
+        self.count, self.true = (np.zeros(len(edges) - 1, dtype=np.int64) for _ in range(2))
+        self.total = np.zeros(len(edges) - 1)
+        self.squares = 0.0
+
+    def add(self, probability: np.ndarray, came_true: np.ndarray) -> None:
+        """All predictions of a part (n,), and those among them that came true (m,), both as probabilities."""
+        size = len(self.count)
+        inner = self.edges[1:-1]
+        place = np.searchsorted(inner, probability, side="left")
+        self.count += np.bincount(place, minlength=size)
+        self.total += np.bincount(place, weights=probability, minlength=size)
+        self.true += np.bincount(np.searchsorted(inner, came_true, side="left"), minlength=size)
+        p, q = (x.astype(np.float64, copy=False) for x in (probability, came_true))
+        self.squares += float(p @ p - 2 * q.sum() + len(q))  # sum of (p - y)^2 for y of 0 or 1
+
+    def reliability(self) -> Reliability:
+        """Of everything that was added. Raises ValueError for nothing."""
+        if not self.count.sum():
+            raise ValueError("no prediction was added: calibration needs at least one")
+        filled = np.where(self.count > 0, self.count, np.nan)
+        probability, frequency = self.total / filled, self.true / filled
+        brier = self.squares / int(self.count.sum())
+        return Reliability(self.count.copy(), probability, frequency, brier)
+
+
+class MatchReliability(Bins):
+    """The match probability of every pair of a score matrix, from blocks of scores as they stream by.
+
+    probability: scores -> probabilities, of the same shape.
+    """
+
+    def __init__(self, relevance: Relevance, probability: Callable[[Tensor], Tensor]):
+        super().__init__(LOG_ODDS)
+        self.relevance, self.probability = relevance, probability
+
+    def update(self, rows: slice, block: Tensor) -> None:
+        """Take the scores (b, G) of these queries."""
+        probability = self.probability(block).cpu()
+        row, item = self.relevance.within(rows)
+        self.add(probability.flatten().numpy(), probability[row, item].numpy())
+
+
+def confidence(logits: Tensor) -> Tensor:
+    """The softmax probability of the class chosen, max_c softmax(logits)_c: (N, C) -> (N,)."""
+    logits = upcast(logits)
+    return (logits.amax(1) - logits.logsumexp(1)).exp().clamp(max=1)  # rounding may give 1 + 1e-7
+
+
+def reliability(probability: Array, outcome: Array, edges: np.ndarray = EQUAL) -> Reliability:
+    """Reliability of predictions (N,) in [0, 1] with outcomes (N,) of 0 or 1.
+
+    Worked example, two bins: probabilities 0.2, 0.4 with outcomes 0, 1 and 0.9 with 1: gaps 0.2 and 0.1, so
+    ECE = (2 * 0.2 + 1 * 0.1) / 3. Raises ValueError for other shapes and values.
+    """
+    p, y = as_array(probability, np.float64), as_array(outcome, np.float64)
+    if p.ndim != 1 or p.shape != y.shape:
+        raise ValueError(f"probabilities {p.shape} and outcomes {y.shape}: give one of each per prediction")
+    if not ((p >= 0) & (p <= 1)).all() or not np.isin(y, (0, 1)).all():
+        raise ValueError("probabilities must lie in [0, 1] and outcomes be 0 or 1: give sigmoid or softmax values")
+    bins = Bins(edges)
+    bins.add(p, p[y == 1])
+    return bins.reliability()

@@ -1,0 +1,82 @@
+"""Classification metrics: tensors or arrays in, `dict[str, float]` or arrays out, shares in [0, 1].
+
+Scores (N, C) are larger for nearer classes, equal scores go to the lower class, and accuracies among k classes are left
+out where there are fewer: all samples would be right.
+"""
+from __future__ import annotations
+
+import numpy as np
+import torch
+from sklearn import metrics as sk
+from torch import Tensor
+
+from prolip.evaluation.metrics.ranking import Array, as_array
+
+
+def label_ranks(scores: Tensor, labels: Tensor) -> Tensor:
+    """The rank, from 1, of every sample's own class: scores (N, C), labels (N,) -> (N,) int64.
+
+    Raises ValueError for shapes that do not fit, labels outside the classes, or NaN.
+    """
+    if scores.dim() != 2 or labels.shape != scores.shape[:1]:
+        raise ValueError(
+            f"scores {tuple(scores.shape)} and labels {tuple(labels.shape)}: give (samples, classes) and (samples,)"
+        )
+    if len(labels) and (int(labels.min()) < 0 or int(labels.max()) >= scores.shape[1]):
+        raise ValueError(
+            f"labels run from {int(labels.min())} to {int(labels.max())}, but there are {scores.shape[1]} classes: "
+            "give a score for every class, and labels from 0"
+        )
+    if scores.isnan().any():
+        sample = int(scores.isnan().any(1).nonzero()[0])
+        raise ValueError(f"sample {sample} has a NaN score: look for a diverged model before ranking")
+    label = labels.long().unsqueeze(1)
+    own = scores.gather(1, label)
+    lower = torch.arange(scores.shape[1], device=scores.device) < label
+    return ((scores > own) | ((scores == own) & lower)).sum(1) + 1
+
+
+def mean_per_class_recall(predicted: Array, labels: Array) -> float:
+    """Recall of every class that has a sample, averaged: (N,), (N,)."""
+    truth = as_array(labels)
+    return float(sk.recall_score(truth, as_array(predicted), labels=np.unique(truth), average="macro"))
+
+
+def macro_f1(predicted: Array, labels: Array) -> float:
+    """F1 averaged over the classes that have a sample, as WILDS scores iWildCam: (N,), (N,)."""
+    truth = as_array(labels)
+    return float(sk.f1_score(truth, as_array(predicted), labels=np.unique(truth), average="macro", zero_division=0))
+
+
+def classification(scores: Tensor, labels: Tensor) -> dict[str, float]:
+    """What a single-label task reports: `top1`, `top5`, `mean_per_class_recall`, `macro_f1`, `classes`."""
+    ranks, predicted, classes = label_ranks(scores, labels), scores.argmax(1), scores.shape[1]
+    out = {f"top{k}": float((ranks <= k).double().mean()) for k in (1, 5) if k <= classes}
+    out["mean_per_class_recall"] = mean_per_class_recall(predicted, labels)
+    return out | {"macro_f1": macro_f1(predicted, labels), "classes": float(classes)}
+
+
+def average_precision(scores: Array, targets: Array) -> np.ndarray:
+    """Average precision of every class over the samples, NaN for a class without any: (N, C), (N, C) -> (C,)."""
+    scores, targets = as_array(scores, np.float64), as_array(targets).astype(bool)
+    if scores.shape != targets.shape or scores.ndim != 2:
+        raise ValueError(f"scores {scores.shape} and targets {targets.shape}: give (samples, classes) twice, multi-hot")
+    if np.isnan(scores).any():
+        raise ValueError("there are NaN scores: look for a diverged model before ranking")
+    out = np.full(scores.shape[1], np.nan)
+    for c in np.flatnonzero(targets.any(0)):
+        # It depends on the order alone, and scikit-learn refuses infinite scores: give it the order.
+        out[c] = sk.average_precision_score(targets[:, c], np.unique(scores[:, c], return_inverse=True)[1])
+    return out
+
+
+def multilabel(scores: Array, targets: Array) -> dict[str, float]:
+    """Mean average precision of a multi-label task.
+
+    `mAP`: over the classes that have a sample; `mAP_all_classes`: with 0 for the others, as clip_benchmark counts.
+    """
+    ap = average_precision(scores, targets)
+    present = ~np.isnan(ap)
+    out = {"mAP": float(ap[present].mean()) if present.any() else float("nan")}
+    out["mAP_all_classes"] = float(np.where(present, ap, 0).mean())
+    return out | {"classes": float(len(ap)), "classes_without_sample": float((~present).sum())}

@@ -1,0 +1,143 @@
+"""What is gained by refusing the most uncertain: risk-coverage curves and their area, and rank statistics beside them.
+
+The error of a sample is any number in which less is better: 0 or 1 (wrong class, no match in first place), 1 - AP@R,
+1 - Jaccard. The uncertainty is any number in which more means refused earlier: the trace of an image or a text, the sum
+over a pair, the negative score. Equal uncertainties are refused in random order, of which every figure is the
+expectation: a model without uncertainty gets exactly what random refusal gives.
+"""
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from sklearn.metrics import roc_auc_score
+
+from prolip.evaluation.metrics.blockwise import Nearest, PairScores
+from prolip.evaluation.metrics.ranking import Array, as_array
+from prolip.evaluation.metrics.traces import by_decile
+from prolip.gaussian import Gaussian
+from prolip.scores import MeanScore
+
+COVERAGES = (0.9, 0.8, 0.5)
+
+
+class RiskCoverage(NamedTuple):
+    """Mean error of what is kept, against the share that is kept; all (N,), from the most certain sample to all.
+
+    coverage: i/N; risk: by the uncertainty given; oracle: by the error itself, the least any uncertainty can reach.
+    """
+
+    coverage: np.ndarray
+    risk: np.ndarray
+    oracle: np.ndarray
+
+    @property
+    def aurc(self) -> float:
+        """Area under the curve, 1/N sum_i risk_i; less is better (Geifman, Uziel and El-Yaniv, ICLR 2019)."""
+        return float(self.risk.mean())
+
+    @property
+    def oracle_aurc(self) -> float:
+        """The area of the oracle."""
+        return float(self.oracle.mean())
+
+    @property
+    def error(self) -> float:
+        """Mean error without refusal, which is also the area of random refusal."""
+        return float(self.risk[-1])
+
+    @property
+    def gain(self) -> float:
+        """The share of the oracle's gain over random refusal: 1 the oracle, 0 chance; NaN where no refusal can help."""
+        possible = self.error - self.oracle_aurc
+        return (self.error - self.aurc) / possible if possible > 1e-12 else float("nan")
+
+    def at(self, coverage: float) -> float:
+        """Mean error of the most certain `coverage` of the samples, at least one."""
+        return float(self.risk[max(1, int(np.ceil(coverage * len(self.risk) - 1e-9))) - 1])
+
+
+def risk_coverage(uncertainty: Array, error: Array) -> RiskCoverage:
+    """The risk-coverage curve of an uncertainty: (N,), (N,).
+
+    Worked example, most certain first, errors 0, 1, 0, 1: risk 0, 1/2, 1/3, 1/2, so AURC = 1/3; the oracle's risk is
+    0, 0, 1/3, 1/2 with area 5/24. Raises ValueError for different lengths, no sample, or NaN.
+    """
+    uncertainty, error = _checked(uncertainty, error)
+    _, group, size = np.unique(uncertainty, return_inverse=True, return_counts=True)
+    expected = np.repeat(np.bincount(group, weights=error) / size, size)  # by rising uncertainty; ties share their mean
+    count = np.arange(1, len(error) + 1)
+    return RiskCoverage(count / len(error), np.cumsum(expected) / count, np.cumsum(np.sort(error)) / count)
+
+
+def auroc(uncertainty: Array, wrong: Array) -> float:
+    """How well the uncertainty tells wrong from right answers: 0.5 chance, 1 perfect; NaN if all are one of the two.
+
+    The probability that a wrong answer is more uncertain than a right one, ties counting half. (N,), (N,) bool.
+    """
+    uncertainty, wrong = _checked(uncertainty, wrong)
+    if len(np.unique(wrong > 0)) < 2:
+        return float("nan")
+    # The area depends on the order alone, and scikit-learn refuses infinite scores: give it the order.
+    order = np.unique(uncertainty, return_inverse=True)[1]
+    return float(roc_auc_score(wrong > 0, order))
+
+
+def recall_auroc(z: Gaussian, labels: Array, uncertainty: Array) -> dict[str, float]:
+    """R-AUROC of the URL benchmark (Kirchhof et al. 2023): does an uncertain embedding have a wrong neighbour?
+
+    z (N, D); labels: numbers or names (N,). `R-AUROC`: `auroc` of the uncertainty (N,) against a nearest other sample,
+    by the cosine of the means, of another class; `1-NN`: the share with the same class. A sample that is alone in its
+    class is always wrong. Raises ValueError for fewer than two samples.
+    """
+    labels = torch.from_numpy(np.unique(as_array(labels), return_inverse=True)[1])
+    count = len(z.mean)
+    if count < 2 or labels.shape != (count,):
+        raise ValueError(
+            f"{count} samples and labels {tuple(labels.shape)}: a nearest neighbour needs two samples or more, with "
+            "one class label each"
+        )
+    nearest = Nearest(count)
+    for rows, block in PairScores.from_gaussians(z, z, MeanScore()).blocks():
+        itself = torch.arange(rows.start, rows.stop)
+        block[itself - rows.start, itself] = -torch.inf
+        nearest.update(rows, block)
+    wrong = labels[nearest.item] != labels
+    return {"R-AUROC": auroc(uncertainty, wrong), "1-NN": 1 - float(wrong.double().mean())}
+
+
+def selective_metrics(error: Array, uncertainties: Mapping[str, Array], prefix: str = "refusal") -> dict[str, float]:
+    """Every figure of refusing by each uncertainty: error (N,), uncertainties (N,) by name.
+
+    Keys `<prefix>/<name>/...`: `error` without refusal, `error@<percent kept>`, `aurc`, `aurc_oracle`, `aurc_excess`,
+    `aurc_gain`, `spearman` of uncertainty and error (more is better), `spearman_deciles` of their means by decile,
+    `error_decile1` of the most certain tenth to `error_decile10`, and `auroc` where the error is 0 or 1.
+    """
+    out: dict[str, float] = {}
+    for name, uncertainty in uncertainties.items():
+        u, e = _checked(uncertainty, error)
+        curve, deciles = risk_coverage(u, e), by_decile(u, e)
+        found = {"error": curve.error} | {f"error@{round(100 * c)}": curve.at(c) for c in COVERAGES}
+        found |= {"aurc": curve.aurc, "aurc_oracle": curve.oracle_aurc}
+        found |= {"aurc_excess": curve.aurc - curve.oracle_aurc, "aurc_gain": curve.gain}  # E-AURC of the same paper
+        found |= {"spearman": deciles.spearman_queries, "spearman_deciles": deciles.spearman_bins}
+        found |= {f"error_decile{i}": float(value) for i, value in enumerate(deciles.value, 1)}
+        if np.isin(e, (0, 1)).all():
+            found["auroc"] = auroc(u, e)
+        out |= {f"{prefix}/{name}/{key}": value for key, value in found.items()}
+    return out
+
+
+def _checked(uncertainty: Array, error: Array) -> tuple[np.ndarray, np.ndarray]:
+    """Both as float64 arrays (N,). Raises ValueError."""
+    u, e = (as_array(x, np.float64) for x in (uncertainty, error))
+    if u.ndim != 1 or u.shape != e.shape or not len(u):
+        raise ValueError(f"uncertainty {u.shape} and error {e.shape}: give one of each per sample, at least one sample")
+    if np.isnan(u).any() or np.isnan(e).any():
+        raise ValueError(
+            f"{int(np.isnan(u).sum())} uncertainties and {int(np.isnan(e).sum())} errors are NaN: leave out the "
+            "queries without a match, and look for a diverged model"
+        )
+    return u, e

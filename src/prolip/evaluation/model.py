@@ -1,0 +1,253 @@
+"""Any model as an evaluation wants it: images and texts in, Gaussians on the CPU out, and the score to rank them by."""
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from prolip.gaussian import Gaussian, concatenate
+from prolip.methods import find_method, find_score, score_from_dict
+from prolip.scores import CSDScore, Score, Similarity
+
+PRECISIONS = {"fp32": None, "amp_bf16": torch.bfloat16, "amp_fp16": torch.float16}
+
+
+@dataclass(frozen=True)
+class ModelCard:
+    """What results and stored features keep of a model.
+
+    fingerprint: of weights, settings, preprocessing and tokenizer; probabilistic: whether its variances mean something;
+    logit_scale, logit_bias: a and b of the logit a * similarity + b, None where the model has none; score: of its
+    method, as `Score.to_dict` writes it; empty: csd, as of all that was kept before methods had scores.
+    """
+
+    name: str
+    fingerprint: str
+    precision: str = "fp32"
+    probabilistic: bool = True
+    logit_scale: float | None = None
+    logit_bias: float | None = None
+    score: dict[str, Any] = field(default_factory=dict)
+
+    def scored_by(self, similarity: Similarity = None) -> Score:
+        """The score of the model's method, or the one that is asked for.
+
+        ValueError for an unknown one, and for one that needs variances where the model has none.
+        """
+        own = score_from_dict(self.score) if self.score else CSDScore(self.logit_scale, self.logit_bias)
+        return choose_score(similarity, own, self.probabilistic, self.name)
+
+
+@dataclass(frozen=True)
+class Embedder:
+    """A model that evaluates.
+
+    encode_image: pixels (B, 3, H, W) -> Gaussian (B, D); encode_text: token ids (B, L) -> Gaussian (B, D); both with
+    unit means, float32, on the CPU, without a graph. preprocess: a Pillow image -> (3, H, W); tokenizer: list of texts
+    -> (B, L) ids. A deterministic model gives log_var = -inf, so its traces are exactly 0, and probabilistic is False.
+    logit_scale, logit_bias: as in `ModelCard`; score: of its method; fingerprint: 32 digits that change with weights,
+    settings, preprocessing and tokenizer; parameters: how many the model has.
+    """
+
+    name: str
+    encode_image: Callable[[Tensor], Gaussian]
+    encode_text: Callable[[Tensor], Gaussian]
+    preprocess: Callable[[Image.Image], Tensor]
+    tokenizer: Callable[[list[str]], Tensor]
+    probabilistic: bool
+    logit_scale: float | None
+    logit_bias: float | None
+    score: Score
+    device: torch.device
+    precision: str
+    fingerprint: str
+    parameters: int
+
+    @property
+    def card(self) -> ModelCard:
+        """What is kept of it."""
+        return ModelCard(
+            self.name, self.fingerprint, self.precision, self.probabilistic, self.logit_scale, self.logit_bias,
+            self.score.to_dict(),
+        )  # fmt: skip
+
+    def embed_texts(self, texts: Iterable[str], batch_size: int = 512) -> Gaussian:
+        """Any number of texts, (N, D). ValueError for none."""
+        return embed_texts(self.encode_text, self.tokenizer, texts, batch_size)
+
+
+class Loaded(NamedTuple):
+    """A network with `encode_image` and `encode_text` -> Gaussian, and what its inputs go through."""
+
+    network: nn.Module
+    preprocess: Callable[[Image.Image], Tensor]
+    tokenizer: Callable[[list[str]], Tensor]
+
+
+def embedder_of(
+    name: str, loaded: Loaded, device: torch.device, precision: str = "fp32", fingerprint: str = ""
+) -> Embedder:
+    """A network that is on `device` already, as an evaluation wants it; what is never stored needs no fingerprint."""
+    network, preprocess, tokenize = loaded
+    inner = network.model if isinstance(network, PointModel) else network
+    score, has_variances = own_score(inner)
+    probabilistic = has_variances and inner is network
+    if not has_variances and inner is network:
+        network = PointModel(network)
+    scale, bias = (getattr(inner, part, None) for part in ("logit_scale", "logit_bias"))
+    return Embedder(
+        name=name,
+        encode_image=encoder(network, "image", device, precision),
+        encode_text=encoder(network, "text", device, precision),
+        preprocess=preprocess,
+        tokenizer=tokenize,
+        probabilistic=probabilistic,
+        logit_scale=None if scale is None else scale.exp().item(),
+        logit_bias=None if bias is None else bias.item(),
+        score=score,
+        device=device,
+        precision=precision,
+        fingerprint=fingerprint,
+        parameters=sum(parameter.numel() for parameter in inner.parameters()),
+    )
+
+
+def encoder(network: nn.Module, modality: str, device: torch.device, precision: str) -> Callable[[Tensor], Gaussian]:
+    """`network.encode_<modality>` of one batch: on `device` under autocast to `precision`, float32 on the CPU."""
+    encode = getattr(network, f"encode_{modality}")
+
+    def run(batch: Tensor) -> Gaussian:
+        with evaluating(network, device, precision):
+            z = encode(batch.to(device, non_blocking=True))
+            mean, log_var = z.mean.float().cpu(), z.log_var.float().cpu()
+        return Gaussian(mean.clone(), log_var.clone())  # ordinary tensors, not inference ones
+
+    return run
+
+
+@contextlib.contextmanager
+def evaluating(model: nn.Module, device: torch.device | str, precision: str = "fp32") -> Iterator[None]:
+    """Evaluation mode without gradients under autocast to `precision`; the modes of training return afterwards."""
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision {precision!r} is unknown: use one of {', '.join(PRECISIONS)}")
+    dtype, modes = PRECISIONS[precision], [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.inference_mode(), torch.autocast(torch.device(device).type, dtype, enabled=dtype is not None):
+            yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def check_device(device: torch.device | str) -> torch.device:
+    """A device that this machine has. Raises ValueError for others."""
+    try:
+        place = torch.device(device)
+    except RuntimeError as error:
+        raise ValueError(f"device {device!r} is unknown: use cpu, cuda or cuda:0") from error
+    if place.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device {device!r}: this machine has no CUDA device; use cpu")
+    if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
+        raise ValueError(f"device {device!r}: this machine has {torch.cuda.device_count()}, counted from cuda:0")
+    return place
+
+
+def own_score(network: nn.Module) -> tuple[Score, bool]:
+    """The score of a model's method, and whether its variances mean something, which the method knows too.
+
+    Of a network that is not ours csd, which is the cosine of points, and True.
+    """
+    config = getattr(network, "config", None)
+    if not isinstance(config, dict) or "method_cfg" not in config:
+        return CSDScore.of(network), True
+    method = find_method(config["method_cfg"]["name"])
+    return method.score.of(network), method.probabilistic
+
+
+def choose_score(similarity: Similarity, own: Score, probabilistic: bool, name: str) -> Score:
+    """The score that is asked for; None: the model's own. name: the model's, for errors.
+
+    ValueError for an unknown one, and for one that needs variances where the model has none.
+    """
+    if similarity is None or similarity == own.name:
+        return own
+    try:
+        score = similarity if isinstance(similarity, Score) else find_score(similarity)()
+    except TypeError as error:
+        raise ValueError(f"{similarity!r} is made of what a model learned for it, and {name} has none: its own is"
+                         f" {own.name!r}") from error
+    if not probabilistic and not score.takes_points:
+        raise ValueError(
+            f"{name} is deterministic, its embeddings have no variance, and {score.name!r} needs one: use csd, mean or "
+            "wasserstein2 (csd equals the cosine there)"
+        )
+    return score
+
+
+class PointModel(nn.Module):
+    """A deterministic OpenCLIP model as a probabilistic one whose variances are 0."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.model = model
+
+    def encode_image(self, image: Tensor) -> Gaussian:
+        """Pixels (B, 3, H, W) -> points of unit length (B, D)."""
+        return as_points(self.model.encode_image(image))  # type: ignore[operator]
+
+    def encode_text(self, text: Tensor) -> Gaussian:
+        """Token ids (B, L) -> points of unit length (B, D)."""
+        return as_points(self.model.encode_text(text))  # type: ignore[operator]
+
+
+def as_points(features: Tensor | Gaussian) -> Gaussian:
+    """Features (B, D), or the means of Gaussians, as Gaussians of no extent: unit means in float32, log_var = -inf."""
+    mean = F.normalize((features.mean if isinstance(features, Gaussian) else features).float(), dim=-1)
+    return Gaussian(mean, torch.full_like(mean, -torch.inf))
+
+
+def embed_texts(
+    encode: Callable[[Tensor], Gaussian],
+    tokenizer: Callable,
+    texts: Iterable[str],
+    batch_size: int = 512,
+    progress: bool = False,
+) -> Gaussian:
+    """Any number of texts, some at a time, (N, D). ValueError for none."""
+    parts = []
+    with tqdm(desc="texts", unit="", disable=not progress) as bar:
+        for group in groups(texts, batch_size):
+            parts.append(encode(tokenizer(group)))
+            bar.update(len(group))
+    if not parts:
+        raise ValueError("no text to embed: give at least one")
+    return concatenate(parts)
+
+
+def token_lengths(tokenizer: Callable, texts: Iterable[str], batch_size: int = 4096) -> Tensor:
+    """Tokens of each text without padding, (N,): the padding is the last id that the empty text is encoded to."""
+    pad = tokenizer([""])[0, -1]
+    lengths = []
+    for group in groups(texts, batch_size):
+        ids = tokenizer(group)
+        padding = (ids == pad).flip(1).int().cumprod(1).sum(1)  # the run of padding at the end of the row
+        lengths.append(ids.shape[1] - padding)
+    return torch.cat(lengths)
+
+
+def groups(items: Iterable, size: int) -> Iterator[list]:
+    """Lists of `size` items, the last one shorter."""
+    if size < 1:
+        raise ValueError(f"batch size {size}: give 1 or more")
+    iterator = iter(items)
+    while group := list(islice(iterator, size)):
+        yield group

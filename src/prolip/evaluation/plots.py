@@ -1,0 +1,166 @@
+"""Plots of what uncertainty is worth: risk against coverage, errors by decile of uncertainty, reliability.
+
+Each function draws one figure and returns it, `draw` all those of a task's `Study`, which `write_plots` writes. Colours
+are those of Okabe and Ito, told apart with every kind of colour vision, and each series has its own dashes and marker.
+"""
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter, PercentFormatter
+from scipy.special import logit
+from scipy.stats import binomtest
+
+from prolip.evaluation.metrics.calibration import Reliability
+from prolip.evaluation.metrics.selective import RiskCoverage, risk_coverage
+from prolip.evaluation.metrics.study import Study
+from prolip.evaluation.metrics.traces import Deciles, by_decile
+from prolip.utils.style import MUTED, panels, styled
+
+#: Colour, dashes and marker of each series.
+LOOKS = (
+    ("#0072b2", "-", "o"), ("#d55e00", (0, (6, 2)), "s"), ("#009e73", (0, (1.5, 1.5)), "D"),
+    ("#cc79a7", (0, (6, 2, 1.5, 2)), "^"), ("#e69f00", (0, (3, 1.5)), "v"), ("#56b4e9", "-", "P"),
+)  # fmt: skip
+#: Inches; at 100 dots per inch 600 pixels wide, which the sizes of the letters are made for.
+WIDTH, HEIGHT = 6.0, 3.9
+
+
+@styled
+def plot_risk_coverage(curves: Mapping[str, RiskCoverage], title: str = "Refusing the most uncertain") -> Figure:
+    """Error of what is kept against the share kept, with random refusal and the oracle; curves of one error by name."""
+    figure, (ax,) = panels(1, 1, width=WIDTH, height=HEIGHT)
+    one = next(iter(curves.values()))
+    samples = len(one.risk)
+    rows = slice(min(samples - 1, samples // 50, 200), None)  # the first few risks are noise that would set the scale
+    top = max(float(curve.risk[rows].max()) for curve in curves.values())
+    for (colour, dashes, _), (name, curve) in zip(cycle(LOOKS), curves.items()):
+        label = f"{name}  (AURC {curve.aurc:.3f}, gain {curve.gain:.0%})" if np.isfinite(curve.gain) else name
+        ax.plot(curve.coverage[rows], curve.risk[rows], color=colour, linestyle=dashes, label=label)
+    ax.axhline(one.error, linestyle="--", color=MUTED, linewidth=1.2, label="random")  # last in the legend
+    ax.plot(one.coverage, one.oracle, linestyle=":", color=MUTED, linewidth=1.2, label="oracle")
+    ax.set(xlim=(0, 1.01), ylim=(0, 1.06 * top or 1), xlabel="coverage: share answered", ylabel="error of the answered")
+    _finish(ax, title, percent="xy")
+    return figure
+
+
+@styled
+def plot_deciles(deciles: Mapping[str, Deciles], value: str, title: str = "By decile of uncertainty") -> Figure:
+    """Mean value of queries in groups of rising uncertainty, PCME++ figure 3; several series by name."""
+    figure, (ax,) = panels(1, 1, width=WIDTH, height=HEIGHT)
+    for (colour, dashes, marker), (name, series) in zip(cycle(LOOKS), deciles.items()):
+        place = np.arange(1, len(series.value) + 1)
+        rho = f"$\\rho$ {series.spearman_bins:+.2f}" if np.isfinite(series.spearman_bins) else "constant"
+        form: Any = {"color": colour, "linestyle": dashes, "marker": marker}
+        ax.plot(place, series.value, markersize=5.5, label=f"{name}  ({rho})", **form)
+    most = max(len(series.value) for series in deciles.values())
+    ax.set_xticks(range(1, most + 1))
+    ax.set_ylim(bottom=0)
+    ax.set(xlabel="tenth of the queries, certain to uncertain", ylabel=value)
+    _finish(ax, title, percent="y")
+    return figure
+
+
+@styled
+def plot_reliability(rel: Reliability, name: str, title: str = "Reliability", log_odds: bool = False) -> Figure:
+    """How often a prediction came true against the probability given, and how many predictions there were below.
+
+    Vertical lines are 95% (Wilson) intervals. log_odds: both axes in log odds, for probabilities that are mostly tiny;
+    bins that never (or always) came true have no log odds and are left out.
+    """
+    heights = {"height_ratios": (3.4, 1)}
+    figure, (ax, below) = panels(2, 1, width=WIDTH, height=2.5, sharex=True, gridspec_kw=heights)
+    span = (0.0, 1.0)
+    if log_odds:  # from the least to the greatest that occurs
+        every = np.concatenate([rel.probability, rel.frequency, [0.05, 0.95]])
+        span = (float(every[_inside(every)].min()), float(every[_inside(every)].max()))
+    scale = logit if log_odds else np.asarray
+    diagonal = scale(np.array(span))
+    ax.plot(diagonal, diagonal, color=MUTED, linestyle="--", linewidth=1.2, label="calibrated")
+    colour, dashes, marker = LOOKS[0]
+    form: Any = {"color": colour, "linestyle": dashes, "marker": marker}
+    filled = _inside(rel.probability) if log_odds else rel.counts > 0
+    kept = filled & _inside(rel.frequency) if log_odds else filled
+    x = scale(rel.probability[kept])
+    ax.plot(x, scale(rel.frequency[kept]), markersize=5.5, label=f"{name}  (ECE {rel.ece:.3g})", **form)
+    low, high = _interval(rel)
+    ax.vlines(x, scale(low[kept]), scale(high[kept]), color=colour, linewidth=1.1, alpha=0.7)
+    below.plot(scale(rel.probability[filled]), rel.counts[filled] / rel.counts.sum(), markersize=4, **form)
+    ax.set(ylabel="came true")
+    ax.set_title(title)
+    below.set(xlabel="probability given", ylabel="share", yscale="log")
+    _probability_axes(ax, below, span, log_odds)
+    ax.legend(loc="upper left")
+    return figure
+
+
+def draw(study: Study, name: str = "") -> dict[str, Figure]:
+    """Every plot of a task by file name: `risk_coverage...`, `by_decile...`, `reliability...`; name: for the titles."""
+    out: dict[str, Figure | None] = {}
+    for part, (error, uncertainties) in study.samples.items():
+        what = part.removeprefix("refusal").replace("/", "_")
+        title = " ".join(filter(None, (name, what.strip("_"))))
+        curves = {key: risk_coverage(u, error) for key, u in uncertainties.items()}
+        out[f"risk_coverage{what}"] = plot_risk_coverage(curves, f"Refusing the most uncertain: {title}".rstrip(": "))
+        traces = {key: by_decile(u, 1 - error) for key, u in uncertainties.items()}
+        out[f"by_decile{what}"] = plot_deciles(traces, "1 - error", f"By uncertainty: {title}".rstrip(": "))
+    for part, found in study.reliability.items():
+        what = part.removeprefix("calibration/")
+        title = " ".join(filter(None, (name, what)))
+        out[f"reliability_{what}"] = plot_reliability(found, what, f"Reliability: {title}", log_odds=what == "match")
+    return {key: figure for key, figure in out.items() if figure is not None}
+
+
+def write_plots(study: Study, title: str, folder: Path) -> None:
+    """FOLDER/*.png: risk by coverage, error by decile of uncertainty, reliability."""
+    for name, figure in draw(study, title).items():
+        folder.mkdir(parents=True, exist_ok=True)
+        figure.savefig(folder / f"{name}.png", dpi=150)
+
+
+def _finish(ax: Axes, title: str, percent: str) -> None:
+    """The title, shares in percent, and the legend beneath the axes, where no curve can hide it."""
+    ax.set_title(title)
+    for letter in percent:  # with a decimal where the axis spans less than five
+        low, high = getattr(ax, f"get_{letter}lim")()
+        formatter = PercentFormatter(1, decimals=0 if high - low > 0.05 else 1)
+        getattr(ax, f"{letter}axis").set_major_formatter(formatter)
+    _, labels = ax.get_legend_handles_labels()
+    columns = 2 if max(map(len, labels)) < 36 else 1
+    ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=columns, columnspacing=1.4, handlelength=2.6)
+
+
+def _inside(p: np.ndarray) -> np.ndarray:
+    """Which probabilities have log odds; those of empty bins, NaN, have none."""
+    return (p > 0) & (p < 1)
+
+
+def _interval(rel: Reliability) -> tuple[np.ndarray, np.ndarray]:
+    """Lower and upper ends of the frequency of every bin."""
+    true = np.rint(np.nan_to_num(rel.frequency) * rel.counts).astype(int)
+    found = [binomtest(k, max(n, 1)).proportion_ci(method="wilson") for k, n in zip(true.tolist(), rel.counts.tolist())]
+    return np.array([ci.low for ci in found]), np.array([ci.high for ci in found])
+
+
+def _probability_axes(ax: Axes, below: Axes, span: tuple[float, float], log_odds: bool) -> None:
+    """Ticks at round probabilities on either scale, at powers of ten for the shares below."""
+    below.yaxis.set_minor_formatter(NullFormatter())
+    if not log_odds:
+        ax.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
+        for axis in (ax.xaxis, ax.yaxis, below.xaxis):
+            axis.set_major_formatter(PercentFormatter(1, decimals=0))
+        return
+    ticks = np.array([1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 0.01, 0.1, 0.5, 0.9, 0.99, 0.999])
+    ticks = ticks[(ticks >= span[0] / 2) & (1 - ticks >= (1 - span[1]) / 2)]
+    names = [f"{p:.4g}" if 1e-4 < p < 1 else f"$10^{{{round(np.log10(p))}}}$" for p in ticks]
+    low, high = logit(np.array(span))
+    ax.set_xlim(low - 0.4, high + 0.4)
+    ax.set_ylim(low - 0.8, high + 0.8)
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_ticks(logit(ticks), names)

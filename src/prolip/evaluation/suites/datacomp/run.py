@@ -1,0 +1,215 @@
+"""The suite from the command line to the tables: see what is there, share the work, keep every result, compare."""
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from prolip.evaluation.datasets.base import Dataset, fingerprint
+from prolip.evaluation.feature_store import FeatureStore, replacing
+from prolip.evaluation.loading import load_embedder
+from prolip.evaluation.model import Embedder
+from prolip.evaluation.suites.datacomp.entries import Settings, evaluate_entry
+from prolip.evaluation.suites.datacomp.places import Found, find_datasets, missing_report
+from prolip.evaluation.suites.datacomp.published import PublishedRow, find_published
+from prolip.evaluation.suites.datacomp.sharing import Tell, parse_shard, shard, share_tasks, wanted_of
+from prolip.evaluation.suites.datacomp.store import Identity, Line, Store, latest, main_value
+from prolip.evaluation.suites.datacomp.tables import WRITERS, Report, build_report, table_1, text_of
+from prolip.evaluation.suites.datacomp.tasks import BY_KEY, TASKS, Task, select_tasks
+from prolip.evaluation.task import TaskResult
+from prolip.methods import find_score
+
+Say = Callable[[str], None]
+#: Shown of the face sets, which have no main metric.
+GENDER = "acc_gender_avg"
+#: Notes below the printed table.
+SHOWN = 8
+
+
+class Outcome(NamedTuple):
+    """What a run left: the report of all results in its folder, and why tasks failed or were missing, by key."""
+
+    report: Report
+    failed: dict[str, str]
+    missing: dict[str, str]
+
+
+def run(args: argparse.Namespace, say: Say = print) -> Outcome:
+    """Everything the command does, cheapest mistakes first.
+
+    Raises ValueError and FileNotFoundError for what the user can mend: unknown names, missing datasets, a model that
+    cannot be loaded.
+    """
+    published = find_published(args.published)
+    if args.tables_of:
+        return Outcome(write_tables(args.tables_of, args.output, published, say), {}, {})
+    tasks = select_tasks(args.tasks)
+    for similarity in args.similarity:
+        if similarity:
+            find_score(similarity)
+    for flag, value, least in (("--batch-size", args.batch_size, 1), ("--workers", args.workers, 0)):
+        if value is not None and value < least:
+            raise ValueError(f"{flag} is {value}: give {least} or more")
+    mine = shard(tasks, *parse_shard(args.shard, os.environ))
+    found = find_datasets(mine, args.data_dir, args.skip_damaged)
+    refuse_missing(mine, found, args, say)
+    store = Store(args.output)
+    store.check()
+    embedder = load_embedder(args.model, args.pretrained, pick_device(args.device), args.precision, args.tokenizer)
+    similarities = [embedder.card.scored_by(similarity).name for similarity in args.similarity]
+    settings = Settings(
+        uncertainty=not args.no_uncertainty, plots=Path(args.output) / "plots" if args.plots else None,
+        batch_size=args.batch_size, workers=args.workers, progress=sys.stderr.isatty(),
+        store=FeatureStore(args.save_features),
+    )  # fmt: skip
+    failed = evaluate_all(mine, found.datasets, embedder, similarities, store, settings, say)
+    report = write_tables([args.output], args.output, published, say) if store.lines() else Report((), ())
+    return Outcome(report, failed, found.missing)
+
+
+def refuse_missing(tasks: Sequence[Task], found: Found, args: argparse.Namespace, say: Say) -> None:
+    """Say what to fetch from where; FileNotFoundError unless the rest may be evaluated without it."""
+    report = missing_report(tasks, found, args.data_dir)
+    if not report:
+        return
+    say(report)
+    if not args.allow_missing:
+        raise FileNotFoundError(
+            f"{len(found.missing)} of {len(tasks)} datasets are missing: fetch them as said above, choose others with "
+            "--tasks, or go on without them with --allow-missing (averages that need them are then left out)"
+        )
+    if not found.datasets:
+        raise FileNotFoundError("no dataset is there at all: is --data-dir the folder that holds wds_cars_test?")
+
+
+def evaluate_all(
+    tasks: Sequence[Task],
+    datasets: Mapping[str, Dataset],
+    embedder: Embedder,
+    similarities: Sequence[str],
+    store: Store,
+    settings: Settings,
+    say: Say = print,
+) -> dict[str, str]:
+    """Evaluate the tasks that have a dataset and no result yet, beside other processes; what failed, by key."""
+    todo = [task for task in tasks if task.key in datasets]
+    marks = {key: fingerprint(d.fingerprint, d.classnames, d.templates, digits=16) for key, d in datasets.items()}
+    identities = [Identity(embedder.name, embedder.fingerprint, s, embedder.precision) for s in similarities]
+    kept = [key for key, wanted in wanted_of(todo, store, identities, marks).items() if not wanted]
+    if kept:
+        drawn = " and get no plots" if settings.plots else ""
+        say(f"{len(kept)} of {len(todo)} tasks are finished{drawn}: their results in {store.path} are kept; to "
+            "evaluate them again, give another --output, or delete their lines")  # fmt: skip
+
+    def evaluate(task: Task, wanted: tuple[Identity, ...]) -> dict[Identity, TaskResult]:
+        results = evaluate_entry(task, datasets[task.key], embedder, [i.similarity for i in wanted], settings)
+        return {identity: results[identity.similarity] for identity in wanted}
+
+    return share_tasks(todo, store, identities, marks, evaluate, say, progress(todo, say))
+
+
+def progress(tasks: Sequence[Task], say: Say) -> Tell:
+    """Says a line per task: its number, its figures, how long it took, how long the rest may take this process."""
+    done: dict[str, int] = {}  # images by key
+    started = time.perf_counter()
+
+    def tell(task: Task, results: Mapping[Identity, TaskResult]) -> None:
+        first = next(iter(results.values()))
+        done[task.key] = first.info["images"]
+        position = [other.key for other in tasks].index(task.key) + 1
+        figures = "  ".join(f"{identity.similarity} {figure(result)}" for identity, result in results.items())
+        rate = (time.perf_counter() - started) / max(1, sum(done.values()))
+        left = rate * sum(other.size for other in tasks[position:] if other.key not in done)
+        say(
+            f"[{position:2}/{len(tasks)}] {task.name:<22} {first.main_metric or GENDER:<22} {figures}  "
+            f"{first.info['images']} images, {first.info['seconds']:.1f} s, about {duration(left)} to go"
+        )
+
+    return tell
+
+
+def figure(result: TaskResult) -> str:
+    """The main metric in percent; of faces the accuracy of gender."""
+    value = main_value(result)
+    return f"{100 * (result.metrics[GENDER] if value is None else value):6.2f}"
+
+
+def duration(seconds: float) -> str:
+    """Hours and minutes, or minutes, or seconds."""
+    if seconds >= 5400:
+        return f"{seconds / 3600:.1f} h"
+    return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
+
+
+def pick_device(device: str) -> str:
+    """A device by name; "cuda": the GPU of this process's number on its machine (torchrun, srun); "auto": that, or the
+    CPU where there is none."""
+    count = torch.cuda.device_count()
+    if device not in ("auto", "cuda") or not count:
+        return "cpu" if device == "auto" else device
+    local = os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID") or "0"
+    return f"cuda:{int(local) % count}"
+
+
+def write_tables(
+    folders: Sequence[str | os.PathLike], output: str | os.PathLike, published: Sequence[PublishedRow], say: Say = print
+) -> Report:
+    """Read the results of all folders, write `tables.md`, `.csv`, `.json`, `.tex` to `output`, and print Table 1.
+
+    One process at a time reads and writes, so that the last one's tables hold the results of all. Raises
+    FileNotFoundError for a folder without results.
+    """
+    read_results(folders)  # nothing is made where there is nothing to show
+    with Store(output).alone("tables"):
+        report = build_report(latest(read_results(folders)), published)
+        for ending, write in WRITERS.items():
+            with replacing(Path(output) / f"tables.{ending}") as path:
+                path.write_text(write(report), encoding="utf-8")
+    say(summary(report))
+    say(f"results and tables: {output}")
+    return report
+
+
+def read_results(folders: Sequence[str | os.PathLike]) -> list[Line]:
+    """The lines of all folders. FileNotFoundError for one that has none."""
+    lines = []
+    for folder in folders:
+        of_folder = Store(folder).lines()
+        if not of_folder:
+            raise FileNotFoundError(f"no result in {Store(folder).path}: nothing was evaluated there yet")
+        lines += of_folder
+    return lines
+
+
+def summary(report: Report) -> str:
+    """Our rows task by task, Table 1 with the published rows, and the first notes of ours."""
+    out = []
+    for row in report.ours:
+        out += ["", row.label]
+        for task in TASKS:
+            if task.key in row.results:
+                star = "*" if task.key in row.marked else ""
+                out.append(f"  {task.name:<24}{task.main_metric or GENDER:<24}{figure(row.results[task.key])}{star}")
+    grid = table_1(report)
+    width = max(len(label) for label, _ in grid.rows)
+    out += ["", f"{'':<{width}}" + "".join(f"{name:>17}" for name in grid.header)]
+    for label, cells in grid.rows:
+        out.append(f"{label:<{width}}" + "".join(f"{text_of(cell, grid.decimals):>17}" for cell in cells))
+    notes = [note for row in report.ours for note in row.notes]
+    more = [f"and {len(notes) - SHOWN} more notes in tables.md"] if len(notes) > SHOWN else []
+    return "\n".join([*out, "", *notes[:SHOWN], *more])
+
+
+def listing() -> str:
+    """All entries: key, metric, tags, images, what to fetch."""
+    lines = [f"{'task':<52}{'metric':<24}{'averages':<20}{'images':>7}  repository"]
+    for task in BY_KEY.values():
+        tags = ", ".join(task.tags) + ("" if task.counted else " (in no average)")
+        lines.append(f"{task.key:<52}{task.main_metric or '-':<24}{tags:<20}{task.size:>7}  {task.repository}")
+    return "\n".join(lines)

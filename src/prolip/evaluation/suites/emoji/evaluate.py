@@ -1,0 +1,188 @@
+"""Evaluation on the emoji corpus: its two galleries, as `prolip.evaluation.corpus` says, classes, uncertainty."""
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from prolip.data import emoji
+from prolip.data.emoji import LEVELS, Corpus
+from prolip.evaluation.datasets.base import WHOLE, Dataset, Sample, Share
+from prolip.evaluation.features import embed_share
+from prolip.evaluation.metrics import ranking as metrics
+from prolip.evaluation.metrics.bootstrap import mean_of
+from prolip.evaluation.metrics.classification import classification, label_ranks
+from prolip.evaluation.metrics.ranking import Ranking
+from prolip.evaluation.metrics.traces import Deciles, by_decile
+from prolip.evaluation.model import Embedder, token_lengths
+from prolip.evaluation.suites.emoji import levels
+from prolip.evaluation.suites.emoji.result import CorpusResult
+from prolip.evaluation.zero_shot import TEMPLATES, mix_groups
+from prolip.gaussian import concatenate
+from prolip.scores import Similarity
+from prolip.utils.messages import naming
+
+#: Drawings that are embedded at a time.
+BATCH = 256
+
+
+def evaluate_corpus(
+    embedder: Embedder,
+    shards: Corpus | str | Path | Sequence[str | Path],
+    select: str | None = None,
+    similarity: Similarity = None,
+) -> CorpusResult:
+    """Embed the drawings and all captions of a corpus and compute every metric.
+
+    shards: a Corpus or what `emoji.read` takes (a Corpus may hold concepts without drawings, `Corpus.with_concepts`: a
+    wider gallery); select: a rule of `Corpus.select`; similarity: a score or the name of one, default: that of the
+    model's method. Keys of `metrics`: names/..., captions/..., zero_shot/... and, where variances mean something,
+    trace/..., spearman/..., inclusion/..., recall_by_trace/...; shares in [0, 1].
+    """
+    started = time.perf_counter()
+    score = embedder.card.scored_by(similarity)
+    corpus = shards if isinstance(shards, Corpus) else emoji.read(shards)
+    if select:
+        corpus = corpus.select(select)
+    if not corpus.drawings:
+        raise ValueError(f"the rule {select!r} leaves no drawing of these shards: choose concepts that they show")
+    table = corpus.caption_table()
+    image = concatenate(embed_share(drawings_of(corpus), embedder, BATCH)[1])
+    text = embedder.embed_texts(table.texts)
+    info: dict[str, Any] = {
+        "similarity": score.name, "score": score.to_dict(),
+        "model_score": embedder.score.to_dict(), "probabilistic": embedder.probabilistic,
+        "precision": embedder.precision, "device": str(embedder.device), "select": select,
+    }  # fmt: skip
+    lengths = token_lengths(embedder.tokenizer, table.texts).numpy()
+    result = CorpusResult(corpus, image, text, lengths, {}, info | facts_of(embedder))
+    result.metrics |= corpus_retrieval(result)
+    for level in ("subgroup", "group"):
+        result.metrics |= zero_shot_metrics(embedder, result, level)
+    if embedder.probabilistic:
+        result.metrics |= levels.trace_metrics(image, text, corpus, table, lengths, result.uncertainty)
+    result.info |= {"images": len(corpus.drawings), "concepts": len(corpus.concepts), "texts": len(table.texts)}
+    result.info["styles"] = sorted({drawing.style for drawing in corpus.drawings})
+    result.info["seconds"] = round(time.perf_counter() - started, 2)
+    return result
+
+
+def drawings_of(corpus: Corpus) -> Dataset:
+    """The drawings, to be embedded as any test set."""
+
+    def samples(share: Share = WHOLE) -> Iterator[Sample]:
+        for number, drawing in share.take(corpus.drawings):
+            yield Sample(drawing.key, drawing.data, place=(0, number))
+
+    return Dataset("drawings", "retrieval", samples, fingerprint="", source="the corpus", size=len(corpus.drawings))
+
+
+def corpus_retrieval(result: CorpusResult) -> dict[str, float]:
+    """`names/...`, `captions/...` and `recall_by_trace/...`."""
+    names, captions = result.names_ranking, result.captions_ranking
+    out = {f"names/{key}": value for key, value in metrics.both_directions(*names).items()}
+    out |= {f"captions/{key}": value for key, value in metrics.both_directions(*captions).items()}
+    sizes = {"names": len(result.corpus.concepts), "captions": len(result.table.texts)}
+    for gallery, (i2t, t2i) in (("names", names), ("captions", captions)):
+        for way, ranking, size in (("i2t", i2t, sizes[gallery]), ("t2i", t2i, len(result.corpus.drawings))):
+            for k in (k for k in metrics.KS if k <= size):
+                out[f"{gallery}/{way}/chance_R@{k}"] = metrics.chance_recall(ranking.matches, size, k)
+    for level in LEVELS:
+        rows = torch.from_numpy(result.table.text[result.table.rows(level)])
+        of_level = metrics.summarise(Ranking(*(x[rows] for x in captions[1])))
+        out |= {f"captions/t2i/{level}/{key}": of_level[key] for key in ("R@1", "mAP@R", "R-Precision")}
+    for name, deciles in recall_by_trace(result).items() if result.probabilistic else ():
+        out[f"recall_by_trace/{name}/spearman_deciles"] = deciles.spearman_bins
+        out[f"recall_by_trace/{name}/spearman_queries"] = deciles.spearman_queries
+    return out
+
+
+def recall_by_trace(result: CorpusResult) -> dict[str, Deciles]:
+    """Retrieval of queries in deciles of their own trace: R@1 against names, and AP@R in the full caption gallery.
+
+    All texts mix levels, whose difficulty differs, so `keywords_t2i` looks at the keywords alone.
+    """
+    image, text = result.uncertainty(result.image), result.uncertainty(result.text)
+    names, captions = result.names_ranking, result.captions_ranking
+    keywords = result.table.text[result.table.rows("keyword")]
+    cases = {
+        "names_i2t": (image, names[0].hit(1), names[0].answerable),
+        "names_t2i": (text[result.name_texts], names[1].hit(1), names[1].answerable),
+        "captions_i2t": (image, captions[0].ap_at_r, captions[0].answerable),
+        "captions_t2i": (text, captions[1].ap_at_r, captions[1].answerable),
+        "keywords_t2i": (text[keywords], captions[1].ap_at_r[keywords], captions[1].answerable[keywords]),
+    }
+    return {
+        name: by_decile(trace[kept.numpy()], value.double().numpy()[kept.numpy()])
+        for name, (trace, value, kept) in cases.items()
+    }
+
+
+def zero_shot_metrics(embedder: Embedder, result: CorpusResult, level: str) -> dict[str, float]:
+    """Zero-shot classification of the drawings by `level`, three ways of building a class from Gaussians.
+
+    `zero_shot/<level>`: prompt templates filled with the class's own name (the usual reading); `..._plain`: its bare
+    name; `..._members`: the mixture over the bare names of the concepts that belong to it.
+    """
+    concepts = result.corpus.concepts
+    classes = sorted({getattr(concept, level) for concept in concepts})
+    labels = np.array([classes.index(getattr(concept, level)) for concept in concepts])
+    text_of = {text: i for i, text in enumerate(result.table.texts)}
+    members = [result.name_texts[labels == c] for c in range(len(classes))]
+    prompts = embedder.embed_texts(template.replace("{}", name) for name in classes for template in TEMPLATES)
+    z = {
+        level: mix_groups(prompts, [len(TEMPLATES)] * len(classes)),
+        f"{level}_plain": result.text.select([text_of[name] for name in classes]),
+        f"{level}_members": mix_groups(result.text.select(np.concatenate(members)), [len(rows) for rows in members]),
+    }
+    truth = torch.from_numpy(labels[result.corpus.drawing_concepts])
+    out: dict[str, float] = {}
+    for name, gaussians in z.items():
+        scores = result.score.pairwise(result.image, gaussians)
+        out |= {f"zero_shot/{name}/{key}": value for key, value in classification(scores, truth).items()}
+        ranks = label_ranks(scores, truth)
+        result.zero_shot |= {f"zero_shot/{name}/top{k}": mean_of(ranks <= k, "images") for k in (1, 5)}
+    return out
+
+
+def facts_of(embedder: Embedder) -> dict[str, Any]:
+    """What a reader of the metrics asks about the model and the machine."""
+    out: dict[str, Any] = {"parameters": embedder.parameters, "date": time.strftime("%Y-%m-%d %H:%M")}
+    if embedder.logit_scale is not None and embedder.logit_bias is not None:
+        out |= {"scale": embedder.logit_scale, "bias": embedder.logit_bias}
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    out["machine"] = f"{platform.system()} {platform.machine()}, {cores} cores, {torch.get_num_threads()} threads"
+    return out | {"software": f"Python {platform.python_version()}, torch {torch.__version__}"}
+
+
+def gallery(
+    data: Sequence[str],
+    select: str | None = None,
+    names: Sequence[str] | None = None,
+    all_names: bool = False,
+    flags: tuple[str, str, str] = ("--data", "--names", "--select"),
+) -> Corpus:
+    """The drawings of `data` that meet `select`, to be told from the names of `data` and `names`.
+
+    The added names meet `select` too unless `all_names`; a condition on the style is for the drawings only. flags: what
+    data, names and select are called in errors.
+    """
+    with naming(flags[0]):
+        shown = emoji.read(data)
+    with naming(flags[1]):
+        wider = [*emoji.read(names).concepts, *shown.concepts] if names else [*shown.concepts]
+        every = Corpus((), ()).with_concepts(wider)
+    if not select:
+        return shown.with_concepts(wider)
+    with naming(flags[2]):
+        shown = shown.select(select)
+        if not shown.drawings:
+            raise ValueError(f"{select!r} leaves no drawing of these shards: choose concepts that they show")
+        rule = ";".join(str(condition) for condition in emoji.parse_rule(select) if condition.field != "style")
+        return shown.with_concepts(every.concepts if all_names or not rule else every.select(rule).concepts)

@@ -1,0 +1,209 @@
+"""What an evaluation on the corpus leaves behind: figures, as a person reads them too, embeddings, and the drawings."""
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from prolip.data.emoji import LEVELS, CaptionTable, Concept, Corpus, Drawing
+from prolip.evaluation.kinds.retrieval import statistics_of
+from prolip.evaluation.metrics import bootstrap
+from prolip.evaluation.metrics.blockwise import PairScores, Relevance, rank_sparse
+from prolip.evaluation.metrics.ranking import Ranking
+from prolip.gaussian import Gaussian
+from prolip.methods import find_score, score_from_dict
+from prolip.scores import Score
+from prolip.utils.documents import loads
+
+
+@dataclass
+class CorpusResult:
+    """One evaluation.
+
+    corpus: drawings and the concepts they were told apart from; image: (N, D) per drawing; text: (T, D) per text of
+    `table`; token_lengths: (T,); metrics: flat figures; info: what was run, JSON values; zero_shot: its metrics as
+    functions of the drawings, for intervals; not saved.
+    """
+
+    corpus: Corpus
+    image: Gaussian
+    text: Gaussian
+    token_lengths: np.ndarray
+    metrics: dict[str, float]
+    info: dict
+    zero_shot: dict[str, bootstrap.Statistic] = field(default_factory=dict, compare=False, repr=False)
+
+    @cached_property
+    def table(self) -> CaptionTable:
+        """The captions."""
+        return self.corpus.caption_table()
+
+    @property
+    def similarity(self) -> str:
+        """What images and texts were ranked by."""
+        return self.info.get("similarity", "csd")
+
+    @cached_property
+    def score(self) -> Score:
+        """What they were ranked by, with whatever was trained."""
+        return score_from_dict(self.info["score"]) if "score" in self.info else find_score(self.similarity)()
+
+    def uncertainty(self, z: Gaussian) -> np.ndarray:
+        """What the model's method reads off its Gaussians, whatever they were ranked by: (N, D) -> (N,)."""
+        own = self.info.get("model_score", self.info.get("score"))
+        return (find_score(self.similarity)() if own is None else score_from_dict(own)).uncertainty(z).numpy()
+
+    @property
+    def probabilistic(self) -> bool:
+        """Whether the variances mean something; points have none."""
+        return self.info.get("probabilistic", True)
+
+    @cached_property
+    def name_texts(self) -> np.ndarray:
+        """(K,) the text of every concept's name."""
+        return self.table.text[self.table.rows("name")]
+
+    @cached_property
+    def text_relation(self) -> np.ndarray:
+        """(T, N) bool: the text is true of the drawing at any level."""
+        return self.table.text_relation[:, self.corpus.drawing_concepts]
+
+    @cached_property
+    def names_ranking(self) -> tuple[Ranking, Ranking]:
+        """Images against names and names against images, strict labels: a concept's keyword is not its name."""
+        relation = self.table.relation[self.table.rows("name")][:, self.corpus.drawing_concepts]
+        return self._rank(self.text.select(self.name_texts), relation)
+
+    @cached_property
+    def captions_ranking(self) -> tuple[Ranking, Ranking]:
+        """Images against all texts and all texts against images, complete labels."""
+        return self._rank(self.text, self.text_relation)
+
+    @property
+    def statistics(self) -> dict[str, bootstrap.Statistic]:
+        """The metrics that are means over drawings or texts, as functions of how often each was drawn."""
+        rankings = {"names": self.names_ranking, "captions": self.captions_ranking}
+        found = {f"{name}/{key}": statistic for name, (i2t, t2i) in rankings.items()
+                 for key, statistic in statistics_of(i2t, t2i, name).items()}  # fmt: skip
+        shares = (found | self.zero_shot).items()
+        return {key: statistic for key, statistic in shares if key in self.metrics and not key.endswith("rsum")}
+
+    def add_intervals(self, draws: int, against: CorpusResult | None = None) -> None:
+        """95% intervals by bootstrap, `info["intervals"]`; those of the differences to another model's result on the
+        same drawings and texts, `info["difference"]`. ValueError for a result on others.
+        """
+        own, other = self.statistics, against.statistics if against else {}
+        self.info["intervals"] = {key: [x.low, x.high] for key, x in bootstrap.intervals(own, draws).items()}
+        if against is not None:
+            if [d.key for d in against.corpus.drawings] != [d.key for d in self.corpus.drawings]:
+                raise ValueError("the two results are not of the same drawings: give both the same --data and --select")
+            self.info["difference"] = {key: list(x) for key, x in bootstrap.paired(other, own, draws).items()}
+
+    def _rank(self, text: Gaussian, relation: np.ndarray) -> tuple[Ranking, Ranking]:
+        """Both directions; relation (texts, images)."""
+        scores = PairScores.from_gaussians(self.image, text, self.score)
+        relevance = Relevance.from_dense(torch.from_numpy(relation).mT)
+        (i2t,) = rank_sparse(scores.image_rows, relevance)
+        (t2i,) = rank_sparse(scores.text_rows, relevance.transposed())
+        return i2t, t2i
+
+    def save(self, folder: str | Path) -> Path:
+        """Write `metrics.json`, `corpus.json` and `embeddings.npz` (with the encoded drawings) into a folder."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        finite = {key: value if math.isfinite(value) else None for key, value in self.metrics.items()}
+        written = json.dumps({"info": self.info, "metrics": finite}, indent=1)
+        (folder / "metrics.json").write_text(written, encoding="utf-8")
+        drawings = [[d.key, d.style, d.concept] for d in self.corpus.drawings]
+        concepts = [asdict(concept) for concept in self.corpus.concepts]
+        (folder / "corpus.json").write_text(json.dumps({"concepts": concepts, "drawings": drawings}), encoding="utf-8")
+        np.savez(
+            folder / "embeddings.npz",
+            image_mean=self.image.mean.numpy(), image_log_var=self.image.log_var.numpy(),
+            text_mean=self.text.mean.numpy(), text_log_var=self.text.log_var.numpy(),
+            token_lengths=self.token_lengths,
+            drawings=np.frombuffer(b"".join(d.data for d in self.corpus.drawings), dtype=np.uint8),
+            drawing_sizes=np.array([len(d.data) for d in self.corpus.drawings]),
+        )  # fmt: skip
+        return folder
+
+
+def load(folder: str | Path) -> CorpusResult:
+    """Read what `Result.save` wrote. Raises FileNotFoundError naming the missing file."""
+    folder = Path(folder)
+    for name in ("metrics.json", "corpus.json", "embeddings.npz"):
+        if not (folder / name).exists():
+            raise FileNotFoundError(f"no {name} in {folder}: run python -m prolip.evaluation.corpus --out {folder}")
+    written = loads((folder / "metrics.json").read_text(encoding="utf-8"))
+    metrics = {key: float("nan") if value is None else value for key, value in written["metrics"].items()}
+    texts = loads((folder / "corpus.json").read_text(encoding="utf-8"))
+    concepts = tuple(Concept(**{**c, "keywords": tuple(c["keywords"])}) for c in texts["concepts"])
+    with np.load(folder / "embeddings.npz") as arrays:
+        data, ends = arrays["drawings"].tobytes(), np.cumsum(arrays["drawing_sizes"])
+        z = {key: torch.from_numpy(arrays[key]) for key in arrays.files if key.endswith(("mean", "log_var"))}
+        token_lengths = arrays["token_lengths"]
+    drawings = tuple(
+        Drawing(key, style, concept, data[start:end])
+        for (key, style, concept), start, end in zip(texts["drawings"], [0, *ends[:-1]], ends)
+    )
+    image, text = (Gaussian(z[f"{kind}_mean"], z[f"{kind}_log_var"]) for kind in ("image", "text"))
+    return CorpusResult(Corpus(concepts, drawings), image, text, token_lengths, metrics, written["info"])
+
+
+def format_corpus(result: CorpusResult) -> str:
+    """The figures as a person reads them."""
+    m, info = result.metrics, result.info
+    lines = [
+        f"{info['images']} drawings ({', '.join(info['styles'])}), {info['concepts']} names, {info['texts']} texts; "
+        f"ranked by {result.similarity}; {info['seconds']} s",
+        "",
+        f"{'retrieval':<26}{'R@1':>8}{'R@5':>8}{'R@10':>8}{'mAP@R':>8}{'R-Prec':>8}{'median':>8}{'chance':>8}",
+    ]
+    for gallery, what in (("names", "names"), ("captions", "all captions")):
+        for way, label in (("i2t", f"image -> {what}"), ("t2i", f"{what} -> image")):
+            p = f"{gallery}/{way}"
+            cells = [m.get(f"{p}/{key}") for key in ("R@1", "R@5", "R@10", "mAP@R", "R-Precision")]
+            shares = "".join(share(value, 8) for value in cells)
+            lines.append(f"{label:<26}{shares}{m[f'{p}/median_rank']:8.1f}{100 * m[f'{p}/chance_R@1']:8.2f}")
+    lines += ["", f"{'zero-shot':<26}{'top-1':>8}{'top-5':>8}{'by class':>9}{'classes':>8}"]
+    for level in ("subgroup", "group"):
+        for kind in (level, f"{level}_plain", f"{level}_members"):
+            top1, top5, recall, count = (
+                m.get(f"zero_shot/{kind}/{key}") for key in ("top1", "top5", "mean_per_class_recall", "classes")
+            )
+            lines.append(f"{kind:<26}{share(top1, 8)}{share(top5, 8)}{share(recall, 9)}{count:8.0f}")
+    lines += ["-: there are not so many to choose from"] if any(" - " in f"{line[26:]} " for line in lines) else []
+    if not result.probabilistic:
+        lines += ["", "points: this model's method trains means alone, and its variances say nothing"]
+        return "\n".join([*lines, *interval_lines(info)])
+    lines += ["", "mean trace                " + "  ".join(f"{k} {m[f'trace/{k}']:.4g}" for k in (*LEVELS, "image"))]
+    spreads = "  ".join(f"{kind}s {100 * m[f'trace/{kind}_spread']:.2f}%" for kind in ("text", "image"))
+    lines.append(f"middle 90% over median    {spreads}")
+    for prefix in ("spearman/", "inclusion/", "recall_by_trace/"):
+        lines.append("")
+        lines += [f"{k:<56}{v:9.3f}" for k, v in m.items() if k.startswith(prefix) and not k.endswith("/median")]
+    return "\n".join([*lines, *interval_lines(info)])
+
+
+def interval_lines(info: dict) -> list[str]:
+    """95% intervals in percent, and those of the differences to another result where there are any."""
+    if "intervals" not in info:
+        return []
+    change = info.get("difference", {})
+    lines = ["", f"{'95% intervals over queries, by bootstrap':<53}" + ("difference to --against" if change else "")]
+    for key, (low, high) in info["intervals"].items():
+        cells = f"{key:<34}{100 * low:5.1f} to {100 * high:5.1f}"
+        if key in change:
+            cells += "   {:+6.2f} [{:+.1f}, {:+.1f}]".format(*(100 * x for x in change[key]))
+        lines.append(cells)
+    return lines
+
+
+def share(value: float | None, width: int) -> str:
+    """A share in percent; a dash for a figure that is left out, such as R@10 among nine drawings."""
+    return f"{'-':>{width}}" if value is None else f"{100 * value:{width}.2f}"

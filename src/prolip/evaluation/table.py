@@ -1,0 +1,126 @@
+"""Results of tasks as a person reads them: shares in percent, what uncertainty is worth, intervals."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from prolip.evaluation.metrics.bootstrap import paired
+from prolip.evaluation.task import TaskResult
+
+#: Metrics of the table, in this order where a task has them.
+COLUMNS = (
+    "acc1", "acc5", "mean_per_class_recall", "mAP", "i2t/R@1", "i2t/R@5", "i2t/R@10", "i2t/mAP@R", "t2i/R@1",
+    "t2i/R@5", "t2i/R@10", "t2i/mAP@R", "mean_recall@1", "i2t/PMRP", "t2i/PMRP", "avg_jaccard_score",
+    "jaccard_score_10-12",
+)  # fmt: skip
+
+#: Figures of refusal, and what the table calls them: error of all, of the surest 80% and half, area under risk and
+#: coverage and its least value, rank correlation with the error, and how well errors are told from the rest.
+REFUSAL = {
+    "error": "error", "error@80": "80% kept", "error@50": "50% kept", "aurc": "AURC", "aurc_oracle": "oracle",
+    "spearman": "rho", "auroc": "AUROC",
+}  # fmt: skip
+SINGLES = {
+    "refusal/R-AUROC": "R-AUROC", "refusal/1-NN": "1-NN", "calibration/match/ece": "ECE of matches",
+    "calibration/confidence/ece": "ECE of confidence",
+}  # fmt: skip
+
+
+def titles(results: Sequence[TaskResult]) -> list[str]:
+    """What each result is called: its task, and what tells it from the others of this task and similarity.
+
+    Model and precision where there are several; where these are the same too (other prompts, another split, weights
+    that were trained on), the beginning of KEY in FEATURES/tasks/NAME-KEY.json.
+    """
+    cards = [result.info["model"] for result in results]
+    several = [field for field in ("name", "precision") if len({card[field] for card in cards}) > 1]
+    names = ["  ".join([result.key, *(card[field] for field in several)]) for result, card in zip(results, cards)]
+    tasks: dict[str, set[str]] = {}
+    for name, result in zip(names, results):
+        tasks.setdefault(name, set()).add(result.info["task"])
+    return [
+        f"{name}  {result.info['task'][:6]}" if len(tasks[name]) > 1 else name for name, result in zip(names, results)
+    ]
+
+
+def format_table(results: Sequence[TaskResult]) -> str:
+    """A line per task, model and similarity, shares in percent; one block per kind of task."""
+    blocks: dict[tuple[str, ...], list[tuple[str, TaskResult]]] = {}
+    for title, result in zip(titles(results), results):
+        blocks.setdefault(tuple(name for name in COLUMNS if name in result.metrics), []).append((title, result))
+    lines = []
+    for columns, rows in blocks.items():
+        names = [[title, row.info["similarity"], str(row.info["images"])] for title, row in rows]
+        first, second = (max(len(name[i]) for name in names) for i in (0, 1))
+        widths = [max(7, len(column) + 2) for column in columns]
+        head = "".join(f"{column:>{width}}" for column, width in zip(columns, widths))
+        lines += ["", f"{'':<{first}}  {'':<{second}}  {'images':>7}{head}"]
+        for (key, similarity, images), (_, row) in zip(names, rows):
+            cells = "".join(f"{100 * row.metrics[column]:{width}.2f}" for column, width in zip(columns, widths))
+            lines.append(f"{key:<{first}}  {similarity:<{second}}  {images:>7}{cells}{left_out(row)}")
+    return "\n".join(lines[1:])
+
+
+def format_uncertainty(results: Sequence[TaskResult]) -> str:
+    """A line per task, similarity and what was refused by; then the single figures of each task."""
+    rows, singles = [], []
+    for title, result in zip(titles(results), results):
+        name, m = f"{title}  {result.info['similarity']}", result.metrics
+        for place in (key.removesuffix("/aurc") for key in m if key.endswith("/aurc")):
+            way = place.removeprefix("refusal/").replace("/", " by ")
+            rows.append((f"{name}  {way}", [m.get(f"{place}/{figure}") for figure in REFUSAL]))
+        shown = [f"{title} {m[key]:.4f}" for key, title in SINGLES.items() if key in m]
+        singles += [f"{name}  {', '.join(shown)}"] if shown else []
+    width = max((len(name) for name, _ in rows), default=0)
+    lines = [f"{'refused':<{width}}" + "".join(f"{title:>11}" for title in REFUSAL.values())]
+    for name, values in rows:
+        lines.append(f"{name:<{width}}" + "".join(f"{'-':>11}" if x is None else f"{x:11.4f}" for x in values))
+    return "\n".join(lines + singles)
+
+
+def left_out(result: TaskResult) -> str:
+    """A remark for a result that lacks samples or figures."""
+    damaged, absent = result.info.get("damaged"), result.info.get("too_small_for")
+    remark = f"  ! left out: {', '.join(f'{kind} {n}' for kind, n in damaged['kinds'].items())}" if damaged else ""
+    return remark + (f"  ! too small for {', '.join(absent)}" if absent else "")
+
+
+def compare_results(results: Sequence[TaskResult], draws: int) -> None:
+    """Give each result the interval of its difference to the first one of the same test set, `info["difference"]`.
+
+    Results whose queries are not the same, as some were left out, get none.
+    """
+    first: dict[tuple[str, str], TaskResult] = {}
+    for result in results:
+        base = first.setdefault((result.key, result.info["source"]), result)
+        if base is result or any(
+            base.statistics[name].sizes != statistic.sizes
+            for name, statistic in result.statistics.items() if name in base.statistics
+        ):  # fmt: skip
+            continue
+        found = paired(base.statistics, result.statistics, draws)
+        result.info["difference"] = {
+            "to": {"model": base.info["model"]["name"], "similarity": base.info["similarity"]},
+            "metrics": {name: list(interval) for name, interval in found.items()},
+        }
+
+
+def format_intervals(results: Sequence[TaskResult]) -> str:
+    """The columns of `format_table` with their 95% intervals, and the differences of those that were compared."""
+    blocks: dict[tuple[str, ...], list[tuple[str, dict[str, str]]]] = {}
+    for title, result in zip(titles(results), results):
+        found = result.info["intervals"]
+        columns = tuple(name for name in COLUMNS if name in found)
+        name = f"{title}  {result.info['similarity']}"
+        values = {c: [100 * x for x in (result.metrics[c], *found[c])] for c in columns}
+        cells = {c: "{:.2f} [{:.1f}, {:.1f}]".format(*x) for c, x in values.items()}
+        blocks.setdefault(columns, []).append((name, cells))
+        if change := result.info.get("difference"):
+            signed = {c: "{:+.2f} [{:+.1f}, {:+.1f}]".format(*(100 * x for x in change["metrics"][c])) for c in columns}
+            blocks[columns].append((f"  minus {change['to']['model']}  {change['to']['similarity']}", signed))
+    lines = ["95% intervals over queries, by bootstrap; differences on the same queries"]
+    for columns, rows in blocks.items():
+        width = max(len(name) for name, _ in rows)
+        cell = max([24, *(len(text) + 2 for _, cells in rows for text in cells.values())])
+        lines += ["", " " * width + "".join(f"{column:>{cell}}" for column in columns)]
+        lines += [f"{name:<{width}}" + "".join(f"{cells[c]:>{cell}}" for c in columns) for name, cells in rows]
+    return "\n".join(lines)

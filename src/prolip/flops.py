@@ -1,0 +1,58 @@
+"""FLOPs of a model's passes, counted on the meta device: nothing is allocated, nothing is a formula. Peaks of GPUs."""
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+# The backward pass multiplies twice for each product of the forward pass.
+FORWARD_AND_BACKWARD = 3
+#: Dense bf16 peaks of data sheets, SXM form. docs/scaling.md gives the sources.
+PEAK_TFLOPS = {"A100": 312.0, "H100": 989.4, "H200": 989.4, "B200": 2250.0}
+
+
+class EncoderPass(NamedTuple):
+    """Rows that go through one encoder of a model. kind: image or text; keep: patches of each image, None for all."""
+
+    kind: str
+    rows: int
+    keep: int | None = None
+
+
+def peak_of(device_name: str) -> float | None:
+    """Dense bf16 FLOP/s of a device by the name that CUDA gives it ("NVIDIA H100 80GB HBM3"); None if not known."""
+    known = [peak for name, peak in PEAK_TFLOPS.items() if name in device_name]
+    return known[0] * 1e12 if known else None
+
+
+def flops_per_sample(model: Any, passes: Iterable[EncoderPass], rows: int) -> float:
+    """Model FLOPs of one of `rows` samples that take these passes, forward and backward. model: anywhere; stays there.
+
+    What is computed again (activations, micro-batches) is not counted.
+    """
+    with torch.device("meta"):
+        twin = type(model)(model.config).requires_grad_(False)
+    return FORWARD_AND_BACKWARD * sum(forward_flops(twin, part.kind, part.keep) * (part.rows / rows) for part in passes)
+
+
+def forward_flops(model: Any, kind: str, keep: int | None = None) -> int:
+    """FLOPs of one row through an encoder of a model on the meta device, multiply and add counted apart.
+
+    The model must be without gradients: FlopCounterMode cannot follow parameters without a graph.
+    """
+    counter = FlopCounterMode(display=False)
+    with counter, torch.device("meta"):
+        if kind == "text":
+            model.encode_text(torch.empty(1, model.context_length, dtype=torch.int64))
+        else:
+            kept = {} if keep is None else {"keep": torch.empty(1, keep, dtype=torch.int64)}
+            model.encode_image(torch.empty(1, 3, *image_sides(model)), **kept)
+    return counter.get_total_flops()
+
+
+def image_sides(model: Any) -> tuple[int, int]:
+    """Height and width of the images that a model takes."""
+    size = model.visual.image_size
+    return (size, size) if isinstance(size, int) else (size[0], size[1])

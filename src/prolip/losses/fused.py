@@ -1,0 +1,102 @@
+"""All that the sigmoid loss does to a block of products, in one pass over it: a Triton kernel for CUDA devices.
+
+As separate operations it is seven passes, and a device spends more time moving the block through memory than on the
+matrix products beside it. The matrix products stay with the library that is best at them.
+"""
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from prolip.losses.positives import BlockGradient, Positives
+
+# A tile of pairs in the registers of one program: loads along the columns are contiguous.
+TILE_ROWS, TILE_COLUMNS, WARPS = 32, 128, 4
+# Beyond the last column, so that no pair of the block is on it.
+NO_DIAGONAL = 1 << 40
+
+
+@triton.jit
+def _log1p(x):
+    """log(1 + x) for 0 <= x <= 1 as 2 artanh(x / (2 + x)), to the last bits of float32.
+
+    The device's fast logarithm loses the digits of a small x, which most pairs have.
+    """
+    s = x / (2.0 + x)
+    q = s * s
+    series = 1.0 / 13.0
+    for odd in tl.static_range(5, -1, -1):
+        series = series * q + 1.0 / (2 * odd + 1)
+    return 2.0 * s * series
+
+
+@triton.jit
+def _pairs_kernel(  # noqa: PLR0913 - a kernel's arguments are flat
+    products, row_bias, column_bias, row_ids, column_ids, losses, row_sums, column_sums, weight, n, m, diagonal,
+    IDS: tl.constexpr, GRADIENT: tl.constexpr, TILE_N: tl.constexpr, TILE_M: tl.constexpr,
+):  # fmt: skip
+    """One tile: logits from products and biases, its sum of losses, and g = d loss / d logit in place of the products.
+
+    Sums of a tile go to places of its own, (tiles of rows, m), (n, tiles of columns): nothing is added in random order.
+    """
+    tile_i, tile_j = tl.program_id(0), tl.program_id(1)
+    i, j = tile_i * TILE_N + tl.arange(0, TILE_N), tile_j * TILE_M + tl.arange(0, TILE_M)
+    in_i, in_j = i < n, j < m
+    inside = in_i[:, None] & in_j[None, :]
+    place = i.to(tl.int64)[:, None] * m + j[None, :]
+    logit = tl.load(products + place, mask=inside, other=0.0)
+    logit += tl.load(row_bias + i, mask=in_i, other=0.0)[:, None]
+    logit += tl.load(column_bias + j, mask=in_j, other=0.0)[None, :]
+
+    positive = j[None, :] == i[:, None] + diagonal
+    if IDS > 0:
+        text = tl.load(column_ids + j, mask=in_j, other=-1)[None, :]
+        for k in tl.static_range(IDS):
+            known = tl.load(row_ids + i * IDS + k, mask=in_i, other=-1)[:, None]
+            positive = positive | ((known == text) & (text != -1))
+
+    z = tl.where(positive, -logit, logit)
+    small = tl.exp(-tl.abs(z))
+    loss = tl.maximum(z, 0.0) + _log1p(small)
+    tl.store(losses + tile_i * tl.num_programs(1) + tile_j, tl.sum(tl.where(inside, loss, 0.0)))
+    if GRADIENT:
+        g = weight * tl.where(z >= 0, 1.0, small) / (1.0 + small)
+        g = tl.where(inside, tl.where(positive, -g, g), 0.0)
+        tl.store(products + place, g, mask=inside)
+        tl.store(row_sums + i * tl.num_programs(1) + tile_j, tl.sum(g, axis=1), mask=in_i)
+        tl.store(column_sums + tile_i.to(tl.int64) * m + j, tl.sum(g, axis=0), mask=in_j)
+
+
+def sum_block(
+    scaled: Tensor,
+    vectors: Tensor,
+    row_bias: Tensor,
+    column_bias: Tensor,
+    positives: Positives,
+    weight: float,
+    wanted: bool,
+) -> tuple[Tensor, BlockGradient | None]:
+    """`pairs.sum_block` with one kernel after the matrix product, float32. Workspace: one (n, m) matrix."""
+    block = scaled @ vectors.T
+    n, m = block.shape
+    tiles = (triton.cdiv(n, TILE_ROWS), triton.cdiv(m, TILE_COLUMNS))
+    losses = block.new_empty(tiles)
+    row_sums = block.new_empty((n, tiles[1]) if wanted else 0)
+    column_sums = block.new_empty((tiles[0], m) if wanted else 0)
+    row_ids, column_ids, ids = None, None, 0
+    if positives.rows is not None and positives.columns is not None:
+        row_ids, column_ids, ids = positives.rows.contiguous(), positives.columns.contiguous(), positives.rows.shape[1]
+    kernel: Any = _pairs_kernel
+    with torch.cuda.device_of(block):  # Triton starts kernels on the current device, wherever their tensors are
+        kernel[tiles](
+            block, row_bias, column_bias, row_ids, column_ids, losses, row_sums, column_sums, weight, n, m,
+            NO_DIAGONAL if positives.diagonal is None else positives.diagonal,
+            IDS=ids, GRADIENT=wanted, TILE_N=TILE_ROWS, TILE_M=TILE_COLUMNS, num_warps=WARPS,
+        )  # fmt: skip
+    if not wanted:
+        return losses.sum(), None
+    return losses.sum(), BlockGradient(block, row_sums.sum(1), column_sums.sum(0))

@@ -1,0 +1,223 @@
+"""The sigmoid loss of all pairs of two sets with its gradients, one block of rows at a time, for what factors.
+
+A similarity factors if it is u_i . v_j + a_i + b_j: what one row of either side brings to all its pairs is computed
+once, and the rest is matrix products. A score may have one function for both sides, as those here, or one for the
+queries and one for the gallery. KL and JS factor too, in 2 D and 4 D dimensions, but subtract terms |mean|^2 / variance
+from each other, which float32 does not survive where variances are small: they go the way of `tiled.py`, with elk and
+all that does not factor.
+
+`contrastive.py`, `ring.py` and `gathered.py` run the same `add_pairs` over the texts of one rank and of all of them; no
+matrix of all pairs is ever kept.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from prolip.gaussian import Gaussian
+from prolip.losses.in_forward import Evaluation
+from prolip.losses.positives import BlockGradient, Matches, Positives
+
+# Pairs per block: what stays in a core's cache on CPU, what fills a device on one. MIN_ROWS keeps the matrix products
+# of a block efficient when the columns are many.
+PAIRS_CPU, PAIRS_DEVICE, MIN_ROWS = 1 << 18, 1 << 24, 256
+# Devices whose float32 blocks are scored by one Triton kernel.
+FUSED_DEVICES = frozenset({"cuda"})
+# softplus(z) equals z beyond this even in float64, and exp(z) does not overflow float32 before it.
+SOFTPLUS_LINEAR = 80.0
+
+
+class Factors(NamedTuple):
+    """One side of a similarity_ij = vector_i . vector_j + offset_i + offset_j: vector (B, P), offset (B,)."""
+
+    vector: Tensor
+    offset: Tensor
+
+    def select(self, part: slice) -> Factors:
+        """Some of the rows."""
+        return Factors(self.vector[part], self.offset[part])
+
+
+def csd_factors(z: Gaussian) -> Factors:
+    """`measures.csd_similarity`, mean_i.mean_j - (trace_i + trace_j)/2, ProLIP (A.1): (B, D) -> P = D."""
+    return Factors(z.mean, -0.5 * z.trace)
+
+
+def mean_factors(z: Gaussian) -> Factors:
+    """`measures.mean_cosine`, the variances ignored: (B, D) -> P = D."""
+    return Factors(F.normalize(z.mean, dim=-1), z.mean.new_zeros(len(z.mean)))
+
+
+def wasserstein2_factors(z: Gaussian) -> Factors:
+    """-1/2 `measures.wasserstein2`, PCME++ 2.2: (B, D) -> P = 2 D.
+
+    mean_i.mean_j + sigma_i.sigma_j - (|mean_i|^2 + trace_i + |mean_j|^2 + trace_j)/2; its absolute error is that of
+    `measures.pairwise_wasserstein2`.
+    """
+    return Factors(torch.cat([z.mean, (0.5 * z.log_var).exp()], -1), -0.5 * (z.mean.square().sum(-1) + z.trace))
+
+
+class Columns(NamedTuple):
+    """Sums over pairs of the columns: d loss / d vector (m, P), d loss / d offset (m,); None: not wanted."""
+
+    vector: Tensor | None
+    offset: Tensor | None
+
+
+class Rows(NamedTuple):
+    """Rows and the sums over pairs that belong to them, added to in place, with g_ij = d loss / d logit_ij.
+
+    own: their factors; weight: of one pair in the loss, 1/B; loss (): without the weight; weighted (): sum_ij g_ij b_j,
+    b_j the offset of a column; vector (n, P): sum_j g_ij v_j, None: not wanted; sums (n,): sum_j g_ij, None when no
+    gradient at all is wanted.
+    """
+
+    own: Factors
+    weight: float
+    loss: Tensor
+    weighted: Tensor
+    vector: Tensor | None
+    sums: Tensor | None
+
+    def select(self, part: slice) -> Rows:
+        """Some of the rows; what is added to the result is added to the whole."""
+        vector = None if self.vector is None else self.vector[part]
+        sums = None if self.sums is None else self.sums[part]
+        return self._replace(own=self.own.select(part), vector=vector, sums=sums)
+
+
+class WantedGradients(NamedTuple):
+    """Which inputs want a gradient."""
+
+    image_vector: bool = False
+    image_offset: bool = False
+    text_vector: bool = False
+    text_offset: bool = False
+    scale: bool = False
+    bias: bool = False
+
+
+def default_block(columns: int, device: torch.device) -> int:
+    """Rows per block: PAIRS_CPU or PAIRS_DEVICE pairs in all, at least MIN_ROWS rows."""
+    pairs = PAIRS_CPU if device.type == "cpu" else PAIRS_DEVICE
+    return max(MIN_ROWS, pairs // max(columns, 1))
+
+
+def zero_rows(own: Factors, needs: WantedGradients) -> Rows:
+    """Zeros for the sums that the gradients named by `needs` are read off; d scale needs the one for the vectors."""
+    vector, offset = own
+    return Rows(
+        own,
+        weight=1 / len(offset),
+        loss=offset.new_zeros(()),
+        weighted=offset.new_zeros(()),
+        vector=vector.new_zeros(vector.shape) if needs.image_vector or needs.scale else None,
+        sums=offset.new_zeros(offset.shape) if any(needs) else None,
+    )
+
+
+def zero_columns(columns: Factors, needs: WantedGradients) -> Columns:
+    """Zeros for the gradients of the columns that `needs` names."""
+    return Columns(
+        columns.vector.new_zeros(columns.vector.shape) if needs.text_vector else None,
+        columns.offset.new_zeros(columns.offset.shape) if needs.text_offset else None,
+    )
+
+
+def sum_block(
+    scaled: Tensor,
+    vectors: Tensor,
+    row_bias: Tensor,
+    column_bias: Tensor,
+    positives: Positives,
+    weight: float,
+    wanted: bool,
+) -> tuple[Tensor, BlockGradient | None]:
+    """The loss of one block of pairs, logits = scaled (n, P) @ vectors.T (P, m) + row_bias (n, 1) + column_bias (m,).
+
+    With z = -y logit: loss = sum softplus(z), gradient g = -y weight sigmoid(z), None unless `wanted`.
+    Workspace: two (n, m) matrices, with ids two more. `fused.sum_block` does the same on a device.
+    """
+    z = row_bias.unsqueeze(1) + column_bias
+    z.addmm_(scaled, vectors.T)
+    flip = positives.flip(z)
+    flip(z)
+    loss = F.softplus(z, threshold=SOFTPLUS_LINEAR).sum()
+    if not wanted:
+        return loss, None
+    gradient = flip(z.sigmoid_()).mul_(weight)
+    return loss, BlockGradient(gradient, gradient.sum(1), gradient.sum(0))
+
+
+def choose_sum_block(own: Factors) -> Callable[..., tuple[Tensor, BlockGradient | None]]:
+    """The Triton kernel for float32 on FUSED_DEVICES where Triton is installed, plain operations elsewhere."""
+    if own.vector.device.type in FUSED_DEVICES and own.vector.dtype == torch.float32 and find_spec("triton"):
+        from prolip.losses import fused
+
+        return fused.sum_block
+    return sum_block
+
+
+def add_pairs(
+    rows: Rows, columns: Factors, out: Columns, scale: Tensor, bias: Tensor, positives: Positives, block: int
+) -> None:
+    """Add all pairs of rows (n) and columns (m) to the sums in `rows` and `out`, in place, `block` rows at a time.
+
+    logit_ij = scale (u_i.v_j + a_i + b_j) + bias with vectors u, v and offsets a, b; y_ij = +1 for positives, else -1;
+    loss = weight * sum -log sigmoid(y logit); g = d loss / d logit.
+    """
+    column_bias = scale * columns.offset
+    score_block = choose_sum_block(rows.own)
+    for start in range(0, len(rows.own.offset), block):
+        part = slice(start, start + block)
+        here = rows.select(part)
+        scaled = here.own.vector * scale
+        row_bias = bias + scale * here.own.offset
+        loss, gradient = score_block(
+            scaled, columns.vector, row_bias, column_bias, positives.select(part), rows.weight, here.sums is not None
+        )
+        rows.loss.add_(loss)
+        if gradient is None or here.sums is None:
+            continue
+        rows.weighted.add_(gradient.columns.dot(columns.offset))
+        here.sums.add_(gradient.rows)
+        if here.vector is not None:
+            here.vector.addmm_(gradient.pairs, columns.vector)
+        if out.vector is not None:
+            out.vector.addmm_(gradient.pairs.T, scaled)
+        if out.offset is not None:
+            out.offset.add_(gradient.columns * scale)
+        del gradient  # or its matrix would still be there while the next block's is written
+
+
+def finish(rows: Rows, out: Columns, scale: Tensor) -> Evaluation:
+    """The loss and its gradients, as `WantedGradients` has them, from the sums over all pairs; those of rows change."""
+    loss = rows.loss * rows.weight
+    if rows.sums is None:
+        return loss, (None,) * len(WantedGradients._fields)
+    d_bias, d_offset = rows.sums.sum(), rows.sums * scale
+    if rows.vector is None:
+        return loss, (None, d_offset, *out, None, d_bias)
+    dots = rows.vector.flatten().dot(rows.own.vector.flatten())
+    d_scale = dots + (rows.sums.dot(rows.own.offset) + rows.weighted)
+    return loss, (rows.vector.mul_(scale), d_offset, *out, d_scale, d_bias)
+
+
+def score_alone(
+    image: Factors,
+    text: Factors,
+    scale_bias: tuple[Tensor, Tensor],
+    labels: Matches | None,
+    block: int | None,
+    needs: WantedGradients,
+) -> Evaluation:
+    """The loss and the gradients of `contrastive.sigmoid_loss` on one batch, without a graph."""
+    rows, out = zero_rows(image, needs), zero_columns(text, needs)
+    block = block or default_block(len(text.offset), text.offset.device)
+    add_pairs(rows, text, out, *scale_bias, Positives(0, *(labels or ())), block)
+    return finish(rows, out, scale_bias[0])

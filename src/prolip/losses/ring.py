@@ -1,0 +1,112 @@
+"""All pairs of all ranks by a ring: every image meets every text of the global batch once, for any world size.
+
+Text blocks of [vector, offset] travel round a ring, each followed by the accumulator of its gradients; both are in
+flight while pairs are scored. Memory per rank is O(B P + block B), B the local batch, whatever the world size.
+"""
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from prolip.losses.collectives import world_size
+from prolip.losses.in_forward import Evaluation
+from prolip.losses.pairs import Columns, Factors, WantedGradients, add_pairs, default_block, finish, zero_rows
+from prolip.losses.positives import Matches, Positives
+
+# The two streams of messages between the same neighbours are told apart by tag (gloo) and by order (NCCL).
+TEXT_TAG, IDS_TAG, GRADIENT_TAG = 11, 12, 13
+
+
+class Transfer:
+    """Buffers under way to the right, and their like under way from the left. Keeps all of them alive until `wait`."""
+
+    def __init__(self, group: dist.ProcessGroup | None, sent: list[Tensor], *tags: int):
+        (left, right), self._sent, self._received = neighbours(group), sent, [torch.empty_like(x) for x in sent]
+        operations = [dist.P2POp(dist.isend, x, right, group, tag) for x, tag in zip(sent, tags)]
+        operations += [dist.P2POp(dist.irecv, x, left, group, tag) for x, tag in zip(self._received, tags)]
+        self._works = dist.batch_isend_irecv(operations)
+
+    def wait(self) -> list[Tensor]:
+        """The buffers received, once they and those sent are free to use."""
+        for work in self._works:
+            work.wait()
+        return self._received
+
+
+def neighbours(group: dist.ProcessGroup | None) -> tuple[int, int]:
+    """Global ranks before and after this one in the ring of a group; with two ranks they are the same."""
+    size, rank = dist.get_world_size(group), dist.get_rank(group)
+    left, right = (rank - 1) % size, (rank + 1) % size
+    if group is None:
+        return left, right
+    return dist.get_global_rank(group, left), dist.get_global_rank(group, right)
+
+
+def score_ring(
+    image: Factors,
+    text: Factors,
+    scale_bias: tuple[Tensor, Tensor],
+    labels: Matches | None,
+    block: int | None,
+    needs: WantedGradients,
+    group: dist.ProcessGroup | None,
+) -> Evaluation:
+    """This rank's share of the loss and the gradients of `contrastive.sigmoid_loss_over_ranks`, without a graph.
+
+    Half of the own pairs are scored while the first text block is under way, the other half while the accumulator of
+    the own texts comes home, so no message is waited for idly. At step s rank r scores the texts of rank r - s, adds
+    the accumulator that rank r - 1 made for them, and passes it on; step W - 1 passes it to its home.
+    """
+    size, (count, dim) = world_size(group), image.vector.shape
+    rows = zero_rows(image, needs)
+    block = block or default_block(count, image.vector.device)
+
+    def add(buffers: list[Tensor], sums: Tensor, part: slice, diagonal: int | None) -> None:
+        ids = () if labels is None else (labels.image, buffers[1])
+        columns, out = unpack_text(buffers[0], count, dim), unpack_sums(sums, count, dim, needs)
+        add_pairs(rows.select(part), columns, out, *scale_bias, Positives(diagonal, *ids).select(part), block)
+
+    own = [torch.cat([text.vector.flatten(), text.offset])]
+    if labels is not None:
+        own.append(labels.text.contiguous())
+    first, second, everything = slice(0, count // 2), slice(count // 2, count), slice(0, count)
+    own_sums = new_sums(text, needs)
+
+    texts = Transfer(group, own, TEXT_TAG, IDS_TAG)
+    add(own, own_sums, first, 0)
+    homebound: Transfer | None = None
+    for step in range(1, size):
+        here = texts.wait()
+        if step < size - 1:
+            texts = Transfer(group, here, TEXT_TAG, IDS_TAG)
+        sums = new_sums(text, needs)
+        add(here, sums, everything, None)
+        if not sums.numel():
+            continue
+        if homebound is not None:
+            sums += homebound.wait()[0]
+        homebound = Transfer(group, [sums], GRADIENT_TAG)
+    add(own, own_sums, second, 0)
+    if homebound is not None:
+        own_sums += homebound.wait()[0]
+    return finish(rows, unpack_sums(own_sums, count, dim, needs), scale_bias[0])
+
+
+def unpack_text(buffer: Tensor, count: int, dim: int) -> Factors:
+    """Views of a travelling text block, all vectors and then all offsets: (count (dim + 1),)."""
+    return Factors(buffer[: count * dim].view(count, dim), buffer[count * dim :])
+
+
+def new_sums(text: Factors, needs: WantedGradients) -> Tensor:
+    """Zeros for the gradients of a text block that `needs` names, one buffer; empty if there are none."""
+    return text.offset.new_zeros(needs.text_vector * text.vector.numel() + needs.text_offset * text.offset.numel())
+
+
+def unpack_sums(buffer: Tensor, count: int, dim: int, needs: WantedGradients) -> Columns:
+    """Views of the buffer made by `new_sums`."""
+    vectors = needs.text_vector * count * dim
+    return Columns(
+        buffer[:vectors].view(count, dim) if needs.text_vector else None,
+        buffer[vectors:] if needs.text_offset else None,
+    )

@@ -1,0 +1,180 @@
+"""Any score and any loss over all pairs of all ranks: similarities tile by tile, gradients in the forward pass.
+
+Every rank gathers all texts and fills its block of similarities, own images with all texts, without a graph. The
+caller's loss on the whole block gives dL/dS; then each tile is scored again, with a graph, for its part of dL/dS.
+Beside the rows and their gradients memory holds one tile with its graph and the few (B, W B) matrices of the loss.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial, reduce
+from itertools import product
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from prolip.gaussian import kind_of, upcast, without_autocast
+from prolip.losses.collectives import gather, rank_in, reduce_scatter
+from prolip.losses.in_forward import Evaluation, differentiate
+from prolip.losses.positives import Matches, Positives, check_matches
+
+TILE = 256
+
+
+def tiled_loss_over_ranks(
+    score: Callable[[Any, Any], Tensor],
+    images: Sequence[Tensor],
+    texts: Sequence[Tensor],
+    loss: Callable[[Tensor, Tensor], Tensor],
+    parameters: Sequence[Tensor] = (),
+    labels: Matches | None = None,
+    group: dist.ProcessGroup | None = None,
+    tile: int = TILE,
+) -> Tensor:
+    """This rank's share of a loss on the similarities of the global batch -> ().
+
+    score(images, texts) -> (n, m): similarities of the rows of a tile. Deterministic: random numbers are drawn before,
+    and come as rows. images, texts: Gaussians (B, D) of this rank, or tuples of tensors (B, ...) of any kind; the score
+    gets the same, cut along B, in float32 (float64 and integers stay).
+    loss(similarity, positive) -> (): of (B, W B) similarities and booleans, own images with all texts. Positive are
+    image i with its own text, in column rank B + i, and the known matches of `labels` on any rank. A loss that looks at
+    whole columns gets them by `transpose_over_ranks` of either: own texts with all images.
+    parameters: all else that score and loss read and that wants a gradient: scale, bias, the weights of a network.
+
+    The loss of the global batch is mean_r L_r, L_r the value on rank r. Gradients: rows get sum_r' d L_r' / d row over
+    all ranks; parameters that of sum_r' L_r' through this rank's similarities, and of L_r where the loss reads them
+    itself. So once DDP has averaged the gradients of the parameters over ranks, they are those of one process on the
+    whole batch; as in `sigmoid_loss_over_ranks` this takes the same grad_output on all ranks.
+
+    All ranks of the group must call it, with equal B and dtypes, and the same tensors wanting gradients.
+    tile: rows and columns of a tile. Runs without autocast; differentiable once. Raises TypeError and ValueError for
+    what does not fit, and for a tensor that would be left without its gradient as it is not in `parameters`.
+    """
+    sides = check_side(images, "images"), check_side(texts, "texts")
+    count = len(sides[0][0])
+    if tile < 1 or count != len(sides[1][0]):
+        raise ValueError(f"got {count} images, {len(sides[1][0])} texts and tile={tile}: give a text for each image,"
+                         " and tiles of 1 row or more")
+    check_matches(labels, count)
+    # The tile of a Gaussian is a Gaussian. The parameters are those given, which score and loss may hold, too.
+    kinds = [getattr(type(side), "_make", tuple) for side in (images, texts)]
+    tiled = TiledLoss(lambda x, y: score(kinds[0](x), kinds[1](y)), loss, tuple(parameters), labels, group, tile)
+    with without_autocast(sides[0][0].device):
+        return differentiate(partial(tiled.evaluate, len(sides[0])), (*sides[0], *sides[1], *parameters))
+
+
+class TiledLoss(NamedTuple):
+    """The arguments of `tiled_loss_over_ranks` but the rows, the score taking the tensors of either side."""
+
+    score: Callable[[Sequence[Tensor], Sequence[Tensor]], Tensor]
+    loss: Callable[[Tensor, Tensor], Tensor]
+    parameters: tuple[Tensor, ...]
+    labels: Matches | None
+    group: dist.ProcessGroup | None
+    tile: int
+
+    def evaluate(self, kinds: int, inputs: Sequence[Tensor], wanted: Sequence[bool]) -> Evaluation:
+        """The loss, and the gradients that `wanted` names. inputs: of images (`kinds` tensors), texts, parameters."""
+        texts = inputs[kinds : len(inputs) - len(self.parameters)]
+        rows, columns = [x.detach() for x in inputs[:kinds]], [gather(x.detach(), self.group) for x in texts]
+        similarity = self.fill(rows, columns)
+        ids = () if self.labels is None else (self.labels.image, gather(self.labels.text, self.group))
+        positive = Positives(rank_in(self.group) * len(similarity), *ids).mask(similarity)
+        if not any(wanted):
+            return self.value(similarity, positive, ()), (None,) * len(wanted)
+        value, d_similarity, sums = self.differentiate(similarity, positive, wanted[len(rows) + len(columns) :])
+        del similarity, positive
+        sums = [x.new_zeros(x.shape) if need else None for x, need in zip((*rows, *columns), wanted)] + sums
+        self.add_gradients(rows, columns, d_similarity, sums)
+        for place in range(len(rows), len(rows) + len(columns)):
+            if (whole := sums[place]) is not None:
+                sums[place] = reduce_scatter(whole, self.group)
+        return value, tuple(sums)
+
+    def fill(self, rows: list[Tensor], columns: list[Tensor]) -> Tensor:
+        """All similarities (B, W B)."""
+        dtype = reduce(torch.promote_types, (x.dtype for x in (*rows, *columns)), torch.float32)
+        similarity = rows[0].new_empty(len(rows[0]), len(columns[0]), dtype=dtype)
+        for i, j in self.tiles(rows, columns):
+            part = self.score([x[i] for x in rows], [x[j] for x in columns])
+            shape = len(rows[0][i]), len(columns[0][j])
+            if part.shape != shape:
+                raise ValueError(f"the score of a tile is {tuple(part.shape)}, want {shape}: one number for each pair")
+            similarity[i, j] = part
+        return similarity
+
+    def tiles(self, rows: list[Tensor], columns: list[Tensor]) -> Iterator[tuple[slice, slice]]:
+        """Rows and columns of every tile."""
+        starts = (range(0, len(side[0]), self.tile) for side in (rows, columns))
+        return ((slice(i, i + self.tile), slice(j, j + self.tile)) for i, j in product(*starts))
+
+    def value(self, similarity: Tensor, positive: Tensor, listed: Sequence[Tensor]) -> Tensor:
+        """The loss. Raises ValueError unless it is one number, that wants no gradients but of the tensors listed."""
+        value = self.loss(similarity, positive)
+        if value.shape != ():
+            raise ValueError(f"the loss is {tuple(value.shape)}, want one number, (): its sum or mean")
+        check_listed(value, listed)
+        return value
+
+    def differentiate(
+        self, similarity: Tensor, positive: Tensor, wanted: Sequence[bool]
+    ) -> tuple[Tensor, Tensor, list[Tensor | None]]:
+        """The loss, dL/dS, and dL/d(parameter) as far as the loss reads those that are wanted, None for the others."""
+        learned = [x for x, need in zip(self.parameters, wanted) if need]
+        with torch.enable_grad():
+            value = self.value(similarity.requires_grad_(), positive, (similarity, *learned))
+            d_similarity, *found = torch.autograd.grad(
+                value, (similarity, *learned), allow_unused=True, materialize_grads=True
+            )
+        gradients = iter(found)
+        return value.detach(), d_similarity, [next(gradients).clone() if need else None for need in wanted]
+
+    def add_gradients(
+        self, rows: list[Tensor], columns: list[Tensor], d_similarity: Tensor, sums: list[Tensor | None]
+    ) -> None:
+        """Add sum_ij dL/dS_ij dS_ij/dx to the sums of rows, columns and parameters x that are not None, in place."""
+        for i, j in self.tiles(rows, columns):
+            cut = [i] * len(rows) + [j] * len(columns)
+            leaves = [x[part].detach() for x, part in zip((*rows, *columns), cut)]
+            inputs = [x.requires_grad_() for x, total in zip(leaves, sums) if total is not None]
+            into = [total[part] for part, total in zip(cut, sums) if total is not None]
+            inputs += [x for x, total in zip(self.parameters, sums[len(cut) :]) if total is not None]
+            into += [total for total in sums[len(cut) :] if total is not None]
+            with torch.enable_grad():
+                part = self.score(leaves[: len(rows)], leaves[len(rows) :])
+            check_listed(part, inputs)
+            if not part.requires_grad:  # then nor do the others: the loss alone has parameters
+                return
+            gradients = torch.autograd.grad(part, inputs, d_similarity[i, j], allow_unused=True)
+            for total, gradient in zip(into, gradients):
+                if gradient is not None:
+                    total += gradient
+
+
+def check_side(side: Sequence[Tensor], name: str) -> tuple[Tensor, ...]:
+    """Its tensors, floats in float32 or float64. Raises TypeError and ValueError unless all are (B, ...), B > 0."""
+    if not isinstance(side, (tuple, list)) or not side or not all(isinstance(x, Tensor) for x in side):
+        raise TypeError(f"{name} are {kind_of(side)}, want a Gaussian or a tuple of tensors (B, ...): (x,) of one")
+    shapes = [tuple(x.shape) for x in side]
+    if len({shape[:1] for shape in shapes}) != 1 or not shapes[0] or not shapes[0][0]:
+        raise ValueError(f"{name} have shapes {', '.join(map(str, shapes))}: give tensors (B, ...) of the same B > 0")
+    return tuple(upcast(x) if x.is_floating_point() else x for x in side)
+
+
+def check_listed(result: Tensor, listed: Sequence[Tensor]) -> None:
+    """ValueError where a number depends on a tensor that wants a gradient and is not listed: it would get none."""
+    leaves = {id(x) for x in listed if x.is_leaf}
+    seen = {x.grad_fn for x in listed if not x.is_leaf}
+    nodes = [result.grad_fn]
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        variable = getattr(node, "variable", None)
+        if variable is not None and id(variable) not in leaves:
+            raise ValueError(f"score or loss reads a tensor of shape {tuple(variable.shape)} that wants a gradient and"
+                             " is not in parameters: add it there, or detach it")
+        nodes += [following for following, _ in node.next_functions]

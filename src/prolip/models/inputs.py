@@ -1,0 +1,121 @@
+"""What the towers take, and what they refuse with the remedy: types, dtypes, shapes and devices at every call.
+
+Values are looked at in evaluation mode, and in training mode once per kind of input: on a device every look stops the
+host until the device is done. A graph in the making (compiler, export, trace, CUDA graph) has no values to look at.
+"""
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from prolip.gaussian import kind_of
+
+#: Pixels of the usual means and standard deviations lie within 3 of 0, and raw ones reach 255.
+PIXEL_LIMIT = 20.0
+ID_DTYPES = (torch.int64, torch.int32)
+
+
+def check_images(x: Any, image_size: Sequence[int], device: torch.device, raw: bool = False) -> None:
+    """TypeError and ValueError unless `x` is (B, 3, H, W), floats or, where `raw`, uint8, on `device`."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"images are {kind_of(x)}, want a tensor: {_tensor_remedy(x)}")
+    if not x.is_floating_point() and not (raw and x.dtype == torch.uint8):
+        raise TypeError(f"images are {x.dtype}, want normalised floats, as the model's preprocess makes them, or for"
+                        " encode_image uint8 of 0 to 255: x.to(torch.uint8) if that is their range")
+    want = (3, *image_size)
+    if torch.jit.is_tracing():  # shapes are variables there
+        return
+    if x.ndim != 4 or tuple(x.shape[1:]) != want:
+        raise ValueError(f"images are {tuple(x.shape)}, want (B, {', '.join(map(str, want))}):"
+                         f" {_shape_remedy(x, want)}")
+    check_device("images", x, device)
+
+
+def check_keep(keep: Any, rows: int) -> None:
+    """TypeError and ValueError unless `keep` is (B, K) int64."""
+    if not isinstance(keep, Tensor):
+        raise TypeError(f"keep is {kind_of(keep)}, want a tensor ({rows}, K) torch.int64: torch.tensor(keep)")
+    if keep.ndim != 2 or keep.shape[0] != rows or keep.dtype != torch.int64:
+        raise ValueError(f"keep is {tuple(keep.shape)} {keep.dtype}, want ({rows}, K) torch.int64:"
+                         " one row of kept patch indices per image")
+
+
+def check_texts(text: Any, context_length: int, device: torch.device) -> None:
+    """TypeError and ValueError unless `text` is (B, L) token ids, 1 <= L <= context, on `device`."""
+    remedy = "tokenise with get_tokenizer(<this model>)"
+    if not isinstance(text, Tensor):
+        raise TypeError(f"texts are {kind_of(text)}, want a tensor of token ids: {remedy}")
+    if text.dtype not in ID_DTYPES:
+        raise TypeError(f"texts are {text.dtype}, want token ids in torch.int64: {remedy}, or cast them, text.long()")
+    if torch.jit.is_tracing():
+        return
+    if text.ndim != 2 or not 1 <= text.shape[1] <= context_length:
+        raise ValueError(f"texts are {tuple(text.shape)}, want (B, L), 1 <= L <= {context_length}: {remedy} or create"
+                         " the model with force_context_length")
+    check_device("texts", text, device)
+
+
+def check_device(what: str, x: Tensor, device: torch.device) -> None:
+    """ValueError unless a tensor is where the weights are."""
+    if x.device != device:
+        raise ValueError(f"{what} are on {x.device} and the model on {device}: move them with .to({str(device)!r})")
+
+
+def look_at_pixels(x: Tensor) -> None:
+    """Warn of floats that no normalisation makes; ValueError for NaN and infinity."""
+    if not x.numel():
+        return
+    low, high = x.detach().aminmax()
+    if holds(~((low > -PIXEL_LIMIT) & (high < PIXEL_LIMIT))):
+        if not torch.isfinite(x).all():
+            raise ValueError("images hold NaN or infinity: leave those rows out, x[x.flatten(1).isfinite().all(1)]")
+        warnings.warn(
+            f"images have values beyond {PIXEL_LIMIT:g}, as pixels that were not normalised: give what the model's"
+            " preprocess makes, or uint8 of 0 to 255 to encode_image", stacklevel=3
+        )
+
+
+def look_at_places(name: str, x: Tensor, count: int, remedy: str) -> None:
+    """ValueError unless all of these integers are in [0, count)."""
+    if not x.numel():
+        return
+    low, high = x.aminmax()
+    if holds((low < 0) | (high >= count)):
+        raise ValueError(f"{name} are from {low.item()} to {high.item()}, want 0 to {count - 1}: {remedy}")
+
+
+def can_look() -> bool:
+    """Whether a tensor's values can be looked at here without breaking a graph."""
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+        return False
+    return not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
+
+
+def holds(condition: Tensor) -> bool:
+    """Whether a () condition is true; False for tensors without values (meta, fake, vmap)."""
+    try:
+        return bool(condition)
+    except RuntimeError:
+        return False
+
+
+def _tensor_remedy(x: Any) -> str:
+    if isinstance(x, (list, tuple)):
+        tensors = bool(x) and all(isinstance(part, Tensor) for part in x)
+        return "torch.stack(x)" if tensors else "torch.stack([preprocess(picture) for picture in x])"
+    return "torch.from_numpy(x)" if hasattr(x, "__array_interface__") and hasattr(x, "ndim") else "preprocess(x)[None]"
+
+
+def _shape_remedy(x: Tensor, want: tuple[int, ...]) -> str:
+    shape = tuple(x.shape)
+    if shape == want:
+        return "x[None] is a batch of one"
+    if x.ndim == 4 and shape[3] == 3 and shape[1] != 3:
+        return "x.permute(0, 3, 1, 2) puts channels first"
+    if x.ndim == 4 and shape[1] in (1, 2, 4):
+        return "pictures need three channels, picture.convert('RGB') before preprocess"
+    return "resize them, as the model's preprocess does, or create the model with force_image_size"

@@ -1,0 +1,209 @@
+"""ProLIP: an image and a text tower that map their inputs to Gaussians of one space; the logit's scale and bias."""
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from inspect import signature
+from typing import Any, NamedTuple
+
+import torch
+from open_clip.constants import OPENAI_DATASET_MEAN, OPENAI_DATASET_STD
+from open_clip.model import CLIPTextCfg, CLIPVisionCfg
+from open_clip.transformer import LayerNorm, LayerNormFp32, QuickGELU, TextTransformer, VisionTransformer
+from torch import Tensor, nn
+
+from prolip.gaussian import Gaussian
+from prolip.models.config import ProLIPCfg, complete
+from prolip.models.inputs import can_look, check_images, check_keep, check_texts, look_at_pixels, look_at_places
+from prolip.models.towers import ProbabilisticTextTransformer, ProbabilisticVisionTransformer
+
+# What OpenCLIP's towers take; the keys of its configurations have the same names.
+VISION_KEYS, TEXT_KEYS = signature(VisionTransformer).parameters.keys(), signature(TextTransformer).parameters.keys()
+# Bound on a = exp(logit_scale), as OpenCLIP's.
+MAX_LOGIT_SCALE = 100.0
+
+
+class ProLIPOutput(NamedTuple):
+    """Both Gaussians (None for what was not given) and the logit's scale a and bias b as they enter it, scalars."""
+
+    image: Gaussian | None
+    text: Gaussian | None
+    scale: Tensor
+    bias: Tensor
+
+
+def build_towers(
+    config: Mapping[str, Any], low_precision: bool = False
+) -> tuple[ProbabilisticVisionTransformer, ProbabilisticTextTransformer]:
+    """Both towers of a complete configuration; `low_precision`: norms compute in float32 whatever their input."""
+    vision, text = CLIPVisionCfg(**config["vision_cfg"]), CLIPTextCfg(**config["text_cfg"])
+    own = ProLIPCfg(**config["prolip_cfg"])
+    shared = {"form": own.forward, "init_unc_bias": own.init_unc_bias, "init_unc_gain": own.init_unc_gain}
+    vision_kwargs = {key: value for key, value in vars(vision).items() if key in VISION_KEYS} | shared
+    vision_kwargs |= {"heads": vision.width // vision.head_width, "conv_stem": own.conv_stem}
+    text_kwargs = {key: value for key, value in config["text_cfg"].items() if key in TEXT_KEYS} | shared
+    text_kwargs |= {"mask_padding": own.mask_padding, "pad_id": own.pad_token_id}
+    for kwargs, cfg in ((vision_kwargs, vision), (text_kwargs, text)):
+        norm = LayerNormFp32 if low_precision else LayerNorm
+        act = QuickGELU if config["quick_gelu"] else nn.GELU
+        kwargs["norm_layer"] = partial(norm, **(cfg.norm_kwargs or {}))
+        kwargs["act_layer"] = partial(act, **(cfg.act_kwargs or {}))
+        kwargs["output_dim"] = config["embed_dim"]
+    return ProbabilisticVisionTransformer(**vision_kwargs), ProbabilisticTextTransformer(**text_kwargs)
+
+
+class ProLIP(nn.Module):
+    """The model of ProLIP section 3: `config` is OpenCLIP's layout with `prolip_cfg`, see `prolip/models/configs`.
+
+    `logit_scale` is log a, as OpenCLIP's parameter; `logit_bias` is b. `ProLIP(model.config)` builds it again.
+    """
+
+    pixel_mean: Tensor
+    pixel_std: Tensor
+
+    def __init__(self, config: Mapping[str, Any], low_precision: bool = False, output_dict: bool = False):
+        super().__init__()
+        self.config: dict[str, Any] = complete(config)
+        self.output_dict = output_dict
+        self.visual, self.text = build_towers(self.config, low_precision)
+        self.logit_scale = nn.Parameter(torch.tensor(self.config["init_logit_scale"]))
+        self.logit_bias = nn.Parameter(torch.tensor(self.config["init_logit_bias"]))
+        own = ProLIPCfg(**self.config["prolip_cfg"])
+        self.embed_dim: int = self.config["embed_dim"]
+        self.num_patches: int = self.visual.num_patches
+        self.context_length: int = self.text.context_length
+        self.vocab_size: int = self.text.vocab_size
+        self.pad_token_id: int = own.pad_token_id
+        self.mask_token_id: int | None = own.mask_token_id
+        self.special_token_ids: tuple[int, ...] = own.special_token_ids
+        self.set_pixel_statistics(OPENAI_DATASET_MEAN, OPENAI_DATASET_STD)
+        self._looked: set[str] = set()
+        self._extension: Callable[[ProLIP], None] | None = None
+        #: Names in the state dict of what `extend` added.
+        self.added_names: frozenset[str] = frozenset()
+
+    def extend(self, add: Callable[[ProLIP], None]) -> None:
+        """Let a method add modules, once, which from here on belong to the model like any other part of it."""
+        before = self.state_dict().keys()
+        add(self)
+        self._extension, self.added_names = add, frozenset(self.state_dict().keys() - before)
+
+    def set_pixel_statistics(self, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
+        """What uint8 images are normalised with; `create_model_and_transforms`' transforms do it on the CPU instead."""
+        for name, values in (("pixel_mean", mean), ("pixel_std", std)):
+            channels = torch.tensor(values, dtype=torch.float32, device=self.logit_scale.device)
+            self.register_buffer(name, channels.reshape(1, -1, 1, 1), persistent=False)
+
+    def encode_image(self, image: Tensor, keep: Tensor | None = None, normalize: bool = True) -> Gaussian:
+        """Images (B, 3, H, W), normalised floats or raw uint8, -> Gaussian (B, D) with unit means, float32.
+
+        keep: (B, K) int64, the patches to keep, one subset per image; the others cost nothing. Raises TypeError and
+        ValueError for what is no such input, NaN among it, and warns of floats that no normalisation makes.
+        """
+        check_images(image, self.visual.image_size, self.pixel_mean.device, raw=True)
+        if image.dtype == torch.uint8:
+            image = (image / 255 - self.pixel_mean) / self.pixel_std
+        elif self._looks("image"):
+            look_at_pixels(image)
+        if keep is not None:
+            check_keep(keep, image.shape[0])
+            if self._looks("keep"):
+                look_at_places("keep", keep, self.num_patches, "number the patches row by row, as keep_patches does")
+        z = self.visual(image, keep=keep, normalize=normalize)
+        return z[0] if self.visual.output_tokens else z
+
+    def encode_text(self, text: Tensor, normalize: bool = True) -> Gaussian:
+        """Token ids (B, L <= context) -> Gaussian (B, D) with unit means, float32."""
+        check_texts(text, self.context_length, self.pixel_mean.device)
+        if self._looks("text"):
+            look_at_places("token ids", text, self.vocab_size, "tokenise with get_tokenizer(<this model>)")
+        z = self.text(text, normalize=normalize)
+        return z[0] if self.text.output_tokens else z
+
+    def _looks(self, kind: str) -> bool:
+        """Whether to look at the values of an input: in training mode of the first of its kind alone."""
+        if not can_look() or (self.training and kind in self._looked):
+            return False
+        self._looked.add(kind)
+        return True
+
+    def forward(self, image: Tensor | None = None, text: Tensor | None = None, keep: Tensor | None = None):
+        """Both Gaussians with the logit's scale and bias: a `ProLIPOutput`, or its dict when `output_dict` is set."""
+        output = ProLIPOutput(
+            None if image is None else self.encode_image(image, keep),
+            None if text is None else self.encode_text(text),
+            self.logit_scale.exp(),
+            self.logit_bias,
+        )
+        return output._asdict() if self.output_dict else output
+
+    def uncertainty_parameters(self) -> list[nn.Parameter]:
+        """[UNC] tokens and log-variance heads of both towers."""
+        return [*self.visual.uncertainty_parameters(), *self.text.uncertainty_parameters()]
+
+    @property
+    def image_size(self) -> int | tuple[int, int]:
+        """Height and width of its images, in pixels."""
+        return self.visual.image_size
+
+    def towers(self) -> dict[str, Any]:
+        """Its encoders by what they take, each with its transformer's `blocks`, first to last."""
+        return {"image": self.visual, "text": self.text}
+
+    def logit_parameters(self) -> set[str]:
+        """Full names of what makes a logit of a similarity."""
+        return {"logit_scale", "logit_bias"}
+
+    def depths(self) -> dict[str, int]:
+        """Full name of a tower's parameter -> layers from it to the tower's end: heads 0, the last block 1, ..."""
+        image = {f"visual.{name}": depth for name, depth in self.visual.depths().items()}
+        return image | {f"text.{name}": depth for name, depth in self.text.depths().items()}
+
+    def no_weight_decay(self) -> set[str]:
+        """Full names of the positions, special tokens, scale and bias, which take no weight decay."""
+        names = {f"visual.{name}" for name in self.visual.no_weight_decay()}
+        names |= {f"text.{name}" for name in self.text.no_weight_decay()}
+        return names | self.logit_parameters()
+
+    def twin(self) -> ProLIP:
+        """A model of the same configuration and preprocessing, on the CPU, with initial weights."""
+        other = ProLIP(self.config)
+        if self._extension is not None:
+            other.extend(self._extension)
+        other.visual.preprocess_cfg = self.visual.preprocess_cfg
+        other.pixel_mean, other.pixel_std = self.pixel_mean, self.pixel_std
+        return other
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Recompute the activations of each block in the backward pass."""
+        self.visual.set_grad_checkpointing(enable)
+        self.text.set_grad_checkpointing(enable)
+
+    def lock_image_tower(self, unlocked_groups: int = 0, freeze_bn_stats: bool = False) -> None:
+        """Freeze the image tower but for its last groups, as OpenCLIP's option of that name."""
+        self.visual.lock(unlocked_groups, freeze_bn_stats)
+
+    def lock_text_tower(self, unlocked_layers: int = 0, freeze_layer_norm: bool = True) -> None:
+        """Freeze the text tower but for its last layers, as OpenCLIP's option of that name."""
+        self.text.lock(unlocked_layers, freeze_layer_norm)
+
+    def extra_repr(self) -> str:
+        own = self.config["prolip_cfg"]
+        return f"embed_dim={self.embed_dim}, forward={own['forward']}, mask_padding={own['mask_padding']}"
+
+
+EMBEDDINGS = ("embedding", "cls_emb", "unc_emb")
+
+
+def cast_to(model: ProLIP, dtype: torch.dtype, pure: bool = False) -> ProLIP:
+    """Store the transformers' weights in `dtype`; norms, heads, scale and bias stay float32, and so do token and
+    position embeddings unless `pure`, and what a method adds. Build the model with `low_precision=True`, so that its
+    norms accept both.
+    """
+    norms = {id(p) for m in model.modules() if isinstance(m, nn.LayerNorm) for p in m.parameters()}
+    depths = model.depths()
+    for name, parameter in model.named_parameters():
+        embedding = any(part in name for part in EMBEDDINGS)
+        if id(parameter) not in norms and depths.get(name, 0) > 0 and (pure or not embedding):
+            parameter.data = parameter.data.to(dtype)
+    return model

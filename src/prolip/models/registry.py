@@ -1,0 +1,145 @@
+"""Models by name: the configurations that are bundled, those of folders and of the hub, and where their weights lie."""
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import open_clip
+from open_clip.factory import parse_model_name
+from open_clip.utils import to_2tuple
+
+from prolip.models.config import DEFAULTS, check_keys, check_openclip, complete, is_released, near_matches
+from prolip.models.config_rules import RULES, check_values
+from prolip.models.weights.checkpoint import CONFIG_NAMES, WEIGHT_NAMES, find_in, read_config
+from prolip.models.weights.hub import hub_file
+from prolip.models.weights.unreadable import why_no_name
+from prolip.utils.messages import explain_missing
+
+CONFIG_DIR = Path(__file__).parent / "configs"
+# Published OpenCLIP models have a transformers model beside them, which takes the plain names.
+FOREIGN_FIRST = tuple(sorted(WEIGHT_NAMES, key=lambda name: not name.startswith("open_clip")))
+
+
+@lru_cache(maxsize=1)
+def _configs() -> dict[str, dict[str, Any]]:
+    files = sorted(CONFIG_DIR.glob("*.json"), key=lambda path: path.stem.lower())
+    return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in files}
+
+
+def list_models() -> list[str]:
+    """The names that `create_model` and `get_tokenizer` know without a schema."""
+    return list(_configs())
+
+
+def get_model_config(model_name: str, cache_dir: str | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(complete model configuration, preprocessing) of a bundled name, `local-dir:<folder>` or `hf-hub:<org/name>`."""
+    if not isinstance(model_name, str) or not model_name:
+        raise ValueError(f"model_name is {model_name!r}: give one of list_models(), local-dir:<folder> or"
+                         " hf-hub:<org/name>")
+    schema, name = parse_model_name(model_name)
+    if schema in ("local-dir", "hf-hub"):
+        path = _named_file(schema, name, CONFIG_NAMES, "configuration", cache_dir)
+        config, preprocess = read_config(path)
+        try:
+            check_preprocess(preprocess)
+            return complete(config), preprocess
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
+    if name not in _configs():
+        ours = "" if name not in open_clip.list_models() else (
+            f"; {name} is OpenCLIP's, its own weights are evaluated by prolip.evaluation.loading.load_embedder"
+        )
+        raise ValueError(why_no_name(name) or f"unknown model {name!r}: {near_matches(name, list_models())} (or"
+                         f" hf-hub:<org/name>, local-dir:<folder with config.json and model.safetensors>{ours})")
+    return complete(_configs()[name]), {}
+
+
+def check_preprocess(values: dict[str, Any]) -> None:
+    """ValueError for preprocessing that OpenCLIP's transforms would not read, or could not do."""
+    check_keys(values, RULES["preprocess_cfg"], "preprocess_cfg")
+    check_values(values, RULES["preprocess_cfg"], "preprocess_cfg")
+
+
+def find_weights(model_name: str, pretrained: str | None, cache_dir: str | None = None) -> Path | None:
+    """The weights file that a name and `pretrained` mean, or none; a local folder may hold a configuration alone."""
+    schema, name = parse_model_name(model_name)
+    bare = schema == "local-dir" and not any((Path(name) / known).is_file() for known in WEIGHT_NAMES)
+    if schema and pretrained and not bare:
+        raise ValueError(f"{model_name} has its own weights, pretrained={pretrained!r} would be ignored: drop one")
+    if schema and not pretrained:
+        return _named_file(schema, name, WEIGHT_NAMES, "weights", cache_dir)
+    if not pretrained:
+        return None
+    schema, name = parse_model_name(str(pretrained))
+    if schema == "hf-hub":
+        with suppress(FileNotFoundError):  # what it says of the weights is compared with the model
+            hub_file(name, tuple(reversed(CONFIG_NAMES)), cache_dir)
+    if schema:
+        return _named_file(schema, name, FOREIGN_FIRST, "weights", cache_dir)
+    path = Path(pretrained)
+    if path.is_dir():
+        return find_in(path, FOREIGN_FIRST, "weights")
+    if not path.is_file():
+        raise FileNotFoundError(f"--pretrained {pretrained!r} is no file: give a weights file, a folder that holds one,"
+                                f" or published weights, hf-hub:<org/name>{_tag_hint(str(pretrained))}."
+                                f" {explain_missing(str(path))}")
+    return path
+
+
+def _tag_hint(pretrained: str) -> str:
+    """Where OpenCLIP's weights with a tag are published; empty for what is no tag."""
+    tagged = [name for name, tag in open_clip.list_pretrained() if tag == pretrained]
+    for name in sorted(tagged, key=lambda name: not name.startswith("ViT")):
+        if hub := open_clip.get_pretrained_cfg(name, pretrained).get("hf_hub"):
+            return (f" (a tag of OpenCLIP's: of {name} these are hf-hub:{hub.rstrip('/')}, for a model of its shape,"
+                    " local-dir:<folder with its config.json>, and init_uncertainty=True)")
+    return ""
+
+
+def _named_file(schema: str, name: str, names: tuple[str, ...], what: str, cache_dir: str | None) -> Path:
+    return find_in(name, names, what) if schema == "local-dir" else hub_file(name, names, cache_dir)
+
+
+def config_beside(weights: Path) -> dict[str, Any]:
+    """The configuration that the weights were trained with, from the file beside them; empty where there is none."""
+    for name in CONFIG_NAMES:
+        theirs: dict[str, Any] = {}
+        with suppress(OSError, ValueError):
+            theirs, _ = read_config(weights.parent / name)
+        if {"embed_dim", "vision_cfg", "text_cfg"} <= theirs.keys():  # not what another program calls config.json
+            try:
+                complete(theirs) if "prolip_cfg" in theirs or is_released(theirs) else check_openclip(theirs)
+            except ValueError as error:
+                raise ValueError(f"{weights.parent / name}, beside the weights: {error}") from error
+            return theirs
+    return {}
+
+
+def check_forward(config: dict[str, Any], theirs: dict[str, Any], weights: Path, chosen: set[str]) -> None:
+    """Refuse weights that were trained with another forward pass, as their own configuration says.
+
+    Their shapes may fit all the same: those of the published B-16 fit ours, and its outputs would be wrong. What was
+    asked for by name (`chosen`) is left as it is.
+    """
+    trained: dict[str, Any] = {"quick_gelu": bool(theirs.get("quick_gelu", False))} if theirs else {}
+    if is_released(theirs):
+        trained["forward"] = "released"
+    elif theirs.get("prolip_cfg"):
+        trained["forward"] = theirs["prolip_cfg"].get("forward", "paper")
+    for key, value in trained.items():
+        mine = config["prolip_cfg"]["forward"] if key == "forward" else config["quick_gelu"]
+        if mine != value and key not in chosen:
+            raise ValueError(f"{weights} was trained with {key}={value!r} and the model has {key}={mine!r}, which no"
+                             f" shape tells: give {key}={value!r}, or local-dir:{weights.parent} as the model")
+
+
+def grid_of(theirs: dict[str, Any]) -> tuple[int, int] | None:
+    """Rows and columns of patches that a configuration means; None without one."""
+    if not theirs:
+        return None
+    vision = {**DEFAULTS["vision_cfg"], **theirs["vision_cfg"]}
+    (height, width), (rows, columns) = to_2tuple(vision["image_size"]), to_2tuple(vision["patch_size"])
+    return height // rows, width // columns

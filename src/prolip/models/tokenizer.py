@@ -1,0 +1,323 @@
+"""get_tokenizer: texts -> token ids (N, context) int64, from a model's name, a local folder or a local file.
+
+Nothing here waits for a network: local files come first, and what is absent is named together with how to get it.
+"""
+from __future__ import annotations
+
+import heapq
+import os
+import shutil
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from open_clip.factory import parse_model_name
+from open_clip.tokenizer import SimpleTokenizer, get_clean_fn
+from torch import Tensor
+
+from prolip.gaussian import kind_of
+from prolip.models.config import check_keys
+from prolip.models.config_rules import CLEANERS, RULES, Rules, check_values
+from prolip.models.registry import get_model_config
+from prolip.models.weights.hub import HubFileNotFoundError, hub_files
+from prolip.utils.documents import shown
+
+SENTENCEPIECE_NAMES = ("spiece.model", "sentencepiece.model", "tokenizer.model")
+FOLDER_NAMES = ("tokenizer.json", "tokenizer_config.json")
+ALL_NAMES = (*FOLDER_NAMES, *SENTENCEPIECE_NAMES)
+#: Letters per token of a text that are read: no piece of the bundled encoding has more. And the least of a text.
+LETTERS_PER_TOKEN, LEAST_LETTERS = 32, 8192
+#: Letters from which on a word is merged by `merged`, whose time does not grow with the square of its length.
+LONG_WORD = 64
+#: Bytes of a tokenizer's file; the largest ones published have 35 million.
+FILE_BYTES = 2**27
+OPTIONS = cast(Rules, RULES["text_cfg"]["tokenizer_kwargs"])
+#: Options of the bundled encoding; `bpe_path` may be given in Python alone, as no configuration should name a file.
+BPE_OPTIONS = ("clean", "reduction_mask", "additional_special_tokens", "bpe_path")
+
+
+class TokenizerNotFoundError(FileNotFoundError):
+    """The files of a tokenizer are not on this machine."""
+
+
+def pad_rows(rows: Iterable[list[int]], length: int, pad: int) -> Tensor:
+    """Lists of at most `length` ids -> (N, length) int64, filled up with `pad`."""
+    padded = [row + [pad] * (length - len(row)) for row in rows]
+    return torch.tensor(padded, dtype=torch.int64).reshape(-1, length)
+
+
+def listed(texts: Any) -> list[str]:
+    """One text or several as a list; TypeError for what is none."""
+    if isinstance(texts, str):
+        return [texts]
+    if isinstance(texts, bytes) or not isinstance(texts, Iterable):
+        raise TypeError(f"texts are {kind_of(texts)}, want a str or a list of them")
+    every = list(texts)
+    for number, text in enumerate(every):
+        if not isinstance(text, str):
+            remedy = "text.decode()" if isinstance(text, bytes) else "leave it out, or write it as text"
+            raise TypeError(f"texts[{number}] is {kind_of(text)}, want a str: {remedy}")
+    return every
+
+
+def cut(texts: Iterable[str], length: int) -> list[str]:
+    """The beginnings of texts, of which `length` ids are wanted: cleaning and encoding cost what they take in.
+
+    A text of ordinary words keeps its ids, as 32 letters per id are left. What was cut has those of its beginning.
+    """
+    letters = max(LEAST_LETTERS, LETTERS_PER_TOKEN * length)
+    return [text if len(text) <= letters else text.lstrip()[:letters] for text in texts]
+
+
+def wanted_length(given: Any, own: int) -> int:
+    """The context to fill: a tokenizer's own, or the one given for a call; ValueError for what is none."""
+    if given:
+        check_values({"context_length": given}, RULES["text_cfg"], "")
+    return given or own
+
+
+class Tokenizer:
+    """Texts -> ids: cut, clean, encode, cut to the context with the end token last, pad. Subclasses encode.
+
+    context_length, pad_token_id, vocab_size: what the ids look like; cleaning: one of OpenCLIP's three.
+    """
+
+    vocab_size: int
+
+    def __init__(self, context_length: int, pad_token_id: int, clean: str = "whitespace"):
+        if clean not in CLEANERS:
+            raise ValueError(f"tokenizer_kwargs.clean is {clean!r}: choose one of {', '.join(CLEANERS)}")
+        self.context_length, self.pad_token_id = context_length, pad_token_id
+        self._clean = get_clean_fn(clean)
+
+    def encode(self, texts: list[str], length: int) -> list[list[int]]:
+        """At most `length` ids per cleaned text, the end token among them."""
+        raise NotImplementedError
+
+    def save_pretrained(self, folder: str | os.PathLike) -> None:
+        """Write the files from which `get_tokenizer(tokenizer=folder)` makes this tokenizer again."""
+        raise NotImplementedError
+
+    def __call__(self, texts: str | Iterable[str], context_length: int | None = None) -> Tensor:
+        """One text or several -> (N, context) int64."""
+        length = wanted_length(context_length, self.context_length)
+        cleaned = [self._clean(text) for text in cut(listed(texts), length)]
+        return pad_rows(self.encode(cleaned, length), length, self.pad_token_id)
+
+
+class SentencePieceTokenizer(Tokenizer):
+    """A sentencepiece `.model` file, as SigLIP's: pieces, then the end token."""
+
+    def __init__(self, path: str | os.PathLike, context_length: int, pad_token_id: int, clean: str = "canonicalize"):
+        super().__init__(context_length, pad_token_id, clean)
+        try:
+            from sentencepiece import SentencePieceProcessor
+        except ImportError as error:
+            raise ImportError(f"{path} needs sentencepiece: pip install sentencepiece") from error
+        self.path = Path(path)
+        check_file(self.path)
+        try:
+            self.pieces = SentencePieceProcessor(model_file=str(path))
+        except (RuntimeError, OSError) as error:
+            raise ValueError(f"{path} is no sentencepiece model: {first_line(error)}") from error
+        self.vocab_size = self.pieces.vocab_size()
+        self.eos_token_id = self.pieces.eos_id()
+        if self.eos_token_id < 0:
+            raise ValueError(f"{path} has no end token: train it with eos_id >= 0")
+
+    def encode(self, texts: list[str], length: int) -> list[list[int]]:
+        return [row[: length - 1] + [self.eos_token_id] for row in self.pieces.encode(texts)]
+
+    def save_pretrained(self, folder: str | os.PathLike) -> None:
+        target = Path(folder) / SENTENCEPIECE_NAMES[0]
+        if not (target.exists() and target.samefile(self.path)):
+            shutil.copyfile(self.path, target)
+
+
+class FolderTokenizer(Tokenizer):
+    """A folder of tokenizer files, read by transformers: its own special tokens, our padding; none of its code runs."""
+
+    def __init__(self, folder: str | os.PathLike, context_length: int, pad_token_id: int, clean: str = "whitespace"):
+        super().__init__(context_length, pad_token_id, clean)
+        try:
+            from transformers import AutoTokenizer
+        except ImportError as error:
+            raise ImportError(f"{folder} needs transformers: pip install transformers; a sentencepiece model file, such"
+                              f" as {SENTENCEPIECE_NAMES[0]}, works without") from error
+        for name in os.listdir(folder):
+            check_file(Path(folder) / name)
+        try:
+            self.tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+            ids = self.tokenizer.get_vocab().values()
+            self.eos_token_id = self.tokenizer.eos_token_id
+            self.vocab_size = max(len(self.tokenizer), 1 + max(ids))  # files may leave out ids
+            self.encode(["a"], context_length)
+        except Exception as error:  # damaged files raise whatever their values happen to mean
+            raise ValueError(f"transformers cannot read a tokenizer from {folder}: {first_line(error)}") from error
+
+    def encode(self, texts: list[str], length: int) -> list[list[int]]:
+        return self.tokenizer(texts, truncation=True, max_length=length, padding=False)["input_ids"] if texts else []
+
+    def save_pretrained(self, folder: str | os.PathLike) -> None:
+        self.tokenizer.save_pretrained(str(folder))
+
+
+class BPETokenizer(SimpleTokenizer):
+    """The byte-pair encoding bundled with OpenCLIP, which needs no file: start, pieces, end; padded with 0."""
+
+    pad_token_id = 0
+
+    def __init__(self, context_length: int, **kwargs: Any):
+        super().__init__(context_length=context_length, **kwargs)
+        self.eos_token_id = self.eot_token_id
+
+    def __call__(self, texts: str | list[str], context_length: int | None = None) -> Tensor:
+        """One text or several -> (N, context) int64, as OpenCLIP's for texts that `cut` leaves whole."""
+        length = wanted_length(context_length, self.context_length)
+        return super().__call__(cut(listed(texts), length), length)
+
+    def bpe(self, token: str) -> str:
+        """The pieces of a word, joined by blanks."""
+        return super().bpe(token) if len(token) < LONG_WORD else " ".join(merged(token, self.bpe_ranks))
+
+
+def merged(token: str, ranks: dict[tuple[str, str], int]) -> list[str]:
+    """The pieces of a word of n letters as `SimpleTokenizer.bpe` finds them, in n log n steps instead of n^2.
+
+    Of all neighbours the pair of the lowest rank is merged first, and of equal pairs the leftmost. A merged piece ranks
+    behind what it was made of, so no pair comes up that should have been merged before.
+    """
+    parts: list[str] = [*token[:-1], f"{token[-1]}</w>"]
+    before, after = [*range(-1, len(parts) - 1)], [*range(1, len(parts) + 1)]
+    heap: list[tuple[int, int, str, str]] = []
+
+    def offer(left: int) -> None:
+        if left >= 0 and after[left] < len(parts):
+            pair = (parts[left], parts[after[left]])
+            if pair in ranks:
+                heapq.heappush(heap, (ranks[pair], left, *pair))
+
+    for left in range(len(parts)):
+        offer(left)
+    while heap:
+        _, left, first, second = heapq.heappop(heap)
+        right = after[left]
+        if right >= len(parts) or (parts[left], parts[right]) != (first, second):
+            continue  # one of the two is part of something else by now
+        parts[left], parts[right], after[left] = first + second, "", after[right]
+        if after[right] < len(parts):
+            before[after[right]] = left
+        offer(before[left])
+        offer(left)
+    return [part for part in parts if part]
+
+
+def check_file(path: Path) -> None:
+    """ValueError for a tokenizer's file that is too large to be one."""
+    if path.is_file() and path.stat().st_size > FILE_BYTES and path.name.endswith((".json", ".model", ".txt")):
+        raise ValueError(f"{path} has {path.stat().st_size:,} bytes, a tokenizer's file at most {FILE_BYTES:,}: is it"
+                         " the right one?")
+
+
+def first_line(error: Exception) -> str:
+    """What an error of another library says first."""
+    return next(iter(str(error).strip().splitlines()), "") or type(error).__name__
+
+
+def get_tokenizer(
+    model_name: str = "ProLIP-ViT-S-16",
+    context_length: int | None = None,
+    cache_dir: str | None = None,
+    tokenizer: str | os.PathLike | None = None,
+    **kwargs: Any,
+) -> Tokenizer | BPETokenizer:
+    """The tokenizer of a model: a callable, texts -> (N, context) int64.
+
+    model_name: as `create_model`'s. tokenizer: instead of the one that the configuration names, a folder of tokenizer
+    files, a sentencepiece `.model` file, a hub name `org/name`, or `bpe`. kwargs: of the tokenizer, such as
+    clean="canonicalize". Raises `TokenizerNotFoundError` naming what to give when files are absent, and `ValueError`
+    for an unknown model or when the tokenizer has ids that the model's vocabulary has not.
+    """
+    config, _ = get_model_config(model_name, cache_dir)
+    text = config["text_cfg"]
+    options = {**(text.get("tokenizer_kwargs") or {}), **kwargs}
+    check_values({key: value for key, value in kwargs.items() if key != "bpe_path"}, OPTIONS, "")
+    if context_length is not None:
+        check_values({"context_length": context_length}, RULES["text_cfg"], "")
+    options["context_length"] = context_length or text.get("context_length", 77)
+    source = str(tokenizer) if tokenizer is not None else _own_source(model_name, text, cache_dir)
+    pad = config["prolip_cfg"]["pad_token_id"]
+    made = _make(source, pad, options, cache_dir, model_name)
+    _check_ids(made, source, model_name, config)
+    return made
+
+
+def _own_source(model_name: str, text_cfg: dict[str, Any], cache_dir: str | None) -> str:
+    """The folder or repository of the model if it holds a tokenizer, else what the configuration names, else `bpe`."""
+    schema, place = parse_model_name(model_name)
+    if schema == "local-dir" and any((Path(place) / name).is_file() for name in ALL_NAMES):
+        return place
+    if schema == "hf-hub":
+        with suppress(HubFileNotFoundError):
+            return str(hub_files(place, ALL_NAMES, cache_dir))
+    return text_cfg.get("hf_tokenizer_name") or "bpe"
+
+
+def _make(source: str, pad: int, options: dict[str, Any], cache_dir: str | None, model_name: str):
+    known = BPE_OPTIONS if source == "bpe" else ("clean",)
+    check_keys(options, ("context_length", *known), f"tokenizer_kwargs of the tokenizer {shown(source)}")
+    if source == "bpe":
+        return BPETokenizer(**{"clean": "lower", **options})
+    path = Path(source).expanduser()
+    if path.is_file():
+        return SentencePieceTokenizer(path, pad_token_id=pad, **options)
+    if path.is_dir():
+        pieces = [path / name for name in SENTENCEPIECE_NAMES if (path / name).is_file()]
+        whole = any((path / name).is_file() for name in FOLDER_NAMES)
+        if pieces and not (whole and _has_transformers()):
+            return SentencePieceTokenizer(pieces[0], pad_token_id=pad, **options)
+        if whole:
+            return FolderTokenizer(path, pad_token_id=pad, **options)
+        raise TokenizerNotFoundError(f"no tokenizer in {path}: want one of {', '.join(ALL_NAMES)}")
+    repo = source.removeprefix("hf-hub:")
+    if repo.count("/") != 1 or repo.startswith((".", "/", "~")):
+        raise TokenizerNotFoundError(f"no tokenizer at {source}: give a folder of tokenizer files, a sentencepiece"
+                                     " .model file, a hub name org/name, or 'bpe'")
+    try:
+        return _make(str(hub_files(repo, ALL_NAMES, cache_dir)), pad, options, cache_dir, model_name)
+    except HubFileNotFoundError as error:
+        raise TokenizerNotFoundError(
+            f"{model_name} reads texts with the tokenizer {repo}, whose files are not on this machine. Where there is a"
+            f" network, run `hf download {repo} tokenizer.json tokenizer_config.json --local-dir <folder>`, copy the"
+            f" folder here and give it: --tokenizer <folder> (or a sentencepiece file: --tokenizer <file>.model); in"
+            f" Python get_tokenizer({model_name!r}, tokenizer=<folder or file>). ({error})"
+        ) from error
+
+
+def _has_transformers() -> bool:
+    with suppress(ImportError):
+        import transformers  # noqa: F401
+
+        return True
+    return False
+
+
+def _check_ids(made: Any, source: str, model_name: str, config: dict[str, Any]) -> None:
+    """Refuse a tokenizer whose ids the model has no embeddings for, or whose padding or end it does not know."""
+    vocabulary = config["text_cfg"].get("vocab_size", 49408)
+    if made.vocab_size > vocabulary:
+        raise ValueError(
+            f"the tokenizer {source} has ids up to {made.vocab_size - 1}, {model_name} has {vocabulary} embeddings:"
+            f" choose the model's own tokenizer, or a model whose text_cfg.vocab_size is at least {made.vocab_size}"
+        )
+    pad = config["prolip_cfg"]["pad_token_id"]
+    if made.pad_token_id != pad:
+        raise ValueError(f"the tokenizer {source} pads with {made.pad_token_id}, {model_name} expects {pad}: change"
+                         " prolip_cfg.pad_token_id")
+    special = config["prolip_cfg"]["special_token_ids"]
+    end = made.eos_token_id
+    if end is not None and end not in (*special, pad):
+        raise ValueError(f"the tokenizer {source} ends texts with {end}, which {model_name} would mask like a word: add"
+                         f" it to prolip_cfg.special_token_ids (now {special})")

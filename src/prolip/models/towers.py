@@ -1,0 +1,371 @@
+"""OpenCLIP's transformers with a second special token, [UNC], and two heads: each image or text becomes a Gaussian.
+
+The parameter names are those of OpenCLIP and, for [UNC] and its heads, those of the released ProLIP weights, so that
+checkpoints of both need no renaming. `tests/prolip/test_towers.py` pins every private hook of OpenCLIP overridden here.
+"""
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import ClassVar
+
+import torch
+from open_clip.transformer import TextTransformer, Transformer, VisionTransformer, to_2tuple
+from torch import Tensor, nn
+
+from prolip.gaussian import Gaussian
+from prolip.models.heads import LogVarianceHead, layer_norm, project
+from prolip.models.inputs import check_images, check_keep, check_texts
+
+SPECIAL_TOKENS = 2
+FORMS = ("paper", "released")
+
+
+def check_form(form: str) -> None:
+    """Refuse a forward pass nobody trained with."""
+    if form not in FORMS:
+        raise ValueError(f"forward is {form!r}: choose one of {', '.join(FORMS)}")
+
+
+def check_grid(image_size: int | Sequence[int], patch_size: int | Sequence[int], conv_stem: bool) -> None:
+    """Refuse an image without a patch, and for a stem oblong patches and pixels beyond the last whole one."""
+    if conv_stem and len(set(to_2tuple(patch_size))) > 1:
+        raise ValueError(f"vision_cfg.patch_size {patch_size} is not square, which a convolutional stem needs")
+    for image, patch in zip(to_2tuple(image_size), to_2tuple(patch_size)):
+        if image < patch:
+            raise ValueError(f"vision_cfg.image_size {image} is below the patch_size {patch}: no patch is left, enlarge"
+                             " the image")
+        if conv_stem and image % patch:
+            below = image - image % patch
+            raise ValueError(f"vision_cfg.image_size {image} is no multiple of the patch_size {patch}, which a"
+                             f" convolutional stem needs: use {below} or {below + patch}")
+
+
+def check_stem(width: int, patch_size: int) -> int:
+    """How often a stem halves the image; ValueError for patches and widths that do not halve so often."""
+    depth = patch_size.bit_length() - 1
+    if patch_size < 2 or 2**depth != patch_size:
+        raise ValueError(f"a convolutional stem halves the image step by step: patch_size {patch_size} must be a power"
+                         " of two, at least 2")
+    if width % 2 ** (depth - 1):
+        raise ValueError(f"width {width} does not halve {depth - 1} times: give the stem a multiple of"
+                         f" {2 ** (depth - 1)}, or a smaller patch_size")
+    return depth
+
+
+class ConvStem(nn.Sequential):
+    """Stride-2 3x3 convolutions down to one token per patch, then a 1x1 one (Xiao et al. 2021, arXiv 2106.14881).
+
+    (B, 3, H, W) -> (B, width, H / patch, W / patch), patch a power of two. Channels double up to the width. GroupNorm,
+    not BatchNorm: a row's tokens depend on that row alone, so ranks and micro-batches stay exact.
+    """
+
+    def __init__(self, width: int, patch_size: int):
+        depth = check_stem(width, patch_size)
+        channels = [3, *(width // 2 ** (depth - 1 - i) for i in range(depth))]
+        layers: list[nn.Module] = []
+        for before, after in zip(channels, channels[1:]):
+            layers += [
+                nn.Conv2d(before, after, kernel_size=3, stride=2, padding=1, bias=False),
+                nn.GroupNorm(math.gcd(8, after), after),
+                nn.GELU(),
+            ]
+        super().__init__(*layers, nn.Conv2d(width, width, kernel_size=1, bias=False))
+
+    @property
+    def weight(self) -> Tensor:
+        """The last projection's weight: its dtype is the tower's, as that of OpenCLIP's `conv1.weight`."""
+        projection = self[-1]
+        assert isinstance(projection, nn.Conv2d)
+        return projection.weight
+
+
+class Probabilistic:
+    """What both towers have besides OpenCLIP's transformer: [UNC] and its head, and what a run asks of parameters."""
+
+    #: Names of the [UNC] token, of its head, and of all that comes before the blocks.
+    unc_name: ClassVar[str]
+    unc_head_name: ClassVar[str]
+    stem: ClassVar[tuple[str, ...]]
+    #: A method's own head, see the towers.
+    head: nn.Module | None
+    transformer: Transformer
+    named_parameters: Callable[[], Iterator[tuple[str, nn.Parameter]]]
+
+    @property
+    def blocks(self) -> nn.ModuleList:
+        """The transformer's blocks, first to last."""
+        return self.transformer.resblocks
+
+    def depths(self) -> dict[str, int]:
+        """Name of a parameter -> layers from it to the tower's end: heads 0, block i of n n - i, the stem n + 1."""
+        blocks, found = len(self.blocks), {}
+        for name, _ in self.named_parameters():
+            part, *rest = name.split(".")
+            inside = part == "transformer"  # transformer.resblocks.i.
+            found[name] = blocks - int(rest[1]) if inside else blocks + 1 if part in self.stem else 0
+        return found
+
+    def uncertainty_parameters(self) -> list[nn.Parameter]:
+        """The [UNC] token and the log-variance head."""
+        head = getattr(self, self.unc_head_name)
+        return [getattr(self, self.unc_name), *(head.parameters() if head is not None else ())]
+
+    def no_weight_decay(self) -> set[str]:
+        """Names that OpenCLIP keeps from weight decay, and the [UNC] token."""
+        return {*super().no_weight_decay(), self.unc_name}  # type: ignore[misc]
+
+    def train_uncertainty(self, on: bool) -> None:
+        """Freeze or unfreeze what is not OpenCLIP's: the uncertainty branch and a method's own head."""
+        for parameter in [*self.uncertainty_parameters(), *(self.head.parameters() if self.head is not None else ())]:
+            parameter.requires_grad = on
+
+    def prune_intermediate_layers(self, indices=1, prune_norm: bool = False, prune_head: bool = True):
+        """As OpenCLIP's; both heads go together."""
+        if prune_head:
+            setattr(self, self.unc_head_name, None)
+        return super().prune_intermediate_layers(indices, prune_norm, prune_head)  # type: ignore[misc]
+
+
+class ProbabilisticVisionTransformer(Probabilistic, VisionTransformer):
+    """ProLIP's image tower: [CLS], [UNC], patches -> ViT, LayerNorm -> N(L2norm(CLS @ proj), Linear(UNC)), section 3.1.
+
+    `positional_embedding` has a row for [CLS], one for [UNC], then one per patch. `form="released"` repeats what the
+    published weights were trained with: the final LayerNorm is applied to [CLS] twice.
+    """
+
+    unc_name, unc_head_name = "unc_embedding", "uncertainty_proj"
+    stem = ("conv1", "class_embedding", "unc_embedding", "positional_embedding", "ln_pre")
+    positional_embedding: nn.Parameter
+    uncertainty_proj: LogVarianceHead | None
+    #: A method's own head: (last tokens (B, 2 + N, width), the Gaussian that the plain heads make) -> Gaussian.
+    head: nn.Module | None
+
+    def __init__(
+        self,
+        *,
+        form: str = "paper",
+        init_unc_bias: float = -10.0,
+        init_unc_gain: float = 0.1,
+        conv_stem: bool = False,
+        **kwargs,
+    ):
+        check_form(form)
+        check_grid(kwargs["image_size"], kwargs["patch_size"], conv_stem)
+        for key in ("attentional_pool", "patch_dropout"):
+            if kwargs.get(key):
+                raise ValueError(
+                    f"vision_cfg.{key} = {kwargs[key]!r} does not go with [UNC]: leave it out"
+                    " (patches are dropped with encode_image(x, keep=...))"
+                )
+        if kwargs.get("pool_type", "tok") not in ("tok", "avg"):
+            raise ValueError(f"vision_cfg.pool_type is {kwargs['pool_type']!r}: choose tok ([CLS]) or avg (patches)")
+        super().__init__(**kwargs)
+        width = self.class_embedding.numel()
+        self.head = None
+        self.form = form
+        if conv_stem:
+            self.conv1 = ConvStem(width, self.patch_size[0])
+        self.unc_embedding = nn.Parameter(width**-0.5 * torch.randn(width))
+        self.uncertainty_proj = LogVarianceHead(width, self.output_dim, init_unc_bias, init_unc_gain)
+        learnt = self.positional_embedding
+        row = width**-0.5 * torch.randn(1, width) if learnt.requires_grad else torch.zeros(1, width)
+        self.positional_embedding = nn.Parameter(
+            torch.cat([learnt.detach()[:1], row, learnt.detach()[1:]]), requires_grad=learnt.requires_grad
+        )
+
+    @property
+    def num_patches(self) -> int:
+        """Patches of one image."""
+        return self.grid_size[0] * self.grid_size[1]
+
+    def lock(self, unlocked_groups: int = 0, freeze_bn_stats: bool = False) -> None:
+        """Freeze all but the last groups; the uncertainty branch belongs to the last one (the projections)."""
+        super().lock(unlocked_groups, freeze_bn_stats)
+        self.train_uncertainty(unlocked_groups != 0)
+
+    def embed_patches(self, x: Tensor, keep: Tensor | None = None) -> Tensor:
+        """Patch projections (B, N, width), or of the patches `keep` (B, K) alone: (B, K, width), others cost nothing.
+
+        The convolution has stride = kernel, so it is a linear map of each unfolded patch. A convolutional stem looks
+        across patches: there the other patches are blanked (0, the mean colour) and their tokens dropped afterwards.
+        """
+        if keep is None:
+            return self.conv1(x).flatten(2).transpose(1, 2)
+        if isinstance(self.conv1, ConvStem):
+            tokens = self.conv1(self._blank_others(x, keep)).flatten(2).transpose(1, 2)
+            return tokens.gather(1, keep.unsqueeze(-1).expand(-1, -1, tokens.shape[-1]))
+        batch, (rows, columns), (height, width) = x.shape[0], self.grid_size, self.patch_size
+        x = x[..., : rows * height, : columns * width]  # as the convolution: it ends with the last whole patch
+        patches = x.reshape(batch, -1, rows, height, columns, width).permute(0, 2, 4, 1, 3, 5)
+        sample = torch.arange(batch, device=x.device).unsqueeze(1)
+        kept = patches[sample, keep // columns, keep % columns]
+        return nn.functional.linear(kept.flatten(2), self.conv1.weight.flatten(1))
+
+    def _blank_others(self, x: Tensor, keep: Tensor) -> Tensor:
+        """Images with every patch but those of `keep` (B, K) set to 0, which is the mean colour: (B, 3, H, W)."""
+        kept = x.new_zeros(x.shape[0], self.num_patches).scatter_(1, keep, 1.0)
+        height, width = self.patch_size
+        pixels = kept.view(-1, 1, *self.grid_size).repeat_interleave(height, 2).repeat_interleave(width, 3)
+        return x * pixels
+
+    def _embeds(self, x: Tensor, keep: Tensor | None = None) -> Tensor:
+        """Images (B, 3, H, W) -> tokens [CLS], [UNC], patches with their own positions: (B, 2 + N or K, width)."""
+        check_images(x, self.image_size, self.conv1.weight.device)
+        if keep is not None:
+            check_keep(keep, x.shape[0])
+        x = self.embed_patches(x.to(self.conv1.weight.dtype), keep)
+        positions = self.positional_embedding.to(x.dtype)
+        place = positions[SPECIAL_TOKENS:] if keep is None else positions[SPECIAL_TOKENS + keep]
+        learnt = self.class_embedding, self.unc_embedding
+        tokens = [token.to(x.dtype).expand(x.shape[0], 1, -1) for token in learnt]
+        special = torch.cat(tokens, dim=1) + positions[:SPECIAL_TOKENS]
+        return self.ln_pre(torch.cat([special, x + place], dim=1))
+
+    def _global_pool(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Tokens (B, 2 + N, width) -> pooled (B, width), patches (B, N, width); [UNC] is in neither."""
+        patches = x[:, SPECIAL_TOKENS:]
+        return (patches.mean(dim=1) if self.pool_type == "avg" else x[:, 0]), patches
+
+    def _pool(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Normalised pooled token and patches, in float32; patches nobody asked for are not normalised."""
+        if not self.final_ln_after_pool and (self.pool_type == "avg" or self.output_tokens):
+            pooled, patches = self._global_pool(layer_norm(self.ln_post, x))
+        else:
+            pooled, patches = self._global_pool(x)
+            pooled = layer_norm(self.ln_post, pooled)
+        return (layer_norm(self.ln_post, pooled) if self.form == "released" else pooled), patches
+
+    def gaussian(self, x: Tensor, pooled: Tensor, normalize: bool = True) -> Gaussian:
+        """The heads: N(L2norm(pooled @ proj), Linear(LayerNorm(UNC))) from the last tokens x and `_pool`'s result."""
+        mean, unc = project(pooled, self.proj), layer_norm(self.ln_post, x[:, 1])
+        mean = nn.functional.normalize(mean, dim=-1) if normalize else mean
+        return Gaussian(mean, project(unc, self.uncertainty_proj))
+
+    def forward(self, x: Tensor, keep: Tensor | None = None, normalize: bool = True):
+        """Images -> Gaussian (B, D) in float32, and the patch tokens where the configuration says `output_tokens`."""
+        x = self.transformer(self._embeds(x, keep))
+        pooled, patches = self._pool(x)
+        z = self.gaussian(x, pooled, normalize)
+        z = z if self.head is None else self.head(x, z)
+        return (z, patches) if self.output_tokens else z
+
+    def forward_intermediates(  # noqa: PLR0913 (OpenCLIP's signature)
+        self, x, indices=None, stop_early=False, normalize_intermediates=False, intermediates_only=False,
+        output_fmt="NCHW", output_extra_tokens=False,
+    ) -> dict:
+        """As OpenCLIP's, with two prefix tokens; `image_features` is the mean before L2, beside `image_log_var`."""
+        if output_fmt not in ("NCHW", "NLC"):
+            raise ValueError(f"output_fmt is {output_fmt!r}: choose NCHW or NLC")
+        x, layers = self.transformer.forward_intermediates(self._embeds(x), indices=indices, stop_early=stop_early)
+        if normalize_intermediates:
+            layers = [layer_norm(self.ln_post, y) for y in layers]
+        patches = [y[:, SPECIAL_TOKENS:] for y in layers]
+        if output_fmt == "NCHW":
+            patches = [y.transpose(1, 2).unflatten(2, self.grid_size).contiguous() for y in patches]
+        output: dict = {"image_intermediates": patches}
+        if output_extra_tokens:
+            output["image_intermediates_prefix"] = [y[:, :SPECIAL_TOKENS] for y in layers]
+        if not intermediates_only:
+            z = self.gaussian(x, self._pool(x)[0], normalize=False)
+            output |= {"image_features": z.mean, "image_log_var": z.log_var}
+        return output
+
+
+class ProbabilisticTextTransformer(Probabilistic, TextTransformer):
+    """ProLIP's text tower: tokens, [UNC], [CLS] -> bidirectional transformer, LayerNorm -> N(L2norm(Linear(CLS)),
+    Linear(UNC)), section 3.1.
+
+    `positional_embedding` has one row per token of the context, then one for [UNC] and one for [CLS]. With
+    `mask_padding` the padding at the end of a text is hidden from every token, which costs a mask of
+    B * heads * (L + 2)^2 elements. `form="released"` repeats what the published weights were trained with: the log
+    variance is read from the projected mean, not from [UNC].
+    """
+
+    unc_name, unc_head_name = "unc_emb", "text_uncertainty_projection"
+    stem = ("token_embedding", "cls_emb", "unc_emb", "positional_embedding")
+    text_uncertainty_projection: LogVarianceHead | None
+    #: A method's own head: (last tokens (B, L + 2, width), the Gaussian that the plain heads make, ids) -> Gaussian.
+    head: nn.Module | None
+
+    def __init__(
+        self, *, form: str = "paper", mask_padding: bool = False, init_unc_bias: float = -10.0,
+        init_unc_gain: float = 0.1, **kwargs,
+    ):
+        check_form(form)
+        for key, wanted in (("embed_cls", True), ("no_causal_mask", True), ("pool_type", "last")):
+            if kwargs.get(key, wanted) != wanted:
+                raise ValueError(f"text_cfg.{key} is {kwargs[key]!r}, ProLIP needs {wanted!r}: leave it out")
+            kwargs[key] = wanted
+        if kwargs.get("proj_type", "linear") == "none" or not kwargs.get("output_dim"):
+            raise ValueError("text_cfg.proj_type 'none' leaves no mean head: use 'linear'")
+        super().__init__(**kwargs)
+        self.form, self.mask_padding = form, mask_padding
+        self.unc_emb = nn.Parameter(0.01 * torch.randn(self.width))
+        self.num_pos = self.context_length + SPECIAL_TOKENS
+        self.positional_embedding = nn.Parameter(0.01 * torch.randn(self.num_pos, self.width))
+        inputs = self.output_dim if form == "released" else self.width
+        self.head = None
+        self.text_uncertainty_projection = LogVarianceHead(inputs, self.output_dim, init_unc_bias, init_unc_gain)
+
+    def lock(self, unlocked_layers: int = 0, freeze_layer_norm: bool = True) -> None:
+        """Freeze all but the last layers; the uncertainty branch belongs to the last one (the projection)."""
+        super().lock(unlocked_layers, freeze_layer_norm)
+        self.train_uncertainty(unlocked_layers != 0)
+
+    def padding_mask(self, text: Tensor, dtype: torch.dtype) -> Tensor:
+        """0 for what may be attended to, -inf for padding, (B * heads, L + 2, L + 2); [UNC], [CLS] are never hidden.
+
+        Padding is the run of pad ids at the end: the bundled BPE pads with 0, the id that "!" has inside a text.
+        """
+        place = torch.arange(text.shape[1], device=text.device)
+        last = torch.where(text != self.pad_id, place, -1).amax(dim=1, keepdim=True)
+        valid = nn.functional.pad(place <= last, (0, SPECIAL_TOKENS), value=True)
+        hidden = torch.zeros(valid.shape, dtype=dtype, device=text.device).masked_fill(~valid, float("-inf"))
+        length = valid.shape[1]
+        return hidden[:, None, None].expand(-1, self.heads, length, -1).reshape(-1, length, length)
+
+    def _embeds(self, text: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Ids (B, L <= context) -> tokens, [UNC], [CLS] with positions (B, L + 2, width); the attention mask if any."""
+        check_texts(text, self.context_length, self.token_embedding.weight.device)
+        dtype = self.transformer.get_cast_dtype()
+        x = self.token_embedding(text).to(dtype)
+        special = [token.to(dtype).expand(x.shape[0], 1, -1) for token in (self.unc_emb, self.cls_emb)]
+        positions = self.positional_embedding.to(dtype)
+        positions = torch.cat([positions[: text.shape[1]], positions[-SPECIAL_TOKENS:]])
+        mask = self.padding_mask(text, dtype) if self.mask_padding else None
+        return torch.cat([x, *special], dim=1) + positions, mask
+
+    def gaussian(self, x: Tensor, normalize: bool = True) -> Gaussian:
+        """The heads, from the last tokens x (B, L + 2, width)."""
+        mean = project(layer_norm(self.ln_final, x[:, -1]), self.text_projection)
+        unc = mean if self.form == "released" else layer_norm(self.ln_final, x[:, -2])
+        unit = nn.functional.normalize(mean, dim=-1) if normalize else mean
+        return Gaussian(unit, project(unc, self.text_uncertainty_projection))
+
+    def forward(self, text: Tensor, normalize: bool = True):
+        """Ids (B, L) -> Gaussian (B, D) in float32, and the tokens where the configuration says `output_tokens`."""
+        x, mask = self._embeds(text)
+        x = self.transformer(x, attn_mask=mask)
+        z = self.gaussian(x, normalize)
+        z = z if self.head is None else self.head(x, z, text)
+        return (z, x[:, :-SPECIAL_TOKENS]) if self.output_tokens else z
+
+    def forward_intermediates(  # noqa: PLR0913 (OpenCLIP's signature)
+        self, text, indices=None, stop_early=False, normalize_intermediates=False, intermediates_only=False,
+        output_fmt="NLC", output_extra_tokens=False,
+    ) -> dict:
+        """As OpenCLIP's, with two suffix tokens; `text_features` is the mean before L2, beside `text_log_var`."""
+        if output_fmt != "NLC":
+            raise ValueError(f"output_fmt is {output_fmt!r}: texts have NLC only")
+        x, mask = self._embeds(text)
+        x, layers = self.transformer.forward_intermediates(x, attn_mask=mask, indices=indices, stop_early=stop_early)
+        if normalize_intermediates:
+            layers = [layer_norm(self.ln_final, y) for y in layers]
+        output: dict = {"text_intermediates": [y[:, :-SPECIAL_TOKENS] for y in layers]}
+        if output_extra_tokens:
+            output["text_intermediates_suffix"] = [y[:, -SPECIAL_TOKENS:] for y in layers]
+        if not intermediates_only:
+            z = self.gaussian(x, normalize=False)
+            output |= {"text_features": z.mean, "text_log_var": z.log_var}
+        return output

@@ -1,0 +1,208 @@
+"""Why a file holds no weights and a folder no model, and what to give instead: one sentence each."""
+from __future__ import annotations
+
+import pickle
+import re
+import zipfile
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from prolip.utils.documents import read_json
+from prolip.utils.messages import appearance_of, explain_missing
+
+CONFIG_NAMES = ("config.json", "open_clip_config.json")
+WEIGHT_NAMES = ("model.safetensors", "open_clip_model.safetensors", "pytorch_model.bin", "open_clip_pytorch_model.bin")
+WEIGHT_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
+#: What begins the files of a distributed checkpoint, and the name of the tool that joins them.
+DISTRIBUTED = ".distcp"
+JOIN = "python -m torch.distributed.checkpoint.format_utils dcp_to_torch"
+STEP = re.compile(r"\D*(\d+)\.pt")
+GLOBAL = re.compile(r"(?:GLOBAL|Unsupported class|Unsupported global:?(?: GLOBAL)?) ([A-Za-z_][\w.]*)")
+SHOWN, NAMED = 5, 3
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+def why_no_weights(path: Path, error: Exception) -> str:
+    """Why torch or safetensors could not read a file of weights, and what to do."""
+    if "TorchScript" in str(error):
+        return (f"{path} is a TorchScript archive, which holds code: if you trust its source, pass weights_only=False,"
+                f" or save torch.jit.load({str(path)!r}).state_dict() with torch.save and give that file")  # fmt: skip
+    if foreign := foreign_objects(path, error):
+        plain = path.with_suffix(".tensors.pt")
+        return (
+            f"{path} holds Python objects besides tensors ({', '.join(foreign)}), and to read these is to run code from"
+            f" the file. If you trust its source, save its tensors alone: python -c \"import torch; s = torch.load("
+            f"'{path}', weights_only=False); torch.save(s.get('state_dict', s.get('model', s)), '{plain}')\" and give"
+            f" {plain} (in Python, weights_only=False reads it as it is)"
+        )
+    if path.name.endswith(".index.json"):
+        return f"{path} is {sharded(path.parent)}"
+    if path.name in CONFIG_NAMES:
+        what = f"of a run: {model_of(path.parent)}" if is_run(path.parent) else f"of a model: give {path.parent}"
+        return f"{path} is the configuration {what}"
+    seen = appearance_of(path)
+    reason = (str(error).strip() or type(error).__name__).splitlines()[0].split(". ")[0][:120]
+    if "zip archive" in seen.what:
+        with suppress(zipfile.BadZipFile), zipfile.ZipFile(path) as archive:
+            names = archive.namelist()
+            if not any(name.endswith("data.pkl") for name in names):
+                return (f"{path} is a zip archive of {', '.join(names[:SHOWN])}, and no torch file: unpack it, or give"
+                        " a .safetensors, .pt, .pth or .bin file")  # fmt: skip
+        return f"{path} cannot be read, is it complete? It is cut off or damaged ({reason}): copy or fetch it again"
+    if "safetensors" in seen.what or "pickle" in seen.what:
+        return f"{path} cannot be read, is it complete? ({reason}): copy or fetch it again"
+    wanted = "give a .safetensors, .pt, .pth or .bin file"
+    remedy = wanted if seen.remedy == "check the path" else seen.remedy
+    return f"{path} cannot be read as weights, it is {seen.what}: {remedy}"
+
+
+def foreign_objects(path: Path, error: Exception) -> list[str]:
+    """The classes and functions beside tensors that reading a torch file would call; none where that is not why."""
+    if not isinstance(error, pickle.UnpicklingError):
+        return []
+    found: list[str] = []
+    with suppress(Exception):  # only of files in torch's present format, and only of whole ones
+        found = sorted(torch.serialization.get_unsafe_globals_in_checkpoint(str(path)))
+    found = found or GLOBAL.findall(str(error))[:1]
+    return [*found[:NAMED], *([f"and {len(found) - NAMED} more"] if len(found) > NAMED else [])]
+
+
+def why_no_state_dict(state: Any, source: object, containers: tuple[str, ...]) -> str:
+    """Why what was read from a file is no state dict, and which of its parts is one."""
+    wanted = f"want name -> tensor, at the top level or under {' or '.join(containers)}"
+    if not isinstance(state, Mapping):
+        return f"{source} holds no state dict: got {type(state).__name__}, {wanted}"
+    keys = ", ".join(sorted(map(repr, state))[:8])
+    inside = [key for key, part in state.items() if isinstance(part, Mapping) and len(part)
+              and all(isinstance(value, Tensor) for value in part.values())]  # fmt: skip
+    if inside:
+        return (f"{source} holds no state dict: got [{keys}], {wanted}; its {inside[0]!r} looks like one: save it"
+                f" alone, torch.save(torch.load({str(source)!r})[{inside[0]!r}], FILE), and give that")  # fmt: skip
+    if {"state", "param_groups"} <= state.keys() or "optimizer" in state:
+        return (f"{source} holds the state of an optimiser and no model (got [{keys}]): give the file of weights that"
+                " was saved beside it")  # fmt: skip
+    return f"{source} holds no state dict: got [{keys}], {wanted}"
+
+
+# --- folders ----------------------------------------------------------------------------------------------------------
+def is_run(folder: Path) -> bool:
+    """Whether a folder is that of a training run, whose config.json is no model's."""
+    return "method" in json_of(folder / "config.json")
+
+
+def is_model(folder: Path) -> bool:
+    """Whether a folder holds a configuration with weights."""
+    files = [any((folder / name).is_file() for name in names) for names in (CONFIG_NAMES, WEIGHT_NAMES)]
+    return all(files) and not is_run(folder)
+
+
+def json_of(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; empty where there is none."""
+    with suppress(OSError, ValueError):
+        values = read_json(path)
+        return values if isinstance(values, dict) else {}
+    return {}
+
+
+def why_no_model(folder: Path) -> str | None:
+    """Why a path after local-dir: is no model's folder, and which is meant; None where nothing is known of it."""
+    if folder.is_file():
+        return why_a_file(folder)
+    if not folder.exists():
+        wanted = f"local-dir: wants one with {CONFIG_NAMES[0]} and {WEIGHT_NAMES[0]}"
+        return f"{folder} is no folder: {wanted}. {explain_missing(str(folder))}"
+    if is_run(folder):
+        return f"{folder} is the folder of a run: {model_of(folder)}"
+    if is_run(folder.parent) and checkpoints_in(folder):
+        return f"{folder} holds the checkpoints of a run: {model_of(folder.parent)}"
+    if any(folder.glob(f"*{DISTRIBUTED}")):
+        return f"{folder} is a distributed checkpoint: join it, {JOIN} {folder} FILE.pt, and give --pretrained FILE.pt"
+    below = [place for place in sorted(folder.glob("*")) if place.is_dir() and (is_run(place) or is_model(place))]
+    if below and not any((folder / name).is_file() for name in (*CONFIG_NAMES, *WEIGHT_NAMES)):
+        found = below[0]
+        return f"{folder} is one level too high: " + (
+            f"{found} is the folder of a run, {model_of(found)}" if is_run(found) else f"give local-dir:{found}"
+        )
+    return None
+
+
+def why_a_file(path: Path) -> str:
+    """What to give in place of a file where a model's folder is wanted."""
+    if is_model(path.parent):
+        return f"{path} is a file: give the folder that holds it, local-dir:{path.parent}"
+    run = path.parent.parent
+    if is_run(run):
+        return f"{path} is a checkpoint of a run: {model_of(run, path)}"
+    if path.suffix in WEIGHT_SUFFIXES:
+        return f"{path} is a file of weights: give --model NAME --pretrained {path}, NAME being their architecture"
+    return f"{path} is a file: local-dir: wants a folder with {CONFIG_NAMES[0]} and {WEIGHT_NAMES[0]}"
+
+
+def model_of(run: Path, checkpoint: Path | None = None) -> str:
+    """What to give to use the model of a run. checkpoint: the one of its files that was asked for."""
+    whole = [run / name for name in ("model", "model_ema", "best") if is_model(run / name)]
+    name = (json_of(run / "config.json").get("model") or {}).get("model", "NAME")
+    files = [checkpoint] if checkpoint else checkpoints_in(run / "checkpoints")
+    from_file = f"--model {name} --pretrained {files[-1]}" if files else ""
+    if whole and whole[0].name != "best":
+        further = [f"local-dir:{place}" for place in whole[1:]] + ([from_file] if checkpoint else [])
+        return f"use local-dir:{whole[0]}" + (f" (or {' or '.join(further)})" if further else "")
+    if whole:
+        return f"the run has not ended; its best model so far is local-dir:{whole[0]}"
+    if files:
+        return f"it has no model folder: give {from_file}, or have training write one with --resume latest"
+    if json_of(run / "status.json").get("state") == "finished":
+        return "it has ended, and neither a model nor a checkpoint of it is left: train again with --overwrite"
+    return "it has left neither a model nor a checkpoint yet: end it with --resume auto"
+
+
+def checkpoints_in(folder: Path) -> list[Path]:
+    """Files of a folder that are named like checkpoints, the newest last."""
+    found = [(int(match[1]), path) for path in folder.glob("*.pt") if (match := STEP.fullmatch(path.name))]
+    return [path for _, path in sorted(found)]
+
+
+def sharded(folder: Path) -> str:
+    """What to do about weights in several files."""
+    parts = sorted(folder.glob("*-of-*.safetensors")) or sorted(folder.glob("*-of-*.bin"))
+    example = f" ({parts[0].name}, ...)" if parts else ""
+    return (f"the index of weights in several files{example}: join them into {folder / WEIGHT_NAMES[0]}, python -c "
+            "\"import glob; from safetensors.torch import load_file, save_file; save_file({k: v for f in glob.glob("
+            f"'{folder}/*-of-*.safetensors') for k, v in load_file(f).items()}}, '{folder / WEIGHT_NAMES[0]}')\"")
+
+
+def why_not_in(folder: Path, names: tuple[str, ...], what: str) -> str:
+    """Why a folder that holds none of the files `names` does not: an error's whole message."""
+    if known := why_no_model(folder):
+        return known
+    if any(folder.glob("*.index.json")) and not any((folder / name).is_file() for name in WEIGHT_NAMES):
+        return f"no {what} in {folder}: it holds {sharded(folder)}"
+    there = ", ".join(sorted(place.name for place in folder.iterdir())[:8]) or "nothing"
+    return f"no {what} in {folder}: want one of {', '.join(names)}, found {there}"
+
+
+def why_no_name(name: str) -> str | None:
+    """What a model's name that is none was meant to be, where it is or looks like a path; None for other names."""
+    place, colon, rest = name.partition(":")
+    if colon and rest.startswith("//"):
+        page = re.fullmatch(r"//(?:www\.)?huggingface\.co/([^/]+/[^/]+)(?:/.*)?", rest)
+        return f"the model {name!r} is an address: " + (
+            f"give hf-hub:{page[1]}" if page else "fetch its folder, and give local-dir:FOLDER")
+    if colon and "/" not in place:
+        schema = "hf-hub" if place.lower().startswith("hf") else "local-dir"
+        return f"the model {name!r} begins with no known word: did you mean {schema}:{rest}?"
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return why_no_model(path) or f"{name} is a folder: give it as local-dir:{name}"
+    if path.is_file():
+        return why_a_file(path)
+    if path.suffix in WEIGHT_SUFFIXES or name.startswith((".", "/", "~")) or name.count("/") > 1:
+        wanted = "A model is a name, local-dir:FOLDER or hf-hub:ORG/NAME"
+        return f"there is no {name}: {explain_missing(str(path))} {wanted}"
+    return None
+

@@ -1,0 +1,90 @@
+"""Settings of a model that a run chooses: the fields of a dataclass, which the command line shows as flags."""
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torchvision.transforms import Compose
+
+from prolip.factory import create_model_and_transforms
+from prolip.models.prolip import MAX_LOGIT_SCALE, ProLIP
+from prolip.utils.fields import option
+
+# Fields whose names are keys of a model's configuration.
+KEYS = ("init_logit_bias", "init_unc_bias", "init_unc_gain")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """Which network, from which weights, with which initial values, and what of it is trained."""
+
+    model: str = option("ProLIP-ViT-B-16", "model config, by name (prolip.list_models()) or hf-hub:/local-dir: address")
+    pretrained: str | None = option(None, "weights to start from: a file, a folder or a hub name; none: random")
+    force_image_size: int | None = option(None, "image size in pixels, instead of the model config's")
+    force_context_length: int | None = option(None, "tokens of a text, instead of the model config's")
+    init_uncertainty: bool = option(
+        False, "--pretrained is a deterministic OpenCLIP model of the same size: what it lacks keeps its initial values"
+    )
+    init_unc_bias: float | None = option(None, "initial log sigma^2 of every dimension; paper: -10")
+    init_unc_gain: float | None = option(None, "initial spread of log sigma^2 over inputs, the model config's: 0.1")
+    mask_padding: bool = option(False, "hide padding from the text tower's attention; the paper does not")
+    init_logit_scale: float | None = option(None, "initial a as it enters the logit a * similarity + b; paper: 10")
+    init_logit_bias: float | None = option(None, "initial b; paper: -10, near -log(global batch) for small batches")
+    lock_image: bool = option(False, "freeze the image tower")
+    lock_image_unlocked_groups: int = option(0, "leave the last groups of a locked image tower unlocked; 1: the heads")
+    lock_text: bool = option(False, "freeze the text tower")
+    lock_text_unlocked_layers: int = option(0, "leave the last layers of a locked text tower unlocked; 1: the heads")
+
+    def __post_init__(self) -> None:
+        scale = self.init_logit_scale
+        if scale is not None and not 0 < scale <= MAX_LOGIT_SCALE:
+            raise ValueError(f"--init-logit-scale {scale}: give a number above 0 and at most {MAX_LOGIT_SCALE:g}, the "
+                             "bound on a; the paper starts at 10; it is a factor, not its logarithm")  # fmt: skip
+        for name in KEYS:
+            if not math.isfinite(getattr(self, name) or 0.0):
+                raise ValueError(f"--{name.replace('_', '-')} {getattr(self, name)}: give a finite number")
+        for name, least in (("force_image_size", 1), ("force_context_length", 1), ("lock_image_unlocked_groups", 0),
+                            ("lock_text_unlocked_layers", 0)):  # fmt: skip
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ValueError(f"--{name.replace('_', '-')} {value}: give a number of at least {least}")
+        if self.init_uncertainty and not self.pretrained:
+            raise ValueError("--init-uncertainty without --pretrained: give the weights of the deterministic model")
+        for tower, unlocked in (("image", "lock_image_unlocked_groups"), ("text", "lock_text_unlocked_layers")):
+            if getattr(self, unlocked) and not getattr(self, f"lock_{tower}"):
+                raise ValueError(f"--{unlocked.replace('_', '-')} without --lock-{tower}: add it, nothing is locked")
+
+    def create(
+        self, device: torch.device, aug_cfg: dict[str, Any], load_weights: bool = True,
+        method_cfg: dict[str, Any] | None = None,
+    ) -> tuple[ProLIP, Any, Compose]:
+        """(model, transform for training, transform for evaluation), as `create_model_and_transforms`; towers locked.
+
+        load_weights: without, its parameters are drawn, for weights that come from elsewhere; method_cfg: what the
+        model's configuration says of its method, {"name": ..., "config": {...}}.
+        """
+        changes: dict[str, Any] = {name: getattr(self, name) for name in KEYS if getattr(self, name) is not None}
+        if method_cfg is not None:
+            changes["method_cfg"] = method_cfg
+        if self.mask_padding:
+            changes["mask_padding"] = True
+        if self.init_logit_scale is not None:
+            changes["init_logit_scale"] = math.log(self.init_logit_scale)
+        model, transform, preprocess = create_model_and_transforms(
+            self.model,
+            pretrained=self.pretrained,
+            device=device,
+            force_image_size=self.force_image_size,
+            force_context_length=self.force_context_length,
+            load_weights=load_weights,
+            init_uncertainty=self.init_uncertainty and load_weights,
+            aug_cfg=aug_cfg,
+            **changes,
+        )
+        if self.lock_image:
+            model.lock_image_tower(unlocked_groups=self.lock_image_unlocked_groups)
+        if self.lock_text:
+            model.lock_text_tower(unlocked_layers=self.lock_text_unlocked_layers)
+        return model, transform, preprocess

@@ -1,0 +1,217 @@
+"""How a trained model compares its embeddings: scores of all pairs, the probability behind them, uncertainty, an index.
+
+`prolip.measures` has the formulas; a score is one of them, or a network of its own, with what was trained for it. Which
+score a model has is its method's business (`prolip.methods`) and stands in the model's config.json.
+"""
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from prolip.gaussian import Gaussian
+from prolip.losses import Factors, csd_factors, mean_factors, wasserstein2_factors
+from prolip.measures import Measure, get_measure
+from prolip.measures.matching import pairwise_match_probability
+
+
+class Score(nn.Module):
+    """How queries and a gallery compare, larger is nearer; parameters, if any, are what was trained for it alone.
+
+    scale, bias: a and b of the logit a * score + b as they enter it; bias None: a softmax confidence and no match
+    probability, both None: neither. A subclass gives `pairwise`, and what of the rest differs.
+    """
+
+    #: What config.json and --similarity call it.
+    name: ClassVar[str]
+    #: Whether queries and gallery may change places.
+    symmetric: ClassVar[bool] = True
+    #: Whether samples are drawn for it, so that it is an estimate.
+    sampled: ClassVar[bool] = False
+    #: Whether Gaussians of no extent have it.
+    takes_points: ClassVar[bool] = False
+
+    def __init__(self, scale: float | None = None, bias: float | None = None):
+        super().__init__()
+        self.scale, self.bias = scale, bias
+
+    @classmethod
+    def of(cls, model: Any) -> Score:
+        """The score of a trained model, with its scale and bias where it has them."""
+        scale, bias = (getattr(model, part, None) for part in ("logit_scale", "logit_bias"))
+        return cls(None if scale is None else scale.exp().item(), None if bias is None else bias.item())
+
+    def pairwise(self, queries: Gaussian, gallery: Gaussian) -> Tensor:
+        """All scores in a bounded workspace, (Q, D), (G, D) -> (Q, G)."""
+        raise NotImplementedError
+
+    def forward(self, queries: Gaussian, gallery: Gaussian) -> Tensor:
+        """`pairwise`, for `torch.func.functional_call` with the parameters of a training step."""
+        return self.pairwise(queries, gallery)
+
+    def factors(self, z: Gaussian) -> Factors | None:
+        """One side in factors, where the score has them: an inner product then serves it exactly."""
+        return None
+
+    def scaled(self, scores: Tensor) -> Tensor | None:
+        """a * score, the logits of a softmax over the gallery; None where nothing was trained: such a score ranks."""
+        return None if self.scale is None else self.scale * scores
+
+    def logit(self, scores: Tensor) -> Tensor | None:
+        """a * score + b, the log odds that pairs match; None where no bias was trained."""
+        scaled = self.scaled(scores)
+        return None if scaled is None or self.bias is None else scaled + self.bias
+
+    def match_probability(self, scores: Tensor) -> Tensor | None:
+        """The probability that pairs match, of their scores of any shape; None where no bias was trained."""
+        logit = self.logit(scores)
+        return None if logit is None else torch.sigmoid(logit)
+
+    def uncertainty(self, z: Gaussian) -> Tensor:
+        """How much room each input leaves, (N, D) -> (N,): its trace."""
+        return z.trace
+
+    def settings(self) -> dict[str, Any]:
+        """Arguments that make an equal score but for its parameters, JSON-able."""
+        return {"scale": self.scale, "bias": self.bias}
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values from which `from_dict` makes the score, for embeddings that are kept without their model.
+
+        state: what was trained for it, each tensor as its shape and its float32 numbers in base 64.
+        """
+        trained = {}
+        for name, x in self.state_dict().items():
+            numbers = base64.b64encode(x.float().cpu().numpy().tobytes()).decode()
+            trained[name] = {"shape": list(x.shape), "float32": numbers}
+        return {"name": self.name, **self.settings()} | ({"state": trained} if trained else {})
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Score:
+        """What `to_dict` wrote."""
+        given = {key: value for key, value in values.items() if key not in ("name", "state")}
+        score = cls(**given)
+        state = {}
+        for name, x in values.get("state", {}).items():
+            numbers = np.frombuffer(base64.b64decode(x["float32"]), dtype=np.float32)
+            state[name] = torch.from_numpy(numbers.copy()).reshape(x["shape"])
+        score.load_state_dict(state)
+        return score.requires_grad_(False)
+
+    def extra_repr(self) -> str:
+        return ", ".join(f"{key}={value}" for key, value in self.settings().items())
+
+
+class MeasureScore(Score):
+    """One of `prolip.measures.MEASURES` as a score, with the sign that makes larger nearer."""
+
+    measure: ClassVar[Measure]
+
+    def pairwise(self, queries: Gaussian, gallery: Gaussian) -> Tensor:
+        return self.measure.pairwise_scores(queries, gallery)
+
+
+class CSDScore(MeasureScore):
+    """Closed-form sampled distance as a similarity, mean.mean' - (trace + trace')/2, ProLIP (A.1)."""
+
+    name, takes_points = "csd", True
+    measure = get_measure("csd_similarity")
+
+    def factors(self, z: Gaussian) -> Factors:
+        return csd_factors(z)
+
+
+class MeanScore(MeasureScore):
+    """Cosine of the means, which ignores the variances: SigLIP and CLIP."""
+
+    name, takes_points = "mean", True
+    measure = get_measure("mean_cosine")
+
+    def factors(self, z: Gaussian) -> Factors:
+        return mean_factors(z)
+
+
+class WassersteinScore(MeasureScore):
+    """-W2, the squared 2-Wasserstein distance: |m - m'|^2 + |sigma - sigma'|^2."""
+
+    name, takes_points = "wasserstein2", True
+    measure = get_measure("wasserstein2")
+
+    def factors(self, z: Gaussian) -> Factors:
+        """Those of `losses.wasserstein2_factors`, which are of half of it: sqrt(2) [mean, sigma], -|mean|^2 - trace."""
+        vector, offset = wasserstein2_factors(z)
+        return Factors(2**0.5 * vector, 2 * offset)
+
+
+class MatchProbabilityScore(Score):
+    """PCME's match probability, the mean of sigmoid(b - a |z - z'|) over samples of both, PCME (2) and (3).
+
+    samples: of each Gaussian; seed: of their noise, so that equal inputs get equal scores. Its scores are
+    probabilities. Blocks of a large gallery draw anew: their scores are estimates of the same number.
+    """
+
+    name, sampled = "match_probability", True
+
+    def __init__(self, scale: float = 1.0, bias: float = 0.0, samples: int = 8, seed: int = 0):
+        super().__init__(scale, bias)
+        self.samples, self.seed = samples, seed
+
+    def pairwise(self, queries: Gaussian, gallery: Gaussian) -> Tensor:
+        generator = torch.Generator(queries.mean.device).manual_seed(self.seed)
+        assert self.scale is not None and self.bias is not None
+        return pairwise_match_probability(queries, gallery, self.scale, self.bias, self.samples, generator)
+
+    def scaled(self, scores: Tensor) -> None:
+        """Scale and bias are in the scores already."""
+
+    def match_probability(self, scores: Tensor) -> Tensor:
+        return scores
+
+    def settings(self) -> dict[str, Any]:
+        return {"scale": self.scale, "bias": self.bias, "samples": self.samples, "seed": self.seed}
+
+
+#: How a score is asked for: nothing for that of the model's method, a name, or the score itself.
+Similarity = str | Score | None
+
+
+def measure_score(name: str) -> type[MeasureScore]:
+    """The score of a measure by its name: it ranks, and has no logit. ValueError with the near ones if unknown."""
+    measure = get_measure(name)
+    asymmetric = name in ("kl", "log_inclusion", "inclusion_test")
+    points = name in ("csd_similarity", "mean_cosine")
+    return type(f"{name}_score", (MeasureScore,), {
+        "name": name, "measure": measure, "symmetric": not asymmetric, "takes_points": points, "__doc__": f"-{name}",
+    })  # fmt: skip
+
+
+#: Scores by name; every other name of `measures.MEASURES` is a score, too.
+SCORES: dict[str, type[Score]] = {
+    score.name: score for score in (CSDScore, MeanScore, WassersteinScore, MatchProbabilityScore)
+}
+
+
+def index_vectors(score: Score, z: Gaussian, gallery: bool, distance: bool = False) -> Tensor | None:
+    """Vectors (N, P + 1) whose inner product (or, with `distance`, smallest L2 distance) ranks a gallery as the score
+    does; None where the score does not factor.
+
+    Inner product: a query [u, 1], an item [v, b]. Distance: a query [u, 0], an item [v, sqrt(c - |v|^2 - 2 b)], where c
+    is the least number that leaves no root of a negative: |u - v|^2 + c - |v|^2 - 2 b = |u|^2 + c - 2 (u.v + b). The
+    gallery is to be given whole.
+    """
+    factors = score.factors(z)
+    if factors is None:
+        return None
+    vector, offset = factors
+    if not distance:
+        last = offset if gallery else torch.ones_like(offset)
+    elif gallery:
+        room = -vector.square().sum(-1) - 2 * offset
+        last = (room - room.amin()).sqrt()
+    else:
+        last = torch.zeros_like(offset)
+    return torch.cat([vector, last.unsqueeze(-1)], -1)

@@ -1,0 +1,126 @@
+"""What a checkpoint holds: all that a run needs to go on as if it had never stopped."""
+from __future__ import annotations
+
+from typing import Any
+
+from prolip.data.loader import join_states
+from training.config import Config
+from training.distributed import gather_objects, read_random_state, write_random_state
+from training.flags import FlagError
+from training.sharding import load_module, load_optimizer, whole
+from training.state import Position, Run, Trained
+
+#: What flags say of a group of parameters; everything else that a group holds is the optimiser's own.
+SETTINGS = ("lr", "lr_scale", "weight_decay", "betas", "eps", "momentum", "use_fallback")
+
+
+def save(run: Run) -> None:
+    """Hand the state of all ranks, each with its random state and its place in the data, to the writer of rank 0."""
+    trained, kept, at = run.trained, run.kept, run.at
+    if kept.ledger is not None:
+        kept.ledger.flush()
+    mine = {"random": read_random_state(run.world.device), "data": run.fed.loader.state_dict()}
+    states = gather_objects(mine, run.world)
+    kept.clock.restart(at.step)
+    kept.clock.own_step = at.step
+    weights = {
+        "objective": trained.objective.state_dict(),
+        "optimizer": trained.optimizer.state_dict(),
+        "ema": None if trained.ema is None else trained.ema.module.state_dict(),
+    }
+    weights = whole(weights, run.world.is_first)
+    if kept.saver is not None:
+        kept.saver.submit(
+            {
+                **vars(at),
+                "bad_steps": run.health.meter.bad_steps,
+                "global_batch": run.fed.global_batch,
+                "total_steps": run.total_steps,
+                **weights,
+                "scaler": trained.scaler.state_dict(),
+                "random": [state["random"] for state in states],
+                "data": join_states([state["data"] for state in states]),
+                "config": run.config.to_dict(),
+            }
+        )
+
+
+def restore(run: Run, state: dict[str, Any]) -> None:
+    """Put the run where a checkpoint stands; raises ValueError when the two cannot be the same run."""
+    trained, world = run.trained, run.world
+    check_same_run(run.config, trained, run.fed.global_batch, state)
+    run.fed.loader.load_state_dict(state["data"])
+    load_module(trained.objective, state["objective"])
+    load_optimizer(trained.optimizer, fit_optimizer(state["optimizer"], trained.optimizer.param_groups))
+    if state["scaler"] and trained.scaler.is_enabled():
+        trained.scaler.load_state_dict(state["scaler"])
+    if trained.ema is not None:
+        load_module(trained.ema.module, state["ema"])
+    run.at = Position(step=state["step"], epoch=state["epoch"], batch_in_epoch=state["batch_in_epoch"],
+                      seconds=state.get("seconds", 0.0))  # fmt: skip
+    run.kept.clock.restart(run.at.step)
+    run.health.meter.bad_steps = state.get("bad_steps", 0)
+    trained.gate.bad_steps = trained.gate.bad_steps + run.health.meter.bad_steps
+    saved_by = state["random"]
+    if len(saved_by) == world.world_size:
+        write_random_state(saved_by[world.rank], world.device)
+    else:
+        run.kept.log.say(f"note: saved by {len(saved_by)} ranks, so dropout draws other random numbers from here on")
+
+
+def check_same_run(config: Config, trained: Trained, global_batch: int, state: dict[str, Any]) -> None:
+    """FlagError where a checkpoint does not fit the run: what it has, what is wanted, what to give."""
+    saved = state["config"]
+    for flag, old, new in (("method", saved["method"], config.method),
+                           ("opt", saved["optim"]["opt"], config.optim.opt)):  # fmt: skip
+        if old.lower() != new.lower():
+            raise FlagError(f"the checkpoint was trained with --{flag} {old}, this run has {new}: give --{flag} {old}, "
+                            "or begin a run of its own with its model (--model local-dir:RUN/model)")  # fmt: skip
+    if state["global_batch"] != global_batch:
+        raise FlagError(
+            f"the checkpoint was trained at a global batch of {state['global_batch']}, this run has "
+            f"{global_batch}: give --global-batch-size {state['global_batch']}"
+        )
+    if trained.ema is not None and state["ema"] is None:
+        raise FlagError("the checkpoint holds no averaged weights: leave out --ema-decay, or begin a run of its own "
+                        "by another --name")  # fmt: skip
+    sizes = [{name: tuple(value.shape) for name, value in part.items()}
+             for part in (state["objective"], trained.objective.state_dict())]  # fmt: skip
+    differing = differences(*sizes)
+    if differing:
+        raise FlagError(f"the checkpoint is of another model ({differing}): give its --model, which was "
+                        f"{saved['model']['model']}, and its sizes, which stand in its run's config.json")  # fmt: skip
+    names = [dict.fromkeys((name for group in groups for name in group["names"]), "trained")
+             for groups in (state["optimizer"]["param_groups"], trained.optimizer.param_groups)]  # fmt: skip
+    differing = differences(*names)
+    if differing:
+        raise FlagError(f"the checkpoint's run did not train the same parameters ({differing}): give its --lock-image, "
+                        "--lock-text and their unlocked groups, which stand in its run's config.json")  # fmt: skip
+
+
+def differences(saved: dict[str, Any], now: dict[str, Any]) -> str:
+    """The first of the names whose values differ, and how many there are; empty where there is none."""
+    names = [name for name in {**saved, **now} if saved.get(name) != now.get(name)]
+    if not names:
+        return ""
+    first = f"{names[0]} is {saved.get(names[0], 'not there')}, here {now.get(names[0], 'not there')}"
+    return first + (f", and {len(names) - 1} more" if len(names) > 1 else "")
+
+
+def fit_optimizer(state: dict[str, Any], groups: list[dict[str, Any]]) -> dict[str, Any]:
+    """A saved state for an optimiser that may group its parameters in another way: moments go by the parameters' names,
+    and settings are those of the present groups, so that a flag that was changed is in force.
+    """
+    places = {name: (number, group) for group in state["param_groups"]
+              for number, name in zip(group["params"], group["names"])}  # fmt: skip
+    moments, fitted, count = {}, [], 0
+    for group in groups:
+        settings = {name: group[name] for name in SETTINGS if name in group}
+        numbers = list(range(count, count + len(group["names"])))
+        for number, name in zip(numbers, group["names"]):
+            if places[name][0] in state["state"]:
+                moments[number] = state["state"][places[name][0]]
+        # what else a group holds may be counted by the optimiser
+        fitted.append(places[group["names"][0]][1] | settings | {"names": group["names"], "params": numbers})
+        count += len(numbers)
+    return {"state": moments, "param_groups": fitted}

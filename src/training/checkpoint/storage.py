@@ -1,0 +1,80 @@
+"""Where checkpoints lie: a local folder, or any URL that fsspec can write to."""
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from fsspec.core import url_to_fs
+from fsspec.implementations.local import LocalFileSystem
+
+from training.checkpoint.run_folder import write_atomically
+
+
+class Storage:
+    """Files in one folder, each either whole under its name or not there."""
+
+    def __init__(self, url: str):
+        self.filesystem, self.root = url_to_fs(url)
+        self.local = Path(self.root) if isinstance(self.filesystem, LocalFileSystem) else None
+        self.url = str(self.local or url).rstrip("/")
+
+    def path(self, name: str) -> str:
+        """A file as a person would name it."""
+        return f"{self.url}/{name}"
+
+    def names(self) -> list[str]:
+        """What is there, in no order; nothing where the folder is missing."""
+        self.filesystem.invalidate_cache()
+        try:
+            found = self.filesystem.ls(self.root, detail=False)
+        except FileNotFoundError:
+            return []
+        return [name.rstrip("/").rsplit("/", 1)[-1] for name in found]
+
+    def write(self, name: str, fill: Callable[[Path], object]) -> None:
+        """Have `fill` write a local file that then takes its name here in one move."""
+        if self.local is not None:
+            self.local.mkdir(parents=True, exist_ok=True)
+            write_atomically(self.local / name, fill)
+            return
+        self.filesystem.makedirs(self.root, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix="checkpoint-") as folder:
+            fill(Path(folder) / name)
+            # not every store shows a file only when it is whole, but a move is one step in all of them
+            hidden = f"{self.root}/.{name}.tmp"
+            self.filesystem.put_file(str(Path(folder) / name), hidden)
+            self.filesystem.mv(hidden, f"{self.root}/{name}")
+
+    @contextmanager
+    def fetched(self, name: str) -> Iterator[Path]:
+        """The file on this machine, for as long as the context lasts."""
+        if self.local is not None:
+            yield self.local / name
+            return
+        with tempfile.TemporaryDirectory(prefix="checkpoint-") as folder:
+            self.filesystem.get_file(f"{self.root}/{name}", str(Path(folder) / name))
+            yield Path(folder) / name
+
+    def holds(self, address: str) -> bool:
+        """Whether a file with this address would be one of those here."""
+        other = Storage(address.rpartition("/")[0] or ".")
+        if self.local is not None and other.local is not None:
+            return other.local.resolve() == self.local.resolve()
+        return other.url == self.url
+
+    def rename(self, name: str, new: str) -> None:
+        """Give a file another name, in the place of what has it."""
+        self.filesystem.mv(f"{self.root}/{name}", f"{self.root}/{new}")
+
+    def delete(self, name: str) -> None:
+        """Remove a file."""
+        self.filesystem.rm_file(f"{self.root}/{name}")
+
+    def sweep(self) -> list[str]:
+        """Remove temporary files that a killed process left; returns their names."""
+        left = [name for name in self.names() if name.startswith(".") and name.endswith(".tmp")]
+        for name in left:
+            self.delete(name)
+        return left

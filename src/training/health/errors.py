@@ -1,0 +1,72 @@
+"""How an error that ends a run is reported: a line with its remedy, or nothing for a bug."""
+from __future__ import annotations
+
+import re
+
+import torch
+
+from prolip.data.faults import SampleFault, TooManyBadSamples
+from prolip.models.weights.checkpoint import CheckpointError
+from training.health.terms import NonFiniteError
+
+# Errors about what was asked for, or met on the way: their message is enough. The trace of anything else is shown.
+EXPECTED = (ValueError, OSError, ImportError, CheckpointError, NonFiniteError, SampleFault, TooManyBadSamples)
+ORIGINAL = "Original Traceback (most recent call last):"
+RAISED = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Fault|Samples|Exception): ", re.MULTILINE)
+# Of a rank whose peer's process is gone, in gloo's words.
+PEER_GONE = re.compile(r"peer.*onnection|onnection.*peer|gloo.*Broken pipe", re.DOTALL)
+# Of torch's loader: what it says of a worker's end as soon as it hears of it, and when it looks.
+WORKER_ENDED = re.compile(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\) (?:is killed by signal: ([^.]*)|exited )")
+
+DEVICE_MEMORY = "give a smaller --batch-size with a larger --accum-freq (same global batch), or --grad-checkpointing"
+# Fewer workers and a smaller shuffle buffer are other streams and another order of the data, refused within an epoch.
+GO_ON = "--resume auto goes on with any --prefetch"
+HOST_MEMORY = (
+    f"most likely by the kernel, out of memory (`dmesg` says): give more memory or a smaller --prefetch; {GO_ON}. "
+    "Fewer --workers and a smaller --shuffle-buffer take less, too, from a checkpoint between epochs or from the start"
+)
+SHARED_MEMORY = (
+    "most likely /dev/shm is full, where its batches wait (`df -h /dev/shm`): give the container more (docker's "
+    f"--shm-size), or a smaller --prefetch; {GO_ON}"
+)
+OPEN_FILES = f"batches that wait are open files: raise the limit (`ulimit -n`), or give a smaller --prefetch; {GO_ON}"
+OTHER_END = "--workers 0 shows where, in a run of its own"
+
+
+def explain(error: BaseException) -> str | None:
+    """An expected error in a line for the person, or None for a bug."""
+    text = str(error).strip() or type(error).__name__
+    if isinstance(error, RuntimeError) and WORKER_ENDED.search(text):
+        return explain_worker(error)
+    if (isinstance(error, RuntimeError) or ORIGINAL in text) and (remedy := remedy_of_exhaustion(text)):
+        line = next(line for line in reversed(text.splitlines()) if remedy_of_exhaustion(line))
+        return f"a worker of the loader could not hand on its batch ({line.strip()[:200]}): {remedy}"
+    if ORIGINAL in text:  # raised in a worker of the data loader, whose trace torch puts into the message
+        return RAISED.split(text)[-1].strip()
+    if isinstance(error, torch.OutOfMemoryError):
+        return f"{text.split('.')[0]}: {DEVICE_MEMORY}"
+    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "can't allocate memory" in text):
+        return f"this process got no more memory ({text.splitlines()[-1][:120]}): {DEVICE_MEMORY}"
+    if isinstance(error, RuntimeError) and PEER_GONE.search(text):
+        return f"another rank ended ({text.splitlines()[0][:120]}): its own error stands above or below"
+    return text if isinstance(error, EXPECTED) else None
+
+
+def explain_worker(error: BaseException) -> str:
+    """A worker of the loader that ended: which, by which signal, the likely cause, what to do."""
+    met: BaseException | None = error
+    ends: list[re.Match[str]] = []
+    while met is not None:
+        ends += [found] if (found := WORKER_ENDED.search(str(met))) else []
+        met = met.__cause__ or met.__context__
+    signal = next((found[2].strip() for found in ends if found[2]), "")
+    cause = {"Killed": HOST_MEMORY, "": HOST_MEMORY, "Bus error": SHARED_MEMORY}.get(signal, OTHER_END)
+    how = f"was killed by signal: {signal}" if signal else "ended without a word"
+    return f"a worker of the data loader (process {ends[0][1]}) {how}, {cause}"
+
+
+def remedy_of_exhaustion(text: str) -> str | None:
+    """What to do where a worker or its parent finds no room for what they share."""
+    if "unable to allocate shared memory" in text or "unable to write to file </torch" in text:
+        return SHARED_MEMORY
+    return OPEN_FILES if "Too many open files" in text else None

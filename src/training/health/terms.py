@@ -1,0 +1,129 @@
+"""The terms of the steps: their means for the log, and what becomes of a step whose terms are not finite."""
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from training.distributed import World, gather_objects
+
+#: Sample keys of a bad step that are named.
+NAMED = 5
+
+
+class NonFiniteError(RuntimeError):
+    """A term was NaN or infinite; the message names the step, its terms, ranks and samples."""
+
+
+class StepGate:
+    """Holds back the optimiser on a step whose terms are not finite on any rank: on the device, nobody waits.
+
+    After more than `allowed` such steps it stays shut, so that the parameters are those of the last good step whenever
+    the host looks.
+    """
+
+    def __init__(self, allowed: int, world: World):
+        self.allowed, self.world = allowed, world
+        self.bad_steps = torch.zeros((), device=world.device)
+
+    def hold(self, terms: Mapping[str, Tensor]) -> Tensor:
+        """() float: 1 where this step must not touch the parameters, the same on all ranks, else 0."""
+        bad = ~torch.isfinite(torch.stack([value.detach().double().reshape(()) for value in terms.values()])).all()
+        bad = bad.float()
+        if self.world.world_size > 1:
+            dist.all_reduce(bad, op=dist.ReduceOp.MAX)
+        self.bad_steps = self.bad_steps + bad
+        return torch.maximum(bad, (self.bad_steps > self.allowed).float())
+
+
+class TermMeter:
+    """Sums of scalar terms on their device, and which were finite; waits for the device only in `check` and `read`.
+
+    ignored: beginnings of the names of terms that may be infinite. allowed: steps that may have other such terms before
+    the run stops.
+    """
+
+    def __init__(self, ignored: Sequence[str] = (), allowed: int = 0):
+        self.ignored, self.allowed = ignored, allowed
+        self.bad_steps = 0
+        self.clear()
+        self.finite: list[Tensor] = []
+        self.steps: list[tuple[int, Sequence[str]]] = []
+        self.names: list[str] = []
+
+    def clear(self) -> None:
+        self.sums: Tensor | float = 0.0
+        self.counts: Tensor | float = 0.0
+        self.all_names: list[str] = []
+
+    def add(self, terms: Mapping[str, Tensor], step: int, keys: Sequence[str] = ()) -> None:
+        """Take the terms of a step on samples `keys`, looking at no value; those of bad steps stay out of the means, as
+        do ignored terms that are not finite.
+        """
+        self.all_names = list(terms)
+        judged = [i for i, name in enumerate(terms) if not name.startswith(tuple(self.ignored))]
+        self.names = [self.all_names[i] for i in judged]
+        values = torch.stack([value.detach().double().reshape(()) for value in terms.values()])
+        each = torch.isfinite(values)
+        finite = torch.stack([each[i] for i in judged])
+        counted = each & finite.all()
+        self.sums = self.sums + torch.where(counted, values, 0.0)
+        self.counts = self.counts + counted.double()
+        self.finite.append(finite)
+        self.steps.append((step, keys))
+
+    def check(self, world: World) -> list[str]:
+        """What was wrong with the steps since the last check, one text per bad step, the same on every rank.
+
+        NonFiniteError on every rank once more than `allowed` steps were bad.
+        """
+        if not self.finite:
+            return []
+        finite, steps, self.finite, self.steps = torch.stack(self.finite), self.steps, [], []
+        any_bad = (~finite).any().float()
+        if world.world_size > 1:
+            dist.all_reduce(any_bad, op=dist.ReduceOp.MAX)
+        if not any_bad:
+            return []
+        found = {}
+        for row, (step, keys) in zip(finite.tolist(), steps):
+            if not all(row):
+                found[step] = ([name for name, ok in zip(self.names, row) if not ok], list(keys[:NAMED]), len(keys))
+        everywhere = gather_objects(found, world)
+        bad = sorted({step for ranks in everywhere for step in ranks})
+        reports = [describe_bad(step, everywhere) for step in bad]
+        self.bad_steps += len(bad)
+        if self.bad_steps > self.allowed:
+            allowed = f" (--max-nonfinite {self.allowed} allows {self.allowed} such steps)" if self.allowed else ""
+            raise NonFiniteError(
+                f"{reports[max(0, self.allowed - self.bad_steps + len(bad))]}; the run stops before this reaches the "
+                f"parameters{allowed}. Go on from the last checkpoint, or from the start if there is none (--resume "
+                "auto), with a lower --lr or --grad-clip-norm 1, or pass over a few such steps with --max-nonfinite"
+            )
+        return reports
+
+    def read(self, world: World) -> dict[str, float]:
+        """Mean of every term since the last reading, over good steps and ranks; starts anew."""
+        if not isinstance(self.sums, Tensor):
+            return {}
+        means, names = self.sums / self.counts, self.all_names
+        if world.world_size > 1:
+            dist.all_reduce(means)
+            means /= world.world_size
+        self.clear()
+        return dict(zip(names, means.tolist()))
+
+
+def describe_bad(step: int, everywhere: Sequence[Mapping[int, tuple[list[str], list[str], int]]]) -> str:
+    """step, and for every rank that met it: the terms and the first samples of its batch."""
+    met = {rank: found[step] for rank, found in enumerate(everywhere) if step in found}
+    names = list(dict.fromkeys(name for terms, _, _ in met.values() for name in terms))
+    ranks = f"on rank {', '.join(map(str, met))} " if len(everywhere) > 1 else ""
+    samples = [
+        f"{', '.join(keys)}" + (f" and {total - len(keys)} more" if total > len(keys) else "")
+        for _, keys, total in met.values()
+        if keys
+    ]
+    return f"step {step}: {', '.join(names)} not finite {ranks}(samples {'; '.join(samples) or 'unknown'})"

@@ -1,0 +1,152 @@
+"""The network of a run: model, tokenizer and transforms from the config, compiled, distributed and cast."""
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import inspect
+import warnings
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any
+
+import torch
+from open_clip.transform import AugmentationCfg
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+from torchvision.transforms import Compose, Normalize, PILToTensor, ToTensor
+
+from prolip.data.augment.affine import DeviceAugment, DeviceTransform
+from prolip.data.augment.colour import ColourConfig, ColourJitter, split_augmentation
+from prolip.data.augment.crops import RandomCrop
+from prolip.data.loader import Transform
+from prolip.factory import create_model_from_pretrained
+from prolip.methods import find_method
+from prolip.methods.base import Objective
+from prolip.models.tokenizer import get_tokenizer
+from training.config import Config, RunConfig
+from training.distributed import World
+from training.flags import FlagError
+
+Autocast = Callable[[], AbstractContextManager]
+aten = torch.ops.aten
+KEPT = (
+    aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default,
+    aten._scaled_dot_product_flash_attention.default, aten._scaled_dot_product_efficient_attention.default,
+    aten._scaled_dot_product_cudnn_attention.default, aten._scaled_dot_product_flash_attention_for_cpu.default,
+)  # fmt: skip
+DTYPES = {"amp_bf16": torch.bfloat16, "amp_fp16": torch.float16}
+
+
+def build_tokenizer(config: Config) -> Any:
+    """The model's tokenizer, or --tokenizer; none where no text is read."""
+    if config.data.dataset_type == "synthetic" and not config.val.asked_for:
+        return None
+    wanted = config.model
+    return get_tokenizer(wanted.model, tokenizer=wanted.tokenizer, context_length=wanted.force_context_length)
+
+
+def build_model(config: Config, device: torch.device, load_weights: bool = True) -> tuple[Any, Transform, Compose]:
+    """(model in training precision, transform for training, transform for evaluation)."""
+    wanted = config.model
+    check_augmentation(wanted.aug_cfg)
+    warnings.filterwarnings("ignore", "Unused augmentation cfg items")  # OpenCLIP names those that it has just used
+    augmentation = {k: tuple(v) if isinstance(v, list) else v for k, v in wanted.aug_cfg.items()}  # JSON has no tuples
+    method: dict[str, Any] = {"name": config.method}  # as the saved model says: with settings if it adds to the model
+    if find_method(config.method).extend:
+        method["config"] = dataclasses.asdict(config.objective)
+    model, transform, preprocess = wanted.create(device, augmentation, load_weights, method)
+    if wanted.grad_checkpointing and wanted.checkpoint_policy == "selective":
+        checkpoint_selectively(model)
+    elif wanted.grad_checkpointing:
+        model.set_grad_checkpointing(True)
+    if wanted.device_augment:  # the device augments and normalises the pixels, uint8 (3, H, W)
+        pillow = [step for step in preprocess.transforms if not isinstance(step, (ToTensor, Normalize))]
+        return model, Compose([*pillow, PILToTensor()]), preprocess
+    halves = split_transform(config, model)
+    return model, halves[0] if halves else transform, preprocess
+
+
+def build_teacher(address: str | None, device: torch.device) -> nn.Module | None:
+    """The frozen model that a method wants to learn from; None where it wants none."""
+    if address is None:
+        return None
+    with torch.random.fork_rng(devices=[]):  # what a run draws does not depend on it
+        teacher = create_model_from_pretrained(address, device=device, return_transform=False)
+    return teacher.eval().requires_grad_(False)
+
+
+def check_augmentation(aug_cfg: Mapping[str, Any]) -> None:
+    """FlagError where OpenCLIP's augmentation has no such setting, or it is no share."""
+    known = [field.name for field in dataclasses.fields(AugmentationCfg)]
+    for name, value in aug_cfg.items():
+        if name not in known:
+            raise FlagError(f"--aug-cfg {name}={value} is unknown: it has {', '.join(known)}")
+    scale = aug_cfg.get("scale", (0.9, 1.0))
+    numbers = scale if isinstance(scale, (list, tuple)) else ()
+    real = len(numbers) == 2 and all(isinstance(number, (int, float)) for number in numbers)
+    if not (real and 0 < numbers[0] <= numbers[1] <= 1):
+        raise FlagError(f"--aug-cfg scale={scale}: give two shares of the image, the smaller first, such as (0.8,1.0)")
+    for name in ("color_jitter_prob", "gray_scale_prob", "re_prob"):
+        value = aug_cfg.get(name)
+        if value is not None and not (isinstance(value, (int, float)) and 0 <= value <= 1):
+            raise FlagError(f"--aug-cfg {name}={value} is no probability: give a number from 0 to 1")
+
+
+def split_transform(config: Config, model: Any) -> tuple[RandomCrop, ColourConfig] | None:
+    """What workers and device make of --aug-cfg; None where OpenCLIP's transform is to do it all."""
+    wanted = config.model
+    if wanted.openclip_transform or config.data.dataset_type == "synthetic":
+        return None
+    return split_augmentation(wanted.aug_cfg, model.image_size, wanted.dct_scaled_decoding)
+
+
+def build_augment(config: Config, model: Any, world: World) -> DeviceTransform | None:
+    """Augmentation and normalisation on the device, with the statistics that the model was made with; None where images
+    come normalised."""
+    mean, std = (getattr(model, name).flatten().tolist() for name in ("pixel_mean", "pixel_std"))
+    settings: dict[str, Any] = {"seed": config.run.seed, "rank": world.rank, "world_size": world.world_size}
+    if config.model.device_augment:
+        return DeviceAugment(config.augment, mean, std, **settings).to(world.device)
+    halves = split_transform(config, model)
+    return ColourJitter(halves[1], mean, std, **settings).to(world.device) if halves else None
+
+
+def checkpoint_selectively(model: Any) -> None:
+    """Compute again in the backward pass what costs little (norms, activations, residuals) and keep what costs much
+    (matrix products, attention).
+    """
+    contexts = partial(create_selective_checkpoint_contexts, list(KEPT))
+    for tower in model.towers().values():
+        for block in tower.blocks:
+            block.forward = partial(checkpoint, block.forward, use_reentrant=False, context_fn=contexts)
+
+
+def distribute(objective: Objective, world: World, settings: RunConfig) -> nn.Module:
+    """The objective in DDP when there are several ranks and it is not in shards.
+
+    Every step uses the same parameters in the same order, so the graph is static: DDP need not look for unused ones,
+    and blocks may be computed again. (It does not go with passes that are not synchronised.)
+    """
+    if world.world_size == 1 or settings.fsdp:
+        return objective
+    wrap = nn.parallel.DistributedDataParallel
+    # the buffers are constants; torch 2.15 has renamed the setting
+    known = inspect.signature(wrap).parameters
+    buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
+    return wrap(
+        objective,
+        device_ids=[world.device] if world.device.type == "cuda" else None,
+        gradient_as_bucket_view=True,
+        static_graph=settings.accum_freq == 1,
+        **{buffers: False},  # type: ignore[arg-type]
+    )
+
+
+def attention_for(precision: str, device: torch.device) -> AbstractContextManager:
+    """Plain attention for bf16 on the CPU: there the fused kernel's backward pass takes 4x the plain one's time at 20
+    to 70 tokens and 1.4x at 200 (torch 2.15). Entered for the whole run: checkpointed blocks run again in backward.
+    """
+    plain = precision == "amp_bf16" and device.type == "cpu"
+    return sdpa_kernel(SDPBackend.MATH) if plain else contextlib.nullcontext()

@@ -1,0 +1,168 @@
+"""What a run is made of while it goes on: what is trained, fed, watched, measured and kept, and where it stands."""
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from timm.utils import ModelEmaV3
+from torch import nn
+
+from prolip.data.augment.affine import DeviceTransform
+from prolip.data.loader import Loader
+from prolip.methods.base import Objective
+from training.checkpoint.files import Saver
+from training.checkpoint.run_folder import Ledger
+from training.config import Config, OptimConfig
+from training.distributed import Agreement, World
+from training.health.preemption import StopSignal
+from training.health.terms import StepGate, TermMeter
+from training.health.watchdog import Watchdog
+from training.log import RunLog, StepProfiler
+from training.model import Autocast
+
+if TYPE_CHECKING:  # evaluations bring scipy and more, which runs without any need not load
+    from prolip.evaluation.suites.emoji.result import CorpusResult
+    from training.validation import Best, Validation
+
+#: What the metrics of the averaged model begin with.
+EMA = "ema/"
+
+
+@dataclass(kw_only=True)
+class Trained:
+    """What a step moves, and by what.
+
+    objective: the method with its model; network: the same, inside DDP where there are several ranks; parts: its
+    trained parameters by tower; optimizer, scaler, gate: what moves them, and holds back; ema: the averaged twin of the
+    model; config, total_steps: the schedule; accum_freq: micro-batches; autocast: makes contexts of forward passes.
+    """
+
+    objective: Objective
+    network: nn.Module
+    parts: dict[str, list[nn.Parameter]]
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler
+    gate: StepGate
+    ema: ModelEmaV3 | None
+    config: OptimConfig
+    total_steps: int
+    accum_freq: int
+    autocast: Autocast
+
+
+@dataclass(kw_only=True)
+class Fed:
+    """What a step takes: this rank's batches, what the device does to them, and how many samples all ranks have."""
+
+    loader: Loader
+    augment: DeviceTransform | None
+    global_batch: int
+
+
+@dataclass(kw_only=True)
+class Health:
+    """What looks after a run. utilisation: model FLOPs of a sample over the peak FLOP/s of all devices, where known."""
+
+    meter: TermMeter
+    stop: StopSignal
+    agreement: Agreement
+    watchdog: Watchdog
+    utilisation: float | None = None
+    profiler: StepProfiler | None = None
+
+
+@dataclass
+class Evaluated:
+    """Of one model, on the first rank: metrics by name, lines for the person, the corpus's whole result."""
+
+    metrics: dict[str, float] = field(default_factory=dict)
+    headlines: list[str] = field(default_factory=list)
+    corpus: CorpusResult | None = None
+
+
+@dataclass(kw_only=True)
+class Measured:
+    """What is measured on the way. results: of the last evaluation, at `step`; by a prefix of metrics, "" or "ema/"."""
+
+    validation: Validation | None = None
+    best: Best | None = None
+    results: dict[str, Evaluated] = field(default_factory=dict)
+    step: int | None = None
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Name -> metric of the model, and ema/name -> metric of the averaged weights."""
+        return {prefix + name: value for prefix, one in self.results.items() for name, value in one.metrics.items()}
+
+
+@dataclass(kw_only=True)
+class SaveClock:
+    """When the next checkpoint is due, by steps and by minutes (0: not by these), beside those between epochs.
+
+    saved_step: of the last one, which may be the one that the run goes on from, in another place; own_step: of the last
+    one that this process took; saved_time: when.
+    """
+
+    every_steps: int = 0
+    every_minutes: float = 0.0
+    saved_step: int = 0
+    own_step: int | None = None
+    saved_time: float = field(default_factory=time.monotonic)
+
+    def by_steps(self, step: int) -> bool:
+        """Whether it is time after `step` steps."""
+        return bool(self.every_steps) and step - self.saved_step >= self.every_steps
+
+    def by_minutes(self) -> bool:
+        """Whether it is time by this rank's clock."""
+        return bool(self.every_minutes) and time.monotonic() - self.saved_time >= 60 * self.every_minutes
+
+    def restart(self, step: int) -> None:
+        """A checkpoint was taken at `step`."""
+        self.saved_step, self.saved_time = step, time.monotonic()
+
+
+@dataclass(kw_only=True)
+class Kept:
+    """What a run leaves. saver: rank 0's alone; tokenizer: that goes with a saved model."""
+
+    folder: Path
+    log: RunLog
+    clock: SaveClock
+    saver: Saver | None = None
+    ledger: Ledger | None = None
+    tokenizer: Any = None
+
+
+@dataclass(kw_only=True)
+class Position:
+    """Where a run stands: optimiser steps taken, whole epochs done, batches taken of the present one, and seconds of
+    training up to the last checkpoint.
+    """
+
+    step: int = 0
+    epoch: int = 0
+    batch_in_epoch: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(kw_only=True)
+class Run:
+    """A run on this rank: its config, its place among the ranks, its parts, and where it stands."""
+
+    config: Config
+    world: World
+    trained: Trained
+    fed: Fed
+    health: Health
+    measured: Measured
+    kept: Kept
+    at: Position = field(default_factory=Position)
+
+    @property
+    def total_steps(self) -> int:
+        """Its length."""
+        return self.trained.total_steps

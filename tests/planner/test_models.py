@@ -1,0 +1,74 @@
+"""What the planner counts on the meta device is what the model has and does."""
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from planner.models import count_of_run
+from prolip import create_model
+from prolip.flops import FORWARD_AND_BACKWARD
+from prolip.methods.prolip import ProLIPConfig, ProLIPObjective
+from training.flags import FlagError
+
+# Reference figures for ViT-B/16: GFLOPs of a sample, forward and backward, and the parameters of the released model.
+SIGLIP, PROLIP, PARAMETERS = 139.8, 147.4, 197_923_586
+
+
+@pytest.mark.parametrize("method, wanted", [("siglip", SIGLIP), ("prolip", PROLIP)])
+def test_flops_of_vit_b_16_are_those_known(method, wanted):
+    model = count_of_run("ProLIP-ViT-B-16", method, 512)
+    assert model.flops / 1e9 == pytest.approx(wanted, rel=0.02)
+    assert model.parameters == PARAMETERS
+
+
+def test_masked_views_cost_what_the_method_does():
+    """FLOPs by shares equal those of the objective's own passes on a batch of 16, of which 2 rows are masked."""
+    rows, masked, name = 16, 2, "ProLIP-ViT-test"
+    network = create_model(name)
+    objective = ProLIPObjective(network, ProLIPConfig())
+    batch = objective.prepare(
+        {"image": torch.randn(rows, 3, 32, 32), "text": torch.randint(5, 50, (rows, network.context_length))}, 0
+    )
+    assert len(batch["masked_image"]) == masked
+    counter = FlopCounterMode(display=False)
+    with counter, torch.no_grad():
+        objective.embed(batch)
+    model = count_of_run(name, "prolip", rows)
+    assert model.flops * rows == pytest.approx(FORWARD_AND_BACKWARD * counter.get_total_flops(), rel=0.01)
+    assert {part.name: part.share for part in model.passes} == {"image": 1, "masked image": 1 / 8, "text": 9 / 8}
+
+
+def test_a_small_batch_masks_at_least_one_row():
+    assert count_of_run("ProLIP-ViT-test", "prolip", 2).passes[1].share == 0.5
+
+
+def test_a_quarter_of_the_patches_and_both_special_tokens_pass_the_blocks_of_a_masked_image():
+    image, masked, text = count_of_run("ProLIP-ViT-B-16", "prolip", 512).passes
+    assert (image.tokens, masked.tokens, text.tokens) == (198, 51, 66)
+    assert (image.width, image.hidden, image.layers, image.heads) == (768, 3072, 12, 12)
+
+
+def test_the_parameters_that_autocast_copies_are_the_products():
+    network = create_model("ProLIP-ViT-test")
+    products = {"conv1.weight", "in_proj_weight", "in_proj_bias"}
+    wanted = sum(
+        p.numel() for name, p in network.named_parameters()
+        if name.split(".", 1)[-1] in products or ("resblocks" in name and "ln_" not in name)
+    )
+    assert count_of_run("ProLIP-ViT-test", "prolip", 8).cast == wanted
+
+
+@pytest.mark.parametrize("name", ["ViT-B-16", "ViT-B-16-SigLIP"])
+def test_openclip_models_are_counted_without_masked_views(name):
+    model = count_of_run(name, "prolip", 512)
+    assert [part.name for part in model.passes] == ["image", "text"]
+    assert all(part.layers == 12 for part in model.passes)
+    assert model.dim in (512, 768)
+
+
+@pytest.mark.parametrize("name, said", [("ProLIP-ViT-B16", "ProLIP-ViT-B-16"), ("RN50", "give a ViT"),
+                                        ("coca_ViT-B-32", "plain transformer")])
+def test_a_model_that_cannot_be_planned_is_refused_with_a_remedy(name, said):
+    with pytest.raises(FlagError, match=said):
+        count_of_run(name, "prolip", 8)

@@ -1,0 +1,84 @@
+"""docs/scaling.md shows what the planner prints: every command is run again, every figure compared."""
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "scaling.md").read_text()
+BLOCK = re.compile(r"```bash\n(python scripts/plan_run\.py [^\n]+)\n```\n\n```text\n(.*?)```", re.DOTALL)
+EXAMPLES = BLOCK.findall(PAGE)
+NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?(?:e-?\d+)?")
+# Random numbers and exp differ in the last places between processors; formulas may differ by a rounding.
+TOLERANCE = {True: 0.03, False: 0.006}
+POINTS = 0.25
+
+
+@pytest.fixture(scope="module")
+def program():
+    spec = importlib.util.spec_from_file_location("plan_run", ROOT / "scripts" / "plan_run.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def measured_run(tmp_path, monkeypatch):
+    """The run whose lines the page shows, where its command looks for it."""
+    (lines,) = re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)
+    folder = tmp_path / "runs" / "s16"
+    folder.mkdir(parents=True)
+    (folder / "metrics.jsonl").write_text(lines)
+    config = {"method": "prolip", "model": {"model": "ProLIP-ViT-S-16"}, "data": {"batch_size": 8}, "run": {}}
+    (folder / "config.json").write_text(json.dumps(config))
+    monkeypatch.chdir(tmp_path)
+
+
+def differences(shown, printed, tolerance):
+    """Lines that differ in words, or in a number by more than the tolerance (percentages: by points as well)."""
+    found = []
+    for old, new in zip(shown.splitlines(), printed.splitlines()):
+        same = re.sub(r"[ -]+", " ", NUMBER.sub("#", old)) == re.sub(r"[ -]+", " ", NUMBER.sub("#", new))
+        numbers = [[float(word.replace(",", "")) for word in NUMBER.findall(line)] for line in (old, new)]
+        slack = POINTS if "%" in old else 0.0
+        if not same or any(abs(a - b) > tolerance * abs(a) + slack for a, b in zip(*numbers)):
+            found.append(f"- {old}\n+ {new}")
+    return found
+
+
+def test_every_command_on_the_page_has_its_output():
+    assert len(EXAMPLES) == PAGE.count("python scripts/plan_run.py ") - PAGE.count("`python scripts/plan_run.py ")
+    assert len(EXAMPLES) >= 12
+    for count in ("8 GPUs", "32 GPUs", "256 GPUs", "1,024 GPUs"):
+        for table in ("time", "memory", "traffic", "input", "simulation", "failures"):
+            assert any(re.search(rf"\| {table} .*{count}", output) for _, output in EXAMPLES), (table, count)
+
+
+def example(command, shown):
+    """As a parameter; thousands of ranks, event by event, take seconds."""
+    words = command.split(".py ")[1]
+    return pytest.param(command, shown, id=words, marks=[pytest.mark.slow] if "--gpus 4096 --global" in words else [])
+
+
+@pytest.mark.parametrize("command, shown", [example(*found) for found in EXAMPLES])
+def test_the_page_shows_what_the_command_prints(program, capsys, measured_run, command, shown):
+    assert program.main(shlex.split(command)[2:]) == 0
+    printed = capsys.readouterr().out
+    assert len(printed.splitlines()) == len(shown.splitlines())
+    assert not differences(shown, printed, TOLERANCE["simulation" in command]), (
+        "the page is stale: run its commands again and paste what they print"
+    )
+
+
+def test_a_changed_figure_or_word_would_be_seen():
+    line = "| sum | 56.5 GB | 71% |\n"
+    assert not differences(line, line, 0.006)
+    assert differences(line, "| sum | 57.5 GB | 71% |\n", 0.006)[0].startswith("- | sum")
+    assert differences("| step | 197 ms |", "| step | 207 ms |", 0.03)
+    assert differences("32 GPUs: computation", "32 GPUs: memory", 0.03)
+    assert differences("| step | 1.2 s |", "| step | 1.2 ms |", 0.03)

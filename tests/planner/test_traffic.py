@@ -1,0 +1,302 @@
+"""The planner's messages are those of losses.ring and losses.gathered, counted on real ranks."""
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from distributed_helpers import run_ranks
+from kernel_stand_in import blocks_as_on_cuda, needs_triton
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from planner.hardware import build_cluster
+from planner.memory import gathered_bytes, kernel_sums
+from planner.models import count_of_run
+from planner.question import Machines, Training
+from planner.traffic import PAIR_VISITS, gather, payload, ring, scoring, step_times
+from prolip.gaussian import Gaussian
+from prolip.losses import Factors, Matches, csd_factors, ppcl_over_ranks
+from prolip.losses import ring as real_ring
+from prolip.losses.gathered import row_width, score_gathered
+from prolip.losses.pairs import Columns, WantedGradients, add_pairs, finish, zero_columns, zero_rows
+from prolip.losses.positives import Positives
+from prolip.losses.ring import GRADIENT_TAG, TEXT_TAG
+
+LOCAL, DIM = 6, 10
+ALL = WantedGradients(*[True] * len(WantedGradients._fields))
+WORLDS = {2: [0, 1], 3: [0, 1, 2], 4: [0, 1, 2, 3]}
+# Operations that make a view or a constant: no kernel.
+NO_KERNEL = (
+    "c10d", "empty", "view", "slice", "select", "split", "diagonal", "permute", "transpose", "unsqueeze", "expand",
+    "alias", "detach", "aten.t.",
+)  # fmt: skip
+
+
+def instrumented(rank):
+    """World size -> what this rank sent, as (tag, bytes) in order, and whose texts it scored, in order."""
+    found = {}
+    for size, members in WORLDS.items():
+        group = dist.new_group(members)
+        if rank not in members:
+            continue
+        sent, scored = [], []
+        transfer, add = real_ring.Transfer.__init__, real_ring.add_pairs
+
+        def count(self, group, out, *tags, sent=sent, transfer=transfer):
+            sent += [(tag, x.numel() * x.element_size()) for tag, x in zip(tags, out)]
+            transfer(self, group, out, *tags)
+
+        def note(rows, columns, *rest, scored=scored, add=add):
+            scored.append(round(float(-2 * columns.offset[0]) / DIM))
+            add(rows, columns, *rest)
+
+        real_ring.Transfer.__init__, real_ring.add_pairs = count, note
+        try:
+            place = members.index(rank)
+            mean = F.normalize(torch.randn(LOCAL, DIM), dim=-1).requires_grad_()
+            # Texts of rank r have variance r + 1 in every dimension: their traces tell whose they are.
+            text = Gaussian(mean, torch.full((LOCAL, DIM), place + 1.0).log().requires_grad_())
+            image = Gaussian(mean.detach().clone().requires_grad_(), text.log_var.detach().clone().requires_grad_())
+            ppcl_over_ranks(
+                image, text, torch.tensor(1.0, requires_grad=True), 0.0, group=group, exchange="ring"
+            )
+        finally:
+            real_ring.Transfer.__init__, real_ring.add_pairs = transfer, add
+        found[size] = sent, [number - 1 for number in scored]
+    return found
+
+
+class Collectives:
+    """Notes (operation, bytes put in, bytes got out) of the collectives of tensors while it is entered."""
+
+    names = ("all_gather_into_tensor", "reduce_scatter_tensor", "all_gather", "all_reduce", "broadcast")
+
+    def __enter__(self):
+        self.seen, self.honest = [], {name: getattr(dist, name) for name in self.names}
+        for name, function in self.honest.items():
+            setattr(dist, name, self.noting(name, function))
+        return self.seen
+
+    def noting(self, name, function):
+        def note(out, given=None, *rest, **options):
+            self.seen.append((name, getattr(given, "nbytes", None), getattr(out, "nbytes", None)))
+            return function(out, given, *rest, **options)
+
+        return note
+
+    def __exit__(self, *error):
+        for name, function in self.honest.items():
+            setattr(dist, name, function)
+
+
+def gathered(rank):
+    """World size -> (collectives of a step, the same with ids of captions, kernels that PPCL started)."""
+    found = {}
+    for size, members in WORLDS.items():
+        group = dist.new_group(members)
+        if rank not in members:
+            continue
+        image, text = (Gaussian(*(torch.randn(LOCAL, DIM, requires_grad=True) for _ in range(2))) for _ in range(2))
+        known, seen = Matches(*(torch.zeros(shape, dtype=torch.int64) for shape in ((LOCAL, 2), (LOCAL,)))), []
+        for labels in (None, known):
+            with Collectives() as collectives:
+                ppcl_over_ranks(image, text, torch.tensor(1.0), 0.0, labels, group=group, exchange="gather")
+            seen.append(collectives)
+        packed = [csd_factors(x.detach()) for x in (image, text)]
+        scale, bias = torch.tensor(1.0), torch.tensor(0.0)
+        with blocks_as_on_cuda() as kernel, CountKernels() as counter:
+            score_gathered(*packed, (scale, bias), None, None, ALL, group)
+        with CountKernels() as after:
+            finish(zero_rows(packed[0], ALL), Columns(None, None), scale)
+        found[size] = *seen, len(kernel.starts) + len(counter.names) - len(after.names)
+    return found
+
+
+@pytest.fixture(scope="module")
+def real():
+    return run_ranks(4, instrumented)
+
+
+@pytest.fixture(scope="module")
+def real_gathered():
+    pytest.importorskip("triton")
+    return run_ranks(4, gathered)
+
+
+def cluster(gpus, **machines):
+    return build_cluster(Machines(**machines), gpus)
+
+
+@pytest.mark.parametrize("size", WORLDS)
+def test_messages_and_bytes_are_those_of_the_real_ring(real, size):
+    planned = ring(LOCAL, DIM, cluster(size))
+    for rank in WORLDS[size]:
+        sent = real[rank][size][0]
+        assert len(sent) == planned.messages
+        assert sum(count for _, count in sent) == planned.sent
+        assert {count for tag, count in sent if tag == TEXT_TAG} == {planned.text_bytes}
+        assert {count for tag, count in sent if tag == GRADIENT_TAG} == {planned.sum_bytes}
+
+
+@pytest.mark.parametrize("size", WORLDS)
+def test_the_real_ring_scores_blocks_in_the_order_of_the_simulation(real, size):
+    """Half of the own one, those of one left neighbour after the other, the other half of the own."""
+    for rank in WORLDS[size]:
+        own, *others, again = real[rank][size][1]
+        assert own == again == rank
+        assert others == [(rank - step) % size for step in range(1, size)]
+
+
+@pytest.mark.parametrize("size", WORLDS)
+def test_bytes_of_gathered_texts_are_those_that_the_collectives_get(real_gathered, size):
+    planned, text = gather(LOCAL, DIM, cluster(size)), payload(LOCAL, row_width(DIM))
+    for rank in WORLDS[size]:
+        seen, with_ids, _ = real_gathered[rank][size]
+        assert seen == [("all_gather_into_tensor", text, size * text), ("reduce_scatter_tensor", size * text, text)]
+        assert len(seen) == planned.messages
+        # A rank passes on everything but one part: of what comes out of a gather, of what goes into a reduction.
+        assert [abs(out - given) for _, given, out in seen] == [planned.text_bytes, planned.sum_bytes]
+        assert seen[0][2] + seen[1][1] == gathered_bytes(LOCAL, DIM, size)
+        known = sum(given for name, given, _ in with_ids if name == "all_gather_into_tensor")
+        assert known == text + 8 * LOCAL
+    # Rows are padded for alignment, those of the ring are not.
+    assert planned.sent * (DIM + 1) == ring(LOCAL, DIM, cluster(size)).sent * row_width(DIM)
+
+
+def test_gathered_texts_start_as_many_kernels_whatever_the_number_of_ranks(real_gathered):
+    counts = [real_gathered[0][size][2] for size in WORLDS]
+    assert counts[0] == counts[1] == counts[2]
+    # gloo copies once within its reduce-scatter.
+    assert counts[0] - 1 == pytest.approx(Machines().block_kernels, abs=2)
+    planned = [gather(16, 768, cluster(gpus)).kernels for gpus in (8, 1024)]
+    assert planned[0] == planned[1] == Machines().block_kernels
+    assert ring(16, 768, cluster(1024)).kernels == 1024 * Machines().block_kernels
+
+
+@pytest.mark.parametrize(
+    "local, ranks, block, blocks", [(6, 4, None, 1), (6, 4, 2, 3), (6, 4, 4, 2), (2048, 8, None, 2)]
+)
+def test_blocks_of_gathered_texts_are_those_of_rows(local, ranks, block, blocks):
+    assert gather(local, 768, cluster(ranks), block).blocks == blocks
+    assert scoring(local, ranks * local, 768, cluster(ranks), block)[1] == blocks
+
+
+def test_collectives_are_exposed_and_take_a_hop_for_every_rank():
+    found = gather(16, 768, cluster(1024))
+    assert found.seconds - found.exposed == pytest.approx(found.scoring)
+    hops = 127 * 14e-6 + 896 * 3.4e-6
+    assert found.exposed == pytest.approx(2 * (found.text_bytes / 320e9 + 20e-6 + hops))
+    free = gather(16, 768, cluster(1024, intra_hop_us=0.0, inter_hop_us=0.0))
+    assert found.exposed - free.exposed == pytest.approx(2 * hops)
+
+
+def test_gathering_beats_the_ring_with_many_ranks_and_not_with_few():
+    for gpus, local, faster in ((1024, 16, True), (256, 64, True), (8, 2048, False)):
+        pair = [exchange(local, 768, cluster(gpus)).seconds for exchange in (gather, ring)]
+        assert (pair[0] < pair[1]) == faster, (gpus, pair)
+
+
+class CountKernels(TorchDispatchMode):
+    """Operations that start a kernel."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if not any(word in str(function) for word in NO_KERNEL):
+            self.names.append(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+@needs_triton
+def test_kernels_of_a_text_block_are_counted():
+    image, text = (Factors(torch.randn(LOCAL, DIM), torch.rand(LOCAL)) for _ in range(2))
+    rows, out = zero_rows(image, ALL), zero_columns(text, ALL)
+    scale, bias = torch.tensor(10.0), torch.tensor(-10.0)
+    with blocks_as_on_cuda() as kernel, CountKernels() as counter:
+        add_pairs(rows, text, out, scale, bias, Positives(), LOCAL)
+    assert len(kernel.starts) == 1
+    around = 4  # zeros and sum of an accumulator, two messages
+    assert len(kernel.starts) + len(counter.names) + around == Machines().block_kernels, counter.names
+
+
+class CountVisits(TorchDispatchMode):
+    """Reads and writes of tensors with so many elements by operations that start a kernel."""
+
+    def __init__(self, elements):
+        super().__init__()
+        self.elements, self.visits = elements, 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        if not any(word in str(function) for word in NO_KERNEL):
+            touched = tree_leaves((args, kwargs, result))
+            self.visits += sum(isinstance(x, torch.Tensor) and x.numel() == self.elements for x in touched)
+        return result
+
+
+@needs_triton
+def test_a_matrix_of_pairs_passes_through_memory_as_often_as_the_planner_says():
+    image, text = Factors(torch.randn(6, DIM), torch.rand(6)), Factors(torch.randn(7, DIM), torch.rand(7))
+    rows, out = zero_rows(image, ALL), zero_columns(text, ALL)
+    with blocks_as_on_cuda() as kernel, CountVisits(6 * 7) as counter:
+        add_pairs(rows, text, out, torch.tensor(10.0), torch.tensor(-10.0), Positives(0), 6)
+    assert kernel.starts[0].count((6, 7)) == 1
+    assert counter.visits + 2 == PAIR_VISITS  # the kernel reads it and writes it
+
+
+@needs_triton
+@pytest.mark.parametrize("rows, columns", [(1, 1), (32, 128), (33, 257), (70, 40)])
+def test_sums_of_the_kernel_are_as_many_as_it_gets_room_for(rows, columns):
+    image, text = (Factors(torch.randn(count, DIM), torch.rand(count)) for count in (rows, columns))
+    sums, out, scale = zero_rows(image, ALL), zero_columns(text, ALL), torch.tensor(10.0)
+    with blocks_as_on_cuda() as kernel:
+        add_pairs(sums, text, out, scale, -scale, Positives(), rows)
+    losses, row_sums, column_sums = kernel.starts[0][5:8]
+    assert losses.numel() + row_sums.numel() + column_sums.numel() == kernel_sums(rows, columns)
+
+
+def test_scoring_is_bound_by_starts_for_few_pairs_and_by_products_and_memory_for_many():
+    found = cluster(1)
+    assert scoring(64, 64, 768, found)[0] == Machines().block_kernels * found.launch
+    pairs = 4096 * 4096
+    products = 3 * 2 * pairs * 768 / (0.4 * found.tf32)
+    memory = (pairs * (5 + 2 * (1 / 32 + 1 / 128 + 1 / 4096)) + 5 * 4096 * 768) * 4 / found.memory_rate
+    assert scoring(4096, 4096, 768, found)[0] == pytest.approx(products + memory)
+
+
+@pytest.mark.parametrize("gpus, share", [(8, 0.001), (64, 0.001)])
+def test_a_ring_that_computes_long_enough_waits_for_no_message(gpus, share):
+    found = ring(512, 768, cluster(gpus, launch_us=50.0))
+    assert found.exposed <= share * found.seconds
+    assert found.seconds == pytest.approx(gpus * found.block_seconds, rel=share)
+
+
+def test_a_slow_network_makes_the_ring_wait_for_two_messages_a_step():
+    found = ring(512, 768, cluster(64, inter_gbs=0.5))
+    assert found.seconds == pytest.approx(64 * 2 * found.message_seconds, rel=0.05)
+    assert found.exposed > 0.9 * found.seconds
+
+
+def test_one_gpu_sends_nothing():
+    found = ring(512, 768, cluster(1))
+    assert (found.messages, found.sent, found.exposed) == (0, 0, 0.0)
+    model = count_of_run("ProLIP-ViT-test", "prolip", 64)
+    assert step_times(model, Training(global_batch=64, gpus=[1]), cluster(1), 1e12).reduce == 0
+
+
+def test_gradients_are_reduced_in_float32_and_hidden_but_for_the_last_bucket():
+    model, training = count_of_run("ProLIP-ViT-B-16", "prolip", 512), Training()
+    step = step_times(model, training, cluster(32), 0.4 * 989e12)
+    assert step.reduce_bytes == pytest.approx(2 * 31 / 32 * 4 * model.parameters)
+    assert step.reduce_exposed == pytest.approx(step.reduce / step.buckets)
+    slow = step_times(model, training, cluster(32, inter_gbs=0.1), 0.4 * 989e12)
+    assert slow.reduce_exposed == pytest.approx(slow.reduce - slow.backward, rel=0.05)
+
+
+def test_recomputing_everything_takes_a_third_longer_in_the_towers():
+    model = count_of_run("ProLIP-ViT-B-16", "prolip", 512)
+    plain, again = (step_times(model, Training(recompute=r), cluster(32), 4e14) for r in ("none", "full"))
+    assert again.forward + again.backward == pytest.approx((plain.forward + plain.backward) * 4 / 3)

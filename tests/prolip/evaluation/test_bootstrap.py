@@ -1,0 +1,95 @@
+"""Intervals against draws of the queries themselves, against theory, and in pairs."""
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import average_precision_score, recall_score
+
+from prolip.evaluation.metrics.bootstrap import (
+    Statistic,
+    average_precision_of,
+    class_mean_of,
+    combine,
+    intervals,
+    mean_of,
+    paired,
+)
+
+RNG = np.random.default_rng(3)
+N, C = 60, 4
+SCORES = RNG.normal(size=(N, C)).round(1)  # rounded, so that some are equal
+TARGETS = RNG.random((N, C)) < 0.3
+LABELS = RNG.integers(0, C, N)
+HITS = RNG.random(N) < 0.4 + 0.1 * LABELS
+VALUES = np.where(RNG.random(N) < 0.2, np.nan, RNG.random(N))
+
+BY_HAND = {
+    "mean": (mean_of(VALUES, "images"), lambda rows: np.nanmean(VALUES[rows])),
+    "classes": (
+        class_mean_of(HITS, LABELS, "images"),
+        # Predictions that are right where HITS says so, and of no class elsewhere.
+        lambda rows: recall_score(LABELS[rows], np.where(HITS, LABELS, -1)[rows], labels=np.unique(LABELS[rows]),
+                                  average="macro"),
+    ),
+    "mAP": (
+        average_precision_of(SCORES, TARGETS, "images"),
+        lambda rows: np.mean([average_precision_score(TARGETS[rows, c], SCORES[rows, c]) for c in range(C)]),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_an_estimate_by_weights_is_that_of_the_queries_drawn(name):
+    statistic, by_hand = BY_HAND[name]
+    drawn = RNG.integers(0, N, size=(20, N))
+    weights = np.array([np.bincount(rows, minlength=N) for rows in drawn], dtype=float)
+    want = [by_hand(rows) for rows in drawn]
+    np.testing.assert_allclose(statistic.estimate({"images": weights}), want, rtol=1e-12)
+    assert intervals({name: statistic}, 2)[name].value == pytest.approx(by_hand(np.arange(N)))
+
+
+def test_the_interval_of_a_share_is_that_of_the_binomial():
+    hits = torch.arange(1000) < 300
+    value, low, high = intervals({"acc1": mean_of(hits, "images")}, draws=4000)["acc1"]
+    width = 1.96 * (0.3 * 0.7 / 1000) ** 0.5
+    assert value == 0.3 and (low, high) == (pytest.approx(0.3 - width, abs=2e-3), pytest.approx(0.3 + width, abs=2e-3))
+
+
+def test_intervals_hold_the_truth_as_often_as_they_say():
+    held = 0
+    for seed in range(200):
+        sample = np.random.default_rng(seed).normal(size=150)
+        found = intervals({"m": mean_of(sample, "images")}, draws=200, seed=seed)["m"]
+        held += found.low <= 0 <= found.high
+    assert 180 <= held <= 199  # 95% of 200, give or take three standard deviations
+
+
+def test_a_difference_is_taken_on_the_same_draws():
+    easy = RNG.normal(size=400)
+    first = {"m": mean_of(easy, "images")}
+    second = {"m": mean_of(easy + 0.1, "images"), "other": mean_of(easy, "images")}
+    found = paired(first, second)
+    assert list(found) == ["m"]
+    np.testing.assert_allclose(found["m"], 0.1)  # what is hard for both leaves no trace
+    alone = intervals(first)["m"]
+    assert alone.high - alone.low > 0.1
+    with pytest.raises(ValueError, match="the same test set"):
+        paired(first, {"m": mean_of(easy[1:], "images")})
+
+
+def test_sums_may_be_over_several_sets_of_queries_and_blocks_draw_what_one_block_draws(monkeypatch):
+    images, texts = mean_of(HITS, "images"), mean_of(VALUES[:50], "texts")
+    both = combine([(0.5, images), (0.5, texts)])
+    assert both.sizes == {"images": N, "texts": 50}
+    whole = intervals({"both": both, "images": images})
+    assert whole["both"].value == pytest.approx((HITS.mean() + np.nanmean(VALUES[:50])) / 2)
+    monkeypatch.setattr("prolip.evaluation.metrics.bootstrap.ELEMENTS", 7 * N)
+    assert intervals({"both": both, "images": images}) == whole
+
+
+def test_what_has_no_value_has_no_interval_and_bad_settings_are_refused():
+    nothing = mean_of(np.full(5, np.nan), "images")
+    assert np.isnan(intervals({"m": nothing})["m"]).all()
+    for options in ({"draws": 1}, {"level": 1.0}):
+        with pytest.raises(ValueError, match="two or more"):
+            intervals({"m": nothing}, **options)
+    assert isinstance(nothing, Statistic)

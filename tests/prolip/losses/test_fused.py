@@ -1,0 +1,179 @@
+"""The Triton kernel of PPCL against the plain operations, compiled on CUDA and interpreted without it."""
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from prolip.gaussian import Gaussian
+from prolip.losses import Factors, Matches, pairs, ppcl
+from prolip.losses.positives import Positives
+
+pytest.importorskip("triton")
+from prolip.losses import fused  # noqa: E402
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def block_of(n: int, m: int, seed: int = 0, spread: float = 6.0) -> tuple[torch.Tensor, ...]:
+    """Factors of products and biases whose logits lie some tens either side of zero."""
+    draw = torch.Generator().manual_seed(seed)
+    scaled, means = (torch.randn(rows, 24, generator=draw) for rows in (n, m))
+    block = scaled * spread, means, torch.randn(n, generator=draw) - 4, torch.randn(m, generator=draw)
+    return tuple(x.to(DEVICE) for x in block)
+
+
+def ids_of(n: int, m: int, seed: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
+    """Three ids for each row, of few, some missing; and one for each column, some unknown."""
+    draw = torch.Generator().manual_seed(seed)
+    rows, columns = torch.randint(-1, 9, (n, 3), generator=draw), torch.randint(-1, 9, (m,), generator=draw)
+    return rows.to(DEVICE), columns.to(DEVICE)
+
+
+@pytest.mark.parametrize("n,m", [(1, 1), (7, 130), (32, 128), (33, 257), (70, 40)])
+@pytest.mark.parametrize("diagonal", [None, 0, 5, -3, 300])
+def test_the_kernel_gives_the_sums_of_the_plain_operations(n, m, diagonal):
+    if diagonal is not None and not -n < diagonal < m:
+        diagonal = 0
+    block = block_of(n, m)
+    got = fused.sum_block(*block, Positives(diagonal), 0.125, True)
+    want = pairs.sum_block(*block, Positives(diagonal), 0.125, True)
+    for mine, plain in zip((got[0], *got[1]), (want[0], *want[1])):
+        torch.testing.assert_close(mine, plain, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("diagonal", [None, 2])
+def test_the_kernel_finds_known_matches(diagonal):
+    block, ids = block_of(37, 150), ids_of(37, 150)
+    got = fused.sum_block(*block, Positives(diagonal, *ids), 1.0, True)
+    want = pairs.sum_block(*block, Positives(diagonal, *ids), 1.0, True)
+    assert (got[1].pairs < 0).sum() > 37
+    for mine, plain in zip((got[0], *got[1]), (want[0], *want[1])):
+        torch.testing.assert_close(mine, plain, rtol=2e-5, atol=1e-4)
+
+
+def test_the_kernel_without_gradients_gives_the_loss_alone():
+    block = block_of(40, 150)
+    loss, gradient = fused.sum_block(*block, Positives(0), 1.0, False)
+    assert gradient is None
+    torch.testing.assert_close(loss, pairs.sum_block(*block, Positives(0), 1.0, False)[0])
+
+
+def test_the_kernel_keeps_the_digits_of_pairs_on_the_right_side_and_overflows_nowhere():
+    logits = torch.tensor([-200.0, -80.0, -30.0, -10.0, -1.0, -1e-4, 0.0, 1e-4, 1.0, 30.0, 200.0], device=DEVICE)
+    zeros = logits.new_zeros(1, 1)
+    one_by_one = [fused.sum_block(zeros, zeros, zeros[0], x[None], Positives(), 1.0, True) for x in logits]
+    exact = logits.double()
+    torch.testing.assert_close(
+        torch.stack([loss for loss, _ in one_by_one]), F.softplus(exact).float(), rtol=1e-6, atol=1e-40
+    )
+    torch.testing.assert_close(
+        torch.stack([gradient.rows[0] for _, gradient in one_by_one]), exact.sigmoid().float(), rtol=1e-6, atol=1e-40
+    )
+
+
+@pytest.mark.parametrize("labelled", [False, True])
+@pytest.mark.parametrize("block", [None, 11])
+def test_ppcl_is_the_same_with_the_kernel(monkeypatch, labelled, block):
+    labels = Matches(*ids_of(45, 45)) if labelled else None
+    results = []
+    for devices in (frozenset(), frozenset({DEVICE})):
+        monkeypatch.setattr(pairs, "FUSED_DEVICES", devices)
+        draw = torch.Generator().manual_seed(2)
+        image, text = (
+            Gaussian(
+                F.normalize(torch.randn(45, 16, generator=draw), dim=-1).to(DEVICE).requires_grad_(),
+                (torch.randn(45, 16, generator=draw) - 4).to(DEVICE).requires_grad_(),
+            )
+            for _ in range(2)
+        )
+        scale, bias = (torch.tensor(x, device=DEVICE, requires_grad=True) for x in (10.0, -4.0))
+        assert pairs.choose_sum_block(Factors(*image)) is (fused.sum_block if devices else pairs.sum_block)
+        value = ppcl(image, text, scale, bias, labels, block)
+        results.append([value, *torch.autograd.grad(value, [*image, *text, scale, bias])])
+    for mine, plain in zip(*results):
+        torch.testing.assert_close(mine, plain, rtol=1e-5, atol=1e-7)
+
+
+def test_autocast_does_not_reach_the_products_before_the_kernel(monkeypatch):
+    monkeypatch.setattr(pairs, "FUSED_DEVICES", frozenset({DEVICE}))
+    draw = torch.Generator().manual_seed(4)
+    image, text = (
+        Gaussian(*(torch.randn(9, 16, generator=draw).to(DEVICE).requires_grad_() for _ in range(2))) for _ in range(2)
+    )
+    want = ppcl(image, text, 10.0, -4.0)
+    with torch.autocast(DEVICE, torch.bfloat16):
+        got = ppcl(image, text, 10.0, -4.0)
+    assert torch.equal(got, want)
+
+
+def test_the_kernel_starts_on_the_device_of_its_tensors(monkeypatch):
+    """On a machine with several devices, whichever of them is the current one."""
+    inside: list[object] = []
+
+    class DeviceOf:
+        def __init__(self, tensor):
+            self.tensor = tensor
+
+        def __enter__(self):
+            inside.append(self.tensor)
+
+        def __exit__(self, *_):
+            inside.pop()
+
+    class Kernel:
+        def __getitem__(self, tiles):
+            def start(products, *arguments, **options):
+                assert len(inside) == 1 and inside[0] is products
+                seen.append(tiles)
+
+            return start
+
+    seen: list[tuple] = []
+    monkeypatch.setattr(torch.cuda, "device_of", DeviceOf)
+    monkeypatch.setattr(fused, "_pairs_kernel", Kernel())
+    fused.sum_block(*block_of(40, 150), Positives(0), 1.0, True)
+    assert seen == [(2, 2)] and not inside
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_ppcl_runs_on_a_device_that_is_not_the_current_one():
+    draw = torch.Generator().manual_seed(3)
+    cpu = [Gaussian(torch.randn(9, 5, generator=draw), torch.randn(9, 5, generator=draw) - 4) for _ in range(2)]
+    got = ppcl(*(z.to("cuda:1") for z in cpu), 10.0, -5.0)
+    torch.testing.assert_close(got.cpu(), ppcl(*cpu, 10.0, -5.0), rtol=1e-5, atol=0)
+
+
+def test_float64_is_left_to_the_plain_operations(monkeypatch):
+    monkeypatch.setattr(pairs, "FUSED_DEVICES", frozenset({DEVICE}))
+    zeros = torch.zeros(2, 3, dtype=torch.float64, device=DEVICE)
+    own = Factors(zeros, zeros[:, 0])
+    assert pairs.choose_sum_block(own) is pairs.sum_block
+
+
+COMPILE = """
+import triton
+from prolip.losses import fused
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+kernel = fused._pairs_kernel
+types = dict.fromkeys(kernel.arg_names, "*fp32") | {"row_ids": "*i64", "column_ids": "*i64", "weight": "fp32"}
+types |= {"n": "i32", "m": "i32", "diagonal": "i64"}
+for ids in (0, 3):
+    known = {"IDS": ids, "GRADIENT": True, "TILE_N": fused.TILE_ROWS, "TILE_M": fused.TILE_COLUMNS}
+    known |= {} if ids else {"row_ids": None, "column_ids": None}
+    source = ASTSource(kernel, {name: "constexpr" if name in known else types[name] for name in types}, known)
+    done = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": fused.WARPS})
+    print(len(done.asm["cubin"]) > 0)
+"""
+
+
+def test_the_kernel_compiles_for_an_h100_without_one():
+    environment = {**os.environ, "TRITON_INTERPRET": "0"}
+    done = subprocess.run([sys.executable, "-c", COMPILE], env=environment, capture_output=True, text=True)
+    assert done.stdout.split() == ["True", "True"], done.stderr

@@ -1,0 +1,32 @@
+"""FLOPs of a sample are those of the passes that an objective really takes; peaks go by CUDA's names of devices."""
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from prolip import create_model
+from prolip.flops import FORWARD_AND_BACKWARD, flops_per_sample, peak_of
+from prolip.methods import METHODS
+
+ROWS = 16
+
+
+@pytest.mark.parametrize("method, settings", [("prolip", {}), ("prolip", {"mask_fraction": 0.5, "mask_ratio": 0.25}),
+                                              ("prolip", {"alpha2": 0.0}), ("siglip", {})])  # fmt: skip
+def test_what_an_objective_declares_is_what_it_computes(method, settings):
+    config, kind = METHODS[method][:2]
+    objective = kind(create_model("ProLIP-ViT-test"), config(**settings))
+    texts = torch.randint(5, 50, (ROWS, objective.model.context_length))
+    batch = {"image": torch.randn(ROWS, 3, 32, 32), "text": texts}
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        objective.embed(objective.prepare(batch, 0))
+    passes = objective.passes(objective.config, ROWS, objective.model.num_patches)
+    counted = flops_per_sample(objective.model, passes, ROWS)
+    assert counted * ROWS == pytest.approx(FORWARD_AND_BACKWARD * counter.get_total_flops(), rel=0.01)
+    assert all(p.device.type == "cpu" and p.requires_grad for n, p in objective.named_parameters() if "resblocks" in n)
+
+
+def test_peaks_go_by_the_names_of_devices():
+    assert peak_of("NVIDIA H100 80GB HBM3") == 989.4e12 and peak_of("NVIDIA A100-SXM4-40GB") == 312e12
+    assert peak_of("Some other device") is None

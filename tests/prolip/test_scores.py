@@ -1,0 +1,128 @@
+"""Scores: their values are the measures', their factors and index vectors rank alike, and they come back as kept."""
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from prolip import measures
+from prolip.gaussian import Gaussian
+from prolip.measures import MEASURES
+from prolip.methods import METHODS, all_methods, find_method, find_score, score_from_dict
+from prolip.methods.base import Method
+from prolip.scores import SCORES, CSDScore, MatchProbabilityScore, MeanScore, Score, index_vectors
+
+
+def gaussians(rows: int, seed: int, dim: int = 7) -> Gaussian:
+    generator = torch.Generator().manual_seed(seed)
+    mean = F.normalize(torch.randn(rows, dim, generator=generator, dtype=torch.float64), dim=-1)
+    return Gaussian(mean, torch.randn(rows, dim, generator=generator, dtype=torch.float64) - 3)
+
+
+@pytest.fixture
+def pair() -> tuple[Gaussian, Gaussian]:
+    return gaussians(5, 0), gaussians(9, 1)
+
+
+@pytest.mark.parametrize(
+    "name, measure", [("csd", "csd_similarity"), ("mean", "mean_cosine"), ("wasserstein2", "wasserstein2")]
+)
+def test_scores_that_factor_are_their_measures_and_dot_products(pair, name, measure):
+    queries, gallery = pair
+    score = find_score(name)()
+    want = MEASURES[measure].pairwise_scores(queries, gallery)
+    torch.testing.assert_close(score.pairwise(queries, gallery), want)
+    (u, a), (v, b) = score.factors(queries), score.factors(gallery)
+    torch.testing.assert_close(u @ v.mT + a.unsqueeze(1) + b, want)
+
+
+@pytest.mark.parametrize("name", ["csd", "mean", "wasserstein2"])
+@pytest.mark.parametrize("distance", [False, True])
+def test_an_index_in_one_more_dimension_finds_what_the_score_finds(pair, name, distance):
+    queries, gallery = pair
+    score = find_score(name)()
+    q, g = (index_vectors(score, z, side, distance) for z, side in ((queries, False), (gallery, True)))
+    found = -torch.cdist(q, g) if distance else q @ g.mT
+    assert found.argsort(1, descending=True).equal(score.pairwise(queries, gallery).argsort(1, descending=True))
+    if name == "csd":
+        assert q.shape[1] == queries.mean.shape[1] + 1
+
+
+@pytest.mark.parametrize("name", sorted({*MEASURES, *SCORES}))
+def test_every_score_ranks_in_the_direction_of_its_measure_and_says_whether_sides_may_change(pair, name):
+    queries, gallery = pair
+    score = find_score(name)()
+    values = score.pairwise(queries, gallery)
+    assert values.shape == (5, 9) and values.isfinite().all()
+    if name in MEASURES and name != "csd":
+        torch.testing.assert_close(values, MEASURES[name].pairwise_scores(queries, gallery))
+    if not score.sampled:
+        same = torch.allclose(score.pairwise(gallery, queries).mT, values)
+        assert same == score.symmetric
+
+
+def test_the_logit_and_the_match_probability_are_those_that_were_trained(pair):
+    score = CSDScore(scale=8.0, bias=-3.0)
+    values = score.pairwise(*pair)
+    torch.testing.assert_close(score.match_probability(values), torch.sigmoid(8 * values - 3))
+    assert CSDScore(scale=8.0).match_probability(values) is None and CSDScore().match_probability(values) is None
+    assert CSDScore().logit(values) is CSDScore().scaled(values) is None
+    torch.testing.assert_close(CSDScore(scale=8.0).scaled(values), 8 * values)
+    assert score.uncertainty(pair[0]).equal(pair[0].trace)
+
+
+def test_sampled_match_probabilities_repeat_and_are_the_measures(pair):
+    score = MatchProbabilityScore(scale=3.0, bias=2.0, samples=4, seed=5)
+    want = measures.pairwise_match_probability(*pair, 3.0, 2.0, 4, torch.Generator().manual_seed(5))
+    assert score.pairwise(*pair).equal(want) and score.pairwise(*pair).equal(want)
+    assert score.match_probability(want) is want
+
+
+class Learned(Score):
+    """A small network on the pair of means."""
+
+    name = "learned"
+
+    def __init__(self, hidden: int = 4, scale: float | None = None, bias: float | None = None):
+        super().__init__(scale, bias)
+        self.net = nn.Sequential(nn.Linear(14, hidden), nn.Tanh(), nn.Linear(hidden, 1))
+
+    def pairwise(self, queries, gallery):
+        rows, columns = len(queries.mean), len(gallery.mean)
+        both = [queries.mean.unsqueeze(1).expand(-1, columns, -1), gallery.mean.unsqueeze(0).expand(rows, -1, -1)]
+        return self.net(torch.cat(both, -1).float()).squeeze(-1)
+
+    def settings(self):
+        return {"hidden": self.net[0].out_features, **super().settings()}
+
+
+def test_scores_come_back_from_json_with_what_was_trained(pair, monkeypatch):
+    monkeypatch.setitem(SCORES, "learned", Learned)
+    for score in (Learned(6, 2.0, -1.0), CSDScore(3.0, -4.0), MeanScore(5.0), MatchProbabilityScore(2.0, 1.0, 3, 9)):
+        again = score_from_dict(json.loads(json.dumps(score.to_dict())))
+        assert type(again) is type(score) and again.settings() == score.settings()
+        assert again.pairwise(*pair).equal(score.pairwise(*pair))
+
+
+@pytest.mark.parametrize(
+    "find, name, near", [(find_score, "wasserstein", "wasserstein2"), (find_method, "prolipp", "prolip")]
+)
+def test_unknown_names_list_the_near_ones(find, name, near):
+    with pytest.raises(ValueError, match=f"{name}' is unknown: did you mean {near}"):
+        find(name)
+
+
+def test_methods_of_ones_own_come_from_the_modules_that_are_named(monkeypatch, tmp_path):
+    (tmp_path / "my_methods.py").write_text(
+        "from prolip.methods import METHODS as OTHERS\nMETHODS = {'mine': OTHERS['siglip']}\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PROLIP_METHODS", "my_methods")
+    assert find_method("mine") is METHODS["siglip"] and list(all_methods()) == [*METHODS, "mine"]
+    assert all(isinstance(method, Method) for method in all_methods().values())
+    monkeypatch.setenv("PROLIP_METHODS", "no_such_module")
+    with pytest.raises(ValueError, match="PROLIP_METHODS names 'no_such_module'"):
+        all_methods()

@@ -1,0 +1,99 @@
+"""How the modules of src stand to each other: what may import what, and how many lie beside each other."""
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+from prolip.methods import METHODS
+
+SOURCE = Path(__file__).parents[1] / "src"
+MODULES = {".".join(path.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__"): path
+           for path in SOURCE.rglob("*.py")}  # fmt: skip
+MOST = 12
+#: From the ground up; a module is on the floor of its longest prefix here, and imports none of a higher floor.
+FLOORS = [
+    ["prolip.utils", "prolip.operators", "prolip.gaussian", "prolip.flops", "prolip.masking"],
+    ["prolip.measures"],
+    ["prolip.losses"],
+    ["prolip.scores"],
+    ["prolip.data", "prolip.models"],
+    ["prolip.methods.base"],
+    ["prolip.methods.prolip", "prolip.methods.deterministic"],
+    ["prolip.methods"],
+    ["prolip.factory", "prolip.options"],
+    ["prolip.evaluation.metrics"],
+    ["prolip.evaluation.model", "prolip.evaluation.loading", "prolip.evaluation.feature_store"],
+    ["prolip.evaluation.datasets", "prolip.evaluation.zero_shot"],
+    ["prolip.evaluation.features"],
+    ["prolip.evaluation.kinds"],
+    ["prolip.evaluation.task", "prolip.evaluation.plots"],
+    ["prolip.evaluation.distributed", "prolip.evaluation.table", "prolip.evaluation.suites"],
+    ["prolip.evaluation", "prolip.export", "prolip.report"],  # the commands
+    ["prolip"],  # the public names
+    ["training"],
+    ["planner"],
+]
+FLOOR = {prefix: number for number, prefixes in enumerate(FLOORS) for prefix in prefixes}
+
+
+
+
+def imported(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    """What is imported anywhere in these nodes but for type checkers alone."""
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            yield from (name if name in MODULES else node.module for name in names)
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif not (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"):
+            yield from imported(ast.iter_child_nodes(node))
+
+
+def imports_of(name: str) -> set[str]:
+    return set(imported(ast.parse(MODULES[name].read_text()).body)) & MODULES.keys()
+
+
+def floor_of(module: str) -> int:
+    return FLOOR[max((prefix for prefix in FLOOR if f"{module}.".startswith(f"{prefix}.")), key=len)]
+
+
+def test_no_module_leads_back_to_itself():
+    TopologicalSorter({name: imports_of(name) for name in MODULES}).prepare()
+
+
+@pytest.mark.parametrize("name", sorted(MODULES))
+def test_a_module_imports_none_of_a_higher_floor(name):
+    above = {found for found in imports_of(name) if floor_of(found) > floor_of(name)}
+    assert not above
+
+
+def test_every_floor_has_modules():
+    assert all(any(f"{module}.".startswith(f"{prefix}.") for module in MODULES) for prefix in FLOOR)
+
+
+def test_methods_do_not_import_each_other_and_others_know_only_their_table():
+    rooms = {name for name in MODULES if name.startswith("prolip.methods.") and name != "prolip.methods.base"}
+    for name in MODULES:
+        allowed = {name} | (rooms if name == "prolip.methods" else set())
+        assert not imports_of(name) & rooms - allowed, name
+
+
+def test_generic_evaluation_imports_no_suite_and_names_no_method():
+    """But the commands of the suites, which are theirs."""
+    words = {f"'{name}'" for name in METHODS} | {f'"{name}"' for name in METHODS}
+    for name in MODULES:
+        if name.startswith("prolip.evaluation") and ".suites" not in name and ".clip_benchmark" not in name:
+            if name not in ("prolip.evaluation.corpus", "prolip.evaluation.datacomp"):
+                assert not {found for found in imports_of(name) if ".suites" in found}, name
+            found = [word for word in words if word in MODULES[name].read_text()]
+            assert not found, (name, found)
+
+
+@pytest.mark.parametrize("folder", sorted({path.parent for path in MODULES.values()}), ids=lambda folder: folder.name)
+def test_few_enough_modules_lie_beside_each_other_to_be_looked_through(folder):
+    assert len([path for path in folder.glob("*.py") if path.name != "__init__.py"]) <= MOST

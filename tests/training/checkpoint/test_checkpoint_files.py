@@ -1,0 +1,262 @@
+"""Checkpoints on disk and elsewhere: never half a file, newest valid first, kept as asked."""
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+
+import fsspec
+import pytest
+import torch
+
+from training.checkpoint.files import (
+    Saver,
+    check_checkpoint,
+    find_checkpoint,
+    list_steps,
+    load_checkpoint,
+    obsolete,
+    on_host,
+)
+from training.checkpoint.run_folder import clear_run_folder, lock_run_folder, open_run_folder, write_atomically
+from training.checkpoint.storage import Storage
+from training.flags import FlagError
+
+
+def state(step: int) -> dict:
+    return {"step": step, "weights": torch.full((300,), float(step)), "nested": [{"tuple": (1, torch.ones(2))}]}
+
+
+def save(url, *steps: int, **settings) -> Storage:
+    saver = Saver(Storage(str(url)), **settings)
+    for step in steps:
+        saver.submit(state(step))
+    saver.settle(final=True)
+    saver.close()
+    return saver.storage
+
+
+def test_a_failed_write_leaves_the_old_file_and_no_rubbish(tmp_path):
+    path = tmp_path / "file"
+    path.write_text("old")
+
+    def fail(file):
+        file.write_text("half")
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        write_atomically(path, fail)
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["file"]
+
+
+@pytest.mark.parametrize("kind", ["local", "memory"])
+def test_a_checkpoint_is_loaded_as_it_was_saved(tmp_path, kind):
+    url = str(tmp_path / "c") if kind == "local" else f"memory://{tmp_path.name}/c"
+    storage = save(url, 30)
+    assert storage.names() == ["step_30.pt"]
+    address, passed_over = find_checkpoint("latest", Storage(url))
+    assert address == f"{url}/step_30.pt" and passed_over == []
+    loaded = load_checkpoint(address)
+    assert loaded["step"] == 30 and loaded["nested"][0]["tuple"][0] == 1
+    torch.testing.assert_close(loaded["weights"], torch.full((300,), 30.0))
+
+
+def test_newest_goes_by_step_not_by_name_or_time(tmp_path):
+    storage = save(tmp_path, 100, 90, 9)
+    (tmp_path / "step_x.pt").touch()
+    assert list_steps(storage) == [100, 90, 9]
+
+
+def test_retention_keeps_the_newest_and_the_first_behind_each_multiple(tmp_path):
+    assert obsolete([3, 1, 2], 0, 0) == []
+    assert obsolete([1, 2, 3, 4], 2, 0) == [1, 2]
+    assert obsolete([5, 15, 25, 35, 45, 55, 65], 1, 30) == [5, 15, 25, 45, 55]
+    assert obsolete([10, 20, 30, 40], 1, 20) == [10, 30]
+    storage = save(tmp_path, *range(5, 70, 10), keep=2, keep_every=30)
+    assert list_steps(storage) == [65, 55, 35]
+
+
+def test_training_goes_on_while_a_checkpoint_is_written(tmp_path):
+    storage, opened = Storage(str(tmp_path)), threading.Event()
+    honest = storage.write
+
+    def slow(name, fill):
+        opened.wait(10)
+        honest(name, fill)
+
+    storage.write = slow
+    saver, values = Saver(storage), state(1)
+    start = time.perf_counter()
+    saver.submit(values)
+    values["weights"].zero_()  # the next step
+    assert time.perf_counter() - start < 5 and storage.names() == []
+    opened.set()
+    saver.settle(final=True)
+    saver.close()
+    assert load_checkpoint(f"{tmp_path}/step_1.pt")["weights"].eq(1).all()
+
+
+def test_the_copy_shares_nothing_with_the_state():
+    values = state(1)
+    copy = on_host(values)
+    values["weights"].zero_()
+    values["nested"][0]["tuple"][1].zero_()
+    values["nested"].append(1)
+    assert copy["weights"].eq(1).all() and copy["nested"][0]["tuple"][1].eq(1).all() and len(copy["nested"]) == 1
+
+
+def test_a_write_that_fails_is_reported_and_only_the_last_one_stops_the_run(tmp_path):
+    storage, said, fail = Storage(str(tmp_path)), [], [True]
+    honest = storage.write
+
+    def write(name, fill):
+        if fail[0]:
+            raise OSError("disk full")
+        honest(name, fill)
+
+    storage.write = write
+    saver = Saver(storage, say=said.append)
+    saver.submit(state(1))
+    saver.settle()
+    assert said == ["warning: a checkpoint was NOT written, the run goes on: OSError: disk full"]
+    fail[0] = False
+    saver.submit(state(2))
+    saver.settle(final=True)
+    fail[0] = True
+    saver.submit(state(3))
+    with pytest.raises(OSError, match="the last checkpoint was not written: .*disk full"):
+        saver.settle(final=True)
+    saver.close()
+    assert list_steps(storage) == [2]
+
+
+@pytest.mark.parametrize("part", ["status", "retention"])
+def test_a_checkpoint_that_is_there_is_not_called_unwritten(tmp_path, part):
+    """What follows the write may fail: a full disk of the run folder, a store that deletes nothing."""
+    storage, said = Storage(str(tmp_path)), []
+
+    def fail(*things):
+        raise OSError("no")
+
+    saver = Saver(storage, keep=1, say=said.append, saved=fail if part == "status" else lambda address, step: None)
+    storage.delete = fail
+    for step in (1, 2):
+        saver.submit(state(step))
+    saver.settle(final=True)
+    saver.close()
+    assert saver.last == f"{tmp_path}/step_2.pt" and list_steps(storage) == [2, 1]
+    assert any(text.startswith(f"warning: behind {tmp_path}/step_2.pt, ") for text in said)
+    assert not any("NOT" in text for text in said)
+
+
+def test_retention_counts_what_is_behind_the_newest_for_nothing(tmp_path):
+    """Files of later steps, which another course of the run left, are no reason to delete."""
+    save(tmp_path, 8, 9)
+    assert list_steps(save(tmp_path, 3, 4, keep=1)) == [9, 8, 4]
+
+
+def test_latest_passes_over_damaged_files_and_names_them(tmp_path):
+    storage = save(tmp_path, 1, 2)
+    good = (tmp_path / "step_2.pt").read_bytes()
+    for step, content in ((3, good[:200]), (4, b""), (6, good[: len(good) // 2] + b"x" + good[len(good) // 2 + 1 :])):
+        (tmp_path / f"step_{step}.pt").write_bytes(content)
+    address, passed_over = find_checkpoint("latest", storage)
+    assert address == f"{tmp_path}/step_2.pt"
+    assert [name in text for name, text in zip(("step_6", "step_4", "step_3"), passed_over)] == [True] * 3
+    for step in (3, 6):  # one that is named itself has a remedy
+        with pytest.raises(FlagError, match=rf"step_{step}.pt cannot be loaded: .*; --resume auto takes the newest"):
+            find_checkpoint(f"{tmp_path}/step_{step}.pt", storage)
+
+
+def test_whatever_byte_is_flipped_or_cut_a_checkpoint_is_reported_or_unharmed(tmp_path):
+    """Padding and a few fields of the archive carry nothing: a flip there must leave every value as it was."""
+    save(tmp_path, 7)
+    path = tmp_path / "step_7.pt"
+    good, rng, reported = path.read_bytes(), random.Random(0), 0
+    for case in range(300):
+        data = bytearray(good)
+        if case % 3:
+            data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+        else:
+            del data[rng.randrange(len(data)) :]
+        path.write_bytes(data)
+        try:
+            check_checkpoint(str(path))
+            loaded = load_checkpoint(str(path))
+        except FlagError:
+            reported += 1
+            continue
+        assert case % 3 and loaded["weights"].eq(7).all() and loaded["step"] == 7
+        assert loaded["nested"][0]["tuple"][1].eq(1).all()
+    assert reported > 200
+
+
+def test_a_file_of_another_program_is_refused_with_what_to_give(tmp_path):
+    torch.save({"other": 1}, tmp_path / "step_5.pt")
+    with pytest.raises(FlagError, match="no checkpoint of this program"):
+        load_checkpoint(f"{tmp_path}/step_5.pt")
+
+
+def test_half_files_of_a_killed_process_are_removed(tmp_path):
+    storage = save(tmp_path, 1)
+    (tmp_path / ".step_2.pt.123.tmp").write_bytes(b"half")
+    assert list_steps(storage) == [1]
+    assert storage.sweep() == [".step_2.pt.123.tmp"] and storage.names() == ["step_1.pt"]
+
+
+def test_remote_files_take_their_name_when_they_are_whole(monkeypatch):
+    storage = Storage("memory://atomic")
+    filesystem = type(storage.filesystem)
+    put, seen = filesystem.put_file, []
+
+    def spy(self, source, target, **rest):
+        put(self, source, target, **rest)
+        seen.extend(storage.names())
+
+    monkeypatch.setattr(filesystem, "put_file", spy)
+    storage.write("step_1.pt", lambda file: file.write_bytes(b"whole"))
+    assert seen == [".step_1.pt.tmp"] and storage.names() == ["step_1.pt"]
+    assert fsspec.open("memory://atomic/step_1.pt").open().read() == b"whole"
+
+
+def test_a_missing_checkpoint_is_refused_with_what_to_do(tmp_path):
+    storage = Storage(str(tmp_path))
+    with pytest.raises(FlagError, match="--resume nowhere.pt: there is no such file; --resume auto"):
+        find_checkpoint("nowhere.pt", storage)
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(FlagError, match="folder is a folder: give a file in it, or --name of the run with --resume la"):
+        find_checkpoint(f"{tmp_path}/folder", storage)
+    with pytest.raises(FlagError, match="holds none: --resume auto begins at step 0"):
+        find_checkpoint("latest", storage)
+    assert find_checkpoint("auto", storage) == (None, [])
+    (tmp_path / "step_1.pt").write_bytes(b"damaged")
+    with pytest.raises(FlagError, match="no checkpoint that can be loaded .*step_1.pt.*instead of --resume, --over"):
+        find_checkpoint("auto", storage)
+
+
+def test_a_folder_with_a_run_is_not_taken_by_accident(tmp_path):
+    folder = tmp_path / "run"
+    open_run_folder(folder, overwrite=False, resume=False)
+    (folder / "config.json").touch()
+    with pytest.raises(FlagError, match="already holds a run.*--name.*--resume auto.*--overwrite"):
+        open_run_folder(folder, overwrite=False, resume=False)
+    open_run_folder(folder, overwrite=False, resume=True)
+
+
+def test_a_folder_that_another_process_writes_is_waited_for_then_refused(tmp_path):
+    said: list[str] = []
+    held = lock_run_folder(tmp_path)
+    with pytest.raises(FlagError, match=f"is being written by process {os.getpid()} on .*: wait until it ends"):
+        lock_run_folder(tmp_path, patience=0.6, say=said.append)
+    assert len(said) == 1 and said[0].startswith("waiting for process")
+    threading.Timer(0.3, held.close).start()
+    lock_run_folder(tmp_path, patience=30).close()
+
+
+def test_overwriting_deletes_what_a_run_wrote_and_nothing_else(tmp_path):
+    save(tmp_path / "checkpoints", 1)
+    (tmp_path / "notes.txt").write_text("mine")
+    clear_run_folder(tmp_path)
+    assert os.listdir(tmp_path) == ["notes.txt"]

@@ -1,0 +1,293 @@
+"""Going on with a run, or not: what is refused changes nothing, and nothing good is lost on the way."""
+from __future__ import annotations
+
+import json
+import resource
+import signal
+import threading
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from training_runs import make, metrics, words
+
+from training.checkpoint.files import list_steps, load_checkpoint
+from training.checkpoint.resuming import changed_settings, claim
+from training.checkpoint.run_folder import lock_run_folder
+from training.checkpoint.snapshot import fit_optimizer, restore, save
+from training.checkpoint.storage import Storage
+from training.config import RunConfig
+from training.flags import FlagError
+from training.health.terms import NonFiniteError
+from training.main import main
+
+
+def start(folder: Path, name: str, *more: str) -> Path:
+    assert main(words(folder, name, *more)) == 0
+    return folder / name
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def steps_in(place: Path) -> list[int]:
+    return list_steps(Storage(str(place)))
+
+
+# --- which checkpoints are the run's ---------------------------------------------------------------------------------
+def test_a_damaged_newest_checkpoint_is_not_one_that_good_ones_are_deleted_for(tmp_path):
+    folder = start(tmp_path, "run", "--max-steps", 9, "--save-every-steps", 3) / "checkpoints"
+    (folder / "step_9.pt").write_bytes((folder / "step_9.pt").read_bytes()[:500])
+    start(tmp_path, "run", "--max-steps", 8, "--save-every-steps", 1, "--keep-checkpoints", 1, "--resume", "latest")
+    assert steps_in(folder) == [8] and load_checkpoint(folder / "step_8.pt")["step"] == 8
+    assert (folder / "superseded_step_9.pt").stat().st_size == 500
+
+
+@pytest.mark.parametrize("place", ["own", "elsewhere", "memory"])
+def test_a_run_that_goes_back_leaves_its_later_checkpoints_behind(tmp_path, place, capsys):
+    """`latest` is the newest of the course that was taken, not of the one that was left."""
+    where = {"own": [], "elsewhere": ["--checkpoint-dir", tmp_path / "c"],
+             "memory": ["--checkpoint-dir", f"memory://{tmp_path.name}-back"]}[place]  # fmt: skip
+    run = start(tmp_path, "run", "--max-steps", 9, "--save-every-steps", 3, *where)
+    storage = Storage(str(where[1] if where else run / "checkpoints"))
+    start(tmp_path, "run", "--max-steps", 5, "--resume", storage.path("step_3.pt"), *where)
+    assert list_steps(storage) == [5, 3]
+    assert {"superseded_step_6.pt", "superseded_step_9.pt"} <= set(storage.names())
+    assert "step_9.pt is behind step 3, from which the run goes on" in capsys.readouterr().out
+    assert [row["step"] for row in metrics(run)] == [1, 2, 3, 4, 5]
+
+
+def test_overwriting_deletes_the_runs_checkpoints_wherever_they_lie(tmp_path):
+    place = tmp_path / "c"
+    start(tmp_path, "run", "--max-steps", 9, "--save-every-steps", 3, "--checkpoint-dir", place)
+    (place / "superseded_step_20.pt").touch()
+    (place / "notes.txt").touch()
+    again = ["--save-every-steps", 1, "--keep-checkpoints", 2, "--checkpoint-dir", place]
+    start(tmp_path, "run", "--max-steps", 5, *again, "--overwrite")
+    assert steps_in(place) == [5, 4]
+    assert {path.name for path in place.iterdir()} == {".lock", "notes.txt", "step_4.pt", "step_5.pt"}
+
+
+@pytest.mark.parametrize("more", [[], ["--overwrite"], ["--resume", "first/checkpoint"]])
+def test_the_checkpoints_of_another_run_are_left_alone(tmp_path, capsys, more):
+    """A saved config names its --checkpoint-dir: another run from it must not write there."""
+    place = tmp_path / "c"
+    first = start(tmp_path, "first", "--max-steps", 2, "--checkpoint-dir", place)
+    if more[:1] == ["--resume"]:
+        more = ["--resume", start(tmp_path, "other", "--max-steps", 1, "--warmup", 0) / "checkpoints" / "step_1.pt"]
+    before = files(place)
+    assert main(["--config", str(first / "config.json"), "--name", "second", *map(str, more)]) == 2
+    assert "holds the checkpoints of another run, up to step 2: give another --checkpoint-dir" in (
+        capsys.readouterr().err
+    )
+    assert files(place) == before
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_the_first_step(tmp_path, capsys):
+    (tmp_path / "file").touch()
+    for place in (tmp_path / "file" / "c", "/proc/nowhere"):
+        assert main(words(tmp_path, "run", "--max-steps", 2, "--checkpoint-dir", place)) == 2
+        assert f"--checkpoint-dir {place} cannot be written" in capsys.readouterr().err
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def test_two_runs_at_once_do_not_share_a_place_for_checkpoints(tmp_path, monkeypatch):
+    """Not even before the first of them has written one; the run's own folder is such a place."""
+    monkeypatch.setattr("training.checkpoint.resuming.lock_run_folder", partial(lock_run_folder, patience=0.1))
+    place = Storage(str(tmp_path / "c"))
+    with ExitStack() as first, ExitStack() as second:
+        claim(RunConfig(checkpoint_dir=place.url), tmp_path / "a", place, first)
+        with pytest.raises(FlagError, match="c is being written by process"):
+            claim(RunConfig(checkpoint_dir=place.url), tmp_path / "b", place, second)
+    with ExitStack() as own:
+        place = Storage(str(tmp_path / "d"))
+        claim(RunConfig(checkpoint_dir=place.url), tmp_path / "d", place, own)
+
+
+def test_a_store_that_does_not_answer_is_reported_in_a_line(tmp_path, monkeypatch, capsys):
+    class NoCredentials(Exception):
+        """Of a store's own library."""
+
+    def refuse(self):
+        raise NoCredentials("unable to locate credentials")
+
+    monkeypatch.setattr(Storage, "names", refuse)
+    assert main(words(tmp_path, "run", "--max-steps", 2, "--resume", "memory://far/step_3.pt")) == 2
+    assert "--resume memory://far/step_3.pt: memory://far/step_3.pt cannot be read (NoCredentials: unable" in (
+        capsys.readouterr().err
+    )
+
+
+def test_a_run_that_began_while_another_waited_for_its_folder_is_not_written_into(tmp_path):
+    """Two starts of one name: both found the folder free, the second one gets it when the first is through."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    held = lock_run_folder(folder)
+
+    def first_run() -> None:
+        (folder / "config.json").touch()
+        held.close()
+
+    threading.Timer(0.3, first_run).start()
+    with ExitStack() as stack, pytest.raises(FlagError, match="already holds a run"):
+        claim(RunConfig(), folder, Storage(str(folder / "checkpoints")), stack)
+
+
+@pytest.fixture
+def small_files():
+    """No file may be above 5 MiB: the nearest to a full disk that a test can have for itself."""
+    handler, limits = signal.signal(signal.SIGXFSZ, signal.SIG_IGN), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (5 * 2**20, limits[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    signal.signal(signal.SIGXFSZ, handler)
+
+
+def test_a_full_disk_is_called_by_its_name(tmp_path, capsys, small_files):
+    """torch says `unexpected pos 64 vs 0`."""
+    assert main(words(tmp_path, "run", "--max-steps", 4, "--save-every-steps", 2)) == 2
+    reported = capsys.readouterr()
+    assert "NOT written, the run goes on: OSError" in reported.out and "MiB are left on the disk of " in reported.out
+    assert f"error: the model was not written into {tmp_path / 'run'} (" in reported.err
+    assert "mend that, then --resume auto (with its --name) goes on" in reported.err
+    assert json.loads((tmp_path / "run" / "status.json").read_text())["state"] == "failed"
+    assert not [name for name in files(tmp_path / "run") if name.endswith((".pt", ".tmp", ".safetensors"))]
+
+
+def test_the_model_is_written_though_the_last_checkpoint_is_not(tmp_path, monkeypatch, capsys):
+    def fail(*things):
+        raise OSError("no such store")
+
+    monkeypatch.setattr(Storage, "write", fail)
+    assert main(words(tmp_path, "run", "--max-steps", 2)) == 2
+    assert "the last checkpoint was not written: no such store" in capsys.readouterr().err
+    assert (tmp_path / "run" / "model" / "model.safetensors").exists()
+
+
+def test_a_status_that_cannot_be_written_hides_no_error(tmp_path, monkeypatch, capsys):
+    def fail(*things, **more):
+        raise OSError("disk full")
+
+    def bug(*things):
+        monkeypatch.setattr("training.run.write_status", fail)
+        raise ValueError("the true reason")
+
+    monkeypatch.setattr("training.loop.training_step", bug)
+    assert main(words(tmp_path, "run", "--max-steps", 2)) == 2
+    assert "error: the true reason" in capsys.readouterr().err
+
+
+# --- which run it is -------------------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory) -> Path:
+    """Three steps of a run, with a checkpoint behind each of the last two."""
+    return start(tmp_path_factory.mktemp("runs"), "run", "--max-steps", 3, "--save-every-steps", 2)
+
+
+@pytest.mark.parametrize(
+    "more, message",
+    [
+        (["--opt", "lion"], "was trained with --opt adamw, this run has lion: give --opt adamw"),
+        (["--method", "siglip"], "was trained with --method prolip, this run has siglip: give --method prolip"),
+        (["--lock-image"], "did not train the same parameters (model.visual.class_embedding is trained, here not"),
+        (["--force-image-size", "48"], "is of another model (model.visual.positional_embedding is (18, 32), here (38"),
+        (["--batch-size", "4"], "give --global-batch-size 8"),
+        (["--ema-decay", "0.9"], "holds no averaged weights"),
+        (["--seed", "4"], "in another order of the data: seed was 0, is 4"),
+        (["--max-steps", "2", "--warmup", "0"], "is at step 3 of 2: the run has ended"),
+        (["--resume", "2"], "another order"),  # an earlier step, at which the log would be cut
+    ],
+)
+def test_what_is_refused_changes_nothing(stopped, capsys, more, message):
+    before = files(stopped)
+    if more[0] == "--resume":
+        more = ["--resume", str(stopped / "checkpoints" / "step_2.pt"), "--train-num-samples", "72"]
+    more = [*([] if "--resume" in more else ["--resume", "latest"]), *more]
+    assert main(words(stopped.parent, "run", "--max-steps", 6, *more)) == 2
+    assert message in capsys.readouterr().err
+    after = files(stopped)
+    assert {name for name in before | after if before.get(name) != after.get(name)} <= {".lock"}
+
+
+def test_settings_that_change_are_reported_and_in_force(tmp_path, capsys):
+    run = start(tmp_path, "run", "--max-steps", 3)
+    more = ["--wd", 0.5, "--beta2", 0.5, "--logit-lr-mult", 7, "--layer-decay", 0.5, "--lr-scheduler", "const"]
+    start(tmp_path, "run", "--max-steps", 4, "--resume", "latest", *more)
+    text = capsys.readouterr().out
+    for change in ("optim.wd: 0.2 -> 0.5", "optim.beta2: 0.95 -> 0.5", "run.max_steps: 3 -> 4"):
+        assert change in text
+    states = [load_checkpoint(run / "checkpoints" / f"step_{step}.pt")["optimizer"] for step in (3, 4)]
+    groups = {name: group for group in states[1]["param_groups"] for name in group["names"]}
+    assert all(group["betas"] == (0.9, 0.5) for group in groups.values())
+    assert groups["model.visual.proj"]["weight_decay"] == 0.5 and groups["model.logit_scale"]["weight_decay"] == 0
+    assert groups["model.logit_scale"]["lr"] == pytest.approx(7 * 5e-4)
+    assert groups["model.visual.conv1.weight"]["lr"] == pytest.approx(0.125 * 5e-4)
+    # the other groups hold other numbers of parameters, and each one kept its own moments: one step away from them
+    moments = [
+        {name: state["state"][number]["exp_avg"] for group in state["param_groups"]
+         for number, name in zip(group["params"], group["names"])} for state in states
+    ]  # fmt: skip
+    assert moments[0].keys() == moments[1].keys() and len(states[0]["param_groups"]) < len(states[1]["param_groups"])
+    for name, old in moments[0].items():
+        assert old.shape == moments[1][name].shape
+        if old.numel() > 500 and old.norm() > 0:
+            assert torch.cosine_similarity(old.flatten(), moments[1][name].flatten(), dim=0) > 0.3, name
+
+
+def test_a_schedule_of_another_length_is_reported(tmp_path, capsys):
+    start(tmp_path, "run", "--max-steps", 3)
+    start(tmp_path, "run", "--max-steps", 5, "--resume", "latest")
+    text = capsys.readouterr().out
+    assert "was to take 3 steps, this one takes 5, and the cosine schedule is that of 5 from here on" in text
+
+
+class Kept:
+    """Stands in for the writer of checkpoints."""
+
+    def submit(self, state):
+        self.state = state
+
+
+def test_a_loss_scale_goes_on_and_one_that_there_was_not_begins(tmp_path):
+    """fp16 after fp16; and after a run without a loss scale, whose checkpoint has none."""
+    runs = [make(tmp_path / name) for name in "ab"]
+    runs[0].kept.saver, runs[0].trained.scaler = Kept(), torch.amp.GradScaler("cpu", init_scale=8.0)
+    save(runs[0])
+    runs[1].trained.scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    restore(runs[1], runs[0].kept.saver.state)
+    assert runs[1].trained.scaler.get_scale() == 8.0
+    runs[1].trained.scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    restore(runs[1], runs[0].kept.saver.state | {"scaler": {}})
+    assert runs[1].trained.scaler.get_scale() == 2.0
+
+
+def test_steps_that_were_passed_over_count_in_the_whole_run(tmp_path):
+    """--max-nonfinite 2, both used up before the checkpoint: the next bad step shuts the gate and stops the run."""
+    first, second = (make(tmp_path / name, max_nonfinite=2) for name in "ab")
+    first.kept.saver, first.health.meter.bad_steps = Kept(), 2
+    save(first)
+    restore(second, first.kept.saver.state)
+    assert second.trained.gate.hold({"loss": torch.tensor(1.0)}) == 0
+    assert second.trained.gate.hold({"loss": torch.tensor(float("nan"))}) == 1
+    assert second.trained.gate.hold({"loss": torch.tensor(1.0)}) == 1
+    second.health.meter.add({"loss": torch.tensor(float("nan"))}, 3)
+    with pytest.raises(NonFiniteError, match=r"step 3: loss not finite .*--max-nonfinite 2 allows 2"):
+        second.health.meter.check(second.world)
+
+
+def test_moments_go_by_name_and_settings_by_the_run():
+    saved = {"state": {0: "a", 2: "c"}, "param_groups": [  # y has had no gradient so far
+        {"params": [0, 1], "names": ["x", "y"], "weight_decay": 0.1, "k": 5}, {"params": [2], "names": ["z"], "k": 6}]}
+    groups = [{"params": ["Z", "X"], "names": ["z", "x"], "weight_decay": 0.3}, {"params": ["Y"], "names": ["y"]}]
+    assert fit_optimizer(saved, groups) == {"state": {0: "c", 1: "a"}, "param_groups": [
+        {"params": [0, 1], "names": ["z", "x"], "weight_decay": 0.3, "k": 6},
+        {"params": [2], "names": ["y"], "weight_decay": 0.1, "k": 5}]}  # fmt: skip
+
+
+def test_only_what_both_configs_have_can_change():
+    old = {"method": "a", "optim": {"lr": 1, "gone": 2}, "run": {"name": "x", "seed": 1}}
+    new = {"method": "a", "optim": {"lr": 2, "new": 3}, "run": {"name": "y", "seed": 1}}
+    assert list(changed_settings(old, new)) == ["optim.lr: 1 -> 2"]

@@ -1,0 +1,81 @@
+"""A run that stands still says where; one that goes on, or waits for good reason, says nothing."""
+from __future__ import annotations
+
+import tempfile
+import threading
+import time
+
+from training.health.watchdog import Watchdog
+
+
+def said_by(act, patience: float) -> str:
+    """What a watchdog wrote while `act` ran."""
+    with tempfile.TemporaryFile("w+") as stream:
+        watchdog = Watchdog(patience, rank=3, stream=stream)
+        act(watchdog)
+        watchdog.close()
+        stream.seek(0)
+        return stream.read()
+
+
+def stuck_here(watchdog):
+    watchdog.beat(7)
+    time.sleep(1.5)
+
+
+def test_a_standstill_is_reported_once_with_step_rank_and_stacks():
+    text = said_by(stuck_here, 0.3)
+    assert text.count("warning: rank 3 has stood still") == 1 and "behind step 7; its threads" in text
+    assert "in stuck_here" in text
+
+
+def test_steps_and_pauses_keep_it_silent():
+    def steps(watchdog):
+        for step in range(8):
+            time.sleep(0.1)
+            watchdog.beat(step)
+
+    def evaluation(watchdog):
+        with watchdog.pause():
+            time.sleep(1.2)
+
+    assert said_by(steps, 0.6) == said_by(evaluation, 0.3) == ""
+
+
+def test_zero_means_never():
+    before = threading.active_count()
+    assert said_by(lambda watchdog: time.sleep(0.2), 0) == "" and threading.active_count() == before
+
+
+def test_a_stream_that_is_closed_does_not_end_the_watch():
+    stream = tempfile.TemporaryFile("w+")  # noqa: SIM115
+    stream.close()
+    watchdog = Watchdog(0.05, rank=0, stream=stream)
+    deadline = time.monotonic() + 10
+    while not watchdog.reported and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(0.05)
+    assert watchdog.reported and watchdog.thread.is_alive()
+    watchdog.close()
+
+
+STUCK = """
+def slow(trained, batch, step, honest=training.loop.training_step):
+    import time
+    if step == 2 and trained.objective.context.rank == 1:
+        time.sleep(6)  # the other rank waits for this one
+    return honest(trained, batch, step)
+training.loop.training_step = slow
+"""
+
+
+def test_every_rank_of_a_hanging_run_prints_its_stacks(forked, tmp_path):
+    code = forked.run(
+        "--model", "ProLIP-ViT-test", "--dataset-type", "synthetic", "--train-num-samples", "64", "--batch-size", "4",
+        "--workers", "0", "--max-steps", "4", "--warmup", "1", "--device", "cpu", "--stall-seconds", "2",
+        "--output-dir", tmp_path, "--name", "run", ranks=2, before=STUCK,
+    )  # fmt: skip
+    assert code == 0, forked.err[-3000:]
+    for rank in (0, 1):
+        assert f"warning: rank {rank} has stood still" in forked.err
+    assert "in slow" in forked.err

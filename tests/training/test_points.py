@@ -1,0 +1,85 @@
+"""A run whose method trains means alone is points everywhere: ranked by mean, and without a word of traces."""
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from training_runs import start
+
+import prolip
+from drawings import UNSEEN, VALIDATION
+from prolip.evaluation.__main__ import main as evaluate
+from prolip.evaluation.clip_benchmark import command
+from prolip.evaluation.corpus import main as corpus
+from prolip.evaluation.datasets.emoji import main as write_task
+from prolip.report.__main__ import main as report
+
+DATA = ["--data", UNSEEN]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    """Three steps of SigLIP, with the evaluations of its end."""
+    return start(tmp_path_factory.mktemp("runs"), "points", "--method", "siglip", "--max-steps", "3",
+                 *VALIDATION)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("tasks") / "wds_drawings"
+    write_task([*DATA, "--out", str(folder)])
+    return folder
+
+
+def without_traces(metrics: dict) -> bool:
+    return not any(re.match("trace/|spearman/|inclusion/|recall_by_trace/|refusal/.*/(image|text|pair)/", key)
+                   for key in metrics)  # fmt: skip
+
+
+def test_a_saved_model_names_its_method(run):
+    config = json.loads((run / "model/config.json").read_text())
+    assert config["model_cfg"]["method_cfg"] == {"name": "siglip"}
+    assert prolip.create_model(f"local-dir:{run}/model").config["method_cfg"] == {"name": "siglip"}
+
+
+def test_the_evaluation_of_training_ranks_by_mean_and_reports_no_trace(run):
+    figures = json.loads((run / "eval.json").read_text())
+    assert without_traces(figures) and "names/i2t/R@1" in figures
+    assert json.loads((run / "eval/metrics.json").read_text())["info"]["similarity"] == "mean"
+
+
+def test_the_corpus_command_ranks_by_mean_and_reports_no_trace(run, tmp_path, capsys):
+    result = corpus(["--model", f"local-dir:{run}/model", *DATA, "--out", str(tmp_path / "eval")])
+    said = capsys.readouterr().out
+    assert result.similarity == "mean" and without_traces(result.metrics)
+    assert "trace" not in said and "points: this model's method trains means alone" in said
+    by_csd = corpus(["--model", f"local-dir:{run}/model", *DATA, "--similarity", "csd"])
+    assert by_csd.similarity == "csd" and by_csd.metrics == result.metrics  # of points they are the same
+
+
+def test_the_evaluation_command_ranks_by_mean_and_refuses_by_score_alone(run, task, tmp_path, capsys):
+    (result,) = evaluate(["--model", f"local-dir:{run}/model", "--dataset", f"wds:{task}", "--uncertainty",
+                          "--save-features", str(tmp_path)])  # fmt: skip
+    said = capsys.readouterr().out
+    assert result.info["similarity"] == "mean" and without_traces(result.metrics)
+    assert "by score" in said and "by image" not in said
+    (again,) = evaluate(["--features", str(tmp_path), "--uncertainty"])  # the score is kept with the features
+    assert again.metrics == result.metrics and again.info["similarity"] == "mean"
+    with pytest.raises(SystemExit):
+        evaluate(["--model", f"local-dir:{run}/model", "--dataset", f"wds:{task}", "--similarity", "elk"])
+    assert "its embeddings have no variance, and 'elk' needs one" in capsys.readouterr().err
+
+
+def test_clip_benchmark_compares_by_mean(run, task, tmp_path):
+    command.main(["eval", "--model", f"local-dir:{run}/model", "--dataset", "wds/drawings", "--dataset_root",
+                  f"{task.parent}/wds_{{dataset_cleaned}}", "--output", str(tmp_path / "{similarity}.json"),
+                  "--num_workers", "0"])  # fmt: skip
+    assert json.loads((tmp_path / "mean.json").read_text())["similarity"] == "mean"
+
+
+def test_the_page_says_points(run):
+    page = report([str(run)]).read_text()
+    assert "<b>Points.</b>" in page and "trace" not in page.split("<main>")[1]
+    assert not (run / "figures/trace_histogram.png").exists()

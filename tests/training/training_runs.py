@@ -1,0 +1,99 @@
+"""Small runs for the tests of training: by the command line, or taken apart step by step."""
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import training.loop
+from drawings import SHARDS
+from training.config import build_config
+from training.distributed import World
+from training.health.preemption import STOP
+from training.loop import on_device, training_step
+from training.main import main
+from training.run import build
+from training.state import Run
+
+ROOT = Path(__file__).parents[2]
+DATA = ["--train-data", SHARDS, "--caption-sampling", "name:2,keywords"]
+TINY = [
+    *DATA, "--model", "ProLIP-ViT-test", "--precision", "fp32", "--device", "cpu", "--batch-size", "32",
+    "--workers", "0", "--warmup", "2", "--init-logit-bias", "-3", "--log-every-n-steps", "1",
+]  # fmt: skip
+SYNTHETIC = [
+    "--dataset-type", "synthetic", "--train-num-samples", "64", "--model", "ProLIP-ViT-test", "--precision", "fp32",
+    "--device", "cpu", "--batch-size", "8", "--workers", "0", "--warmup", "1", "--log-every-n-steps", "1",
+    "--save-frequency", "0",
+]  # fmt: skip
+
+
+def start(folder: Path, name: str, *words: str) -> Path:
+    """A run on drawings that ends well; its folder."""
+    assert main([*TINY, "--output-dir", str(folder), "--name", name, *words]) == 0
+    return folder / name
+
+
+def words(folder: Path, name: str, *more: object) -> list[str]:
+    """The command line of a run on synthetic images."""
+    return [*SYNTHETIC, "--output-dir", str(folder), "--name", name, *map(str, more)]
+
+
+def metrics(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def stop_after(steps: int, words: list[str]) -> int:
+    """Exit code of a run that receives SIGTERM during that step, counted from its own start; 0: before the first."""
+    honest, seen = training.loop.training_step, []
+
+    def step_and_stop(trained, batch, step):
+        seen.append(step)
+        if len(seen) == steps:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return honest(trained, batch, step)
+
+    STOP.install()
+    try:
+        training.loop.training_step = step_and_stop
+        if steps == 0:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return main(words)
+    finally:
+        training.loop.training_step, STOP.number = honest, 0
+        STOP.release()
+
+
+def make(tmp_path: Path, objective: dict | None = None, optim: dict | None = None, world: World | None = None, **run):
+    """A run of the tiny model on synthetic images, ready for its first step."""
+    world = world or World()
+    config = build_config(
+        "prolip",
+        {
+            "model": {"model": "ProLIP-ViT-test", "init_logit_bias": -2.0},
+            "data": {"dataset_type": "synthetic", "train_num_samples": 24, "batch_size": 8, "workers": 0},
+            "optim": {"warmup": 0, "lr": 1e-3} | (optim or {}),
+            "run": {"precision": "fp32", "log_every_n_steps": 1, "max_steps": 3, "device": str(world.device)} | run,
+            "objective": objective or {},
+        },
+    )
+    return build(config, world, tmp_path / "run", rows=8)
+
+
+def batches(run: Run) -> Iterator[Any]:
+    run.fed.loader.set_epoch(0)
+    return iter(run.fed.loader)
+
+
+def one_step(run: Run, batch: Any, step: int) -> dict[str, torch.Tensor]:
+    """What the loop does with a batch."""
+    return training_step(run.trained, on_device(run.fed, batch, step, run.world.device), step)
+
+
+def parameters(run: Run) -> dict[str, torch.Tensor]:
+    return {name: value.detach().clone() for name, value in run.trained.objective.named_parameters()}
