@@ -1,0 +1,105 @@
+"""Matched pairs of embedded images and texts: what every uncertainty here is fitted to."""
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from prolip.gaussian import kind_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pairs:
+    """P matched pairs of N images and M texts, frozen.
+
+    image: (N, D), text: (M, D), unit means, float; image_of, text_of: (P,) int64, the rows of each pair; scale: a of
+    the model's logit a * cosine + b. A text that several images have is one row, and so is an image with several texts.
+    image_hidden, text_hidden: (N, W), (M, W'), what the last projections take, where it was kept; empty: (D,), the mean
+    of the text "".
+    Raises TypeError and ValueError for what is no such thing.
+    """
+
+    image: Tensor
+    text: Tensor
+    image_of: Tensor
+    text_of: Tensor
+    scale: float
+    image_hidden: Tensor | None = None
+    text_hidden: Tensor | None = None
+    empty: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        for side in ("image", "text"):
+            _check_side(side, getattr(self, side), getattr(self, f"{side}_of"), getattr(self, f"{side}_hidden"))
+        if self.image.shape[1] != self.text.shape[1]:
+            raise ValueError(
+                f"images have {self.image.shape[1]} dimensions and texts {self.text.shape[1]}: embed both by one model"
+            )
+        if len(self.image_of) != len(self.text_of):
+            raise ValueError(
+                f"{len(self.image_of)} rows of images and {len(self.text_of)} rows of texts make no pairs: give one of"
+                " each for every pair"
+            )
+        if not 0 < self.scale < float("inf"):
+            raise ValueError(f"scale={self.scale} is no factor of a logit: give exp(logit_scale) of the model")
+
+    @classmethod
+    def in_rows(cls, image: Tensor, text: Tensor, scale: float, **further: Any) -> Pairs:
+        """Row i of the images beside row i of the texts, (P, D) each."""
+        return cls(
+            image=image, text=text, image_of=torch.arange(len(image)), text_of=torch.arange(len(text)), scale=scale,
+            **further,
+        )  # fmt: skip
+
+    def __len__(self) -> int:
+        return len(self.image_of)
+
+    @property
+    def swapped(self) -> Pairs:
+        """The same with the sides exchanged: what is written for texts against images does for images against texts."""
+        return Pairs(
+            image=self.text, text=self.image, image_of=self.text_of, text_of=self.image_of, scale=self.scale,
+            image_hidden=self.text_hidden, text_hidden=self.image_hidden,
+        )  # fmt: skip
+
+    def subset(self, rows: Tensor) -> Pairs:
+        """Some of the pairs, of all images and texts."""
+        return replace(self, image_of=self.image_of[rows], text_of=self.text_of[rows])
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All of it by name, as safetensors takes it; `from_tensors` undoes it."""
+        named = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "scale"}
+        kept = {name: x.contiguous() for name, x in named.items() if x is not None}
+        return kept | {"scale": torch.tensor(self.scale, dtype=torch.float64)}
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Pairs:
+        """What `tensors` gave. ValueError for names that are missing or unknown."""
+        wanted, known = {"image", "text", "image_of", "text_of", "scale"}, set(cls.__dataclass_fields__)
+        if not wanted <= tensors.keys() <= known:
+            raise ValueError(f"pairs have the tensors {', '.join(sorted(wanted))} and may have"
+                             f" {', '.join(sorted(known - wanted))}; got {', '.join(sorted(tensors))}")
+        return cls(**{**tensors, "scale": float(tensors["scale"])})
+
+
+def _check_side(side: str, mean: Any, rows: Any, hidden: Any) -> None:
+    for name, x in ((side, mean), (f"{side}_of", rows)):
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{name} is {kind_of(x)}, want a tensor")
+    if mean.ndim != 2 or not mean.is_floating_point() or not len(mean):
+        raise ValueError(f"{side} is {mean.dtype} {tuple(mean.shape)}, want unit means (rows, D), float, rows > 0")
+    if rows.ndim != 1 or rows.dtype != torch.int64:
+        raise ValueError(f"{side}_of is {rows.dtype} {tuple(rows.shape)}, want the rows of the pairs, (P,) int64")
+    if not len(rows):
+        raise ValueError("no pair: nothing can be fitted")
+    if rows.amin() < 0 or rows.amax() >= len(mean):
+        raise ValueError(f"{side}_of has rows from {rows.amin()} to {rows.amax()} and there are {len(mean)} {side}s")
+    if hidden is not None and (hidden.ndim != 2 or len(hidden) != len(mean)):
+        raise ValueError(f"{side}_hidden is {tuple(hidden.shape)}, want a row for each of the {len(mean)} {side}s")
+    lengths = mean[: 1 << 12].float().norm(dim=1)
+    if not torch.allclose(lengths, torch.ones_like(lengths), atol=1e-2):  # bfloat16 keeps a length to 4e-3
+        raise ValueError(f"{side}s have lengths from {lengths.amin():.3g} to {lengths.amax():.3g}, want unit means:"
+                         " torch.nn.functional.normalize(x, dim=-1)")
