@@ -17,8 +17,9 @@ class Pairs:
 
     image: (N, D), text: (M, D), unit means, float; image_of, text_of: (P,) int64, the rows of each pair; scale: a of
     the model's logit a * cosine + b. A text that several images have is one row, and so is an image with several texts.
-    image_hidden, text_hidden: (N, W), (M, W'), what the last projections take, where it was kept; empty: (D,), the mean
-    of the text "".
+    weight: (P,), how often each pair occurs, equally often without; text_ids: (M, L) int64, the token ids of the texts;
+    image_hidden, text_hidden: (N, W), (M, W'), what the last projections take; empty: (D,), the mean of the text "":
+    where they were kept.
     Raises TypeError and ValueError for what is no such thing.
     """
 
@@ -27,6 +28,8 @@ class Pairs:
     image_of: Tensor
     text_of: Tensor
     scale: float
+    weight: Tensor | None = None
+    text_ids: Tensor | None = None
     image_hidden: Tensor | None = None
     text_hidden: Tensor | None = None
     empty: Tensor | None = None
@@ -45,6 +48,10 @@ class Pairs:
             )
         if not 0 < self.scale < float("inf"):
             raise ValueError(f"scale={self.scale} is no factor of a logit: give exp(logit_scale) of the model")
+        if self.weight is not None and (self.weight.shape != self.image_of.shape or not (self.weight > 0).all()):
+            raise ValueError(f"weight is {tuple(self.weight.shape)}, want numbers above 0 for {len(self)} pairs")
+        if self.text_ids is not None and (self.text_ids.ndim != 2 or len(self.text_ids) != len(self.text)):
+            raise ValueError(f"text_ids is {tuple(self.text_ids.shape)}, want (M, L) ids, M = {len(self.text)} texts")
 
     @classmethod
     def in_rows(cls, image: Tensor, text: Tensor, scale: float, **further: Any) -> Pairs:
@@ -58,16 +65,22 @@ class Pairs:
         return len(self.image_of)
 
     @property
+    def weights(self) -> Tensor:
+        """How often each pair occurs, (P,) float32."""
+        return torch.ones(len(self)) if self.weight is None else self.weight.float()
+
+    @property
     def swapped(self) -> Pairs:
         """The same with the sides exchanged: what is written for texts against images does for images against texts."""
         return Pairs(
             image=self.text, text=self.image, image_of=self.text_of, text_of=self.image_of, scale=self.scale,
-            image_hidden=self.text_hidden, text_hidden=self.image_hidden,
+            weight=self.weight, image_hidden=self.text_hidden, text_hidden=self.image_hidden,
         )  # fmt: skip
 
     def subset(self, rows: Tensor) -> Pairs:
         """Some of the pairs, of all images and texts."""
-        return replace(self, image_of=self.image_of[rows], text_of=self.text_of[rows])
+        weight = None if self.weight is None else self.weight[rows]
+        return replace(self, image_of=self.image_of[rows], text_of=self.text_of[rows], weight=weight)
 
     def tensors(self) -> dict[str, Tensor]:
         """All of it by name, as safetensors takes it; `from_tensors` undoes it."""

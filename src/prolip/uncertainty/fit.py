@@ -1,0 +1,233 @@
+"""Fit the ambiguity of texts and images to matched pairs of a frozen model: closed formulas, seconds on a CPU.
+
+What a text leaves open of the images is the code length of its matched image i among all,
+
+    r_ij = -log p(i|j),   p(i|j) = exp(a m_i.m_j) w_i / sum_k exp(a m_k.m_j) w_k,
+
+whose mean over the images that the text is true of is log n where it is true of n equally likely ones, in a model that
+the contrastive loss has led to its optimum. The same holds for images against texts, which have weights.
+"""
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from scipy.optimize import minimize
+from torch import Tensor
+
+from prolip.gaussian import without_autocast
+from prolip.uncertainty.heads import AmbiguityHead, Parts, VarianceHead, bank_features, token_features
+from prolip.uncertainty.pairs import Pairs
+
+#: Rows of the other side that a code length is taken over: all of them up to MOST, else a sample.
+MOST, SAMPLE = 8192, 4096
+#: Numbers in a block of logits.
+BLOCK = 1 << 24
+#: Ridge of the standardised features, in samples; noise over signal of the kernel's part.
+RIDGE, NOISE = 1.0, 0.8
+#: Width of the kernel over the median distance 1 - cosine from a text to its nearest.
+WIDTH = 0.1
+LEAST_LENGTH = 1e-2
+
+
+class CodeLengths(NamedTuple):
+    """Of every row of a side: mean code length of its matches in nats, and mean probability of these, both (rows,)
+    float64, NaN for rows without a pair.
+    """
+
+    nats: Tensor
+    probability: Tensor
+
+
+class Bank(NamedTuple):
+    """Rows of a side and the logarithm of their weights, as far as a head or a sum over all takes them.
+
+    rows: (K,) int64; log_weight: (K,), so that the weights of the rows sum up to those of the whole side.
+    """
+
+    rows: Tensor
+    log_weight: Tensor
+
+
+def fit_text(pairs: Pairs, parts: Parts, seed: int = 0) -> AmbiguityHead:
+    """The head of the texts, fitted against the images; parts: what it looks at.
+
+    log of the mean code length = ridge regression on the features + a Gaussian process on the means for the rest; then
+    eta = exp(alpha) (...)^gamma by the quasi-likelihood of the probabilities, sum_j p_j exp(eta_j) - eta_j, which is
+    least at exp(-eta) = E p. Counts of tokens leave out the text itself where the regression learns from them.
+    """
+    head = AmbiguityHead(parts).to(pairs.text.device)
+    lengths = code_lengths(pairs, seed)
+    rows = lengths.nats.isfinite().nonzero().squeeze(1)
+    mean = pairs.text.float()
+    if parts.bank:
+        chosen = choose_bank(pairs.swapped, parts.bank, seed)
+        head.bank[: len(chosen.rows)] = pairs.image[chosen.rows].float()
+        head.bank_log_weight[: len(chosen.rows)] = chosen.log_weight
+        head.bank_scale.fill_(pairs.scale)
+    ids, learnt = None, None
+    if parts.vocabulary:
+        ids, learnt = _count_tokens(head, pairs, rows)
+    plain = _blocks(head.features, mean[rows], None if ids is None else ids[rows])
+    if learnt is not None:
+        learnt = torch.cat([plain[:, : plain.shape[1] - learnt.shape[1]], learnt], 1)
+    target = lengths.nats[rows].clamp(min=LEAST_LENGTH).log()
+    _fit_linear(head, plain if learnt is None else learnt, target)
+    if parts.centres:
+        rest = target - head.linear(plain).double()
+        _fit_kernel(head, mean[rows], rest, seed)
+    found = _blocks(head.uncalibrated, mean[rows], None if ids is None else ids[rows])
+    gamma, alpha = calibrate(found.double().cpu().numpy(), lengths.probability[rows].cpu().numpy())
+    head.gamma.fill_(gamma)
+    head.alpha.fill_(alpha)
+    return head
+
+
+def fit_image(pairs: Pairs, parts: Parts, seed: int = 0) -> AmbiguityHead:
+    """The head of the images, fitted against the texts, as `fit_text`."""
+    return fit_text(pairs.swapped, parts, seed)
+
+
+def as_variance(head: AmbiguityHead, scale: float) -> VarianceHead:
+    """A tower's head with this ambiguity; scale: a of the model, whose 2/a makes variances of nats."""
+    found = VarianceHead(head.parts)
+    found.ambiguity.load_state_dict(head.state_dict())
+    found.log_unit.fill_(math.log(2 / scale))
+    return found
+
+
+def code_lengths(pairs: Pairs, seed: int = 0) -> CodeLengths:
+    """Mean code length and probability of the matches of every text among all images; see the module.
+
+    Above MOST images a sample of SAMPLE stands for the others of a pair, with the weights of all.
+    """
+    bank = choose_bank(pairs.swapped, len(pairs.image) if len(pairs.image) <= MOST else SAMPLE, seed)
+    of_image = _marginal(pairs.image_of, pairs.weights, len(pairs.image)).log()
+    nats, step = [], max(1, BLOCK // len(bank.rows))
+    keys = pairs.image[bank.rows].float()
+    with without_autocast(keys.device):
+        for part in torch.arange(len(pairs)).split(step):
+            image, text = pairs.image_of[part], pairs.text[pairs.text_of[part]].float()
+            others = pairs.scale * text @ keys.T + bank.log_weight
+            others.masked_fill_(image.unsqueeze(1) == bank.rows, -torch.inf)
+            own = pairs.scale * (text * pairs.image[image].float()).sum(1) + of_image[image]
+            nats.append(torch.nn.functional.softplus(others.logsumexp(1) - own))
+    found = torch.cat(nats).double()
+    weight = pairs.weights.double()
+    total = _marginal(pairs.text_of, weight, len(pairs.text))
+
+    def mean(x: Tensor) -> Tensor:
+        return torch.zeros_like(total).index_add(0, pairs.text_of, weight * x) / total
+
+    return CodeLengths(mean(found), mean((-found).exp()))
+
+
+def choose_bank(pairs: Pairs, most: int, seed: int) -> Bank:
+    """At most `most` of the texts that have a pair, with how often each occurs; a sample where there are more."""
+    weight = _marginal(pairs.text_of, pairs.weights, len(pairs.text))
+    rows = weight.nonzero().squeeze(1)
+    if len(rows) > most:
+        order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))[:most]
+        rows = rows[order.sort().values.to(rows.device)]
+    kept = weight[rows]
+    return Bank(rows, (kept * (weight.sum() / kept.sum())).log())
+
+
+def calibrate(log_nats: np.ndarray, probability: np.ndarray) -> tuple[float, float]:
+    """gamma, alpha of eta = exp(gamma log_nats + alpha) with the least mean of p exp(eta) - eta; (M,), (M,)."""
+
+    def loss(x: np.ndarray) -> tuple[float, np.ndarray]:
+        log_eta = np.clip(x[0] * log_nats + x[1], -20, math.log(50))
+        eta = np.exp(log_eta)
+        slope = (probability * np.exp(eta) - 1) * eta
+        return float((probability * np.exp(eta) - eta).mean()), np.array([(slope * log_nats).mean(), slope.mean()])
+
+    found = minimize(loss, np.array([0.5, 0.0]), jac=True, method="L-BFGS-B", bounds=[(0.05, 5.0), (-5.0, 5.0)])
+    return float(found.x[0]), float(found.x[1])
+
+
+def _count_tokens(head: AmbiguityHead, pairs: Pairs, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Fill the head's rarities; the ids of all texts, and the features of `rows` as if each text had not been counted.
+    """
+    if pairs.text_ids is None:
+        raise ValueError("the head looks at tokens and the pairs have no text_ids: keep them, or leave vocabulary at 0")
+    ids, vocabulary = pairs.text_ids, head.parts.vocabulary
+    if ids.amax() >= vocabulary or ids.amin() < 0:
+        raise ValueError(f"text_ids go from {ids.amin()} to {ids.amax()}, and the vocabulary has {vocabulary} tokens")
+    weight = _marginal(pairs.text_of, pairs.weights, len(pairs.text))[rows]
+    first = first_of_each(ids[rows])
+    count = torch.zeros(vocabulary, device=ids.device)
+    count.index_add_(0, ids[rows].flatten(), (weight.unsqueeze(1) * first).flatten())
+    whole = weight.sum() + 1
+    head.rarity.copy_((whole / (count + 1)).log())
+    without = (count[ids[rows]] - weight.unsqueeze(1)).clamp(min=0)
+    return ids, token_features(ids[rows], (whole / (without + 1)).log(), head.rarity.amax())
+
+
+def first_of_each(ids: Tensor) -> Tensor:
+    """Where a row's token stands for the first time, (B, L) bool."""
+    order = ids.sort(dim=1, stable=True)
+    new = torch.ones_like(ids, dtype=torch.bool)
+    new[:, 1:] = order.values[:, 1:] != order.values[:, :-1]
+    return torch.zeros_like(new).scatter(1, order.indices, new)
+
+
+def _fit_linear(head: AmbiguityHead, features: Tensor, target: Tensor) -> None:
+    """Ridge regression of (M,) on standardised features (M, F); features that do not vary get no weight."""
+    head.offset.fill_(target.mean().item())
+    if not features.shape[1]:
+        return
+    x = features.double()
+    mean, std = x.mean(0), x.std(0, correction=0)
+    std = torch.where(std > 1e-6 * mean.abs().clamp(min=1e-6), std, torch.full_like(std, torch.inf))
+    z = (x - mean) / std
+    weight = torch.linalg.solve(z.T @ z + RIDGE * torch.eye(z.shape[1], dtype=z.dtype), z.T @ (target - target.mean()))
+    head.feature_mean.copy_(mean)
+    head.feature_std.copy_(std)
+    head.weight.copy_(weight)
+
+
+def _fit_kernel(head: AmbiguityHead, mean: Tensor, rest: Tensor, seed: int) -> None:
+    """A Gaussian process on the means (M, D) for what is left (M,): exact up to as many texts as there are centres,
+    else with a sample of them as inducing points (Nystroem): (K_cm K_mc + noise K_cc) u = K_cm rest.
+    """
+    count = min(head.parts.centres, len(mean))
+    chosen = torch.randperm(len(mean), generator=torch.Generator().manual_seed(seed))[:count].to(mean.device)
+    if count == len(mean):
+        chosen = torch.arange(count, device=mean.device)
+    head.centres[:count] = mean[chosen]
+    head.kernel_width.fill_(max(WIDTH * nearest_distance(mean[chosen]), 1e-4))
+    among = head.kernel(mean[chosen])[:, :count].double()
+    if count == len(mean):
+        left, right = among + NOISE * torch.eye(count, dtype=among.dtype), rest
+    else:
+        left, right = NOISE * among + 1e-6 * torch.eye(count, dtype=among.dtype), torch.zeros_like(among[0])
+        for x, y in zip(mean.split(4096), rest.split(4096)):
+            block = head.kernel(x)[:, :count]
+            left += (block.T @ block).double()
+            right += block.double().T @ y
+    head.kernel_weight[:count] = torch.linalg.solve(left, right).float()
+
+
+def nearest_distance(mean: Tensor, most: int = 2048) -> float:
+    """Median over rows (at most `most` of them) of 1 - cosine to the nearest other row that is no copy of it."""
+    rows = mean[torch.linspace(0, len(mean) - 1, min(len(mean), most)).long().unique()]
+    cosines = rows @ rows.T
+    cosines.fill_diagonal_(-1.0)
+    distance = 1 - cosines.masked_fill(cosines > 1 - 1e-5, -1.0).amax(1)
+    return float(distance.median())
+
+
+def _marginal(rows: Tensor, weight: Tensor, count: int) -> Tensor:
+    """Sum of the weights of each row's pairs, (count,)."""
+    return torch.zeros(count, dtype=weight.dtype, device=weight.device).index_add(0, rows, weight)
+
+
+def _blocks(function: Callable[..., Tensor], mean: Tensor, ids: Tensor | None, size: int = 4096) -> Tensor:
+    """function(mean, ids) of some rows at a time."""
+    parts = mean.split(size)
+    rest: Sequence[Tensor | None] = [None] * len(parts) if ids is None else ids.split(size)
+    return torch.cat([function(x, y) for x, y in zip(parts, rest)])

@@ -1,0 +1,170 @@
+"""How ambiguous an embedding is: a closed formula of its mean and its tokens, whose few numbers `fit` finds.
+
+A text that is true of n of N equally likely images leaves log n nats open. A head gives these nats, and a variance in
+the units of squared distances, 2/a times the nats (`prolip.uncertainty.units`).
+"""
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from prolip.gaussian import Gaussian, upcast, without_autocast
+
+#: Inverse temperatures, as multiples of a, at which the answers of a bank are looked at, and which of the nearest.
+TEMPERATURES, NEAREST = (0.5, 1.0, 2.0), (1, 5, 20)
+BANK_FEATURES, TOKEN_FEATURES = 2 * len(TEMPERATURES) + len(NEAREST), 7
+#: Tokens that stand in more of the texts than this say nothing of one of them: start, end, padding, articles.
+COMMON = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """What a head looks at, as numbers of rows; 0: not at that.
+
+    dim: width of the means; bank: embeddings of the other side; vocabulary: of the texts' tokens; centres: of a kernel.
+    """
+
+    dim: int
+    bank: int = 0
+    vocabulary: int = 0
+    centres: int = 0
+
+    @property
+    def features(self) -> int:
+        """Numbers that the linear part takes."""
+        return (BANK_FEATURES if self.bank else 0) + (TOKEN_FEATURES if self.vocabulary else 0)
+
+
+class AmbiguityHead(nn.Module):
+    """log eta = gamma (w . f + sum_c u_c exp((m . m_c - 1) / tau) + b) + alpha, nats eta that an embedding leaves open.
+
+    f: standardised `bank_features` and `token_features`; m_c: centres of the kernel, means of the same side. All of it
+    is buffers, which `prolip.uncertainty.fit` fills: a head that was not fitted gives eta = 1 for everything.
+    """
+
+    bank: Tensor
+    bank_log_weight: Tensor
+    bank_scale: Tensor
+    rarity: Tensor
+    centres: Tensor
+    kernel_weight: Tensor
+    kernel_width: Tensor
+    feature_mean: Tensor
+    feature_std: Tensor
+    weight: Tensor
+    offset: Tensor
+    gamma: Tensor
+    alpha: Tensor
+
+    def __init__(self, parts: Parts):
+        super().__init__()
+        self.parts = parts
+        shapes = {
+            "bank": (parts.bank, parts.dim), "rarity": (parts.vocabulary,), "centres": (parts.centres, parts.dim),
+            "kernel_weight": (parts.centres,), "feature_mean": (parts.features,), "weight": (parts.features,),
+            "offset": (), "alpha": (),
+        }  # fmt: skip
+        for name, shape in shapes.items():
+            self.register_buffer(name, torch.zeros(shape))
+        for name in ("bank_scale", "kernel_width", "gamma"):
+            self.register_buffer(name, torch.ones(()))
+        self.register_buffer("feature_std", torch.ones(parts.features))
+        self.register_buffer("bank_log_weight", torch.full((parts.bank,), -torch.inf))
+
+    def features(self, mean: Tensor, ids: Tensor | None = None) -> Tensor:
+        """What the linear part takes, not standardised: means (B, D), ids (B, L) -> (B, F)."""
+        found = []
+        if self.parts.bank:
+            found.append(bank_features(mean, self.bank, self.bank_log_weight, self.bank_scale))
+        if self.parts.vocabulary:
+            if ids is None:
+                raise ValueError("this head looks at tokens: give the ids of the texts")
+            found.append(token_features(ids, self.rarity[ids], self.rarity.amax()))
+        return torch.cat(found, 1) if found else mean.new_zeros(len(mean), 0)
+
+    def linear(self, features: Tensor) -> Tensor:
+        """w . f + b of features (B, F) -> (B,)."""
+        return (features - self.feature_mean) / self.feature_std @ self.weight + self.offset
+
+    def kernel(self, mean: Tensor) -> Tensor:
+        """exp((m . m_c - 1) / tau), (B, D) -> (B, C)."""
+        return ((mean @ self.centres.T - 1) / self.kernel_width).exp()
+
+    def uncalibrated(self, mean: Tensor, ids: Tensor | None = None) -> Tensor:
+        """Logarithm of the expected code length: means (B, D), ids (B, L) -> (B,)."""
+        found = self.linear(self.features(mean, ids))
+        return found + self.kernel(mean) @ self.kernel_weight if self.parts.centres else found
+
+    def forward(self, mean: Tensor, ids: Tensor | None = None) -> Tensor:
+        """log eta, the logarithm of the nats left open: unit means (B, D), ids (B, L) -> (B,) float32."""
+        mean = upcast(mean.detach())
+        with without_autocast(mean.device):
+            return self.gamma * self.uncalibrated(mean, ids) + self.alpha
+
+
+class VarianceHead(nn.Module):
+    """The Gaussian of a mean whose trace is (2/a) eta, the same variance in every dimension: a tower's `head`."""
+
+    log_unit: Tensor
+
+    def __init__(self, parts: Parts):
+        super().__init__()
+        self.ambiguity = AmbiguityHead(parts)
+        #: log(2/a), with the a that the head was fitted at.
+        self.register_buffer("log_unit", torch.tensor(0.0))
+
+    def log_var(self, mean: Tensor, ids: Tensor | None = None) -> Tensor:
+        """log of the variance of each dimension, (B, D) -> (B, D), without a gradient to the means."""
+        log_trace = self.ambiguity(mean, ids) + self.log_unit
+        return (log_trace - math.log(mean.shape[1])).unsqueeze(1).expand(-1, mean.shape[1])
+
+    def forward(self, tokens: Tensor, z: Gaussian, ids: Tensor | None = None) -> Gaussian:
+        unit = nn.functional.normalize(z.mean, dim=-1)  # a caller may want means before their normalisation
+        return Gaussian(z.mean, self.log_var(unit, ids).contiguous())
+
+
+def bank_features(mean: Tensor, bank: Tensor, log_weight: Tensor, scale: Tensor | float) -> Tensor:
+    """What a bank of the other side answers to means (B, D): entropies and log sums at several temperatures, and some
+    of the largest cosines, (B, BANK_FEATURES).
+
+    bank: (K, D); log_weight: (K,), log of how often each of its rows occurs, -inf: no row; scale: a. For a temperature
+    q the answer is p_k proportional to exp(q a m.m_k + log_weight_k).
+    """
+    cosines = mean @ bank.T
+    found = []
+    for q in TEMPERATURES:
+        logits = q * scale * cosines + log_weight
+        total = logits.logsumexp(1, keepdim=True)
+        p = (logits - total).exp()
+        # sum -p log p, where an empty row has p = 0 and a logit of -inf
+        entropy = total.squeeze(1) - (p * logits.masked_fill(log_weight.isneginf(), 0.0)).sum(1)
+        found += [entropy, total.squeeze(1)]
+    present = cosines.masked_fill(log_weight.isneginf(), -1.0)
+    nearest = present.topk(min(max(NEAREST), bank.shape[0]), dim=1).values
+    found += [nearest[:, min(k, nearest.shape[1]) - 1] for k in NEAREST]
+    return torch.stack(found, 1)
+
+
+def token_features(ids: Tensor, rarity: Tensor, never: Tensor) -> Tensor:
+    """How rare the tokens of texts are, (B, L) ids -> (B, TOKEN_FEATURES).
+
+    rarity: (B, L), log((W + 1) / (w_t + 1)) for the weight w_t of the texts with token t among W in all, the inverse
+    document frequency of text retrieval; never: that of a token that no text had. Largest, mean and least of it, the
+    share of tokens never met, mean and largest logarithm of the ids (vocabularies are in the order of frequency),
+    logarithm of their number. What stands in more than half of the texts is left out.
+    """
+    found, kept = rarity, rarity > -math.log(COMMON)
+    count = kept.sum(1).clamp(min=1)
+    rank = (ids + 1.0).log()
+
+    def mean(x: Tensor) -> Tensor:
+        return (x * kept).sum(1) / count
+
+    least = found.masked_fill(~kept, torch.inf).amin(1)
+    return torch.stack([
+        (found * kept).amax(1), mean(found), least.where(kept.any(1), torch.zeros_like(least)),
+        mean((found >= never).to(found.dtype)), mean(rank), (rank * kept).amax(1), count.to(rank.dtype).log(),
+    ], 1)  # fmt: skip
