@@ -7,16 +7,20 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from prolip.gaussian import Gaussian
+from prolip.gaussian import Gaussian, without_autocast
 from prolip.losses import Factors, csd_factors, mean_factors, wasserstein2_factors
 from prolip.measures import Measure, get_measure
 from prolip.measures.matching import pairwise_match_probability
+from prolip.uncertainty.units import Units
+
+#: What a Gaussian is of.
+Side = Literal["image", "text"]
 
 
 class Score(nn.Module):
@@ -46,14 +50,17 @@ class Score(nn.Module):
         return cls(None if scale is None else scale.exp().item(), None if bias is None else bias.item())
 
     def pairwise(self, queries: Gaussian, gallery: Gaussian) -> Tensor:
-        """All scores in a bounded workspace, (Q, D), (G, D) -> (Q, G)."""
+        """All scores in a bounded workspace, (Q, D), (G, D) -> (Q, G).
+
+        Of images and texts the images are to stand first, as a score need not be symmetric.
+        """
         raise NotImplementedError
 
     def forward(self, queries: Gaussian, gallery: Gaussian) -> Tensor:
         """`pairwise`, for `torch.func.functional_call` with the parameters of a training step."""
         return self.pairwise(queries, gallery)
 
-    def factors(self, z: Gaussian) -> Factors | None:
+    def factors(self, z: Gaussian, side: Side = "image") -> Factors | None:
         """One side in factors, where the score has them: an inner product then serves it exactly."""
         return None
 
@@ -74,6 +81,11 @@ class Score(nn.Module):
     def uncertainty(self, z: Gaussian) -> Tensor:
         """How much room each input leaves, (N, D) -> (N,): its trace."""
         return z.trace
+
+    @property
+    def units(self) -> Units | None:
+        """What its uncertainty means to a person; None where it is a number that only orders."""
+        return None
 
     def settings(self) -> dict[str, Any]:
         """Arguments that make an equal score but for its parameters, JSON-able."""
@@ -121,7 +133,7 @@ class CSDScore(MeasureScore):
     name, takes_points = "csd", True
     measure = get_measure("csd_similarity")
 
-    def factors(self, z: Gaussian) -> Factors:
+    def factors(self, z: Gaussian, side: Side = "image") -> Factors:
         return csd_factors(z)
 
 
@@ -131,7 +143,7 @@ class MeanScore(MeasureScore):
     name, takes_points = "mean", True
     measure = get_measure("mean_cosine")
 
-    def factors(self, z: Gaussian) -> Factors:
+    def factors(self, z: Gaussian, side: Side = "image") -> Factors:
         return mean_factors(z)
 
 
@@ -141,10 +153,46 @@ class WassersteinScore(MeasureScore):
     name, takes_points = "wasserstein2", True
     measure = get_measure("wasserstein2")
 
-    def factors(self, z: Gaussian) -> Factors:
+    def factors(self, z: Gaussian, side: Side = "image") -> Factors:
         """Those of `losses.wasserstein2_factors`, which are of half of it: sqrt(2) [mean, sigma], -|mean|^2 - trace."""
         vector, offset = wasserstein2_factors(z)
         return Factors(2**0.5 * vector, 2 * offset)
+
+
+class TrueMatchScore(Score):
+    """mean.mean' + w trace of the text: the logit, but for scale and bias, that a text is true of an image.
+
+    Where a text is true of n images, each of them gets a share of about 1/n of what the model knows, so that the
+    probability to be true is n p(image | text): with a trace of (2/a) log n the logit is a mean.mean' + (a/2) trace
+    and what belongs to the text alone. The weight w that matched and unmatched pairs confirm is kept with the model.
+    images, texts: how many `units` are told of; unit: 2/a, squared distance per nat.
+    """
+
+    name, symmetric = "true_match", False
+
+    def __init__(  # noqa: PLR0913 (what was trained)
+        self, trace_weight: float, unit: float, images: int, texts: int, scale: float | None = None,
+        bias: float | None = None,
+    ):
+        super().__init__(scale, bias)
+        self.trace_weight, self.unit, self.images, self.texts = trace_weight, unit, images, texts
+
+    def pairwise(self, queries: Gaussian, gallery: Gaussian) -> Tensor:
+        (u, _), (v, offset) = self.factors(queries, "image"), self.factors(gallery, "text")
+        with without_autocast(u.device):
+            return u @ v.mT + offset
+
+    def factors(self, z: Gaussian, side: Side = "image") -> Factors:
+        vector, offset = mean_factors(z)
+        return Factors(vector, offset + self.trace_weight * z.trace if side == "text" else offset)
+
+    @property
+    def units(self) -> Units | None:
+        return Units(self.unit, self.images, self.texts) if self.unit else None
+
+    def settings(self) -> dict[str, Any]:
+        own = {"trace_weight": self.trace_weight, "unit": self.unit, "images": self.images, "texts": self.texts}
+        return super().settings() | own
 
 
 class MatchProbabilityScore(Score):
@@ -195,7 +243,9 @@ SCORES: dict[str, type[Score]] = {
 }
 
 
-def index_vectors(score: Score, z: Gaussian, gallery: bool, distance: bool = False) -> Tensor | None:
+def index_vectors(
+    score: Score, z: Gaussian, gallery: bool, distance: bool = False, side: Side = "image"
+) -> Tensor | None:
     """Vectors (N, P + 1) whose inner product (or, with `distance`, smallest L2 distance) ranks a gallery as the score
     does; None where the score does not factor.
 
@@ -203,7 +253,7 @@ def index_vectors(score: Score, z: Gaussian, gallery: bool, distance: bool = Fal
     is the least number that leaves no root of a negative: |u - v|^2 + c - |v|^2 - 2 b = |u|^2 + c - 2 (u.v + b). The
     gallery is to be given whole.
     """
-    factors = score.factors(z)
+    factors = score.factors(z, side)
     if factors is None:
         return None
     vector, offset = factors

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from prolip.methods.base import Batch, Terms, accumulate_backward
 from training.checkpoint.snapshot import save
+from training.closing import close_training
 from training.config import ValidationConfig
 from training.distributed import gather_objects, wait_for_all
 from training.health.preemption import Stopped
@@ -102,6 +103,8 @@ def train(run: Run) -> None:
         else:
             at.epoch += 1
             at.batch_in_epoch = 0
+        if at.step == run.total_steps:
+            close_training(run)  # before the last checkpoint, so that a run that goes on from it has it behind it
         if at.step == run.total_steps or (save_every and at.epoch % save_every == 0):
             checked_save(run, watch)
         if evaluation_due(run.config.val, at, run.total_steps):

@@ -161,7 +161,9 @@ def build(config: Config, world: World, folder: Path, rows: int, held: contextli
         fed=Fed(loader=loader, augment=build_augment(config, model, world), global_batch=global_batch),
         health=build_health(config, world, trained.objective, rows),
         measured=measured,
-        kept=Kept(folder=folder, log=RunLog(folder, world.is_first), clock=clock, tokenizer=tokenizer),
+        kept=Kept(
+            folder=folder, log=RunLog(folder, world.is_first), clock=clock, tokenizer=tokenizer, preprocess=preprocess
+        ),
     )
     say = run.kept.log.say
     say("\n".join([summary(run), *(f"  weights    {record.getMessage()}" for record in weights)]))

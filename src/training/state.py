@@ -127,7 +127,8 @@ class SaveClock:
 
 @dataclass(kw_only=True)
 class Kept:
-    """What a run leaves. saver: rank 0's alone; tokenizer: that goes with a saved model."""
+    """What a run leaves. saver: rank 0's alone; tokenizer: that goes with a saved model; preprocess: of its evaluation.
+    """
 
     folder: Path
     log: RunLog
@@ -135,6 +136,7 @@ class Kept:
     saver: Saver | None = None
     ledger: Ledger | None = None
     tokenizer: Any = None
+    preprocess: Any = None
 
 
 @dataclass(kw_only=True)

@@ -10,11 +10,13 @@ from typing import Any
 from prolip.measures import MEASURES
 from prolip.methods.base import Method, Objective
 from prolip.methods.deterministic import CLIPConfig, CLIPObjective, SigLIPConfig, SigLIPObjective
+from prolip.methods.likelihood import LikelihoodConfig, LikelihoodObjective, LikelihoodScore, extend
 from prolip.methods.prolip import ProLIPConfig, ProLIPObjective
 from prolip.scores import SCORES, CSDScore, MeanScore, Score, measure_score
 
 METHODS: dict[str, Method] = {
     "prolip": Method(ProLIPConfig, ProLIPObjective, CSDScore),
+    "likelihood": Method(LikelihoodConfig, LikelihoodObjective, LikelihoodScore, extend=extend),
     "siglip": Method(SigLIPConfig, SigLIPObjective, MeanScore, probabilistic=False),
     "clip": Method(CLIPConfig, CLIPObjective, MeanScore, probabilistic=False),
 }
@@ -83,7 +85,7 @@ def score_from_dict(values: Mapping[str, Any]) -> Score:
 
 
 __all__ = [
-    "DEFAULT_METHOD", "FURTHER", "METHODS", "CLIPConfig", "CLIPObjective", "Method", "Objective", "ProLIPConfig",
-    "ProLIPObjective", "SigLIPConfig", "SigLIPObjective", "all_methods", "find_method", "find_score", "retired_flags",
-    "score_from_dict",
+    "DEFAULT_METHOD", "FURTHER", "METHODS", "CLIPConfig", "CLIPObjective", "LikelihoodConfig", "LikelihoodObjective",
+    "Method", "Objective", "ProLIPConfig", "ProLIPObjective", "SigLIPConfig", "SigLIPObjective", "all_methods",
+    "find_method", "find_score", "retired_flags", "score_from_dict",
 ]  # fmt: skip

@@ -14,6 +14,7 @@ from prolip.flops import EncoderPass
 from prolip.gaussian import Gaussian, check_gaussian, upcast
 from prolip.models.prolip import MAX_LOGIT_SCALE
 from prolip.scores import Score
+from prolip.uncertainty.pairs import Pairs
 
 Batch = dict[str, Any]
 Reps = dict[str, Tensor]
@@ -25,11 +26,14 @@ class Needs:
     """What a method asks of the run around it; by default nothing but pairs of an image and a text.
 
     data: settings of `prolip.data.config.DataConfig` that follow from the method, `captions`, `known_matches` and
-    `unpaired`; teacher: a model to learn from, by name or address: it is loaded, frozen, and given in the `Context`.
+    `unpaired`; teacher: a model to learn from, by name or address: it is loaded, frozen, and given in the `Context`;
+    closing_samples: how many samples are embedded once more, as an evaluation sees them and with all their captions,
+    when training has ended, for `Objective.close`.
     """
 
     data: Mapping[str, Any] = field(default_factory=dict)
     teacher: str | None = None
+    closing_samples: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +110,11 @@ class Objective(nn.Module):
 
     def after_step(self) -> None:
         """Called after every optimiser step, for constraints on parameters; must not wait for the device."""
+
+    def close(self, model: Any, pairs: Pairs) -> None:
+        """Called when training has ended, on one rank, for `Needs.closing_samples`: change buffers of what the method
+        added to the trained model, or its averaged twin, by the embeddings `pairs` that it gives.
+        """
 
     def forward(self, batch: Batch, cotangents: Mapping[str, Tensor] | None = None) -> Terms | Tensor:
         """The terms of a batch; with cotangents dL/d(rep), the sum of rep * cotangent, whose gradient is that of L."""

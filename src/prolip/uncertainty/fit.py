@@ -19,7 +19,7 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 from prolip.gaussian import without_autocast
-from prolip.uncertainty.heads import AmbiguityHead, Parts, VarianceHead, bank_features, token_features
+from prolip.uncertainty.heads import AmbiguityHead, Parts, VarianceHead, token_features
 from prolip.uncertainty.pairs import Pairs
 
 #: Rows of the other side that a code length is taken over: all of them up to MOST, else a sample.
@@ -31,6 +31,8 @@ RIDGE, NOISE = 1.0, 0.8
 #: Width of the kernel over the median distance 1 - cosine from a text to its nearest.
 WIDTH = 0.1
 LEAST_LENGTH = 1e-2
+#: Images and texts of a sample whose pairs give the probability to be true, and steps to find it.
+MATCH_IMAGES, MATCH_TEXTS, MATCH_STEPS = 2048, 4096, 30
 
 
 class CodeLengths(NamedTuple):
@@ -231,3 +233,74 @@ def _blocks(function: Callable[..., Tensor], mean: Tensor, ids: Tensor | None, s
     parts = mean.split(size)
     rest: Sequence[Tensor | None] = [None] * len(parts) if ids is None else ids.split(size)
     return torch.cat([function(x, y) for x, y in zip(parts, rest)])
+
+
+class TrueMatch(NamedTuple):
+    """The logit scale (cosine + trace_weight trace of the text) + bias that a text is true of an image."""
+
+    scale: float
+    trace_weight: float
+    bias: float
+
+
+def fit_true_match(pairs: Pairs, text_trace: Tensor, seed: int = 0) -> TrueMatch:
+    """Logistic regression of "is a pair" on cosine and trace of the text (M,), over all pairs of a sample of each side.
+
+    Newton's method on three numbers; the sample keeps the share of true pairs, so the probability needs no correction.
+    """
+    images, texts = _sample(len(pairs.image), MATCH_IMAGES, seed), _sample(len(pairs.text), MATCH_TEXTS, seed)
+    with without_autocast(pairs.image.device):
+        cosine = pairs.image[images].float() @ pairs.text[texts].float().T
+    trace = text_trace[texts].float().expand_as(cosine)
+    label = _labels(pairs, images, texts)
+    middle, width = (float(f(trace)) for f in (torch.mean, torch.std))
+    columns = cosine, (trace - middle) / max(width, 1e-9)
+    theta = torch.tensor([pairs.scale, 0.0, -pairs.scale], dtype=torch.float64)
+    loss, gradient, curvature = _logistic(columns, label, theta)
+    for _ in range(MATCH_STEPS):
+        step = torch.linalg.solve(curvature + 1e-9 * torch.eye(3, dtype=theta.dtype), gradient)
+        while True:
+            found = _logistic(columns, label, theta - step)
+            if found[0] <= loss or step.abs().max() < 1e-6:
+                break
+            step = step / 2
+        moved, theta = step.abs().max(), theta - step
+        loss, gradient, curvature = found
+        if moved < 1e-6:
+            break
+    scale, by_trace, bias = theta.tolist()
+    scale = max(scale, 1e-3)  # cosines that say nothing of the pairs leave it at nothing
+    by_trace /= max(width, 1e-9)
+    return TrueMatch(scale, by_trace / scale, bias - by_trace * middle)
+
+
+def _sample(count: int, most: int, seed: int) -> Tensor:
+    if count <= most:
+        return torch.arange(count)
+    return torch.randperm(count, generator=torch.Generator().manual_seed(seed))[:most]
+
+
+def _labels(pairs: Pairs, images: Tensor, texts: Tensor) -> Tensor:
+    """Which of these images and texts are pairs, float32 (len(images), len(texts))."""
+    places = []
+    for chosen, rows, count in ((images, pairs.image_of, len(pairs.image)), (texts, pairs.text_of, len(pairs.text))):
+        place = torch.full((count,), -1)
+        place[chosen] = torch.arange(len(chosen))
+        places.append(place[rows])
+    both = (places[0] >= 0) & (places[1] >= 0)
+    label = torch.zeros(len(images), len(texts))
+    label[places[0][both], places[1][both]] = 1.0
+    return label
+
+
+def _logistic(columns: tuple[Tensor, Tensor], label: Tensor, theta: Tensor) -> tuple[float, Tensor, Tensor]:
+    """Mean logistic loss of x = (columns, 1) at theta (3,), its gradient (3,) and Hessian (3, 3) in float64."""
+    a, b, c = theta.tolist()
+    z = a * columns[0] + b * columns[1] + c
+    loss = (torch.nn.functional.softplus(z) - label * z).double().mean().item()
+    p = torch.sigmoid(z)
+    error, spread = p - label, p * (1 - p)
+    x = [*columns, torch.ones_like(z)]
+    gradient = torch.tensor([(error * u).double().mean().item() for u in x], dtype=torch.float64)
+    curvature = torch.tensor([[(spread * u * v).double().mean().item() for u in x] for v in x], dtype=torch.float64)
+    return loss, gradient, curvature

@@ -70,16 +70,30 @@ class CaptionSampler:
 
     def draw(self, plain: str | None, record: Mapping[str, Any] | None, seed: int) -> Drawn:
         """The caption that belongs to `seed`; SampleFault where no field has one."""
-        found = [texts(plain if field == PLAIN else (record or {}).get(field), field) for field in self.fields]
-        weights = [weight if captions else 0.0 for weight, captions in zip(self.weights, found)]
-        if not any(weights):
-            there = "" if record is None else f"; {offer_fields(record)}"
-            raise SampleFault("no caption", f"nothing in {', '.join(self.fields)}{there}")
+        found, weights = self._find(plain, record)
         every = tuple(dict.fromkeys(caption for captions in found for caption in captions))
         if len(every) == 1:
             return Drawn(every[0], every)
         rng = random.Random(seed)
         return Drawn(rng.choice(rng.choices(found, weights)[0]), every)
+
+    def chances(self, plain: str | None, record: Mapping[str, Any] | None) -> dict[str, float]:
+        """Every caption of a sample with the probability that `draw` gives it; SampleFault where there is none."""
+        found, weights = self._find(plain, record)
+        out: dict[str, float] = {}
+        for captions, weight in zip(found, weights):
+            for caption in captions:
+                out[caption] = out.get(caption, 0.0) + weight / sum(weights) / len(captions)
+        return out
+
+    def _find(self, plain: str | None, record: Mapping[str, Any] | None) -> tuple[list[list[str]], list[float]]:
+        """The captions in every field, and the weights of these, 0 where there is none."""
+        found = [texts(plain if field == PLAIN else (record or {}).get(field), field) for field in self.fields]
+        weights = [weight if captions else 0.0 for weight, captions in zip(self.weights, found)]
+        if not any(weights):
+            there = "" if record is None else f"; {offer_fields(record)}"
+            raise SampleFault("no caption", f"nothing in {', '.join(self.fields)}{there}")
+        return found, weights
 
 
 def offer_fields(record: Mapping[str, Any]) -> str:

@@ -92,7 +92,7 @@ class GaussianEncoder(nn.Module):
 
         Of a score with factors [vector, offset, 1] of images and [vector, 1, offset] of texts, in float64.
         """
-        factors = self.score.factors(z.to(torch.float64))
+        factors = self.score.factors(z.to(torch.float64), "image" if side > 0 else "text")
         if factors is None:
             ends = torch.full_like(z.mean[:, :1], side)
             return torch.cat([z.mean, z.log_var, ends], dim=1).as_subclass(self.packed)

@@ -1,0 +1,94 @@
+"""The samples of training data once, each with all of its captions: what is looked at when the weights have settled."""
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
+from typing import Any, NamedTuple
+
+from PIL import Image
+from torch import Tensor
+
+from prolip.data.config import DataConfig
+from prolip.data.faults import FaultCounter, SampleFault
+from prolip.data.order.cursor import Cursor
+from prolip.data.order.streams import Place, Source
+from prolip.data.samples.captions import CaptionSampler
+from prolip.data.samples.decoding import decode_image
+from prolip.data.samples.sample import Row, caption_parts, image_bytes
+from prolip.data.sources import build_source
+from prolip.data.synthetic import SyntheticSource
+
+#: Samples that are decoded ahead of the one that is wanted.
+AHEAD = 256
+#: An epoch of its own, so that the order is that of no epoch of training.
+EPOCH = 2**31 - 1
+
+
+class Captioned(NamedTuple):
+    """A sample as evaluation sees it. pixels: (3, H, W); chances: caption -> the probability that training draws it."""
+
+    key: str
+    pixels: Tensor
+    chances: dict[str, float]
+
+
+def captioned_samples(
+    config: DataConfig,
+    preprocess: Callable[[Image.Image], Tensor],
+    count: int,
+    rank: int = 0,
+    ranks: int = 1,
+    faults: FaultCounter | None = None,
+) -> Iterator[Captioned]:
+    """This rank's share of at most `count` samples of the training data, none of them twice.
+
+    Decoded by threads. faults: counts what cannot be used, and ends the reading where that is too much. ValueError for
+    synthetic data, which has no captions.
+    """
+    source, _ = build_source(config, ranks)
+    if isinstance(source, SyntheticSource):
+        raise ValueError("synthetic data has no captions to fit anything to")
+    captions = CaptionSampler.parse(config.caption_sampling)
+    counter = FaultCounter(limit=config.max_bad_fraction) if faults is None else faults
+    share = count // ranks + (rank < count % ranks)
+
+    def decode(row: Row) -> Captioned | tuple[SampleFault, Row]:
+        try:
+            chances = captions.chances(*caption_parts(row.raw, captions))
+            return Captioned(row.raw["__key__"], preprocess(decode_image(image_bytes(row.raw))), chances)
+        except SampleFault as fault:
+            return fault, row
+        except Exception as error:  # an image one pixel wide that cannot be resized, and more
+            return SampleFault("failed transform", f"{type(error).__name__}: {error}"), row
+
+    rows = once(source, Place(config.seed, EPOCH, rank, ranks), counter)
+    for done in in_threads(decode, islice(rows, share)):
+        if isinstance(done, Captioned):
+            counter.use_sample()
+            yield done
+        else:
+            fault, row = done
+            counter.lose_sample(fault, row.raw["__key__"], row.raw.get("__url__", ""))
+            counter.judge_chunk()
+
+
+def once(source: Source, place: Place, faults: FaultCounter) -> Iterator[Row]:
+    """The rows of a stream up to the first that it reads again."""
+    for row in source.stream(place, faults, Cursor()):
+        if row.occurrence:
+            return
+        yield row
+
+
+def in_threads(work: Callable[[Any], Any], items: Iterator[Any]) -> Iterator[Any]:
+    """`map(work, items)` by threads, in order, with AHEAD items under way."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with ThreadPoolExecutor(max(1, min(16, cores - 1))) as pool:
+        waiting: deque[Future] = deque(pool.submit(work, item) for item in islice(items, AHEAD))
+        while waiting:
+            done = waiting.popleft().result()
+            waiting.extend(pool.submit(work, item) for item in islice(items, 1))
+            yield done

@@ -1,0 +1,122 @@
+"""Means by the sigmoid loss, variances by the likelihood of matched pairs: what a trace should mean.
+
+The pair loss is SigLIP's (Zhai et al. 2023), so means and time are SigLIP's. When the means have settled, the variances
+are fitted to the code lengths of matched pairs (`prolip.uncertainty.fit`): the trace of a text is (2/a) times the nats
+that it leaves open about its image, that of an image likewise against the texts. docs/uncertainty_study.md has the
+theory, and the alternatives that were tried.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from prolip.gaussian import Gaussian, upcast
+from prolip.losses import mean_factors, sigmoid_loss_over_ranks
+from prolip.methods.base import Batch, Context, Needs, Objective, Reps, Terms, clamp_logit_scale, logit_scale_and_bias
+from prolip.scores import TrueMatchScore
+from prolip.uncertainty.fit import as_variance, fit_image, fit_text, fit_true_match
+from prolip.uncertainty.heads import Parts, VarianceHead
+from prolip.uncertainty.pairs import Pairs
+from prolip.utils.fields import option
+
+
+@dataclass(kw_only=True)
+class LikelihoodConfig:
+    """What the variances are fitted with, when the means have settled."""
+
+    fit_samples: int = option(100_000, "samples that are read once more at the end, to fit the variances; 0: no fit")
+    bank: int = option(2048, "texts that an image is compared with for its variance; 4 bytes per dimension of each")
+    centres: int = option(2048, "texts whose variances are kept one by one; of others their tokens speak")
+
+    def __post_init__(self) -> None:
+        for name, least in (("fit_samples", 0), ("bank", 32), ("centres", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name}={getattr(self, name)}: give {least} or more")
+
+
+class LikelihoodHead(VarianceHead):
+    """`VarianceHead`, which has nothing to say while the means are trained."""
+
+    def forward(self, tokens: Tensor, z: Gaussian, ids: Tensor | None = None) -> Gaussian:
+        return z if self.training else super().forward(tokens, z, ids)
+
+
+class MatchWeights(nn.Module):
+    """What `TrueMatchScore` has of a model: scale (0: not fitted), weight of the trace, bias; rows of either side."""
+
+    values: Tensor
+    counts: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("values", torch.zeros(3))
+        self.register_buffer("counts", torch.zeros(2, dtype=torch.int64))
+
+
+class LikelihoodScore(TrueMatchScore):
+    """`TrueMatchScore` of a model of this method; before its variances are fitted the cosine, with scale and bias."""
+
+    @classmethod
+    def of(cls, model: Any) -> TrueMatchScore:
+        scale, weight, bias = model.match.values.tolist()
+        if not scale:
+            trained = logit_scale_and_bias(model)
+            return TrueMatchScore(0.0, 0.0, 0, 0, trained["scale"].item(), trained["bias"].item())
+        images, texts = model.match.counts.tolist()
+        return TrueMatchScore(weight, model.text.head.log_unit.exp().item(), images, texts, scale, bias)
+
+
+def extend(model: Any, config: LikelihoodConfig) -> None:
+    """Add both heads, and what the score needs, to a fresh model."""
+    model.visual.head = LikelihoodHead(Parts(dim=model.embed_dim, bank=config.bank))
+    model.text.head = LikelihoodHead(
+        Parts(dim=model.embed_dim, vocabulary=model.vocab_size, centres=config.centres)
+    )
+    model.match = MatchWeights()
+
+
+class LikelihoodObjective(Objective):
+    """Sigmoid loss of the cosines of all pairs of the global batch; the variances follow when training ends."""
+
+    config: LikelihoodConfig
+
+    def __init__(self, model: Any, config: LikelihoodConfig, context: Context | None = None):
+        super().__init__(model, config, context)
+        for parameter in model.uncertainty_parameters():  # the loss does not reach them
+            parameter.requires_grad_(False)
+
+    @classmethod
+    def needs(cls, config: LikelihoodConfig) -> Needs:
+        return Needs(closing_samples=config.fit_samples)
+
+    def embed(self, batch: Batch) -> Reps:
+        """Means of images and texts (B, D), with scale and bias."""
+        return {
+            "image_mean": self.encode("image", batch["image"]).mean,
+            "text_mean": self.encode("text", batch["text"]).mean,
+        } | logit_scale_and_bias(self.model)
+
+    def terms(self, reps: Reps, batch: Batch) -> Terms:
+        """loss, with scale and bias for the log."""
+        means = [upcast(reps[f"{side}_mean"]) for side in ("image", "text")]
+        factors = [mean_factors(Gaussian(mean, torch.zeros_like(mean))) for mean in means]
+        loss = sigmoid_loss_over_ranks(*factors, reps["scale"], reps["bias"])
+        return {"loss": loss} | {name: reps[name].detach() for name in ("scale", "bias")}
+
+    def after_step(self) -> None:
+        clamp_logit_scale(self.model)
+
+    def close(self, model: Any, pairs: Pairs) -> None:
+        """Fit the variances of a trained model to pairs of its own means."""
+        heads = {
+            "image": fit_image(pairs, model.visual.head.ambiguity.parts, self.context.seed),
+            "text": fit_text(pairs, model.text.head.ambiguity.parts, self.context.seed),
+        }
+        for tower, head in ((model.visual, heads["image"]), (model.text, heads["text"])):
+            tower.head.load_state_dict(as_variance(head, pairs.scale).state_dict())
+        trace = model.text.head.log_var(pairs.text.float(), pairs.text_ids).exp().sum(1)
+        model.match.values.copy_(torch.tensor(fit_true_match(pairs, trace, self.context.seed)))
+        model.match.counts.copy_(torch.tensor([len(pairs.image), len(pairs.text)]))

@@ -1,0 +1,64 @@
+"""Uncertainty in units that a person understands: nats and bits of information, and how many items an input fits."""
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Units(NamedTuple):
+    """What the traces of a model mean that was fitted to matched pairs (`prolip.uncertainty.fit`).
+
+    unit: 2/a, the squared distance of a nat; images, texts: how many of the other side an input was told among. With
+    a trace of `unit` * eta an input leaves eta nats open: a text fits exp(eta) of `images` images, and says log(images)
+    - eta nats about which one is meant; an image likewise among `texts` texts, where exp(eta) counts its captions by
+    how often each is given (exp of a collision entropy).
+    """
+
+    unit: float
+    images: int
+    texts: int
+
+    def nats(self, trace: Tensor) -> Tensor:
+        """What an input leaves open, eta; its trace in any shape."""
+        return trace / self.unit
+
+    def share(self, trace: Tensor, of: str = "images") -> Tensor:
+        """The expected share of the images that a text fits (or, of="texts", of the texts that an image fits)."""
+        return (self.nats(trace).exp() / self._total(of)).clamp(max=1.0)
+
+    def matches(self, trace: Tensor, among: int, of: str = "images") -> Tensor:
+        """How many of `among` such images (texts) are expected to fit."""
+        return self.share(trace, of) * among
+
+    def information(self, trace: Tensor, of: str = "images", bits: bool = False) -> Tensor:
+        """Nats, or bits, that an input says about which image (text) is meant: log(total) - eta, at least 0."""
+        nats = (math.log(self._total(of)) - self.nats(trace)).clamp(min=0.0)
+        return nats / math.log(2) if bits else nats
+
+    def trace(self, share: Tensor, of: str = "images") -> Tensor:
+        """The trace of an input that fits this share: `share` undone."""
+        return self.unit * (torch.as_tensor(share) * self._total(of)).log()
+
+    def _total(self, of: str) -> int:
+        if of not in ("images", "texts"):
+            raise ValueError(f"of={of!r}: what an input fits are images or texts")
+        return self.images if of == "images" else self.texts
+
+
+def in_words(share: float) -> str:
+    """A share as a person says it: "about 1 in 12", "about 2 in 3", "nearly all"."""
+    if not 0 <= share <= 1:
+        raise ValueError(f"share {share} is outside of [0, 1]")
+    if share > 0.9:
+        return "nearly all"
+    if share >= 0.3:
+        few = min(((abs(share - k / n), n, k) for n in (2, 3, 4, 5) for k in range(1, n)), key=lambda x: (x[0], x[1]))
+        return f"about {few[2]} in {few[1]}"
+    if share == 0:
+        return "none"
+    one_in = 1 / share
+    digits = 10 ** max(0, math.floor(math.log10(one_in)) - 1)  # two digits say enough
+    return f"about 1 in {round(one_in / digits) * digits:,}"
