@@ -22,6 +22,7 @@ FLOORS = [
     ["prolip.scores"],
     ["prolip.uncertainty"],
     ["prolip.data", "prolip.models"],
+    ["prolip.uncertainty.collect", "prolip.uncertainty.clip"],
     ["prolip.methods.base"],
     ["prolip.methods.prolip", "prolip.methods.deterministic", "prolip.methods.likelihood"],
     ["prolip.methods"],
@@ -33,7 +34,8 @@ FLOORS = [
     ["prolip.evaluation.kinds"],
     ["prolip.evaluation.task", "prolip.evaluation.plots"],
     ["prolip.evaluation.distributed", "prolip.evaluation.table", "prolip.evaluation.suites"],
-    ["prolip.evaluation", "prolip.export", "prolip.report"],  # the commands
+    # the commands
+    ["prolip.evaluation", "prolip.export", "prolip.report", "prolip.uncertainty.attach", "prolip.uncertainty.__main__"],
     ["prolip"],  # the public names
     ["training"],
     ["planner"],

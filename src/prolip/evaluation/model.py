@@ -16,6 +16,7 @@ from tqdm import tqdm
 from prolip.gaussian import Gaussian, concatenate
 from prolip.methods import find_method, find_score, score_from_dict
 from prolip.scores import CSDScore, Score, Similarity
+from prolip.uncertainty.clip import FittedCLIP
 
 PRECISIONS = {"fp32": None, "amp_bf16": torch.bfloat16, "amp_fp16": torch.float16}
 
@@ -102,7 +103,8 @@ def embedder_of(
     probabilistic = has_variances and inner is network
     if not has_variances and inner is network:
         network = PointModel(network)
-    scale, bias = (getattr(inner, part, None) for part in ("logit_scale", "logit_bias"))
+    trained = inner.model if isinstance(inner, FittedCLIP) else inner
+    scale, bias = (getattr(trained, part, None) for part in ("logit_scale", "logit_bias"))
     return Embedder(
         name=name,
         encode_image=encoder(network, "image", device, precision),
@@ -166,6 +168,8 @@ def own_score(network: nn.Module) -> tuple[Score, bool]:
 
     Of a network that is not ours csd, which is the cosine of points, and True.
     """
+    if isinstance(network, FittedCLIP):
+        return network.score, True
     config = getattr(network, "config", None)
     if not isinstance(config, dict) or "method_cfg" not in config:
         return CSDScore.of(network), True

@@ -17,7 +17,7 @@ from prolip.gaussian import Gaussian, upcast
 from prolip.losses import mean_factors, sigmoid_loss_over_ranks
 from prolip.methods.base import Batch, Context, Needs, Objective, Reps, Terms, clamp_logit_scale, logit_scale_and_bias
 from prolip.scores import TrueMatchScore
-from prolip.uncertainty.fit import as_variance, fit_image, fit_text, fit_true_match
+from prolip.uncertainty.fit import Fitted, fit_variances
 from prolip.uncertainty.heads import Parts, VarianceHead
 from prolip.uncertainty.pairs import Pairs
 from prolip.utils.fields import option
@@ -78,6 +78,15 @@ def extend(model: Any, config: LikelihoodConfig) -> None:
     model.match = MatchWeights()
 
 
+def adopt(model: Any, fitted: Fitted) -> None:
+    """Give a model of this method the variances and the score that were fitted to its means."""
+    score = fitted.score
+    model.visual.head.load_state_dict(fitted.image.state_dict())
+    model.text.head.load_state_dict(fitted.text.state_dict())
+    model.match.values.copy_(torch.tensor([score.scale, score.trace_weight, score.bias]))
+    model.match.counts.copy_(torch.tensor([score.images, score.texts]))
+
+
 class LikelihoodObjective(Objective):
     """Sigmoid loss of the cosines of all pairs of the global batch; the variances follow when training ends."""
 
@@ -111,12 +120,5 @@ class LikelihoodObjective(Objective):
 
     def close(self, model: Any, pairs: Pairs) -> None:
         """Fit the variances of a trained model to pairs of its own means."""
-        heads = {
-            "image": fit_image(pairs, model.visual.head.ambiguity.parts, self.context.seed),
-            "text": fit_text(pairs, model.text.head.ambiguity.parts, self.context.seed),
-        }
-        for tower, head in ((model.visual, heads["image"]), (model.text, heads["text"])):
-            tower.head.load_state_dict(as_variance(head, pairs.scale).state_dict())
-        trace = model.text.head.log_var(pairs.text.float(), pairs.text_ids).exp().sum(1)
-        model.match.values.copy_(torch.tensor(fit_true_match(pairs, trace, self.context.seed)))
-        model.match.counts.copy_(torch.tensor([len(pairs.image), len(pairs.text)]))
+        fitted = fit_variances(pairs, self.config.bank, self.config.centres, model.vocab_size, self.context.seed)
+        adopt(model, fitted)

@@ -19,6 +19,7 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 from prolip.gaussian import without_autocast
+from prolip.scores import TrueMatchScore
 from prolip.uncertainty.heads import AmbiguityHead, Parts, VarianceHead, token_features
 from prolip.uncertainty.pairs import Pairs
 
@@ -54,6 +55,31 @@ class Bank(NamedTuple):
     log_weight: Tensor
 
 
+class Fitted(NamedTuple):
+    """Heads that give images and texts their variances, and the score that goes with them."""
+
+    image: VarianceHead
+    text: VarianceHead
+    score: TrueMatchScore
+
+
+def fit_variances(pairs: Pairs, bank: int = 2048, centres: int = 2048, vocabulary: int = 0, seed: int = 0) -> Fitted:
+    """Variances of images and texts, and the score, from matched pairs of a frozen model.
+
+    bank: texts that an image is compared with; centres: texts whose variances are kept one by one; vocabulary: of the
+    model's tokenizer, where the pairs have `text_ids`, else the texts are compared with a bank of images. Seconds for
+    thousands of pairs on a CPU, and less than a minute for 100,000. Equal arguments give equal bits.
+    """
+    dim = pairs.image.shape[1]
+    own = {"vocabulary": vocabulary} if vocabulary else {"bank": bank}
+    text = as_variance(fit_text(pairs, Parts(dim=dim, centres=centres, **own), seed), pairs.scale)
+    image = as_variance(fit_image(pairs, Parts(dim=dim, bank=bank), seed), pairs.scale)
+    trace = text.trace(pairs.text.float(), pairs.text_ids if vocabulary else None)
+    match = fit_true_match(pairs, trace, seed)
+    counts = len(pairs.image), len(pairs.text)
+    return Fitted(image, text, TrueMatchScore(match.trace_weight, 2 / pairs.scale, *counts, match.scale, match.bias))
+
+
 def fit_text(pairs: Pairs, parts: Parts, seed: int = 0) -> AmbiguityHead:
     """The head of the texts, fitted against the images; parts: what it looks at.
 
@@ -68,7 +94,7 @@ def fit_text(pairs: Pairs, parts: Parts, seed: int = 0) -> AmbiguityHead:
     if parts.bank:
         chosen = choose_bank(pairs.swapped, parts.bank, seed)
         head.bank[: len(chosen.rows)] = pairs.image[chosen.rows].float()
-        head.bank_log_weight[: len(chosen.rows)] = chosen.log_weight
+        head.bank_weight[: len(chosen.rows)] = chosen.log_weight.exp()
         head.bank_scale.fill_(pairs.scale)
     ids, learnt = None, None
     if parts.vocabulary:
@@ -184,12 +210,13 @@ def _fit_linear(head: AmbiguityHead, features: Tensor, target: Tensor) -> None:
         return
     x = features.double()
     mean, std = x.mean(0), x.std(0, correction=0)
-    std = torch.where(std > 1e-6 * mean.abs().clamp(min=1e-6), std, torch.full_like(std, torch.inf))
-    z = (x - mean) / std
+    varies = std > 1e-6 * mean.abs().clamp(min=1e-6)
+    std = torch.where(varies, std, torch.ones_like(std))
+    z = (x - mean) / std * varies
     weight = torch.linalg.solve(z.T @ z + RIDGE * torch.eye(z.shape[1], dtype=z.dtype), z.T @ (target - target.mean()))
     head.feature_mean.copy_(mean)
     head.feature_std.copy_(std)
-    head.weight.copy_(weight)
+    head.weight.copy_(weight * varies)
 
 
 def _fit_kernel(head: AmbiguityHead, mean: Tensor, rest: Tensor, seed: int) -> None:

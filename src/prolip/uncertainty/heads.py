@@ -46,7 +46,7 @@ class AmbiguityHead(nn.Module):
     """
 
     bank: Tensor
-    bank_log_weight: Tensor
+    bank_weight: Tensor
     bank_scale: Tensor
     rarity: Tensor
     centres: Tensor
@@ -63,22 +63,21 @@ class AmbiguityHead(nn.Module):
         super().__init__()
         self.parts = parts
         shapes = {
-            "bank": (parts.bank, parts.dim), "rarity": (parts.vocabulary,), "centres": (parts.centres, parts.dim),
-            "kernel_weight": (parts.centres,), "feature_mean": (parts.features,), "weight": (parts.features,),
-            "offset": (), "alpha": (),
+            "bank": (parts.bank, parts.dim), "bank_weight": (parts.bank,), "rarity": (parts.vocabulary,),
+            "centres": (parts.centres, parts.dim), "kernel_weight": (parts.centres,),
+            "feature_mean": (parts.features,), "weight": (parts.features,), "offset": (), "alpha": (),
         }  # fmt: skip
         for name, shape in shapes.items():
             self.register_buffer(name, torch.zeros(shape))
         for name in ("bank_scale", "kernel_width", "gamma"):
             self.register_buffer(name, torch.ones(()))
         self.register_buffer("feature_std", torch.ones(parts.features))
-        self.register_buffer("bank_log_weight", torch.full((parts.bank,), -torch.inf))
 
     def features(self, mean: Tensor, ids: Tensor | None = None) -> Tensor:
         """What the linear part takes, not standardised: means (B, D), ids (B, L) -> (B, F)."""
         found = []
         if self.parts.bank:
-            found.append(bank_features(mean, self.bank, self.bank_log_weight, self.bank_scale))
+            found.append(bank_features(mean, self.bank, self.bank_weight, self.bank_scale))
         if self.parts.vocabulary:
             if ids is None:
                 raise ValueError("this head looks at tokens: give the ids of the texts")
@@ -116,6 +115,11 @@ class VarianceHead(nn.Module):
         #: log(2/a), with the a that the head was fitted at.
         self.register_buffer("log_unit", torch.tensor(0.0))
 
+    def trace(self, mean: Tensor, ids: Tensor | None = None) -> Tensor:
+        """(2/a) eta of unit means (B, D), some at a time -> (B,)."""
+        rows = mean.split(4096), [None] * (len(mean) // 4096 + 1) if ids is None else ids.split(4096)
+        return torch.cat([(self.ambiguity(x, y) + self.log_unit).exp() for x, y in zip(*rows)])
+
     def log_var(self, mean: Tensor, ids: Tensor | None = None) -> Tensor:
         """log of the variance of each dimension, (B, D) -> (B, D), without a gradient to the means."""
         log_trace = self.ambiguity(mean, ids) + self.log_unit
@@ -126,23 +130,23 @@ class VarianceHead(nn.Module):
         return Gaussian(z.mean, self.log_var(unit, ids).contiguous())
 
 
-def bank_features(mean: Tensor, bank: Tensor, log_weight: Tensor, scale: Tensor | float) -> Tensor:
+def bank_features(mean: Tensor, bank: Tensor, weight: Tensor, scale: Tensor | float) -> Tensor:
     """What a bank of the other side answers to means (B, D): entropies and log sums at several temperatures, and some
     of the largest cosines, (B, BANK_FEATURES).
 
-    bank: (K, D); log_weight: (K,), log of how often each of its rows occurs, -inf: no row; scale: a. For a temperature
-    q the answer is p_k proportional to exp(q a m.m_k + log_weight_k).
+    bank: (K, D); weight: (K,), how often each of its rows occurs, 0: no row; scale: a. At a temperature q the answer
+    is p_k proportional to weight_k exp(q a m.m_k).
     """
-    cosines = mean @ bank.T
+    cosines, log_weight, empty = mean @ bank.T, weight.log(), weight == 0
     found = []
     for q in TEMPERATURES:
         logits = q * scale * cosines + log_weight
         total = logits.logsumexp(1, keepdim=True)
         p = (logits - total).exp()
         # sum -p log p, where an empty row has p = 0 and a logit of -inf
-        entropy = total.squeeze(1) - (p * logits.masked_fill(log_weight.isneginf(), 0.0)).sum(1)
+        entropy = total.squeeze(1) - (p * logits.masked_fill(empty, 0.0)).sum(1)
         found += [entropy, total.squeeze(1)]
-    present = cosines.masked_fill(log_weight.isneginf(), -1.0)
+    present = cosines.masked_fill(empty, -1.0)
     nearest = present.topk(min(max(NEAREST), bank.shape[0]), dim=1).values
     found += [nearest[:, min(k, nearest.shape[1]) - 1] for k in NEAREST]
     return torch.stack(found, 1)

@@ -1,0 +1,124 @@
+"""Give a trained model variances that mean something; its means stay as they are, bit for bit.
+
+    python -m prolip.uncertainty --model local-dir:runs/siglip/model --train-data 'data/emoji/{noto,twemoji}.tar' \\
+        --caption-sampling name:14,keywords:4,subgroup:1,group:1 --output runs/siglip/fitted
+    python -m prolip.uncertainty --model ViT-B-32 --pretrained openai --train-data pairs.csv --output fitted
+    python -m prolip.uncertainty --model ViT-B-32 --pretrained openai --pairs pairs.safetensors --output fitted
+
+The model is one of ours or of OpenCLIP's. Pairs are read from data in any form that training reads, of the kind that
+the model is to be used on, or from a file that --save-pairs wrote. Every evaluation takes the folder that it
+leaves: --model local-dir:fitted.
+"""
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from safetensors.torch import load_file, save_file
+from tqdm import tqdm
+
+from prolip.data.captioned import Captioned, captioned_samples
+from prolip.data.config import DataConfig
+from prolip.data.faults import FaultCounter
+from prolip.evaluation.loading import load_embedder
+from prolip.evaluation.model import PRECISIONS, Embedder
+from prolip.methods.likelihood import LikelihoodConfig
+from prolip.models.weights.checkpoint import CheckpointError, replacing
+from prolip.uncertainty.attach import attach
+from prolip.uncertainty.collect import embed_images, embed_texts, join
+from prolip.uncertainty.pairs import Pairs
+from prolip.uncertainty.units import in_words
+from prolip.utils import console
+from prolip.utils.outputs import check_output
+
+DATA = ("train_data", "caption_sampling", "select", "dataset_type", "csv_img_key", "csv_caption_key", "csv_separator",
+        "max_bad_fraction")  # fmt: skip
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser("python -m prolip.uncertainty", description=__doc__, formatter_class=form)
+    add, default, method = parser.add_argument, DataConfig(), LikelihoodConfig()
+    add("--model", required=True, help="local-dir:FOLDER, hf-hub:NAME, or a name of ours or OpenCLIP's")
+    add("--pretrained", help="weights file or OpenCLIP's tag")
+    add("--tokenizer", help="another tokenizer than the model's: a folder of its files, or bpe")
+    add("--output", required=True, metavar="FOLDER", help="where the model with its variances goes")
+    add("--train-data", help="shards, CSV or folder with images and texts, as training takes them")
+    for name in DATA[1:]:
+        value = getattr(default, name)
+        add(f"--{name.replace('_', '-')}", default=value, type=type(value) if value is not None else str,
+            help=f"as training's (default: {value!r})")  # fmt: skip
+    add("--samples", type=int, default=method.fit_samples, help=f"at most so many (default: {method.fit_samples:,})")
+    add("--pairs", metavar="FILE", help="embeddings that --save-pairs wrote, instead of --train-data")
+    add("--save-pairs", metavar="FILE", help="keep the embeddings, to fit again in seconds")
+    add("--bank", type=int, default=method.bank, help=f"texts that images are compared with (default: {method.bank})")
+    add("--centres", type=int, default=method.centres,
+        help=f"texts whose variances are kept one by one (default: {method.centres})")  # fmt: skip
+    add("--device", default="cpu")
+    add("--precision", default="fp32", choices=PRECISIONS)
+    add("--batch-size", type=int, default=128)
+    add("--seed", type=int, default=0)
+    args = parser.parse_args(arguments)
+    if bool(args.pairs) == bool(args.train_data):
+        parser.error("give --train-data, or --pairs with embeddings that --save-pairs wrote")
+    return args
+
+
+def read_pairs(args: argparse.Namespace, embedder: Embedder) -> Pairs:
+    """The pairs of --train-data embedded, or those of --pairs."""
+    if args.pairs:
+        return Pairs.from_tensors(load_file(args.pairs))
+    config = DataConfig(**{name: getattr(args, name) for name in DATA}, seed=args.seed)
+    faults = FaultCounter(limit=config.max_bad_fraction)
+    samples = captioned_samples(config, embedder.preprocess, args.samples, faults=faults)
+    part = join([embed_images(shown(samples), embedder.encode_image, args.batch_size)])
+    if embedder.logit_scale is None:
+        raise ValueError(f"{embedder.name} has no logit_scale, which says how sure a cosine is: it was not contrastive")
+    pairs = embed_texts(part, embedder.encode_text, embedder.tokenizer, embedder.logit_scale)
+    lost = {kind: count for kind, count in faults.summary().items() if kind not in ("samples", "shards")}
+    if lost:
+        print(f"left out: {', '.join(f'{count} {kind}' for kind, count in lost.items())}", file=sys.stderr)
+    return pairs
+
+
+def shown(samples: Iterator[Captioned]) -> Iterator[Captioned]:
+    """The same samples, counted on a terminal."""
+    yield from tqdm(samples, desc="images", unit="", disable=not sys.stderr.isatty())
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Embed, fit, write; says what the texts and the images are found to fit."""
+    args = parse(arguments)
+    try:
+        check_output(args.output, True)
+        embedder = load_embedder(args.model, args.pretrained, args.device, args.precision, args.tokenizer, stored=False)
+        start = time.perf_counter()
+        pairs = read_pairs(args, embedder)
+        embedded = time.perf_counter()
+        if args.save_pairs:
+            with replacing(Path(args.save_pairs)) as temporary:
+                save_file(pairs.tensors(), temporary)
+        config = LikelihoodConfig(fit_samples=args.samples, bank=args.bank, centres=args.centres)
+        fitted = attach(args.model, args.pretrained, args.tokenizer, pairs, config, args.output, args.seed)
+    except (OSError, ValueError, CheckpointError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    done = time.perf_counter()
+    print(f"{len(pairs.image):,} images, {len(pairs.text):,} texts, {len(pairs):,} pairs; embedded in"
+          f" {embedded - start:.0f} s, fitted and written in {done - embedded:.0f} s")  # fmt: skip
+    units = fitted.score.units
+    texts = fitted.text.trace(pairs.text.float(), pairs.text_ids)
+    for what, trace, of in (("text", texts, "images"), ("image", fitted.image.trace(pairs.image.float()), "texts")):
+        share, bits = units.share(trace, of), units.information(trace, of, bits=True)
+        low, middle, high = (in_words(float(share.quantile(q))) for q in (0.05, 0.5, 0.95))
+        print(f"the median {what} fits {middle} of the {of} (one in twenty fits {low} or fewer, one in twenty {high} or"
+              f" more); a {what} says {bits.mean():.1f} bits on average")  # fmt: skip
+    print(f"--model local-dir:{args.output} evaluates it")
+    return 0
+
+
+if __name__ == "__main__":
+    console.command(main)

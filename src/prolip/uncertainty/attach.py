@@ -1,0 +1,113 @@
+"""Fit variances to the pairs of a model, and leave a model that has them in a folder."""
+from __future__ import annotations
+
+import copy
+import json
+import os
+import shutil
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import open_clip
+from open_clip.factory import parse_model_name
+from open_clip.transformer import QuickGELU
+from safetensors.torch import save_file
+from torch import nn
+
+from prolip.evaluation.loading import config_file, is_prolip, load_openclip, load_prolip, model_fingerprint
+from prolip.methods import find_method
+from prolip.methods.likelihood import LikelihoodConfig, adopt
+from prolip.models.prolip import ProLIP
+from prolip.models.tokenizer import ALL_NAMES, get_tokenizer
+from prolip.models.weights.checkpoint import read_config, replacing, save_pretrained
+from prolip.uncertainty.clip import FILE, FittedCLIP
+from prolip.uncertainty.fit import Fitted, fit_variances
+from prolip.uncertainty.pairs import Pairs
+
+WEIGHTS, CONFIG = "open_clip_model.safetensors", "open_clip_config.json"
+#: What of a preprocessing OpenCLIP reads from a folder.
+KEPT = ("mean", "std", "interpolation", "resize_mode")
+#: Files of a tokenizer that go with a folder.
+TOKENIZER = (*ALL_NAMES, "vocab.json", "merges.txt", "vocab.txt", "special_tokens_map.json", "added_tokens.json")
+
+
+def attach(  # noqa: PLR0913 (a model is three of them)
+    model: str, pretrained: str | None, tokenizer: str | None, pairs: Pairs, config: LikelihoodConfig,
+    folder: str | os.PathLike, seed: int = 0,
+) -> Fitted:
+    """Fit variances to `pairs`, embeddings of the model `model` (`evaluation.loading.load_embedder`), and write the
+    model with them into `folder`, in its own format: ours as one of the method likelihood, OpenCLIP's as OpenCLIP's.
+
+    ValueError where the pairs are of another width than the model.
+    """
+    write = write_prolip if is_prolip(model) else write_openclip
+    return write(model, pretrained, tokenizer, pairs, config, Path(folder), seed)
+
+
+def write_prolip(  # noqa: PLR0913
+    model: str, pretrained: str | None, tokenizer: str | None, pairs: Pairs, config: LikelihoodConfig, folder: Path,
+    seed: int,
+) -> Fitted:
+    """A model of ours: its weights, without what its own method added, as one of the method likelihood."""
+    old: Any = load_prolip(model, pretrained, tokenizer).network
+    check_pairs(pairs, old, model)
+    fitted = fit_variances(pairs, config.bank, config.centres, old.vocab_size, seed)
+    settings = {"name": "likelihood", "config": asdict(config)}
+    new = ProLIP(copy.deepcopy(old.config) | {"method_cfg": settings})
+    method = find_method("likelihood")
+    assert method.extend is not None
+    new.extend(partial(method.extend, config=config))
+    new.load_state_dict({k: v for k, v in old.state_dict().items() if k not in old.added_names}, strict=False)
+    new.visual.preprocess_cfg = old.visual.preprocess_cfg
+    adopt(new, fitted)
+    save_pretrained(new, folder, tokenizer=get_tokenizer(model, tokenizer=tokenizer))
+    return fitted
+
+
+def write_openclip(  # noqa: PLR0913
+    model: str, pretrained: str | None, tokenizer: str | None, pairs: Pairs, config: LikelihoodConfig, folder: Path,
+    seed: int,
+) -> Fitted:
+    """One of OpenCLIP's: its own configuration and weights, which OpenCLIP loads too, and the variances beside them.
+
+    RuntimeError where what was written is read as another model.
+    """
+    loaded = load_openclip(model, pretrained, tokenizer)
+    network: Any = loaded.network.model
+    vocabulary = max(m.num_embeddings for m in network.modules() if isinstance(m, nn.Embedding))
+    fitted = fit_variances(pairs, config.bank, config.centres, vocabulary if pairs.text_ids is not None else 0, seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / FILE).unlink(missing_ok=True)
+    with replacing(folder / WEIGHTS) as temporary:
+        tensors = {name: x.detach().cpu().contiguous().clone() for name, x in network.state_dict().items()}
+        save_file(tensors, temporary, metadata={"format": "pt"})
+    if parse_model_name(model)[0]:
+        settings = read_config(config_file(model))[0]
+        for name in TOKENIZER:
+            if (config_file(model).parent / name).is_file():
+                shutil.copy(config_file(model).parent / name, folder)
+    else:
+        settings = open_clip.get_model_config(model.replace("/", "-"))
+        settings["quick_gelu"] = any(isinstance(m, QuickGELU) for m in network.modules())
+    preprocess = {name: network.visual.preprocess_cfg[name] for name in KEPT}
+    with replacing(folder / CONFIG) as temporary:
+        text = json.dumps({"model_cfg": settings, "preprocess_cfg": preprocess}, indent=2)
+        temporary.write_text(text + "\n", encoding="utf-8")
+    again = load_openclip(f"local-dir:{folder}", None, tokenizer)
+    if model_fingerprint(*again) != model_fingerprint(*loaded):
+        raise RuntimeError(f"{folder} is read as another model than {model}: its configuration does not say all of it")
+    FittedCLIP(network, fitted.image, fitted.text, fitted.score).save(folder)
+    return fitted
+
+
+def check_pairs(pairs: Pairs, model: ProLIP, name: str) -> None:
+    """ValueError where the pairs cannot be of this model, or have no token ids."""
+    if pairs.image.shape[1] != model.embed_dim:
+        raise ValueError(
+            f"the pairs have {pairs.image.shape[1]} dimensions, {name} has {model.embed_dim}: embed them by this model"
+        )
+    if pairs.text_ids is None:
+        raise ValueError("the pairs have no text_ids, and a model of ours reads how rare a text's words are: write them"
+                         " again with --save-pairs")

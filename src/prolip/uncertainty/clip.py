@@ -1,0 +1,77 @@
+"""Any OpenCLIP model with fitted variances: its own encoders, untouched, and a Gaussian of everything they give."""
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+
+import torch.nn.functional as F
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from prolip.gaussian import Gaussian
+from prolip.models.weights.checkpoint import replacing
+from prolip.scores import Score, TrueMatchScore
+from prolip.uncertainty.heads import Parts, VarianceHead
+
+#: The file beside OpenCLIP's own configuration and weights.
+FILE = "uncertainty.safetensors"
+
+
+class FittedCLIP(nn.Module):
+    """An OpenCLIP model whose unit means have the variances of two heads, and the score that was fitted with them."""
+
+    def __init__(self, model: nn.Module, image: VarianceHead, text: VarianceHead, score: Score):
+        super().__init__()
+        self.model, self.image, self.text, self.score = model, image, text, score
+
+    def encode_image(self, image: Tensor, normalize: bool = True) -> Gaussian:
+        """Pixels (B, 3, H, W) -> Gaussian (B, D); the means as the model gives them, float32."""
+        return self._gaussian(self.model.encode_image(image), self.image, normalize)  # type: ignore[operator]
+
+    def encode_text(self, text: Tensor, normalize: bool = True) -> Gaussian:
+        """Token ids (B, L) -> Gaussian (B, D); the means as the model gives them, float32."""
+        return self._gaussian(self.model.encode_text(text), self.text, normalize, text)  # type: ignore[operator]
+
+    @staticmethod
+    def _gaussian(features: Tensor, head: VarianceHead, normalize: bool, ids: Tensor | None = None) -> Gaussian:
+        unit = F.normalize(features.float(), dim=-1)
+        return Gaussian(unit if normalize else features.float(), head.log_var(unit, ids).contiguous())
+
+    def save(self, folder: str | os.PathLike) -> Path:
+        """Write the heads and the score into a folder that holds the OpenCLIP model."""
+        path = Path(folder) / FILE
+        tensors = {f"{side}.{name}": x.contiguous() for side, head in (("image", self.image), ("text", self.text))
+                   for name, x in head.state_dict().items()}  # fmt: skip
+        parts = {side: asdict(head.ambiguity.parts) for side, head in (("image", self.image), ("text", self.text))}
+        with replacing(path) as temporary:
+            facts = {"parts": json.dumps(parts), "score": json.dumps(self.score.to_dict())}
+            save_file(tensors, temporary, metadata=facts)
+        return path
+
+
+def has_variances(folder: str | os.PathLike) -> bool:
+    """Whether a folder with an OpenCLIP model has fitted variances beside it."""
+    return (Path(folder) / FILE).is_file()
+
+
+def with_variances(model: nn.Module, folder: str | os.PathLike) -> FittedCLIP:
+    """The model of a folder with the variances that lie beside it. ValueError for a file that holds none."""
+    path = Path(folder) / FILE
+    try:
+        with safe_open(path, framework="pt") as file:
+            facts = {name: json.loads(text) for name, text in (file.metadata() or {}).items() if name != "format"}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
+        heads = []
+        for side in ("image", "text"):
+            head = VarianceHead(Parts(**facts["parts"][side]))
+            own = {name.partition(".")[2]: x for name, x in tensors.items() if name.startswith(f"{side}.")}
+            head.load_state_dict(own)
+            heads.append(head)
+        settings = {name: value for name, value in facts["score"].items() if name != "name"}
+        return FittedCLIP(model, *heads, TrueMatchScore(**settings))
+    except (SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
+        again = "fit them again with python -m prolip.uncertainty"
+        raise ValueError(f"{path} holds no fitted variances ({error}): {again}") from error
