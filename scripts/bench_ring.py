@@ -34,7 +34,7 @@ from prolip.gaussian import Gaussian
 from prolip.losses import contrastive, ppcl_over_ranks, ring
 from prolip.methods.base import Context
 from prolip.methods.prolip import ProLIPConfig, ProLIPObjective
-from training.distributed import keep_freed_memory
+from training.parallel.distributed import keep_freed_memory
 
 Step = Callable[[], None]
 

@@ -33,7 +33,7 @@ from prolip.masking import count_masked_rows
 from prolip.methods.base import Batch
 from prolip.methods.prolip import ProLIPConfig, ProLIPObjective
 from prolip.models.registry import get_model_config
-from training.distributed import keep_freed_memory
+from training.parallel.distributed import keep_freed_memory
 from training.model import attention_for
 
 Step = Callable[[], None]

@@ -9,8 +9,8 @@ import torch
 from prolip.data.captioned import captioned_samples
 from prolip.uncertainty.collect import Part, embed_images, embed_texts, encoders, join
 from prolip.uncertainty.pairs import Pairs
-from training.distributed import World, gather_objects, share_object
-from training.sharding import whole_model
+from training.parallel.distributed import World, gather_objects, share_object
+from training.parallel.sharding import whole_model
 from training.state import Run
 
 
@@ -33,8 +33,7 @@ def close_training(run: Run) -> None:
             fitted = {name: x.cpu() for name, x in whole.named_buffers() if name in model.added_names}
             model.load_state_dict(share_object(fitted, run.world), strict=False)
     if run.world.is_first:
-        what = f"{len(pairs.image):,} images and {len(pairs.text):,} texts"
-        run.kept.log.say(f"fitted the method's closing part to {what} in {time.perf_counter() - start:.0f} s")
+        run.kept.log.say(f"closed by the method with {len(pairs):,} pairs in {time.perf_counter() - start:.0f} s")
 
 
 def collect(run: Run, model: Any, count: int) -> Pairs:

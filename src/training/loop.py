@@ -14,12 +14,12 @@ from prolip.methods.base import Batch, Terms, accumulate_backward
 from training.checkpoint.snapshot import save
 from training.closing import close_training
 from training.config import ValidationConfig
-from training.distributed import gather_objects, wait_for_all
 from training.health.preemption import Stopped
 from training.health.terms import NonFiniteError
 from training.log import Stopwatch, peak_memory, progress_line
 from training.optim import gradient_norms, learning_rate_factor, parameter_norms, set_learning_rate
-from training.sharding import whole_model
+from training.parallel.distributed import gather_objects, wait_for_all
+from training.parallel.sharding import whole_model
 from training.state import EMA, Fed, Position, Run, Trained
 
 #: GradScaler halves its scale (2^16 at first) for every step that overflows. Below this it is not the scale's fault.

@@ -26,8 +26,8 @@ from prolip.methods import find_method
 from prolip.methods.base import Objective
 from prolip.models.tokenizer import get_tokenizer
 from training.config import Config, RunConfig
-from training.distributed import World
 from training.flags import FlagError
+from training.parallel.distributed import World
 
 Autocast = Callable[[], AbstractContextManager]
 aten = torch.ops.aten

@@ -25,17 +25,6 @@ from training.checkpoint.resuming import go_on, open_records, take_folder
 from training.checkpoint.run_folder import write_json, write_status
 from training.checkpoint.storage import Storage
 from training.config import Config, check_precision, rows_per_rank, total_steps
-from training.distributed import (
-    Agreement,
-    World,
-    check_equal_batches,
-    gather_objects,
-    keep_freed_memory,
-    process_group,
-    seed_everything,
-    share_object,
-    wait_for_all,
-)
 from training.health.errors import explain
 from training.health.preemption import EXIT_STOPPED, STOP, WAY_ON, Stopped
 from training.health.terms import StepGate, TermMeter
@@ -53,7 +42,18 @@ from training.model import (
     distribute,
 )
 from training.optim import build_optimizer, parts_of
-from training.sharding import shard_model, whole_model
+from training.parallel.distributed import (
+    Agreement,
+    World,
+    check_equal_batches,
+    gather_objects,
+    keep_freed_memory,
+    process_group,
+    seed_everything,
+    share_object,
+    wait_for_all,
+)
+from training.parallel.sharding import shard_model, whole_model
 from training.state import EMA, Fed, Health, Kept, Measured, Run, SaveClock, Trained
 
 if TYPE_CHECKING:

@@ -16,12 +16,12 @@ from prolip.methods.base import Objective
 from training.checkpoint.files import Saver
 from training.checkpoint.run_folder import Ledger
 from training.config import Config, OptimConfig
-from training.distributed import Agreement, World
 from training.health.preemption import StopSignal
 from training.health.terms import StepGate, TermMeter
 from training.health.watchdog import Watchdog
 from training.log import RunLog, StepProfiler
 from training.model import Autocast
+from training.parallel.distributed import Agreement, World
 
 if TYPE_CHECKING:  # evaluations bring scipy and more, which runs without any need not load
     from prolip.evaluation.suites.emoji.result import CorpusResult

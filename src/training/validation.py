@@ -25,8 +25,8 @@ from prolip.models.weights.checkpoint import save_pretrained
 from prolip.utils.messages import naming
 from training.checkpoint.run_folder import write_json
 from training.config import ValidationConfig
-from training.distributed import World
 from training.flags import FlagError, did_you_mean, nearest
+from training.parallel.distributed import World
 from training.state import EMA, Evaluated
 
 #: How the corpus's metrics begin, beside the rankings, whose names are known in full.

@@ -6,9 +6,9 @@ from PIL import Image
 from prolip.data.augment.colour import ColourJitter
 from prolip.data.augment.crops import RandomCrop
 from training.config import build_config
-from training.distributed import World
 from training.flags import FlagError
 from training.model import build_augment, build_model
+from training.parallel.distributed import World
 
 SMALL = {"model": "ProLIP-ViT-test"}
 

@@ -9,9 +9,9 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from training.checkpoint.run_folder import keep_until_step
-from training.distributed import World
 from training.health.terms import NonFiniteError, TermMeter
 from training.log import RunLog, duration, progress_line
+from training.parallel.distributed import World
 
 WORLD = World()
 

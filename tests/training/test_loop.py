@@ -13,10 +13,10 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 from training_runs import batches, make, one_step, parameters
 
-from training.distributed import World
 from training.health.terms import NonFiniteError, TermMeter
 from training.loop import on_device, total_faults, train
 from training.optim import gradient_norms, parameter_norms, parts_of
+from training.parallel.distributed import World
 from training.run import finish
 
 

@@ -13,9 +13,9 @@ from prolip.methods.base import Method, Needs, Objective, logit_scale_and_bias
 from prolip.models.weights.checkpoint import save_pretrained
 from prolip.scores import CSDScore
 from training.config import build_config
-from training.distributed import World
 from training.loop import train
 from training.main import build_parser, main
+from training.parallel.distributed import World
 from training.run import build
 
 SHARD = "data/emoji/emojione.tar"

@@ -14,8 +14,8 @@ from prolip.evaluation.__main__ import main as evaluate
 from prolip.evaluation.corpus import main as corpus
 from prolip.evaluation.datasets.emoji import main as write_emoji
 from prolip.models.weights.checkpoint import save_pretrained
-from training.distributed import World
 from training.main import main, parse
+from training.parallel.distributed import World
 from training.validation import open_validation
 
 ROOT = Path(__file__).resolve().parents[2]

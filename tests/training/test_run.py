@@ -16,9 +16,9 @@ from drawings import VALIDATION
 from training.checkpoint.files import list_steps, load_checkpoint
 from training.checkpoint.storage import Storage
 from training.config import build_config
-from training.distributed import World
 from training.health.preemption import EXIT_STOPPED
 from training.main import main
+from training.parallel.distributed import World
 from training.run import build
 
 

@@ -158,7 +158,7 @@ def test_runs_go_on_with_other_ranks_or_in_shards_as_one_process_would(forked, r
 
 BAD_ON_ONE_RANK = """
 import torch
-from training.distributed import process_group
+from training.parallel.distributed import process_group
 from training.health.terms import NonFiniteError, TermMeter
 with process_group("cpu") as here:
     meter = TermMeter()

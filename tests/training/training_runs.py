@@ -13,10 +13,10 @@ import torch
 import training.loop
 from drawings import SHARDS
 from training.config import build_config
-from training.distributed import World
 from training.health.preemption import STOP
 from training.loop import on_device, training_step
 from training.main import main
+from training.parallel.distributed import World
 from training.run import build
 from training.state import Run
 

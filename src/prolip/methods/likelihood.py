@@ -78,6 +78,11 @@ def extend(model: Any, config: LikelihoodConfig) -> None:
     model.match = MatchWeights()
 
 
+def points(mean: Tensor) -> Gaussian:
+    """Means (B, D) for what looks at means alone."""
+    return Gaussian(mean, torch.zeros_like(mean))
+
+
 def adopt(model: Any, fitted: Fitted) -> None:
     """Give a model of this method the variances and the score that were fitted to its means."""
     score = fitted.score
@@ -110,9 +115,8 @@ class LikelihoodObjective(Objective):
 
     def terms(self, reps: Reps, batch: Batch) -> Terms:
         """loss, with scale and bias for the log."""
-        means = [upcast(reps[f"{side}_mean"]) for side in ("image", "text")]
-        factors = [mean_factors(Gaussian(mean, torch.zeros_like(mean))) for mean in means]
-        loss = sigmoid_loss_over_ranks(*factors, reps["scale"], reps["bias"])
+        image, text = (points(upcast(reps[f"{side}_mean"])) for side in ("image", "text"))
+        loss = sigmoid_loss_over_ranks(mean_factors(image), mean_factors(text), reps["scale"], reps["bias"])
         return {"loss": loss} | {name: reps[name].detach() for name in ("scale", "bias")}
 
     def after_step(self) -> None:

@@ -25,12 +25,12 @@ from prolip.data.config import DataConfig
 from prolip.data.faults import FaultCounter
 from prolip.evaluation.loading import load_embedder
 from prolip.evaluation.model import PRECISIONS, Embedder
-from prolip.methods.likelihood import LikelihoodConfig
+from prolip.methods import LikelihoodConfig
 from prolip.models.weights.checkpoint import CheckpointError, replacing
 from prolip.uncertainty.attach import attach
 from prolip.uncertainty.collect import embed_images, embed_texts, join
 from prolip.uncertainty.pairs import Pairs
-from prolip.uncertainty.units import in_words
+from prolip.uncertainty.units import Units, in_words
 from prolip.utils import console
 from prolip.utils.outputs import check_output
 
@@ -109,7 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     done = time.perf_counter()
     print(f"{len(pairs.image):,} images, {len(pairs.text):,} texts, {len(pairs):,} pairs; embedded in"
           f" {embedded - start:.0f} s, fitted and written in {done - embedded:.0f} s")  # fmt: skip
-    units = fitted.score.units
+    units = Units(fitted.score.unit, len(pairs.image), len(pairs.text))
     texts = fitted.text.trace(pairs.text.float(), pairs.text_ids)
     for what, trace, of in (("text", texts, "images"), ("image", fitted.image.trace(pairs.image.float()), "texts")):
         share, bits = units.share(trace, of), units.information(trace, of, bits=True)

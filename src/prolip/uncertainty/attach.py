@@ -17,8 +17,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 from prolip.evaluation.loading import config_file, is_prolip, load_openclip, load_prolip, model_fingerprint
-from prolip.methods import find_method
-from prolip.methods.likelihood import LikelihoodConfig, adopt
+from prolip.methods import LikelihoodConfig, find_method
+from prolip.methods.base import Context
 from prolip.models.prolip import ProLIP
 from prolip.models.tokenizer import ALL_NAMES, get_tokenizer
 from prolip.models.weights.checkpoint import read_config, replacing, save_pretrained
@@ -26,6 +26,8 @@ from prolip.uncertainty.clip import FILE, FittedCLIP
 from prolip.uncertainty.fit import Fitted, fit_variances
 from prolip.uncertainty.pairs import Pairs
 
+#: What a model of ours becomes.
+METHOD = "likelihood"
 WEIGHTS, CONFIG = "open_clip_model.safetensors", "open_clip_config.json"
 #: What of a preprocessing OpenCLIP reads from a folder.
 KEPT = ("mean", "std", "interpolation", "resize_mode")
@@ -53,17 +55,18 @@ def write_prolip(  # noqa: PLR0913
     """A model of ours: its weights, without what its own method added, as one of the method likelihood."""
     old: Any = load_prolip(model, pretrained, tokenizer).network
     check_pairs(pairs, old, model)
-    fitted = fit_variances(pairs, config.bank, config.centres, old.vocab_size, seed)
-    settings = {"name": "likelihood", "config": asdict(config)}
+    settings = {"name": METHOD, "config": asdict(config)}
     new = ProLIP(copy.deepcopy(old.config) | {"method_cfg": settings})
-    method = find_method("likelihood")
+    method = find_method(METHOD)
     assert method.extend is not None
     new.extend(partial(method.extend, config=config))
     new.load_state_dict({k: v for k, v in old.state_dict().items() if k not in old.added_names}, strict=False)
     new.visual.preprocess_cfg = old.visual.preprocess_cfg
-    adopt(new, fitted)
+    method.objective(new, config, Context(seed=seed)).close(new, pairs)
     save_pretrained(new, folder, tokenizer=get_tokenizer(model, tokenizer=tokenizer))
-    return fitted
+    head: Any = new.visual.head
+    score: Any = method.score.of(new)
+    return Fitted(head, new.text.head, score)  # type: ignore[arg-type]
 
 
 def write_openclip(  # noqa: PLR0913

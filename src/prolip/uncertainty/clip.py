@@ -64,14 +64,14 @@ def with_variances(model: nn.Module, folder: str | os.PathLike) -> FittedCLIP:
         with safe_open(path, framework="pt") as file:
             facts = {name: json.loads(text) for name, text in (file.metadata() or {}).items() if name != "format"}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
-        heads = []
+        heads = {}
         for side in ("image", "text"):
             head = VarianceHead(Parts(**facts["parts"][side]))
             own = {name.partition(".")[2]: x for name, x in tensors.items() if name.startswith(f"{side}.")}
             head.load_state_dict(own)
-            heads.append(head)
+            heads[side] = head
         settings = {name: value for name, value in facts["score"].items() if name != "name"}
-        return FittedCLIP(model, *heads, TrueMatchScore(**settings))
+        return FittedCLIP(model, heads["image"], heads["text"], TrueMatchScore(**settings))
     except (SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
         again = "fit them again with python -m prolip.uncertainty"
         raise ValueError(f"{path} holds no fitted variances ({error}): {again}") from error

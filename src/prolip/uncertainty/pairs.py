@@ -95,7 +95,8 @@ class Pairs:
         if not wanted <= tensors.keys() <= known:
             raise ValueError(f"pairs have the tensors {', '.join(sorted(wanted))} and may have"
                              f" {', '.join(sorted(known - wanted))}; got {', '.join(sorted(tensors))}")
-        return cls(**{**tensors, "scale": float(tensors["scale"])})
+        given: dict[str, Any] = {**tensors, "scale": float(tensors["scale"])}
+        return cls(**given)
 
 
 def _check_side(side: str, mean: Any, rows: Any, hidden: Any) -> None:

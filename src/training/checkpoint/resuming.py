@@ -23,9 +23,9 @@ from training.checkpoint.run_folder import (
 from training.checkpoint.snapshot import restore
 from training.checkpoint.storage import Storage
 from training.config import Config, RunConfig
-from training.distributed import World, share_object, wait_for_all
 from training.flags import FlagError
 from training.log import StepProfiler
+from training.parallel.distributed import World, share_object, wait_for_all
 from training.state import Run
 
 #: What begins the name of a checkpoint that a run has left behind by going on from an earlier one.

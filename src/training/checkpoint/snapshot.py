@@ -5,9 +5,9 @@ from typing import Any
 
 from prolip.data.loader import join_states
 from training.config import Config
-from training.distributed import gather_objects, read_random_state, write_random_state
 from training.flags import FlagError
-from training.sharding import load_module, load_optimizer, whole
+from training.parallel.distributed import gather_objects, read_random_state, write_random_state
+from training.parallel.sharding import load_module, load_optimizer, whole
 from training.state import Position, Run, Trained
 
 #: What flags say of a group of parameters; everything else that a group holds is the optimiser's own.

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from training.distributed import World, gather_objects
+from training.parallel.distributed import World, gather_objects
 
 #: Sample keys of a bad step that are named.
 NAMED = 5

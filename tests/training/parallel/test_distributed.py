@@ -8,7 +8,7 @@ import pytest
 import torch
 from distributed_helpers import run_ranks
 
-from training.distributed import (
+from training.parallel.distributed import (
     World,
     check_equal_batches,
     choose_device,

@@ -14,8 +14,8 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils._pytree import tree_map
 
-from training.distributed import World
 from training.flags import FlagError
+from training.parallel.distributed import World
 
 
 def shard_model(model: Any, world: World, dtype: torch.dtype | None = None) -> None:
