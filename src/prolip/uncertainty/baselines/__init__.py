@@ -1,1 +1,13 @@
 """Uncertainties by other authors, each on frozen embeddings and with one interface: what ours has to beat."""
+from prolip.uncertainty.baselines.base import Baseline
+from prolip.uncertainty.baselines.empty_text import EmptyText
+from prolip.uncertainty.baselines.information_gain import InformationGain
+from prolip.uncertainty.baselines.top_score import TopScore
+
+BASELINES: dict[str, type[Baseline]] = {
+    "top score": TopScore,
+    "empty text": EmptyText,
+    "information gain": InformationGain,
+}
+
+__all__ = ["BASELINES", "Baseline", "EmptyText", "InformationGain", "TopScore"]
