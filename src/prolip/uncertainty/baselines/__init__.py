@@ -2,12 +2,14 @@
 from prolip.uncertainty.baselines.base import Baseline
 from prolip.uncertainty.baselines.empty_text import EmptyText
 from prolip.uncertainty.baselines.information_gain import InformationGain
+from prolip.uncertainty.baselines.loss_prediction import LossPrediction
 from prolip.uncertainty.baselines.top_score import TopScore
 
 BASELINES: dict[str, type[Baseline]] = {
     "top score": TopScore,
     "empty text": EmptyText,
     "information gain": InformationGain,
+    "loss prediction": LossPrediction,
 }
 
-__all__ = ["BASELINES", "Baseline", "EmptyText", "InformationGain", "TopScore"]
+__all__ = ["BASELINES", "Baseline", "EmptyText", "InformationGain", "LossPrediction", "TopScore"]
