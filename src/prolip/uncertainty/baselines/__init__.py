@@ -1,8 +1,10 @@
 """Uncertainties by other authors, each on frozen embeddings and with one interface: what ours has to beat."""
+from prolip.uncertainty.baselines.asymvlm import AsymVLM
 from prolip.uncertainty.baselines.base import Baseline
 from prolip.uncertainty.baselines.empty_text import EmptyText
 from prolip.uncertainty.baselines.information_gain import InformationGain
 from prolip.uncertainty.baselines.loss_prediction import LossPrediction
+from prolip.uncertainty.baselines.mcinfonce import MCInfoNCE
 from prolip.uncertainty.baselines.top_score import TopScore
 
 BASELINES: dict[str, type[Baseline]] = {
@@ -10,6 +12,8 @@ BASELINES: dict[str, type[Baseline]] = {
     "empty text": EmptyText,
     "information gain": InformationGain,
     "loss prediction": LossPrediction,
+    "AsymVLM": AsymVLM,
+    "MCInfoNCE": MCInfoNCE,
 }
 
-__all__ = ["BASELINES", "Baseline", "EmptyText", "InformationGain", "LossPrediction", "TopScore"]
+__all__ = ["BASELINES", "AsymVLM", "Baseline", "EmptyText", "InformationGain", "LossPrediction", "MCInfoNCE", "TopScore"]
