@@ -5,6 +5,7 @@ from prolip.uncertainty.baselines.empty_text import EmptyText
 from prolip.uncertainty.baselines.information_gain import InformationGain
 from prolip.uncertainty.baselines.loss_prediction import LossPrediction
 from prolip.uncertainty.baselines.mcinfonce import MCInfoNCE
+from prolip.uncertainty.baselines.probvlm import ProbVLM
 from prolip.uncertainty.baselines.top_score import TopScore
 
 BASELINES: dict[str, type[Baseline]] = {
@@ -13,7 +14,8 @@ BASELINES: dict[str, type[Baseline]] = {
     "information gain": InformationGain,
     "loss prediction": LossPrediction,
     "AsymVLM": AsymVLM,
+    "ProbVLM": ProbVLM,
     "MCInfoNCE": MCInfoNCE,
 }
 
-__all__ = ["BASELINES", "AsymVLM", "Baseline", "EmptyText", "InformationGain", "LossPrediction", "MCInfoNCE", "TopScore"]
+__all__ = ["BASELINES", "AsymVLM", "Baseline", "EmptyText", "InformationGain", "LossPrediction", "MCInfoNCE", "ProbVLM", "TopScore"]
