@@ -1,6 +1,7 @@
 """Uncertainties by other authors, each on frozen embeddings and with one interface: what ours has to beat."""
 from prolip.uncertainty.baselines.asymvlm import AsymVLM
 from prolip.uncertainty.baselines.base import Baseline
+from prolip.uncertainty.baselines.bayesvlm import BayesVLM
 from prolip.uncertainty.baselines.empty_text import EmptyText
 from prolip.uncertainty.baselines.information_gain import InformationGain
 from prolip.uncertainty.baselines.loss_prediction import LossPrediction
@@ -15,7 +16,11 @@ BASELINES: dict[str, type[Baseline]] = {
     "loss prediction": LossPrediction,
     "AsymVLM": AsymVLM,
     "ProbVLM": ProbVLM,
+    "BayesVLM": BayesVLM,
     "MCInfoNCE": MCInfoNCE,
 }
 
-__all__ = ["BASELINES", "AsymVLM", "Baseline", "EmptyText", "InformationGain", "LossPrediction", "MCInfoNCE", "ProbVLM", "TopScore"]
+__all__ = [
+    "BASELINES", "AsymVLM", "Baseline", "BayesVLM", "EmptyText", "InformationGain", "LossPrediction", "MCInfoNCE",
+    "ProbVLM", "TopScore",
+]  # fmt: skip
