@@ -1,4 +1,4 @@
-"""Densities and points on the sphere against mpmath, scipy, quadrature and moments."""
+"""Densities and points on the sphere against mpmath, scipy and moments."""
 from __future__ import annotations
 
 import mpmath
