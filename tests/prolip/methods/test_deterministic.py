@@ -1,4 +1,4 @@
-"""SigLIP and CLIP on ProLIP's towers: the losses by hand, accumulation, and several ranks against one process."""
+"""SigLIP, CLIP and the means of `likelihood`: the losses by hand, accumulation, several ranks against one process."""
 from __future__ import annotations
 
 import math
@@ -12,9 +12,13 @@ from torch.nn.parallel import DistributedDataParallel
 import prolip
 from prolip.methods.base import Context, Objective, accumulate_backward
 from prolip.methods.deterministic import CLIPConfig, CLIPObjective, SigLIPConfig, SigLIPObjective
+from prolip.methods.likelihood import LikelihoodConfig, LikelihoodObjective
 
-METHODS = {"siglip": (SigLIPConfig, SigLIPObjective), "clip": (CLIPConfig, CLIPObjective)}
-FROZEN = {"siglip": set(), "clip": {"model.logit_bias"}}
+METHODS = {
+    "siglip": (SigLIPConfig, SigLIPObjective), "clip": (CLIPConfig, CLIPObjective),
+    "likelihood": (LikelihoodConfig, LikelihoodObjective),
+}  # fmt: skip
+FROZEN = {"siglip": set(), "clip": {"model.logit_bias"}, "likelihood": set()}
 
 
 def make_objective(name: str, rank: int = 0, world_size: int = 1) -> Objective:
@@ -51,7 +55,7 @@ def loss_by_hand(name: str, model: torch.nn.Module, batch: dict) -> torch.Tensor
     image, text = model.encode_image(batch["image"]).mean, model.encode_text(batch["text"]).mean
     cosine, same = image @ text.T, torch.eye(len(image), dtype=torch.bool)
     logits = model.logit_scale.exp() * cosine
-    if name == "siglip":
+    if name != "clip":
         logits = logits + model.logit_bias
         return -torch.where(same, F.logsigmoid(logits), F.logsigmoid(-logits)).sum() / len(image)
     rows, columns = logits.log_softmax(1)[same], logits.log_softmax(0)[same]

@@ -6,6 +6,7 @@ from prolip.uncertainty.baselines.empty_text import EmptyText
 from prolip.uncertainty.baselines.information_gain import InformationGain
 from prolip.uncertainty.baselines.loss_prediction import LossPrediction
 from prolip.uncertainty.baselines.mcinfonce import MCInfoNCE
+from prolip.uncertainty.baselines.pair_likelihood import PairLikelihood
 from prolip.uncertainty.baselines.probvlm import ProbVLM
 from prolip.uncertainty.baselines.top_score import TopScore
 
@@ -18,9 +19,10 @@ BASELINES: dict[str, type[Baseline]] = {
     "ProbVLM": ProbVLM,
     "BayesVLM": BayesVLM,
     "MCInfoNCE": MCInfoNCE,
+    "pair likelihood": PairLikelihood,
 }
 
 __all__ = [
     "BASELINES", "AsymVLM", "Baseline", "BayesVLM", "EmptyText", "InformationGain", "LossPrediction", "MCInfoNCE",
-    "ProbVLM", "TopScore",
+    "PairLikelihood", "ProbVLM", "TopScore",
 ]  # fmt: skip

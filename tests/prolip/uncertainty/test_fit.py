@@ -1,0 +1,170 @@
+"""Variances from matched pairs: code lengths against loops, known ambiguity found again, the logit of a true match."""
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from ambiguous_pairs import FITTED, ambiguous_world, few, points
+from scipy.stats import spearmanr
+from sklearn.linear_model import LogisticRegression
+
+from prolip.uncertainty import fit
+from prolip.uncertainty.fit import (
+    calibrate,
+    choose_bank,
+    code_lengths,
+    first_of_each,
+    fit_image,
+    fit_true_match,
+    fit_variances,
+    nearest_distance,
+)
+from prolip.uncertainty.heads import Parts
+from prolip.uncertainty.pairs import Pairs
+
+
+@pytest.fixture(scope="module")
+def world():
+    return ambiguous_world()
+
+
+def weighted() -> Pairs:
+    """Twelve pairs of eight images and five texts; one of either has none."""
+    g = torch.Generator().manual_seed(3)
+    return Pairs(
+        image=points(9, 4), text=points(6, 4, seed=1), image_of=torch.randint(8, (12,), generator=g),
+        text_of=torch.cat([torch.arange(5), torch.randint(5, (7,), generator=g)]), scale=6.0,
+        weight=torch.rand(12, generator=g) + 0.1,
+    )  # fmt: skip
+
+
+def by_loop(pairs: Pairs) -> tuple[np.ndarray, np.ndarray]:
+    """Mean code length and probability of every text's pairs, in plain float64."""
+    logits = (pairs.scale * pairs.image.double() @ pairs.text.double().T).numpy()
+    of_image = np.zeros(len(pairs.image))
+    for i, w in zip(pairs.image_of, pairs.weights):
+        of_image[i] += w
+    found = []
+    for j in range(len(pairs.text)):
+        p = of_image * np.exp(logits[:, j])
+        mine = [(float(w), p[i] / p.sum()) for i, t, w in zip(pairs.image_of, pairs.text_of, pairs.weights) if t == j]
+        total = sum(w for w, _ in mine)
+        found.append([sum(w * -math.log(p) for w, p in mine), sum(w * p for w, p in mine)] / np.float64(total))
+    return tuple(np.array(found).T)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")
+def test_code_lengths_are_those_of_a_loop_whatever_the_blocks(monkeypatch):
+    pairs = weighted()
+    nats, probability = by_loop(pairs)
+    for block in (1 << 20, 20):
+        monkeypatch.setattr(fit, "BLOCK", block)
+        found = code_lengths(pairs)
+        np.testing.assert_allclose(found.nats.numpy(), nats, rtol=1e-5)
+        np.testing.assert_allclose(found.probability.numpy(), probability, rtol=1e-5)
+    assert math.isnan(found.nats[5])  # a text without a pair
+
+
+def test_a_sample_of_the_images_stands_for_all_of_them(monkeypatch, world):
+    whole = code_lengths(world.pairs).nats[:FITTED]
+    monkeypatch.setattr(fit, "MOST", 100)
+    monkeypatch.setattr(fit, "SAMPLE", 300)
+    sampled = code_lengths(world.pairs).nats[:FITTED]
+    assert float((sampled - whole).abs().mean()) < 0.2
+
+
+def test_a_bank_has_the_weight_of_all_and_only_what_has_a_pair():
+    pairs = weighted()
+    every = choose_bank(pairs, 100, seed=0)
+    assert every.rows.tolist() == [0, 1, 2, 3, 4]
+    some = choose_bank(pairs, 3, seed=0)
+    assert len(some.rows) == 3
+    for bank in (every, some):
+        assert bank.log_weight.exp().sum().item() == pytest.approx(pairs.weights.sum().item(), rel=1e-5)
+
+
+def test_tokens_count_once_in_a_text():
+    ids = torch.tensor([[5, 3, 5, 0, 0], [2, 2, 2, 2, 2]])
+    assert first_of_each(ids).tolist() == [[True, True, False, True, False], [True, False, False, False, False]]
+
+
+def test_the_counts_that_the_regression_learns_from_leave_out_the_text_itself():
+    """Texts of one word that nothing else has look, while learning, as a new text with a new word will look."""
+    ids = torch.tensor([[1], [2], [3], [3], [4], [5]])
+    pairs = replace(few(6), text_ids=ids)
+    head = fit.AmbiguityHead(Parts(dim=6, vocabulary=7))
+    _, learnt = fit._count_tokens(head, pairs, torch.arange(6))
+    plain = head.features(pairs.text, ids)
+    never = math.log(7.0)
+    assert learnt[0, 0].item() == pytest.approx(never) and plain[0, 0].item() == pytest.approx(math.log(7 / 2))
+    assert learnt[3, 0].item() == pytest.approx(math.log(7 / 2)) and head.rarity[6].item() == pytest.approx(never)
+
+
+def test_calibration_finds_the_eta_whose_exponent_is_the_mean_probability():
+    g = np.random.default_rng(0)
+    log_nats = g.uniform(-1, 1.5, 4000)
+    eta = np.exp(0.8 * log_nats - 0.2)
+    gamma, alpha = calibrate(log_nats, np.exp(-eta) * g.exponential(size=4000))
+    assert gamma == pytest.approx(0.8, abs=0.08) and alpha == pytest.approx(-0.2, abs=0.08)
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+def test_known_ambiguity_is_found_for_texts_that_were_fitted_and_for_others(monkeypatch, world, sampled):
+    """Exact with a centre for each text, and with fewer centres than texts."""
+    fitted = fit_variances(world.pairs, bank=400, centres=60 if sampled else 400)
+    nats = fitted.score.units.nats(fitted.text.trace(world.pairs.text))
+    true = world.log_n.clamp(min=0)
+    assert spearmanr(nats[:FITTED], true[:FITTED])[0] > (0.8 if sampled else 0.9)
+    assert world.correlation(nats) > 0.8
+    factor = (nats[:FITTED] - true[:FITTED]).abs().exp()
+    assert float((factor <= 2).float().mean()) > 0.5
+
+
+def test_two_fits_are_equal_to_the_bit_and_do_not_touch_the_random_state(world):
+    torch.manual_seed(7)
+    before = torch.get_rng_state()
+    one, two = (fit_variances(world.pairs, bank=100, centres=100, seed=1) for _ in range(2))
+    assert torch.equal(before, torch.get_rng_state())
+    for a, b in ((one.image, two.image), (one.text, two.text)):
+        for (name, x), y in zip(a.state_dict().items(), b.state_dict().values()):
+            assert torch.equal(x, y), name
+            assert x.isfinite().all(), name  # a file of weights is refused for anything else
+    assert one.score.to_dict() == two.score.to_dict()
+
+
+def test_images_are_fitted_as_texts_are(world):
+    head = fit_image(world.pairs, Parts(dim=36, bank=500))
+    lengths = code_lengths(world.pairs.swapped).nats
+    kept = lengths.isfinite()
+    assert spearmanr(head(world.pairs.image[kept]), lengths[kept])[0] > 0.5
+
+
+def test_the_logit_of_a_true_match_is_that_of_a_logistic_regression():
+    """With 40 images and 30 texts, where no sample is drawn."""
+    g = torch.Generator().manual_seed(0)
+    image, text, trace = points(40, 3), points(30, 3, seed=1), torch.rand(30, generator=g)
+    logit = 4 * image @ text.T + 3 * trace - 3
+    true = torch.rand(40, 30, generator=g) < torch.sigmoid(logit)
+    image_of, text_of = true.nonzero(as_tuple=True)
+    found = fit_true_match(Pairs(image=image, text=text, image_of=image_of, text_of=text_of, scale=9.0), trace)
+    x = np.stack([(image @ text.T).flatten().numpy(), trace.expand(40, 30).flatten().numpy()], 1)
+    wanted = LogisticRegression(C=np.inf, tol=1e-10, max_iter=1000).fit(x, true.flatten().numpy())
+    got = [found.scale, found.scale * found.trace_weight, found.bias]
+    np.testing.assert_allclose(got, [*wanted.coef_[0], wanted.intercept_[0]], rtol=1e-3)
+
+
+@pytest.mark.parametrize(("changes", "parts", "words"), [
+    ({}, {"vocabulary": 5}, "no text_ids"),
+    ({"text_ids": torch.full((30, 2), 9)}, {"vocabulary": 5}, "from 9 to 9, and the vocabulary has 5"),
+])  # fmt: skip
+def test_tokens_that_are_not_there_are_asked_for(changes, parts, words):
+    with pytest.raises(ValueError, match=words):
+        fit.fit_text(replace(few(), **changes), Parts(dim=6, **parts))
+
+
+def test_the_nearest_distance_passes_over_copies():
+    x = torch.nn.functional.normalize(torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]), dim=1)
+    assert nearest_distance(x) == pytest.approx(1.0)

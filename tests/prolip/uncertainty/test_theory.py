@@ -1,0 +1,55 @@
+"""What the sigmoid loss makes of ambiguity, on points that move freely: the slope 2/a, code lengths of log n."""
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from prolip.uncertainty.fit import code_lengths
+from prolip.uncertainty.pairs import Pairs
+
+IMAGES, COUNTS = 32, torch.tensor([1] * 32 + [2] * 16 + [4] * 8 + [8] * 4 + [16] * 2 + [32])
+
+
+@pytest.fixture(scope="module")
+def joint() -> torch.Tensor:
+    """p(image, text): an image is drawn, then one of its six texts, each true of n images."""
+    p, start = torch.zeros(IMAGES, len(COUNTS), dtype=torch.float64), 0
+    for text, n in enumerate(COUNTS.tolist()):
+        p[(start + torch.arange(n)) % IMAGES, text] = 1.0
+        start += n
+    return p / p.sum()
+
+
+def optimum(joint: torch.Tensor, a: float, batch: int, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Unit points at the minimum of the expected sigmoid loss of a batch."""
+    g = torch.Generator().manual_seed(0)
+    image, text = (torch.randn(n, dim, generator=g, dtype=torch.float64, requires_grad=True) for n in joint.shape)
+    bias = torch.tensor(-math.log(batch), dtype=torch.float64, requires_grad=True)
+    apart = (batch - 1) * joint.sum(1, keepdim=True) * joint.sum(0)
+    solver = torch.optim.LBFGS([image, text, bias], max_iter=200, line_search_fn="strong_wolfe", history_size=20)
+
+    def loss() -> torch.Tensor:
+        solver.zero_grad()
+        logits = a * F.normalize(image, dim=1) @ F.normalize(text, dim=1).T + bias
+        value = (joint * F.softplus(-logits)).sum() + (apart * F.softplus(logits)).sum()
+        value.backward()
+        return value
+
+    solver.step(loss)
+    return F.normalize(image.detach(), dim=1), F.normalize(text.detach(), dim=1)
+
+
+@pytest.mark.parametrize(("a", "batch"), [(20.0, 64), (30.0, 512)])
+def test_the_distance_of_matched_pairs_rises_by_2_over_a_with_each_nat_of_ambiguity(joint, a, batch):
+    image, text = optimum(joint, a, batch, dim=64)
+    distance = ((2 - 2 * image @ text.T) * joint).sum(0) / joint.sum(0)
+    x, y = COUNTS.double().log(), distance
+    slope = ((x - x.mean()) * (y - y.mean())).sum() / (x - x.mean()).square().sum()
+    assert float(slope) == pytest.approx(2 / a, rel=0.02)
+    image_of, text_of = joint.nonzero(as_tuple=True)
+    lengths = code_lengths(Pairs(image=image, text=text, image_of=image_of, text_of=text_of, scale=a))
+    torch.testing.assert_close(lengths.nats, x, atol=0.02, rtol=0)
+    torch.testing.assert_close(lengths.probability, 1 / COUNTS.double(), atol=0.02, rtol=0)
