@@ -17,8 +17,11 @@ Tokenize = Callable[[list[str]], Tensor]
 
 
 class Part(NamedTuple):
-    """What one rank has embedded. image: (n, D); texts of pair p: `texts[text_of[p]]`, of image `image_of[p]`."""
+    """What one rank has embedded. image: (n, D), with keys; texts of pair p: `texts[text_of[p]]`, of image
+    `image_of[p]`.
+    """
 
+    keys: list[str]
     image: Tensor
     texts: list[str]
     image_of: Tensor
@@ -28,35 +31,45 @@ class Part(NamedTuple):
 
 def embed_images(samples: Iterable[Captioned], encode: Encode, batch_size: int = 128) -> Part:
     """This rank's images, and what their captions are."""
-    means, row_of, image_of, text_of, weight = [], {}, [], [], []  # type: ignore[var-annotated]
-    iterator, count = iter(samples), 0
+    means: list[Tensor] = []
+    row_of: dict[str, int] = {}
+    keys: list[str] = []
+    image_of, text_of, weight = [], [], []
+    iterator = iter(samples)
     while group := list(islice(iterator, batch_size)):
         means.append(encode(torch.stack([sample.pixels for sample in group])).mean.float().cpu())
         for sample in group:
             for caption, chance in sample.chances.items():
-                image_of.append(count)
+                image_of.append(len(keys))
                 text_of.append(row_of.setdefault(caption, len(row_of)))
                 weight.append(chance)
-            count += 1
+            keys.append(sample.key)
     image = torch.cat(means) if means else torch.empty(0, 0)
-    return Part(image, list(row_of), torch.tensor(image_of), torch.tensor(text_of), torch.tensor(weight))
+    return Part(keys, image, list(row_of), torch.tensor(image_of), torch.tensor(text_of), torch.tensor(weight))
 
 
 def join(parts: Sequence[Part]) -> Part:
-    """The parts of all ranks as one, a text that several of them have once."""
-    parts = [part for part in parts if len(part.image)]
+    """The parts of all ranks as one: images by key and texts by letters, in an order that does not depend on the ranks.
+
+    ValueError where there is no sample at all.
+    """
+    parts = [part for part in parts if len(part.keys)]
     if not parts:
         raise ValueError("no sample with an image and a caption was found: nothing can be fitted")
-    row_of: dict[str, int] = {}
-    rows = [torch.tensor([row_of.setdefault(text, len(row_of)) for text in part.texts]) for part in parts]
-    starts = torch.tensor([0, *(len(part.image) for part in parts)]).cumsum(0)
+    keys = [key for part in parts for key in part.keys]
+    order = sorted(range(len(keys)), key=keys.__getitem__)
+    place = torch.empty(len(keys), dtype=torch.int64)
+    place[order] = torch.arange(len(keys))
+    texts = sorted({text for part in parts for text in part.texts})
+    row_of = {text: row for row, text in enumerate(texts)}
+    starts = torch.tensor([0, *(len(part.keys) for part in parts)]).cumsum(0)
+    image_of = torch.cat([place[start + part.image_of] for start, part in zip(starts, parts)])
+    text_of = torch.cat([torch.tensor([row_of[text] for text in part.texts])[part.text_of] for part in parts])
+    pairs = (image_of * len(texts) + text_of).argsort()
     return Part(
-        torch.cat([part.image for part in parts]),
-        list(row_of),
-        torch.cat([start + part.image_of for start, part in zip(starts, parts)]),
-        torch.cat([row[part.text_of] for row, part in zip(rows, parts)]),
-        torch.cat([part.weight for part in parts]),
-    )
+        [keys[row] for row in order], torch.cat([part.image for part in parts])[order], texts, image_of[pairs],
+        text_of[pairs], torch.cat([part.weight for part in parts])[pairs],
+    )  # fmt: skip
 
 
 def embed_texts(part: Part, encode: Encode, tokenize: Tokenize, scale: float, batch_size: int = 512) -> Pairs:

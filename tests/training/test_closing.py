@@ -1,0 +1,90 @@
+"""What a method does when training has ended: variances fitted on ranks, in shards, in the averaged twin, as by one."""
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from training_runs import SYNTHETIC, metrics
+from training_runs import start as begin
+
+import prolip
+from drawings import SHARDS, UNSEEN, VALIDATION
+from prolip.data import emoji
+from prolip.evaluation.corpus import main as evaluate_corpus
+from prolip.evaluation.loading import load_embedder
+from training.main import main
+
+TRAINING = [
+    "--method", "likelihood", "--bank", "64", "--centres", "64", "--train-data", SHARDS, "--caption-sampling",
+    "name:2,keywords,group", "--model", "ProLIP-ViT-test", "--precision", "fp32", "--device", "cpu", "--warmup", "1",
+    "--max-steps", "4", "--log-every-n-steps", "1", "--ema-decay", "0.5",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def runs(forked, tmp_path_factory) -> Path:
+    """Four steps by one process, by two ranks, and by two ranks in shards: the same global batches."""
+    folder = tmp_path_factory.mktemp("runs")
+    ways = {
+        "one": (1, ["--batch-size", "16", "--workers", "2", *VALIDATION]),
+        "two": (2, ["--batch-size", "8", "--workers", "1"]),
+        "shards": (2, ["--batch-size", "8", "--workers", "1", "--fsdp"]),
+    }
+    for name, (ranks, words) in ways.items():
+        words = [*TRAINING, *words, "--output-dir", folder, "--name", name]
+        assert forked.run(*words, ranks=ranks) == 0, forked.err[-3000:]
+    return folder
+
+
+def traces(folder: Path) -> dict[str, torch.Tensor]:
+    """Of the corpus's texts and drawings by a saved model."""
+    model = prolip.create_model(f"local-dir:{folder}").eval()
+    corpus, tokenize = emoji.read([UNSEEN]), prolip.get_tokenizer(f"local-dir:{folder}")
+    embedder = load_embedder(f"local-dir:{folder}", stored=False)
+    with torch.no_grad():
+        texts = model.encode_text(tokenize(list(corpus.caption_table().texts[:100])))
+    pixels = torch.stack([embedder.preprocess(drawing.image()) for drawing in corpus.drawings[:20]])
+    return {"text": texts.trace, "image": embedder.encode_image(pixels).trace}
+
+
+def test_ranks_and_shards_fit_what_one_process_fits(runs):
+    for part in ("model", "model_ema"):
+        whole = traces(runs / "one" / part)
+        assert all(x.unique().numel() > 5 for x in whole.values())
+        for way in ("two", "shards"):
+            for kind, found in traces(runs / way / part).items():
+                torch.testing.assert_close(found, whole[kind], rtol=0.05, atol=0)
+
+
+def test_the_model_and_its_average_have_variances_of_their_own(runs):
+    one, other = (load_file(runs / "one" / part / "model.safetensors") for part in ("model", "model_ema"))
+    for name in ("text.head.ambiguity.kernel_weight", "visual.head.ambiguity.weight", "match.values"):
+        assert one[name].abs().sum() > 0 and not torch.equal(one[name], other[name])
+
+
+def test_the_evaluation_at_the_end_ranks_by_what_was_fitted_and_says_so(runs, capsys):
+    figures = json.loads((runs / "one/eval.json").read_text())
+    assert figures["trace/text_spread"] > 0
+    info = json.loads((runs / "one/eval/metrics.json").read_text())["info"]
+    assert info["similarity"] == "true_match" and info["score"]["images"] == 170 * 2 // 2
+    again = evaluate_corpus(["--model", f"local-dir:{runs}/one/model", "--data", UNSEEN])
+    assert again.metrics["captions/i2t/mAP@R"] == pytest.approx(figures["captions/i2t/mAP@R"], abs=1e-9)
+
+
+def test_the_last_checkpoint_is_taken_behind_the_fit(tmp_path):
+    folder = begin(tmp_path, "saved", *TRAINING[:-2], "--batch-size", "16", "--save-every-steps", "4")
+    method = {"name": "likelihood", "config": {"bank": 64, "centres": 64}}
+    weights = next((folder / "checkpoints").glob("*.pt"))
+    model = prolip.create_model("ProLIP-ViT-test", str(weights), method_cfg=method)
+    wanted = load_file(folder / "model/model.safetensors")
+    assert wanted["match.values"].abs().sum() > 0
+    assert all(torch.equal(x, wanted[name]) for name, x in model.state_dict().items())
+
+
+def test_synthetic_images_have_no_captions_to_fit_to(tmp_path, capsys):
+    assert main([*SYNTHETIC, "--method", "likelihood", "--max-steps", "2", "--output-dir", str(tmp_path),
+                 "--name", "synthetic"]) == 0  # fmt: skip
+    assert "closed by" not in capsys.readouterr().out and len(metrics(tmp_path / "synthetic")) == 2
