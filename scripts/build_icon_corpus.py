@@ -23,17 +23,25 @@ import tempfile
 import zlib
 from base64 import b64encode
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT / "scripts") not in sys.path:
     sys.path.insert(0, str(ROOT / "scripts"))
 
-from build_emoji_corpus import BuildError, compare, fetch, missing_tools, render, tarball_name, write_shard  # noqa: E402
-from icon_concepts import UNCATEGORISED, Concept, Icon, concept_name, concepts_of, keyword, normalise  # noqa: E402
+from build_emoji_corpus import (  # noqa: E402
+    BuildError,
+    compare,
+    fetch,
+    missing_tools,
+    render,
+    tarball_name,
+    write_shard,
+)
+from icon_concepts import UNCATEGORISED, Concept, Icon, concept_name, concepts_of, keyword  # noqa: E402
 
 SHARD_SIZE = 10_000
 REPORT_EVERY = 1000
@@ -98,9 +106,12 @@ def check_sum(tarball: Path, package: Package) -> None:
 def unpack(tarball: Path) -> Files:
     """{path: content} of a package's texts and drawings, without the folder package/ that npm puts them in."""
     try:
-        with tarfile.open(tarball) as tar:
+        with tarfile.open(tarball, "r:gz") as tar:
             wanted = [m for m in tar if m.isfile() and re.search(r"\.(svg|json|mjs)$|/licen[cs]e", m.name, re.I)]
-            return {posixpath.normpath(m.name).split("/", 1)[1]: tar.extractfile(m).read() for m in wanted}  # type: ignore[union-attr]
+            # npm writes some names as package/./dist/index.mjs
+            names = [posixpath.normpath(m.name).split("/", 1)[1] for m in wanted]
+            contents = [tar.extractfile(m) for m in wanted]
+            return {name: content.read() for name, content in zip(names, contents) if content}
     except (tarfile.TarError, EOFError, OSError, IndexError, zlib.error) as error:
         raise BuildError(f"cannot read {tarball}: {error}; delete the file to fetch it again") from error
 
@@ -122,7 +133,7 @@ def licence_text(files: Files) -> bytes:
 # ------------------------------------------------------------------------------- sets, one function for each
 
 
-def icon(style: str, name: str, svg: bytes, words: dict[str, Iterable[str]] | None = None) -> Icon:
+def icon(style: str, name: str, svg: bytes, words: Mapping[str, Iterable[str]] | None = None) -> Icon:
     """An Icon of raw texts: words holds `aliases`, `tags` and `categories` as the set writes them."""
     raw = words or {}
     categories = tuple(sorted({category.strip().lower() for category in raw.get("categories", ()) if category}))
@@ -353,9 +364,10 @@ def build(styles: list[str], packages: Path, out: Path, jobs: int) -> list[str]:
     rows = plan(icons, concepts)
     distinct = {concept.hexcode: concept for concept in concepts.values()}
     groups = Counter(concept.group for concept in distinct.values())
-    print(f"{sum(map(len, rows.values()))} drawings of {len(distinct)} concepts; {len(concepts) - len(distinct)} joined "
-          f"by alias, {len(icons) - sum(map(len, rows.values()))} drawings left out as second of their style and "
-          f"concept, {groups[UNCATEGORISED]} concepts uncategorised", flush=True)
+    kept = sum(map(len, rows.values()))
+    print(f"{kept} drawings of {len(distinct)} concepts; {len(concepts) - len(distinct)} joined by alias, "
+          f"{groups[UNCATEGORISED]} uncategorised; {len(icons) - kept} drawings left out, as second of their style and "
+          "concept", flush=True)
     out.mkdir(parents=True, exist_ok=True)
     counts: dict[str, int] = {}
     with renderer(jobs) as drawn:
@@ -398,7 +410,7 @@ def compare_all(names: list[str], built: Path, wanted: Path) -> int:
 def main(argv: list[str] | None = None) -> int:
     """Build, compare; 0 if all is well, 1 if shards differ in more than pictures, 2 if something is missing."""
     args = parse(argv)
-    specs: list[Any] = [package.spec for package in PACKAGES.values()]  # all: the texts are what all sets say
+    specs = [package.spec for package in PACKAGES.values()]  # all: the texts are what all sets say
     with tempfile.TemporaryDirectory() as scratch:
         packages, out = args.packages or Path(scratch, "packages"), args.out or Path(scratch, "shards")
         problems = missing_tools(specs, packages)

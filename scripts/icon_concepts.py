@@ -126,7 +126,10 @@ GROUPS: dict[str, dict[str, str]] = {
 }
 VAGUE = "interface"
 #: Last words that say what is done to a thing, not what it is.
-MODIFIERS = set("plus minus off on slash check add remove edit close open alert multiple x up down left right".split())
+MODIFIERS = {
+    "plus", "minus", "off", "on", "slash", "check", "add", "remove", "edit", "close", "open", "alert", "multiple", "x",
+    "up", "down", "left", "right",
+}  # fmt: skip
 SUBGROUP = {c: sub for subs in GROUPS.values() for sub, names in subs.items() for c in names.split("|")}
 GROUP = {sub: group for group, subs in GROUPS.items() for sub in subs} | {UNCATEGORISED: UNCATEGORISED}
 RANK = {sub: i for i, sub in enumerate(GROUP)}
