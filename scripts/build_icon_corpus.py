@@ -422,7 +422,7 @@ def main(argv: list[str] | None = None) -> int:
         try:
             fetch(specs, packages)
             names = build(args.style or STYLES, packages, out, args.jobs)
-        except BuildError as error:
+        except (BuildError, OSError) as error:
             print(error, file=sys.stderr)
             return 2
         return 0 if args.check is None else compare_all(names, out, args.check)

@@ -225,8 +225,8 @@ def alias_pairs(entries: dict[str, Entry]) -> list[tuple[str, str]]:
     """The pairs of names that are one thing, by the rule at the top of this file; no name is in two of them."""
     partners: defaultdict[str, set[str]] = defaultdict(set)
     for name, entry in entries.items():
-        for other in sorted(entry.words("aliases", "tags") & entries.keys() - {name}):
-            if same_thing(name, other, entries):
+        for other in entry.words("aliases", "tags"):
+            if other in entries and other != name and same_thing(name, other, entries):
                 partners[name].add(other)
                 partners[other].add(name)
     pairs = []

@@ -365,3 +365,10 @@ def test_bad_flags_are_refused(builder, args, said, capsys):
 def test_a_missing_folder_to_compare_with_is_said(builder, packages, tmp_path, capsys):
     assert builder.main(["--packages", str(packages), "--check", str(tmp_path / "none")]) == 2
     assert "--check wants the folder" in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_written_is_said_in_one_line(builder, packages, tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert build(builder, packages, tmp_path / "file" / "out") == 2
+    said = capsys.readouterr().err
+    assert str(tmp_path / "file") in said and said.count("\n") == 1
