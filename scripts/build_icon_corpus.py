@@ -57,7 +57,7 @@ class Package(NamedTuple):
     styles: tuple[str, ...]
 
 
-# Later releases of unicons (from 4.0) and remixicon (from 2026) are under licences of their own that limit use.
+# Later releases of unicons (from 4.0.2) and remixicon (from 4.9) are under licences of their own that limit use.
 PACKAGES = {
     "tabler": Package(
         "@tabler/icons@3.51.0",
@@ -75,9 +75,9 @@ PACKAGES = {
         "ISC", ("lucide",),
     ),
     "unicons": Package(
-        "@iconscout/unicons@3.0.6",
-        "sha512-qSnFPrPKKsALyRdhq6MsllThURc0usa+U9gztiNg7W6EgAZgdo74HGiuGeLrPheE+c4S5oRXRHqKp6/Cv4W3WA==",
-        "Apache-2.0", ("unicons-line", "unicons-solid", "unicons-monochrome"),
+        "@iconscout/unicons@4.0.1",
+        "sha512-uMyaHfzfrc4Wd+n0EGsrSGqW/YB/7gZYro4fKhK+YjrG5GWn2bag+5Fj2yqnhjj0Wdc3nHQM6i6rjM7B5zNY3Q==",
+        "Apache-2.0", tuple(f"unicons-{kind}" for kind in ("line", "solid", "thinline", "monochrome")),
     ),
     "mdi": Package(
         "@mdi/svg@7.4.47",
@@ -85,8 +85,8 @@ PACKAGES = {
         "Apache-2.0", ("mdi", "mdi-outline"),
     ),
     "remixicon": Package(
-        "remixicon@4.7.0",
-        "sha512-g2pHOofQWARWpxdbrQu5+K3C8ZbqguQFzE54HIMWFCpFa63pumaAltIgZmFMRQpKKBScRWQASQfWxS9asNCcHQ==",
+        "remixicon@4.8.0",
+        "sha512-8qTM/bWkmsAWitvcL9XrVPVdqHRrdmnNp4zCFBdmIHBygxfHWwoK6NzitbiMyRzjcXKBMlS/ab5M65/ZlxJTVA==",
         "Apache-2.0", ("remixicon-line", "remixicon-fill"),
     ),
 }  # fmt: skip

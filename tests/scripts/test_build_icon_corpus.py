@@ -97,9 +97,11 @@ def sets() -> dict[str, dict[str, bytes]]:
         "unicons": {
             "json/line.json": json.dumps(unicons).encode(),
             "json/solid.json": json.dumps(dice).encode(),
+            "json/thinline.json": b"[]",
             "json/monochrome.json": b"[]",
             "svg/line/arrow-left.svg": svg("left"),
             "svg/solid/package.svg": svg("package"),
+            "svg/thinline/nameless.svg": svg("thin"),
             "svg/monochrome/nameless.svg": svg("nameless"),
         },
         "mdi": {"meta.json": json.dumps(mdi).encode(), **{f"svg/{e['name']}.svg": svg(e["name"]) for e in mdi}},
