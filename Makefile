@@ -10,7 +10,7 @@ READY := $(VENV)/.ready
 help:
 	@echo 'make demo    train a small ProLIP on data/emoji, evaluate it, write runs/demo/report.html'
 	@echo 'make test    run the tests'
-	@echo 'make test-slurm     those that start a SLURM cluster on this machine (as root, with slurm-wlm and munge)'
+	@echo 'make test-slurm  those that start a SLURM cluster on this machine (as root, with slurm-wlm and munge)'
 	@echo 'make test-numerics  those of arithmetic with the kernels of every kind of CPU that this one can stand in for'
 	@echo 'make lint    ruff and mypy'
 	@echo 'make clean   delete the virtual environment and caches; runs/ stays'

@@ -153,7 +153,6 @@ def test_python_of_streaming_md_runs_on_shards_with_an_index(tmp_path, capsys):
     assert "json" in names["seen"] and names["faults"].summary()["samples"] == 0
 
 
-@pytest.mark.slow  # tests/prolip/test_export.py exports the same model
 def test_python_of_export_md_runs_with_the_smallest_model(tmp_path, monkeypatch):
     code = python_of("docs/export.md")
     assert code.count("local-dir:runs/demo/model") == 2
