@@ -5,8 +5,9 @@
     python scripts/build_icon_corpus.py --out /tmp/icons --style tabler        # one of them, with the same texts
     python scripts/build_icon_corpus.py --check data/icons                     # rebuild, compare, keep nothing
 
-Needs npm (or the packages' .tgz files under --packages), and `pip install resvg-py==0.5.0 pillow`. What is missing is
-said before any work starts. scripts/icon_concepts.py says which icons are one concept; docs/icons.md, what comes out.
+Needs npm (or the packages' .tgz files under --packages), and `pip install resvg-py==0.5.0 pillow` (the extra
+`corpora`). What is missing is said before any work starts. scripts/icon_joins.py says which icons are one concept;
+docs/icons.md, what comes out.
 """
 from __future__ import annotations
 
@@ -15,263 +16,56 @@ import hashlib
 import json
 import multiprocessing
 import os
-import posixpath
 import re
+import signal
 import sys
-import tarfile
 import tempfile
-import zlib
-from base64 import b64encode
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT / "scripts") not in sys.path:
     sys.path.insert(0, str(ROOT / "scripts"))
 
-from build_emoji_corpus import (  # noqa: E402
-    BuildError,
-    compare,
-    fetch,
-    missing_tools,
-    render,
-    tarball_name,
-    write_shard,
-)
-from icon_concepts import UNCATEGORISED, Concept, Icon, concept_name, concepts_of, keyword  # noqa: E402
+from build_emoji_corpus import BuildError, compare, fetch, missing_tools, render, write_shard  # noqa: E402
+from icon_categories import UNCATEGORISED  # noqa: E402
+from icon_concepts import Concept, concepts_of  # noqa: E402
+from icon_joins import Icon  # noqa: E402
+from icon_sets import PACKAGES, STYLES, read_sets  # noqa: E402
 
 SHARD_SIZE = 10_000
 REPORT_EVERY = 1000
-Files = dict[str, bytes]
-
-
-class Package(NamedTuple):
-    """A pinned npm package: its checksum as npm gives it, its licence, the styles it draws."""
-
-    spec: str
-    integrity: str
-    licence: str
-    styles: tuple[str, ...]
-
-
-# Later releases of unicons (from 4.0.2) and remixicon (from 4.9) are under licences of their own that limit use.
-PACKAGES = {
-    "tabler": Package(
-        "@tabler/icons@3.51.0",
-        "sha512-0pinvPZz7YeX+OSfxuEAbnEPWbocVXW5iU8h5lh41pYG8sZuQfpWECC980lxOT0clGIcNGn8xsBr+zKaRGdA/g==",
-        "MIT", ("tabler", "tabler-filled"),
-    ),
-    "phosphor": Package(
-        "@phosphor-icons/core@2.1.1",
-        "sha512-v4ARvrip4qBCImOE5rmPUylOEK4iiED9ZyKjcvzuezqMaiRASCHKcRIuvvxL/twvLpkfnEODCOJp5dM4eZilxQ==",
-        "MIT", tuple(f"phosphor-{weight}" for weight in ("thin", "light", "regular", "bold", "fill", "duotone")),
-    ),
-    "lucide": Package(
-        "lucide-static@1.62.0",
-        "sha512-WBZA/m2PvkFpMGHDtsBck5P2A9G4ehLlYu4GwwICcmEm1BvYVgj00lCDxKRWLlbMlOibLaiwdQ88G5pHkSWgwA==",
-        "ISC", ("lucide",),
-    ),
-    "unicons": Package(
-        "@iconscout/unicons@4.0.1",
-        "sha512-uMyaHfzfrc4Wd+n0EGsrSGqW/YB/7gZYro4fKhK+YjrG5GWn2bag+5Fj2yqnhjj0Wdc3nHQM6i6rjM7B5zNY3Q==",
-        "Apache-2.0", tuple(f"unicons-{kind}" for kind in ("line", "solid", "thinline", "monochrome")),
-    ),
-    "mdi": Package(
-        "@mdi/svg@7.4.47",
-        "sha512-WQ2gDll12T9WD34fdRFgQVgO8bag3gavrAgJ0frN4phlwdJARpE6gO1YvLEMJR0KKgoc+/Ea/A0Pp11I00xBvw==",
-        "Apache-2.0", ("mdi", "mdi-outline"),
-    ),
-    "remixicon": Package(
-        "remixicon@4.8.0",
-        "sha512-8qTM/bWkmsAWitvcL9XrVPVdqHRrdmnNp4zCFBdmIHBygxfHWwoK6NzitbiMyRzjcXKBMlS/ab5M65/ZlxJTVA==",
-        "Apache-2.0", ("remixicon-line", "remixicon-fill"),
-    ),
-}  # fmt: skip
-STYLES = [style for package in PACKAGES.values() for style in package.styles]
-
-# ---------------------------------------------------------------------------------------------- packages
-
-
-def check_sum(tarball: Path, package: Package) -> None:
-    """Raise BuildError unless the tarball is the one that npm published."""
-    found = "sha512-" + b64encode(hashlib.sha512(tarball.read_bytes()).digest()).decode()
-    if found != package.integrity:
-        raise BuildError(f"{tarball} has the checksum {found[:20]}..., {package.spec} has {package.integrity[:20]}...; "
-                         "delete the file to fetch it again")
-
-
-def unpack(tarball: Path) -> Files:
-    """{path: content} of a package's texts and drawings, without the folder package/ that npm puts them in."""
-    try:
-        with tarfile.open(tarball, "r:gz") as tar:
-            wanted = [m for m in tar if m.isfile() and re.search(r"\.(svg|json|mjs)$|/licen[cs]e", m.name, re.I)]
-            # npm writes some names as package/./dist/index.mjs
-            names = [posixpath.normpath(m.name).split("/", 1)[1] for m in wanted]
-            contents = [tar.extractfile(m) for m in wanted]
-            return {name: content.read() for name, content in zip(names, contents) if content}
-    except (tarfile.TarError, EOFError, OSError, IndexError, zlib.error) as error:
-        raise BuildError(f"cannot read {tarball}: {error}; delete the file to fetch it again") from error
-
-
-@contextmanager
-def explained(package: Package) -> Iterator[None]:
-    """Say which package does not look as this script expects."""
-    try:
-        yield
-    except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
-        raise BuildError(f"{package.spec} is not laid out as expected: {error!r}; use the pinned version") from error
-
-
-def licence_text(files: Files) -> bytes:
-    """The package's licence file."""
-    return files[next(path for path in sorted(files) if re.fullmatch(r"licen[cs]e(\.\w+)?", path, re.I))]
-
-
-# ------------------------------------------------------------------------------- sets, one function for each
-
-
-def icon(style: str, name: str, svg: bytes, words: Mapping[str, Iterable[str]] | None = None) -> Icon:
-    """An Icon of raw texts: words holds `aliases`, `tags` and `categories` as the set writes them."""
-    raw = words or {}
-    categories = tuple(sorted({category.strip().lower() for category in raw.get("categories", ()) if category}))
-    package = next(key for key, package in PACKAGES.items() if style in package.styles)
-    return Icon(
-        package, style, concept_name(name, categories), svg.decode(),
-        tuple(sorted({concept_name(alias, categories) for alias in raw.get("aliases", ())} - {""})),
-        tuple(sorted({keyword(str(tag)) for tag in raw.get("tags", ())} - {""})), categories,
-    )  # fmt: skip
-
-
-def drawings(files: Files, folder: str) -> Iterator[tuple[str, bytes]]:
-    """(name, SVG) of the drawings right in a folder, sorted."""
-    for path in sorted(files):
-        if posixpath.dirname(path) == folder and path.endswith(".svg"):
-            yield posixpath.basename(path).removesuffix(".svg"), files[path]
-
-
-def read_tabler(files: Files) -> Iterator[Icon]:
-    """Tabler: one category and tags in icons.json; the folder is the style, so names keep words such as line."""
-    words = json.loads(files["icons.json"])
-    for style, folder in (("tabler", "icons/outline"), ("tabler-filled", "icons/filled")):
-        for name, svg in drawings(files, folder):
-            said = words[name]
-            yield icon(style, name, svg, {"tags": said["tags"] or (), "categories": [said["category"]]})
-
-
-PHOSPHOR_ENTRY = re.compile(
-    r'name: "([^"]+)",\s*pascal_name: "[^"]+",(?:\s*alias: \{\s*name: "([^"]+)",[^}]*\},)?'
-    r"\s*categories: \[([^\]]*)\],\s*figma_category: \w+\.(\w+),\s*tags: \[([^\]]*)\]"
-)
-
-
-def read_phosphor(files: Files) -> Iterator[Icon]:
-    """Phosphor: categories, tags and former names in a JavaScript module; the weight ends a file's name."""
-    words = {}
-    for name, alias, categories, main, tags in PHOSPHOR_ENTRY.findall(files["dist/index.mjs"].decode()):
-        marked = re.findall(r'"([^"]*)"', tags)
-        words[name] = {
-            "aliases": [alias] if alias else [],
-            "tags": [tag for tag in marked if not tag.startswith("*")],  # *new* and *updated* say nothing of the icon
-            "categories": [*re.findall(r"\w+\.(\w+)", categories), main],
-        }
-    for style in PACKAGES["phosphor"].styles:
-        weight = style.removeprefix("phosphor-")
-        for name, svg in drawings(files, f"assets/{weight}"):
-            plain = name.removesuffix(f"-{weight}")
-            yield icon(style, plain, svg, words[plain])
-
-
-def read_lucide(files: Files) -> Iterator[Icon]:
-    """Lucide: tags in tags.json; a file that is not there has the drawing of one that is, and so is its alias."""
-    tags = json.loads(files["tags.json"])
-    bodies: dict[bytes, str] = {}
-    aliases: defaultdict[str, list[str]] = defaultdict(list)
-    rows = dict(drawings(files, "icons"))
-    for name in sorted(rows, key=lambda name: (name not in tags, name)):
-        body = rows[name].split(b">", 2)[-1]  # behind the comment and the <svg> with the name as its class
-        if name in tags:
-            bodies[body] = name
-        elif body in bodies:
-            aliases[bodies[body]].append(name)
-    for name in sorted(tags.keys() & rows.keys()):
-        yield icon("lucide", name, rows[name], {"aliases": aliases[name], "tags": tags[name]})
-
-
-# The package leaves these to a stylesheet; without it the parts of a drawing run into one black shape.
-MONOCHROME = b"<style>" + b"".join(
-    b".uim-%s{opacity:%s}" % part for part in ((b"secondary", b".7"), (b"tertiary", b".5"), (b"quaternary", b".25"),
-                                               (b"quinary", b"0"))
-) + b"</style>"  # fmt: skip
-
-
-def read_unicons(files: Files) -> Iterator[Icon]:
-    """Unicons: category and tags in one JSON file for each style."""
-    for style in PACKAGES["unicons"].styles:
-        kind = style.removeprefix("unicons-")
-        words = {entry["name"]: entry for entry in json.loads(files[f"json/{kind}.json"])}
-        for name, svg in drawings(files, f"svg/{kind}"):
-            said = words.get(name, {})
-            if kind == "monochrome":
-                start = svg.index(b">", svg.index(b"<svg")) + 1
-                svg = svg[:start] + MONOCHROME + svg[start:]
-            category = said.get("category")
-            yield icon(style, name, svg, {"tags": said.get("tags", ()), "categories": [category] if category else []})
-
-
-def read_mdi(files: Files) -> Iterator[Icon]:
-    """Material Design Icons: aliases, and categories that they call tags; -outline at the end is a style."""
-    for entry in sorted(json.loads(files["meta.json"]), key=lambda entry: entry["name"]):
-        name = entry["name"]
-        style = "mdi-outline" if name.endswith("-outline") else "mdi"
-        aliases = [alias.removesuffix("-outline") for alias in entry["aliases"]]
-        words = {"aliases": aliases, "categories": entry["tags"]}
-        yield icon(style, name.removesuffix("-outline"), files[f"svg/{name}.svg"], words)
-
-
-def read_remixicon(files: Files) -> Iterator[Icon]:
-    """Remix: the folder is the category, -line or -fill the style; what has neither is drawn in lines."""
-    for folder in sorted({posixpath.dirname(path) for path in files if path.startswith("icons/")}):
-        for name, svg in drawings(files, folder):
-            style = "remixicon-fill" if name.endswith("-fill") else "remixicon-line"
-            plain = name.removesuffix("-fill").removesuffix("-line")
-            yield icon(style, plain, svg, {"categories": [posixpath.basename(folder)]})
-
-
-READERS: dict[str, Callable[[Files], Iterator[Icon]]] = {
-    "tabler": read_tabler,
-    "phosphor": read_phosphor,
-    "lucide": read_lucide,
-    "unicons": read_unicons,
-    "mdi": read_mdi,
-    "remixicon": read_remixicon,
-}
+TITLE = "# Icons of six free sets, annotated as data/emoji is"
+Row = tuple[Concept, Icon]
 
 # ------------------------------------------------------------------------------------------------ shards
 
 
-def plan(icons: Iterable[Icon], concepts: dict[str, Concept]) -> dict[str, list[tuple[Concept, Icon]]]:
+def plan(icons: Iterable[Icon], concepts: dict[str, Concept]) -> dict[str, list[Row]]:
     """{style: its drawings by concept}; of two drawings of one concept in one style the first is kept."""
-    chosen: dict[tuple[str, str], tuple[Concept, Icon]] = {}
+    chosen: dict[tuple[str, str], Row] = {}
     for item in icons:
         concept = concepts[item.name]
         chosen.setdefault((item.style, concept.hexcode), (concept, item))
-    out: dict[str, list[tuple[Concept, Icon]]] = {style: [] for style in STYLES}
+    out: dict[str, list[Row]] = {style: [] for style in STYLES}
     for (style, _), row in sorted(chosen.items(), key=lambda entry: entry[0]):
         out[style].append(row)
     return out
 
 
-def shard_names(style: str, count: int) -> list[str]:
-    """One file, or several numbered ones of at most SHARD_SIZE drawings."""
-    if count <= SHARD_SIZE:
-        return [f"{style}.tar"]
-    return [f"{style}-{i:02d}.tar" for i in range(-(-count // SHARD_SIZE))]
+def shards_of(rows: dict[str, list[Row]]) -> dict[str, list[Row]]:
+    """{file: its drawings}: a file for each style, or several numbered ones of at most SHARD_SIZE drawings."""
+    out = {}
+    for style, drawings in rows.items():
+        parts = [drawings[start : start + SHARD_SIZE] for start in range(0, len(drawings), SHARD_SIZE)] or [[]]
+        for i, part in enumerate(parts):
+            out[f"{style}.tar" if len(parts) == 1 else f"{style}-{i:02d}.tar"] = part
+    return out
 
 
-def samples(rows: list[tuple[Concept, Icon]], pictures: Iterator[bytes], label: str) -> Iterator[dict]:
+def samples(rows: list[Row], pictures: Iterator[bytes], label: str) -> Iterator[dict]:
     """Samples as build_emoji_corpus.samples gives them; says now and then how far it is."""
     for done, ((concept, item), picture) in enumerate(zip(rows, pictures), start=1):
         record = {**concept._asdict(), "style": item.style}
@@ -299,38 +93,58 @@ def renderer(jobs: int) -> Iterator[Callable[[list[str]], Iterator[bytes]]]:
     if jobs == 1:
         yield lambda svgs: map(draw, svgs)
         return
-    with multiprocessing.get_context("fork").Pool(jobs) as pool:
+    # Spawned, for not every system forks, and the start takes a second. Ctrl-C is for the parent alone.
+    interrupts = (signal.SIGINT, signal.SIG_IGN)
+    with multiprocessing.get_context("spawn").Pool(jobs, signal.signal, interrupts) as pool:
         yield lambda svgs: pool.imap(draw, svgs, chunksize=32)
 
 
-def write_style(out: Path, style: str, rows: list[tuple[Concept, Icon]], drawn: Callable) -> dict[str, int]:
-    """{file: its number of drawings} of a style's shards, written."""
-    counts = {}
-    for i, name in enumerate(shard_names(style, len(rows))):
-        part = rows[i * SHARD_SIZE : (i + 1) * SHARD_SIZE]
-        # Through a file of another name, so that an interrupted run leaves no half shard behind.
+def make_ready(out: Path, names: Iterable[str]) -> None:
+    """Make the folder, without what a killed build left. Refuses what would stand beside the shards as if of them."""
+    out.mkdir(parents=True, exist_ok=True)
+    others = sorted(path.name for path in out.glob("*.tar") if path.name not in set(names))
+    if others:
+        raise BuildError(f"{out} holds {', '.join(others)}, not written by this build, so perhaps with other texts: "
+                         "delete them, or give another --out")
+    readme = out / "README.md"
+    if readme.exists() and not readme.read_text(encoding="utf-8", errors="replace").startswith(TITLE):
+        raise BuildError(f"{readme} is not of an icon corpus and would be overwritten: give another --out")
+    delete_unfinished(out)
+
+
+def delete_unfinished(out: Path) -> None:
+    """Delete what a build that broke off has written."""
+    for unfinished in out.glob("*.tar.part"):
+        unfinished.unlink()
+
+
+def write_shards(out: Path, shards: dict[str, list[Row]], drawn: Callable) -> None:
+    """Write {file: its drawings}.
+
+    They get their names when all are whole: a build that is killed leaves the folder's old shards, or none, never half
+    of one nor old ones among new ones.
+    """
+    for name, rows in shards.items():
         unfinished = out / f"{name}.part"
-        counts[name] = write_shard(unfinished, samples(part, drawn([item.svg for _, item in part]), name))
-        unfinished.replace(out / name)
-        sha256 = hashlib.sha256((out / name).read_bytes()).hexdigest()
-        print(f"{name}: {counts[name]} drawings, sha256 {sha256}", flush=True)
-    return counts
+        count = write_shard(unfinished, samples(rows, drawn([item.svg for _, item in rows]), name))
+        print(f"{name}: {count} drawings, sha256 {hashlib.sha256(unfinished.read_bytes()).hexdigest()}", flush=True)
+    for name in shards:
+        (out / f"{name}.part").replace(out / name)
 
 
-def write_notes(out: Path, counts: dict[str, int], licences: dict[str, bytes], concepts: set[str]) -> None:
+def write_notes(out: Path, shards: dict[str, list[Row]], licences: dict[str, bytes]) -> None:
     """README.md and the licences of the sets beside the shards."""
     (out / "LICENSES").mkdir(exist_ok=True)
-    for key, text in licences.items():
-        (out / "LICENSES" / f"{key}.txt").write_bytes(text)
     table = []
-    for key, package in PACKAGES.items():
-        for style in package.styles:
-            names = [name for name in counts if re.fullmatch(re.escape(style) + r"(-\d\d)?\.tar", name)]
-            table += [f"| {name} | {counts[name]} | {package.spec} | {package.licence} | LICENSES/{key}.txt |"
-                      for name in names]
+    for name, rows in shards.items():
+        key = next(key for key, package in PACKAGES.items() if re.sub(r"(-\d\d)?\.tar$", "", name) in package.styles)
+        (out / "LICENSES" / f"{key}.txt").write_bytes(licences[key])
+        package = PACKAGES[key]
+        table.append(f"| {name} | {len(rows)} | {package.spec} | {package.licence} | LICENSES/{key}.txt |")
+    concepts = {concept.hexcode for rows in shards.values() for concept, _ in rows}
     (out / "README.md").write_text(
-        "# Icons of six free sets, annotated as data/emoji is\n\n"
-        f"Made by scripts/build_icon_corpus.py: {sum(counts.values())} drawings of {len(concepts)} concepts. "
+        f"{TITLE}\n\n"
+        f"Made by scripts/build_icon_corpus.py: {sum(map(len, shards.values()))} drawings of {len(concepts)} concepts. "
         "The texts are the sets' own names, tags, aliases and categories.\n\n"
         "| shard | drawings | npm package | licence | text |\n|---|---|---|---|---|\n" + "\n".join(table) + "\n",
         encoding="utf-8",
@@ -340,42 +154,32 @@ def write_notes(out: Path, counts: dict[str, int], licences: dict[str, bytes], c
 # --------------------------------------------------------------------------------------------- programme
 
 
-def read_sets(folder: Path) -> tuple[list[Icon], dict[str, bytes]]:
-    """The icons of all sets, and the sets' licences."""
-    icons: list[Icon] = []
-    licences = {}
-    for key, package in PACKAGES.items():
-        tarball = folder / tarball_name(package.spec)
-        check_sum(tarball, package)
-        files = unpack(tarball)
-        with explained(package):
-            try:
-                licences[key] = licence_text(files)
-            except StopIteration:
-                raise BuildError(f"{package.spec} has no licence file: its drawings cannot be passed on") from None
-            icons += READERS[key](files)
-    return icons, licences
-
-
 def build(styles: list[str], packages: Path, out: Path, jobs: int) -> list[str]:
     """Write the shards of the styles with licences and README.md into `out`; returns the shards' names."""
     icons, licences = read_sets(packages)
     concepts = concepts_of(icons)
-    rows = plan(icons, concepts)
-    distinct = {concept.hexcode: concept for concept in concepts.values()}
-    groups = Counter(concept.group for concept in distinct.values())
-    kept = sum(map(len, rows.values()))
-    print(f"{kept} drawings of {len(distinct)} concepts; {len(concepts) - len(distinct)} joined by alias, "
-          f"{groups[UNCATEGORISED]} uncategorised; {len(icons) - kept} drawings left out, as second of their style and "
-          "concept", flush=True)
-    out.mkdir(parents=True, exist_ok=True)
-    counts: dict[str, int] = {}
-    with renderer(jobs) as drawn:
-        for style in styles:
-            counts.update(write_style(out, style, rows[style], drawn))
-    used = {key: licences[key] for key, package in PACKAGES.items() if set(styles) & set(package.styles)}
-    write_notes(out, counts, used, {concept.hexcode for style in styles for concept, _ in rows[style]})
-    return list(counts)
+    planned = plan(icons, concepts)
+    shards = shards_of({style: planned[style] for style in styles})
+    make_ready(out, shards)
+    report(icons, concepts, sum(map(len, planned.values())))
+    try:
+        with renderer(jobs) as drawn:
+            write_shards(out, shards, drawn)
+    finally:
+        delete_unfinished(out)
+    write_notes(out, shards, licences)
+    return list(shards)
+
+
+def report(icons: list[Icon], concepts: dict[str, Concept], drawn: int) -> None:
+    """Print what the sets hold together."""
+    sets = defaultdict(set)
+    for item in icons:
+        sets[concepts[item.name].hexcode].add(item.package)
+    uncategorised = {concept.hexcode for concept in concepts.values() if concept.group == UNCATEGORISED}
+    print(f"{drawn} drawings of {len(sets)} concepts, {sum(len(of) > 1 for of in sets.values())} of them drawn by "
+          f"several sets; {len(concepts) - len(sets)} names joined with others, {len(uncategorised)} concepts "
+          f"uncategorised; {len(icons) - drawn} drawings left out, as second of their style and concept", flush=True)
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:

@@ -16,7 +16,21 @@ from PIL import Image
 from prolip.data import emoji
 
 ROOT = Path(__file__).parents[2]
-MODULES = ("icon_concepts", "build_emoji_corpus", "build_icon_corpus")
+MODULES = ("icon_categories", "icon_joins", "icon_concepts", "icon_sets", "build_emoji_corpus", "build_icon_corpus")
+#: A renderer that needs nothing: a grey that depends on the drawing. In a file, for the processes that draw.
+RENDERER = """
+import io
+
+from PIL import Image
+
+
+def svg_to_bytes(svg_string, width, height, skip_system_fonts):
+    if "broken" in svg_string:
+        raise ValueError("no such path")
+    out = io.BytesIO()
+    Image.new("RGB", (width, height), (sum(svg_string.encode()) % 256,) * 3).save(out, "PNG")
+    return out.getvalue()
+"""
 
 
 @pytest.fixture(scope="module")
@@ -129,22 +143,17 @@ def packages(builder, tmp_path, monkeypatch):
     """A folder with the six tarballs, whose checksums the script expects; npm absent, renderer as if present."""
     folder = tmp_path / "packages"
     folder.mkdir()
-    pinned = {}
     for key, files in sets().items():
         package = builder.PACKAGES[key]
         licence = {"License" if key == "remixicon" else "LICENSE": f"the licence of {key}".encode()}
-        checksum = pack(folder / builder.tarball_name(package.spec), {**files, **licence})
-        pinned[key] = package._replace(integrity=checksum)
-    monkeypatch.setattr(builder, "PACKAGES", pinned)
-
-    def render(drawing: str) -> bytes:
-        out = io.BytesIO()
-        Image.new("RGB", (64, 64), (sum(drawing.encode()) % 256,) * 3).save(out, "WEBP", lossless=True)
-        return out.getvalue()
-
-    monkeypatch.setattr(builder, "render", render)
+        checksum = pack(folder / sys.modules["icon_sets"].tarball_name(package.spec), {**files, **licence})
+        monkeypatch.setitem(builder.PACKAGES, key, package._replace(integrity=checksum))
+    (tmp_path / "renderer").mkdir()
+    (tmp_path / "renderer/resvg_py.py").write_text(RENDERER)
+    monkeypatch.syspath_prepend(tmp_path / "renderer")
+    monkeypatch.setitem(sys.modules, "resvg_py", None)  # restored behind the test
+    del sys.modules["resvg_py"]
     monkeypatch.setattr("shutil.which", lambda name: None)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
     return folder
 
 
@@ -173,7 +182,7 @@ def build(builder, packages: Path, out: Path, *more: str) -> int:
     ],
 )
 def test_names_are_lower_case_words(builder, name, wanted):
-    assert sys.modules["icon_concepts"].normalise(name) == wanted
+    assert sys.modules["icon_joins"].normalise(name) == wanted
 
 
 def test_a_name_in_several_sets_is_one_concept_with_all_tags(concepts):
@@ -194,33 +203,80 @@ def test_a_brand_is_a_logo_in_every_set_and_never_the_fruit(icons, concepts):
     assert (concepts["apple logo"].group, concepts["apple"].group) == ("brands", "food drink")
 
 
-def test_an_alias_joins_two_names_that_share_a_word(concepts):
-    assert concepts["x square"] == concepts["square x"]
-    assert concepts["account off"] == concepts["user off"]
+def one_concept(rows: list[tuple]) -> bool:
+    """Whether the first two icons are; rows: (set, name, aliases, tags, category), the last three if there are any."""
+    rules = sys.modules["icon_joins"]
+    full = [(*row, *((), (), "")[len(row) - 2 :]) for row in rows]
+    entries = rules.join(rules.Icon(p, p, name, "", tuple(a), tuple(t), (c,)) for p, name, a, t, c in full)
+    return any({rows[0][1], rows[1][1]} <= entry.sets_of.keys() for entry in entries)
 
 
-def test_tags_join_only_where_each_names_the_other(concepts):
-    assert concepts["box"] != concepts["package"]  # only one of the two says so
-    assert concepts["trash"] == concepts["delete"]  # alias here, tag there
-    assert concepts["bin"] != concepts["trash"]
+def many(package: str, pattern: str) -> list[tuple]:
+    """As many names of one set as make a word a kind of things, or a mark."""
+    return [(package, pattern.format(f"w{i}")) for i in range(10)]
 
 
-def test_an_alias_without_a_second_witness_is_a_keyword_only(concepts):
-    assert concepts["account"] != concepts["user"]
-    assert "user" in concepts["account"].keywords
+AGREE = (), ("sharp",)
+CARDS = (), (), "gaming / rpg"
 
 
-def test_aliases_never_form_a_chain(builder):
-    Icon = sys.modules["icon_concepts"].Icon  # noqa: N806
-    chain = [Icon(p, p, n, "", (a,)) for p, n, a in (("a", "x 1", "x 2"), ("b", "x 2", "x 3"), ("c", "x 3", ""))]
-    assert len({c.hexcode for c in builder.concepts_of(chain).values()}) == 3
-    assert len({c.hexcode for c in builder.concepts_of(chain[1:]).values()}) == 1
+@pytest.mark.parametrize(
+    "why, rows",
+    [
+        ("slash is off", [("a", "bell slash"), ("b", "bell off")]),
+        ("add is plus", [("a", "user add"), ("b", "user plus")]),
+        ("two is 2", [("a", "number two"), ("b", "number 2")]),
+        ("some set writes it apart", [("a", "qrcode"), ("b", "qr code")]),
+        ("and so in longer names", [("a", "qrcode scan"), ("b", "scan qr code"), ("c", "qrcode"), ("c", "qr code")]),
+        ("alt is a design", [("a", "receipt alt"), ("b", "receipt")]),
+        ("order", [("a", "check circle"), ("b", "circle check")]),
+        ("order of things", [("a", "desk lamp"), ("b", "lamp desk"), ("c", "desk"), ("c", "lamp")]),
+        ("plural, a keyword", [("a", "thumb up", *AGREE), ("b", "thumbs up", *AGREE)]),
+        ("plural, a category", [("a", "club", *CARDS), ("b", "clubs", *CARDS)]),
+        ("a kind", [("a", "currency euro", *AGREE, "currency"), ("b", "euro", *AGREE), *many("a", "currency {}")]),
+        ("an alias that shares a word", [("a", "account off", ["user off"]), ("b", "user off")]),
+        ("an alias that shares a plural", [("a", "book multiple", ["books"]), ("b", "books")]),
+        ("an alias and a category", [("a", "spade", ["leaf"], (), CARDS[2]), ("b", "leaf", *CARDS)]),
+        ("an alias and a tag", [("a", "bin", ["trash"]), ("b", "trash", (), ["bin"])]),
+        ("an alias by usual words", [("a", "magnify", ["search"]), ("b", "search"),
+                                     *(("a", f"magnify {x}", [f"search {x}"]) for x in ("in", "out")),
+                                     *(("b", f"search {x}") for x in ("in", "out"))]),
+        ("the surer alias", [("a", "bin", ["trash", "basket bin"]), ("b", "trash", (), ["bin"]), ("b", "basket bin")]),
+        ("tags of both", [("a", "at", (), ["at sign"]), ("b", "at sign", (), ["at"])]),
+        ("one has two other names", [("b", "zoom in"), ("c", "zoom more"), ("a", "zoom", ["zoom in", "zoom more"])]),
+    ],
+)  # fmt: skip
+def test_names_are_joined(builder, why, rows):
+    assert one_concept(rows)
+    assert not one_concept([*rows, ("z", rows[0][1]), ("z", rows[1][1])]), "a set that draws both tells them apart"
 
 
-def test_a_set_that_draws_both_names_keeps_them_apart(builder):
-    Icon = sys.modules["icon_concepts"].Icon  # noqa: N806
-    both = [Icon("a", "a", "big x", "", ("x",)), Icon("b", "b", "x", ""), Icon("a", "a", "x", "")]
-    assert len({c.hexcode for c in builder.concepts_of(both).values()}) == 2
+@pytest.mark.parametrize(
+    "why, rows",
+    [
+        ("letters", [("a", "letter s"), ("b", "letters")]),
+        ("of two shapes one is inside", [("a", "circle square"), ("b", "square circle")]),
+        ("a mark", [("a", "eye star"), ("b", "star eye"), ("c", "eye"), ("c", "star"), ("d", "eye"), ("d", "star"),
+                    *many("d", "{} star")]),
+        ("a plural without a witness", [("a", "ring"), ("b", "rings")]),
+        ("a count", [("a", "user 3", *AGREE), ("b", "users three", *AGREE)]),
+        ("a kind without a witness", [("a", "currency euro", (), (), "currency"), ("b", "euro"),
+                                      *many("a", "currency {}")]),
+        ("a mark is no thing", [("a", "map star", *AGREE, "map"), ("b", "star", *AGREE), *many("a", "map {}"),
+                                *many("a", "{} star")]),
+        ("one way to go of two", [("a", "check circle"), ("b", "circle check"), ("c", "check circle"),
+                                  ("c", "circle check")]),
+        ("an alias without a witness", [("a", "account", ["user"]), ("b", "user")]),
+        ("two aliases of one set", [("a", "bin", ["bin 1", "bin 2"]), ("b", "bin 1"), ("b", "bin 2")]),
+        ("a tag of one", [("a", "box", (), ["package"]), ("b", "package")]),
+        ("tags of three", [("a", "box", (), ["package"]), ("b", "package", (), ["box", "parcel"]),
+                           ("c", "parcel", (), ["package"])]),
+        ("a logo", [("a", "apple logo"), ("b", "apple", ["apple logo"], ["fruit"])]),
+        ("a chain", [("a", "x 1", ["x 2"]), ("d", "x 4", ["x 3"]), ("b", "x 2", ["x 3"]), ("c", "x 3")]),
+    ],
+)  # fmt: skip
+def test_names_are_kept_apart(builder, why, rows):
+    assert not one_concept(rows)
 
 
 def test_categories_are_voted_on_borrowed_or_honestly_absent(concepts):
@@ -230,7 +286,7 @@ def test_categories_are_voted_on_borrowed_or_honestly_absent(concepts):
 
 
 def test_every_category_of_the_table_has_one_place(builder):
-    table = sys.modules["icon_concepts"].GROUPS
+    table = sys.modules["icon_categories"].GROUPS
     names = [c for subgroups in table.values() for text in subgroups.values() for c in text.split("|")]
     assert len(names) == len(set(names))
     subgroups = [subgroup for group in table.values() for subgroup in group]
@@ -300,6 +356,66 @@ def test_licences_and_sources_lie_beside_the_shards(builder, packages, tmp_path)
     assert "| lucide.tar | 3 | lucide-static@1.62.0 | ISC | LICENSES/lucide.txt |" in said
 
 
+def test_shards_that_the_build_does_not_write_are_refused(builder, packages, tmp_path, capsys):
+    out = tmp_path / "out"
+    build(builder, packages, out, "--style", "mdi")
+    before = (out / "mdi.tar").read_bytes()
+    assert build(builder, packages, out, "--style", "lucide") == 2
+    said = capsys.readouterr().err
+    assert f"{out} holds mdi.tar, not written by this build" in said and said.count("\n") == 1
+    assert [path.name for path in out.glob("*.tar*")] == ["mdi.tar"] and (out / "mdi.tar").read_bytes() == before
+    assert build(builder, packages, out) == 0  # all styles: it is written anew
+
+
+def test_the_readme_of_another_folder_is_not_overwritten(builder, packages, tmp_path, capsys):
+    (tmp_path / "README.md").write_text("# Mine")
+    assert build(builder, packages, tmp_path) == 2
+    assert f"{tmp_path / 'README.md'} is not of an icon corpus" in capsys.readouterr().err
+    assert not list(tmp_path.glob("*.tar*"))
+
+
+def test_a_build_that_breaks_off_leaves_the_shards_that_were_there(builder, packages, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    build(builder, packages, out, "--style", "mdi", "--style", "lucide")
+    before = {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()}
+    (out / "mdi.tar.part").write_text("of a build that was killed")
+    render, drawn = builder.render, iter(range(9))
+    monkeypatch.setattr(builder, "render", lambda svg: render(svg) if next(drawn) < 8 else builder.sys.exit("Ctrl-C"))
+    with pytest.raises(SystemExit):  # behind mdi.tar, within lucide.tar
+        build(builder, packages, out, "--style", "mdi", "--style", "lucide")
+    assert {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()} == before
+
+
+def test_a_drawing_that_cannot_be_drawn_is_named_whatever_the_process(builder, packages, tmp_path, monkeypatch, capsys):
+    files = {"LICENSE": b"free", **sets()["unicons"], "svg/line/arrow-left.svg": svg("broken")}
+    package = builder.PACKAGES["unicons"]
+    checksum = pack(packages / sys.modules["icon_sets"].tarball_name(package.spec), files)
+    monkeypatch.setitem(builder.PACKAGES, "unicons", package._replace(integrity=checksum))
+    assert build(builder, packages, tmp_path / "o", "--style", "unicons-line", "--jobs", "2") == 2
+    said = capsys.readouterr().err
+    assert "cannot draw '<svg class=\"broken\"" in said and "no such path" in said and said.count("\n") == 1
+    assert not list((tmp_path / "o").iterdir())
+
+
+def test_a_renderer_that_cannot_be_loaded_is_said_with_its_remedy(builder, packages, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "resvg_py", None)
+    assert build(builder, packages, tmp_path / "o") == 2
+    assert "no SVG renderer" in (said := capsys.readouterr().err) and "pip install resvg-py==0.5.0" in said
+
+
+def test_real_drawings_are_dark_on_white_and_as_opaque_as_their_set_says(builder):
+    pytest.importorskip("resvg_py", reason="the renderer is needed only to build the corpus")
+    head = '<svg xmlns="http://www.w3.org/2000/svg" width="24" height="24" viewBox="0 0 24 24"'
+    style = sys.modules["icon_sets"].MONOCHROME.decode()
+
+    def pixel(drawing: str) -> int:
+        return Image.open(io.BytesIO(builder.draw(drawing))).convert("L").getpixel((32, 32))
+
+    assert pixel(f'{head} fill="none" stroke="currentColor" stroke-width="6"><path d="M0 12h24"/></svg>') < 10
+    assert pixel(f"{head}></svg>") > 250
+    assert 120 < pixel(f'{head}>{style}<path class="uim-tertiary" d="M0 0h24v24H0z"/></svg>') < 135
+
+
 def test_check_passes_on_equal_shards_and_fails_on_lost_ones(builder, packages, tmp_path, capsys):
     build(builder, packages, tmp_path / "a")
     check = ["--packages", str(packages), "--jobs", "1", "--check", str(tmp_path / "a")]
@@ -333,19 +449,19 @@ def test_a_broken_tarball_is_named(builder, packages, change):
     tarball = packages / "mdi-svg-7.4.47.tgz"
     tarball.write_bytes(change(tarball.read_bytes()))
     with pytest.raises(builder.BuildError, match=f"cannot read {tarball}.*delete the file to fetch it again"):
-        builder.unpack(tarball)
+        sys.modules["icon_sets"].unpack(tarball)
 
 
 @pytest.mark.parametrize(
     "lost, said",
     [("LICENSE", "has no licence file"), ("icons.json", "is not laid out as expected: KeyError('icons.json')")],
 )
-def test_a_package_without_licence_or_metadata_is_refused(builder, packages, tmp_path, capsys, lost, said):
+def test_a_package_without_licence_or_metadata_is_refused(builder, packages, tmp_path, monkeypatch, capsys, lost, said):
     files = {"LICENSE": b"free", **sets()["tabler"]}
     del files[lost]
     package = builder.PACKAGES["tabler"]
-    checksum = pack(packages / builder.tarball_name(package.spec), files)
-    builder.PACKAGES["tabler"] = package._replace(integrity=checksum)
+    checksum = pack(packages / sys.modules["icon_sets"].tarball_name(package.spec), files)
+    monkeypatch.setitem(builder.PACKAGES, "tabler", package._replace(integrity=checksum))
     assert build(builder, packages, tmp_path / "o") == 2
     assert f"@tabler/icons@3.51.0 {said}" in capsys.readouterr().err
 
