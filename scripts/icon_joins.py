@@ -8,7 +8,7 @@ Icons of one normalised name are. Then names are joined by these rules, each ove
 - number: `thumbs-up` is `thumb up` if the sets agree;
 - kind: `currency-euro` is `euro` if the sets agree, as currency is its category;
 - other names: one set calls its icon so, and the two share a word or a subgroup, or differ by words that are swapped
-  in other names too; or the tags of both name each other.
+  in other names too; or the tags of both name each other; never if their numbers differ.
 
 The sets agree if all of them give a keyword that is not in the names, or a subgroup. No rule joins what one set draws
 as two, for that set tells them apart, nor a logo with anything else, nor a name that has two ways to go.
@@ -173,6 +173,10 @@ class Vocabulary:
         parts = (part for word in name.split() for part in self.compounds.get(word, (word,)))
         return tuple(SAME_WORDS.get(part, part) for part in parts)
 
+    def numbers(self, entry: Entry) -> list[str]:
+        """The numbers in its name."""
+        return [word for word in self.spelt(entry.shortest) if word.isdigit()]
+
     def swap(self, one: Entry, two: Entry) -> frozenset[str]:
         """The two words in which two names differ; empty if they differ in more."""
         mine, theirs = (Counter(self.spelt(entry.shortest)) for entry in (one, two))
@@ -245,8 +249,7 @@ def join_spellings(entries: list[Entry], vocabulary: Vocabulary) -> list[Entry]:
 
     def number_is_free(group: list[Entry]) -> bool:
         # `users three` shows three, `user 3` is a third user
-        counted = any(word.isdigit() for word in words(group[0]))
-        return not counted and agree(group) and order_is_free(group)
+        return not vocabulary.numbers(group[0]) and agree(group) and order_is_free(group)
 
     entries = join_alike(entries, words, lambda group: True)
     entries = join_alike(entries, lambda entry: without_design(words(entry)), lambda group: True)
@@ -302,6 +305,8 @@ def find_links(entries: list[Entry], vocabulary: Vocabulary) -> list[Link]:
     for a, b in pairs:
         one, two = entries[a], entries[b]
         both = b in said[a] and a in said[b]
+        if vocabulary.numbers(one) != vocabulary.numbers(two):  # `tv 2` is one set's second drawing
+            continue
         swap = vocabulary.swap(one, two)
         usual = swap and swaps[swap] >= SOME
         shared = usual or one.name_words & two.name_words or one.clear_subgroups & two.clear_subgroups

@@ -14,6 +14,8 @@ import pytest
 from PIL import Image
 
 from prolip.data import emoji
+from prolip.data.reading.shards import expand_source
+from training.main import parse
 
 ROOT = Path(__file__).parents[2]
 MODULES = ("icon_categories", "icon_joins", "icon_concepts", "icon_sets", "build_emoji_corpus", "build_icon_corpus")
@@ -268,6 +270,7 @@ def test_names_are_joined(builder, why, rows):
                                   ("c", "circle check")]),
         ("an alias without a witness", [("a", "account", ["user"]), ("b", "user")]),
         ("two aliases of one set", [("a", "bin", ["bin 1", "bin 2"]), ("b", "bin 1"), ("b", "bin 2")]),
+        ("an alias of another number", [("a", "tv small", ["tv 2"]), ("b", "tv 2")]),
         ("a tag of one", [("a", "box", (), ["package"]), ("b", "package")]),
         ("tags of three", [("a", "box", (), ["package"]), ("b", "package", (), ["box", "parcel"]),
                            ("c", "parcel", (), ["package"])]),
@@ -344,6 +347,15 @@ def test_the_loader_reads_what_was_built(builder, packages, tmp_path):
     table = corpus.caption_table()
     assert "arrow left" in table.texts and (table.true_matches > 0).all()
     assert corpus.drawings[0].image().size == (64, 64)
+
+
+def test_the_recipe_trains_on_styles_that_are_built_and_none_of_the_designer_it_is_evaluated_on(builder):
+    config = parse(["--config", str(ROOT / "scripts/recipes/icons.yaml")])
+    trained = {Path(url).stem for url in expand_source(config.data.train_data)}
+    (evaluated,) = (Path(url).stem for url in expand_source(config.val.val_data))
+    assert trained | {evaluated} <= set(builder.STYLES)
+    (package,) = (package for package in builder.PACKAGES.values() if evaluated in package.styles)
+    assert not trained & set(package.styles)
 
 
 def test_licences_and_sources_lie_beside_the_shards(builder, packages, tmp_path):
