@@ -5,14 +5,13 @@
     python scripts/build_emoji_corpus.py --out /tmp/emoji --style noto         # one of them
     python scripts/build_emoji_corpus.py --check data/emoji                    # rebuild, compare, keep nothing
 
-Needs npm (or the packages' .tgz files under --packages), and `pip install resvg-py==0.5.0 pillow`. What is missing is
-said before any work starts. With resvg-py 0.5.0 and Pillow 13.0 the seven bundled files come out byte for byte; another
-renderer or WebP encoder draws the edges a little differently, which --check measures.
+Needs npm (or the packages' .tgz files under --packages), and `pip install resvg-py==0.5.0 pillow` (the extra
+`corpora`). What is missing is said before any work starts. With resvg-py 0.5.0 and Pillow 13.0 the seven bundled files
+come out byte for byte; another renderer or WebP encoder draws the edges a little differently, which --check measures.
 """
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import io
 import json
 import re
@@ -234,8 +233,10 @@ def missing_tools(packages: list[str], folder: Path) -> list[str]:
             f"npm is not on PATH: install Node.js (apt-get install npm), or run `npm pack {' '.join(absent)}` where it "
             "is and give the folder of the .tgz files as --packages"
         )
-    if importlib.util.find_spec("resvg_py") is None:
-        problems.append(f"the SVG renderer resvg_py is not installed: pip install resvg-py=={RENDERER_VERSION}")
+    try:
+        import resvg_py  # noqa: F401
+    except ImportError as error:
+        problems.append(f"no SVG renderer ({error}): pip install resvg-py=={RENDERER_VERSION}")
     try:
         from PIL import features
 

@@ -7,6 +7,7 @@ import json
 import sys
 import tarfile
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from PIL import Image
@@ -143,7 +144,7 @@ def packages(builder, tmp_path):
 def installed(drawn, monkeypatch):
     """As if npm were absent and the renderer present."""
     monkeypatch.setattr(drawn.shutil, "which", lambda name: None)
-    monkeypatch.setattr(drawn.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setitem(sys.modules, "resvg_py", ModuleType("resvg_py"))
     return drawn
 
 
@@ -197,7 +198,7 @@ def test_check_fails_on_another_caption_and_on_a_lost_sample(installed, packages
 
 def test_everything_missing_is_said_before_any_work_starts(builder, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(builder.shutil, "which", lambda name: None)
-    monkeypatch.setattr(builder.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "resvg_py", None)  # importing it fails
     monkeypatch.setattr(builder, "fetch", lambda *args: pytest.fail("work started"))
     assert builder.main(["--style", "noto", "--check", str(tmp_path)]) == 2
     said = capsys.readouterr().err
