@@ -12,12 +12,13 @@ from open_clip.factory import parse_model_name
 
 from prolip.evaluation.datasets.places import Place, archive_state, find_place, join, shard_marks
 from prolip.evaluation.datasets.wds import CLASSNAMES, TEMPLATES, Reading, check_first, read_kind, shard_count
-from prolip.evaluation.loading import is_prolip
+from prolip.evaluation.loading import is_prolip, openclip_tokenizer
 from prolip.models.config import is_released
 from prolip.models.registry import find_weights, get_model_config
 from prolip.models.tokenizer import get_tokenizer
 from prolip.models.weights.checkpoint import CONFIG_NAMES, read_config
 from prolip.models.weights.hub import hub_file
+from prolip.uncertainty.clip import has_variances
 from prolip.utils.documents import loads
 from prolip.utils.outputs import check_output
 
@@ -33,9 +34,17 @@ TYPES = {
 }
 
 
+def is_fitted(model: str) -> bool:
+    """Whether a name means one of OpenCLIP's models with variances that were fitted to it."""
+    schema, place = parse_model_name(model)
+    return schema == "local-dir" and has_variances(place)
+
+
 def is_ours(run: Namespace) -> bool:
-    """Whether the run's model is a ProLIP model. Raises ValueError for a name that nobody knows."""
+    """Whether the run's model gives Gaussians. Raises ValueError for a name that nobody knows."""
     schema, place = parse_model_name(run.model)
+    if is_fitted(run.model):
+        return True
     if schema != "hf-hub" or not run.model_cache_dir:
         return is_prolip(run.model)
     config, _ = read_config(hub_file(place, HUB_CONFIGS, run.model_cache_dir))
@@ -44,7 +53,9 @@ def is_ours(run: Namespace) -> bool:
 
 def check_model(run: Namespace, tokenizer: str | None) -> None:
     """The model, its weights and its tokenizer are there. Raises ValueError or FileNotFoundError."""
-    if run.model_type == "prolip":
+    if run.model_type == "prolip" and is_fitted(run.model):
+        openclip_tokenizer(run.model, tokenizer)
+    elif run.model_type == "prolip":
         get_model_config(run.model, run.model_cache_dir)
         if find_weights(run.model, run.pretrained or None, run.model_cache_dir) is None:
             raise ValueError(f"{run.model} has no weights of its own: give --pretrained FILE, or a folder with weights"

@@ -28,12 +28,15 @@ from prolip.evaluation.clip_benchmark.encoder import GaussianEncoder
 from prolip.evaluation.clip_benchmark.repairs import repaired
 from prolip.evaluation.datasets.base import DamagedData
 from prolip.evaluation.datasets.wds import read_kind
+from prolip.evaluation.loading import load_openclip
 from prolip.evaluation.model import choose_score, own_score
 from prolip.factory import create_model_and_transforms
 from prolip.methods import find_method, find_score
 from prolip.models.registry import find_weights, get_model_config
 from prolip.models.tokenizer import get_tokenizer
-from prolip.models.weights.checkpoint import CheckpointError
+from prolip.models.weights.checkpoint import CheckpointError, find_in
+from prolip.models.weights.unreadable import WEIGHT_NAMES
+from prolip.scores import TrueMatchScore
 from prolip.utils import console
 
 PROG = "prolip-clip-benchmark"
@@ -79,6 +82,10 @@ def score_called(name: str) -> str:
 
 def load_encoder(model_name, pretrained, cache_dir, device, *, similarity: str | None, tokenizer: str | None = None):
     """clip_benchmark's loader of the model type `prolip`: (model, transform, tokenizer)."""
+    if checks.is_fitted(model_name):
+        network, transform, tokenize = load_openclip(model_name, None, tokenizer)
+        encoder = GaussianEncoder(network.to(device), choose_score(similarity, *own_score(network), model_name))
+        return encoder, transform, tokenize
     model, _, transform = create_model_and_transforms(
         model_name, pretrained or None, device=device, cache_dir=cache_dir, require_pretrained=True
     )
@@ -171,6 +178,8 @@ def similarity_of(run: Namespace, own: Namespace) -> str:
         return "mean"
     if own.similarity is not None:
         return own.similarity
+    if checks.is_fitted(run.model):
+        return TrueMatchScore.name
     config, _ = get_model_config(run.model, run.model_cache_dir)
     return find_method(config["method_cfg"]["name"]).score.name
 
@@ -200,7 +209,9 @@ def feature_folder(run: Namespace, shard_marks: Sequence[str]) -> str:
     if run.val_proportion is not None:
         what += [run.val_proportion, run.seed]  # the seed draws the validation set
     weights: str | os.PathLike | None = run.pretrained
-    if run.model_type == "prolip":
+    if checks.is_fitted(run.model):
+        weights = find_in(parse_model_name(run.model)[1], WEIGHT_NAMES, "weights")
+    elif run.model_type == "prolip":
         weights = find_weights(run.model, run.pretrained or None, run.model_cache_dir)
     if weights and os.path.isfile(weights):
         status = os.stat(weights)

@@ -1,0 +1,123 @@
+"""Any trained model gets variances: its means stay bit for bit, and every evaluation takes what is left."""
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import open_clip
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import prolip
+from drawings import SHARDS, UNSEEN
+from prolip.evaluation.__main__ import main as evaluate
+from prolip.evaluation.clip_benchmark import command as clip_benchmark
+from prolip.evaluation.corpus import main as evaluate_corpus
+from prolip.evaluation.datasets.emoji import main as write_task
+from prolip.evaluation.feature_store import FeatureStore
+from prolip.evaluation.features import load_features
+from prolip.evaluation.loading import load_embedder
+from prolip.models.weights.checkpoint import save_pretrained
+from prolip.uncertainty.__main__ import main
+from prolip.uncertainty.clip import FILE
+
+DATA = ["--train-data", SHARDS, "--caption-sampling", "name:2,keywords,group"]
+SMALL = ["--bank", "64", "--centres", "64"]
+CONFIG = {
+    "embed_dim": 32, "vision_cfg": {"image_size": 32, "layers": 1, "width": 32, "head_width": 16, "patch_size": 8},
+    "text_cfg": {"context_length": 16, "width": 32, "heads": 2, "layers": 1}, "quick_gelu": True,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("tasks") / "wds_drawings"
+    write_task(["--data", UNSEEN, "--out", str(folder)])
+    return folder
+
+
+@pytest.fixture(scope="module", params=["ours", "openclip"])
+def pair(request, tmp_path_factory) -> tuple[Path, Path]:
+    """A model of points in a folder, and the folder that the command makes of it."""
+    before, after = (tmp_path_factory.mktemp(name) for name in ("before", "after"))
+    torch.manual_seed(0)
+    if request.param == "ours":
+        save_pretrained(prolip.create_model("ProLIP-ViT-test", method_cfg={"name": "siglip"}), before)
+    else:
+        vision, text = open_clip.CLIPVisionCfg(**CONFIG["vision_cfg"]), open_clip.CLIPTextCfg(**CONFIG["text_cfg"])
+        model = open_clip.CLIP(CONFIG["embed_dim"], vision, text, quick_gelu=True)
+        preprocess = {"mean": [0.5] * 3, "std": [0.4] * 3, "interpolation": "bilinear", "resize_mode": "squash"}
+        text = json.dumps({"model_cfg": CONFIG, "preprocess_cfg": preprocess})
+        (before / "open_clip_config.json").write_text(text)
+        save_file(model.state_dict(), before / "open_clip_model.safetensors")
+    assert main(["--model", f"local-dir:{before}", *DATA, *SMALL, "--output", str(after), "--save-pairs",
+                 str(after / "pairs.safetensors")]) == 0  # fmt: skip
+    return before, after
+
+
+def test_the_means_are_the_old_ones_bit_for_bit_and_inputs_differ_in_variance(pair):
+    old, new = (load_embedder(f"local-dir:{folder}") for folder in pair)
+    pixels = torch.randn(20, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+    texts = ["a red ball", "sport", "trophy", "a", "game of chance", "fishing pole and a fish"]
+    ours = (pair[0] / "config.json").exists()  # a model of points is normalised once more by who evaluates it
+    for one, other in (
+        (old.encode_image(pixels), new.encode_image(pixels)), (old.embed_texts(texts), new.embed_texts(texts))
+    ):  # fmt: skip
+        torch.testing.assert_close(one.mean, other.mean, rtol=0, atol=1e-7 if ours else 0)
+        assert other.trace.isfinite().all() and other.trace.unique().numel() > 1
+    assert not old.probabilistic and new.probabilistic and new.score.name == "true_match"
+    weights = "model.safetensors" if ours else "open_clip_model.safetensors"
+    before, after = (load_file(folder / weights) for folder in pair)
+    assert all(torch.equal(after[name], x) for name, x in before.items())
+    assert old.fingerprint != new.fingerprint and new.score.units.images > 100
+
+
+def test_every_evaluation_takes_it(pair, task, tmp_path, capsys):
+    model = f"local-dir:{pair[1]}"
+    corpus = evaluate_corpus(["--model", model, "--data", UNSEEN])
+    assert corpus.similarity == "true_match" and "trace/group" in corpus.metrics
+    (result,) = evaluate(["--model", model, "--dataset", f"wds:{task}", "--uncertainty", "--save-features",
+                          str(tmp_path)])  # fmt: skip
+    assert result.info["similarity"] == "true_match" and any("refusal" in key for key in result.metrics)
+    (again,) = evaluate(["--features", str(tmp_path), "--uncertainty"])
+    assert again.metrics == result.metrics
+    clip_benchmark.main(["eval", "--model", model, "--dataset", "wds/drawings", "--dataset_root",
+                         f"{task.parent}/wds_{{dataset_cleaned}}", "--output", str(tmp_path / "{similarity}.json"),
+                         "--num_workers", "0"])  # fmt: skip
+    found = json.loads((tmp_path / "true_match.json").read_text())
+    (features,) = load_features(FeatureStore(tmp_path))
+    scores = load_embedder(model).score.pairwise(features.image, features.text)
+    hit = (scores.T.topk(5, dim=1).indices == features.owners.unsqueeze(1)).any(1)  # a caption's own image alone counts
+    assert found["metrics"]["image_retrieval_recall@5"] == pytest.approx(hit.double().mean().item(), abs=1e-6)
+
+
+def test_kept_embeddings_give_the_same_in_seconds(pair, tmp_path, capsys):
+    before, after = pair
+    assert main(["--model", f"local-dir:{before}", "--pairs", str(after / "pairs.safetensors"), *SMALL, "--output",
+                 str(tmp_path / "again")]) == 0  # fmt: skip
+    said = capsys.readouterr().out
+    assert "the median text fits" in said and "bits on average" in said
+    name = FILE if (after / FILE).exists() else "model.safetensors"
+    one, two = load_file(after / name), load_file(tmp_path / "again" / name)
+    assert one.keys() == two.keys() and all(torch.equal(one[key], two[key]) for key in one)
+
+
+def test_a_model_of_another_method_keeps_its_own_heads_beside_the_fitted_ones(tmp_path):
+    save_pretrained(prolip.create_model("ProLIP-ViT-test"), tmp_path / "paper")
+    assert main(["--model", f"local-dir:{tmp_path}/paper", *DATA, *SMALL, "--samples", "100", "--output",
+                 str(tmp_path / "fitted")]) == 0  # fmt: skip
+    old, new = (load_file(tmp_path / name / "model.safetensors") for name in ("paper", "fitted"))
+    assert all(torch.equal(new[key], x) for key, x in old.items()) and new.keys() > old.keys()
+
+
+@pytest.mark.parametrize(("words", "error"), [
+    (["--train-data", "/nowhere.tar"], "/nowhere.tar"),
+    (["--pairs", "/nowhere.safetensors"], "nowhere.safetensors"),
+    ([*DATA, "--bank", "3"], "bank=3: give 32 or more"),
+])  # fmt: skip
+def test_what_is_not_there_ends_in_one_line(words, error, tmp_path, capsys):
+    save_pretrained(prolip.create_model("ProLIP-ViT-test"), tmp_path / "model")
+    assert main(["--model", f"local-dir:{tmp_path}/model", *words, "--output", str(tmp_path / "out")]) == 2
+    said = capsys.readouterr().err
+    assert error in said and said.startswith("error: ") and said.count("\n") == 1
