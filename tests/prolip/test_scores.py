@@ -9,11 +9,13 @@ import torch.nn.functional as F
 from torch import nn
 
 from prolip import measures
+from prolip.evaluation.model import choose_score
 from prolip.gaussian import Gaussian
 from prolip.measures import MEASURES
 from prolip.methods import METHODS, all_methods, find_method, find_score, score_from_dict
 from prolip.methods.base import Method
-from prolip.scores import SCORES, CSDScore, MatchProbabilityScore, MeanScore, Score, index_vectors
+from prolip.scores import SCORES, CSDScore, MatchProbabilityScore, MeanScore, Score, TrueMatchScore, index_vectors
+from prolip.uncertainty.units import Units
 
 
 def gaussians(rows: int, seed: int, dim: int = 7) -> Gaussian:
@@ -126,3 +128,26 @@ def test_methods_of_ones_own_come_from_the_modules_that_are_named(monkeypatch, t
     monkeypatch.setenv("PROLIP_METHODS", "no_such_module")
     with pytest.raises(ValueError, match="PROLIP_METHODS names 'no_such_module'"):
         all_methods()
+
+
+def test_the_logit_of_a_true_match_adds_the_texts_trace_and_an_index_serves_it():
+    score = TrueMatchScore(0.4, 0.1, images=50, texts=9, scale=20.0, bias=-9.0)
+    image, text = gaussians(4, 0), gaussians(7, 1)
+    cosine = image.mean @ text.mean.T / (image.mean.norm(dim=1, keepdim=True) * text.mean.norm(dim=1))
+    torch.testing.assert_close(score.pairwise(image, text), cosine + 0.4 * text.trace)
+    assert not score.symmetric and score.units == Units(0.1, 50, 9)
+    again = score_from_dict(score.to_dict())
+    torch.testing.assert_close(again.pairwise(image, text), score.pairwise(image, text))
+    for query, gallery, sides in ((text, image, ("text", "image")), (image, text, ("image", "text"))):
+        wanted = score.pairwise(*((query, gallery) if sides[0] == "image" else (gallery, query)))
+        wanted = wanted if sides[0] == "image" else wanted.T
+        for distance in (False, True):
+            q, g = (index_vectors(score, z, place, distance, side) for z, place, side in
+                    ((query, False, sides[0]), (gallery, True, sides[1])))  # fmt: skip
+            found = -torch.cdist(q, g) if distance else q @ g.T
+            assert torch.equal(found.argsort(1), wanted.argsort(1))
+
+
+def test_a_score_that_was_trained_is_not_to_be_had_by_its_name_alone():
+    with pytest.raises(ValueError, match="made of what a model learned for it"):
+        choose_score("true_match", CSDScore(), True, "model")

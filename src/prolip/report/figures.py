@@ -159,6 +159,31 @@ def true_matches(result: CorpusResult) -> Figure:
 
 
 @styled
+def expected_matches(result: CorpusResult) -> Figure | None:
+    """Drawings that every text is expected to fit against those that it does fit: a calibration plot of the traces."""
+    expected = result.expected_matches
+    if expected is None:
+        return None
+    figure, (ax,) = panels(1, 1, width=6.4)
+    true = result.text_relation.sum(1)
+    jitter = np.exp(np.random.default_rng(0).uniform(-0.12, 0.12, len(true)))
+    for i in reversed(range(len(LEVELS))):
+        rows = (result.table.text_level == i) & (true > 0)
+        size, colour = 8 if rows.sum() > 100 else 26, LEVEL_COLOURS[LEVELS[i]]
+        ax.scatter((true * jitter)[rows], expected[rows], s=size, color=colour, alpha=0.5, lw=0, label=LEVELS[i])
+    ends = np.array([0.8, 1.2 * max(true.max(), expected.max())])
+    ax.plot(ends, ends, color=INK, linewidth=1.2, linestyle="--")
+    ax.fill_between(ends, ends / 2, ends * 2, color=INK, alpha=0.08, lw=0)
+    ax.set(xscale="log", yscale="log", xlabel="drawings that the text is true of",
+           ylabel="drawings it is expected to be true of")  # fmt: skip
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    ax.set_title(f"within a factor of 2: {result.metrics['matches/within_factor_2']:.0%} of the texts")
+    ax.legend(markerscale=1.6, handletextpad=0.2)
+    return figure
+
+
+@styled
 def inclusion(result: CorpusResult) -> Figure:
     """Share of true pairs of each two levels with H(inner in outer) > 0, the text version of ProLIP figure 8."""
     rows = levels.hierarchy_inclusion(result.image, result.text, result.corpus, result.table)[::-1]
@@ -203,7 +228,8 @@ def draw_all(run: RunFolder, seed: int = 0) -> dict[str, Figure]:
     figures: dict[str, Figure | None] = {"learning_curves": learning_curves(run)}
     if run.result is not None and run.result.probabilistic:
         of_result: tuple[Callable[[CorpusResult], Figure | None], ...] = (
-            trace_histogram, trace_by_level, trace_by_length, true_matches, inclusion, recall_by_decile,
+            trace_histogram, trace_by_level, trace_by_length, true_matches, expected_matches, inclusion,
+            recall_by_decile,
         )  # fmt: skip
         figures |= {draw.__name__: draw(run.result) for draw in of_result}
         figures["pca"] = pca(run.result, seed)

@@ -8,6 +8,7 @@ import numpy as np
 from prolip.data.emoji import LEVELS
 from prolip.evaluation.metrics.traces import spread
 from prolip.evaluation.suites.emoji.result import CorpusResult
+from prolip.uncertainty.units import in_words
 
 WEAK = 0.1  # |Spearman| below which no order is claimed
 FLAT = 1.02  # ratio of traces below which they count as equal
@@ -21,6 +22,7 @@ def read_all(result: CorpusResult) -> dict[str, str]:
         "levels": levels(result),
         "length": length(result),
         "matches": matches(result),
+        "expected": expected(result),
         "inclusion": inclusion(result),
         "deciles": deciles(result),
         "verdict": verdict(result),
@@ -64,6 +66,18 @@ def modality(result: CorpusResult) -> str:
     if ratio > 1:
         return f"Here texts are more uncertain than drawings, {ratio:.2g} times on average, as in the paper."
     return f"Here it is the other way round: drawings are {1 / ratio:.2g} times as uncertain as texts on average."
+
+
+def expected(result: CorpusResult) -> str:
+    """Expected against true numbers of drawings; nothing where traces have no unit."""
+    units = result.model_score.units
+    if units is None:
+        return ""
+    within, bias = (result.metrics[f"matches/{key}"] for key in ("within_factor_2", "expected_over_true"))
+    at = {level: result.text.trace[result.table.text[result.table.rows(level)]] for level in LEVELS}
+    said = ", ".join(f"a {level} {in_words(float(units.share(trace).median()))}" for level, trace in at.items())
+    lean = f"on average {bias:.2g} times the true number"
+    return f"Here {within:.0%} of the texts lie in the band, {lean}. Of all pictures {said}."
 
 
 def levels(result: CorpusResult) -> str:

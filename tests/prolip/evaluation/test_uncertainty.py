@@ -121,3 +121,10 @@ def test_spearman_ignores_the_scale_and_refuses_to_guess():
     x = np.arange(10.0)
     assert traces.spearman(x, np.exp(x)) == pytest.approx(1)
     assert math.isnan(traces.spearman(x[:2], x[:2])) and math.isnan(traces.spearman(x, np.ones(10)))
+
+
+def test_expected_numbers_of_matches_against_true_ones_by_hand():
+    found = levels.matches_metrics(np.array([2.0, 4.0, 1.0, 9.0, 50.0]), np.array([1, 1, 3, 9, 0]))
+    assert found["matches/within_factor_2"] == pytest.approx(2 / 4)  # the last fits nothing
+    assert found["matches/median_factor"] == pytest.approx(math.sqrt(2 * 3))
+    assert found["matches/expected_over_true"] == pytest.approx((2 * 4 / 3 * 1) ** 0.25)

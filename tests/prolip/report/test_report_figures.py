@@ -1,14 +1,17 @@
 """The figures show the numbers they are given, and the plane is the Gaussians' own projection."""
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from matplotlib.collections import PathCollection
 from report_stand_in import make_result, write_run
 
 from prolip.evaluation.suites.emoji import levels
 from prolip.gaussian import Gaussian
-from prolip.report import figures, pca, runs
+from prolip.report import figures, pca, readings, runs
+from prolip.scores import TrueMatchScore
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +62,20 @@ def test_the_histogram_shows_shares_with_the_means(result):
     assert sum(bar.get_height() for bar in axes.patches) == pytest.approx(2)  # all drawings and all texts
     means = [result.image.trace.mean().item(), result.text.trace.mean().item()]
     np.testing.assert_allclose([line.get_xdata()[0] for line in axes.lines], means, rtol=1e-6)
+
+
+def test_expected_numbers_of_matches_stand_where_units_have_them_and_nowhere_without():
+    result = make_result(traces=[0.8, 0.4, 0.2, 0.1])
+    assert figures.expected_matches(result) is None and readings.expected(result) == ""
+    score = TrueMatchScore(0.4, 0.1, images=5000, texts=90, scale=20.0, bias=-9.0)
+    result = replace(result, info=result.info | {"model_score": score.to_dict()})
+    result.metrics |= levels.matches_metrics(result.expected_matches, result.text_relation.sum(1))
+    (axes,) = figures.expected_matches(result).axes
+    drawn = np.concatenate([dots.get_offsets() for dots in axes.collections if isinstance(dots, PathCollection)])
+    wanted = len(result.corpus.drawings) * np.exp(result.text.trace.numpy() / 0.1) / 5000
+    np.testing.assert_allclose(np.sort(drawn[:, 1]), np.sort(wanted), rtol=1e-4)
+    assert f"{result.metrics['matches/within_factor_2']:.0%} of the texts" in axes.get_title(loc="left")
+    assert "a group about 1 in" in readings.expected(result)
 
 
 def test_dots_stand_at_their_number_of_matches_and_their_trace(result):

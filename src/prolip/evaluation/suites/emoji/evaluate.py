@@ -43,7 +43,8 @@ def evaluate_corpus(
     shards: a Corpus or what `emoji.read` takes (a Corpus may hold concepts without drawings, `Corpus.with_concepts`: a
     wider gallery); select: a rule of `Corpus.select`; similarity: a score or the name of one, default: that of the
     model's method. Keys of `metrics`: names/..., captions/..., zero_shot/... and, where variances mean something,
-    trace/..., spearman/..., inclusion/..., recall_by_trace/...; shares in [0, 1].
+    trace/..., spearman/..., inclusion/..., recall_by_trace/... and, where traces have a unit, matches/...; shares in
+    [0, 1].
     """
     started = time.perf_counter()
     score = embedder.card.scored_by(similarity)
@@ -67,6 +68,8 @@ def evaluate_corpus(
         result.metrics |= zero_shot_metrics(embedder, result, level)
     if embedder.probabilistic:
         result.metrics |= levels.trace_metrics(image, text, corpus, table, lengths, result.uncertainty)
+        if result.expected_matches is not None:
+            result.metrics |= levels.matches_metrics(result.expected_matches, result.text_relation.sum(1))
     result.info |= {"images": len(corpus.drawings), "concepts": len(corpus.concepts), "texts": len(table.texts)}
     result.info["styles"] = sorted({drawing.style for drawing in corpus.drawings})
     result.info["seconds"] = round(time.perf_counter() - started, 2)

@@ -99,3 +99,18 @@ def trace_metrics(
         out[f"inclusion/{row.inner}_in_{row.outer}"] = row.rate
         out[f"inclusion/{row.inner}_in_{row.outer}/median"] = row.median
     return out
+
+
+def matches_metrics(expected: np.ndarray, true: np.ndarray) -> dict[str, float]:
+    """How near the expected number of drawings that a text fits comes to the true one, over texts that fit any: (T,).
+
+    Keys `matches/within_factor_2`, a share of the texts; `matches/median_factor`, of the larger over the smaller;
+    `matches/expected_over_true`, the geometric mean: above 1, texts are taken for more general than they are.
+    """
+    kept = true > 0
+    log_ratio = np.log(expected[kept] / true[kept])
+    return {
+        "matches/within_factor_2": float((np.abs(log_ratio) <= np.log(2)).mean()),
+        "matches/median_factor": float(np.exp(np.median(np.abs(log_ratio)))),
+        "matches/expected_over_true": float(np.exp(log_ratio.mean())),
+    }

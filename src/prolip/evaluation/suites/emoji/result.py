@@ -53,10 +53,21 @@ class CorpusResult:
         """What they were ranked by, with whatever was trained."""
         return score_from_dict(self.info["score"]) if "score" in self.info else find_score(self.similarity)()
 
+    @cached_property
+    def model_score(self) -> Score:
+        """The score of the model's method, whatever it was ranked by."""
+        own = self.info.get("model_score", self.info.get("score"))
+        return find_score(self.similarity)() if own is None else score_from_dict(own)
+
     def uncertainty(self, z: Gaussian) -> np.ndarray:
         """What the model's method reads off its Gaussians, whatever they were ranked by: (N, D) -> (N,)."""
-        own = self.info.get("model_score", self.info.get("score"))
-        return (find_score(self.similarity)() if own is None else score_from_dict(own)).uncertainty(z).numpy()
+        return self.model_score.uncertainty(z).numpy()
+
+    @property
+    def expected_matches(self) -> np.ndarray | None:
+        """(T,) how many of these drawings each text is expected to fit; None where traces have no unit."""
+        units = self.model_score.units
+        return None if units is None else units.matches(self.text.trace, len(self.corpus.drawings)).numpy()
 
     @property
     def probabilistic(self) -> bool:
@@ -184,8 +195,8 @@ def format_corpus(result: CorpusResult) -> str:
     lines += ["", "mean trace                " + "  ".join(f"{k} {m[f'trace/{k}']:.4g}" for k in (*LEVELS, "image"))]
     spreads = "  ".join(f"{kind}s {100 * m[f'trace/{kind}_spread']:.2f}%" for kind in ("text", "image"))
     lines.append(f"middle 90% over median    {spreads}")
-    for prefix in ("spearman/", "inclusion/", "recall_by_trace/"):
-        lines.append("")
+    for prefix in ("matches/", "spearman/", "inclusion/", "recall_by_trace/"):
+        lines += [""] if any(key.startswith(prefix) for key in m) else []
         lines += [f"{k:<56}{v:9.3f}" for k, v in m.items() if k.startswith(prefix) and not k.endswith("/median")]
     return "\n".join([*lines, *interval_lines(info)])
 
