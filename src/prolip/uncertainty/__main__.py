@@ -34,8 +34,9 @@ from prolip.uncertainty.units import Units, in_words
 from prolip.utils import console
 from prolip.utils.outputs import check_output
 
-DATA = ("train_data", "caption_sampling", "select", "dataset_type", "csv_img_key", "csv_caption_key", "csv_separator",
-        "max_bad_fraction")  # fmt: skip
+#: Flags of `DataConfig` that say where pairs are and how to read them.
+DATA = ("--train-data", "--caption-sampling", "--select", "--dataset-type", "--csv-img-key", "--csv-caption-key",
+        "--csv-separator", "--max-bad-fraction")  # fmt: skip
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -47,10 +48,10 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--tokenizer", help="another tokenizer than the model's: a folder of its files, or bpe")
     add("--output", required=True, metavar="FOLDER", help="where the model with its variances goes")
     add("--train-data", help="shards, CSV or folder with images and texts, as training takes them")
-    for name in DATA[1:]:
-        value = getattr(default, name)
-        add(f"--{name.replace('_', '-')}", default=value, type=type(value) if value is not None else str,
-            help=f"as training's (default: {value!r})")  # fmt: skip
+    for flag in DATA[1:]:
+        value = getattr(default, setting(flag))
+        kind = str if value is None else type(value)
+        add(flag, default=value, type=kind, help=f"as training's (default: {value!r})")
     add("--samples", type=int, default=method.fit_samples, help=f"at most so many (default: {method.fit_samples:,})")
     add("--pairs", metavar="FILE", help="embeddings that --save-pairs wrote, instead of --train-data")
     add("--save-pairs", metavar="FILE", help="keep the embeddings, to fit again in seconds")
@@ -67,11 +68,16 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     return args
 
 
+def setting(flag: str) -> str:
+    """The name of a flag's value."""
+    return flag[2:].replace("-", "_")
+
+
 def read_pairs(args: argparse.Namespace, embedder: Embedder) -> Pairs:
     """The pairs of --train-data embedded, or those of --pairs."""
     if args.pairs:
         return Pairs.from_tensors(load_file(args.pairs))
-    config = DataConfig(**{name: getattr(args, name) for name in DATA}, seed=args.seed)
+    config = DataConfig(**{setting(flag): getattr(args, setting(flag)) for flag in DATA}, seed=args.seed)
     faults = FaultCounter(limit=config.max_bad_fraction)
     samples = captioned_samples(config, embedder.preprocess, args.samples, faults=faults)
     part = join([embed_images(shown(samples), embedder.encode_image, args.batch_size)])

@@ -72,7 +72,8 @@ def test_expected_numbers_of_matches_stand_where_units_have_them_and_nowhere_wit
     result.metrics |= levels.matches_metrics(result.expected_matches, result.text_relation.sum(1))
     (axes,) = figures.expected_matches(result).axes
     drawn = np.concatenate([dots.get_offsets() for dots in axes.collections if isinstance(dots, PathCollection)])
-    wanted = len(result.corpus.drawings) * np.exp(result.text.trace.numpy() / 0.1) / 5000
+    shown = result.text_relation.sum(1) > 0
+    wanted = len(result.corpus.drawings) * np.exp(result.text.trace.numpy()[shown] / 0.1) / 5000
     np.testing.assert_allclose(np.sort(drawn[:, 1]), np.sort(wanted), rtol=1e-4)
     assert f"{result.metrics['matches/within_factor_2']:.0%} of the texts" in axes.get_title(loc="left")
     assert "a group about 1 in" in readings.expected(result)
