@@ -33,8 +33,8 @@ from prolip.masking import count_masked_rows
 from prolip.methods.base import Batch
 from prolip.methods.prolip import ProLIPConfig, ProLIPObjective
 from prolip.models.registry import get_model_config
-from training.parallel.distributed import keep_freed_memory
 from training.model import attention_for
+from training.parallel.distributed import keep_freed_memory
 
 Step = Callable[[], None]
 

@@ -76,7 +76,7 @@ def test_expected_numbers_of_matches_stand_where_units_have_them_and_nowhere_wit
     wanted = len(result.corpus.drawings) * np.exp(result.text.trace.numpy()[shown] / 0.1) / 5000
     np.testing.assert_allclose(np.sort(drawn[:, 1]), np.sort(wanted), rtol=1e-4)
     assert f"{result.metrics['matches/within_factor_2']:.0%} of the texts" in axes.get_title(loc="left")
-    assert "a group about 1 in" in readings.expected(result)
+    assert "a group about 3 in 5" in readings.expected(result)
 
 
 def test_dots_stand_at_their_number_of_matches_and_their_trace(result):
