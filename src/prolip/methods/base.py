@@ -124,6 +124,28 @@ class Objective(nn.Module):
         return torch.stack([(reps[name] * cotangent).sum() for name, cotangent in cotangents.items()]).sum()
 
 
+class MeansObjective(Objective):
+    """A loss on the means alone. The uncertainty parameters are frozen: the loss does not reach the variances.
+
+    [UNC] itself stays in the sequence, as a constant register token.
+    """
+
+    def __init__(self, model: Any, config: Any, context: Context | None = None):
+        super().__init__(model, config, context)
+        for parameter in model.uncertainty_parameters():
+            parameter.requires_grad_(False)
+
+    def embed(self, batch: Batch) -> Reps:
+        """Means of images and texts (B, D), with scale and bias."""
+        return {
+            "image_mean": self.encode("image", batch["image"]).mean,
+            "text_mean": self.encode("text", batch["text"]).mean,
+        } | logit_scale_and_bias(self.model)
+
+    def after_step(self) -> None:
+        clamp_logit_scale(self.model)
+
+
 class Method(NamedTuple):
     """A way to train a model, and to read what it has learnt.
 

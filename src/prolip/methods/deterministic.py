@@ -8,7 +8,7 @@ from open_clip.loss import ClipLoss, SigLipLoss
 from torch import nn
 
 from prolip.gaussian import upcast, without_autocast
-from prolip.methods.base import Batch, Context, Objective, Reps, Terms, clamp_logit_scale, logit_scale_and_bias
+from prolip.methods.base import Batch, Context, MeansObjective, Reps, Terms
 
 
 @dataclass(kw_only=True)
@@ -21,27 +21,12 @@ class CLIPConfig:
     """CLIP has no constants besides the scale, which is the model's."""
 
 
-class _DeterministicObjective(Objective):
-    """A contrastive loss on the means. The uncertainty parameters are frozen: the loss does not reach the variances.
-
-    [UNC] itself stays in the sequence, as a constant register token.
-    """
+class _DeterministicObjective(MeansObjective):
+    """A contrastive loss of OpenCLIP's on the means."""
 
     contrastive: nn.Module
     #: What of the logit the loss takes.
     takes: tuple[str, ...]
-
-    def __init__(self, model: Any, config: Any, context: Context | None = None):
-        super().__init__(model, config, context)
-        for parameter in model.uncertainty_parameters():
-            parameter.requires_grad_(False)
-
-    def embed(self, batch: Batch) -> Reps:
-        """Means of images and texts (B, D), with scale and bias."""
-        return {
-            "image_mean": self.encode("image", batch["image"]).mean,
-            "text_mean": self.encode("text", batch["text"]).mean,
-        } | logit_scale_and_bias(self.model)
 
     def terms(self, reps: Reps, batch: Batch) -> Terms:
         """loss, and what it takes of the detached scale and bias for the log."""
@@ -49,9 +34,6 @@ class _DeterministicObjective(Objective):
         with without_autocast(image.device):
             loss = self.contrastive(image, text, *(reps[name] for name in self.takes))
         return {"loss": loss} | {name: reps[name].detach() for name in self.takes}
-
-    def after_step(self) -> None:
-        clamp_logit_scale(self.model)
 
 
 class SigLIPObjective(_DeterministicObjective):

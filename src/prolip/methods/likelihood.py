@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from prolip.gaussian import Gaussian, upcast
 from prolip.losses import mean_factors, sigmoid_loss_over_ranks
-from prolip.methods.base import Batch, Context, Needs, Objective, Reps, Terms, clamp_logit_scale, logit_scale_and_bias
+from prolip.methods.base import Batch, MeansObjective, Needs, Reps, Terms, logit_scale_and_bias
 from prolip.scores import TrueMatchScore
 from prolip.uncertainty.fit import Fitted, fit_variances
 from prolip.uncertainty.heads import Parts, VarianceHead
@@ -92,35 +92,20 @@ def adopt(model: Any, fitted: Fitted) -> None:
     model.match.counts.copy_(torch.tensor([score.images, score.texts]))
 
 
-class LikelihoodObjective(Objective):
+class LikelihoodObjective(MeansObjective):
     """Sigmoid loss of the cosines of all pairs of the global batch; the variances follow when training ends."""
 
     config: LikelihoodConfig
 
-    def __init__(self, model: Any, config: LikelihoodConfig, context: Context | None = None):
-        super().__init__(model, config, context)
-        for parameter in model.uncertainty_parameters():  # the loss does not reach them
-            parameter.requires_grad_(False)
-
     @classmethod
     def needs(cls, config: LikelihoodConfig) -> Needs:
         return Needs(closing_samples=config.fit_samples)
-
-    def embed(self, batch: Batch) -> Reps:
-        """Means of images and texts (B, D), with scale and bias."""
-        return {
-            "image_mean": self.encode("image", batch["image"]).mean,
-            "text_mean": self.encode("text", batch["text"]).mean,
-        } | logit_scale_and_bias(self.model)
 
     def terms(self, reps: Reps, batch: Batch) -> Terms:
         """loss, with scale and bias for the log."""
         image, text = (points(upcast(reps[f"{side}_mean"])) for side in ("image", "text"))
         loss = sigmoid_loss_over_ranks(mean_factors(image), mean_factors(text), reps["scale"], reps["bias"])
         return {"loss": loss} | {name: reps[name].detach() for name in ("scale", "bias")}
-
-    def after_step(self) -> None:
-        clamp_logit_scale(self.model)
 
     def close(self, model: Any, pairs: Pairs) -> None:
         """Fit the variances of a trained model to pairs of its own means."""
