@@ -72,8 +72,10 @@ def join(parts: Sequence[Part]) -> Part:
     )  # fmt: skip
 
 
-def embed_texts(part: Part, encode: Encode, tokenize: Tokenize, scale: float, batch_size: int = 512) -> Pairs:
-    """The texts of a part embedded: the whole pairs, with the token ids of the texts."""
+def embed_texts(
+    part: Part, encode: Encode, tokenize: Tokenize, scale: float, batch_size: int = 512, empty: Tensor | None = None
+) -> Pairs:
+    """The texts of a part embedded: the whole pairs, with the texts' token ids. empty: the mean of the text ""."""
     means, ids = [], []
     for start in range(0, len(part.texts), batch_size):
         ids.append(tokenize(part.texts[start : start + batch_size]))
@@ -82,7 +84,7 @@ def embed_texts(part: Part, encode: Encode, tokenize: Tokenize, scale: float, ba
     ids = [torch.nn.functional.pad(x, (0, longest - x.shape[1]), value=int(x[0, -1])) for x in ids]
     return Pairs(
         image=part.image, text=torch.cat(means), image_of=part.image_of, text_of=part.text_of, weight=part.weight,
-        text_ids=torch.cat(ids).long(), scale=scale,
+        text_ids=torch.cat(ids).long(), scale=scale, empty=empty,
     )  # fmt: skip
 
 

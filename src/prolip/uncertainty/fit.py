@@ -324,10 +324,16 @@ def _logistic(columns: tuple[Tensor, Tensor], label: Tensor, theta: Tensor) -> t
     """Mean logistic loss of x = (columns, 1) at theta (3,), its gradient (3,) and Hessian (3, 3) in float64."""
     a, b, c = theta.tolist()
     z = a * columns[0] + b * columns[1] + c
-    loss = (torch.nn.functional.softplus(z) - label * z).double().mean().item()
     p = torch.sigmoid(z)
-    error, spread = p - label, p * (1 - p)
-    x = [*columns, torch.ones_like(z)]
-    gradient = torch.tensor([(error * u).double().mean().item() for u in x], dtype=torch.float64)
-    curvature = torch.tensor([[(spread * u * v).double().mean().item() for u in x] for v in x], dtype=torch.float64)
-    return loss, gradient, curvature
+    loss = torch.nn.functional.softplus(z).sub_(label * z)
+    error, spread = p - label, p.mul_(1 - p)
+    x = (*columns, None)  # the last is a column of ones
+
+    def mean(weight: Tensor, *factors: Tensor | None) -> float:
+        for factor in factors:
+            weight = weight if factor is None else weight * factor
+        return weight.sum(dtype=torch.float64).item() / weight.numel()
+
+    gradient = torch.tensor([mean(error, u) for u in x], dtype=torch.float64)
+    curvature = torch.tensor([[mean(spread, u, v) for u in x] for v in x], dtype=torch.float64)
+    return mean(loss), gradient, curvature

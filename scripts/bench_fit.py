@@ -1,0 +1,77 @@
+"""Time and memory of fitting variances to saved pairs, against one pass over them.
+
+    python scripts/bench_fit.py --pairs 100000 --dim 512 --threads 2
+
+Pairs are drawn: texts near their images, the nearer the fewer images they are true of. Each round prints the time of a
+fit over that of one product of all texts with as many images as a code length takes; peak memory is that of the process
+above what torch and the pairs take.
+"""
+from __future__ import annotations
+
+import argparse
+import resource
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "src"))
+
+import torch  # noqa: E402
+from torch import Tensor  # noqa: E402
+
+from prolip.uncertainty import fit  # noqa: E402
+from prolip.uncertainty.pairs import Pairs  # noqa: E402
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=100_000)
+    parser.add_argument("--dim", type=int, default=512)
+    parser.add_argument("--vocabulary", type=int, default=49_408)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--rounds", type=int, default=3)
+    return parser.parse_args()
+
+
+def draw(count: int, dim: int, vocabulary: int) -> Pairs:
+    """Every image with its own text, which lies in the middle of 1, 2, 4, 8 or 16 neighbours; eight tokens each."""
+    g = torch.Generator().manual_seed(0)
+    size = 2 ** torch.randint(0, 5, (count,), generator=g)
+    noise = 0.3 * torch.randn(count, dim, generator=g) * size.log2().mul(0.3).add(0.5).unsqueeze(1) / dim**0.5
+    text = torch.nn.functional.normalize(torch.randn(count, dim, generator=g), dim=1)
+    image = torch.nn.functional.normalize(text + noise, dim=1)
+    ids = (vocabulary ** torch.rand(count, 8, generator=g)).long().clamp(max=vocabulary - 1)
+    return Pairs.in_rows(image, text, 50.0, text_ids=ids)
+
+
+def peak() -> float:
+    """The most that the process has held so far, MiB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def one_pass(pairs: Pairs) -> Tensor:
+    """Products of all texts with as many images as a code length takes."""
+    keys = pairs.image[: fit.SAMPLE]
+    return torch.cat([(rows @ keys.T).amax(1) for rows in pairs.text.split(4096)])
+
+
+def main() -> None:
+    options = parse()
+    torch.set_num_threads(options.threads)
+    pairs = draw(options.pairs, options.dim, options.vocabulary)
+    held = sum(x.numel() * x.element_size() for x in pairs.tensors().values()) / 2**20
+    before = peak()
+    print(f"{len(pairs):,} pairs of width {options.dim}, {held:.0f} MiB; {options.threads} threads")
+    for number in range(options.rounds):
+        start = time.perf_counter()
+        fit.fit_variances(pairs, vocabulary=options.vocabulary)
+        fitted = time.perf_counter()
+        one_pass(pairs)
+        passed = time.perf_counter()
+        print(f"round {number}: fit {fitted - start:.1f} s, {(fitted - start) / (passed - fitted):.1f} times one pass;"
+              f" peak {peak() - before:.0f} MiB above the pairs, {peak():.0f} in all", flush=True)  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
