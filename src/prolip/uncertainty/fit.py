@@ -32,8 +32,8 @@ RIDGE, NOISE = 1.0, 0.8
 #: Width of the kernel over the median distance 1 - cosine from a text to its nearest.
 WIDTH = 0.1
 LEAST_LENGTH = 1e-2
-#: Images and texts of a sample whose pairs give the probability to be true, and steps to find it.
-MATCH_IMAGES, MATCH_TEXTS, MATCH_STEPS = 2048, 4096, 30
+#: Images, and texts that match none of them, whose pairs give the probability to be true; steps to find it.
+MATCH_IMAGES, MATCH_OTHERS, MATCH_STEPS = 512, 2048, 30
 
 
 class CodeLengths(NamedTuple):
@@ -107,7 +107,9 @@ def fit_text(pairs: Pairs, parts: Parts, seed: int = 0) -> AmbiguityHead:
     if parts.centres:
         rest = target - head.linear(plain).double()
         _fit_kernel(head, mean[rows], rest, seed)
-    found = _blocks(head.uncalibrated, mean[rows], None if ids is None else ids[rows])
+    found = head.linear(plain)
+    if parts.centres:
+        found = found + _blocks(lambda x, _: head.kernel(x) @ head.kernel_weight, mean[rows], None)
     gamma, alpha = calibrate(found.double().cpu().numpy(), lengths.probability[rows].cpu().numpy())
     head.gamma.fill_(gamma)
     head.alpha.fill_(alpha)
@@ -271,11 +273,19 @@ class TrueMatch(NamedTuple):
 
 
 def fit_true_match(pairs: Pairs, text_trace: Tensor, seed: int = 0) -> TrueMatch:
-    """Logistic regression of "is a pair" on cosine and trace of the text (M,), over all pairs of a sample of each side.
+    """Logistic regression of "is a pair" on cosine and trace of the text (M,), over some images with all of their texts
+    and a sample of the others, each of which stands for as many as were left out.
 
-    Newton's method on three numbers; the sample keeps the share of true pairs, so the probability needs no correction.
+    Newton's method on three numbers.
     """
-    images, texts = _sample(len(pairs.image), MATCH_IMAGES, seed), _sample(len(pairs.text), MATCH_TEXTS, seed)
+    images = _sample(torch.arange(len(pairs.image)), MATCH_IMAGES, seed)
+    matched = torch.isin(pairs.image_of, images)
+    own = pairs.text_of[matched].unique()
+    rest = torch.arange(len(pairs.text))[~torch.isin(torch.arange(len(pairs.text)), own)]
+    others = _sample(rest, MATCH_OTHERS, seed)
+    texts = torch.cat([own, others])
+    stands_for = torch.ones(len(texts))  # a sampled text for those that were left out
+    stands_for[len(own) :] = len(rest) / max(len(others), 1)
     with without_autocast(pairs.image.device):
         cosine = pairs.image[images].float() @ pairs.text[texts].float().T
     trace = text_trace[texts].float().expand_as(cosine)
@@ -283,11 +293,11 @@ def fit_true_match(pairs: Pairs, text_trace: Tensor, seed: int = 0) -> TrueMatch
     middle, width = (float(f(trace)) for f in (torch.mean, torch.std))
     columns = cosine, (trace - middle) / max(width, 1e-9)
     theta = torch.tensor([pairs.scale, 0.0, -pairs.scale], dtype=torch.float64)
-    loss, gradient, curvature = _logistic(columns, label, theta)
+    loss, gradient, curvature = _logistic(columns, label, stands_for, theta)
     for _ in range(MATCH_STEPS):
         step = torch.linalg.solve(curvature + 1e-9 * torch.eye(3, dtype=theta.dtype), gradient)
         while True:
-            found = _logistic(columns, label, theta - step)
+            found = _logistic(columns, label, stands_for, theta - step)
             if found[0] <= loss or step.abs().max() < 1e-6:
                 break
             step = step / 2
@@ -301,10 +311,10 @@ def fit_true_match(pairs: Pairs, text_trace: Tensor, seed: int = 0) -> TrueMatch
     return TrueMatch(scale, by_trace / scale, bias - by_trace * middle)
 
 
-def _sample(count: int, most: int, seed: int) -> Tensor:
-    if count <= most:
-        return torch.arange(count)
-    return torch.randperm(count, generator=torch.Generator().manual_seed(seed))[:most]
+def _sample(rows: Tensor, most: int, seed: int) -> Tensor:
+    if len(rows) <= most:
+        return rows
+    return rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))[:most]]
 
 
 def _labels(pairs: Pairs, images: Tensor, texts: Tensor) -> Tensor:
@@ -320,19 +330,23 @@ def _labels(pairs: Pairs, images: Tensor, texts: Tensor) -> Tensor:
     return label
 
 
-def _logistic(columns: tuple[Tensor, Tensor], label: Tensor, theta: Tensor) -> tuple[float, Tensor, Tensor]:
-    """Mean logistic loss of x = (columns, 1) at theta (3,), its gradient (3,) and Hessian (3, 3) in float64."""
+def _logistic(
+    columns: tuple[Tensor, Tensor], label: Tensor, weight: Tensor, theta: Tensor
+) -> tuple[float, Tensor, Tensor]:
+    """Mean logistic loss of x = (columns, 1) at theta (3,) with a weight for each text, its gradient (3,) and Hessian
+    (3, 3) in float64.
+    """
     a, b, c = theta.tolist()
     z = a * columns[0] + b * columns[1] + c
     p = torch.sigmoid(z)
-    loss = torch.nn.functional.softplus(z).sub_(label * z)
-    error, spread = p - label, p.mul_(1 - p)
-    x = (*columns, None)  # the last is a column of ones
+    loss = weight * torch.nn.functional.softplus(z).sub_(label * z)
+    error, spread = weight * (p - label), weight * p * (1 - p)
+    x, total = (*columns, None), weight.double().sum().item() * len(z)  # the last is a column of ones
 
-    def mean(weight: Tensor, *factors: Tensor | None) -> float:
+    def mean(value: Tensor, *factors: Tensor | None) -> float:
         for factor in factors:
-            weight = weight if factor is None else weight * factor
-        return weight.sum(dtype=torch.float64).item() / weight.numel()
+            value = value if factor is None else value * factor
+        return value.sum(dtype=torch.float64).item() / total
 
     gradient = torch.tensor([mean(error, u) for u in x], dtype=torch.float64)
     curvature = torch.tensor([[mean(spread, u, v) for u in x] for v in x], dtype=torch.float64)

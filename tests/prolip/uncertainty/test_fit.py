@@ -156,6 +156,18 @@ def test_the_logit_of_a_true_match_is_that_of_a_logistic_regression():
     np.testing.assert_allclose(got, [*wanted.coef_[0], wanted.intercept_[0]], rtol=1e-3)
 
 
+def test_a_sample_of_images_and_texts_gives_the_logit_of_all(monkeypatch, world):
+    trace = world.log_n
+    whole = fit_true_match(world.pairs, trace)
+    monkeypatch.setattr(fit, "MATCH_IMAGES", 200)
+    monkeypatch.setattr(fit, "MATCH_OTHERS", 60)
+    some = fit_true_match(world.pairs, trace)
+    assert some != whole
+    probability = [torch.tensor(m.bias + m.scale * (0.6 + 2 * m.trace_weight)).sigmoid() for m in (whole, some)]
+    np.testing.assert_allclose([some.scale, some.bias], [whole.scale, whole.bias], rtol=0.1)
+    assert float(probability[1] / probability[0]) == pytest.approx(1, abs=0.3)
+
+
 @pytest.mark.parametrize(("changes", "parts", "words"), [
     ({}, {"vocabulary": 5}, "no text_ids"),
     ({"text_ids": torch.full((30, 2), 9)}, {"vocabulary": 5}, "from 9 to 9, and the vocabulary has 5"),
