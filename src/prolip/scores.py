@@ -165,7 +165,7 @@ class TrueMatchScore(Score):
     Where a text is true of n images, each of them gets a share of about 1/n of what the model knows, so that the
     probability to be true is n p(image | text): with a trace of (2/a) log n the logit is a mean.mean' + (a/2) trace
     and what belongs to the text alone. The weight w that matched and unmatched pairs confirm is kept with the model.
-    images, texts: how many `units` are told of; unit: 2/a, squared distance per nat.
+    unit, images, texts: as in `Units`; unit 0: the traces have none.
     """
 
     name, symmetric = "true_match", False

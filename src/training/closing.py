@@ -5,11 +5,12 @@ import time
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from prolip.data.captioned import captioned_samples
 from prolip.uncertainty.collect import Part, embed_images, embed_texts, encoders, join
-from prolip.uncertainty.pairs import Pairs
-from training.parallel.distributed import World, gather_objects, share_object
+from training.health.errors import explain
+from training.parallel.distributed import gather_objects, share_object
 from training.parallel.sharding import whole_model
 from training.state import Run
 
@@ -17,36 +18,53 @@ from training.state import Run
 def close_training(run: Run) -> None:
     """Let the method fit what it wants of settled weights, in the model and in its averaged twin; all ranks together.
 
-    The images are shared out to the ranks; the first one fits, and all take the buffers that it has changed.
+    Nothing that fails here is worth the run: it is reported, and the model stays as it was trained.
     """
-    objective, trained = run.trained.objective, run.trained
-    wanted = objective.needs(objective.config).closing_samples
+    trained = run.trained
+    wanted = trained.objective.needs(trained.objective.config).closing_samples
     if not wanted or run.config.data.dataset_type == "synthetic":
         return
     start = time.perf_counter()
-    with run.health.watchdog.pause():
-        for model in [objective.model] + ([trained.ema.module] if trained.ema is not None else []):
-            whole = whole_model(model, run.world, everywhere=True)
-            pairs = collect(run, whole, wanted)
-            if run.world.is_first:
-                objective.close(whole, pairs)
-            fitted = {name: x.cpu() for name, x in whole.named_buffers() if name in model.added_names}
-            model.load_state_dict(share_object(fitted, run.world), strict=False)
+    models = [trained.objective.model] + ([trained.ema.module] if trained.ema is not None else [])
+    with run.health.watchdog.pause(), torch.compiler.set_stance("force_eager"), trained.autocast():
+        problems = [problem for model in models if (problem := close_model(run, model, wanted))]
     if run.world.is_first:
-        run.kept.log.say(f"closed by the method with {len(pairs):,} pairs in {time.perf_counter() - start:.0f} s")
+        said = f"closed by the method in {time.perf_counter() - start:.0f} s"
+        if problems:
+            remedy = "the model is as it was trained; python -m prolip.uncertainty fits a saved one"
+            said = f"warning: NOT closed by the method: {problems[0]}: {remedy}"
+        run.kept.log.say(said)
 
 
-def collect(run: Run, model: Any, count: int) -> Pairs:
-    """Pairs of the training data as evaluation sees them, on every rank."""
-    world: World = run.world
-    training, mode = model.training, torch.compiler.set_stance("force_eager")
-    with mode, run.trained.autocast():
-        model.eval()
-        image, text = encoders(model, world.device)
-        samples = captioned_samples(run.config.data, run.kept.preprocess, count, world.rank, world.world_size)
-        part = embed_images(samples, image)
-        whole = join([Part(*one) for one in gather_objects(tuple(part), world)])
-        scale = model.logit_scale.exp().item()
-        pairs = embed_texts(whole, text, run.kept.tokenizer, scale)
-        model.train(training)
-    return pairs
+def close_model(run: Run, model: Any, wanted: int) -> str:
+    """Of one model; what went wrong, the same on all ranks. The images are shared out to the ranks, the first one fits,
+    and all take the buffers that it has changed.
+    """
+    world, training = run.world, model.training
+    whole = whole_model(model, world, everywhere=True).eval()
+    parts = gather_objects(embed_share(run, whole, wanted), world)
+    fitted: dict[str, Tensor] = {}
+    problem = next((found for _, found in parts if found), "")
+    if world.is_first and not problem:
+        try:
+            scale, encode = whole.logit_scale.exp().item(), encoders(whole, world.device)[1]
+            joined = join([Part(*part) for part, _ in parts if part])
+            run.trained.objective.close(whole, embed_texts(joined, encode, run.kept.tokenizer, scale))
+            fitted = {name: x.cpu() for name, x in whole.named_buffers() if name in model.added_names}
+        except Exception as error:  # whatever the method or the data brings
+            problem = explain(error) or f"{type(error).__name__}: {error}"
+    fitted, problem = share_object((fitted, problem), world)
+    if not problem:
+        model.load_state_dict(fitted, strict=False)
+    model.train(training)
+    return problem
+
+
+def embed_share(run: Run, model: Any, wanted: int) -> tuple[tuple[Any, ...] | None, str]:
+    """This rank's images, or why there are none: the other ranks must not wait for one that has failed."""
+    world = run.world
+    try:
+        samples = captioned_samples(run.config.data, run.kept.preprocess, wanted, world.rank, world.world_size)
+        return tuple(embed_images(samples, encoders(model, world.device)[0])), ""
+    except Exception as error:  # of files, object stores, decoders
+        return None, explain(error) or f"{type(error).__name__}: {error}"

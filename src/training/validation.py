@@ -16,13 +16,13 @@ from prolip.data.faults import FaultCounter
 from prolip.evaluation.datasets.base import Dataset
 from prolip.evaluation.datasets.specs import open_dataset
 from prolip.evaluation.distributed import TaskLost, evaluate_over_ranks
-from prolip.evaluation.features import default_workers
 from prolip.evaluation.kinds import KINDS
 from prolip.evaluation.metrics.ranking import retrieval_names
 from prolip.evaluation.model import Loaded, embedder_of
 from prolip.evaluation.suites.emoji import evaluate_corpus, gallery
 from prolip.models.weights.checkpoint import save_pretrained
 from prolip.utils.messages import naming
+from prolip.utils.threads import default_workers
 from training.checkpoint.run_folder import write_json
 from training.config import ValidationConfig
 from training.flags import FlagError, did_you_mean, nearest

@@ -1,12 +1,9 @@
 """The samples of training data once, each with all of its captions: what is looked at when the weights have settled."""
 from __future__ import annotations
 
-import os
-from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from PIL import Image
 from torch import Tensor
@@ -20,6 +17,7 @@ from prolip.data.samples.decoding import decode_image
 from prolip.data.samples.sample import Row, caption_parts, image_bytes
 from prolip.data.sources import build_source
 from prolip.data.synthetic import SyntheticSource
+from prolip.utils.threads import default_workers, in_threads
 
 #: Samples that are decoded ahead of the one that is wanted.
 AHEAD = 256
@@ -65,7 +63,7 @@ def captioned_samples(
             return SampleFault("failed transform", f"{type(error).__name__}: {error}"), row
 
     rows = once(source, Place(config.seed, EPOCH, rank, ranks), counter)
-    for done in in_threads(decode, islice(rows, share)):
+    for done in in_threads(decode, islice(rows, share), default_workers(), AHEAD):
         if isinstance(done, Captioned):
             counter.use_sample()
             yield done
@@ -81,14 +79,3 @@ def once(source: Source, place: Place, faults: FaultCounter) -> Iterator[Row]:
         if row.occurrence:
             return
         yield row
-
-
-def in_threads(work: Callable[[Any], Any], items: Iterator[Any]) -> Iterator[Any]:
-    """`map(work, items)` by threads, in order, with AHEAD items under way."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    with ThreadPoolExecutor(max(1, min(16, cores - 1))) as pool:
-        waiting: deque[Future] = deque(pool.submit(work, item) for item in islice(items, AHEAD))
-        while waiting:
-            done = waiting.popleft().result()
-            waiting.extend(pool.submit(work, item) for item in islice(items, 1))
-            yield done

@@ -6,10 +6,7 @@ Images are embedded once per (data, model, precision), texts once per (prompts, 
 from __future__ import annotations
 
 import logging
-import os
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from typing import Any
@@ -35,6 +32,7 @@ from prolip.evaluation.feature_store import FORMAT, FeatureStore, Record, pack, 
 from prolip.evaluation.model import Embedder, ModelCard, groups
 from prolip.evaluation.zero_shot import mix_groups
 from prolip.gaussian import Gaussian, concatenate
+from prolip.utils.threads import default_workers, in_threads
 
 log = logging.getLogger(__name__)
 
@@ -184,28 +182,6 @@ def decoded(
             note_fault(dataset.damage, pixels, sample.key, dataset.source)
         else:
             yield sample, pixels
-
-
-def in_threads(work: Callable, items: Iterator, workers: int, ahead: int) -> Iterator:
-    """`map(work, items)` by threads, in order; no more than `ahead` items are taken early. workers 0: none."""
-    if workers < 1:
-        yield from map(work, items)
-        return
-    pool = ThreadPoolExecutor(workers)
-    try:
-        waiting: deque[Future] = deque(pool.submit(work, item) for item in islice(items, ahead))
-        while waiting:
-            done = waiting.popleft().result()
-            waiting.extend(pool.submit(work, item) for item in islice(items, 1))
-            yield done
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def default_workers(processes: int = 1) -> int:
-    """Threads that decode: all cores but the one that reads and batches, at most 16; of `processes` that share them."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(0, min(16, cores // processes - 1))
 
 
 # --- records ---------------------------------------------------------------------------------------------------------

@@ -78,7 +78,8 @@ def render(run: RunFolder, pictures: dict[str, bytes], seed: int = 0, title: str
         "settings": flatten(run.config) if run.config else {},
         "result": result,
         "unseen": is_unseen(run),
-        "variances": learned_variances(run) and (result is None or result.probabilistic),
+        "variances": learned_variances(run),
+        "log_has_ppcl": any("ppcl" in line for line in run.train),
         "credits": list(dict.fromkeys(CREDITS.get(s, s) for s in result.info["styles"])) if result else [],
         "headlines": headlines(result) if result else [],
         "reading": readings.read_all(result) if result and result.probabilistic else {},
@@ -129,7 +130,11 @@ def is_unseen(run: RunFolder) -> bool:
 
 
 def learned_variances(run: RunFolder) -> bool:
-    """Whether variances were trained, as far as the log tells: a training of means alone logs no traces."""
+    """Whether the variances mean something: the evaluation says so, or else, of runs from before it did, the log: a
+    training of means alone logs no traces.
+    """
+    if run.result is not None and "probabilistic" in run.result.info:
+        return run.result.probabilistic
     return not run.train or any(key.startswith("trace_") for line in run.train for key in line)
 
 

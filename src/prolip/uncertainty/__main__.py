@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from tqdm import tqdm
 
@@ -109,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 save_file(pairs.tensors(), temporary)
         config = LikelihoodConfig(fit_samples=args.samples, bank=args.bank, centres=args.centres)
         fitted = attach(args.model, args.pretrained, args.tokenizer, pairs, config, args.output, args.seed)
-    except (OSError, ValueError, CheckpointError) as error:
+    except (OSError, ValueError, CheckpointError, SafetensorError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     done = time.perf_counter()
@@ -120,8 +121,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for what, trace, of in (("text", texts, "images"), ("image", fitted.image.trace(pairs.image.float()), "texts")):
         share, bits = units.share(trace, of), units.information(trace, of, bits=True)
         low, middle, high = (in_words(float(share.quantile(q))) for q in (0.05, 0.5, 0.95))
-        print(f"the median {what} fits {middle} of the {of} (one in twenty fits {low} or fewer, one in twenty {high} or"
-              f" more); a {what} says {bits.mean():.1f} bits on average")  # fmt: skip
+        print(f"{what}s: the median one fits {middle} of the {of} (one in twenty fits {low} or fewer, one in twenty"
+              f" {high} or more) and says {bits.median():.1f} bits")  # fmt: skip
     print(f"--model local-dir:{args.output} evaluates it")
     return 0
 

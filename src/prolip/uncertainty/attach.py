@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import open_clip
+import torch
 from open_clip.factory import parse_model_name
 from open_clip.transformer import QuickGELU
 from safetensors.torch import save_file
@@ -54,7 +55,10 @@ def write_prolip(  # noqa: PLR0913
 ) -> Fitted:
     """A model of ours: its weights, without what its own method added, as one of the method likelihood."""
     old: Any = load_prolip(model, pretrained, tokenizer).network
-    check_pairs(pairs, old, model)
+    check_width(pairs, old.embed_dim, model)
+    if pairs.text_ids is None:
+        raise ValueError("the pairs have no text_ids, and a model of ours reads how rare a text's words are: write them"
+                         " again with --save-pairs")
     settings = {"name": METHOD, "config": asdict(config)}
     new = ProLIP(copy.deepcopy(old.config) | {"method_cfg": settings})
     method = find_method(METHOD)
@@ -75,10 +79,12 @@ def write_openclip(  # noqa: PLR0913
 ) -> Fitted:
     """One of OpenCLIP's: its own configuration and weights, which OpenCLIP loads too, and the variances beside them.
 
-    RuntimeError where what was written is read as another model.
+    ValueError where what was written is read as another model.
     """
     loaded = load_openclip(model, pretrained, tokenizer)
     network: Any = loaded.network.model
+    with torch.no_grad():
+        check_width(pairs, network.encode_text(loaded.tokenizer([""])).shape[1], model)
     vocabulary = max(m.num_embeddings for m in network.modules() if isinstance(m, nn.Embedding))
     fitted = fit_variances(pairs, config.bank, config.centres, vocabulary if pairs.text_ids is not None else 0, seed)
     folder.mkdir(parents=True, exist_ok=True)
@@ -100,17 +106,13 @@ def write_openclip(  # noqa: PLR0913
         temporary.write_text(text + "\n", encoding="utf-8")
     again = load_openclip(f"local-dir:{folder}", None, tokenizer)
     if model_fingerprint(*again) != model_fingerprint(*loaded):
-        raise RuntimeError(f"{folder} is read as another model than {model}: its configuration does not say all of it")
+        raise ValueError(f"{folder} is read as another model than {model}: its configuration does not say all of it")
     FittedCLIP(network, fitted.image, fitted.text, fitted.score).save(folder)
     return fitted
 
 
-def check_pairs(pairs: Pairs, model: ProLIP, name: str) -> None:
-    """ValueError where the pairs cannot be of this model, or have no token ids."""
-    if pairs.image.shape[1] != model.embed_dim:
-        raise ValueError(
-            f"the pairs have {pairs.image.shape[1]} dimensions, {name} has {model.embed_dim}: embed them by this model"
-        )
-    if pairs.text_ids is None:
-        raise ValueError("the pairs have no text_ids, and a model of ours reads how rare a text's words are: write them"
-                         " again with --save-pairs")
+def check_width(pairs: Pairs, width: int, name: str) -> None:
+    """ValueError where the pairs cannot be of a model whose means are `width` wide."""
+    if pairs.image.shape[1] != width:
+        own = pairs.image.shape[1]
+        raise ValueError(f"the pairs have {own} dimensions, {name} has {width}: embed them by this model")

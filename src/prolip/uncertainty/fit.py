@@ -64,7 +64,7 @@ class Fitted(NamedTuple):
 
 
 def fit_variances(pairs: Pairs, bank: int = 2048, centres: int = 2048, vocabulary: int = 0, seed: int = 0) -> Fitted:
-    """Variances of images and texts, and the score, from matched pairs of a frozen model.
+    """Variances of images and texts, and the score, from matched pairs of a frozen model, on the CPU.
 
     bank: texts that an image is compared with; centres: texts whose variances are kept one by one; vocabulary: of the
     model's tokenizer, where the pairs have `text_ids`, else the texts are compared with a bank of images. Seconds for
@@ -87,7 +87,7 @@ def fit_text(pairs: Pairs, parts: Parts, seed: int = 0) -> AmbiguityHead:
     eta = exp(alpha) (...)^gamma by the quasi-likelihood of the probabilities, sum_j p_j exp(eta_j) - eta_j, which is
     least at exp(-eta) = E p. Counts of tokens leave out the text itself where the regression learns from them.
     """
-    head = AmbiguityHead(parts).to(pairs.text.device)
+    head = AmbiguityHead(parts)
     lengths = code_lengths(pairs, seed)
     rows = lengths.nats.isfinite().nonzero().squeeze(1)
     mean = pairs.text.float()
@@ -110,7 +110,7 @@ def fit_text(pairs: Pairs, parts: Parts, seed: int = 0) -> AmbiguityHead:
     found = head.linear(plain)
     if parts.centres:
         found = found + _blocks(lambda x, _: head.kernel(x) @ head.kernel_weight, mean[rows], None)
-    gamma, alpha = calibrate(found.double().cpu().numpy(), lengths.probability[rows].cpu().numpy())
+    gamma, alpha = calibrate(found.double().numpy(), lengths.probability[rows].numpy())
     head.gamma.fill_(gamma)
     head.alpha.fill_(alpha)
     return head
@@ -161,7 +161,7 @@ def choose_bank(pairs: Pairs, most: int, seed: int) -> Bank:
     rows = weight.nonzero().squeeze(1)
     if len(rows) > most:
         order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))[:most]
-        rows = rows[order.sort().values.to(rows.device)]
+        rows = rows[order.sort().values]
     kept = weight[rows]
     return Bank(rows, (kept * (weight.sum() / kept.sum())).log())
 
@@ -189,7 +189,7 @@ def _count_tokens(head: AmbiguityHead, pairs: Pairs, rows: Tensor) -> tuple[Tens
         raise ValueError(f"text_ids go from {ids.amin()} to {ids.amax()}, and the vocabulary has {vocabulary} tokens")
     weight = _marginal(pairs.text_of, pairs.weights, len(pairs.text))[rows]
     first = first_of_each(ids[rows])
-    count = torch.zeros(vocabulary, device=ids.device)
+    count = torch.zeros(vocabulary)
     count.index_add_(0, ids[rows].flatten(), (weight.unsqueeze(1) * first).flatten())
     whole = weight.sum() + 1
     head.rarity.copy_((whole / (count + 1)).log())
@@ -226,9 +226,9 @@ def _fit_kernel(head: AmbiguityHead, mean: Tensor, rest: Tensor, seed: int) -> N
     else with a sample of them as inducing points (Nystroem): (K_cm K_mc + noise K_cc) u = K_cm rest.
     """
     count = min(head.parts.centres, len(mean))
-    chosen = torch.randperm(len(mean), generator=torch.Generator().manual_seed(seed))[:count].to(mean.device)
+    chosen = torch.randperm(len(mean), generator=torch.Generator().manual_seed(seed))[:count]
     if count == len(mean):
-        chosen = torch.arange(count, device=mean.device)
+        chosen = torch.arange(count)
     head.centres[:count] = mean[chosen]
     head.kernel_width.fill_(max(WIDTH * nearest_distance(mean[chosen]), 1e-4))
     among = head.kernel(mean[chosen])[:, :count].double()
@@ -254,7 +254,7 @@ def nearest_distance(mean: Tensor, most: int = 2048) -> float:
 
 def _marginal(rows: Tensor, weight: Tensor, count: int) -> Tensor:
     """Sum of the weights of each row's pairs, (count,)."""
-    return torch.zeros(count, dtype=weight.dtype, device=weight.device).index_add(0, rows, weight)
+    return torch.zeros(count, dtype=weight.dtype).index_add(0, rows, weight)
 
 
 def _blocks(function: Callable[..., Tensor], mean: Tensor, ids: Tensor | None, size: int = 4096) -> Tensor:

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -76,11 +76,6 @@ class Pairs:
             image=self.text, text=self.image, image_of=self.text_of, text_of=self.image_of, scale=self.scale,
             weight=self.weight, image_hidden=self.text_hidden, text_hidden=self.image_hidden,
         )  # fmt: skip
-
-    def subset(self, rows: Tensor) -> Pairs:
-        """Some of the pairs, of all images and texts."""
-        weight = None if self.weight is None else self.weight[rows]
-        return replace(self, image_of=self.image_of[rows], text_of=self.text_of[rows], weight=weight)
 
     def tensors(self) -> dict[str, Tensor]:
         """All of it by name, as safetensors takes it; `from_tensors` undoes it."""

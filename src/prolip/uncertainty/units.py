@@ -11,10 +11,10 @@ from torch import Tensor
 class Units(NamedTuple):
     """What the traces of a model mean that was fitted to matched pairs (`prolip.uncertainty.fit`).
 
-    unit: 2/a, the squared distance of a nat; images, texts: how many of the other side an input was told among. With
-    a trace of `unit` * eta an input leaves eta nats open: a text fits exp(eta) of `images` images, and says log(images)
-    - eta nats about which one is meant; an image likewise among `texts` texts, where exp(eta) counts its captions by
-    how often each is given (exp of a collision entropy).
+    unit: 2/a, the squared distance of a nat; images, texts: how many of each the pairs had. With a trace of `unit` *
+    eta an input leaves eta nats open: a text fits exp(eta) of `images` images, and says log(images) - eta nats about
+    which one is meant; an image likewise among `texts` texts, where exp(eta) counts its captions by how often each is
+    given (exp of a collision entropy).
     """
 
     unit: float

@@ -22,6 +22,7 @@ from prolip.evaluation.kinds.base import class_prompts
 from prolip.evaluation.task import compute_features, evaluate_dataset
 from prolip.evaluation.zero_shot import class_gaussians
 from prolip.gaussian import Gaussian
+from prolip.utils.threads import in_threads
 
 
 class Counted:
@@ -79,7 +80,7 @@ def test_threads_do_not_read_far_ahead():
             taken.append(i)
             yield i
 
-    stream = features.in_threads(lambda x: x * x, items(), workers=2, ahead=6)
+    stream = in_threads(lambda x: x * x, items(), workers=2, ahead=6)
     assert [next(stream) for _ in range(10)] == [i * i for i in range(10)]
     assert len(taken) <= 10 + 6
     assert list(stream) == [i * i for i in range(10, 100)]

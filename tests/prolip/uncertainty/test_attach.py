@@ -97,7 +97,7 @@ def test_kept_embeddings_give_the_same_in_seconds(pair, tmp_path, capsys):
     assert main(["--model", f"local-dir:{before}", "--pairs", str(after / "pairs.safetensors"), *SMALL, "--output",
                  str(tmp_path / "again")]) == 0  # fmt: skip
     said = capsys.readouterr().out
-    assert "the median text fits" in said and "bits on average" in said
+    assert "texts: the median one fits" in said and "images: the median one fits" in said
     name = FILE if (after / FILE).exists() else "model.safetensors"
     one, two = load_file(after / name), load_file(tmp_path / "again" / name)
     assert one.keys() == two.keys() and all(torch.equal(one[key], two[key]) for key in one)
@@ -115,6 +115,7 @@ def test_a_model_of_another_method_keeps_its_own_heads_beside_the_fitted_ones(tm
     (["--train-data", "/nowhere.tar"], "/nowhere.tar"),
     (["--pairs", "/nowhere.safetensors"], "nowhere.safetensors"),
     ([*DATA, "--bank", "3"], "bank=3: give 32 or more"),
+    (["--pairs", __file__], "header"),
 ])  # fmt: skip
 def test_what_is_not_there_ends_in_one_line(words, error, tmp_path, capsys):
     save_pretrained(prolip.create_model("ProLIP-ViT-test"), tmp_path / "model")

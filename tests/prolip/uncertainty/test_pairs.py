@@ -27,11 +27,10 @@ def test_tensors_bring_back_the_same_pairs():
         Pairs.from_tensors({"image": points(2), "text": points(2)})
 
 
-def test_swapped_exchanges_the_sides_and_subset_takes_pairs():
+def test_swapped_exchanges_the_sides_and_rows_make_pairs():
     pairs = some(text_hidden=torch.randn(3, 7))
     other = pairs.swapped
     assert other.image is pairs.text and other.text_of is pairs.image_of and other.image_hidden is pairs.text_hidden
-    assert pairs.subset(torch.tensor([0, 2])).text_of.tolist() == [2, 0]
     assert len(Pairs.in_rows(points(5), points(5, seed=1), 3.0)) == 5
 
 
