@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from prolip.flops import EncoderPass
 from prolip.gaussian import Gaussian, upcast
 from prolip.losses import mean_factors, sigmoid_loss_over_ranks
 from prolip.methods.base import Batch, MeansObjective, Needs, Reps, Terms, logit_scale_and_bias
@@ -27,12 +28,13 @@ from prolip.utils.fields import option
 class LikelihoodConfig:
     """What the variances are fitted with, when the means have settled."""
 
+    captions: int = option(1, "texts drawn for each image of a batch: the mean of the losses with each of them")
     fit_samples: int = option(100_000, "samples that are read once more at the end, to fit the variances; 0: no fit")
     bank: int = option(2048, "texts that an image is compared with for its variance; 4 bytes per dimension of each")
     centres: int = option(2048, "texts whose variances are kept one by one; of others their tokens speak")
 
     def __post_init__(self) -> None:
-        for name, least in (("fit_samples", 0), ("bank", 32), ("centres", 0)):
+        for name, least in (("captions", 1), ("fit_samples", 0), ("bank", 32), ("centres", 0)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name}={getattr(self, name)}: give {least} or more")
 
@@ -99,13 +101,29 @@ class LikelihoodObjective(MeansObjective):
 
     @classmethod
     def needs(cls, config: LikelihoodConfig) -> Needs:
-        return Needs(closing_samples=config.fit_samples)
+        return Needs(data={"captions": config.captions}, closing_samples=config.fit_samples)
+
+    @classmethod
+    def passes(cls, config: LikelihoodConfig, rows: int, patches: int) -> list[EncoderPass]:
+        return [EncoderPass("image", rows), EncoderPass("text", rows * config.captions)]
+
+    def embed(self, batch: Batch) -> Reps:
+        """Means of images (B, D) and of their captions (B, C, D), with scale and bias."""
+        text = batch["text"]
+        mean = self.encode("text", text.flatten(0, -2)).mean
+        return {
+            "image_mean": self.encode("image", batch["image"]).mean,
+            "text_mean": mean.unflatten(0, (len(text), -1)),
+        } | logit_scale_and_bias(self.model)
 
     def terms(self, reps: Reps, batch: Batch) -> Terms:
         """loss, with scale and bias for the log."""
-        image, text = (points(upcast(reps[f"{side}_mean"])) for side in ("image", "text"))
-        loss = sigmoid_loss_over_ranks(mean_factors(image), mean_factors(text), reps["scale"], reps["bias"])
-        return {"loss": loss} | {name: reps[name].detach() for name in ("scale", "bias")}
+        image = mean_factors(points(upcast(reps["image_mean"])))
+        losses = [
+            sigmoid_loss_over_ranks(image, mean_factors(points(text)), reps["scale"], reps["bias"])
+            for text in upcast(reps["text_mean"]).unbind(1)
+        ]
+        return {"loss": torch.stack(losses).mean()} | {name: reps[name].detach() for name in ("scale", "bias")}
 
     def close(self, model: Any, pairs: Pairs) -> None:
         """Fit the variances of a trained model to pairs of its own means."""

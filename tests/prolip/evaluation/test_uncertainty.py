@@ -54,6 +54,15 @@ def test_hierarchy_pairs_are_those_of_the_concepts_without_repeats():
     }  # fmt: skip
 
 
+def test_inclusion_of_a_few_pairs_at_a_time_is_that_of_all(monkeypatch):
+    corpus = make_corpus()
+    table = corpus.caption_table()
+    embedded = gaussians([0.01, 0.02, 0.03, 0.04, 0.05]), gaussians(by_generality(table, PAPER)), corpus, table
+    whole = levels.hierarchy_inclusion(*embedded)
+    monkeypatch.setattr(levels, "PAIRS", 2)
+    assert levels.hierarchy_inclusion(*embedded) == whole and max(row.pairs for row in whole) > 4
+
+
 def test_traces_in_the_papers_order_give_full_inclusion_and_positive_correlations():
     corpus = make_corpus()
     table = corpus.caption_table()

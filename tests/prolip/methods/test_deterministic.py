@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -17,8 +18,9 @@ from prolip.methods.likelihood import LikelihoodConfig, LikelihoodObjective
 METHODS = {
     "siglip": (SigLIPConfig, SigLIPObjective), "clip": (CLIPConfig, CLIPObjective),
     "likelihood": (LikelihoodConfig, LikelihoodObjective),
+    "likelihood-captions": (partial(LikelihoodConfig, captions=3), LikelihoodObjective),
 }  # fmt: skip
-FROZEN = {"siglip": set(), "clip": {"model.logit_bias"}, "likelihood": set()}
+FROZEN = {"clip": {"model.logit_bias"}}
 
 
 def make_objective(name: str, rank: int = 0, world_size: int = 1) -> Objective:
@@ -28,11 +30,12 @@ def make_objective(name: str, rank: int = 0, world_size: int = 1) -> Objective:
     return objective(model, config(), Context(rank=rank, world_size=world_size))
 
 
-def make_batch(rows: int) -> dict[str, torch.Tensor]:
+def make_batch(name: str, rows: int) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(1)
+    captions = (3,) if name.endswith("captions") else ()
     return {
         "image": torch.randn(rows, 3, 32, 32, generator=generator, dtype=torch.float64),
-        "text": torch.randint(1, 1000, (rows, 12), generator=generator),
+        "text": torch.randint(1, 1000, (rows, *captions, 12), generator=generator),
     }
 
 
@@ -52,6 +55,9 @@ def step(objective: Objective, batch: dict, parts: int = 1) -> tuple[dict, dict]
 
 
 def loss_by_hand(name: str, model: torch.nn.Module, batch: dict) -> torch.Tensor:
+    if batch["text"].ndim == 3:
+        each = [loss_by_hand(name, model, batch | {"text": text}) for text in batch["text"].unbind(1)]
+        return torch.stack(each).mean()
     image, text = model.encode_image(batch["image"]).mean, model.encode_text(batch["text"]).mean
     cosine, same = image @ text.T, torch.eye(len(image), dtype=torch.bool)
     logits = model.logit_scale.exp() * cosine
@@ -64,7 +70,7 @@ def loss_by_hand(name: str, model: torch.nn.Module, batch: dict) -> torch.Tensor
 
 @pytest.mark.parametrize("name", METHODS)
 def test_the_loss_and_its_gradients_are_those_of_the_definition(name):
-    objective, batch = make_objective(name), make_batch(6)
+    objective, batch = make_objective(name), make_batch(name, 6)
     terms, grads = step(objective, batch)
     by_hand = make_objective(name)
     loss = loss_by_hand(name, by_hand.model, batch)
@@ -77,10 +83,10 @@ def test_the_loss_and_its_gradients_are_those_of_the_definition(name):
 @pytest.mark.parametrize("name", METHODS)
 def test_exactly_the_uncertainty_parameters_are_frozen_and_all_others_learn(name):
     objective = make_objective(name)
-    _, grads = step(objective, make_batch(6))
+    _, grads = step(objective, make_batch(name, 6))
     frozen = {n for n, p in objective.named_parameters() if not p.requires_grad}
     ours = {id(p) for p in objective.model.uncertainty_parameters()}
-    assert frozen == {n for n, p in objective.named_parameters() if id(p) in ours} | FROZEN[name]
+    assert frozen == {n for n, p in objective.named_parameters() if id(p) in ours} | FROZEN.get(name, set())
     assert {n for n, p in objective.named_parameters() if p.requires_grad} == set(grads)
     assert all(grad.abs().max() > 0 for grad in grads.values())
 
@@ -88,14 +94,14 @@ def test_exactly_the_uncertainty_parameters_are_frozen_and_all_others_learn(name
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("parts", [2, 3, 4])
 def test_micro_batches_equal_the_large_batch(name, parts):
-    whole, accumulated = step(make_objective(name), make_batch(7)), step(make_objective(name), make_batch(7), parts)
+    whole, accumulated = step(make_objective(name), make_batch(name, 7)), step(make_objective(name), make_batch(name, 7), parts)
     assert_close(accumulated[0], whole[0])
     assert_close(accumulated[1], whole[1])
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_nothing_is_prepared_and_the_scale_is_clamped(name):
-    objective, batch = make_objective(name), make_batch(2)
+    objective, batch = make_objective(name), make_batch(name, 2)
     assert objective.prepare(batch, step=0) is batch
     with torch.no_grad():
         objective.model.logit_scale.fill_(9.0)
@@ -105,7 +111,7 @@ def test_nothing_is_prepared_and_the_scale_is_clamped(name):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_the_loss_is_computed_in_float32_under_autocast(name):
-    objective, batch = make_objective(name).float(), make_batch(6)
+    objective, batch = make_objective(name).float(), make_batch(name, 6)
     reps = {key: rep.detach() for key, rep in objective.embed(batch | {"image": batch["image"].float()}).items()}
     exact = objective.terms(reps, batch)["loss"]
     with torch.autocast("cpu", torch.bfloat16):
@@ -113,9 +119,9 @@ def test_the_loss_is_computed_in_float32_under_autocast(name):
 
 
 def train_rank(rank: int, world_size: int, rows: int) -> dict[tuple[str, int], tuple[dict, dict]]:
-    batch = {name: value[rank::world_size] for name, value in make_batch(rows).items()}
     results = {}
     for name in METHODS:
+        batch = {key: value[rank::world_size] for key, value in make_batch(name, rows).items()}
         for parts in (1, 2):
             wrapper = DistributedDataParallel(make_objective(name, rank, world_size))
             terms = accumulate_backward(wrapper, batch, parts)
@@ -129,7 +135,7 @@ def test_ranks_equal_one_process_on_the_interleaved_batch(world_size):
     rows = 4 * world_size
     ranks = run_ranks(world_size, train_rank, world_size, rows)
     for name, parts in ranks[0]:
-        terms, grads = step(make_objective(name), make_batch(rows))
+        terms, grads = step(make_objective(name), make_batch(name, rows))
         shares = [rank[name, parts] for rank in ranks]
         assert_close({n: torch.stack([share[0][n] for share in shares]).mean(0) for n in terms}, terms)
         for _, share in shares:

@@ -14,6 +14,8 @@ from prolip.measures import inclusion_test
 
 #: (inner, outer) along a concept's hierarchy: image, name, keyword, subgroup, group.
 INCLUSIONS = tuple(combinations(("image", *reversed(LEVELS)), 2))
+#: Pairs that are tested at a time.
+PAIRS = 1 << 14
 
 
 class Inclusion(NamedTuple):
@@ -58,7 +60,8 @@ def hierarchy_inclusion(image: Gaussian, text: Gaussian, corpus: Corpus, table: 
         pairs = hierarchy_pairs(corpus, table, inner, outer)
         if len(pairs):
             z = image if inner == "image" else text
-            h = inclusion_test(z.select(pairs[:, 0]), text.select(pairs[:, 1])).numpy()
+            blocks = np.split(pairs, range(PAIRS, len(pairs), PAIRS))
+            h = np.concatenate([inclusion_test(z.select(x[:, 0]), text.select(x[:, 1])).numpy() for x in blocks])
             out.append(Inclusion(inner, outer, len(pairs), float((h > 0).mean()), float(np.median(h))))
     return out
 
