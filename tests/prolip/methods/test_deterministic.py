@@ -94,7 +94,8 @@ def test_exactly_the_uncertainty_parameters_are_frozen_and_all_others_learn(name
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("parts", [2, 3, 4])
 def test_micro_batches_equal_the_large_batch(name, parts):
-    whole, accumulated = step(make_objective(name), make_batch(name, 7)), step(make_objective(name), make_batch(name, 7), parts)
+    batch = make_batch(name, 7)
+    whole, accumulated = step(make_objective(name), batch), step(make_objective(name), batch, parts)
     assert_close(accumulated[0], whole[0])
     assert_close(accumulated[1], whole[1])
 
