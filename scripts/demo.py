@@ -1,7 +1,8 @@
 """Train a recipe on the bundled drawings, evaluate it on a designer never seen, and draw the page of the run.
 
-    make demo                                       ten minutes on two CPU cores: 479 concepts
-    .venv/bin/python scripts/demo.py --recipe full  all 1,644 concepts, 6,000 steps
+    make demo                                        ten minutes on two CPU cores: 479 concepts
+    .venv/bin/python scripts/demo.py --recipe paper  the same by the loss of the ProLIP paper
+    .venv/bin/python scripts/demo.py --recipe full   all 1,644 concepts, 6,000 steps
 
 Typed again, it goes on with a run that broke off, from its last checkpoint if there is one; of a run that has ended it
 draws the page alone. --again deletes what is there and starts from the beginning.
@@ -16,7 +17,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-RECIPES = {"demo": "scripts/recipes/emoji-demo.yaml", "full": "scripts/recipes/emoji-full.yaml"}
+RECIPES = {name: f"scripts/recipes/emoji-{name}.yaml" for name in ("demo", "paper", "full")}
 ROOM = 500e6  # bytes: two checkpoints while one takes the other's place, the model, the embeddings
 
 

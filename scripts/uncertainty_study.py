@@ -1,0 +1,222 @@
+"""The tables of docs/uncertainty_study.md: uncertainties of trained models, and of frozen ones that they are fitted to.
+
+    python scripts/uncertainty_study.py --paper runs/study/paper-s{0,1,2} --ours runs/study/likelihood-s{0,1,2} \\
+        --frozen runs/study/siglip-s{0,1,2} --held runs/study/held-s{0,1,2}
+
+Each argument is a run folder of `training.main`, one for each seed: of the paper's loss, of the method likelihood, of
+SigLIP's loss, and of SigLIP's loss on the shards that `scripts/hold_out_texts.py` wrote. To the frozen models of the
+last two everything else is fitted: ours after training and nine baselines. Cells: the mean, and each seed in brackets.
+"""
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "src"))
+
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+from scipy.stats import linregress  # noqa: E402
+
+from foreign_inputs import pictures, texts  # noqa: E402
+from prolip.data.emoji import LEVELS  # noqa: E402
+from prolip.evaluation.metrics.blockwise import PairScores, Relevance  # noqa: E402
+from prolip.evaluation.metrics.bootstrap import Statistic, paired  # noqa: E402
+from prolip.evaluation.metrics.selective import auroc, recall_auroc, risk_coverage  # noqa: E402
+from prolip.evaluation.metrics.study import study_retrieval  # noqa: E402
+from prolip.evaluation.metrics.traces import by_decile, partial_spearman, spearman  # noqa: E402
+from prolip.uncertainty.baselines import BASELINES  # noqa: E402
+from study_subjects import Subject, Trained, baselines, fitted, trained  # noqa: E402
+
+NAN = float("nan")
+#: Values of every column of a table, for one subject.
+Row = dict[str, float]
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, what in (("paper", "the paper's loss"), ("ours", "the method likelihood"), ("frozen", "SigLIP's loss"),
+                       ("held", "SigLIP's loss without some texts")):  # fmt: skip
+        parser.add_argument(f"--{name}", nargs="*", default=[], metavar="RUN", help=f"runs by {what}")
+    parser.add_argument("--baselines", nargs="*", default=list(BASELINES), choices=list(BASELINES))
+    parser.add_argument("--seed", type=int, default=0, help="of what is fitted")
+    return parser.parse_args(arguments)
+
+
+# --- columns ---------------------------------------------------------------------------------------------------------
+def of_texts(subject: Subject) -> Row:
+    """What a text's uncertainty has to do with how many drawings it is true of."""
+    result, u = subject.result, subject.text
+    if u is None:
+        return {}
+    log_n = np.log(result.table.true_matches)
+    found, kept = result.captions_ranking[1], result.captions_ranking[1].answerable.numpy()
+    precision = found.ap_at_r.double().numpy()[kept]
+    row = {level: float(u[result.table.text[result.table.rows(level)]].mean()) for level in LEVELS}
+    row |= {"rho log n": spearman(u, log_n), "at equal tokens": partial_spearman(u, log_n, result.token_lengths)}
+    row |= {"deciles": by_decile(u[kept], precision).spearman_bins}
+    return row | {"-S R2": minus_s_r2(u[kept], found.hit(1).double().numpy()[kept])}
+
+
+def minus_s_r2(u: np.ndarray, hit: np.ndarray) -> float:
+    """-S R^2 of the PCME++ line of work: Spearman's S and the R^2 of a line through R@1 over ten bins of uncertainty."""
+    bins = by_decile(u, hit)
+    line = linregress(np.arange(len(bins.value)), bins.value)
+    return float(-bins.spearman_bins * line.rvalue**2)
+
+
+def of_counts(subject: Subject) -> Row:
+    """Expected against true numbers of matches; `factor`: the median of the larger over the smaller."""
+    metrics = subject.result.metrics
+    wanted = {"within 2": "matches/within_factor_2", "factor": "matches/median_factor"}
+    return {name: metrics[key] for name, key in wanted.items() if key in metrics}
+
+
+def of_refusal(subject: Subject) -> Row:
+    """Wrong first places among the names: told by the drawing, the text, both; by nearest neighbours among drawings."""
+    result, row = subject.result, {}
+    i2t, t2i = result.names_ranking
+    wrong, missed = (~x.hit(1).bool().numpy() for x in (i2t, t2i))
+    if subject.image is not None:
+        row |= {"AUROC i2t": auroc(subject.image, wrong), "AURC i2t": risk_coverage(subject.image, wrong).aurc}
+        concepts = [result.corpus.concepts[d.concept].subgroup for d in result.corpus.drawings]
+        row["R-AUROC"] = recall_auroc(result.image, np.array(concepts), subject.image)["R-AUROC"]
+    if subject.text is not None:
+        u, kept = subject.text[result.name_texts], t2i.answerable.numpy()
+        row |= {"AUROC t2i": auroc(u[kept], missed[kept]), "AURC t2i": risk_coverage(u[kept], missed[kept]).aurc}
+    return row
+
+
+def of_foreign(subject: Subject) -> Row:
+    """AUROC of foreign inputs against the corpus's own."""
+    preprocess, row = subject.embedder.preprocess, {}
+    if subject.image is not None:
+        for kind, found in pictures().items():
+            u = subject.ask("image", subject.embedder.encode_image(torch.stack([preprocess(x) for x in found])))
+            row[kind] = against(u, subject.image)
+    if subject.text is not None:
+        for kind, words in texts(subject.result.table.texts).items():
+            row[kind] = against(subject.ask("text", subject.embedder.embed_texts(words)), subject.text)
+    return row
+
+
+def against(foreign: np.ndarray | None, own: np.ndarray) -> float:
+    """AUROC of the foreign against the own."""
+    if foreign is None:
+        return NAN
+    return auroc(np.concatenate([foreign, own]), np.arange(len(foreign) + len(own)) < len(foreign))
+
+
+def of_retrieval(subject: Subject) -> Row:
+    """Retrieval by the model's own score, in percent, and how well its probabilities are kept (ECE)."""
+    keys = {"captions i2t": "captions/i2t/mAP@R", "captions t2i": "captions/t2i/mAP@R", "names i2t": "names/i2t/R@1",
+            "names t2i": "names/t2i/R@1", "zero-shot": "zero_shot/subgroup_plain/top1"}  # fmt: skip
+    metrics = subject.result.metrics
+    return {name: 100 * metrics[key] for name, key in keys.items()} | {"ECE": match_ece(subject)}
+
+
+def match_ece(subject: Subject) -> float:
+    """Expected calibration error of the probability that the text in the first place is true of a drawing."""
+    result = subject.result
+    scores = PairScores.from_gaussians(result.image, result.text, result.score)
+    relevance = Relevance.from_dense(torch.from_numpy(result.text_relation).mT)
+    *_, study = study_retrieval(scores, relevance, None, None, result.score, result.score.uncertainty)
+    return study.metrics().get("calibration/match_i2t/ece", NAN)
+
+
+def of_kept_out(subject: Subject, run: Trained) -> Row:
+    """Rank correlation of uncertainty and log n over the texts that the model never saw."""
+    if subject.text is None:
+        return {}
+    rows = np.isin(subject.result.table.texts, run.kept_out)
+    return {"kept out": spearman(subject.text[rows], np.log(subject.result.table.true_matches[rows]))}
+
+
+# --- tables ----------------------------------------------------------------------------------------------------------
+TABLES: dict[str, tuple[tuple[Callable[[Subject], Row], ...], tuple[str, ...]]] = {
+    "Texts": ((of_texts, of_counts),
+              (*LEVELS, "rho log n", "at equal tokens", "kept out", "within 2", "factor", "deciles", "-S R2")),
+    "Refusal": ((of_refusal,), ("AUROC i2t", "AURC i2t", "AUROC t2i", "AURC t2i", "R-AUROC")),
+    "Foreign inputs": ((of_foreign,), ("photographs", "noise", "blank", "gibberish", "sentences", "shuffled")),
+    "Retrieval": ((of_retrieval,), ("captions i2t", "captions t2i", "names i2t", "names t2i", "zero-shot", "ECE")),
+}  # fmt: skip
+
+
+class Table:
+    """Values by subject, column and seed."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, dict[str, list[float]]] = {}
+
+    def add(self, name: str, row: Row) -> None:
+        for column, value in row.items():
+            self.values.setdefault(name, {}).setdefault(column, []).append(value)
+
+    def lines(self, columns: Iterable[str]) -> list[str]:
+        """Markdown, a row for each subject that has one of the columns."""
+        columns = list(columns)
+        out = [f"| | {' | '.join(columns)} |", f"|---|{'---:|' * len(columns)}"]
+        for name, found in self.values.items():
+            if any(column in found for column in columns):
+                out.append(f"| {name} | {' | '.join(cell(found.get(column, [])) for column in columns)} |")
+        return out
+
+
+def cell(values: Sequence[float]) -> str:
+    """The mean, and each in brackets."""
+    if not len(values) or np.isnan(values).all():
+        return "-"
+    digits = 1 if np.nanmean(np.abs(values)) >= 10 else 3
+    each = f" ({' '.join(f'{x:.{digits}f}' for x in values)})" if len(values) > 1 else ""
+    return f"{np.mean(values):.{digits}f}{each}"
+
+
+def subjects(options: argparse.Namespace) -> Iterable[Subject]:
+    """All that are compared, some at a time."""
+    for name in ("paper", "ours"):
+        for folder in getattr(options, name):
+            yield trained({"paper": "the paper's loss", "ours": "likelihood"}[name], Trained(folder))
+    for folder in options.frozen:
+        run = Trained(folder)
+        yield trained("SigLIP, cosine", run)
+        yield fitted("prolip.uncertainty", run, options.seed)
+        yield from baselines(run, options.seed, options.baselines)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = parse(arguments)
+    table, statistics = Table(), {}
+    for subject in subjects(options):
+        for functions, _ in TABLES.values():
+            for function in functions:
+                table.add(subject.name, function(subject))
+        table.add(subject.name, {"seconds": subject.fit})
+        statistics.setdefault(subject.name, []).append(subject.result.statistics)
+        print(subject.name, file=sys.stderr, flush=True)
+    for folder in options.held:
+        run = Trained(folder)
+        for subject in (fitted("prolip.uncertainty", run, options.seed), *baselines(run, options.seed, options.baselines)):
+            table.add(subject.name, of_kept_out(subject, run))
+    for title, (_, columns) in TABLES.items():
+        print(f"\n{title}\n", *table.lines(columns), sep="\n")
+    print("\nSeconds of training, or of fitting\n", *table.lines(["seconds"]), sep="\n")
+    if "the paper's loss" in statistics and "likelihood" in statistics:
+        print("\n".join(["", "likelihood - the paper's loss", "", *differences(statistics)]))
+
+
+def differences(statistics: dict[str, list[dict[str, Statistic]]]) -> list[str]:
+    """Paired intervals of the two trained methods, seed by seed, in points."""
+    keys = ("captions/i2t/mAP@R", "captions/t2i/mAP@R", "names/i2t/R@1", "names/t2i/R@1")
+    out = [f"| seed | {' | '.join(keys)} |", "|---|---|---|---|---|"]
+    for seed, (first, second) in enumerate(zip(statistics["the paper's loss"], statistics["likelihood"])):
+        found = paired({key: first[key] for key in keys}, {key: second[key] for key in keys})
+        cells = ("{:+.1f} [{:+.1f}, {:+.1f}]".format(*(100 * x for x in found[key])) for key in keys)
+        out.append(f"| {seed} | {' | '.join(cells)} |")
+    return out
+
+
+if __name__ == "__main__":
+    main()
