@@ -28,7 +28,9 @@ Numbers = np.random.Generator
 
 def pictures(seed: int = 0) -> dict[str, list[Image.Image]]:
     """COUNT pictures of each kind, by its name."""
-    return {name: list(make(np.random.default_rng([seed, number]))) for number, (name, make) in enumerate(KINDS.items())}
+    return {
+        name: list(make(np.random.default_rng([seed, number]))) for number, (name, make) in enumerate(KINDS.items())
+    }
 
 
 def photographs(numbers: Numbers) -> Iterator[Image.Image]:

@@ -1,4 +1,4 @@
-"""What docs/uncertainty_study.md compares: trained models with their own uncertainties, and frozen ones with fitted ones."""
+"""What docs/uncertainty_study.md compares: trained models as they are, and frozen ones with what is fitted to them."""
 from __future__ import annotations
 
 import json

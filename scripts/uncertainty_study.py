@@ -62,7 +62,7 @@ def of_texts(subject: Subject) -> Row:
 
 
 def minus_s_r2(u: np.ndarray, hit: np.ndarray) -> float:
-    """-S R^2 of the PCME++ line of work: Spearman's S and the R^2 of a line through R@1 over ten bins of uncertainty."""
+    """-S R^2 (GroVE): S of Spearman, R^2 of a line, both of R@1 over ten bins of uncertainty."""
     bins = by_decile(u, hit)
     line = linregress(np.arange(len(bins.value)), bins.value)
     return float(-bins.spearman_bins * line.rvalue**2)
@@ -198,7 +198,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(subject.name, file=sys.stderr, flush=True)
     for folder in options.held:
         run = Trained(folder)
-        for subject in (fitted("prolip.uncertainty", run, options.seed), *baselines(run, options.seed, options.baselines)):
+        others = baselines(run, options.seed, options.baselines)
+        for subject in (fitted("prolip.uncertainty", run, options.seed), *others):
             table.add(subject.name, of_kept_out(subject, run))
     for title, (_, columns) in TABLES.items():
         print(f"\n{title}\n", *table.lines(columns), sep="\n")

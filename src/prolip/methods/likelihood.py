@@ -8,32 +8,38 @@ theory, and the alternatives that were tried.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
+from open_clip.loss import ClipLoss
 from torch import Tensor, nn
 
 from prolip.flops import EncoderPass
-from prolip.gaussian import Gaussian, upcast
+from prolip.gaussian import Gaussian, upcast, without_autocast
 from prolip.losses import mean_factors, sigmoid_loss_over_ranks
-from prolip.methods.base import Batch, MeansObjective, Needs, Reps, Terms, logit_scale_and_bias
+from prolip.methods.base import Batch, Context, MeansObjective, Needs, Reps, Terms, logit_scale_and_bias
 from prolip.scores import TrueMatchScore
 from prolip.uncertainty.fit import Fitted, fit_variances
 from prolip.uncertainty.heads import Parts, VarianceHead
 from prolip.uncertainty.pairs import Pairs
 from prolip.utils.fields import option
 
+PairLoss = Literal["sigmoid", "softmax"]
+
 
 @dataclass(kw_only=True)
 class LikelihoodConfig:
     """What the variances are fitted with, when the means have settled."""
 
+    pair_loss: PairLoss = option("sigmoid", "of the means: sigmoid, SigLIP's, or softmax, CLIP's")
     captions: int = option(1, "texts drawn for each image of a batch: the mean of the losses with each of them")
     fit_samples: int = option(100_000, "samples that are read once more at the end, to fit the variances; 0: no fit")
     bank: int = option(2048, "texts that an image is compared with for its variance; 4 bytes per dimension of each")
     centres: int = option(2048, "texts whose variances are kept one by one; of others their tokens speak")
 
     def __post_init__(self) -> None:
+        if self.pair_loss not in get_args(PairLoss):
+            raise ValueError(f"pair_loss={self.pair_loss!r}: use one of {', '.join(get_args(PairLoss))}")
         for name, least in (("captions", 1), ("fit_samples", 0), ("bank", 32), ("centres", 0)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name}={getattr(self, name)}: give {least} or more")
@@ -95,9 +101,19 @@ def adopt(model: Any, fitted: Fitted) -> None:
 
 
 class LikelihoodObjective(MeansObjective):
-    """Sigmoid loss of the cosines of all pairs of the global batch; the variances follow when training ends."""
+    """Sigmoid or softmax loss of the cosines of the global batch; the variances follow when training ends.
+
+    The softmax's is OpenCLIP's, local rows against columns gathered with gradients; its bias cancels, and is frozen.
+    """
 
     config: LikelihoodConfig
+
+    def __init__(self, model: Any, config: LikelihoodConfig, context: Context | None = None):
+        super().__init__(model, config, context)
+        rank, ranks = self.context.rank, self.context.world_size
+        self.softmax = ClipLoss(local_loss=True, gather_with_grad=True, rank=rank, world_size=ranks)
+        if config.pair_loss == "softmax":
+            model.logit_bias.requires_grad_(False)
 
     @classmethod
     def needs(cls, config: LikelihoodConfig) -> Needs:
@@ -118,12 +134,16 @@ class LikelihoodObjective(MeansObjective):
 
     def terms(self, reps: Reps, batch: Batch) -> Terms:
         """loss, with scale and bias for the log."""
-        image = mean_factors(points(upcast(reps["image_mean"])))
-        losses = [
-            sigmoid_loss_over_ranks(image, mean_factors(points(text)), reps["scale"], reps["bias"])
-            for text in upcast(reps["text_mean"]).unbind(1)
-        ]
-        return {"loss": torch.stack(losses).mean()} | {name: reps[name].detach() for name in ("scale", "bias")}
+        image, texts = upcast(reps["image_mean"]), upcast(reps["text_mean"]).unbind(1)
+        loss = torch.stack([self.pair_loss(image, text, reps["scale"], reps["bias"]) for text in texts]).mean()
+        return {"loss": loss} | {name: reps[name].detach() for name in ("scale", "bias")}
+
+    def pair_loss(self, image: Tensor, text: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
+        """Of unit means (B, D), one caption for each image."""
+        if self.config.pair_loss == "softmax":
+            with without_autocast(image.device):
+                return self.softmax(image, text, scale)
+        return sigmoid_loss_over_ranks(mean_factors(points(image)), mean_factors(points(text)), scale, bias)
 
     def close(self, model: Any, pairs: Pairs) -> None:
         """Fit the variances of a trained model to pairs of its own means."""

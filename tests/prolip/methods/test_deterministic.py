@@ -19,8 +19,9 @@ METHODS = {
     "siglip": (SigLIPConfig, SigLIPObjective), "clip": (CLIPConfig, CLIPObjective),
     "likelihood": (LikelihoodConfig, LikelihoodObjective),
     "likelihood-captions": (partial(LikelihoodConfig, captions=3), LikelihoodObjective),
+    "likelihood-softmax-captions": (partial(LikelihoodConfig, captions=3, pair_loss="softmax"), LikelihoodObjective),
 }  # fmt: skip
-FROZEN = {"clip": {"model.logit_bias"}}
+FROZEN = dict.fromkeys(("clip", "likelihood-softmax-captions"), {"model.logit_bias"})
 
 
 def make_objective(name: str, rank: int = 0, world_size: int = 1) -> Objective:
@@ -61,7 +62,7 @@ def loss_by_hand(name: str, model: torch.nn.Module, batch: dict) -> torch.Tensor
     image, text = model.encode_image(batch["image"]).mean, model.encode_text(batch["text"]).mean
     cosine, same = image @ text.T, torch.eye(len(image), dtype=torch.bool)
     logits = model.logit_scale.exp() * cosine
-    if name != "clip":
+    if name not in FROZEN:
         logits = logits + model.logit_bias
         return -torch.where(same, F.logsigmoid(logits), F.logsigmoid(-logits)).sum() / len(image)
     rows, columns = logits.log_softmax(1)[same], logits.log_softmax(0)[same]
