@@ -13,6 +13,7 @@ if TYPE_CHECKING:
         create_model_from_pretrained,
     )
     from prolip.gaussian import Gaussian
+    from prolip.methods import score_of
     from prolip.models.registry import list_models
     from prolip.models.tokenizer import get_tokenizer
     from prolip.openclip_names import build_zero_shot_classifier, list_pretrained, tokenize
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Gaussian", "build_zero_shot_classifier", "create_model", "create_model_and_transforms",
     "create_model_from_pretrained", "get_tokenizer", "list_models", "list_pretrained", "losses", "measures",
-    "open_image", "tokenize",
+    "open_image", "score_of", "tokenize",
 ]  # fmt: skip
 __version__ = "0.1.0"
 
@@ -31,7 +32,7 @@ _LATE = {
     "Gaussian": "gaussian",
     "create_model": "factory", "create_model_and_transforms": "factory", "list_models": "models.registry",
     "get_tokenizer": "models.tokenizer", "create_model_from_pretrained": "factory", "open_image": "data.pictures",
-    "build_zero_shot_classifier": "openclip_names", "list_pretrained": "openclip_names",
+    "score_of": "methods", "build_zero_shot_classifier": "openclip_names", "list_pretrained": "openclip_names",
     "tokenize": "openclip_names",
 }  # fmt: skip
 

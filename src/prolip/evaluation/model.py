@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from prolip.gaussian import Gaussian, concatenate
-from prolip.methods import find_method, find_score, score_from_dict
+from prolip.methods import find_method, find_score, score_from_dict, score_of
 from prolip.scores import CSDScore, Score, Similarity
 from prolip.uncertainty.clip import FittedCLIP
 
@@ -164,17 +164,10 @@ def check_device(device: torch.device | str) -> torch.device:
 
 
 def own_score(network: nn.Module) -> tuple[Score, bool]:
-    """The score of a model's method, and whether its variances mean something, which the method knows too.
-
-    Of a network that is not ours csd, which is the cosine of points, and True.
-    """
-    if isinstance(network, FittedCLIP):
-        return network.score, True
+    """`score_of` a model, and whether its variances mean something, which its method knows: True where it has none."""
     config = getattr(network, "config", None)
-    if not isinstance(config, dict) or "method_cfg" not in config:
-        return CSDScore.of(network), True
-    method = find_method(config["method_cfg"]["name"])
-    return method.score.of(network), method.probabilistic
+    ours = isinstance(config, dict) and "method_cfg" in config
+    return score_of(network), find_method(config["method_cfg"]["name"]).probabilistic if ours else True
 
 
 def choose_score(similarity: Similarity, own: Score, probabilistic: bool, name: str) -> Score:

@@ -79,6 +79,20 @@ def find_score(name: str) -> type[Score]:
     raise ValueError(f"the score {name!r} is unknown: {hint}known are {', '.join(known)}")
 
 
+def score_of(model: Any) -> Score:
+    """How a trained model compares images with texts: the score of its method, with what was learned for it.
+
+    `.pairwise(images, texts)`, `.match_probability`, and `.units` where its traces count something. Of a network that
+    is neither ours nor fitted csd, which is the cosine of points.
+    """
+    if isinstance(own := getattr(model, "score", None), Score):  # an OpenCLIP model with fitted variances
+        return own
+    config = getattr(model, "config", None)
+    if not isinstance(config, dict) or "method_cfg" not in config:
+        return CSDScore.of(model)
+    return find_method(config["method_cfg"]["name"]).score.of(model)
+
+
 def score_from_dict(values: Mapping[str, Any]) -> Score:
     """What `Score.to_dict` wrote, by the class that its name means."""
     return find_score(values["name"]).from_dict(values)
@@ -87,5 +101,5 @@ def score_from_dict(values: Mapping[str, Any]) -> Score:
 __all__ = [
     "DEFAULT_METHOD", "FURTHER", "METHODS", "CLIPConfig", "CLIPObjective", "LikelihoodConfig", "LikelihoodObjective",
     "Method", "Objective", "ProLIPConfig", "ProLIPObjective", "SigLIPConfig", "SigLIPObjective", "all_methods",
-    "find_method", "find_score", "retired_flags", "score_from_dict",
+    "find_method", "find_score", "retired_flags", "score_from_dict", "score_of",
 ]  # fmt: skip
