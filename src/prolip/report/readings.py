@@ -7,6 +7,7 @@ import numpy as np
 
 from prolip.data.emoji import LEVELS
 from prolip.evaluation.metrics.traces import spread
+from prolip.evaluation.suites.emoji.levels import matches_metrics
 from prolip.evaluation.suites.emoji.result import CorpusResult
 from prolip.uncertainty.units import in_words
 
@@ -70,14 +71,22 @@ def modality(result: CorpusResult) -> str:
 
 def expected(result: CorpusResult) -> str:
     """Expected against true numbers of drawings; nothing where traces have no unit."""
-    units = result.model_score.units
-    if units is None:
+    units, expected = result.model_score.units, result.expected_matches
+    if units is None or expected is None:
         return ""
-    within, bias = (result.metrics[f"matches/{key}"] for key in ("within_factor_2", "expected_over_true"))
+    true = result.text_relation.sum(1)
+    found = matches_metrics(expected, true)
+    within, chance, bias = (
+        found[f"matches/{key}"] for key in ("within_factor_2", "chance_within_factor_2", "expected_over_true")
+    )
+    single = (true[true > 0] == 1).mean()
     at = {level: result.text.trace[result.table.text[result.table.rows(level)]] for level in LEVELS}
     said = ", ".join(f"a {level} {in_words(float(units.share(trace).median()))}" for level, trace in at.items())
-    lean = f"on average {bias:.2g} times the true number"
-    return f"Here {within:.0%} of the texts lie in the band, {lean}. Of all pictures {said}."
+    return (
+        f"Here {within:.0%} of the texts lie in the band. As {single:.0%} of them fit a single drawing, one number for all "
+        f"could reach {chance:.0%}: look at the diamonds. The expected number is {bias:.2g} times the true one on average "
+        f"(geometric mean). A typical text of each level fits: {said} of the drawings."
+    )
 
 
 def levels(result: CorpusResult) -> str:
