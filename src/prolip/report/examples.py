@@ -152,10 +152,11 @@ def in_print(result: CorpusResult) -> tuple[list[str], list[str]]:
     """What the page prints for the uncertainty of every drawing and every text: its trace, or how many it fits."""
     units = result.model_score.units
     if units is None:
-        return tuple([f"{x:#.4g}" for x in result.uncertainty(z)] for z in (result.image, result.text))
-    texts = units.matches(result.image.trace, len(result.table.texts), of="texts")
-    drawings = units.matches(result.text.trace, len(result.corpus.drawings))
-    return [amount(x) for x in texts.tolist()], [amount(x) for x in drawings.tolist()]
+        images, texts = ([f"{x:#.4g}" for x in result.uncertainty(z)] for z in (result.image, result.text))
+        return images, texts
+    of_images = units.matches(result.image.trace, len(result.table.texts), of="texts").tolist()
+    of_texts = units.matches(result.text.trace, len(result.corpus.drawings)).tolist()
+    return [amount(x) for x in of_images], [amount(x) for x in of_texts]
 
 
 def amount(number: float) -> str:

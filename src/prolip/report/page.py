@@ -28,6 +28,13 @@ CREDITS = {
     "fluent-emoji-high-contrast": "Fluent Emoji, Microsoft, MIT",
 }
 
+#: What answers are ranked by, in words.
+RANKED_BY = {
+    "csd": "csd similarity",
+    "mean": "cosine of the means",
+    "true_match": "cosine of the means + weighted trace of the text",
+}
+
 
 class Headline(NamedTuple):
     """A number a person reads first: what it says in words, and what chance would give."""
@@ -155,8 +162,7 @@ def facts(run: RunFolder) -> dict[str, str]:
         info = run.result.info
         out["evaluated on"] = f"{info['images']:,} drawings by {', '.join(info['styles'])}"
         out["model"] = f"{info.get('model') or run.folder.name}, {info['parameters']:,} parameters"
-        similarity = run.result.similarity
-        out["ranked by"] = {"csd": "csd similarity", "mean": "cosine of the means", "true_match": "cosine of the means + weighted trace of the text"}.get(similarity, similarity)
+        out["ranked by"] = RANKED_BY.get(run.result.similarity, run.result.similarity)
         of_score = info.get("score", info)  # what it was ranked by may have a scale of its own
         if of_score.get("scale") is not None and of_score.get("bias") is not None:
             out["logit"] = f"{of_score['scale']:.3g} x similarity {of_score['bias']:+.3g}"

@@ -71,11 +71,11 @@ def modality(result: CorpusResult) -> str:
 
 def expected(result: CorpusResult) -> str:
     """Expected against true numbers of drawings; nothing where traces have no unit."""
-    units, expected = result.model_score.units, result.expected_matches
-    if units is None or expected is None:
+    units, numbers = result.model_score.units, result.expected_matches
+    if units is None or numbers is None:
         return ""
     true = result.text_relation.sum(1)
-    found = matches_metrics(expected, true)
+    found = matches_metrics(numbers, true)
     within, chance, bias = (
         found[f"matches/{key}"] for key in ("within_factor_2", "chance_within_factor_2", "expected_over_true")
     )
@@ -83,9 +83,9 @@ def expected(result: CorpusResult) -> str:
     at = {level: result.text.trace[result.table.text[result.table.rows(level)]] for level in LEVELS}
     said = ", ".join(f"a {level} {in_words(float(units.share(trace).median()))}" for level, trace in at.items())
     return (
-        f"Here {within:.0%} of the texts lie in the band. As {single:.0%} of them fit a single drawing, one number for all "
-        f"could reach {chance:.0%}: look at the diamonds. The expected number is {bias:.2g} times the true one on average "
-        f"(geometric mean). A typical text of each level fits: {said} of the drawings."
+        f"Here {within:.0%} of the texts lie in the band. As {single:.0%} of them fit a single drawing, one number for "
+        f"all could reach {chance:.0%}: the diamonds say more. The expected number is {bias:.2g} times the true one on "
+        f"average (geometric mean). What a typical text of each level fits of the drawings: {said}."
     )
 
 

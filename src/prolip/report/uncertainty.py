@@ -99,7 +99,7 @@ def thirds(result: CorpusResult, units: Units, seed: int = 0, each: int = 6) -> 
     ]
 
 
-def surest_errors(result: CorpusResult, units: Units, count: int = 6) -> list[Drawing]:
+def surest_errors(result: CorpusResult, units: Units, count: int = 12) -> list[Drawing]:
     """The drawings of the smallest traces whose first name is wrong."""
     order = result.uncertainty(result.image).argsort(kind="stable")
     wrong = ~result.names_ranking[0].hit(1).numpy()
