@@ -9,6 +9,7 @@ from prolip.data.emoji import LEVELS
 from prolip.evaluation.metrics.traces import spread
 from prolip.evaluation.suites.emoji.levels import matches_metrics
 from prolip.evaluation.suites.emoji.result import CorpusResult
+from prolip.report.examples import amount
 from prolip.uncertainty.units import in_words
 
 WEAK = 0.1  # |Spearman| below which no order is claimed
@@ -84,8 +85,8 @@ def expected(result: CorpusResult) -> str:
     said = ", ".join(f"a {level} {in_words(float(units.share(trace).median()))}" for level, trace in at.items())
     return (
         f"Here {within:.0%} of the texts lie in the band. As {single:.0%} of them fit a single drawing, one number for "
-        f"all could reach {chance:.0%}: the diamonds say more. The expected number is {bias:.2g} times the true one on "
-        f"average (geometric mean). What a typical text of each level fits of the drawings: {said}."
+        f"all could reach {chance:.0%}: the diamonds say more. The expected number is {amount(bias)} times the true "
+        f"one on average (geometric mean). What a typical text of each level fits of the drawings: {said}."
     )
 
 

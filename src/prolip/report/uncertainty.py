@@ -90,12 +90,13 @@ def texts(result: CorpusResult, units: Units, seed: int = 0, steps: int = 6, top
 
 
 def thirds(result: CorpusResult, units: Units, seed: int = 0, each: int = 6) -> list[Third]:
-    """The drawings in three equal groups by trace, the surest first."""
+    """The drawings in three equal groups by trace (fewer drawings: one each), the surest first."""
     rng = np.random.default_rng(seed + 3)
     right = result.names_ranking[0].hit(1).numpy()
+    order = result.uncertainty(result.image).argsort(kind="stable")
     return [
         Third(len(rows), float(right[rows].mean()), drawings(result, units, pick(rows, each, rng)))
-        for rows in np.array_split(result.uncertainty(result.image).argsort(kind="stable"), 3)
+        for rows in np.array_split(order, min(3, len(order)))
     ]
 
 
