@@ -34,10 +34,11 @@ class Example(NamedTuple):
 
 
 class Extreme(NamedTuple):
-    """An input with its trace."""
+    """An input with its trace; said: the trace in print, or what it counts where it has a unit."""
 
     label: str
     trace: float
+    said: str
     picture: str = ""
     level: str = ""
 
@@ -76,10 +77,10 @@ def image_examples(
     wrong = np.flatnonzero(ranking.answerable.numpy() & ~ranking.hit(1).numpy())
     groups = [pick(np.arange(len(result.corpus.drawings)), count, rng)]
     groups.append(pick(np.setdiff1d(wrong, groups[0]), failures, rng))
-    return [[_image_example(result, i, top) for i in group] for group in groups]
+    return [[image_example(result, i, top) for i in group] for group in groups]
 
 
-def _image_example(result: CorpusResult, drawing: int, top: int) -> Example:
+def image_example(result: CorpusResult, drawing: int, top: int) -> Example:
     """One drawing against all names."""
     concepts = result.corpus.concepts
     truth = concepts[result.corpus.drawings[drawing].concept]
@@ -107,10 +108,10 @@ def text_examples(
         chosen += [(i, level) for i in pick(texts[possible[texts]], each, rng)]
     wrong = np.setdiff1d(np.flatnonzero(possible & missed), [i for i, _ in chosen])
     failed = [(i, LEVELS[table.text_level[i]]) for i in pick(wrong, failures, rng)]
-    return [[_text_example(result, i, level, top) for i, level in group] for group in (chosen, failed)]
+    return [[text_example(result, i, level, top) for i, level in group] for group in (chosen, failed)]
 
 
-def _text_example(result: CorpusResult, text: int, level: str, top: int) -> Example:
+def text_example(result: CorpusResult, text: int, level: str, top: int) -> Example:
     """One text against all drawings, complete labels."""
     scores = result.score.pairwise(result.image, result.text.select([text]))[:, 0]
     answers = []
@@ -128,8 +129,11 @@ def extremes(result: CorpusResult, pictures: int = 12, texts: int = 8) -> list[E
     trace, concepts = result.uncertainty(result.image), result.corpus.concepts
     order = trace.argsort(kind="stable").tolist()
 
+    said, texts_said = in_print(result)
+
     def drawing(i: int) -> Extreme:
-        return Extreme(concepts[result.corpus.drawings[i].concept].name, float(trace[i]), picture(result, i))
+        name = concepts[result.corpus.drawings[i].concept].name
+        return Extreme(name, float(trace[i]), said[i], picture(result, i))
 
     pictures = min(pictures, len(order) // 2)
     least, most = ([drawing(i) for i in rows[:pictures]] for rows in (order, order[::-1]))
@@ -138,10 +142,26 @@ def extremes(result: CorpusResult, pictures: int = 12, texts: int = 8) -> list[E
     for level in LEVELS:
         rows = np.unique(result.table.text[result.table.rows(level)])
         ordered = rows[traces[rows].argsort(kind="stable")]
-        shown = [Extreme(result.table.texts[i], float(traces[i]), level=level) for i in ordered]
+        shown = [Extreme(result.table.texts[i], float(traces[i]), texts_said[i], level=level) for i in ordered]
         whole = len(shown) <= texts
         out.append(Extremes(level, shown) if whole else Extremes(level, shown[:texts], shown[::-1][:texts]))
     return out
+
+
+def in_print(result: CorpusResult) -> tuple[list[str], list[str]]:
+    """What the page prints for the uncertainty of every drawing and every text: its trace, or how many it fits."""
+    units = result.model_score.units
+    if units is None:
+        images, texts = ([f"{x:#.4g}" for x in result.uncertainty(z)] for z in (result.image, result.text))
+        return images, texts
+    of_images = units.matches(result.image.trace, len(result.table.texts), of="texts").tolist()
+    of_texts = units.matches(result.text.trace, len(result.corpus.drawings)).tolist()
+    return [amount(x) for x in of_images], [amount(x) for x in of_texts]
+
+
+def amount(number: float) -> str:
+    """An expected number of things: 0.82, 3.4, 28."""
+    return f"{number:,.0f}" if number >= 9.95 else f"{number:.1f}" if number >= 0.995 else f"{number:.2f}"
 
 
 def best_rows(scores: Tensor, top: int) -> list[int]:

@@ -171,14 +171,16 @@ def expected_matches(result: CorpusResult) -> Figure | None:
         rows = (result.table.text_level == i) & (true > 0)
         size, colour = 8 if rows.sum() > 100 else 26, LEVEL_COLOURS[LEVELS[i]]
         ax.scatter((true * jitter)[rows], expected[rows], s=size, color=colour, alpha=0.5, lw=0, label=LEVELS[i])
-    ends = np.array([0.8, 1.2 * max(true.max(), expected.max())])
+    groups = [group for group in levels.by_expected(expected, true) if group.texts >= 5 and group.true]
+    ax.plot([g.true for g in groups], [g.expected for g in groups], "D", color=INK, markeredgecolor="white",
+            markersize=7, label="mean of a group")  # fmt: skip
+    ends = np.array([0.2, 1.2 * max(true.max(), expected.max())])
     ax.plot(ends, ends, color=INK, linewidth=1.2, linestyle="--")
     ax.fill_between(ends, ends / 2, ends * 2, color=INK, alpha=0.08, lw=0)
     ax.set(xscale="log", yscale="log", xlabel="drawings that the text is true of",
            ylabel="drawings it is expected to be true of")  # fmt: skip
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    ax.set_title(f"within a factor of 2: {result.metrics['matches/within_factor_2']:.0%} of the texts")
     ax.legend(markerscale=1.6, handletextpad=0.2)
     return figure
 

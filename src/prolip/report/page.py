@@ -13,7 +13,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from prolip.data.emoji import LEVELS
 from prolip.evaluation.suites.emoji.result import CorpusResult
-from prolip.report import examples, figures, readings
+from prolip.report import examples, figures, readings, uncertainty
 from prolip.report.runs import RunFolder, flatten, read
 from prolip.utils import style
 
@@ -26,6 +26,13 @@ CREDITS = {
     "fluent-emoji-flat": "Fluent Emoji, Microsoft, MIT",
     "fluent-emoji": "Fluent Emoji, Microsoft, MIT",
     "fluent-emoji-high-contrast": "Fluent Emoji, Microsoft, MIT",
+}
+
+#: What answers are ranked by, in words.
+RANKED_BY = {
+    "csd": "csd similarity",
+    "mean": "cosine of the means",
+    "true_match": "cosine of the means + weighted trace of the text",
 }
 
 
@@ -65,7 +72,7 @@ def render(run: RunFolder, pictures: dict[str, bytes], seed: int = 0, title: str
         loader=PackageLoader("prolip.report", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True,
     )  # fmt: skip
-    environment.filters |= {"percent": percent, "figure": number, "trace": "{:#.4g}".format}
+    environment.filters |= {"percent": percent, "figure": number, "amount": examples.amount}
     result = run.result
     context: dict[str, Any] = {
         "title": title or f"ProLIP: {run.folder.resolve().name}",
@@ -82,6 +89,7 @@ def render(run: RunFolder, pictures: dict[str, bytes], seed: int = 0, title: str
         "log_has_ppcl": any("ppcl" in line for line in run.train),
         "credits": list(dict.fromkeys(CREDITS.get(s, s) for s in result.info["styles"])) if result else [],
         "headlines": headlines(result) if result else [],
+        "lead": uncertainty.section(result, seed) if result and result.probabilistic else None,
         "reading": readings.read_all(result) if result and result.probabilistic else {},
         "images": examples.image_examples(result, seed=seed) if result else [],
         "texts": examples.text_examples(result, seed=seed) if result else [],
@@ -154,10 +162,10 @@ def facts(run: RunFolder) -> dict[str, str]:
         info = run.result.info
         out["evaluated on"] = f"{info['images']:,} drawings by {', '.join(info['styles'])}"
         out["model"] = f"{info.get('model') or run.folder.name}, {info['parameters']:,} parameters"
-        similarity = run.result.similarity
-        out["ranked by"] = {"csd": "csd similarity", "mean": "cosine of the means"}.get(similarity, similarity)
-        if "scale" in info:
-            out["logit"] = f"{info['scale']:.3g} x similarity {info['bias']:+.3g}"
+        out["ranked by"] = RANKED_BY.get(run.result.similarity, run.result.similarity)
+        of_score = info.get("score", info)  # what it was ranked by may have a scale of its own
+        if of_score.get("scale") is not None and of_score.get("bias") is not None:
+            out["logit"] = f"{of_score['scale']:.3g} x similarity {of_score['bias']:+.3g}"
         out["machine of the evaluation"] = f"{info['machine']}; {info['software']}"
         out["evaluated"] = f"{info['date']}, in {info['seconds']:.0f} s"
     out["page made"] = f"{time.strftime('%Y-%m-%d %H:%M')}, Python {platform.python_version()}"

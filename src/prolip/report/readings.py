@@ -7,7 +7,9 @@ import numpy as np
 
 from prolip.data.emoji import LEVELS
 from prolip.evaluation.metrics.traces import spread
+from prolip.evaluation.suites.emoji.levels import matches_metrics
 from prolip.evaluation.suites.emoji.result import CorpusResult
+from prolip.report.examples import amount
 from prolip.uncertainty.units import in_words
 
 WEAK = 0.1  # |Spearman| below which no order is claimed
@@ -70,14 +72,22 @@ def modality(result: CorpusResult) -> str:
 
 def expected(result: CorpusResult) -> str:
     """Expected against true numbers of drawings; nothing where traces have no unit."""
-    units = result.model_score.units
-    if units is None:
+    units, numbers = result.model_score.units, result.expected_matches
+    if units is None or numbers is None:
         return ""
-    within, bias = (result.metrics[f"matches/{key}"] for key in ("within_factor_2", "expected_over_true"))
+    true = result.text_relation.sum(1)
+    found = matches_metrics(numbers, true)
+    within, chance, bias = (
+        found[f"matches/{key}"] for key in ("within_factor_2", "chance_within_factor_2", "expected_over_true")
+    )
+    single = (true[true > 0] == 1).mean()
     at = {level: result.text.trace[result.table.text[result.table.rows(level)]] for level in LEVELS}
     said = ", ".join(f"a {level} {in_words(float(units.share(trace).median()))}" for level, trace in at.items())
-    lean = f"on average {bias:.2g} times the true number"
-    return f"Here {within:.0%} of the texts lie in the band, {lean}. Of all pictures {said}."
+    return (
+        f"Here {within:.0%} of the texts lie in the band. As {single:.0%} of them fit a single drawing, one number for "
+        f"all could reach {chance:.0%}: the diamonds say more. The expected number is {amount(bias)} times the true "
+        f"one on average (geometric mean). What a typical text of each level fits of the drawings: {said}."
+    )
 
 
 def levels(result: CorpusResult) -> str:

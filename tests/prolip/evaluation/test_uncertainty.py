@@ -137,3 +137,18 @@ def test_expected_numbers_of_matches_against_true_ones_by_hand():
     assert found["matches/within_factor_2"] == pytest.approx(2 / 4)  # the last fits nothing
     assert found["matches/median_factor"] == pytest.approx(math.sqrt(2 * 3))
     assert found["matches/expected_over_true"] == pytest.approx((2 * 4 / 3 * 1) ** 0.25)
+
+
+def test_the_one_number_that_suits_most_texts_is_the_best_of_all():
+    true = np.random.default_rng(0).integers(0, 40, 60)
+    found = levels.matches_metrics(np.ones(60), true)
+    kept = true[true > 0]
+    tried = [((kept >= n / 2) & (kept <= 2 * n)).mean() for n in np.arange(0.5, 80.1, 0.5)]
+    assert found["matches/chance_within_factor_2"] == pytest.approx(max(tried))
+
+
+def test_texts_are_grouped_by_doublings_of_what_they_are_expected_to_fit():
+    groups = levels.by_expected(np.array([0.1, 0.9, 1.0, 1.9, 9.0]), np.array([0, 1, 1, 2, 6]))
+    assert [(group.low, group.high, group.texts) for group in groups] == [(0, 1, 2), (1, 2, 2), (8, 16, 1)]
+    assert [group.expected for group in groups] == pytest.approx([0.5, 1.45, 9])
+    assert [group.true for group in groups] == [0.5, 1.5, 6]

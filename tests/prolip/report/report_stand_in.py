@@ -1,6 +1,7 @@
 """A small evaluation result with known properties, and a run folder around it, for the tests of the report."""
 import io
 import json
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -12,6 +13,7 @@ from prolip.evaluation.suites.emoji.evaluate import corpus_retrieval
 from prolip.evaluation.suites.emoji.levels import trace_metrics
 from prolip.evaluation.suites.emoji.result import CorpusResult
 from prolip.gaussian import Gaussian
+from prolip.scores import TrueMatchScore
 
 SUBGROUPS = (("nature", "bird"), ("nature", "fish"), ("food", "fruit"))
 
@@ -60,6 +62,12 @@ def make_result(noise=0.6, traces=None, seed=0):
         scores = torch.rand(len(labels), 3, generator=g)
         result.metrics |= {f"zero_shot/{kind}/{k}": v for k, v in classification(scores, labels).items()}
     return result
+
+
+def with_units(result):
+    """The same of a model whose trace is 0.1 for each nat, fitted to 5,000 images and 90 texts."""
+    score = TrueMatchScore(0.4, 0.1, images=5000, texts=90, scale=20.0, bias=-9.0)
+    return replace(result, info=result.info | {"model_score": score.to_dict()})
 
 
 def write_run(folder, result=None, steps=12):

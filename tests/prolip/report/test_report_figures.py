@@ -1,17 +1,15 @@
 """The figures show the numbers they are given, and the plane is the Gaussians' own projection."""
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from matplotlib.collections import PathCollection
-from report_stand_in import make_result, write_run
+from report_stand_in import make_result, with_units, write_run
 
 from prolip.evaluation.suites.emoji import levels
 from prolip.gaussian import Gaussian
 from prolip.report import figures, pca, readings, runs
-from prolip.scores import TrueMatchScore
 
 
 @pytest.fixture(scope="module")
@@ -67,16 +65,26 @@ def test_the_histogram_shows_shares_with_the_means(result):
 def test_expected_numbers_of_matches_stand_where_units_have_them_and_nowhere_without():
     result = make_result(traces=[0.8, 0.4, 0.2, 0.1])
     assert figures.expected_matches(result) is None and readings.expected(result) == ""
-    score = TrueMatchScore(0.4, 0.1, images=5000, texts=90, scale=20.0, bias=-9.0)
-    result = replace(result, info=result.info | {"model_score": score.to_dict()})
-    result.metrics |= levels.matches_metrics(result.expected_matches, result.text_relation.sum(1))
+    result = with_units(result)
     (axes,) = figures.expected_matches(result).axes
     drawn = np.concatenate([dots.get_offsets() for dots in axes.collections if isinstance(dots, PathCollection)])
     shown = result.text_relation.sum(1) > 0
     wanted = len(result.corpus.drawings) * np.exp(result.text.trace.numpy()[shown] / 0.1) / 5000
     np.testing.assert_allclose(np.sort(drawn[:, 1]), np.sort(wanted), rtol=1e-4)
-    assert f"{result.metrics['matches/within_factor_2']:.0%} of the texts" in axes.get_title(loc="left")
-    assert "a group about 3 in 5" in readings.expected(result)
+    measured = levels.matches_metrics(result.expected_matches, result.text_relation.sum(1))
+    said = readings.expected(result)
+    assert f"Here {measured['matches/within_factor_2']:.0%} of the texts lie in the band" in said
+    assert f"could reach {measured['matches/chance_within_factor_2']:.0%}" in said and "a group about 3 in 5" in said
+
+
+def test_diamonds_of_expected_numbers_are_the_means_of_groups_with_five_texts_or_more():
+    result = with_units(make_result(traces=[0.8, 0.4, 0.2, 0.1]))
+    diamonds, _ = figures.expected_matches(result).axes[0].lines
+    expected, true = result.expected_matches, result.text_relation.sum(1)
+    below = expected < 1
+    assert below.sum() >= 5 and diamonds.get_ydata()[0] == pytest.approx(expected[below].mean())
+    assert diamonds.get_xdata()[0] == pytest.approx(true[below].mean())
+    assert len(diamonds.get_xdata()) == sum(g.texts >= 5 for g in levels.by_expected(expected, true))
 
 
 def test_dots_stand_at_their_number_of_matches_and_their_trace(result):

@@ -28,6 +28,16 @@ class Inclusion(NamedTuple):
     median: float
 
 
+class Expected(NamedTuple):
+    """Texts that are expected to fit `low` to `high` drawings: how many they are, and the means of both numbers."""
+
+    low: float
+    high: float
+    texts: int
+    expected: float
+    true: float
+
+
 def traces_of_levels(trace: np.ndarray, table: CaptionTable) -> dict[str, np.ndarray]:
     """The traces of every level's captions, general to specific; a text of two levels counts in both. trace: (T,)."""
     return {level: trace[table.text[table.rows(level)]] for level in LEVELS}
@@ -104,16 +114,33 @@ def trace_metrics(
     return out
 
 
+def by_expected(expected: np.ndarray, true: np.ndarray) -> list[Expected]:
+    """Texts in groups of doubling expected numbers of drawings, below 1 in one group, few first. expected, true: (T,).
+
+    Texts that fit no drawing count, too: what a group is expected to fit is to be what it does fit on average.
+    """
+    doubling = np.floor(np.log2(np.maximum(expected, 0.5)))
+    groups = ((2.0**k if k >= 0 else 0.0, 2.0 ** (k + 1), doubling == k) for k in np.unique(doubling).tolist())
+    return [
+        Expected(low, high, int(rows.sum()), float(expected[rows].mean()), float(true[rows].mean()))
+        for low, high, rows in groups
+    ]
+
+
 def matches_metrics(expected: np.ndarray, true: np.ndarray) -> dict[str, float]:
     """How near the expected number of drawings that a text fits comes to the true one, over texts that fit any: (T,).
 
-    Keys `matches/within_factor_2`, a share of the texts; `matches/median_factor`, of the larger over the smaller;
+    Keys `matches/within_factor_2`, a share of the texts; `matches/chance_within_factor_2`, of the one number for all
+    that suits most texts, known in hindsight; `matches/median_factor`, of the larger over the smaller;
     `matches/expected_over_true`, the geometric mean: above 1, texts are taken for more general than they are.
     """
     kept = true > 0
     log_ratio = np.log(expected[kept] / true[kept])
+    # n suits the numbers from n / 2 to 2 n, so that the least of those that it suits may be taken for n / 2
+    chance = max(((true[kept] >= least) & (true[kept] <= 4 * least)).mean() for least in np.unique(true[kept]))
     return {
         "matches/within_factor_2": float((np.abs(log_ratio) <= np.log(2)).mean()),
+        "matches/chance_within_factor_2": float(chance),
         "matches/median_factor": float(np.exp(np.median(np.abs(log_ratio)))),
         "matches/expected_over_true": float(np.exp(log_ratio.mean())),
     }
