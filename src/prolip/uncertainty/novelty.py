@@ -224,7 +224,8 @@ def fit_novelty(
 ) -> Novelty:
     """The novelty of inputs of the kind of these N, in closed formulas.
 
-    classes: (N,) int64, which of them show the same, for instance have the same text; k-means finds some without.
+    classes: (N,) int64, which of them show the same, for instance have the same text. The first tokens know nothing of
+    it: there, and without classes, those of k-means.
     folds: (N,) int64, what a new input has not in common with any training input, such as its designer: each is held
     out of a fit in turn; five random parts without. Raises ValueError for what does not fit.
     """
@@ -234,8 +235,8 @@ def fit_novelty(
     model = Novelty(parts).to(hidden.mean.device)
     for name in parts.depths:
         x = upcast(getattr(hidden, name)[rows].detach())
-        # Once for all folds: a cluster's mean knows nothing of a row that is held out.
-        kinds = cluster(x, _how_many(x, parts), seed) if classes is None else classes[rows]
+        # Clusters are found once for all folds: their means are taken without what is held out.
+        kinds = cluster(x, _how_many(x, parts), seed) if classes is None or name == "first" else classes[rows]
         apart = x.new_zeros(len(x))
         for fold in folds.unique():
             inside, outside = folds == fold, folds != fold

@@ -110,10 +110,8 @@ def test_kmeans_finds_the_clusters():
     assert len(pure) >= 8 and all(pure)
 
 
-@pytest.mark.parametrize("labelled", [True, False])
-def test_outliers_at_the_tokens_are_found_though_their_means_are_ordinary(labelled):
-    hidden, label = inputs(1200)
-    found = fit_novelty(hidden, PARTS, label if labelled else None)
+def test_outliers_at_the_tokens_are_found_though_their_means_are_ordinary():
+    found = fit_novelty(inputs(1200)[0], PARTS)
     own = inputs(400, seed=1)[0]
     foreign = own._replace(first=torch.cat([own.first[:, :6], own.first[:, 6:] + 8 * draw(400, 6, seed=2)], 1))
     near, far = found(own), found(foreign)
@@ -132,10 +130,17 @@ def test_nats_say_which_share_of_new_own_inputs_is_further(fitted):
 
 def test_reference_of_the_training_is_of_rows_that_were_held_out():
     x, label = draw(600, 40), torch.arange(600) % 150  # each row has moved the mean of its class of four
-    hidden, parts = Hidden(draw(600, 6), x, x), Parts(mean=6, first=40)
-    model = fit_novelty(hidden, parts, label)
-    trained, new = model(hidden)["first"], model(hidden._replace(first=draw(600, 40, seed=9)))["first"]
+    hidden = Hidden(x, x, x)
+    model = fit_novelty(hidden, Parts(mean=40), label)
+    trained, new = model(hidden)["mean"], model(hidden._replace(mean=draw(600, 40, seed=9)))["mean"]
     assert trained.median() < 0.1 and 0.4 < new.median() < 1.1  # log 2 = 0.69
+
+
+def test_classes_are_used_but_not_at_the_first_tokens():
+    hidden, label = inputs(400)
+    known, found = fit_novelty(hidden, PARTS, label).state_dict(), fit_novelty(hidden, PARTS).state_dict()
+    changed = {name.split(".")[1] for name in known if not torch.equal(known[name], found[name])}
+    assert changed == {"mean"}
 
 
 def test_whole_folds_are_held_out():
