@@ -58,7 +58,7 @@ def parse() -> argparse.Namespace:
 def pairs_of(embedder: Embedder, options: argparse.Namespace) -> Pairs:
     """All training drawings with all their captions, and the empty text."""
     config = DataConfig(train_data=options.train_data, caption_sampling=options.caption_sampling, select=options.select)
-    part = join([embed_images(captioned_samples(config, embedder.preprocess, 10**9), embedder.encode_image)])
+    part = join([embed_images(captioned_samples(config, embedder.preprocess, 10**9), embedder.encode_hidden)])
     assert embedder.logit_scale is not None
     empty = embedder.embed_texts([""]).mean[0]
     return embed_texts(part, embedder.encode_text, embedder.tokenizer, embedder.logit_scale, empty=empty)
@@ -66,7 +66,8 @@ def pairs_of(embedder: Embedder, options: argparse.Namespace) -> Pairs:
 
 def ours(pairs: Pairs, result: CorpusResult, ids: Tensor, seed: int) -> Sides:
     """The traces that `fit_variances` gives to texts and drawings."""
-    fitted = fit_variances(pairs, vocabulary=int(max(ids.amax(), pairs.text_ids.amax())) + 1, seed=seed)
+    vocabulary = int(max(ids.amax(), pairs.text_ids.amax())) + 1
+    fitted = fit_variances(pairs, vocabulary=vocabulary, novelty_centres=0, seed=seed)
     return {"text": fitted.text.trace(result.text.mean, ids), "image": fitted.image.trace(result.image.mean)}
 
 
