@@ -11,18 +11,21 @@ from scipy.spatial.distance import cdist
 from sklearn.metrics import roc_auc_score
 from torch import nn
 
+import prolip
+from prolip.gaussian import Gaussian
 from prolip.uncertainty.hidden import Hidden
 from prolip.uncertainty.novelty import (
     SHRINK,
     Novelty,
-    Parts,
     Reference,
+    Widths,
     class_means,
     cluster,
-    fit_disagreement,
     fit_distance,
     fit_novelty,
-    fit_refusal,
+    novelty_of,
+    principal,
+    refusal,
 )
 
 
@@ -37,19 +40,30 @@ def clusters(count, width=12, classes=8, seed=0, spread=4.0):
     return spread * draw(classes, width, seed=99)[label] + draw(count, width, seed=seed) * scale, label
 
 
+def as_hidden(mean, first):
+    return Hidden(Gaussian(mean, torch.zeros_like(mean)), first)
+
+
 def inputs(count, seed=0):
-    """What a tower gives: `first` of two widths of tokens, means of unit length that follow from it."""
+    """What a tower gives: `first` of two widths of tokens, means of unit length that follow from it; the classes."""
     first, label = clusters(count, seed=seed)
-    return Hidden(nn.functional.normalize(first[:, :6], dim=1), first[:, :8], first), label
+    return as_hidden(nn.functional.normalize(first[:, :6], dim=1), first), label
 
 
-PARTS = Parts(mean=6, first=12, centres=16)
+WIDTHS = Widths(mean=6, first=12, centres=16)
+
+
+def fit(hidden, label=None, widths=WIDTHS, seed=0):
+    return fit_novelty(hidden.z.mean, hidden.first, widths, label, seed)
 
 
 @pytest.fixture(scope="module")
 def fitted():
-    hidden, label = inputs(800)
-    return fit_novelty(hidden, PARTS, label)
+    return fit(*inputs(800))
+
+
+def distance_from(x, label, most, rank=256):
+    return fit_distance(x, principal(x, rank), label, most)
 
 
 def oracle(x, label, y, rank):
@@ -73,23 +87,23 @@ def oracle(x, label, y, rank):
 def test_distance_is_the_relative_mahalanobis_distance_of_scipy(rank):
     x, label = clusters(500)
     y = torch.cat([x[:20], draw(40, 12, seed=3) * 5])
-    distance = fit_distance(x, Parts(mean=12, centres=20, rank=rank), label)
-    np.testing.assert_allclose(distance(y).numpy(), oracle(x, label, y, rank), rtol=2e-4, atol=2e-3)
+    np.testing.assert_allclose(distance_from(x, label, 20, rank)(y), oracle(x, label, y, rank), rtol=2e-4, atol=2e-3)
 
 
 def test_distance_to_classes_of_one_row_orders_as_the_nearest_neighbour_where_all_directions_are_alike():
     x = draw(4000, 4)
     y = nn.functional.normalize(draw(50, 4, seed=1), dim=1)  # equally far from the middle of all
     x = x[(x.norm(dim=1) < 3) & (torch.arange(4000) < 300)]
-    distance = fit_distance(x, Parts(mean=4, centres=len(x)), torch.arange(len(x)))
+    distance = distance_from(x, torch.arange(len(x)), len(x))
     brute = torch.cdist(y, x).amin(1)
     assert stats.spearmanr(distance(y).numpy(), brute.numpy())[0] > 0.99
 
 
-def test_only_the_largest_classes_are_kept_and_rows_of_the_others_count_for_the_background():
+@pytest.mark.parametrize("name", [7, -1])
+def test_only_the_largest_classes_are_kept_and_rows_of_the_others_and_of_none_count_for_the_background(name):
     x, label = clusters(330, classes=3)
-    label[:10] = 7  # the least class
-    some = fit_distance(x, Parts(mean=12, centres=3), label)
+    label[:10] = name  # the least class, or none
+    some = distance_from(x, label, 3)
     centres = some.centres @ torch.linalg.inv(some.within) @ some.basis.T + some.middle
     wanted = class_means(x[10:], label[10:], 3)
     torch.testing.assert_close(centres[torch.cdist(centres, wanted).argmin(0)], wanted, rtol=1e-3, atol=1e-3)
@@ -98,9 +112,10 @@ def test_only_the_largest_classes_are_kept_and_rows_of_the_others_count_for_the_
 
 def test_places_without_a_class_are_no_class():
     x, label = clusters(400)
-    tight, roomy = (fit_distance(x, Parts(mean=12, centres=count), label) for count in (8, 50))
+    tight, roomy = (distance_from(x, label, most) for most in (8, 50))
     y = draw(30, 12, seed=5)
     torch.testing.assert_close(tight(y), roomy(y))
+    assert all(buffer.isfinite().all() for buffer in roomy.buffers())  # a file of weights is refused for anything else
 
 
 def test_kmeans_finds_the_clusters():
@@ -111,7 +126,7 @@ def test_kmeans_finds_the_clusters():
 
 
 def test_outliers_at_the_tokens_are_found_though_their_means_are_ordinary():
-    found = fit_novelty(inputs(1200)[0], PARTS)
+    found = fit(inputs(1200)[0])
     own = inputs(400, seed=1)[0]
     foreign = own._replace(first=torch.cat([own.first[:, :6], own.first[:, 6:] + 8 * draw(400, 6, seed=2)], 1))
     near, far = found(own), found(foreign)
@@ -130,26 +145,21 @@ def test_nats_say_which_share_of_new_own_inputs_is_further(fitted):
 
 def test_reference_of_the_training_is_of_rows_that_were_held_out():
     x, label = draw(600, 40), torch.arange(600) % 150  # each row has moved the mean of its class of four
-    hidden = Hidden(x, x, x)
-    model = fit_novelty(hidden, Parts(mean=40), label)
-    trained, new = model(hidden)["mean"], model(hidden._replace(mean=draw(600, 40, seed=9)))["mean"]
-    assert trained.median() < 0.1 and 0.4 < new.median() < 1.1  # log 2 = 0.69
+    model = fit(as_hidden(x, x), label, Widths(mean=40, first=40))
+    trained, new = (model(as_hidden(y, y))["mean"] for y in (x, draw(600, 40, seed=9)))
+    assert trained.median() < 0.15 and 0.4 < new.median() < 1.1  # log 2 = 0.69
 
 
-def test_classes_are_used_but_not_at_the_first_tokens():
+def changed(one, other):
+    other = other.state_dict()
+    return {name.split(".")[1] for name, x in one.state_dict().items() if not torch.equal(x, other[name])}
+
+
+def test_classes_are_used_but_not_at_the_first_tokens_and_not_where_they_have_few_rows():
     hidden, label = inputs(400)
-    known, found = fit_novelty(hidden, PARTS, label).state_dict(), fit_novelty(hidden, PARTS).state_dict()
-    changed = {name.split(".")[1] for name in known if not torch.equal(known[name], found[name])}
-    assert changed == {"mean"}
-
-
-def test_whole_folds_are_held_out():
-    hidden, label = inputs(600)
-    folds = torch.arange(600) % 3
-    styled = hidden._replace(first=hidden.first + 3 * draw(3, 12, seed=4)[folds])
-    fresh = styled._replace(first=inputs(600, seed=8)[0].first + 3 * draw(1, 12, seed=5))
-    blind, aware = (fit_novelty(styled, PARTS, label, f)(fresh)["first"] for f in (None, folds))
-    assert aware.median() < 0.5 * blind.median()
+    assert changed(fit(hidden, label), fit(hidden)) == {"mean"}
+    assert not changed(fit(hidden, torch.arange(400)), fit(hidden))  # an image, a text
+    assert not changed(fit(hidden, torch.arange(400) % 17), fit(hidden))  # more than are kept
 
 
 def test_reference_gives_the_information_of_a_share():
@@ -162,64 +172,49 @@ def test_reference_gives_the_information_of_a_share():
     assert (steps > 0).all()
 
 
-def test_refusal_is_the_sum_of_what_speaks_against_an_answer():
-    torch.manual_seed(0)
-    own = torch.rand(5000), torch.rand(5000)
-    refusal = fit_refusal(*own)
-    nats = {"mean": torch.tensor([0.5, 2.0, 0.0]), "first": torch.tensor([0.1, 0.0, 0.3])}
-    found = refusal(torch.tensor([0.2, 0.5, 0.9]), torch.tensor([0.5, 0.3, 0.75]), nats)
-    wanted = -np.log([0.2 * 0.5, 0.5 * 0.7, 0.9 * 0.25]) + [0.6, 2.0, 0.3]
-    np.testing.assert_allclose(found.numpy(), wanted, atol=0.08)
+def test_refusal_is_the_information_of_a_product():
+    novelty = {"mean": torch.tensor([0.5, 2.0]), "first": torch.tensor([0.1, 0.0])}
+    found = refusal(torch.tensor([0.3, -200.0]), torch.tensor([1.5, 0.2]), novelty)
+    np.testing.assert_allclose(found, [-math.log(1 / (1 + math.exp(-0.3))) + 2.1, 202.2], rtol=1e-6)
 
 
-def test_fishers_sum_refuses_better_than_each_sign_that_knows_another_part():
+def test_the_sum_refuses_better_than_each_sign_that_knows_another_part():
     torch.manual_seed(1)
     parts = torch.randn(3, 6000)
     wrong = parts.sum(0) > 0.5
-    refusal = fit_refusal(-parts[0], parts[1])
     novelty = {"mean": Reference().fit(parts[2])(parts[2])}
     both = roc_auc_score(wrong, refusal(-parts[0], parts[1], novelty))
     assert both > 0.03 + max(roc_auc_score(wrong, part) for part in parts)
 
 
-def test_disagreement_is_the_entropy_of_the_nearest_classes():
-    bank, label = nn.functional.normalize(draw(300, 5), dim=1), torch.arange(300) % 7
-    y = nn.functional.normalize(draw(40, 5, seed=1), dim=1)
-    near = cdist(y, bank, "cosine").argsort(1)[:, :20]
-    wanted = [stats.entropy(np.bincount(row)) for row in label.numpy()[near]]
-    np.testing.assert_allclose(fit_disagreement(bank, label * 3)(y), wanted, rtol=1e-5)
-
-
-def test_disagreement_keeps_a_sample_of_rows_with_their_own_classes():
-    bank, label = nn.functional.normalize(draw(300, 5), dim=1), torch.arange(300)
-    kept = fit_disagreement(bank, label, most=50)
-    assert torch.equal(kept.bank, bank[kept.classes]) and kept.classes.unique().numel() == 50
-
-
 def test_same_seed_same_bits_and_another_seed_other_clusters():
     hidden, _ = inputs(500)
-    one, two, other = (fit_novelty(hidden, PARTS, seed=seed).state_dict() for seed in (0, 0, 1))
-    assert all(torch.equal(one[name], two[name]) for name in one)
-    assert not all(torch.equal(one[name], other[name]) for name in one)
+    one, two, other = (fit(hidden, seed=seed) for seed in (0, 0, 1))
+    assert not changed(one, two) and changed(one, other)
 
 
 def test_state_travels_into_a_new_module(fitted):
-    new, hidden = Novelty(PARTS), inputs(30, seed=2)[0]
+    new, hidden = Novelty(WIDTHS), inputs(30, seed=2)[0]
+    assert fitted.fitted and not new.fitted
     new.load_state_dict(fitted.state_dict())
-    assert all(torch.equal(x, fitted(hidden)[name]) for name, x in new(hidden).items())
+    assert new.fitted and all(torch.equal(x, fitted(hidden)[name]) for name, x in new(hidden).items())
     assert all(x.dtype == torch.float32 for x in new.buffers()) and not list(new.parameters())
+
+
+def rows(hidden, where):
+    return as_hidden(hidden.z.mean[where], hidden.first[where])
 
 
 def test_one_input_alone_gets_what_it_gets_in_a_batch(fitted):
     hidden = inputs(30, seed=2)[0]
-    alone = torch.cat([fitted(Hidden(*(x[i : i + 1] for x in hidden)))["first"] for i in range(30)])
+    alone = torch.cat([fitted(rows(hidden, slice(i, i + 1)))["first"] for i in range(30)])
     torch.testing.assert_close(alone, fitted(hidden)["first"], rtol=1e-4, atol=1e-4)
 
 
 def test_kept_size_is_a_few_megabytes_at_the_widths_of_large_towers():
     with torch.device("meta"):
-        kept = Novelty(Parts(mean=512, first=1536))
-    assert sum(x.numel() * x.element_size() for x in kept.buffers()) < 6e6
+        kept = Novelty(Widths(mean=512, first=1536))
+    assert sum(x.numel() * x.element_size() for x in kept.buffers()) < 4e6
 
 
 def test_half_precision_and_autocast_give_float32(fitted):
@@ -227,28 +222,32 @@ def test_half_precision_and_autocast_give_float32(fitted):
     with torch.autocast("cpu", torch.bfloat16):
         found = fitted(hidden)["first"]
     assert torch.equal(found, fitted(hidden)["first"])
-    assert fitted(Hidden(*(x.bfloat16() for x in hidden)))["first"].dtype == torch.float32
+    assert fitted(as_hidden(hidden.z.mean.bfloat16(), hidden.first.bfloat16()))["first"].dtype == torch.float32
+
+
+def test_a_model_that_was_not_fitted_has_no_novelty():
+    model = prolip.create_model("ProLIP-ViT-test", method_cfg={"name": "likelihood"}).eval()
+    with pytest.raises(ValueError, match="this model has no novelty: python -m prolip.uncertainty fits it"):
+        novelty_of(model, draw(2, 3, 32, 32))
 
 
 def test_errors_say_what_to_do(fitted):
     hidden, label = inputs(100)
-    with pytest.raises(ValueError, match="looks at nothing: give the width of mean, pooled or first"):
-        Parts(mean=0)
-    with pytest.raises(ValueError, match="centres and rank are 1 or more"):
-        Parts(mean=3, rank=0)
-    with pytest.raises(ValueError, match=r"first is \(100, 12\), want \(100, 13\)"):
-        fit_novelty(hidden, Parts(mean=6, first=13))
+    with pytest.raises(ValueError, match="rank=0.*: all are 1 or more"):
+        Widths(mean=3, first=3, rank=0)
+    with pytest.raises(ValueError, match=r"first is \(100, 12\), the widths say \(B, 13\)"):
+        fit(hidden, widths=Widths(mean=6, first=13))
+    with pytest.raises(ValueError, match="100 means and 99 rows of first tokens"):
+        fit_novelty(hidden.z.mean, hidden.first[1:], WIDTHS)
     with pytest.raises(ValueError, match=r"classes are torch.int64 \(99,\), want \(100,\) int64"):
-        fit_novelty(hidden, PARTS, label[1:])
-    with pytest.raises(ValueError, match="all rows are in one fold"):
-        fit_novelty(hidden, PARTS, folds=torch.zeros(100, dtype=torch.int64))
+        fit(hidden, label[1:])
     with pytest.raises(ValueError, match="1 rows of first are not finite"):
-        fit_novelty(hidden._replace(first=hidden.first.index_fill(0, torch.tensor([3]), torch.nan)), PARTS)
+        fit(hidden._replace(first=hidden.first.index_fill(0, torch.tensor([3]), torch.nan)))
     with pytest.raises(ValueError, match=r"mean is \(100, 5\), this novelty was made for \(B, 6\)"):
-        fitted(hidden._replace(mean=hidden.mean[:, :5]))
+        fitted(as_hidden(hidden.z.mean[:, :5], hidden.first))
+    with pytest.raises(ValueError, match=r"first is None, this novelty was made for \(B, 12\)"):
+        fitted(hidden._replace(first=None))
     with pytest.raises(ValueError, match=r"20 finite numbers or more, \(N,\), got \(19,\)"):
         Reference().fit(torch.arange(19.0))
     with pytest.raises(ValueError, match="no tail"):
         Reference().fit(torch.ones(30))
-    with pytest.raises(ValueError, match=r"classes are torch.float32 \(100,\)"):
-        fit_disagreement(hidden.mean, label.float())
