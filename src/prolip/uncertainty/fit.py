@@ -21,7 +21,7 @@ from torch import Tensor
 from prolip.gaussian import without_autocast
 from prolip.scores import TrueMatchScore
 from prolip.uncertainty.heads import AmbiguityHead, Parts, VarianceHead, token_features
-from prolip.uncertainty.novelty import Novelty, Widths, fit_novelty
+from prolip.uncertainty.novelty import FEWEST, Novelty, Widths, fit_novelty
 from prolip.uncertainty.pairs import Pairs
 
 #: Rows of the other side that a code length is taken over: all of them up to MOST, else a sample.
@@ -88,9 +88,9 @@ def fit_variances(  # noqa: PLR0913 (the sizes of what is fitted)
 
 def fit_novelty_of(pairs: Pairs, centres: int, seed: int = 0) -> Novelty | None:
     """The novelty of the images of pairs; images that have the same text most often show the same. None without
-    `image_first`.
+    `image_first`, and where nobody could say what is usual of so few.
     """
-    if pairs.image_first is None or not centres:
+    if pairs.image_first is None or not centres or len(pairs.image) < FEWEST:
         return None
     widths = Widths(mean=pairs.image.shape[1], first=pairs.image_first.shape[1], centres=centres)
     return fit_novelty(pairs.image, pairs.image_first, widths, pairs.likeliest_text, seed)

@@ -19,6 +19,8 @@ from prolip.uncertainty.hidden import Hidden, encode_hidden, innermost
 
 #: Distances that a reference keeps, up to the one that the share TAIL of new own inputs exceeds.
 KNOTS, TAIL = 64, 0.1
+#: Numbers that a reference takes at least.
+FEWEST = 20
 #: What is added to the variance of each direction, as a share of the mean variance.
 SHRINK = 1e-2
 #: Rows that a novelty is fitted to, a sample where there are more; random parts that are held out in turns.
@@ -105,9 +107,8 @@ class Reference(nn.Module):
     def fit(self, numbers: Tensor) -> Reference:
         """Take the numbers (N,) of held-out inputs as those of new ones. ValueError for fewer than 20 or one value."""
         numbers = numbers.double()
-        if numbers.ndim != 1 or len(numbers) < 2 / TAIL or not numbers.isfinite().all():
-            raise ValueError(f"a reference takes {2 / TAIL:.0f} finite numbers or more, (N,), got"
-                             f" {tuple(numbers.shape)}")
+        if numbers.ndim != 1 or len(numbers) < FEWEST or not numbers.isfinite().all():
+            raise ValueError(f"a reference takes {FEWEST} finite numbers or more, (N,), got {tuple(numbers.shape)}")
         levels = torch.linspace(0, 1 - TAIL, KNOTS, dtype=torch.float64, device=numbers.device)
         knots = numbers[:: 1 + len(numbers) // MOST].quantile(levels)
         beyond = numbers[numbers > knots[-1]] - knots[-1]
