@@ -181,7 +181,8 @@ def test_the_corpus_is_refused_by_novelty_from_the_same_pass(pair, tmp_path, cap
         assert np.array_equal(load(tmp_path).novelty[name], result.novelty[name])
     units, score = embedder.score.units, embedder.score
     top = score.pairwise(result.image, result.text.select(result.name_texts)).amax(1)
-    nats = -score.match_probability(top).log() + units.nats(result.image.trace) + sum(result.novelty.values())
+    nats = -score.match_probability(top).log() + units.nats(result.image.trace)
+    nats = nats + sum(torch.from_numpy(x) for x in result.novelty.values())
     wrong = ~result.names_ranking[0].hit(1)
     assert result.metrics["refusal/names_i2t/all/auroc"] == pytest.approx(auroc(nats, wrong))
     assert result.metrics["refusal/names_i2t/first/aurc"] == pytest.approx(

@@ -99,10 +99,9 @@ def test_distance_to_classes_of_one_row_orders_as_the_nearest_neighbour_where_al
     assert stats.spearmanr(distance(y).numpy(), brute.numpy())[0] > 0.99
 
 
-@pytest.mark.parametrize("name", [7, -1])
-def test_only_the_largest_classes_are_kept_and_rows_of_the_others_and_of_none_count_for_the_background(name):
+def test_only_the_largest_classes_are_kept_and_rows_of_the_others_count_for_the_background():
     x, label = clusters(330, classes=3)
-    label[:10] = name  # the least class, or none
+    label[:10] = 7  # the least class
     some = distance_from(x, label, 3)
     centres = some.centres @ torch.linalg.inv(some.within) @ some.basis.T + some.middle
     wanted = class_means(x[10:], label[10:], 3)
@@ -160,6 +159,7 @@ def test_classes_are_used_but_not_at_the_first_tokens_and_not_where_they_have_fe
     assert changed(fit(hidden, label), fit(hidden)) == {"mean"}
     assert not changed(fit(hidden, torch.arange(400)), fit(hidden))  # an image, a text
     assert not changed(fit(hidden, torch.arange(400) % 17), fit(hidden))  # more than are kept
+    assert not changed(fit(hidden, label.index_fill(0, torch.tensor([5]), -1)), fit(hidden))  # one is not known
 
 
 def test_reference_gives_the_information_of_a_share():
@@ -189,7 +189,9 @@ def test_the_sum_refuses_better_than_each_sign_that_knows_another_part():
 
 def test_same_seed_same_bits_and_another_seed_other_clusters():
     hidden, _ = inputs(500)
-    one, two, other = (fit(hidden, seed=seed) for seed in (0, 0, 1))
+    one, other = (fit(hidden, seed=seed) for seed in (0, 1))
+    with torch.autocast("cpu", torch.bfloat16):  # as a training run on a CPU closes
+        two = fit(hidden)
     assert not changed(one, two) and changed(one, other)
 
 
