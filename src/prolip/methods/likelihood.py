@@ -88,11 +88,6 @@ def points(mean: Tensor) -> Gaussian:
     return Gaussian(mean, torch.zeros_like(mean))
 
 
-def fit_by(config: LikelihoodConfig, pairs: Pairs, vocabulary: int, seed: int) -> Fitted:
-    """What a config asks for, fitted to pairs."""
-    return fit_variances(pairs, config.bank, config.centres, vocabulary, config.novelty_centres, seed)
-
-
 def adopt(model: Any, fitted: Fitted) -> None:
     """Give a model of this method what was fitted to its means: variances, the score, novelty."""
     score = fitted.score
@@ -121,4 +116,5 @@ class LikelihoodObjective(MeansObjective):
 
     def close(self, model: Any, pairs: Pairs) -> None:
         """Fit the variances and the novelty of a trained model to pairs of its own means."""
-        adopt(model, fit_by(self.config, pairs, model.vocab_size, self.context.seed))
+        config, seed = self.config, self.context.seed
+        adopt(model, fit_variances(pairs, config.bank, config.centres, model.vocab_size, config.novelty_centres, seed))

@@ -20,12 +20,11 @@ from torch import nn
 from prolip.evaluation.loading import config_file, is_prolip, load_openclip, load_prolip, model_fingerprint
 from prolip.methods import LikelihoodConfig, find_method
 from prolip.methods.base import Context
-from prolip.methods.likelihood import fit_by
 from prolip.models.prolip import ProLIP
 from prolip.models.tokenizer import ALL_NAMES, get_tokenizer
 from prolip.models.weights.checkpoint import read_config, replacing, save_pretrained
 from prolip.uncertainty.clip import FILE, FittedCLIP
-from prolip.uncertainty.fit import Fitted
+from prolip.uncertainty.fit import Fitted, fit_variances
 from prolip.uncertainty.novelty import fitted_novelty
 from prolip.uncertainty.pairs import Pairs
 
@@ -88,7 +87,8 @@ def write_openclip(  # noqa: PLR0913
     with torch.no_grad():
         check_width(pairs, network.encode_text(loaded.tokenizer([""])).shape[1], model)
     vocabulary = max(m.num_embeddings for m in network.modules() if isinstance(m, nn.Embedding))
-    fitted = fit_by(config, pairs, vocabulary if pairs.text_ids is not None else 0, seed)
+    known = vocabulary if pairs.text_ids is not None else 0
+    fitted = fit_variances(pairs, config.bank, config.centres, known, config.novelty_centres, seed)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / FILE).unlink(missing_ok=True)
     with replacing(folder / WEIGHTS) as temporary:
