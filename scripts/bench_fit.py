@@ -3,8 +3,8 @@
     python scripts/bench_fit.py --pairs 100000 --dim 512 --threads 2
 
 Pairs are drawn: texts near their images, the nearer the fewer images they are true of. Each round prints the time of a
-fit over that of one product of all texts with as many images as a code length takes; peak memory is that of the process
-above what torch and the pairs take.
+fit, of it for novelty, and over that of one product of all texts with as many images as a code length takes; peak
+memory is that of the process above what torch and the pairs take.
 """
 from __future__ import annotations
 
@@ -28,13 +28,14 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=100_000)
     parser.add_argument("--dim", type=int, default=512)
+    parser.add_argument("--width", type=int, default=768, help="of the image tower")
     parser.add_argument("--vocabulary", type=int, default=49_408)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--rounds", type=int, default=3)
     return parser.parse_args()
 
 
-def draw(count: int, dim: int, vocabulary: int) -> Pairs:
+def draw(count: int, dim: int, width: int, vocabulary: int) -> Pairs:
     """Every image with its own text, which lies in the middle of 1, 2, 4, 8 or 16 neighbours; eight tokens each."""
     g = torch.Generator().manual_seed(0)
     size = 2 ** torch.randint(0, 5, (count,), generator=g)
@@ -42,7 +43,8 @@ def draw(count: int, dim: int, vocabulary: int) -> Pairs:
     text = torch.nn.functional.normalize(torch.randn(count, dim, generator=g), dim=1)
     image = torch.nn.functional.normalize(text + noise, dim=1)
     ids = (vocabulary ** torch.rand(count, 8, generator=g)).long().clamp(max=vocabulary - 1)
-    return Pairs.in_rows(image, text, 50.0, text_ids=ids)
+    first = torch.randn(count, 2 * width, generator=g, dtype=torch.float16)
+    return Pairs.in_rows(image, text, 50.0, text_ids=ids, image_first=first)
 
 
 def peak() -> float:
@@ -59,7 +61,7 @@ def one_pass(pairs: Pairs) -> Tensor:
 def main() -> None:
     options = parse()
     torch.set_num_threads(options.threads)
-    pairs = draw(options.pairs, options.dim, options.vocabulary)
+    pairs = draw(options.pairs, options.dim, options.width, options.vocabulary)
     held = sum(x.numel() * x.element_size() for x in pairs.tensors().values()) / 2**20
     before = peak()
     print(f"{len(pairs):,} pairs of width {options.dim}, {held:.0f} MiB; {options.threads} threads")
@@ -67,9 +69,12 @@ def main() -> None:
         start = time.perf_counter()
         fit.fit_variances(pairs, vocabulary=options.vocabulary)
         fitted = time.perf_counter()
+        fit.fit_novelty_of(pairs, centres=512)
+        novelty = time.perf_counter()
         one_pass(pairs)
         passed = time.perf_counter()
-        print(f"round {number}: fit {fitted - start:.1f} s, {(fitted - start) / (passed - fitted):.1f} times one pass;"
+        print(f"round {number}: fit {fitted - start:.1f} s (novelty {novelty - fitted:.1f}),"
+              f" {(fitted - start) / (passed - novelty):.1f} times one pass;"
               f" peak {peak() - before:.0f} MiB above the pairs, {peak():.0f} in all", flush=True)  # fmt: skip
 
 

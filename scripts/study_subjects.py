@@ -20,7 +20,7 @@ from prolip.evaluation.model import Embedder
 from prolip.evaluation.suites.emoji.evaluate import evaluate_corpus, gallery
 from prolip.evaluation.suites.emoji.result import CorpusResult
 from prolip.gaussian import Gaussian
-from prolip.methods.likelihood import LikelihoodConfig
+from prolip.methods import LikelihoodConfig
 from prolip.uncertainty.attach import attach
 from prolip.uncertainty.baselines import BASELINES
 from prolip.uncertainty.collect import embed_images, embed_texts, join
@@ -54,7 +54,7 @@ class Trained:
         data = self.config["data"]
         config = DataConfig(**{key: data[key] for key in ("train_data", "caption_sampling", "select")})
         embedder = self.embedder
-        part = join([embed_images(captioned_samples(config, embedder.preprocess, 10**9), embedder.encode_image)])
+        part = join([embed_images(captioned_samples(config, embedder.preprocess, 10**9), embedder.encode_hidden)])
         assert embedder.logit_scale is not None
         empty = embedder.embed_texts([""]).mean[0]
         return embed_texts(part, embedder.encode_text, embedder.tokenizer, embedder.logit_scale, empty=empty)

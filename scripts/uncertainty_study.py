@@ -28,10 +28,13 @@ from prolip.evaluation.metrics.bootstrap import Statistic, paired  # noqa: E402
 from prolip.evaluation.metrics.selective import auroc, recall_auroc, risk_coverage  # noqa: E402
 from prolip.evaluation.metrics.study import study_retrieval  # noqa: E402
 from prolip.evaluation.metrics.traces import by_decile, partial_spearman, spearman  # noqa: E402
+from prolip.evaluation.suites.emoji.result import CorpusResult  # noqa: E402
 from prolip.uncertainty.baselines import BASELINES  # noqa: E402
 from study_subjects import Subject, Trained, baselines, fitted, trained  # noqa: E402
 
 NAN = float("nan")
+#: What is refused by more than its variances.
+OURS = ("likelihood", "prolip.uncertainty")
 #: Values of every column of a table, for one subject.
 Row = dict[str, float]
 
@@ -82,12 +85,41 @@ def of_refusal(subject: Subject) -> Row:
     wrong, missed = (~x.hit(1).bool().numpy() for x in (i2t, t2i))
     if subject.image is not None:
         row |= {"AUROC i2t": auroc(subject.image, wrong), "AURC i2t": risk_coverage(subject.image, wrong).aurc}
-        concepts = [result.corpus.concepts[d.concept].subgroup for d in result.corpus.drawings]
-        row["R-AUROC"] = recall_auroc(result.image, np.array(concepts), subject.image)["R-AUROC"]
+        row["R-AUROC"] = neighbours(result, subject.image)
     if subject.text is not None:
         u, kept = subject.text[result.name_texts], t2i.answerable.numpy()
         row |= {"AUROC t2i": auroc(u[kept], missed[kept]), "AURC t2i": risk_coverage(u[kept], missed[kept]).aurc}
     return row
+
+
+def beside(subject: Subject) -> dict[str, Row]:
+    """Rows of what a model has beside its variances: top score, novelty at both ends of the tower, all of it."""
+    result, metrics = subject.result, subject.result.metrics
+    out: dict[str, Row] = {}
+    for name, title in {"score": "top score", "mean": "novelty, mean", "first": "novelty, first", "all": "all"}.items():
+        keys = {"AUROC i2t": f"refusal/names_i2t/{name}/auroc", "AURC i2t": f"refusal/names_i2t/{name}/aurc"}
+        if all(key in metrics for key in keys.values()):
+            out[title] = {column: metrics[key] for column, key in keys.items()}
+        if name in result.novelty:
+            out[title]["R-AUROC"] = neighbours(result, result.novelty[name])
+            out[title] |= {kind: against(found[name], result.novelty[name]) for kind, found in new(subject).items()}
+    return out
+
+
+def new(subject: Subject) -> dict[str, dict[str, np.ndarray]]:
+    """Nats of foreign pictures, by kind and end of the tower."""
+    embedder, out = subject.embedder, {}
+    assert embedder.novelty is not None
+    for kind, found in pictures().items():
+        hidden = embedder.encode_hidden(torch.stack([embedder.preprocess(x) for x in found]))
+        out[kind] = {end: nats.numpy() for end, nats in embedder.novelty(hidden).items()}
+    return out
+
+
+def neighbours(result: CorpusResult, u: np.ndarray) -> float:
+    """R-AUROC of drawings by subgroup."""
+    subgroups = [result.corpus.concepts[drawing.concept].subgroup for drawing in result.corpus.drawings]
+    return recall_auroc(result.image, np.array(subgroups), u)["R-AUROC"]
 
 
 def of_foreign(subject: Subject) -> Row:
@@ -194,6 +226,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for function in functions:
                 table.add(subject.name, function(subject))
         table.add(subject.name, {"seconds": subject.fit})
+        for title, row in beside(subject).items() if subject.name in OURS else ():
+            table.add(f"{subject.name}: {title}", row)
         statistics.setdefault(subject.name, []).append(subject.result.statistics)
         print(subject.name, file=sys.stderr, flush=True)
     for folder in options.held:

@@ -30,7 +30,7 @@ from training.parallel.distributed import World
 from training.state import EMA, Evaluated
 
 #: How the corpus's metrics begin, beside the rankings, whose names are known in full.
-CORPUS_METRICS = ("zero_shot/", "trace/", "spearman/", "inclusion/", "recall_by_trace/", "captions/t2i/")
+CORPUS_METRICS = ("zero_shot/", "trace/", "spearman/", "inclusion/", "recall_by_trace/", "captions/t2i/", "refusal/")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -40,14 +40,15 @@ def runs(forked, tmp_path_factory) -> Path:
 
 
 def traces(folder: Path) -> dict[str, torch.Tensor]:
-    """Of the corpus's texts and drawings by a saved model."""
+    """Of the corpus's texts and drawings by a saved model, and the novelty of the drawings."""
     model = prolip.create_model(f"local-dir:{folder}").eval()
     corpus, tokenize = emoji.read([UNSEEN]), prolip.get_tokenizer(f"local-dir:{folder}")
     embedder = load_embedder(f"local-dir:{folder}", stored=False)
     with torch.no_grad():
         texts = model.encode_text(tokenize(list(corpus.caption_table().texts[:100])))
     pixels = torch.stack([embedder.preprocess(drawing.image()) for drawing in corpus.drawings[:20]])
-    return {"text": texts.trace, "image": embedder.encode_image(pixels).trace}
+    hidden = embedder.encode_hidden(pixels)
+    return {"text": texts.trace, "image": hidden.z.trace} | embedder.novelty(hidden)
 
 
 def test_ranks_and_shards_fit_what_one_process_fits(runs):
@@ -61,13 +62,14 @@ def test_ranks_and_shards_fit_what_one_process_fits(runs):
 
 def test_the_model_and_its_average_have_variances_of_their_own(runs):
     one, other = (load_file(runs / "one" / part / "model.safetensors") for part in ("model", "model_ema"))
-    for name in ("text.head.ambiguity.kernel_weight", "visual.head.ambiguity.weight", "match.values"):
+    for name in ("text.head.ambiguity.kernel_weight", "visual.head.ambiguity.weight", "match.values",
+                 "novelty.distances.first.within"):  # fmt: skip
         assert one[name].abs().sum() > 0 and not torch.equal(one[name], other[name])
 
 
 def test_the_evaluation_at_the_end_ranks_by_what_was_fitted_and_says_so(runs, capsys):
     figures = json.loads((runs / "one/eval.json").read_text())
-    assert figures["trace/text_spread"] > 0
+    assert figures["trace/text_spread"] > 0 and figures["refusal/names_i2t/all/aurc"] > 0
     info = json.loads((runs / "one/eval/metrics.json").read_text())["info"]
     assert info["similarity"] == "true_match" and info["score"]["images"] == 170
     again = evaluate_corpus(["--model", f"local-dir:{runs}/one/model", "--data", UNSEEN])

@@ -17,6 +17,8 @@ from prolip.gaussian import Gaussian, concatenate
 from prolip.methods import find_method, find_score, score_from_dict, score_of
 from prolip.scores import CSDScore, Score, Similarity
 from prolip.uncertainty.clip import FittedCLIP
+from prolip.uncertainty.hidden import Hidden, encode_hidden
+from prolip.uncertainty.novelty import Novelty, fitted_novelty
 
 PRECISIONS = {"fp32": None, "amp_bf16": torch.bfloat16, "amp_fp16": torch.float16}
 
@@ -52,7 +54,9 @@ class Embedder:
     """A model that evaluates.
 
     encode_image: pixels (B, 3, H, W) -> Gaussian (B, D); encode_text: token ids (B, L) -> Gaussian (B, D); both with
-    unit means, float32, on the CPU, without a graph. preprocess: a Pillow image -> (3, H, W); tokenizer: list of texts
+    unit means, float32, on the CPU, without a graph; encode_hidden: pixels -> `Hidden`, the same with the first tokens;
+    novelty: what that gives -> nats (B,) by the end of the tower that they are of, None where the model knows of none.
+    preprocess: a Pillow image -> (3, H, W); tokenizer: list of texts
     -> (B, L) ids. A deterministic model gives log_var = -inf, so its traces are exactly 0, and probabilistic is False.
     logit_scale, logit_bias: as in `ModelCard`; score: of its method; fingerprint: 32 digits that change with weights,
     settings, preprocessing and tokenizer; parameters: how many the model has.
@@ -61,6 +65,8 @@ class Embedder:
     name: str
     encode_image: Callable[[Tensor], Gaussian]
     encode_text: Callable[[Tensor], Gaussian]
+    encode_hidden: Callable[[Tensor], Hidden]
+    novelty: Callable[[Hidden], dict[str, Tensor]] | None
     preprocess: Callable[[Image.Image], Tensor]
     tokenizer: Callable[[list[str]], Tensor]
     probabilistic: bool
@@ -103,12 +109,14 @@ def embedder_of(
     probabilistic = has_variances and inner is network
     if not has_variances and inner is network:
         network = PointModel(network)
-    trained = inner.model if isinstance(inner, FittedCLIP) else inner
+    trained, novelty = inner.model if isinstance(inner, FittedCLIP) else inner, fitted_novelty(inner)
     scale, bias = (getattr(trained, part, None) for part in ("logit_scale", "logit_bias"))
     return Embedder(
         name=name,
         encode_image=encoder(network, "image", device, precision),
         encode_text=encoder(network, "text", device, precision),
+        encode_hidden=hidden_encoder(network, device, precision),
+        novelty=None if novelty is None else novelty_reader(novelty, device),
         preprocess=preprocess,
         tokenizer=tokenize,
         probabilistic=probabilistic,
@@ -129,10 +137,36 @@ def encoder(network: nn.Module, modality: str, device: torch.device, precision: 
     def run(batch: Tensor) -> Gaussian:
         with evaluating(network, device, precision):
             z = encode(batch.to(device, non_blocking=True))
-            mean, log_var = z.mean.float().cpu(), z.log_var.float().cpu()
-        return Gaussian(mean.clone(), log_var.clone())  # ordinary tensors, not inference ones
+        return Gaussian(*map(kept, z))
 
     return run
+
+
+def hidden_encoder(network: nn.Module, device: torch.device, precision: str) -> Callable[[Tensor], Hidden]:
+    """`encode_hidden` of one batch, as `encoder`."""
+
+    def run(batch: Tensor) -> Hidden:
+        with evaluating(network, device, precision):
+            z, first = encode_hidden(network, batch.to(device, non_blocking=True))
+        return Hidden(Gaussian(*map(kept, z)), None if first is None else kept(first))
+
+    return run
+
+
+def novelty_reader(novelty: Novelty, device: torch.device) -> Callable[[Hidden], dict[str, Tensor]]:
+    """A novelty that is on `device`, of what `hidden_encoder` gives; on the CPU."""
+
+    def run(hidden: Hidden) -> dict[str, Tensor]:
+        first = None if hidden.first is None else hidden.first.to(device)
+        found = novelty(Hidden(Gaussian(*(x.to(device) for x in hidden.z)), first))
+        return {name: nats.cpu() for name, nats in found.items()}
+
+    return run
+
+
+def kept(x: Tensor) -> Tensor:
+    """What an encoder gives, float32 on the CPU, as an ordinary tensor and no inference one."""
+    return x.float().cpu().clone()
 
 
 @contextlib.contextmanager

@@ -3,7 +3,7 @@
 The pair loss is SigLIP's (Zhai et al. 2023), so means and time are SigLIP's. When the means have settled, the variances
 are fitted to the code lengths of matched pairs (`prolip.uncertainty.fit`): the trace of a text is (2/a) times the nats
 that it leaves open about its image, that of an image likewise against the texts. docs/uncertainty_study.md has the
-theory, and the alternatives that were tried.
+theory, and the alternatives that were tried. The same pass says what an image is new to (`prolip.uncertainty.novelty`).
 """
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from prolip.methods.base import Batch, Context, MeansObjective, Needs, Reps, Ter
 from prolip.scores import TrueMatchScore
 from prolip.uncertainty.fit import Fitted, fit_variances
 from prolip.uncertainty.heads import Parts, VarianceHead
+from prolip.uncertainty.novelty import Novelty, Widths
 from prolip.uncertainty.pairs import Pairs
 from prolip.utils.fields import option
 
@@ -36,11 +37,13 @@ class LikelihoodConfig:
     fit_samples: int = option(100_000, "samples that are read once more at the end, to fit the variances; 0: no fit")
     bank: int = option(2048, "texts that an image is compared with for its variance; 4 bytes per dimension of each")
     centres: int = option(2048, "texts whose variances are kept one by one; of others their tokens speak")
+    novelty_centres: int = option(512, "classes of training images that a new one may be far from; 0: no novelty")
 
     def __post_init__(self) -> None:
         if self.pair_loss not in get_args(PairLoss):
             raise ValueError(f"pair_loss={self.pair_loss!r}: use one of {', '.join(get_args(PairLoss))}")
-        for name, least in (("captions", 1), ("fit_samples", 0), ("bank", 32), ("centres", 0)):
+        bounds = {"captions": 1, "fit_samples": 0, "bank": 32, "centres": 0, "novelty_centres": 0}
+        for name, least in bounds.items():
             if getattr(self, name) < least:
                 raise ValueError(f"{name}={getattr(self, name)}: give {least} or more")
 
@@ -78,12 +81,15 @@ class LikelihoodScore(TrueMatchScore):
 
 
 def extend(model: Any, config: LikelihoodConfig) -> None:
-    """Add both heads, and what the score needs, to a fresh model."""
+    """Add both heads, what the score needs, and novelty to a fresh model."""
     model.visual.head = LikelihoodHead(Parts(dim=model.embed_dim, bank=config.bank))
     model.text.head = LikelihoodHead(
         Parts(dim=model.embed_dim, vocabulary=model.vocab_size, centres=config.centres)
     )
     model.match = MatchWeights()
+    if config.novelty_centres:
+        first = 2 * model.visual.class_embedding.numel()
+        model.novelty = Novelty(Widths(mean=model.embed_dim, first=first, centres=config.novelty_centres))
 
 
 def points(mean: Tensor) -> Gaussian:
@@ -92,12 +98,14 @@ def points(mean: Tensor) -> Gaussian:
 
 
 def adopt(model: Any, fitted: Fitted) -> None:
-    """Give a model of this method the variances and the score that were fitted to its means."""
+    """Give a model of this method what was fitted to its means: variances, the score, novelty."""
     score = fitted.score
     model.visual.head.load_state_dict(fitted.image.state_dict())
     model.text.head.load_state_dict(fitted.text.state_dict())
     model.match.values.copy_(torch.tensor([score.scale, score.trace_weight, score.bias]))
     model.match.counts.copy_(torch.tensor([score.images, score.texts]))
+    if fitted.novelty is not None:
+        model.novelty.load_state_dict(fitted.novelty.state_dict())
 
 
 class LikelihoodObjective(MeansObjective):
@@ -146,6 +154,6 @@ class LikelihoodObjective(MeansObjective):
         return sigmoid_loss_over_ranks(mean_factors(points(image)), mean_factors(points(text)), scale, bias)
 
     def close(self, model: Any, pairs: Pairs) -> None:
-        """Fit the variances of a trained model to pairs of its own means."""
-        fitted = fit_variances(pairs, self.config.bank, self.config.centres, model.vocab_size, self.context.seed)
-        adopt(model, fitted)
+        """Fit the variances and the novelty of a trained model to pairs of its own means."""
+        config, seed = self.config, self.context.seed
+        adopt(model, fit_variances(pairs, config.bank, config.centres, model.vocab_size, config.novelty_centres, seed))

@@ -1,4 +1,4 @@
-"""Give a trained model variances that mean something; its means stay as they are, bit for bit.
+"""Give a trained model variances that mean something, and novelty; its means stay as they are, bit for bit.
 
     python -m prolip.uncertainty --model local-dir:runs/siglip/model --train-data 'data/emoji/{noto,twemoji}.tar' \\
         --caption-sampling name:14,keywords:4,subgroup:1,group:1 --output runs/siglip/fitted
@@ -59,6 +59,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--bank", type=int, default=method.bank, help=f"texts that images are compared with (default: {method.bank})")
     add("--centres", type=int, default=method.centres,
         help=f"texts whose variances are kept one by one (default: {method.centres})")  # fmt: skip
+    add("--novelty-centres", type=int, default=method.novelty_centres,
+        help=f"classes of images that a new one may be far from, 0: no novelty (default: {method.novelty_centres})")
     add("--device", default="cpu")
     add("--precision", default="fp32", choices=PRECISIONS)
     add("--batch-size", type=int, default=128)
@@ -81,7 +83,7 @@ def read_pairs(args: argparse.Namespace, embedder: Embedder) -> Pairs:
     config = DataConfig(**{setting(flag): getattr(args, setting(flag)) for flag in DATA}, seed=args.seed)
     faults = FaultCounter(limit=config.max_bad_fraction)
     samples = captioned_samples(config, embedder.preprocess, args.samples, faults=faults)
-    part = join([embed_images(shown(samples), embedder.encode_image, args.batch_size)])
+    part = join([embed_images(shown(samples), embedder.encode_hidden, args.batch_size)])
     if embedder.logit_scale is None:
         raise ValueError(f"{embedder.name} has no logit_scale, which says how sure a cosine is: it was not contrastive")
     pairs = embed_texts(part, embedder.encode_text, embedder.tokenizer, embedder.logit_scale)
@@ -108,7 +110,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if args.save_pairs:
             with replacing(Path(args.save_pairs)) as temporary:
                 save_file(pairs.tensors(), temporary)
-        config = LikelihoodConfig(fit_samples=args.samples, bank=args.bank, centres=args.centres)
+        config = LikelihoodConfig(
+            fit_samples=args.samples, bank=args.bank, centres=args.centres, novelty_centres=args.novelty_centres
+        )
         fitted = attach(args.model, args.pretrained, args.tokenizer, pairs, config, args.output, args.seed)
     except (OSError, ValueError, CheckpointError, SafetensorError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -123,6 +127,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         low, middle, high = (in_words(float(share.quantile(q))) for q in (0.05, 0.5, 0.95))
         print(f"{what}s: the median one fits {middle} of the {of} (one in twenty fits {low} or fewer, one in twenty"
               f" {high} or more) and says {bits.median():.1f} bits")  # fmt: skip
+    if fitted.novelty is None:
+        print("no novelty: it takes images of --train-data, a transformer as the image tower, and --novelty-centres")
     print(f"--model local-dir:{args.output} evaluates it")
     return 0
 

@@ -25,6 +25,7 @@ from prolip.models.tokenizer import ALL_NAMES, get_tokenizer
 from prolip.models.weights.checkpoint import read_config, replacing, save_pretrained
 from prolip.uncertainty.clip import FILE, FittedCLIP
 from prolip.uncertainty.fit import Fitted, fit_variances
+from prolip.uncertainty.novelty import fitted_novelty
 from prolip.uncertainty.pairs import Pairs
 
 #: What a model of ours becomes.
@@ -70,7 +71,7 @@ def write_prolip(  # noqa: PLR0913
     save_pretrained(new, folder, tokenizer=get_tokenizer(model, tokenizer=tokenizer))
     head: Any = new.visual.head
     score: Any = method.score.of(new)
-    return Fitted(head, new.text.head, score)  # type: ignore[arg-type]
+    return Fitted(head, new.text.head, score, fitted_novelty(new))  # type: ignore[arg-type]
 
 
 def write_openclip(  # noqa: PLR0913
@@ -86,7 +87,8 @@ def write_openclip(  # noqa: PLR0913
     with torch.no_grad():
         check_width(pairs, network.encode_text(loaded.tokenizer([""])).shape[1], model)
     vocabulary = max(m.num_embeddings for m in network.modules() if isinstance(m, nn.Embedding))
-    fitted = fit_variances(pairs, config.bank, config.centres, vocabulary if pairs.text_ids is not None else 0, seed)
+    known = vocabulary if pairs.text_ids is not None else 0
+    fitted = fit_variances(pairs, config.bank, config.centres, known, config.novelty_centres, seed)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / FILE).unlink(missing_ok=True)
     with replacing(folder / WEIGHTS) as temporary:
@@ -107,7 +109,7 @@ def write_openclip(  # noqa: PLR0913
     again = load_openclip(f"local-dir:{folder}", None, tokenizer)
     if model_fingerprint(*again) != model_fingerprint(*loaded):
         raise ValueError(f"{folder} is read as another model than {model}: its configuration does not say all of it")
-    FittedCLIP(network, fitted.image, fitted.text, fitted.score).save(folder)
+    FittedCLIP(network, *fitted).save(folder)
     return fitted
 
 

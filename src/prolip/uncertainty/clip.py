@@ -15,17 +15,22 @@ from prolip.gaussian import Gaussian
 from prolip.models.weights.checkpoint import replacing
 from prolip.scores import Score, TrueMatchScore
 from prolip.uncertainty.heads import Parts, VarianceHead
+from prolip.uncertainty.novelty import Novelty, Widths
 
 #: The file beside OpenCLIP's own configuration and weights.
 FILE = "uncertainty.safetensors"
 
 
 class FittedCLIP(nn.Module):
-    """An OpenCLIP model whose unit means have the variances of two heads, and the score that was fitted with them."""
+    """An OpenCLIP model whose unit means have the variances of two heads, and the score that was fitted with them; and
+    how new an image is to it, None for a tower that is no transformer.
+    """
 
-    def __init__(self, model: nn.Module, image: VarianceHead, text: VarianceHead, score: Score):
+    def __init__(
+        self, model: nn.Module, image: VarianceHead, text: VarianceHead, score: Score, novelty: Novelty | None = None
+    ):
         super().__init__()
-        self.model, self.image, self.text, self.score = model, image, text, score
+        self.model, self.image, self.text, self.score, self.novelty = model, image, text, score, novelty
 
     def encode_image(self, image: Tensor, normalize: bool = True) -> Gaussian:
         """Pixels (B, 3, H, W) -> Gaussian (B, D); the means as the model gives them, float32."""
@@ -41,11 +46,15 @@ class FittedCLIP(nn.Module):
         return Gaussian(unit if normalize else features.float(), head.log_var(unit, ids).contiguous())
 
     def save(self, folder: str | os.PathLike) -> Path:
-        """Write the heads and the score into a folder that holds the OpenCLIP model."""
+        """Write the heads, the score and novelty into a folder that holds the OpenCLIP model."""
         path = Path(folder) / FILE
-        tensors = {f"{side}.{name}": x.contiguous() for side, head in (("image", self.image), ("text", self.text))
-                   for name, x in head.state_dict().items()}  # fmt: skip
         parts = {side: asdict(head.ambiguity.parts) for side, head in (("image", self.image), ("text", self.text))}
+        written: dict[str, nn.Module] = {"image": self.image, "text": self.text}
+        if self.novelty is not None:
+            parts["novelty"] = asdict(self.novelty.widths)
+            written["novelty"] = self.novelty
+        tensors = {f"{part}.{name}": x.contiguous() for part, module in written.items()
+                   for name, x in module.state_dict().items()}  # fmt: skip
         with replacing(path) as temporary:
             facts = {"parts": json.dumps(parts), "score": json.dumps(self.score.to_dict())}
             save_file(tensors, temporary, metadata=facts)
@@ -64,14 +73,14 @@ def with_variances(model: nn.Module, folder: str | os.PathLike) -> FittedCLIP:
         with safe_open(path, framework="pt") as file:
             facts = {name: json.loads(text) for name, text in (file.metadata() or {}).items() if name != "format"}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
-        heads = {}
-        for side in ("image", "text"):
-            head = VarianceHead(Parts(**facts["parts"][side]))
-            own = {name.partition(".")[2]: x for name, x in tensors.items() if name.startswith(f"{side}.")}
-            head.load_state_dict(own)
-            heads[side] = head
+        made: dict[str, nn.Module] = {side: VarianceHead(Parts(**facts["parts"][side])) for side in ("image", "text")}
+        if "novelty" in facts["parts"]:  # not in what was written before there was any
+            made["novelty"] = Novelty(Widths(**facts["parts"]["novelty"]))
+        for part, module in made.items():
+            own = {name.partition(".")[2]: x for name, x in tensors.items() if name.startswith(f"{part}.")}
+            module.load_state_dict(own)
         settings = {name: value for name, value in facts["score"].items() if name != "name"}
-        return FittedCLIP(model, heads["image"], heads["text"], TrueMatchScore(**settings))
+        return FittedCLIP(model, score=TrueMatchScore(**settings), **made)  # type: ignore[arg-type]
     except (SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
         again = "fit them again with python -m prolip.uncertainty"
         raise ValueError(f"{path} holds no fitted variances ({error}): {again}") from error

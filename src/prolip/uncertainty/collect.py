@@ -10,6 +10,7 @@ from torch import Tensor
 
 from prolip.data.captioned import Captioned
 from prolip.gaussian import Gaussian
+from prolip.uncertainty.hidden import Hidden, encode_hidden
 from prolip.uncertainty.pairs import Pairs
 
 Encode = Callable[[Tensor], Gaussian]
@@ -18,7 +19,7 @@ Tokenize = Callable[[list[str]], Tensor]
 
 class Part(NamedTuple):
     """What one rank has embedded. image: (n, D), with keys; texts of pair p: `texts[text_of[p]]`, of image
-    `image_of[p]`.
+    `image_of[p]`; first: (n, 2 W) half precision, what `Hidden` has of the first tokens, where there is a transformer.
     """
 
     keys: list[str]
@@ -27,17 +28,22 @@ class Part(NamedTuple):
     image_of: Tensor
     text_of: Tensor
     weight: Tensor
+    first: Tensor | None
 
 
-def embed_images(samples: Iterable[Captioned], encode: Encode, batch_size: int = 128) -> Part:
+def embed_images(samples: Iterable[Captioned], encode: Callable[[Tensor], Hidden], batch_size: int = 128) -> Part:
     """This rank's images, and what their captions are."""
     means: list[Tensor] = []
+    firsts: list[Tensor] = []
     row_of: dict[str, int] = {}
     keys: list[str] = []
     image_of, text_of, weight = [], [], []
     iterator = iter(samples)
     while group := list(islice(iterator, batch_size)):
-        means.append(encode(torch.stack([sample.pixels for sample in group])).mean.float().cpu())
+        hidden = encode(torch.stack([sample.pixels for sample in group]))
+        means.append(hidden.z.mean.float().cpu())
+        if hidden.first is not None:
+            firsts.append(hidden.first.half().cpu())  # the largest part of what travels between ranks
         for sample in group:
             for caption, chance in sample.chances.items():
                 image_of.append(len(keys))
@@ -45,7 +51,8 @@ def embed_images(samples: Iterable[Captioned], encode: Encode, batch_size: int =
                 weight.append(chance)
             keys.append(sample.key)
     image = torch.cat(means) if means else torch.empty(0, 0)
-    return Part(keys, image, list(row_of), torch.tensor(image_of), torch.tensor(text_of), torch.tensor(weight))
+    pairs = torch.tensor(image_of), torch.tensor(text_of), torch.tensor(weight)
+    return Part(keys, image, list(row_of), *pairs, torch.cat(firsts) if firsts else None)
 
 
 def join(parts: Sequence[Part]) -> Part:
@@ -66,9 +73,11 @@ def join(parts: Sequence[Part]) -> Part:
     image_of = torch.cat([place[start + part.image_of] for start, part in zip(starts, parts)])
     text_of = torch.cat([torch.tensor([row_of[text] for text in part.texts])[part.text_of] for part in parts])
     pairs = (image_of * len(texts) + text_of).argsort()
+    firsts = [part.first for part in parts if part.first is not None]
     return Part(
         [keys[row] for row in order], torch.cat([part.image for part in parts])[order], texts, image_of[pairs],
         text_of[pairs], torch.cat([part.weight for part in parts])[pairs],
+        torch.cat(firsts)[order] if firsts else None,
     )  # fmt: skip
 
 
@@ -84,20 +93,15 @@ def embed_texts(
     ids = [torch.nn.functional.pad(x, (0, longest - x.shape[1]), value=int(x[0, -1])) for x in ids]
     return Pairs(
         image=part.image, text=torch.cat(means), image_of=part.image_of, text_of=part.text_of, weight=part.weight,
-        text_ids=torch.cat(ids).long(), scale=scale, empty=empty,
+        text_ids=torch.cat(ids).long(), image_first=part.first, scale=scale, empty=empty,
     )  # fmt: skip
 
 
-def encoders(model: Any, device: torch.device) -> tuple[Encode, Encode]:
-    """`encode_image` and `encode_text` of a model in evaluation mode, of one batch on its device."""
+def encoders(model: Any, device: torch.device) -> tuple[Callable[[Tensor], Hidden], Encode]:
+    """`encode_hidden` and `encode_text` of a model in evaluation mode, of one batch on its device."""
 
-    def of(kind: str) -> Encode:
-        encode = getattr(model, f"encode_{kind}")
+    def text(ids: Tensor) -> Gaussian:
+        with torch.no_grad():
+            return model.encode_text(ids.to(device, non_blocking=True))
 
-        def run(batch: Tensor) -> Gaussian:
-            with torch.no_grad():
-                return encode(batch.to(device, non_blocking=True))
-
-        return run
-
-    return of("image"), of("text")
+    return lambda pixels: encode_hidden(model, pixels.to(device, non_blocking=True)), text

@@ -21,6 +21,7 @@ from torch import Tensor
 from prolip.gaussian import without_autocast
 from prolip.scores import TrueMatchScore
 from prolip.uncertainty.heads import AmbiguityHead, Parts, VarianceHead, token_features
+from prolip.uncertainty.novelty import FEWEST, Novelty, Widths, fit_novelty
 from prolip.uncertainty.pairs import Pairs
 
 #: Rows of the other side that a code length is taken over: all of them up to MOST, else a sample.
@@ -56,19 +57,23 @@ class Bank(NamedTuple):
 
 
 class Fitted(NamedTuple):
-    """Heads that give images and texts their variances, and the score that goes with them."""
+    """Heads that give images and texts their variances, the score that goes with them, and how new an image is."""
 
     image: VarianceHead
     text: VarianceHead
     score: TrueMatchScore
+    novelty: Novelty | None
 
 
-def fit_variances(pairs: Pairs, bank: int = 2048, centres: int = 2048, vocabulary: int = 0, seed: int = 0) -> Fitted:
-    """Variances of images and texts, and the score, from matched pairs of a frozen model, on the CPU.
+def fit_variances(  # noqa: PLR0913 (the sizes of what is fitted)
+    pairs: Pairs, bank: int = 2048, centres: int = 2048, vocabulary: int = 0, novelty_centres: int = 512, seed: int = 0
+) -> Fitted:
+    """Variances of images and texts, the score, and novelty, from matched pairs of a frozen model, on the CPU.
 
     bank: texts that an image is compared with; centres: texts whose variances are kept one by one; vocabulary: of the
-    model's tokenizer, where the pairs have `text_ids`, else the texts are compared with a bank of images. Seconds for
-    thousands of pairs on a CPU, and less than a minute for 100,000. Equal arguments give equal bits.
+    model's tokenizer, where the pairs have `text_ids`, else the texts are compared with a bank of images;
+    novelty_centres: classes of images that novelty is far from, where the pairs have `image_first`; 0: no novelty.
+    Seconds for thousands of pairs on a CPU, and less than a minute for 100,000. Equal arguments give equal bits.
     """
     dim = pairs.image.shape[1]
     own = {"vocabulary": vocabulary} if vocabulary else {"bank": bank}
@@ -77,7 +82,18 @@ def fit_variances(pairs: Pairs, bank: int = 2048, centres: int = 2048, vocabular
     trace = text.trace(pairs.text.float(), pairs.text_ids if vocabulary else None)
     match = fit_true_match(pairs, trace, seed)
     counts = len(pairs.image), len(pairs.text)
-    return Fitted(image, text, TrueMatchScore(match.trace_weight, 2 / pairs.scale, *counts, match.scale, match.bias))
+    score = TrueMatchScore(match.trace_weight, 2 / pairs.scale, *counts, match.scale, match.bias)
+    return Fitted(image, text, score, fit_novelty_of(pairs, novelty_centres, seed))
+
+
+def fit_novelty_of(pairs: Pairs, centres: int, seed: int = 0) -> Novelty | None:
+    """The novelty of the images of pairs; images that have the same text most often show the same. None without
+    `image_first`, and where nobody could say what is usual of so few.
+    """
+    if pairs.image_first is None or not centres or len(pairs.image) < FEWEST:
+        return None
+    widths = Widths(mean=pairs.image.shape[1], first=pairs.image_first.shape[1], centres=centres)
+    return fit_novelty(pairs.image, pairs.image_first, widths, pairs.likeliest_text, seed)
 
 
 def fit_text(pairs: Pairs, parts: Parts, seed: int = 0) -> AmbiguityHead:

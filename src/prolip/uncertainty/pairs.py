@@ -18,8 +18,8 @@ class Pairs:
     image: (N, D), text: (M, D), unit means, float; image_of, text_of: (P,) int64, the rows of each pair; scale: a of
     the model's logit a * cosine + b. A text that several images have is one row, and so is an image with several texts.
     weight: (P,), how often each pair occurs, equally often without; text_ids: (M, L) int64, the token ids of the texts;
-    image_hidden, text_hidden: (N, W), (M, W'), what the last projections take; empty: (D,), the mean of the text "":
-    where they were kept.
+    image_hidden, text_hidden: (N, W), (M, W'), what the last projections take; image_first: (N, 2 W), what `Hidden` has
+    of the first tokens; empty: (D,), the mean of the text "": where they were kept.
     Raises TypeError and ValueError for what is no such thing.
     """
 
@@ -32,11 +32,17 @@ class Pairs:
     text_ids: Tensor | None = None
     image_hidden: Tensor | None = None
     text_hidden: Tensor | None = None
+    image_first: Tensor | None = None
     empty: Tensor | None = None
 
     def __post_init__(self) -> None:
         for side in ("image", "text"):
-            _check_side(side, getattr(self, side), getattr(self, f"{side}_of"), getattr(self, f"{side}_hidden"))
+            _check_side(side, getattr(self, side), getattr(self, f"{side}_of"))
+        for part in ("image_hidden", "text_hidden", "image_first"):
+            side = part.partition("_")[0]
+            x, rows = getattr(self, part), len(getattr(self, side))
+            if x is not None and (x.ndim != 2 or len(x) != rows):
+                raise ValueError(f"{part} is {tuple(x.shape)}, want a row for each of the {rows} {side}s")
         if self.image.shape[1] != self.text.shape[1]:
             raise ValueError(
                 f"images have {self.image.shape[1]} dimensions and texts {self.text.shape[1]}: embed both by one model"
@@ -70,6 +76,14 @@ class Pairs:
         return torch.ones(len(self)) if self.weight is None else self.weight.float()
 
     @property
+    def likeliest_text(self) -> Tensor:
+        """The text that occurs most often with each image, the first of several; -1: it has none. (N,) int64."""
+        most = torch.zeros(len(self.image)).scatter_reduce(0, self.image_of, self.weights, "amax")
+        own = self.weights == most[self.image_of]
+        none = torch.full((len(self.image),), -1)
+        return none.scatter_reduce(0, self.image_of[own], self.text_of[own], "amin", include_self=False)
+
+    @property
     def swapped(self) -> Pairs:
         """The same with the sides exchanged: what is written for texts against images does for images against texts."""
         return Pairs(
@@ -94,7 +108,7 @@ class Pairs:
         return cls(**given)
 
 
-def _check_side(side: str, mean: Any, rows: Any, hidden: Any) -> None:
+def _check_side(side: str, mean: Any, rows: Any) -> None:
     for name, x in ((side, mean), (f"{side}_of", rows)):
         if not isinstance(x, Tensor):
             raise TypeError(f"{name} is {kind_of(x)}, want a tensor")
@@ -106,8 +120,6 @@ def _check_side(side: str, mean: Any, rows: Any, hidden: Any) -> None:
         raise ValueError("no pair: nothing can be fitted")
     if rows.amin() < 0 or rows.amax() >= len(mean):
         raise ValueError(f"{side}_of has rows from {rows.amin()} to {rows.amax()} and there are {len(mean)} {side}s")
-    if hidden is not None and (hidden.ndim != 2 or len(hidden) != len(mean)):
-        raise ValueError(f"{side}_hidden is {tuple(hidden.shape)}, want a row for each of the {len(mean)} {side}s")
     lengths = mean[: 1 << 12].float().norm(dim=1)
     if not torch.allclose(lengths, torch.ones_like(lengths), atol=1e-2):  # bfloat16 keeps a length to 4e-3
         raise ValueError(f"{side}s have lengths from {lengths.amin():.3g} to {lengths.amax():.3g}, want unit means:"

@@ -2,15 +2,19 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
+import numpy as np
 import open_clip
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import prolip
 from drawings import SHARDS, UNSEEN
+from prolip.data import emoji
 from prolip.evaluation.__main__ import main as evaluate
 from prolip.evaluation.clip_benchmark import command as clip_benchmark
 from prolip.evaluation.corpus import main as evaluate_corpus
@@ -18,9 +22,14 @@ from prolip.evaluation.datasets.emoji import main as write_task
 from prolip.evaluation.feature_store import FeatureStore
 from prolip.evaluation.features import load_features
 from prolip.evaluation.loading import load_embedder
+from prolip.evaluation.metrics.selective import auroc, risk_coverage
+from prolip.evaluation.suites.emoji import load
+from prolip.methods import LikelihoodConfig
 from prolip.models.weights.checkpoint import save_pretrained
 from prolip.uncertainty.__main__ import main
+from prolip.uncertainty.attach import attach
 from prolip.uncertainty.clip import FILE
+from prolip.uncertainty.pairs import Pairs
 
 DATA = ["--train-data", SHARDS, "--caption-sampling", "name:2,keywords,group"]
 SMALL = ["--bank", "64", "--centres", "64"]
@@ -111,10 +120,85 @@ def test_a_model_of_another_method_keeps_its_own_heads_beside_the_fitted_ones(tm
     assert all(torch.equal(new[key], x) for key, x in old.items()) and new.keys() > old.keys()
 
 
+def images_of(model: str) -> torch.Tensor:
+    """Drawings of a designer that nothing was fitted to."""
+    preprocess = load_embedder(model, stored=False).preprocess
+    return torch.stack([preprocess(drawing.image()) for drawing in emoji.read([UNSEEN]).drawings])
+
+
+def test_noise_and_blank_images_are_new_to_what_was_fitted_to_drawings(pair):
+    name = f"local-dir:{pair[1]}"
+    embedder, own, g = load_embedder(name, stored=False), images_of(name), torch.Generator().manual_seed(0)
+    near = embedder.novelty(embedder.encode_hidden(own))
+    blank = torch.randn(100, 3, 1, 1, generator=g).expand(-1, -1, 32, 32)
+    for foreign in (torch.randn(100, 3, 32, 32, generator=g), blank):
+        far = embedder.novelty(embedder.encode_hidden(foreign))
+        assert auroc(torch.cat([near["first"], far["first"]]), torch.arange(len(own) + 100) >= len(own)) > 0.9
+    assert load_embedder(f"local-dir:{pair[0]}", stored=False).novelty is None
+
+
+def test_a_saved_model_gives_the_nats_of_the_one_that_was_fitted_to_the_bit(pair, tmp_path):
+    before, after = pair
+    pairs = Pairs.from_tensors(load_file(after / "pairs.safetensors"))
+    config = LikelihoodConfig(bank=64, centres=64)
+    fitted = attach(f"local-dir:{before}", None, None, pairs, config, tmp_path / "again")
+    embedder = load_embedder(f"local-dir:{tmp_path}/again", stored=False)
+    hidden = embedder.encode_hidden(images_of(f"local-dir:{before}"))
+    found = fitted.novelty(hidden)
+    assert found.keys() == {"mean", "first"} and all(x.unique().numel() > 10 for x in found.values())
+    assert all(torch.equal(nats, found[name]) for name, nats in embedder.novelty(hidden).items())
+
+
+def without_novelty(path: Path) -> None:
+    """A file as it was before there was novelty."""
+    with safe_open(path, framework="pt") as file:
+        facts = file.metadata()
+    if "parts" in facts:
+        facts["parts"] = json.dumps({side: x for side, x in json.loads(facts["parts"]).items() if side != "novelty"})
+    save_file({name: x for name, x in load_file(path).items() if not name.startswith("novelty.")}, path, facts)
+
+
+def test_what_was_written_before_there_was_novelty_still_loads(pair, tmp_path):
+    old = shutil.copytree(pair[1], tmp_path / "old")
+    without_novelty(old / (FILE if (old / FILE).exists() else "model.safetensors"))
+    embedder, new = (load_embedder(f"local-dir:{folder}", stored=False) for folder in (old, pair[1]))
+    pixels = images_of(f"local-dir:{old}")[:8]
+    assert embedder.novelty is None and new.novelty is not None
+    assert torch.equal(embedder.encode_image(pixels).log_var, new.encode_image(pixels).log_var)
+    tensors = {name: x for name, x in load_file(old / "pairs.safetensors").items() if name != "image_first"}
+    save_file(tensors, old / "pairs.safetensors")
+    assert main(["--model", f"local-dir:{old}", "--pairs", str(old / "pairs.safetensors"), *SMALL, "--output",
+                 str(tmp_path / "fitted")]) == 0  # fmt: skip
+    assert load_embedder(f"local-dir:{tmp_path}/fitted", stored=False).novelty is None
+
+
+def test_the_corpus_is_refused_by_novelty_from_the_same_pass(pair, tmp_path, capsys):
+    result = evaluate_corpus(["--model", f"local-dir:{pair[1]}", "--data", UNSEEN, "--out", str(tmp_path)])
+    embedder = load_embedder(f"local-dir:{pair[1]}", stored=False)
+    hidden = embedder.encode_hidden(images_of(f"local-dir:{pair[1]}"))
+    for name, nats in embedder.novelty(hidden).items():
+        np.testing.assert_allclose(result.novelty[name], nats, rtol=1e-3, atol=1e-3)
+        assert np.array_equal(load(tmp_path).novelty[name], result.novelty[name])
+    units, score = embedder.score.units, embedder.score
+    top = score.pairwise(result.image, result.text.select(result.name_texts)).amax(1)
+    nats = -score.match_probability(top).log() + units.nats(result.image.trace)
+    nats = nats + sum(torch.from_numpy(x) for x in result.novelty.values())
+    wrong = ~result.names_ranking[0].hit(1)
+    assert result.metrics["refusal/names_i2t/all/auroc"] == pytest.approx(auroc(nats, wrong))
+    assert result.metrics["refusal/names_i2t/first/aurc"] == pytest.approx(
+        risk_coverage(result.novelty["first"], wrong).aurc
+    )
+    said = capsys.readouterr().out
+    assert all(f"\n{name} " in said for name in ("score", "image", "pair", "mean", "first", "all"))
+    points = evaluate_corpus(["--model", f"local-dir:{pair[0]}", "--data", UNSEEN])
+    assert {key.split("/")[2] for key in points.metrics if key.startswith("refusal/")} == {"score"}
+
+
 @pytest.mark.parametrize(("words", "error"), [
     (["--train-data", "/nowhere.tar"], "/nowhere.tar"),
     (["--pairs", "/nowhere.safetensors"], "nowhere.safetensors"),
     ([*DATA, "--bank", "3"], "bank=3: give 32 or more"),
+    ([*DATA, "--novelty-centres", "-1"], "novelty_centres=-1: give 0 or more"),
     (["--pairs", __file__], "header"),
 ])  # fmt: skip
 def test_what_is_not_there_ends_in_one_line(words, error, tmp_path, capsys):

@@ -23,6 +23,7 @@ from prolip.uncertainty.fit import (
     nearest_distance,
 )
 from prolip.uncertainty.heads import Parts
+from prolip.uncertainty.novelty import Widths
 from prolip.uncertainty.pairs import Pairs
 
 
@@ -166,6 +167,14 @@ def test_a_sample_of_images_and_texts_gives_the_logit_of_all(monkeypatch, world)
     probability = [torch.tensor(m.bias + m.scale * (0.6 + 2 * m.trace_weight)).sigmoid() for m in (whole, some)]
     np.testing.assert_allclose([some.scale, some.bias], [whole.scale, whole.bias], rtol=0.1)
     assert float(probability[1] / probability[0]) == pytest.approx(1, abs=0.3)
+
+
+def test_novelty_takes_first_tokens_and_enough_images(world):
+    pairs = replace(world.pairs, image_first=torch.randn(600, 10, generator=torch.Generator().manual_seed(0)).half())
+    found = fit.fit_novelty_of(pairs, centres=64)
+    assert found.fitted and found.widths == Widths(mean=36, first=10, centres=64)
+    assert fit.fit_novelty_of(pairs, centres=0) is None and fit.fit_novelty_of(world.pairs, centres=64) is None
+    assert fit.fit_novelty_of(few(19, image_first=torch.zeros(19, 4)), centres=64) is None
 
 
 @pytest.mark.parametrize(("changes", "parts", "words"), [

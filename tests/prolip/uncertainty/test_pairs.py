@@ -19,7 +19,7 @@ def some(**changes) -> Pairs:
 
 
 def test_tensors_bring_back_the_same_pairs():
-    pairs = some(image_hidden=torch.randn(5, 7), empty=points(1)[0])
+    pairs = some(image_hidden=torch.randn(5, 7), image_first=torch.randn(5, 4), empty=points(1)[0])
     back = Pairs.from_tensors(pairs.tensors())
     for name in Pairs.__dataclass_fields__:
         torch.testing.assert_close(getattr(back, name), getattr(pairs, name), rtol=0, atol=0)
@@ -34,6 +34,14 @@ def test_swapped_exchanges_the_sides_and_rows_make_pairs():
     assert len(Pairs.in_rows(points(5), points(5, seed=1), 3.0)) == 5
 
 
+def test_the_likeliest_text_is_the_first_of_the_heaviest():
+    pairs = some(
+        image_of=torch.tensor([0, 0, 1, 1, 1, 4]), text_of=torch.tensor([1, 2, 2, 0, 1, 0]),
+        weight=torch.tensor([0.2, 0.8, 0.3, 0.4, 0.4, 0.1]),
+    )  # fmt: skip
+    assert pairs.likeliest_text.tolist() == [2, 0, -1, -1, 0]
+
+
 @pytest.mark.parametrize(("changes", "words"), [
     ({"image": points(5) * 2}, "want unit means"),
     ({"image": points(5, 6)}, "6 dimensions and texts 4"),
@@ -43,6 +51,7 @@ def test_swapped_exchanges_the_sides_and_rows_make_pairs():
     ({"image_of": torch.empty(0, dtype=torch.int64)}, "no pair"),
     ({"scale": -1.0}, "scale=-1.0 is no factor"),
     ({"text_hidden": torch.zeros(2, 7)}, "want a row for each of the 3 texts"),
+    ({"image_first": torch.zeros(5)}, "image_first is .*want a row for each of the 5 images"),
     ({"text": points(3)[0]}, "want unit means"),
 ])  # fmt: skip
 def test_what_is_no_pairs_says_what_to_give(changes, words):

@@ -5,11 +5,13 @@ import os
 import platform
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from prolip.data import emoji
 from prolip.data.emoji import LEVELS, Corpus
@@ -19,13 +21,15 @@ from prolip.evaluation.metrics import ranking as metrics
 from prolip.evaluation.metrics.bootstrap import mean_of
 from prolip.evaluation.metrics.classification import classification, label_ranks
 from prolip.evaluation.metrics.ranking import Ranking
+from prolip.evaluation.metrics.selective import selective_metrics
 from prolip.evaluation.metrics.traces import Deciles, by_decile
 from prolip.evaluation.model import Embedder, token_lengths
 from prolip.evaluation.suites.emoji import levels
 from prolip.evaluation.suites.emoji.result import CorpusResult
 from prolip.evaluation.zero_shot import TEMPLATES, mix_groups
-from prolip.gaussian import concatenate
+from prolip.gaussian import Gaussian, concatenate
 from prolip.scores import Similarity
+from prolip.uncertainty.novelty import refusal
 from prolip.utils.messages import naming
 
 #: Drawings that are embedded at a time.
@@ -42,9 +46,9 @@ def evaluate_corpus(
 
     shards: a Corpus or what `emoji.read` takes (a Corpus may hold concepts without drawings, `Corpus.with_concepts`: a
     wider gallery); select: a rule of `Corpus.select`; similarity: a score or the name of one, default: that of the
-    model's method. Keys of `metrics`: names/..., captions/..., zero_shot/... and, where variances mean something,
-    trace/..., spearman/..., inclusion/..., recall_by_trace/... and, where traces have a unit, matches/...; shares in
-    [0, 1].
+    model's method. Keys of `metrics`: names/..., captions/..., zero_shot/..., refusal/... and, where variances mean
+    something, trace/..., spearman/..., inclusion/..., recall_by_trace/... and, where traces have a unit, matches/...;
+    shares in [0, 1].
     """
     started = time.perf_counter()
     score = embedder.card.scored_by(similarity)
@@ -54,7 +58,7 @@ def evaluate_corpus(
     if not corpus.drawings:
         raise ValueError(f"the rule {select!r} leaves no drawing of these shards: choose concepts that they show")
     table = corpus.caption_table()
-    image = concatenate(embed_share(drawings_of(corpus), embedder, BATCH)[1])
+    image, novelty = embed_drawings(corpus, embedder)
     text = embedder.embed_texts(table.texts)
     info: dict[str, Any] = {
         "similarity": score.name, "score": score.to_dict(),
@@ -62,8 +66,9 @@ def evaluate_corpus(
         "precision": embedder.precision, "device": str(embedder.device), "select": select,
     }  # fmt: skip
     lengths = token_lengths(embedder.tokenizer, table.texts).numpy()
-    result = CorpusResult(corpus, image, text, lengths, {}, info | facts_of(embedder))
+    result = CorpusResult(corpus, image, text, lengths, {}, info | facts_of(embedder), novelty)
     result.metrics |= corpus_retrieval(result)
+    result.metrics |= refusal_metrics(result)
     for level in ("subgroup", "group"):
         result.metrics |= zero_shot_metrics(embedder, result, level)
     if embedder.probabilistic:
@@ -74,6 +79,23 @@ def evaluate_corpus(
     result.info["styles"] = sorted({drawing.style for drawing in corpus.drawings})
     result.info["seconds"] = round(time.perf_counter() - started, 2)
     return result
+
+
+def embed_drawings(corpus: Corpus, embedder: Embedder) -> tuple[Gaussian, dict[str, np.ndarray]]:
+    """By one pass: the drawings (N, D), and where the model knows of novelty, its nats (N,) at both ends of the tower.
+    """
+    drawings, novelty = drawings_of(corpus), embedder.novelty
+    if novelty is None:
+        return concatenate(embed_share(drawings, embedder, BATCH)[1]), {}
+    found = []
+
+    def encode(pixels: Tensor) -> Gaussian:
+        hidden = embedder.encode_hidden(pixels)
+        found.append(novelty(hidden))
+        return hidden.z
+
+    image = concatenate(embed_share(drawings, replace(embedder, encode_image=encode), BATCH)[1])
+    return image, {name: torch.cat([nats[name] for nats in found]).numpy() for name in found[0]}
 
 
 def drawings_of(corpus: Corpus) -> Dataset:
@@ -103,6 +125,42 @@ def corpus_retrieval(result: CorpusResult) -> dict[str, float]:
     for name, deciles in recall_by_trace(result).items() if result.probabilistic else ():
         out[f"recall_by_trace/{name}/spearman_deciles"] = deciles.spearman_bins
         out[f"recall_by_trace/{name}/spearman_queries"] = deciles.spearman_queries
+    return out
+
+
+def refusal_metrics(result: CorpusResult) -> dict[str, float]:
+    """`refusal/names_i2t/...` and `refusal/captions_i2t/...`: the first place of a drawing among the names and among
+    all texts, right or wrong, and what it is refused by.
+
+    As `study_retrieval`: `score`, `image`, `text` and `pair`; where the model knows of novelty `mean` and `first`, and
+    where its traces have a unit `all`, the nats of `prolip.uncertainty.novelty.refusal`. Of each AUROC and AURC.
+    """
+    cases = {
+        "names_i2t": (result.names_ranking[0], result.text.select(result.name_texts)),
+        "captions_i2t": (result.captions_ranking[0], result.text),
+    }
+    out: dict[str, float] = {}
+    for name, (ranking, texts) in cases.items():
+        wrong = (~ranking.hit(1))[ranking.answerable]
+        against = {key: x[ranking.answerable.numpy()] for key, x in signs_against(result, texts).items()}
+        found = selective_metrics(wrong, against, f"refusal/{name}")
+        out |= {key: value for key, value in found.items() if key.endswith(("/auroc", "/aurc"))}
+    return out
+
+
+def signs_against(result: CorpusResult, texts: Gaussian) -> dict[str, np.ndarray]:
+    """What speaks against the first place of every drawing among these texts, (N,) by name."""
+    score, units = result.score, result.model_score.units
+    top = score.pairwise(result.image, texts).max(1)
+    out = {"score": -top.values.numpy()}
+    if result.probabilistic:
+        image, text = result.uncertainty(result.image), result.uncertainty(texts)[top.indices.numpy()]
+        out |= {"image": image, "text": text, "pair": image + text}
+    out |= result.novelty
+    logit = score.logit(top.values)
+    if result.novelty and units is not None and logit is not None:
+        novelty = {name: torch.from_numpy(nats) for name, nats in result.novelty.items()}
+        out["all"] = refusal(logit, units.nats(result.image.trace), novelty).numpy()
     return out
 
 

@@ -6,6 +6,7 @@ import math
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,14 +21,19 @@ from prolip.methods import find_score, score_from_dict
 from prolip.scores import Score
 from prolip.utils.documents import loads
 
+#: How the arrays of novelty begin; what a first place can be refused by, as it is printed.
+NOVELTY = "novelty_"
+REFUSED_BY = ("score", "image", "text", "pair", "mean", "first", "all")
+
 
 @dataclass
 class CorpusResult:
     """One evaluation.
 
     corpus: drawings and the concepts they were told apart from; image: (N, D) per drawing; text: (T, D) per text of
-    `table`; token_lengths: (T,); metrics: flat figures; info: what was run, JSON values; zero_shot: its metrics as
-    functions of the drawings, for intervals; not saved.
+    `table`; token_lengths: (T,); metrics: flat figures; info: what was run, JSON values; novelty: nats of each drawing
+    (N,) at both ends of the tower, {} where the model knows of none; zero_shot: its metrics as functions of the
+    drawings, for intervals; not saved.
     """
 
     corpus: Corpus
@@ -36,6 +42,7 @@ class CorpusResult:
     token_lengths: np.ndarray
     metrics: dict[str, float]
     info: dict
+    novelty: dict[str, np.ndarray] = field(default_factory=dict)
     zero_shot: dict[str, bootstrap.Statistic] = field(default_factory=dict, compare=False, repr=False)
 
     @cached_property
@@ -133,11 +140,13 @@ class CorpusResult:
         drawings = [[d.key, d.style, d.concept] for d in self.corpus.drawings]
         concepts = [asdict(concept) for concept in self.corpus.concepts]
         (folder / "corpus.json").write_text(json.dumps({"concepts": concepts, "drawings": drawings}), encoding="utf-8")
+        novelty: dict[str, Any] = {f"{NOVELTY}{name}": nats for name, nats in self.novelty.items()}
         np.savez(
             folder / "embeddings.npz",
             image_mean=self.image.mean.numpy(), image_log_var=self.image.log_var.numpy(),
             text_mean=self.text.mean.numpy(), text_log_var=self.text.log_var.numpy(),
             token_lengths=self.token_lengths,
+            **novelty,
             drawings=np.frombuffer(b"".join(d.data for d in self.corpus.drawings), dtype=np.uint8),
             drawing_sizes=np.array([len(d.data) for d in self.corpus.drawings]),
         )  # fmt: skip
@@ -156,14 +165,15 @@ def load(folder: str | Path) -> CorpusResult:
     concepts = tuple(Concept(**{**c, "keywords": tuple(c["keywords"])}) for c in texts["concepts"])
     with np.load(folder / "embeddings.npz") as arrays:
         data, ends = arrays["drawings"].tobytes(), np.cumsum(arrays["drawing_sizes"])
-        z = {key: torch.from_numpy(arrays[key]) for key in arrays.files if key.endswith(("mean", "log_var"))}
+        z = {key: torch.from_numpy(arrays[key]) for key in arrays.files if key.startswith(("image_", "text_"))}
+        novelty = {key.removeprefix(NOVELTY): arrays[key] for key in arrays.files if key.startswith(NOVELTY)}
         token_lengths = arrays["token_lengths"]
     drawings = tuple(
         Drawing(key, style, concept, data[start:end])
         for (key, style, concept), start, end in zip(texts["drawings"], [0, *ends[:-1]], ends)
     )
     image, text = (Gaussian(z[f"{kind}_mean"], z[f"{kind}_log_var"]) for kind in ("image", "text"))
-    return CorpusResult(Corpus(concepts, drawings), image, text, token_lengths, metrics, written["info"])
+    return CorpusResult(Corpus(concepts, drawings), image, text, token_lengths, metrics, written["info"], novelty)
 
 
 def format_corpus(result: CorpusResult) -> str:
@@ -189,6 +199,7 @@ def format_corpus(result: CorpusResult) -> str:
             )
             lines.append(f"{kind:<26}{share(top1, 8)}{share(top5, 8)}{share(recall, 9)}{count:8.0f}")
     lines += ["-: there are not so many to choose from"] if any(" - " in f"{line[26:]} " for line in lines) else []
+    lines += refusal_lines(m)
     if not result.probabilistic:
         lines += ["", "points: this model's method trains means alone, and its variances say nothing"]
         return "\n".join([*lines, *interval_lines(info)])
@@ -199,6 +210,20 @@ def format_corpus(result: CorpusResult) -> str:
         lines += [""] if any(key.startswith(prefix) for key in m) else []
         lines += [f"{k:<56}{v:9.3f}" for k, v in m.items() if k.startswith(prefix) and not k.endswith("/median")]
     return "\n".join([*lines, *interval_lines(info)])
+
+
+def refusal_lines(metrics: dict[str, float]) -> list[str]:
+    """What finds the wrong first places, and the mean error left; none for what was saved before there was any."""
+    ways = {"names_i2t": "names", "captions_i2t": "all captions"}
+    rows = [name for name in REFUSED_BY if f"refusal/names_i2t/{name}/aurc" in metrics]
+    if not rows:
+        return []
+    heads = "".join(f"{f'{key} {what}':>20}" for what in ways.values() for key in ("AUROC", "AURC"))
+    lines = ["", f"{'image -> text, refused by':<26}{heads}"]
+    for name in rows:
+        cells = (metrics.get(f"refusal/{way}/{name}/{key}", math.nan) for way in ways for key in ("auroc", "aurc"))
+        lines.append(f"{name:<26}" + "".join(f"{value:20.3f}" for value in cells))
+    return lines
 
 
 def interval_lines(info: dict) -> list[str]:
