@@ -200,8 +200,8 @@ def check_device(device: torch.device | str) -> torch.device:
 def own_score(network: nn.Module) -> tuple[Score, bool]:
     """`score_of` a model, and whether its variances mean something, which its method knows: True where it has none."""
     config = getattr(network, "config", None)
-    ours = isinstance(config, dict) and "method_cfg" in config
-    return score_of(network), find_method(config["method_cfg"]["name"]).probabilistic if ours else True
+    method = config.get("method_cfg") if isinstance(config, dict) else None
+    return score_of(network), method is None or find_method(method["name"]).probabilistic
 
 
 def choose_score(similarity: Similarity, own: Score, probabilistic: bool, name: str) -> Score:
