@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from prolip.evaluation.loading import config_file, is_prolip, load_openclip, load_prolip, model_fingerprint
+from prolip.evaluation.model import PointModel
 from prolip.methods import LikelihoodConfig, find_method
 from prolip.methods.base import Context
 from prolip.models.prolip import ProLIP
@@ -107,7 +108,8 @@ def write_openclip(  # noqa: PLR0913
         text = json.dumps({"model_cfg": settings, "preprocess_cfg": preprocess}, indent=2)
         temporary.write_text(text + "\n", encoding="utf-8")
     again = load_openclip(f"local-dir:{folder}", None, tokenizer)
-    if model_fingerprint(*again) != model_fingerprint(*loaded):
+    without = loaded._replace(network=PointModel(network))  # of variances that it may have had already
+    if model_fingerprint(*again) != model_fingerprint(*without):
         raise ValueError(f"{folder} is read as another model than {model}: its configuration does not say all of it")
     FittedCLIP(network, *fitted).save(folder)
     return fitted

@@ -149,7 +149,7 @@ def bank_features(mean: Tensor, bank: Tensor, weight: Tensor, scale: Tensor | fl
     present = cosines.masked_fill(empty, -1.0)
     nearest = present.topk(min(max(NEAREST), bank.shape[0]), dim=1).values
     found += [nearest[:, min(k, nearest.shape[1]) - 1] for k in NEAREST]
-    return torch.stack(found, 1)
+    return torch.stack(found, 1).masked_fill(empty.all(), 0.0)  # a bank that nothing was put into answers nothing
 
 
 def token_features(ids: Tensor, rarity: Tensor, never: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from prolip.uncertainty.heads import (
     NEAREST,
     TEMPERATURES,
     TOKEN_FEATURES,
+    AmbiguityHead,
     Parts,
     VarianceHead,
     bank_features,
@@ -85,3 +86,11 @@ def test_a_head_that_was_not_fitted_leaves_one_nat_open_and_its_state_is_what_is
 def test_a_head_that_looks_at_tokens_asks_for_them():
     with pytest.raises(ValueError, match="give the ids"):
         head_of(vocabulary=50).log_var(points(2, 6))
+
+
+def test_a_head_that_nothing_was_fitted_to_leaves_one_nat_open_of_everything():
+    for parts in (Parts(dim=8, bank=4), Parts(dim=8, vocabulary=9, centres=3)):
+        ids = torch.randint(9, (5, 3)) if parts.vocabulary else None
+        mean = torch.nn.functional.normalize(torch.randn(5, 8), dim=1)
+        assert torch.equal(AmbiguityHead(parts)(mean, ids), torch.zeros(5))
+        torch.testing.assert_close(VarianceHead(parts).log_var(mean, ids).exp().sum(1), torch.ones(5))
