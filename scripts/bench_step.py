@@ -10,6 +10,8 @@ given, and ratios are medians of the ratios within a turn.
 siglip           OpenCLIP's own model of the same configuration without [UNC] and heads, with OpenCLIP's SigLipLoss
 prolip           ours: PPCL, inclusion, VIB, masked views (patches dropped before they are embedded, texts in one pass)
 no views         ours without masked views (alpha2 = 0)
+our siglip       SigLIP's loss on our towers, with [UNC] in the sequence
+likelihood       the method that the demo trains, whose variances are fitted when training ends
 released views   ours with masked views in the shape of the released code: a second full forward pass of the first
                  12.5% of the batch that keeps 75% of the patches, a text pass of its own, texts masked row by row
 """
@@ -30,7 +32,8 @@ from torch import Tensor, nn
 
 import prolip
 from prolip.masking import count_masked_rows
-from prolip.methods.base import Batch
+from prolip.methods import LikelihoodConfig, LikelihoodObjective, SigLIPConfig, SigLIPObjective
+from prolip.methods.base import Batch, Objective
 from prolip.methods.prolip import ProLIPConfig, ProLIPObjective
 from prolip.models.registry import get_model_config
 from training.model import attention_for
@@ -90,8 +93,8 @@ def build_steps(options: argparse.Namespace) -> dict[str, Step]:
     torch.manual_seed(0)
     batch = make_batch(options, device)
 
-    def ours(kind: type[ProLIPObjective], **settings: Any) -> Callable[[int], Tensor]:
-        objective = kind(prolip.create_model(options.model, device=device), ProLIPConfig(**settings)).to(device)
+    def ours(kind: type[Objective], config: Any) -> Callable[[int], Tensor]:
+        objective = kind(prolip.create_model(options.model, device=device), config).to(device)
         modules.append(objective)
         if options.compile:
             objective.model.visual.compile(dynamic=False)
@@ -104,9 +107,11 @@ def build_steps(options: argparse.Namespace) -> dict[str, Step]:
         siglip.model.visual.compile(dynamic=False)
         siglip.model.text.compile(dynamic=False)
     losses = {
-        "prolip": ours(ProLIPObjective),
-        "no views": ours(ProLIPObjective, alpha2=0.0),
-        "released views": ours(ReleasedViews),
+        "our siglip": ours(SigLIPObjective, SigLIPConfig()),
+        "likelihood": ours(LikelihoodObjective, LikelihoodConfig()),
+        "prolip": ours(ProLIPObjective, ProLIPConfig()),
+        "no views": ours(ProLIPObjective, ProLIPConfig(alpha2=0.0)),
+        "released views": ours(ReleasedViews, ProLIPConfig()),
     }
     modules.insert(0, siglip)
     losses = {"siglip": lambda step: siglip(batch)} | losses

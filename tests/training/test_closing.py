@@ -67,6 +67,19 @@ def test_the_model_and_its_average_have_variances_of_their_own(runs):
         assert one[name].abs().sum() > 0 and not torch.equal(one[name], other[name])
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [3, 4])
+def test_more_ranks_fit_what_one_process_fits(tmp_path, forked, ranks):
+    """From the same weights: three ranks cannot share batches of 16, so nothing is learned on the way."""
+    words = [*TRAINING, "--lr", "0", "--wd", "0", "--output-dir", tmp_path]
+    for name, count in (("one", 1), ("more", ranks)):
+        size = ["--batch-size", str(12 // count), "--workers", "1", "--name", name]
+        assert forked.run(*words, *size, ranks=count) == 0, forked.err[-3000:]
+    whole = traces(tmp_path / "one/model")
+    for kind, found in traces(tmp_path / "more/model").items():
+        torch.testing.assert_close(found, whole[kind], rtol=0.01, atol=1e-6)
+
+
 def test_the_evaluation_at_the_end_ranks_by_what_was_fitted_and_says_so(runs, capsys):
     figures = json.loads((runs / "one/eval.json").read_text())
     assert figures["trace/text_spread"] > 0 and figures["refusal/names_i2t/all/aurc"] > 0

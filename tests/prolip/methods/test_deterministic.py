@@ -131,7 +131,7 @@ def train_rank(rank: int, world_size: int, rows: int) -> dict[tuple[str, int], t
     return results
 
 
-@pytest.mark.parametrize("world_size", [2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("world_size", [2, *(pytest.param(ranks, marks=pytest.mark.slow) for ranks in (3, 4))])
 def test_ranks_equal_one_process_on_the_interleaved_batch(world_size):
     """OpenCLIP's distributed options as set here are exact under DDP's mean, with an odd and an even ring."""
     rows = 4 * world_size
