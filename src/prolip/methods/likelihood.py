@@ -1,9 +1,9 @@
 """Means by a contrastive loss, variances by the likelihood of matched pairs: what a trace should mean.
 
-The pair loss is SigLIP's (Zhai et al. 2023) or CLIP's (Radford et al. 2021), so means and time are theirs. When the means
-have settled, the variances are fitted to the code lengths of matched pairs (`prolip.uncertainty.fit`): the trace of a text
-is (2/a) times the nats that it leaves open about its image, that of an image likewise against the texts. The same pass
-says what an image is new to (`prolip.uncertainty.novelty`). docs/uncertainty_study.md has the theory, and what was tried.
+The pair loss is SigLIP's (Zhai et al. 2023) or CLIP's (Radford et al. 2021), so means and time are theirs. When the
+means have settled, the variances are fitted to the code lengths of matched pairs (`prolip.uncertainty.fit`): the trace
+of a text is (2/a) times the nats that it leaves open about its image, that of an image likewise against the texts. The
+same pass says what an image is new to (`prolip.uncertainty.novelty`). docs/uncertainty_study.md has the theory.
 """
 from __future__ import annotations
 
