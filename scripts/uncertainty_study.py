@@ -41,11 +41,13 @@ Row = dict[str, float]
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, what in (("paper", "the paper's loss"), ("ours", "the method likelihood"), ("frozen", "SigLIP's loss"),
-                       ("held", "SigLIP's loss without some texts")):  # fmt: skip
-        parser.add_argument(f"--{name}", nargs="*", default=[], metavar="RUN", help=f"runs by {what}")
-    parser.add_argument("--baselines", nargs="*", default=list(BASELINES), choices=list(BASELINES))
-    parser.add_argument("--seed", type=int, default=0, help="of what is fitted")
+    add = parser.add_argument
+    add("--paper", nargs="*", default=[], metavar="RUN", help="runs by the paper's loss")
+    add("--ours", nargs="*", default=[], metavar="RUN", help="runs by the method likelihood")
+    add("--frozen", nargs="*", default=[], metavar="RUN", help="runs by SigLIP's loss, which all else is fitted to")
+    add("--held", nargs="*", default=[], metavar="RUN", help="the same without some texts")
+    add("--baselines", nargs="*", default=list(BASELINES), choices=list(BASELINES))
+    add("--seed", type=int, default=0, help="of what is fitted")
     return parser.parse_args(arguments)
 
 

@@ -26,7 +26,7 @@ def close_training(run: Run) -> None:
         return
     start = time.perf_counter()
     models = [trained.objective.model] + ([trained.ema.module] if trained.ema is not None else [])
-    with run.health.watchdog.pause(), torch.compiler.set_stance("force_eager"), trained.autocast():
+    with run.health.watchdog.pause(), torch.compiler.set_stance("force_eager"):
         problems = [problem for model in models if (problem := close_model(run, model, wanted))]
     if run.world.is_first:
         said = f"closed by the method in {time.perf_counter() - start:.0f} s"
@@ -47,7 +47,7 @@ def close_model(run: Run, model: Any, wanted: int) -> str:
     problem = next((found for _, found in parts if found), "")
     if world.is_first and not problem:
         try:
-            scale, encode = whole.logit_scale.exp().item(), encoders(whole, world.device)[1]
+            scale, encode = whole.logit_scale.exp().item(), encoders(whole, world.device, run.trained.autocast)[1]
             joined = join([Part(*part) for part, _ in parts if part])
             run.trained.objective.close(whole, embed_texts(joined, encode, run.kept.tokenizer, scale))
             fitted = {name: x.cpu() for name, x in whole.named_buffers() if name in model.added_names}
@@ -65,6 +65,7 @@ def embed_share(run: Run, model: Any, wanted: int) -> tuple[tuple[Any, ...] | No
     world = run.world
     try:
         samples = captioned_samples(run.config.data, run.kept.preprocess, wanted, world.rank, world.world_size)
-        return tuple(embed_images(samples, encoders(model, world.device)[0])), ""
+        encode, _ = encoders(model, world.device, run.trained.autocast)
+        return tuple(embed_images(samples, encode)), ""
     except Exception as error:  # of files, object stores, decoders
         return None, explain(error) or f"{type(error).__name__}: {error}"

@@ -99,6 +99,13 @@ def test_the_last_checkpoint_is_taken_behind_the_fit(tmp_path):
     assert all(torch.equal(x, wanted[name]) for name, x in model.state_dict().items())
 
 
+def test_a_run_in_half_precision_is_closed_too(tmp_path, capsys):
+    folder = begin(tmp_path, "half", *TRAINING, "--precision", "amp_bf16", "--batch-size", "16", "--workers", "0")
+    assert "closed by the method in" in capsys.readouterr().out
+    found = traces(folder / "model")
+    assert found.keys() == {"text", "image", "mean", "first"} and all(x.unique().numel() > 5 for x in found.values())
+
+
 @pytest.mark.parametrize("part", ["captioned_samples", "embed_texts"])
 def test_what_fails_at_the_end_is_reported_and_costs_no_model(tmp_path, monkeypatch, capsys, part):
     def gone(*args, **kwargs):

@@ -33,7 +33,7 @@ class LikelihoodConfig:
     """What the variances are fitted with, when the means have settled."""
 
     pair_loss: PairLoss = option("sigmoid", "of the means: sigmoid, SigLIP's, or softmax, CLIP's")
-    captions: int = option(1, "texts drawn for each image of a batch: the mean of the losses with each of them")
+    captions_per_image: int = option(1, "texts drawn for each image of a batch: the loss is the mean over them")
     fit_samples: int = option(100_000, "samples that are read once more at the end, to fit the variances; 0: no fit")
     bank: int = option(2048, "texts that an image is compared with for its variance; 4 bytes per dimension of each")
     centres: int = option(2048, "texts whose variances are kept one by one; of others their tokens speak")
@@ -42,7 +42,7 @@ class LikelihoodConfig:
     def __post_init__(self) -> None:
         if self.pair_loss not in get_args(PairLoss):
             raise ValueError(f"pair_loss={self.pair_loss!r}: use one of {', '.join(get_args(PairLoss))}")
-        bounds = {"captions": 1, "fit_samples": 0, "bank": 32, "centres": 0, "novelty_centres": 0}
+        bounds = {"captions_per_image": 1, "fit_samples": 0, "bank": 32, "centres": 0, "novelty_centres": 0}
         for name, least in bounds.items():
             if getattr(self, name) < least:
                 raise ValueError(f"{name}={getattr(self, name)}: give {least} or more")
@@ -125,11 +125,11 @@ class LikelihoodObjective(MeansObjective):
 
     @classmethod
     def needs(cls, config: LikelihoodConfig) -> Needs:
-        return Needs(data={"captions": config.captions}, closing_samples=config.fit_samples)
+        return Needs(data={"captions": config.captions_per_image}, closing_samples=config.fit_samples)
 
     @classmethod
     def passes(cls, config: LikelihoodConfig, rows: int, patches: int) -> list[EncoderPass]:
-        return [EncoderPass("image", rows), EncoderPass("text", rows * config.captions)]
+        return [EncoderPass("image", rows), EncoderPass("text", rows * config.captions_per_image)]
 
     def embed(self, batch: Batch) -> Reps:
         """Means of images (B, D) and of their captions (B, C, D), with scale and bias."""

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -97,11 +98,17 @@ def embed_texts(
     )  # fmt: skip
 
 
-def encoders(model: Any, device: torch.device) -> tuple[Callable[[Tensor], Hidden], Encode]:
-    """`encode_hidden` and `encode_text` of a model in evaluation mode, of one batch on its device."""
+def encoders(
+    model: Any, device: torch.device, autocast: Callable[[], AbstractContextManager] = nullcontext
+) -> tuple[Callable[[Tensor], Hidden], Encode]:
+    """`encode_hidden` and `encode_text` of a model in evaluation mode, of one batch on its device, under autocast."""
+
+    def image(pixels: Tensor) -> Hidden:
+        with autocast():
+            return encode_hidden(model, pixels.to(device, non_blocking=True))
 
     def text(ids: Tensor) -> Gaussian:
-        with torch.no_grad():
+        with torch.no_grad(), autocast():
             return model.encode_text(ids.to(device, non_blocking=True))
 
-    return lambda pixels: encode_hidden(model, pixels.to(device, non_blocking=True)), text
+    return image, text

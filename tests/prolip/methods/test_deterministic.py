@@ -18,8 +18,10 @@ from prolip.methods.likelihood import LikelihoodConfig, LikelihoodObjective
 METHODS = {
     "siglip": (SigLIPConfig, SigLIPObjective), "clip": (CLIPConfig, CLIPObjective),
     "likelihood": (LikelihoodConfig, LikelihoodObjective),
-    "likelihood-captions": (partial(LikelihoodConfig, captions=3), LikelihoodObjective),
-    "likelihood-softmax-captions": (partial(LikelihoodConfig, captions=3, pair_loss="softmax"), LikelihoodObjective),
+    "likelihood-captions": (partial(LikelihoodConfig, captions_per_image=3), LikelihoodObjective),
+    "likelihood-softmax-captions": (
+        partial(LikelihoodConfig, captions_per_image=3, pair_loss="softmax"), LikelihoodObjective,
+    ),
 }  # fmt: skip
 FROZEN = dict.fromkeys(("clip", "likelihood-softmax-captions"), {"model.logit_bias"})
 
