@@ -10,9 +10,13 @@ import pytest
 import torch
 from PIL import Image
 
+import prolip
 from prolip.data import index
 from prolip.evaluation.datasets import emoji
-from prolip.methods import METHODS
+from prolip.methods import METHODS, LikelihoodConfig
+from prolip.models.weights.checkpoint import save_pretrained
+from prolip.uncertainty.attach import attach
+from prolip.uncertainty.pairs import Pairs
 from training.main import build_parser, parse
 
 ROOT = Path(__file__).parents[2]
@@ -121,19 +125,30 @@ def test_tests_that_pages_name_exist():
             assert (ROOT / name).exists(), f"{page}: {name}"
 
 
-def test_readme_python_runs_as_it_stands_with_a_trained_or_a_new_model(tmp_path, monkeypatch):
+def fitted_model(folder: Path) -> str:
+    """A small model with variances, fitted to random pairs."""
+    save_pretrained(prolip.create_model("ProLIP-ViT-XS-16"), folder / "plain")
+    image, text = (torch.nn.functional.normalize(torch.randn(64, 192), dim=1) for _ in range(2))
+    ids = prolip.get_tokenizer("ProLIP-ViT-XS-16")([f"picture {i}" for i in range(64)])
+    pairs = Pairs.in_rows(image, text, 10.0, text_ids=ids)
+    attach(f"local-dir:{folder}/plain", None, None, pairs, LikelihoodConfig(bank=32, centres=8), folder / "fitted")
+    return f"local-dir:{folder}/fitted"
+
+
+def test_readme_python_runs_as_it_stands_with_a_fitted_model(tmp_path, monkeypatch, capsys):
     (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
     assert code.count("local-dir:runs/demo/model") == 2
     Image.new("RGB", (64, 64), "red").save(tmp_path / "picture.png")
     monkeypatch.chdir(tmp_path)
     names: dict = {}
-    exec(code.replace("local-dir:runs/demo/model", "ProLIP-ViT-XS-16"), names)
-    image, texts, measures = names["image"], names["texts"], names["measures"]
-    assert image.mean.shape == image.log_var.shape == (1, 192)
+    exec(code.replace("local-dir:runs/demo/model", fitted_model(tmp_path)), names)
+    image, texts, score = names["image"], names["texts"], names["score"]
+    assert image.mean.shape == image.log_var.shape == (1, 192) and texts.trace.shape == (3,)
     torch.testing.assert_close(image.mean.norm(dim=-1), torch.ones(1))
-    assert texts.trace.shape == (3,)
-    assert measures.pairwise_csd_similarity(image, texts).shape == (1, 3)
-    assert measures.inclusion_test(image, texts).shape == (3,)
+    probability = score.match_probability(score.pairwise(image, texts))
+    assert probability.shape == (1, 3) and ((probability > 0) & (probability < 1)).all()
+    said = capsys.readouterr().out.splitlines()
+    assert len(said) == 3 and all(re.fullmatch(r"'.+' fits (about|nearly) .+ of the pictures", line) for line in said)
 
 
 def python_of(page: str) -> str:
