@@ -28,6 +28,7 @@ from prolip.evaluation.metrics.bootstrap import Statistic, paired  # noqa: E402
 from prolip.evaluation.metrics.selective import auroc, recall_auroc, risk_coverage  # noqa: E402
 from prolip.evaluation.metrics.study import study_retrieval  # noqa: E402
 from prolip.evaluation.metrics.traces import by_decile, partial_spearman, spearman  # noqa: E402
+from prolip.evaluation.suites.emoji.evaluate import evaluate_corpus  # noqa: E402
 from prolip.evaluation.suites.emoji.result import CorpusResult  # noqa: E402
 from prolip.uncertainty.baselines import BASELINES  # noqa: E402
 from study_subjects import Subject, Trained, baselines, fitted, trained  # noqa: E402
@@ -98,14 +99,22 @@ def beside(subject: Subject) -> dict[str, Row]:
     """Rows of what a model has beside its variances: top score, novelty at both ends of the tower, all of it."""
     result, metrics = subject.result, subject.result.metrics
     out: dict[str, Row] = {}
-    for name, title in {"score": "top score", "mean": "novelty, mean", "first": "novelty, first", "all": "all"}.items():
-        keys = {"AUROC i2t": f"refusal/names_i2t/{name}/auroc", "AURC i2t": f"refusal/names_i2t/{name}/aurc"}
-        if all(key in metrics for key in keys.values()):
-            out[title] = {column: metrics[key] for column, key in keys.items()}
+    titles = {"score": "top score", "pair": "both traces", "mean": "novelty, mean", "first": "novelty, first", "all": "all"}
+    by_cosine = evaluate_corpus(subject.embedder, result.corpus, similarity="mean").metrics
+    out["top cosine"] = refused(by_cosine, "score")
+    for name, title in titles.items():
+        if f"refusal/names_i2t/{name}/auroc" in metrics:
+            out[title] = refused(metrics, name)
         if name in result.novelty:
             out[title]["R-AUROC"] = neighbours(result, result.novelty[name])
             out[title] |= {kind: against(found[name], result.novelty[name]) for kind, found in new(subject).items()}
     return out
+
+
+def refused(metrics: dict[str, float], by: str) -> Row:
+    """Mistakes among the names in both ways, refused by one sign."""
+    return {f"{figure} {way}": metrics[f"refusal/names_{way}/{by}/{figure.lower()}"]
+            for figure in ("AUROC", "AURC") for way in ("i2t", "t2i")}  # fmt: skip
 
 
 def new(subject: Subject) -> dict[str, dict[str, np.ndarray]]:

@@ -188,8 +188,13 @@ def test_the_corpus_is_refused_by_novelty_from_the_same_pass(pair, tmp_path, cap
     assert result.metrics["refusal/names_i2t/first/aurc"] == pytest.approx(
         risk_coverage(result.novelty["first"], wrong).aurc
     )
+    top = score.pairwise(result.image, result.text).max(dim=0)  # the drawing that each text finds
+    nats = -score.match_probability(top.values).log() + units.nats(result.text.trace)
+    nats = (nats + sum(torch.from_numpy(x)[top.indices] for x in result.novelty.values()))[result.table.true_matches > 0]
+    wrong = ~result.captions_ranking[1].hit(1)[result.captions_ranking[1].answerable]
+    assert result.metrics["refusal/captions_t2i/all/aurc"] == pytest.approx(risk_coverage(nats, wrong).aurc)
     said = capsys.readouterr().out
-    assert all(f"\n{name} " in said for name in ("score", "image", "pair", "mean", "first", "all"))
+    assert all(said.count(f"\n{name} ") >= 2 for name in ("score", "text", "pair", "mean", "first", "all"))
     points = evaluate_corpus(["--model", f"local-dir:{pair[0]}", "--data", UNSEEN])
     assert {key.split("/")[2] for key in points.metrics if key.startswith("refusal/")} == {"score"}
 

@@ -129,38 +129,41 @@ def corpus_retrieval(result: CorpusResult) -> dict[str, float]:
 
 
 def refusal_metrics(result: CorpusResult) -> dict[str, float]:
-    """`refusal/names_i2t/...` and `refusal/captions_i2t/...`: the first place of a drawing among the names and among
-    all texts, right or wrong, and what it is refused by.
+    """`refusal/{names,captions}_{i2t,t2i}/...`: the first place of a drawing among the names and among all texts, and of
+    a text among the drawings, right or wrong, and what it is refused by.
 
-    As `study_retrieval`: `score`, `image`, `text` and `pair`; where the model knows of novelty `mean` and `first`, and
-    where its traces have a unit `all`, the nats of `prolip.uncertainty.novelty.refusal`. Of each AUROC and AURC.
+    As `study_retrieval`: `score`, `image`, `text` and `pair`; where the model knows of novelty `mean` and `first`, of the
+    image asked about or found, and where its traces have a unit `all`, the nats of `prolip.uncertainty.novelty.refusal`.
+    Of each AUROC and AURC.
     """
-    cases = {
-        "names_i2t": (result.names_ranking[0], result.text.select(result.name_texts)),
-        "captions_i2t": (result.captions_ranking[0], result.text),
-    }
+    galleries = {"names": (result.names_ranking, result.text.select(result.name_texts)),
+                 "captions": (result.captions_ranking, result.text)}  # fmt: skip
     out: dict[str, float] = {}
-    for name, (ranking, texts) in cases.items():
-        wrong = (~ranking.hit(1))[ranking.answerable]
-        against = {key: x[ranking.answerable.numpy()] for key, x in signs_against(result, texts).items()}
-        found = selective_metrics(wrong, against, f"refusal/{name}")
-        out |= {key: value for key, value in found.items() if key.endswith(("/auroc", "/aurc"))}
+    for name, (rankings, texts) in galleries.items():
+        for way, ranking in zip(("i2t", "t2i"), rankings):
+            wrong = (~ranking.hit(1))[ranking.answerable]
+            against = {key: x[ranking.answerable.numpy()] for key, x in signs_against(result, texts, way).items()}
+            found = selective_metrics(wrong, against, f"refusal/{name}_{way}")
+            out |= {key: value for key, value in found.items() if key.endswith(("/auroc", "/aurc"))}
     return out
 
 
-def signs_against(result: CorpusResult, texts: Gaussian) -> dict[str, np.ndarray]:
-    """What speaks against the first place of every drawing among these texts, (N,) by name."""
+def signs_against(result: CorpusResult, texts: Gaussian, way: str) -> dict[str, np.ndarray]:
+    """What speaks against the first place of every drawing among these texts ("i2t"), or of every text among the
+    drawings ("t2i"), (N,) by name."""
     score, units = result.score, result.model_score.units
-    top = score.pairwise(result.image, texts).max(1)
+    top = score.pairwise(result.image, texts).max(dim=1 if way == "i2t" else 0)
+    image, text = (slice(None), top.indices) if way == "i2t" else (top.indices, slice(None))
     out = {"score": -top.values.numpy()}
     if result.probabilistic:
-        image, text = result.uncertainty(result.image), result.uncertainty(texts)[top.indices.numpy()]
-        out |= {"image": image, "text": text, "pair": image + text}
-    out |= result.novelty
+        out |= {"image": result.uncertainty(result.image)[image], "text": result.uncertainty(texts)[text]}
+        out["pair"] = out["image"] + out["text"]
+    out |= {name: nats[image] for name, nats in result.novelty.items()}
     logit = score.logit(top.values)
     if result.novelty and units is not None and logit is not None:
-        novelty = {name: torch.from_numpy(nats) for name, nats in result.novelty.items()}
-        out["all"] = refusal(logit, units.nats(result.image.trace), novelty).numpy()
+        novelty = {name: torch.from_numpy(out[name]) for name in result.novelty}
+        asked = result.image if way == "i2t" else texts
+        out["all"] = refusal(logit, units.nats(asked.trace), novelty).numpy()
     return out
 
 

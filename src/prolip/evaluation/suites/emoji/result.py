@@ -214,15 +214,16 @@ def format_corpus(result: CorpusResult) -> str:
 
 def refusal_lines(metrics: dict[str, float]) -> list[str]:
     """What finds the wrong first places, and the mean error left; none for what was saved before there was any."""
-    ways = {"names_i2t": "names", "captions_i2t": "all captions"}
-    rows = [name for name in REFUSED_BY if f"refusal/names_i2t/{name}/aurc" in metrics]
-    if not rows:
-        return []
-    heads = "".join(f"{f'{key} {what}':>20}" for what in ways.values() for key in ("AUROC", "AURC"))
-    lines = ["", f"{'image -> text, refused by':<26}{heads}"]
-    for name in rows:
-        cells = (metrics.get(f"refusal/{way}/{name}/{key}", math.nan) for way in ways for key in ("auroc", "aurc"))
-        lines.append(f"{name:<26}" + "".join(f"{value:20.3f}" for value in cells))
+    lines: list[str] = []
+    for way, title in {"i2t": "image -> text", "t2i": "text -> image"}.items():
+        galleries = {f"names_{way}": "names", f"captions_{way}": "all captions"}
+        rows = [name for name in REFUSED_BY if f"refusal/names_{way}/{name}/aurc" in metrics]
+        if rows:
+            heads = "".join(f"{f'{key} {what}':>20}" for what in galleries.values() for key in ("AUROC", "AURC"))
+            lines += ["", f"{f'{title}, refused by':<26}{heads}"]
+        for name in rows:
+            keys = [f"refusal/{gallery}/{name}/{key}" for gallery in galleries for key in ("auroc", "aurc")]
+            lines.append(f"{name:<26}" + "".join(f"{metrics.get(key, math.nan):20.3f}" for key in keys))
     return lines
 
 
