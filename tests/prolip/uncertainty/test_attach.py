@@ -190,7 +190,8 @@ def test_the_corpus_is_refused_by_novelty_from_the_same_pass(pair, tmp_path, cap
     )
     top = score.pairwise(result.image, result.text).max(dim=0)  # the drawing that each text finds
     nats = -score.match_probability(top.values).log() + units.nats(result.text.trace)
-    nats = (nats + sum(torch.from_numpy(x)[top.indices] for x in result.novelty.values()))[result.table.true_matches > 0]
+    nats = nats + sum(torch.from_numpy(x)[top.indices] for x in result.novelty.values())
+    nats = nats[result.table.true_matches > 0]
     wrong = ~result.captions_ranking[1].hit(1)[result.captions_ranking[1].answerable]
     assert result.metrics["refusal/captions_t2i/all/aurc"] == pytest.approx(risk_coverage(nats, wrong).aurc)
     said = capsys.readouterr().out
