@@ -99,10 +99,10 @@ def beside(subject: Subject) -> dict[str, Row]:
     """Rows of what a model has beside its variances: top score, novelty at both ends of the tower, all of it."""
     result, metrics = subject.result, subject.result.metrics
     out: dict[str, Row] = {}
-    titles = {"score": "top score", "pair": "both traces", "mean": "novelty, mean", "first": "novelty, first", "all": "all"}
+    titles = {"score": "top score", "pair": "both traces", "mean": "novelty, mean", "first": "novelty, first"}
     by_cosine = evaluate_corpus(subject.embedder, result.corpus, similarity="mean").metrics
     out["top cosine"] = refused(by_cosine, "score")
-    for name, title in titles.items():
+    for name, title in {**titles, "all": "all"}.items():
         if f"refusal/names_i2t/{name}/auroc" in metrics:
             out[title] = refused(metrics, name)
         if name in result.novelty:

@@ -1,4 +1,4 @@
-"""DataComp on a model that was given variances: by the mean it answers as before, by its own score with an uncertainty."""
+"""DataComp on a model that was given variances: it answers as before by the mean, and with uncertainty by its score."""
 from __future__ import annotations
 
 import json
@@ -18,7 +18,8 @@ from prolip.evaluation.suites.datacomp.tasks import select_tasks
 from prolip.models.weights.checkpoint import save_pretrained
 from prolip.uncertainty.__main__ import main as fit
 
-FEW = select_tasks(["cifar10", "fmow", "geode", "utkface", "retrieval/flickr_1k_test_image_text_retrieval", "winogavil"])
+FLICKR = "retrieval/flickr_1k_test_image_text_retrieval"
+FEW = select_tasks(["cifar10", "fmow", "geode", "utkface", FLICKR, "winogavil"])
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +28,7 @@ def folder(tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("fitted")
     torch.manual_seed(0)
     save_pretrained(prolip.create_model("ProLIP-ViT-test", method_cfg={"name": "siglip"}), root / "before")
-    assert fit(["--model", f"local-dir:{root}/before", "--train-data", SHARDS, "--caption-sampling", "name:2,keywords,group",
+    assert fit(["--model", f"local-dir:{root}/before", "--train-data", SHARDS, "--caption-sampling", "name:2,group",
                 "--bank", "64", "--centres", "64", "--output", str(root / "after")]) == 0  # fmt: skip
     write_suite(root / "data", FEW, Oracle(miniatures.prolip_folder(root / "labels")))
     write_task(["--data", UNSEEN, "--classes", "subgroup", "--out", str(root / "data/wds_cars_test")])
@@ -37,8 +38,8 @@ def folder(tmp_path_factory) -> Path:
 def results(folder: Path, model: str, *similarity: str) -> dict[tuple[str, str], dict]:
     """Lines of results.jsonl by task and similarity."""
     out = folder / "out" / "-".join((model, *similarity))
-    main(["--model", f"local-dir:{folder}/{model}", "--data-dir", str(folder / "data"), "--output", str(out), "--workers", "0",
-          "--device", "cpu", "--tasks", "cars", *(task.key for task in FEW), *similarity])  # fmt: skip
+    main(["--model", f"local-dir:{folder}/{model}", "--data-dir", str(folder / "data"), "--output", str(out), *similarity,
+          "--workers", "0", "--device", "cpu", "--tasks", "cars", *(task.key for task in FEW)])  # fmt: skip
     lines = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
     return {(line["key"], line["identity"]["similarity"]): line for line in lines}
 

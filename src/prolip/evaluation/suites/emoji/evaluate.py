@@ -129,12 +129,12 @@ def corpus_retrieval(result: CorpusResult) -> dict[str, float]:
 
 
 def refusal_metrics(result: CorpusResult) -> dict[str, float]:
-    """`refusal/{names,captions}_{i2t,t2i}/...`: the first place of a drawing among the names and among all texts, and of
-    a text among the drawings, right or wrong, and what it is refused by.
+    """`refusal/{names,captions}_{i2t,t2i}/...`: the first place of a drawing among the names and among all texts, and
+    of a text among the drawings, right or wrong, and what it is refused by.
 
-    As `study_retrieval`: `score`, `image`, `text` and `pair`; where the model knows of novelty `mean` and `first`, of the
-    image asked about or found, and where its traces have a unit `all`, the nats of `prolip.uncertainty.novelty.refusal`.
-    Of each AUROC and AURC.
+    As `study_retrieval`: `score`, `image`, `text` and `pair`; where the model knows of novelty `mean` and `first`, of
+    the image asked about or found, and where its traces have a unit `all`, the nats of
+    `prolip.uncertainty.novelty.refusal`. Of each AUROC and AURC.
     """
     galleries = {"names": (result.names_ranking, result.text.select(result.name_texts)),
                  "captions": (result.captions_ranking, result.text)}  # fmt: skip
