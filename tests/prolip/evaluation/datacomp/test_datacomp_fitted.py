@@ -38,8 +38,8 @@ def folder(tmp_path_factory) -> Path:
 def results(folder: Path, model: str, *similarity: str) -> dict[tuple[str, str], dict]:
     """Lines of results.jsonl by task and similarity."""
     out = folder / "out" / "-".join((model, *similarity))
-    main(["--model", f"local-dir:{folder}/{model}", "--data-dir", str(folder / "data"), "--output", str(out), *similarity,
-          "--workers", "0", "--device", "cpu", "--tasks", "cars", *(task.key for task in FEW)])  # fmt: skip
+    main(["--model", f"local-dir:{folder}/{model}", "--data-dir", str(folder / "data"), "--output", str(out),
+          "--workers", "0", "--device", "cpu", "--tasks", "cars", *(x.key for x in FEW), *similarity])  # fmt: skip
     lines = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
     return {(line["key"], line["identity"]["similarity"]): line for line in lines}
 
