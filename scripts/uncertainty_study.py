@@ -5,7 +5,7 @@
 
 Each argument is a run folder of `training.main`, one for each seed: of the paper's loss, of the method likelihood, of
 SigLIP's loss, and of SigLIP's loss on the shards that `scripts/hold_out_texts.py` wrote. To the frozen models of the
-last two everything else is fitted: ours after training and nine baselines. Cells: the mean, and each seed in brackets.
+last two everything else is fitted: ours after training and ten baselines. Cells: the mean, and each seed in brackets.
 """
 from __future__ import annotations
 

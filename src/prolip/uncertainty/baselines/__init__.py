@@ -6,6 +6,7 @@ from prolip.uncertainty.baselines.empty_text import EmptyText
 from prolip.uncertainty.baselines.information_gain import InformationGain
 from prolip.uncertainty.baselines.loss_prediction import LossPrediction
 from prolip.uncertainty.baselines.mcinfonce import MCInfoNCE
+from prolip.uncertainty.baselines.nearest_neighbours import NearestNeighbours
 from prolip.uncertainty.baselines.pair_likelihood import PairLikelihood
 from prolip.uncertainty.baselines.probvlm import ProbVLM
 from prolip.uncertainty.baselines.top_score import TopScore
@@ -20,9 +21,10 @@ BASELINES: dict[str, type[Baseline]] = {
     "BayesVLM": BayesVLM,
     "MCInfoNCE": MCInfoNCE,
     "pair likelihood": PairLikelihood,
+    "nearest neighbours": NearestNeighbours,
 }
 
 __all__ = [
     "BASELINES", "AsymVLM", "Baseline", "BayesVLM", "EmptyText", "InformationGain", "LossPrediction", "MCInfoNCE",
-    "PairLikelihood", "ProbVLM", "TopScore",
+    "NearestNeighbours", "PairLikelihood", "ProbVLM", "TopScore",
 ]  # fmt: skip

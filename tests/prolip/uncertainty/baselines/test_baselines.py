@@ -1,6 +1,8 @@
 """What all have in common: one interface, the same figures for the same seed, errors that name what is wrong."""
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from ambiguous_pairs import few, points
@@ -84,7 +86,7 @@ def test_a_fit_needs_no_gradient_around_it_and_no_precision(short):
 
 def test_every_name_is_that_of_its_method_and_has_a_source():
     for name, cls in BASELINES.items():
-        assert cls.name == name and any(year in cls.source for year in ("2017", "2019", "2023", "2024", "2025", "2026"))
+        assert cls.name == name and re.search(r"\b20(1[79]|2[2-6])\b", cls.source)
 
 
 def test_what_cannot_be_scored_is_named(short):
