@@ -36,6 +36,7 @@ from study_subjects import Subject, Trained, baselines, fitted, trained  # noqa:
 NAN = float("nan")
 #: What is refused by more than its variances.
 OURS = ("likelihood", "prolip.uncertainty")
+GAINS = ("AUROC i2t", "AURC i2t", "AUROC t2i", "AURC t2i")
 #: Values of every column of a table, for one subject.
 Row = dict[str, float]
 
@@ -95,13 +96,12 @@ def of_refusal(subject: Subject) -> Row:
     return row
 
 
-def beside(subject: Subject) -> dict[str, Row]:
+def beside(subject: Subject, by_cosine: CorpusResult) -> dict[str, Row]:
     """Rows of what a model has beside its variances: top score, novelty at both ends of the tower, all of it."""
     result, metrics = subject.result, subject.result.metrics
     out: dict[str, Row] = {}
     titles = {"score": "top score", "pair": "both traces", "mean": "novelty, mean", "first": "novelty, first"}
-    by_cosine = evaluate_corpus(subject.embedder, result.corpus, similarity="mean").metrics
-    out["top cosine"] = refused(by_cosine, "score")
+    out["top cosine"] = refused(by_cosine.metrics, "score")
     for name, title in {**titles, "all": "all"}.items():
         if f"refusal/names_i2t/{name}/auroc" in metrics:
             out[title] = refused(metrics, name)
@@ -231,14 +231,17 @@ def subjects(options: argparse.Namespace) -> Iterable[Subject]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
-    table, statistics = Table(), {}
+    table, statistics, gains = Table(), {}, []
     for subject in subjects(options):
         for functions, _ in TABLES.values():
             for function in functions:
                 table.add(subject.name, function(subject))
         table.add(subject.name, {"seconds": subject.fit})
-        for title, row in beside(subject).items() if subject.name in OURS else ():
-            table.add(f"{subject.name}: {title}", row)
+        if subject.name in OURS:
+            by_cosine = evaluate_corpus(subject.embedder, subject.result.corpus, similarity="mean")
+            for title, row in beside(subject, by_cosine).items():
+                table.add(f"{subject.name}: {title}", row)
+            gains.append(f"| {subject.name} | {' | '.join(gained(by_cosine, subject.result))} |")
         statistics.setdefault(subject.name, []).append(subject.result.statistics)
         print(subject.name, file=sys.stderr, flush=True)
     for folder in options.held:
@@ -249,8 +252,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for title, (_, columns) in TABLES.items():
         print(f"\n{title}\n", *table.lines(columns), sep="\n")
     print("\nSeconds of training, or of fitting\n", *table.lines(["seconds"]), sep="\n")
+    print("\nRefusing by all, less answering and refusing by the cosine: a row for each seed\n")
+    print(f"| | {' | '.join(GAINS)} |", f"|---|{'---:|' * len(GAINS)}", *gains, sep="\n")
     if "the paper's loss" in statistics and "likelihood" in statistics:
         print("\n".join(["", "likelihood - the paper's loss", "", *differences(statistics)]))
+
+
+def gained(by_cosine: CorpusResult, result: CorpusResult) -> list[str]:
+    """What refusing by all changes, in GAINS, with intervals of the same draws."""
+    keys = [f"refusal/names_{way}/{{}}/{figure.lower()}" for figure, way in map(str.split, GAINS)]
+    first, second = by_cosine.statistics, result.statistics
+    if keys[0].format("all") not in second:
+        return ["-"] * len(keys)
+    found = paired({key: first[key.format("score")] for key in keys}, {key: second[key.format("all")] for key in keys})
+    return ["{:+.3f} [{:+.3f}, {:+.3f}]".format(*found[key]) for key in keys]
 
 
 def differences(statistics: dict[str, list[dict[str, Statistic]]]) -> list[str]:

@@ -6,13 +6,16 @@ from sklearn.metrics import average_precision_score, recall_score
 
 from prolip.evaluation.metrics.bootstrap import (
     Statistic,
+    auroc_of,
     average_precision_of,
     class_mean_of,
     combine,
     intervals,
     mean_of,
     paired,
+    risk_area_of,
 )
+from prolip.evaluation.metrics.selective import auroc, risk_coverage
 
 RNG = np.random.default_rng(3)
 N, C = 60, 4
@@ -20,6 +23,8 @@ SCORES = RNG.normal(size=(N, C)).round(1)  # rounded, so that some are equal
 TARGETS = RNG.random((N, C)) < 0.3
 LABELS = RNG.integers(0, C, N)
 HITS = RNG.random(N) < 0.4 + 0.1 * LABELS
+UNSURE = RNG.normal(size=N).round(1)
+WRONG = np.where(RNG.random(N) < 0.1, np.nan, RNG.random(N) < 0.5)  # NaN: not asked
 VALUES = np.where(RNG.random(N) < 0.2, np.nan, RNG.random(N))
 
 BY_HAND = {
@@ -34,7 +39,15 @@ BY_HAND = {
         average_precision_of(SCORES, TARGETS, "images"),
         lambda rows: np.mean([average_precision_score(TARGETS[rows, c], SCORES[rows, c]) for c in range(C)]),
     ),
+    "risk": (
+        risk_area_of(UNSURE, WRONG, "images"), lambda rows: risk_coverage(UNSURE[asked(rows)], WRONG[asked(rows)]).aurc,
+    ),
+    "auroc": (auroc_of(UNSURE, WRONG, "images"), lambda rows: auroc(UNSURE[asked(rows)], WRONG[asked(rows)] > 0)),
 }  # fmt: skip
+
+
+def asked(rows):
+    return rows[~np.isnan(WRONG[rows])]
 
 
 @pytest.mark.parametrize("name", BY_HAND)

@@ -71,6 +71,39 @@ def average_precision_of(scores: Array, targets: Array, queries: str) -> Statist
     return Statistic({queries: len(scores)}, estimate)
 
 
+def risk_area_of(uncertainty: Array, error: Array, queries: str) -> Statistic:
+    """AURC of an uncertainty (Q,) for errors (Q,), those that are NaN left out, as `selective.risk_coverage`'s.
+
+    After n queries of total error E, a tie of s queries with mean error m adds m s + (E - m n) (H(n + s) - H(n)), H the
+    harmonic numbers; a query drawn twice is a tie.
+    """
+    order, starts, errors = _by_rise(uncertainty, error)
+    harmonic = np.concatenate([[0.0], (1 / np.arange(1, len(as_array(error)) + 1)).cumsum()])
+
+    def estimate(weights: Weights) -> np.ndarray:
+        drawn = weights[queries][:, order]
+        size, wrong = (np.add.reduceat(x, starts, axis=1) for x in (drawn, drawn * errors))
+        count = size.cumsum(1).astype(np.int64)
+        before, mean = count - size.astype(np.int64), np.nan_to_num(_ratio(wrong, size))
+        area = mean * size + (wrong.cumsum(1) - wrong - mean * before) * (harmonic[count] - harmonic[before])
+        return _ratio(area.sum(1), size.sum(1))
+
+    return Statistic({queries: len(as_array(error))}, estimate)
+
+
+def auroc_of(uncertainty: Array, wrong: Array, queries: str) -> Statistic:
+    """AUROC of an uncertainty (Q,) for what is wrong (Q,), 0, 1 or NaN: left out. NaN for draws of one kind alone."""
+    order, starts, errors = _by_rise(uncertainty, wrong)
+
+    def estimate(weights: Weights) -> np.ndarray:
+        drawn = weights[queries][:, order]
+        bad, good = (np.add.reduceat(drawn * x, starts, axis=1) for x in (errors, 1 - errors))
+        below = good.cumsum(1) - good / 2
+        return _ratio((bad * below).sum(1), bad.sum(1) * good.sum(1))
+
+    return Statistic({queries: len(as_array(wrong))}, estimate)
+
+
 def combine(terms: Sequence[tuple[float, Statistic]]) -> Statistic:
     """A weighted sum of statistics, whose query sets may differ: the mean of both directions, say."""
     sizes = {name: size for _, part in terms for name, size in part.sizes.items()}
@@ -124,6 +157,14 @@ def paired(
                              " of the same test set, with nothing left out of either")  # fmt: skip
     change = {name: combine([(1.0, second[name]), (-1.0, first[name])]) for name in both}
     return intervals(change, draws)
+
+
+def _by_rise(uncertainty: Array, error: Array) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Rows with an error by rising uncertainty, where each group of equal ones starts among them, and their errors."""
+    x, y = as_array(uncertainty, np.float64), as_array(error, np.float64)
+    rows = np.flatnonzero(~np.isnan(y))
+    order = rows[np.argsort(x[rows], kind="stable")]
+    return order, np.unique(x[order], return_index=True)[1], y[order]
 
 
 def _ratio(total: np.ndarray, count: np.ndarray) -> np.ndarray:

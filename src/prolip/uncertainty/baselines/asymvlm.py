@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from prolip.gaussian import upcast
 from prolip.uncertainty.baselines.base import Baseline, Scorer
 from prolip.uncertainty.baselines.heads import Head, minimise
-from prolip.uncertainty.baselines.sphere import vmf_log_normaliser
 from prolip.uncertainty.pairs import Pairs
+from prolip.uncertainty.sphere import vmf_log_normaliser
 
 
 class AsymVLM(Baseline):

@@ -21,15 +21,13 @@ from prolip.evaluation.metrics import ranking as metrics
 from prolip.evaluation.metrics.bootstrap import mean_of
 from prolip.evaluation.metrics.classification import classification, label_ranks
 from prolip.evaluation.metrics.ranking import Ranking
-from prolip.evaluation.metrics.selective import selective_metrics
 from prolip.evaluation.metrics.traces import Deciles, by_decile
 from prolip.evaluation.model import Embedder, token_lengths
-from prolip.evaluation.suites.emoji import levels
+from prolip.evaluation.suites.emoji import levels, refusal
 from prolip.evaluation.suites.emoji.result import CorpusResult
 from prolip.evaluation.zero_shot import TEMPLATES, mix_groups
 from prolip.gaussian import Gaussian, concatenate
 from prolip.scores import Similarity
-from prolip.uncertainty.novelty import refusal
 from prolip.utils.messages import naming
 
 #: Drawings that are embedded at a time.
@@ -68,7 +66,7 @@ def evaluate_corpus(
     lengths = token_lengths(embedder.tokenizer, table.texts).numpy()
     result = CorpusResult(corpus, image, text, lengths, {}, info | facts_of(embedder), novelty)
     result.metrics |= corpus_retrieval(result)
-    result.metrics |= refusal_metrics(result)
+    result.metrics |= refusal.metrics(result)
     for level in ("subgroup", "group"):
         result.metrics |= zero_shot_metrics(embedder, result, level)
     if embedder.probabilistic:
@@ -125,45 +123,6 @@ def corpus_retrieval(result: CorpusResult) -> dict[str, float]:
     for name, deciles in recall_by_trace(result).items() if result.probabilistic else ():
         out[f"recall_by_trace/{name}/spearman_deciles"] = deciles.spearman_bins
         out[f"recall_by_trace/{name}/spearman_queries"] = deciles.spearman_queries
-    return out
-
-
-def refusal_metrics(result: CorpusResult) -> dict[str, float]:
-    """`refusal/{names,captions}_{i2t,t2i}/...`: the first place of a drawing among the names and among all texts, and
-    of a text among the drawings, right or wrong, and what it is refused by.
-
-    As `study_retrieval`: `score`, `image`, `text` and `pair`; where the model knows of novelty `mean` and `first`, of
-    the image asked about or found, and where its traces have a unit `all`, the nats of
-    `prolip.uncertainty.novelty.refusal`. Of each AUROC and AURC.
-    """
-    galleries = {"names": (result.names_ranking, result.text.select(result.name_texts)),
-                 "captions": (result.captions_ranking, result.text)}  # fmt: skip
-    out: dict[str, float] = {}
-    for name, (rankings, texts) in galleries.items():
-        for way, ranking in zip(("i2t", "t2i"), rankings):
-            wrong = (~ranking.hit(1))[ranking.answerable]
-            against = {key: x[ranking.answerable.numpy()] for key, x in signs_against(result, texts, way).items()}
-            found = selective_metrics(wrong, against, f"refusal/{name}_{way}")
-            out |= {key: value for key, value in found.items() if key.endswith(("/auroc", "/aurc"))}
-    return out
-
-
-def signs_against(result: CorpusResult, texts: Gaussian, way: str) -> dict[str, np.ndarray]:
-    """What speaks against the first place of every drawing among these texts ("i2t"), or of every text among the
-    drawings ("t2i"), (N,) by name."""
-    score, units = result.score, result.model_score.units
-    top = score.pairwise(result.image, texts).max(dim=1 if way == "i2t" else 0)
-    image, text = (slice(None), top.indices) if way == "i2t" else (top.indices, slice(None))
-    out = {"score": -top.values.numpy()}
-    if result.probabilistic:
-        out |= {"image": result.uncertainty(result.image)[image], "text": result.uncertainty(texts)[text]}
-        out["pair"] = out["image"] + out["text"]
-    out |= {name: nats[image] for name, nats in result.novelty.items()}
-    logit = score.logit(top.values)
-    if result.novelty and units is not None and logit is not None:
-        novelty = {name: torch.from_numpy(out[name]) for name in result.novelty}
-        asked = result.image if way == "i2t" else texts
-        out["all"] = refusal(logit, units.nats(asked.trace), novelty).numpy()
     return out
 
 

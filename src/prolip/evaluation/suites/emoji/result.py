@@ -16,6 +16,7 @@ from prolip.evaluation.kinds.retrieval import statistics_of
 from prolip.evaluation.metrics import bootstrap
 from prolip.evaluation.metrics.blockwise import PairScores, Relevance, rank_sparse
 from prolip.evaluation.metrics.ranking import Ranking
+from prolip.evaluation.suites.emoji import refusal
 from prolip.gaussian import Gaussian
 from prolip.methods import find_score, score_from_dict
 from prolip.scores import Score
@@ -104,12 +105,12 @@ class CorpusResult:
 
     @property
     def statistics(self) -> dict[str, bootstrap.Statistic]:
-        """The metrics that are means over drawings or texts, as functions of how often each was drawn."""
+        """The metrics over drawings or texts that have intervals, as functions of how often each was drawn."""
         rankings = {"names": self.names_ranking, "captions": self.captions_ranking}
         found = {f"{name}/{key}": statistic for name, (i2t, t2i) in rankings.items()
                  for key, statistic in statistics_of(i2t, t2i, name).items()}  # fmt: skip
-        shares = (found | self.zero_shot).items()
-        return {key: statistic for key, statistic in shares if key in self.metrics and not key.endswith("rsum")}
+        found |= self.zero_shot | refusal.statistics(self)
+        return {key: statistic for key, statistic in found.items() if key in self.metrics and not key.endswith("rsum")}
 
     def add_intervals(self, draws: int, against: CorpusResult | None = None) -> None:
         """95% intervals by bootstrap, `info["intervals"]`; those of the differences to another model's result on the

@@ -1,0 +1,79 @@
+"""First places of the corpus that are wrong, and what they are refused by."""
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from prolip.evaluation.metrics.bootstrap import Statistic, auroc_of, risk_area_of
+from prolip.evaluation.metrics.ranking import Ranking
+from prolip.evaluation.metrics.selective import selective_metrics
+from prolip.gaussian import Gaussian
+from prolip.uncertainty.novelty import refusal
+
+if TYPE_CHECKING:
+    from prolip.evaluation.suites.emoji.result import CorpusResult
+
+#: What intervals are given of.
+WITH_INTERVALS = ("score", "all")
+
+
+def cases(result: CorpusResult) -> Iterator[tuple[str, str, Ranking, Gaussian]]:
+    """Name, way, ranking and texts: drawings and the names, drawings and all texts, in both ways."""
+    for name, rankings, texts in (
+        ("names", result.names_ranking, result.text.select(result.name_texts)),
+        ("captions", result.captions_ranking, result.text),
+    ):
+        for way, ranking in zip(("i2t", "t2i"), rankings):
+            yield f"{name}_{way}", way, ranking, texts
+
+
+def metrics(result: CorpusResult) -> dict[str, float]:
+    """`refusal/{names,captions}_{i2t,t2i}/...`: the first place of a drawing among the names and among all texts, and
+    of a text among the drawings, right or wrong, and what it is refused by.
+
+    As `study_retrieval`: `score`, `image`, `text` and `pair`; where the model knows of novelty `mean` and `first`, of
+    the image asked about or found, and where its traces have a unit `all`, the nats of
+    `prolip.uncertainty.novelty.refusal`. Of each AUROC and AURC.
+    """
+    out: dict[str, float] = {}
+    for name, way, ranking, texts in cases(result):
+        wrong = (~ranking.hit(1))[ranking.answerable]
+        against = {key: x[ranking.answerable.numpy()] for key, x in signs_against(result, texts, way).items()}
+        found = selective_metrics(wrong, against, f"refusal/{name}")
+        out |= {key: value for key, value in found.items() if key.endswith(("/auroc", "/aurc"))}
+    return out
+
+
+def statistics(result: CorpusResult) -> dict[str, Statistic]:
+    """Those of the metrics that intervals are given of, as functions of how often each drawing or text was drawn."""
+    out: dict[str, Statistic] = {}
+    for name, way, ranking, texts in cases(result):
+        queries = "images" if way == "i2t" else name.removesuffix("_t2i")
+        wrong = (~ranking.hit(1)).double().where(ranking.answerable, torch.nan)
+        for key, against in signs_against(result, texts, way).items():
+            if key in WITH_INTERVALS:
+                out[f"refusal/{name}/{key}/auroc"] = auroc_of(against, wrong, queries)
+                out[f"refusal/{name}/{key}/aurc"] = risk_area_of(against, wrong, queries)
+    return out
+
+
+def signs_against(result: CorpusResult, texts: Gaussian, way: str) -> dict[str, np.ndarray]:
+    """What speaks against the first place of every drawing among these texts ("i2t"), or of every text among the
+    drawings ("t2i"), (N,) by name."""
+    score, units = result.score, result.model_score.units
+    top = score.pairwise(result.image, texts).max(dim=1 if way == "i2t" else 0)
+    image, text = (slice(None), top.indices) if way == "i2t" else (top.indices, slice(None))
+    out = {"score": -top.values.numpy()}
+    if result.probabilistic:
+        out |= {"image": result.uncertainty(result.image)[image], "text": result.uncertainty(texts)[text]}
+        out["pair"] = out["image"] + out["text"]
+    out |= {name: nats[image] for name, nats in result.novelty.items()}
+    logit = score.logit(top.values)
+    if result.novelty and units is not None and logit is not None:
+        novelty = {name: torch.from_numpy(out[name]) for name in result.novelty}
+        asked = result.image if way == "i2t" else texts
+        out["all"] = refusal(logit, units.nats(asked.trace), novelty).numpy()
+    return out
