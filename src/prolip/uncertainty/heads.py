@@ -18,6 +18,9 @@ TEMPERATURES, NEAREST = (0.5, 1.0, 2.0), (1, 5, 20)
 BANK_FEATURES, TOKEN_FEATURES = 2 * len(TEMPERATURES) + len(NEAREST), 7
 #: Tokens that stand in more of the texts than this say nothing of one of them: start, end, padding, articles.
 COMMON = 0.5
+#: A kernel's values below it are 0: their products would be denormal numbers, which make a matrix product take a
+#: hundred times as long.
+NOTHING = 1e-18
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,8 +92,8 @@ class AmbiguityHead(nn.Module):
         return (features - self.feature_mean) / self.feature_std @ self.weight + self.offset
 
     def kernel(self, mean: Tensor) -> Tensor:
-        """exp((m . m_c - 1) / tau), (B, D) -> (B, C)."""
-        return ((mean @ self.centres.T - 1) / self.kernel_width).exp()
+        """exp((m . m_c - 1) / tau), 0 where it is below NOTHING, (B, D) -> (B, C)."""
+        return torch.nn.functional.threshold(((mean @ self.centres.T - 1) / self.kernel_width).exp(), NOTHING, 0.0)
 
     def uncalibrated(self, mean: Tensor, ids: Tensor | None = None) -> Tensor:
         """Logarithm of the expected code length: means (B, D), ids (B, L) -> (B,)."""

@@ -94,3 +94,16 @@ def test_a_head_that_nothing_was_fitted_to_leaves_one_nat_open_of_everything():
         mean = torch.nn.functional.normalize(torch.randn(5, 8), dim=1)
         assert torch.equal(AmbiguityHead(parts)(mean, ids), torch.zeros(5))
         torch.testing.assert_close(VarianceHead(parts).log_var(mean, ids).exp().sum(1), torch.ones(5))
+
+
+def test_no_product_of_two_kernel_values_is_a_denormal_number():
+    head = AmbiguityHead(Parts(dim=2, centres=3))
+    angle = torch.linspace(0, 3.1, 500)
+    means = torch.stack([angle.cos(), angle.sin()], 1)
+    head.centres.copy_(means[:3])
+    head.kernel_width.fill_(0.01)  # exp(-200) is far below what float32 can hold
+    found = head.kernel(means)
+    exact = ((means.double() @ head.centres.double().T - 1) / 0.01).exp()
+    torch.testing.assert_close(found.double(), exact, rtol=1e-4, atol=1e-17)
+    products = (found.unsqueeze(2) * found.unsqueeze(1)).unique()
+    assert (found == 0).any() and products[products > 0].min() >= torch.finfo(torch.float32).tiny
