@@ -122,7 +122,8 @@ def fit_text(pairs: Pairs, parts: Parts, seed: int = 0) -> AmbiguityHead:
     _fit_linear(head, plain if learnt is None else learnt, target)
     if parts.centres:
         rest = target - head.linear(plain).double()
-        _fit_kernel(head, mean[rows], rest, seed)
+        often = pairs.text_of.bincount(minlength=len(pairs.text))[rows]
+        _fit_kernel(head, mean[rows], rest, often, seed)
     found = head.linear(plain)
     if parts.centres:
         found = found + _blocks(lambda x, _: head.kernel(x) @ head.kernel_weight, mean[rows], None)
@@ -237,12 +238,15 @@ def _fit_linear(head: AmbiguityHead, features: Tensor, target: Tensor) -> None:
     head.weight.copy_(weight * varies)
 
 
-def _fit_kernel(head: AmbiguityHead, mean: Tensor, rest: Tensor, seed: int) -> None:
+def _fit_kernel(head: AmbiguityHead, mean: Tensor, rest: Tensor, often: Tensor, seed: int) -> None:
     """A Gaussian process on the means (M, D) for what is left (M,): exact up to as many texts as there are centres,
-    else with a sample of them as inducing points (Nystroem): (K_cm K_mc + noise K_cc) u = K_cm rest.
+    else with those that have the most pairs, (M,), as inducing points (Nystroem): (K_cm K_mc + noise K_cc) u = K_cm rest.
+
+    Texts with many pairs are the general ones, of which there are few, and whose code lengths are known best.
     """
     count = min(head.parts.centres, len(mean))
-    chosen = torch.randperm(len(mean), generator=torch.Generator().manual_seed(seed))[:count]
+    mixed = torch.randperm(len(mean), generator=torch.Generator().manual_seed(seed))
+    chosen = mixed[often[mixed].argsort(descending=True, stable=True)][:count]
     if count == len(mean):
         chosen = torch.arange(count)
     head.centres[:count] = mean[chosen]
