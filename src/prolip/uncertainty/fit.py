@@ -240,9 +240,8 @@ def _fit_linear(head: AmbiguityHead, features: Tensor, target: Tensor) -> None:
 
 def _fit_kernel(head: AmbiguityHead, mean: Tensor, rest: Tensor, often: Tensor, seed: int) -> None:
     """A Gaussian process on the means (M, D) for what is left (M,): exact up to as many texts as there are centres,
-    else with those that have the most pairs, (M,), as inducing points (Nystroem): (K_cm K_mc + noise K_cc) u = K_cm rest.
-
-    Texts with many pairs are the general ones, of which there are few, and whose code lengths are known best.
+    else with those that have the most pairs, (M,), as inducing points (Nystroem), (K_cm K_mc + noise K_cc) u =
+    K_cm rest. Texts with many pairs are the general ones: there are few, and their code lengths are known best.
     """
     count = min(head.parts.centres, len(mean))
     mixed = torch.randperm(len(mean), generator=torch.Generator().manual_seed(seed))

@@ -110,7 +110,8 @@ class CorpusResult:
         found = {f"{name}/{key}": statistic for name, (i2t, t2i) in rankings.items()
                  for key, statistic in statistics_of(i2t, t2i, name).items()}  # fmt: skip
         found |= self.zero_shot | refusal.statistics(self)
-        return {key: statistic for key, statistic in found.items() if key in self.metrics and not key.endswith("rsum")}
+        known = {key for key, value in self.metrics.items() if math.isfinite(value) and not key.endswith("rsum")}
+        return {key: statistic for key, statistic in found.items() if key in known}
 
     def add_intervals(self, draws: int, against: CorpusResult | None = None) -> None:
         """95% intervals by bootstrap, `info["intervals"]`; those of the differences to another model's result on the
