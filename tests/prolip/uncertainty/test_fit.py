@@ -124,6 +124,15 @@ def test_known_ambiguity_is_found_for_texts_that_were_fitted_and_for_others(monk
     assert float((factor <= 2).float().mean()) > 0.5
 
 
+def test_texts_with_the_most_pairs_are_kept_one_by_one(world):
+    head = fit_variances(world.pairs, bank=100, centres=30).text.ambiguity
+    often = world.pairs.text_of.bincount(minlength=len(world.pairs.text))
+    rows = (head.centres @ world.pairs.text.float().T).argmax(1)
+    torch.testing.assert_close(world.pairs.text[rows].float(), head.centres)
+    left = often[~torch.isin(torch.arange(len(often)), rows)]
+    assert len(rows.unique()) == 30 and often[rows].amin() >= left.amax() and often.amax() > often.median()
+
+
 def test_two_fits_are_equal_to_the_bit_and_do_not_touch_the_random_state(world):
     torch.manual_seed(7)
     before = torch.get_rng_state()
