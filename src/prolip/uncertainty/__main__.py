@@ -25,7 +25,7 @@ from prolip.data.captioned import Captioned, captioned_samples
 from prolip.data.config import DataConfig
 from prolip.data.faults import FaultCounter
 from prolip.evaluation.loading import load_embedder
-from prolip.evaluation.model import PRECISIONS, Embedder
+from prolip.evaluation.model import PRECISIONS
 from prolip.methods import LikelihoodConfig
 from prolip.models.weights.checkpoint import CheckpointError, replacing
 from prolip.uncertainty.attach import attach
@@ -76,16 +76,17 @@ def setting(flag: str) -> str:
     return flag[2:].replace("-", "_")
 
 
-def read_pairs(args: argparse.Namespace, embedder: Embedder) -> Pairs:
-    """The pairs of --train-data embedded, or those of --pairs."""
+def read_pairs(args: argparse.Namespace) -> Pairs:
+    """The pairs of --train-data embedded, or those of --pairs; the model that embedded them is gone afterwards."""
     if args.pairs:
         return Pairs.from_tensors(load_file(args.pairs))
+    embedder = load_embedder(args.model, args.pretrained, args.device, args.precision, args.tokenizer, stored=False)
+    if embedder.logit_scale is None:
+        raise ValueError(f"{embedder.name} has no logit_scale, which says how sure a cosine is: it was not contrastive")
     config = DataConfig(**{setting(flag): getattr(args, setting(flag)) for flag in DATA}, seed=args.seed)
     faults = FaultCounter(limit=config.max_bad_fraction)
     samples = captioned_samples(config, embedder.preprocess, args.samples, faults=faults)
     part = join([embed_images(shown(samples), embedder.encode_hidden, args.batch_size)])
-    if embedder.logit_scale is None:
-        raise ValueError(f"{embedder.name} has no logit_scale, which says how sure a cosine is: it was not contrastive")
     pairs = embed_texts(part, embedder.encode_text, embedder.tokenizer, embedder.logit_scale)
     lost = {kind: count for kind, count in faults.summary().items() if kind not in ("samples", "shards")}
     if lost:
@@ -103,9 +104,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parse(arguments)
     try:
         check_output(args.output, True)
-        embedder = load_embedder(args.model, args.pretrained, args.device, args.precision, args.tokenizer, stored=False)
         start = time.perf_counter()
-        pairs = read_pairs(args, embedder)
+        pairs = read_pairs(args)
         embedded = time.perf_counter()
         if args.save_pairs:
             with replacing(Path(args.save_pairs)) as temporary:
@@ -118,7 +118,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     done = time.perf_counter()
-    print(f"{len(pairs.image):,} images, {len(pairs.text):,} texts, {len(pairs):,} pairs; embedded in"
+    how = "read" if args.pairs else "embedded"
+    print(f"{len(pairs.image):,} images, {len(pairs.text):,} texts, {len(pairs):,} pairs; {how} in"
           f" {embedded - start:.0f} s, fitted and written in {done - embedded:.0f} s")  # fmt: skip
     units = Units(fitted.score.unit, len(pairs.image), len(pairs.text))
     texts = fitted.text.trace(pairs.text.float(), pairs.text_ids)

@@ -15,7 +15,7 @@ import torch
 from open_clip.factory import parse_model_name
 from open_clip.transformer import QuickGELU
 from safetensors.torch import save_file
-from torch import nn
+from torch import Tensor, nn
 
 from prolip.evaluation.loading import config_file, is_prolip, load_openclip, load_prolip, model_fingerprint
 from prolip.evaluation.model import PointModel
@@ -93,8 +93,7 @@ def write_openclip(  # noqa: PLR0913
     folder.mkdir(parents=True, exist_ok=True)
     (folder / FILE).unlink(missing_ok=True)
     with replacing(folder / WEIGHTS) as temporary:
-        tensors = {name: x.detach().cpu().contiguous().clone() for name, x in network.state_dict().items()}
-        save_file(tensors, temporary, metadata={"format": "pt"})
+        save_file(unshared(network.state_dict()), temporary, metadata={"format": "pt"})
     if parse_model_name(model)[0]:
         settings = read_config(config_file(model))[0]
         for name in TOKENIZER:
@@ -107,12 +106,28 @@ def write_openclip(  # noqa: PLR0913
     with replacing(folder / CONFIG) as temporary:
         text = json.dumps({"model_cfg": settings, "preprocess_cfg": preprocess}, indent=2)
         temporary.write_text(text + "\n", encoding="utf-8")
+    wanted = model_fingerprint(*loaded._replace(network=PointModel(network)))  # of variances it may have had: none
+    del loaded, network  # a model takes gigabytes, and there is one more to come
     again = load_openclip(f"local-dir:{folder}", None, tokenizer)
-    without = loaded._replace(network=PointModel(network))  # of variances that it may have had already
-    if model_fingerprint(*again) != model_fingerprint(*without):
+    if model_fingerprint(*again) != wanted:
         raise ValueError(f"{folder} is read as another model than {model}: its configuration does not say all of it")
-    FittedCLIP(network, *fitted).save(folder)
+    written: Any = again.network
+    FittedCLIP(written.model, *fitted).save(folder)
     return fitted
+
+
+def unshared(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A state as safetensors takes it: on the CPU, contiguous, and no two tensors in one piece of memory."""
+    found: dict[str, Tensor] = {}
+    taken: set[int] = set()
+    for name, value in state.items():
+        x = value.detach().cpu().contiguous()
+        own = x.untyped_storage()
+        if own.data_ptr() in taken or own.nbytes() != x.numel() * x.element_size():
+            x = x.clone()
+        taken.add(x.untyped_storage().data_ptr())
+        found[name] = x
+    return found
 
 
 def check_width(pairs: Pairs, width: int, name: str) -> None:

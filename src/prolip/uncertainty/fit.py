@@ -26,8 +26,8 @@ from prolip.uncertainty.pairs import Pairs
 
 #: Rows of the other side that a code length is taken over: all of them up to MOST, else a sample.
 MOST, SAMPLE = 8192, 4096
-#: Numbers in a block of logits.
-BLOCK = 1 << 24
+#: Numbers in a block of logits; rows that a head sees at once.
+BLOCK, ROWS = 1 << 22, 1024
 #: Ridge of the standardised features, in samples; noise over signal of the kernel's part.
 RIDGE, NOISE = 1.0, 0.8
 #: Width of the kernel over the median distance 1 - cosine from a text to its nearest.
@@ -106,7 +106,7 @@ def fit_text(pairs: Pairs, parts: Parts, seed: int = 0) -> AmbiguityHead:
     head = AmbiguityHead(parts)
     lengths = code_lengths(pairs, seed)
     rows = lengths.nats.isfinite().nonzero().squeeze(1)
-    mean = pairs.text.float()
+    mean = (pairs.text if len(rows) == len(pairs.text) else pairs.text[rows]).float()
     if parts.bank:
         chosen = choose_bank(pairs.swapped, parts.bank, seed)
         head.bank[: len(chosen.rows)] = pairs.image[chosen.rows].float()
@@ -115,7 +115,7 @@ def fit_text(pairs: Pairs, parts: Parts, seed: int = 0) -> AmbiguityHead:
     ids, learnt = None, None
     if parts.vocabulary:
         ids, learnt = _count_tokens(head, pairs, rows)
-    plain = _blocks(head.features, mean[rows], None if ids is None else ids[rows])
+    plain = _blocks(head.features, mean, None if ids is None else ids[rows])
     if learnt is not None:
         learnt = torch.cat([plain[:, : plain.shape[1] - learnt.shape[1]], learnt], 1)
     target = lengths.nats[rows].clamp(min=LEAST_LENGTH).log()
@@ -123,10 +123,10 @@ def fit_text(pairs: Pairs, parts: Parts, seed: int = 0) -> AmbiguityHead:
     if parts.centres:
         rest = target - head.linear(plain).double()
         often = pairs.text_of.bincount(minlength=len(pairs.text))[rows]
-        _fit_kernel(head, mean[rows], rest, often, seed)
+        _fit_kernel(head, mean, rest, often, seed)
     found = head.linear(plain)
     if parts.centres:
-        found = found + _blocks(lambda x, _: head.kernel(x) @ head.kernel_weight, mean[rows], None)
+        found = found + _blocks(lambda x, _: head.kernel(x) @ head.kernel_weight, mean, None)
     gamma, alpha = calibrate(found.double().numpy(), lengths.probability[rows].numpy())
     head.gamma.fill_(gamma)
     head.alpha.fill_(alpha)
@@ -153,7 +153,8 @@ def code_lengths(pairs: Pairs, seed: int = 0) -> CodeLengths:
     """
     bank = choose_bank(pairs.swapped, len(pairs.image) if len(pairs.image) <= MOST else SAMPLE, seed)
     of_image = _marginal(pairs.image_of, pairs.weights, len(pairs.image)).log()
-    nats, step = [], max(1, BLOCK // len(bank.rows))
+    # one tensor, not a list of parts: parts between the blocks would keep the heap from giving these back
+    found, step = torch.empty(len(pairs), dtype=torch.float64), max(1, BLOCK // len(bank.rows))
     keys = pairs.image[bank.rows].float()
     with without_autocast(keys.device):
         for part in torch.arange(len(pairs)).split(step):
@@ -161,8 +162,7 @@ def code_lengths(pairs: Pairs, seed: int = 0) -> CodeLengths:
             others = pairs.scale * text @ keys.T + bank.log_weight
             others.masked_fill_(image.unsqueeze(1) == bank.rows, -torch.inf)
             own = pairs.scale * (text * pairs.image[image].float()).sum(1) + of_image[image]
-            nats.append(torch.nn.functional.softplus(others.logsumexp(1) - own))
-    found = torch.cat(nats).double()
+            found[part] = torch.nn.functional.softplus(others.logsumexp(1) - own).double()
     weight = pairs.weights.double()
     total = _marginal(pairs.text_of, weight, len(pairs.text))
 
@@ -255,7 +255,7 @@ def _fit_kernel(head: AmbiguityHead, mean: Tensor, rest: Tensor, often: Tensor, 
         left, right = among + NOISE * torch.eye(count, dtype=among.dtype), rest
     else:
         left, right = NOISE * among + 1e-6 * torch.eye(count, dtype=among.dtype), torch.zeros_like(among[0])
-        for x, y in zip(mean.split(4096), rest.split(4096)):
+        for x, y in zip(mean.split(ROWS), rest.split(ROWS)):
             block = head.kernel(x)[:, :count]
             left += (block.T @ block).double()
             right += block.double().T @ y
@@ -276,10 +276,10 @@ def _marginal(rows: Tensor, weight: Tensor, count: int) -> Tensor:
     return torch.zeros(count, dtype=weight.dtype).index_add(0, rows, weight)
 
 
-def _blocks(function: Callable[..., Tensor], mean: Tensor, ids: Tensor | None, size: int = 4096) -> Tensor:
+def _blocks(function: Callable[..., Tensor], mean: Tensor, ids: Tensor | None) -> Tensor:
     """function(mean, ids) of some rows at a time."""
-    parts = mean.split(size)
-    rest: Sequence[Tensor | None] = [None] * len(parts) if ids is None else ids.split(size)
+    parts = mean.split(ROWS)
+    rest: Sequence[Tensor | None] = [None] * len(parts) if ids is None else ids.split(ROWS)
     return torch.cat([function(x, y) for x, y in zip(parts, rest)])
 
 

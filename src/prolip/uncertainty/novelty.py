@@ -6,6 +6,7 @@ inputs that were held out of the fit in turns, as the distances of those that to
 """
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -27,7 +28,9 @@ SHRINK = 1e-2
 SAMPLE, FOLDS = 8192, 5
 #: Rounds of k-means; rows that a class has on average, at least.
 ROUNDS, ROWS = 10, 4
-BLOCK = 4096
+BLOCK = 1024
+#: Inputs of the training's kind for one that is not, before any is seen.
+ODDS = 10
 #: Numbers that torch takes quantiles of, at most.
 MOST = 1 << 23
 
@@ -175,14 +178,15 @@ def fitted_novelty(model: nn.Module) -> Novelty | None:
     return next((part for part in found if isinstance(part, Novelty) and part.fitted), None)
 
 
-def refusal(logit: Tensor, left_open: Tensor, novelty: Mapping[str, Tensor]) -> Tensor:
-    """Nats against an answer, more: refuse earlier: -log P(it is true) + nats that the input leaves open + its novelty.
+def refusal(code_length: Tensor, novelty: Mapping[str, Tensor]) -> Tensor:
+    """Nats against an answer, more: refuse earlier; -log P(the input is of the training's kind and the answer right).
 
-    Each is the information -log p of a share or a probability, and the sum that of all of them as if they were
-    independent (Fisher 1925, section 21.1). logit: of the answer to be true, left_open: `Units.nats` of the input's
-    trace, both (B,); novelty: a `Novelty`'s nats.
+    code_length: -log p(answer) among the candidates, given that it is of that kind (`Units.code_length`), (B,);
+    novelty: a `Novelty`'s nats h, (B,) each. At odds of ODDS to 1 that an input is of the training's kind, and e^-h of
+    these further out, -log P(it is) = log(1 + e^h / ODDS): next to nothing below log ODDS, h - log ODDS beyond.
     """
-    return softplus(-upcast(logit)) + left_open + torch.stack(list(novelty.values())).sum(0)
+    strange = [softplus(upcast(h) - math.log(ODDS)) for h in novelty.values()]
+    return upcast(code_length) + torch.stack(strange).sum(0)
 
 
 def fit_novelty(mean: Tensor, first: Tensor, widths: Widths, classes: Tensor | None = None, seed: int = 0) -> Novelty:

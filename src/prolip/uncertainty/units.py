@@ -38,6 +38,15 @@ class Units(NamedTuple):
         nats = (math.log(self._total(of)) - self.nats(trace)).clamp(min=0.0)
         return nats / math.log(2) if bits else nats
 
+    def code_length(self, cosine: Tensor) -> Tensor:
+        """Nats of K candidates as answers to N questions, -log p(k|n), p(k|n) = softmax_k (2/unit) cosine_nk.
+
+        cosine: of the unit means, (N, K), both in float32. The expected code length among the pairs that the model was
+        fitted to is `nats` of the question's trace; this one is among the candidates that are there to choose from.
+        """
+        logits = cosine * (2 / self.unit)
+        return logits.logsumexp(1, keepdim=True) - logits
+
     def trace(self, share: Tensor, of: str = "images") -> Tensor:
         """The trace of an input that fits this share: `share` undone."""
         return self.unit * (torch.as_tensor(share) * self._total(of)).log()

@@ -22,6 +22,7 @@ from prolip.evaluation.datasets.emoji import main as write_task
 from prolip.evaluation.feature_store import FeatureStore
 from prolip.evaluation.features import load_features
 from prolip.evaluation.loading import load_embedder
+from prolip.evaluation.metrics.calibration import reliability
 from prolip.evaluation.metrics.selective import auroc, risk_coverage
 from prolip.evaluation.suites.emoji import load
 from prolip.methods import LikelihoodConfig
@@ -179,23 +180,27 @@ def test_the_corpus_is_refused_by_novelty_from_the_same_pass(pair, tmp_path, cap
     for name, nats in embedder.novelty(hidden).items():
         np.testing.assert_allclose(result.novelty[name], nats, rtol=1e-3, atol=1e-3)
         assert np.array_equal(load(tmp_path).novelty[name], result.novelty[name])
-    units, score = embedder.score.units, embedder.score
-    top = score.pairwise(result.image, result.text.select(result.name_texts)).amax(1)
-    nats = -score.match_probability(top).log() + units.nats(result.image.trace)
-    nats = nats + sum(torch.from_numpy(x) for x in result.novelty.values())
+    names, score, scale = result.text.select(result.name_texts), embedder.score, 2 / embedder.score.units.unit
+    chosen = score.pairwise(result.image, names).argmax(1)
+    answer = -(scale * result.image.mean @ names.mean.T).log_softmax(1)[torch.arange(len(chosen)), chosen]
+    nats = answer + sum((1 + torch.from_numpy(x).exp() / 10).log() for x in result.novelty.values())
     wrong = ~result.names_ranking[0].hit(1)
     assert result.metrics["refusal/names_i2t/all/auroc"] == pytest.approx(auroc(nats, wrong))
+    assert result.metrics["refusal/names_i2t/answer/aurc"] == pytest.approx(risk_coverage(answer, wrong).aurc)
+    assert result.metrics["refusal/names_i2t/answer/ece"] == pytest.approx(
+        reliability((-answer).exp(), (~wrong).numpy()).ece
+    )
     assert result.metrics["refusal/names_i2t/first/aurc"] == pytest.approx(
         risk_coverage(result.novelty["first"], wrong).aurc
     )
-    top = score.pairwise(result.image, result.text).max(dim=0)  # the drawing that each text finds
-    nats = -score.match_probability(top.values).log() + units.nats(result.text.trace)
-    nats = nats + sum(torch.from_numpy(x)[top.indices] for x in result.novelty.values())
+    chosen = score.pairwise(result.image, result.text).argmax(0)  # the drawing that each text finds
+    nats = -(scale * result.text.mean @ result.image.mean.T).log_softmax(1)[torch.arange(len(chosen)), chosen]
+    nats = nats + sum((1 + torch.from_numpy(x)[chosen].exp() / 10).log() for x in result.novelty.values())
     nats = nats[result.table.true_matches > 0]
     wrong = ~result.captions_ranking[1].hit(1)[result.captions_ranking[1].answerable]
     assert result.metrics["refusal/captions_t2i/all/aurc"] == pytest.approx(risk_coverage(nats, wrong).aurc)
     said = capsys.readouterr().out
-    assert all(said.count(f"\n{name} ") >= 2 for name in ("score", "text", "pair", "mean", "first", "all"))
+    assert all(said.count(f"\n{name} ") >= 2 for name in ("score", "text", "pair", "mean", "first", "answer", "all"))
     points = evaluate_corpus(["--model", f"local-dir:{pair[0]}", "--data", UNSEEN])
     assert {key.split("/")[2] for key in points.metrics if key.startswith("refusal/")} == {"score"}
 

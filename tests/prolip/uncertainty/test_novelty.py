@@ -172,19 +172,28 @@ def test_reference_gives_the_information_of_a_share():
     assert (steps > 0).all()
 
 
-def test_refusal_is_the_information_of_a_product():
-    novelty = {"mean": torch.tensor([0.5, 2.0]), "first": torch.tensor([0.1, 0.0])}
-    found = refusal(torch.tensor([0.3, -200.0]), torch.tensor([1.5, 0.2]), novelty)
-    np.testing.assert_allclose(found, [-math.log(1 / (1 + math.exp(-0.3))) + 2.1, 202.2], rtol=1e-6)
+def test_refusal_is_the_information_of_a_right_answer_to_an_input_of_the_own_kind():
+    novelty = {"mean": torch.tensor([0.0, 2.0, 500.0]), "first": torch.tensor([0.1, 0.0, 3.0])}
+    code_length = torch.tensor([0.3, 200.0, 0.0])
+    own = [1 / (1 + np.exp(h.double().numpy()) / 10) for h in novelty.values()]  # odds of 10 to 1
+    expected = code_length.numpy() - np.log(own[0]) - np.log(own[1])
+    np.testing.assert_allclose(refusal(code_length, novelty), expected, rtol=1e-6)
+    far = refusal(torch.zeros(1), {"mean": torch.tensor([1e30])})
+    assert far == 1e30  # no overflow
 
 
-def test_the_sum_refuses_better_than_each_sign_that_knows_another_part():
+def test_usual_novelty_hardly_counts_and_refusal_is_better_than_each_sign_alone():
     torch.manual_seed(1)
-    parts = torch.randn(3, 6000)
-    wrong = parts.sum(0) > 0.5
-    novelty = {"mean": Reference().fit(parts[2])(parts[2])}
-    both = roc_auc_score(wrong, refusal(-parts[0], parts[1], novelty))
-    assert both > 0.03 + max(roc_auc_score(wrong, part) for part in parts)
+    code_length, strange = torch.rand(6000) * 3, torch.rand(6000) < 0.2
+    nats = -torch.rand(6000).log() + 8 * strange  # e^-h of the own kind are further out
+    wrong = (torch.rand(6000) > (-code_length).exp()) | strange
+    together = refusal(code_length, {"mean": nats})
+    both = roc_auc_score(wrong, together)
+    assert both > 0.03 + max(roc_auc_score(wrong, part) for part in (code_length, nats))
+    assert both > 0.01 + roc_auc_score(wrong, code_length + nats)  # usual novelty is noise
+    own = together[~strange]
+    gaps = [abs((-own[i]).exp().mean() - (~wrong[~strange][i]).float().mean()) for i in own.argsort().chunk(5)]
+    assert max(gaps) < 0.15  # and nearly the probability that it says
 
 
 def test_same_seed_same_bits_and_another_seed_other_clusters():

@@ -30,6 +30,15 @@ def test_share_and_trace_undo_each_other_and_nothing_fits_more_than_all():
         UNITS.share(share, of="words")
 
 
+def test_the_code_length_of_an_answer_is_the_information_of_its_share_of_the_odds():
+    cosine = torch.tensor([[0.9, 0.8, 0.1], [0.0, 0.0, 0.0], [1.0, -1.0, -1.0]], dtype=torch.float64)
+    odds = [[math.exp(20 * x) for x in row] for row in cosine.tolist()]
+    expected = [[-math.log(x / sum(row)) for x in row] for row in odds]
+    torch.testing.assert_close(UNITS.code_length(cosine), torch.tensor(expected, dtype=torch.float64))
+    cold = UNITS._replace(unit=1e-4).code_length(cosine.float())  # logits of 20,000
+    assert cold.isfinite().all() and cold.amin() >= 0
+
+
 @pytest.mark.parametrize(("share", "words"), [
     (1.0, "nearly all"), (0.67, "about 2 in 3"), (0.5, "about 1 in 2"), (1 / 12, "about 1 in 12"),
     (1 / 274, "about 1 in 270"), (1 / 12_345, "about 1 in 12,000"), (0.0, "none"), (0.29, "about 1 in 3"),

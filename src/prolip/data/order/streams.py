@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import count, islice
 from typing import NamedTuple, Protocol
@@ -17,6 +17,7 @@ import torch
 
 from prolip.data.faults import FaultCounter, SampleFault, ShardFault
 from prolip.data.order.cursor import Cursor, Opened, ShuffledShards
+from prolip.data.reading.kept import KeptShards
 from prolip.data.reading.tar import ShardReader
 from prolip.data.samples.captions import Selector, stable_hash
 from prolip.data.samples.sample import Raw, Row, is_selected
@@ -54,6 +55,7 @@ class ShardSource:
     shuffle_buffer: int = 5000
     by_sample: bool = False
     reader: ShardReader = ShardReader()
+    kept: KeptShards = field(default_factory=KeptShards, compare=False)
 
     def stream(self, place: Place, faults: FaultCounter, cursor: Cursor | None = None) -> Iterator[Row]:
         """Passes over this stream's share, each through its own seeded shuffle buffer."""
@@ -80,11 +82,13 @@ class ShardSource:
     def _read(self, place: Place, number: int, url: str, faults: FaultCounter) -> Iterator[Raw]:
         """This stream's samples of a shard: all, or every S-th, from one that varies with the shard."""
         if not self.by_sample:
-            return checked_samples(url, self.selector, faults, self.reader)
+            return checked_samples(url, self.selector, faults, self.reader, self.kept)
         # every stream meets every fault: it is counted by the one whose turn it is
         counter = faults if number % place.streams == place.stream else FaultCounter()
         start = (place.stream - number) % place.streams
-        return islice(checked_samples(url, self.selector, counter, self.reader), start, None, place.streams)
+        return islice(
+            checked_samples(url, self.selector, counter, self.reader, self.kept), start, None, place.streams
+        )
 
 
 @dataclass(frozen=True)
@@ -96,6 +100,7 @@ class ResampledSource:
     selector: Selector | None = None
     shuffle_buffer: int = 5000
     reader: ShardReader = ShardReader()
+    kept: KeptShards = field(default_factory=KeptShards, compare=False)
 
     def stream(self, place: Place, faults: FaultCounter, cursor: Cursor | None = None) -> Iterator[Row]:
         """Rows of shards drawn by a generator of (seed, epoch, stream), through a seeded shuffle buffer."""
@@ -103,7 +108,7 @@ class ResampledSource:
         rng = random.Random(stable_hash(place.seed, place.epoch, place.stream, "resampled buffer"))
 
         def read(number: int, url: str, faults: FaultCounter) -> Iterator[Raw]:
-            return checked_samples(url, self.selector, faults, self.reader)
+            return checked_samples(url, self.selector, faults, self.reader, self.kept)
 
         drawn = self._draw_shards(place, cursor)
         for raw, occurrence in ShuffledShards(drawn, read, cursor, self.shuffle_buffer, rng, faults):
@@ -161,18 +166,34 @@ def nothing_found(place: Place, tried: str, urls: Sequence[str], reader: ShardRe
     return f"stream {place.stream} of {place.streams} found no sample in {tried}{why}"
 
 
-def checked_samples(url: str, selector: Selector | None, faults: FaultCounter, reader: ShardReader) -> Iterator[Raw]:
+def checked_samples(
+    url: str, selector: Selector | None, faults: FaultCounter, reader: ShardReader, kept: KeptShards
+) -> Iterator[Raw]:
     """The samples of a shard that the selector keeps; what goes wrong is counted, and ends no more than the shard."""
     faults.shards += 1
-    try:
-        for raw in reader(url, lambda fault: faults.add(fault, url=url)):
+    seen: set[str] = set()
+
+    def note(fault: SampleFault) -> None:
+        seen.add(fault.kind)
+        faults.add(fault, url=url)
+
+    def selected() -> Iterator[Raw]:
+        for raw in reader(url, note):
             faults.lost_in_a_row = 0
             try:
                 keep = is_selected(raw, selector)
             except SampleFault as fault:
+                seen.add(fault.kind)
                 faults.lose_sample(fault, raw["__key__"], url)
                 continue
             if keep:
                 yield raw
+
+    if (samples := kept.get(url)) is not None:
+        faults.lost_in_a_row = 0
+        yield from samples
+        return
+    try:
+        yield from kept.keeping(url, selected(), seen)
     except ShardFault as fault:
         faults.lose_shard(fault, url)

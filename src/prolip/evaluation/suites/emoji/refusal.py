@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from prolip.evaluation.metrics.bootstrap import Statistic, auroc_of, risk_area_of
+from prolip.evaluation.metrics.calibration import reliability
 from prolip.evaluation.metrics.ranking import Ranking
 from prolip.evaluation.metrics.selective import selective_metrics
 from prolip.gaussian import Gaussian
@@ -35,8 +36,9 @@ def metrics(result: CorpusResult) -> dict[str, float]:
     of a text among the drawings, right or wrong, and what it is refused by.
 
     As `study_retrieval`: `score`, `image`, `text` and `pair`; where the model knows of novelty `mean` and `first`, of
-    the image asked about or found, and where its traces have a unit `all`, the nats of
-    `prolip.uncertainty.novelty.refusal`. Of each AUROC and AURC.
+    the image asked about or found; where its traces have a unit `answer`, `Units.code_length` of the first place; and
+    with both `all`, the nats of `prolip.uncertainty.novelty.refusal`. Of each AUROC and AURC, and of `answer` among the
+    names, of which one is right, the calibration error `ece` of its probability.
     """
     out: dict[str, float] = {}
     for name, way, ranking, texts in cases(result):
@@ -44,6 +46,9 @@ def metrics(result: CorpusResult) -> dict[str, float]:
         against = {key: x[ranking.answerable.numpy()] for key, x in signs_against(result, texts, way).items()}
         found = selective_metrics(wrong, against, f"refusal/{name}")
         out |= {key: value for key, value in found.items() if key.endswith(("/auroc", "/aurc"))}
+        if name.startswith("names") and "answer" in against:
+            probability = np.exp(-against["answer"]).clip(max=1.0)  # rounding may leave a code length below 0
+            out[f"refusal/{name}/answer/ece"] = reliability(probability, (~wrong).numpy()).ece
     return out
 
 
@@ -63,17 +68,19 @@ def statistics(result: CorpusResult) -> dict[str, Statistic]:
 def signs_against(result: CorpusResult, texts: Gaussian, way: str) -> dict[str, np.ndarray]:
     """What speaks against the first place of every drawing among these texts ("i2t"), or of every text among the
     drawings ("t2i"), (N,) by name."""
-    score, units = result.score, result.model_score.units
-    top = score.pairwise(result.image, texts).max(dim=1 if way == "i2t" else 0)
+    side, units = 1 if way == "i2t" else 0, result.model_score.units
+    top = result.score.pairwise(result.image, texts).max(dim=side)
     image, text = (slice(None), top.indices) if way == "i2t" else (top.indices, slice(None))
     out = {"score": -top.values.numpy()}
     if result.probabilistic:
         out |= {"image": result.uncertainty(result.image)[image], "text": result.uncertainty(texts)[text]}
         out["pair"] = out["image"] + out["text"]
     out |= {name: nats[image] for name, nats in result.novelty.items()}
-    logit = score.logit(top.values)
-    if result.novelty and units is not None and logit is not None:
-        novelty = {name: torch.from_numpy(out[name]) for name in result.novelty}
-        asked = result.image if way == "i2t" else texts
-        out["all"] = refusal(logit, units.nats(asked.trace), novelty).numpy()
+    if units is not None:
+        cosine = result.image.mean @ texts.mean.mT
+        nats = units.code_length(cosine if way == "i2t" else cosine.mT)
+        answer = nats.gather(1, top.indices.unsqueeze(1)).squeeze(1)
+        out["answer"] = answer.numpy()
+        if result.novelty:
+            out["all"] = refusal(answer, {name: torch.from_numpy(out[name]) for name in result.novelty}).numpy()
     return out

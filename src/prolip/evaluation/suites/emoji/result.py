@@ -24,7 +24,7 @@ from prolip.utils.documents import loads
 
 #: How the arrays of novelty begin; what a first place can be refused by, as it is printed.
 NOVELTY = "novelty_"
-REFUSED_BY = ("score", "image", "text", "pair", "mean", "first", "all")
+REFUSED_BY = ("score", "image", "text", "pair", "mean", "first", "answer", "all")
 
 
 @dataclass
