@@ -2,7 +2,12 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# what running needs, and what tests need besides
 READY := $(VENV)/.ready
+TESTED := $(VENV)/.ready-to-test
+# Bytecode is compiled as modules are imported, a third of the time that pip takes with all of PyTorch; so it is kept,
+# also where PYTHONDONTWRITEBYTECODE is set: tests alone are some fifty processes.
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --editable
 
 .PHONY: help demo test test-slurm test-numerics lint clean
 .DELETE_ON_ERROR:
@@ -16,21 +21,25 @@ help:
 	@echo 'make clean   delete the virtual environment and caches; runs/ stays'
 
 demo: $(READY)
-	$(BIN)/python scripts/demo.py
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python scripts/demo.py
 
-# where bytecode is switched off, each of some fifty processes would compile everything anew
-test: $(READY)
+test: $(TESTED)
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
-test-slurm: $(READY)
+test-slurm: $(TESTED)
 	$(BIN)/python -m pytest -m "slurm and not slow" tests/slurm
 
-test-numerics: $(READY)
+test-numerics: $(TESTED)
 	$(BIN)/python scripts/numerics.py
 
 # Without ruff's cache: it keeps a verdict about the order of imports when a module of ours that is new changes it.
-lint: $(READY)
+lint: $(TESTED)
 	$(BIN)/ruff check --no-cache; ruff=$$?; $(BIN)/mypy && exit $$ruff
+
+define BROKEN
+echo 'error: the installation broke off, for the reason above. It takes about 7 GB here and, meanwhile, 3 GB of'; \
+echo "temporary files; free now:"; df -h . "$${TMPDIR:-/tmp}"; echo 'Make room, or get the network back, and run it again.'; exit 1
+endef
 
 # Stamped last, so that an installation that broke off is taken up again.
 $(READY): requirements.txt setup.py
@@ -42,9 +51,12 @@ $(READY): requirements.txt setup.py
 	  echo 'error: $(PYTHON) cannot make virtual environments. On Debian and Ubuntu: apt-get install python3-venv' >&2; exit 1; }
 	@echo 'Installing into $(VENV), once; PyTorch is most of the download and takes some minutes.'
 	$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test]' || { \
-	  echo 'error: the installation broke off, for the reason above. It takes about 7 GB here and, meanwhile, 3 GB of'; \
-	  echo "temporary files; free now:"; df -h . "$${TMPDIR:-/tmp}"; echo 'Make room, or get the network back, and run it again.'; exit 1; } >&2
+	@$(INSTALL) . || { $(BROKEN); } >&2
+	@touch $@
+
+$(TESTED): $(READY)
+	@echo 'Installing what the tests need into $(VENV), once.'
+	@$(INSTALL) '.[test]' || { $(BROKEN); } >&2
 	@touch $@
 
 clean:

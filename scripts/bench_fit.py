@@ -3,13 +3,14 @@
     python scripts/bench_fit.py --pairs 100000 --dim 512 --threads 2
 
 Pairs are drawn: texts near their images, the nearer the fewer images they are true of. Each round prints the time of a
-fit, of it for novelty, and over that of one product of all texts with as many images as a code length takes; peak
-memory is that of the process above what torch and the pairs take.
+fit, of it for novelty, and over that of one product of all texts with as many images as a code length takes. Peak
+memory is what the process held at most during the fit (Linux), less what it held before, when the pairs were there.
 """
 from __future__ import annotations
 
 import argparse
-import resource
+import ctypes
+import gc
 import sys
 import time
 from pathlib import Path
@@ -47,9 +48,17 @@ def draw(count: int, dim: int, width: int, vocabulary: int) -> Pairs:
     return Pairs.in_rows(image, text, 50.0, text_ids=ids, image_first=first)
 
 
-def peak() -> float:
-    """The most that the process has held so far, MiB."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+def held(what: str) -> float:
+    """What the process holds ("VmRSS") or has held at most since `forget_peak` ("VmHWM"), MiB."""
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(what)) / 1024
+
+
+def forget_peak() -> None:
+    """Give freed memory back and count the most that is held from here on."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
 
 
 def one_pass(pairs: Pairs) -> Tensor:
@@ -62,20 +71,21 @@ def main() -> None:
     options = parse()
     torch.set_num_threads(options.threads)
     pairs = draw(options.pairs, options.dim, options.width, options.vocabulary)
-    held = sum(x.numel() * x.element_size() for x in pairs.tensors().values()) / 2**20
-    before = peak()
-    print(f"{len(pairs):,} pairs of width {options.dim}, {held:.0f} MiB; {options.threads} threads")
+    size = sum(x.numel() * x.element_size() for x in pairs.tensors().values()) / 2**20
+    print(f"{len(pairs):,} pairs of width {options.dim}, {size:.0f} MiB; {options.threads} threads")
     for number in range(options.rounds):
+        forget_peak()
+        before = held("VmRSS")
         start = time.perf_counter()
         fit.fit_variances(pairs, vocabulary=options.vocabulary)
-        fitted = time.perf_counter()
+        fitted, peak = time.perf_counter(), held("VmHWM")
         fit.fit_novelty_of(pairs, centres=512)
         novelty = time.perf_counter()
         one_pass(pairs)
         passed = time.perf_counter()
         print(f"round {number}: fit {fitted - start:.1f} s (novelty {novelty - fitted:.1f}),"
               f" {(fitted - start) / (passed - novelty):.1f} times one pass;"
-              f" peak {peak() - before:.0f} MiB above the pairs, {peak():.0f} in all", flush=True)  # fmt: skip
+              f" peak {peak - before:.0f} MiB above the pairs, {peak:.0f} in all", flush=True)  # fmt: skip
 
 
 if __name__ == "__main__":

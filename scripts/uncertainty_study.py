@@ -25,6 +25,7 @@ from foreign_inputs import pictures, texts  # noqa: E402
 from prolip.data.emoji import LEVELS  # noqa: E402
 from prolip.evaluation.metrics.blockwise import PairScores, Relevance  # noqa: E402
 from prolip.evaluation.metrics.bootstrap import Statistic, paired  # noqa: E402
+from prolip.evaluation.metrics.calibration import confidence, reliability  # noqa: E402
 from prolip.evaluation.metrics.selective import auroc, recall_auroc, risk_coverage  # noqa: E402
 from prolip.evaluation.metrics.study import study_retrieval  # noqa: E402
 from prolip.evaluation.metrics.traces import by_decile, partial_spearman, spearman  # noqa: E402
@@ -100,7 +101,8 @@ def beside(subject: Subject, by_cosine: CorpusResult) -> dict[str, Row]:
     """Rows of what a model has beside its variances: top score, novelty at both ends of the tower, all of it."""
     result, metrics = subject.result, subject.result.metrics
     out: dict[str, Row] = {}
-    titles = {"score": "top score", "pair": "both traces", "mean": "novelty, mean", "first": "novelty, first"}
+    titles = {"score": "top score", "pair": "both traces", "mean": "novelty, mean",
+              "first": "novelty, first", "answer": "answer"}
     out["top cosine"] = refused(by_cosine.metrics, "score")
     for name, title in {**titles, "all": "all"}.items():
         if f"refusal/names_i2t/{name}/auroc" in metrics:
@@ -158,7 +160,8 @@ def of_retrieval(subject: Subject) -> Row:
     keys = {"captions i2t": "captions/i2t/mAP@R", "captions t2i": "captions/t2i/mAP@R", "names i2t": "names/i2t/R@1",
             "names t2i": "names/t2i/R@1", "zero-shot": "zero_shot/subgroup_plain/top1"}  # fmt: skip
     metrics = subject.result.metrics
-    return {name: 100 * metrics[key] for name, key in keys.items()} | {"ECE": match_ece(subject)}
+    ece = {"ECE of matches": match_ece(subject), "ECE of answers": answer_ece(subject)}
+    return {name: 100 * metrics[key] for name, key in keys.items()} | ece
 
 
 def match_ece(subject: Subject) -> float:
@@ -168,6 +171,18 @@ def match_ece(subject: Subject) -> float:
     relevance = Relevance.from_dense(torch.from_numpy(result.text_relation).mT)
     *_, study = study_retrieval(scores, relevance, None, None, result.score, result.score.uncertainty)
     return study.metrics().get("calibration/match_i2t/ece", NAN)
+
+
+def answer_ece(subject: Subject) -> float:
+    """Expected calibration error of the probability that the name in a drawing's first place is the right one of all:
+    a softmax of the logits, or of the cosines where a model has units.
+    """
+    result = subject.result
+    found = result.metrics.get("refusal/names_i2t/answer/ece")
+    logits = result.score.logit(result.score.pairwise(result.image, result.text.select(result.name_texts)))
+    if found is not None or logits is None:
+        return NAN if found is None else found
+    return reliability(confidence(logits), result.names_ranking[0].hit(1)).ece
 
 
 def of_kept_out(subject: Subject, run: Trained) -> Row:
@@ -184,7 +199,8 @@ TABLES: dict[str, tuple[tuple[Callable[[Subject], Row], ...], tuple[str, ...]]] 
               (*LEVELS, "rho log n", "at equal tokens", "kept out", "within 2", "factor", "deciles", "-S R2")),
     "Refusal": ((of_refusal,), ("AUROC i2t", "AURC i2t", "AUROC t2i", "AURC t2i", "R-AUROC")),
     "Foreign inputs": ((of_foreign,), ("photographs", "noise", "blank", "gibberish", "sentences", "shuffled")),
-    "Retrieval": ((of_retrieval,), ("captions i2t", "captions t2i", "names i2t", "names t2i", "zero-shot", "ECE")),
+    "Retrieval": ((of_retrieval,), ("captions i2t", "captions t2i", "names i2t", "names t2i", "zero-shot",
+                                    "ECE of matches", "ECE of answers")),
 }  # fmt: skip
 
 

@@ -8,6 +8,7 @@ import torch
 
 from prolip.data.emoji import LEVELS
 from prolip.evaluation.suites.emoji.levels import Expected, by_expected
+from prolip.evaluation.suites.emoji.refusal import signs_against
 from prolip.evaluation.suites.emoji.result import CorpusResult
 from prolip.report.examples import Example, image_example, pick, text_example
 from prolip.uncertainty.units import Units, in_words
@@ -23,15 +24,17 @@ class Text(NamedTuple):
 
 
 class Drawing(NamedTuple):
-    """A drawing with its first name. texts: how many could be meant; bits: what it says about which one is."""
+    """A drawing with its first name. sure: the probability that it is the right one; texts: how many could be meant."""
 
     example: Example
+    sure: float
     texts: float
-    bits: float
 
 
 class Third(NamedTuple):
-    """A third of the drawings by trace: how many, the share that get their own name first, some at random."""
+    """A third of the drawings by what speaks against their first names: how many, the share that get their own, some at
+    random.
+    """
 
     drawings: int
     right: float
@@ -47,12 +50,25 @@ class Count(NamedTuple):
     true: int
 
 
+class Said(NamedTuple):
+    """Drawings whose first names have a probability in [low, high): how many, its mean, the share that is right."""
+
+    low: float
+    high: float
+    drawings: int
+    sure: float
+    right: float
+
+
 class Section(NamedTuple):
-    """All of it. texts: general ones first; thirds: the surest first; wrong: the surest whose first name is wrong."""
+    """All of it. texts: general ones first; thirds: the surest first; said: the least sure first; wrong: the surest
+    whose first name is wrong.
+    """
 
     units: Units
     texts: list[Text]
     thirds: list[Third]
+    said: list[Said]
     wrong: list[Drawing]
     groups: list[Expected]
     too_many: list[Count]
@@ -66,8 +82,12 @@ def section(result: CorpusResult, seed: int = 0) -> Section | None:
         return None
     groups = by_expected(expected, result.text_relation.sum(1))
     most, least = worst_counts(result, expected)
-    return Section(units, texts(result, units, seed), thirds(result, units, seed), surest_errors(result, units), groups,
-                   most, least)  # fmt: skip
+    against = signs_against(result, result.text.select(result.name_texts), "i2t")
+    sure = np.exp(-against["answer"]).clip(max=1.0)
+    order = against.get("all", against["answer"]).argsort(kind="stable")
+    shown = thirds(result, units, order, sure, seed)
+    return Section(units, texts(result, units, seed), shown, by_probability(result, sure),
+                   surest_errors(result, units, order, sure), groups, most, least)  # fmt: skip
 
 
 def texts(result: CorpusResult, units: Units, seed: int = 0, steps: int = 6, top: int = 8) -> list[Text]:
@@ -89,30 +109,42 @@ def texts(result: CorpusResult, units: Units, seed: int = 0, steps: int = 6, top
     ]  # fmt: skip
 
 
-def thirds(result: CorpusResult, units: Units, seed: int = 0, each: int = 6) -> list[Third]:
-    """The drawings in three equal groups by trace (fewer drawings: one each), the surest first."""
+def thirds(
+    result: CorpusResult, units: Units, order: np.ndarray, sure: np.ndarray, seed: int = 0, each: int = 6
+) -> list[Third]:
+    """The drawings in three equal groups (fewer drawings: one each), in their order from the surest on."""
     rng = np.random.default_rng(seed + 3)
     right = result.names_ranking[0].hit(1).numpy()
-    order = result.uncertainty(result.image).argsort(kind="stable")
     return [
-        Third(len(rows), float(right[rows].mean()), drawings(result, units, pick(rows, each, rng)))
+        Third(len(rows), float(right[rows].mean()), drawings(result, units, sure, pick(rows, each, rng)))
         for rows in np.array_split(order, min(3, len(order)))
     ]
 
 
-def surest_errors(result: CorpusResult, units: Units, count: int = 12) -> list[Drawing]:
-    """The drawings of the smallest traces whose first name is wrong."""
-    order = result.uncertainty(result.image).argsort(kind="stable")
+def by_probability(result: CorpusResult, sure: np.ndarray, steps: int = 5) -> list[Said]:
+    """The drawings in steps of the probability that their first names have, those steps that have any."""
+    right, edges = result.names_ranking[0].hit(1).numpy(), np.linspace(0, 1, steps + 1)
+    step = np.digitize(sure, edges[1:-1])
+    parts = [(k, step == k) for k in range(steps) if (step == k).any()]
+    return [
+        Said(float(edges[k]), float(edges[k + 1]), int(own.sum()), float(sure[own].mean()), float(right[own].mean()))
+        for k, own in parts
+    ]
+
+
+def surest_errors(
+    result: CorpusResult, units: Units, order: np.ndarray, sure: np.ndarray, count: int = 12
+) -> list[Drawing]:
+    """The drawings whose first name is wrong, in their order from the surest on."""
     wrong = ~result.names_ranking[0].hit(1).numpy()
-    return drawings(result, units, order[wrong[order]][:count].tolist())
+    return drawings(result, units, sure, order[wrong[order]][:count].tolist())
 
 
-def drawings(result: CorpusResult, units: Units, rows: list[int]) -> list[Drawing]:
+def drawings(result: CorpusResult, units: Units, sure: np.ndarray, rows: list[int]) -> list[Drawing]:
     """Some drawings, each with its first name."""
     trace = result.image.trace[torch.tensor(rows, dtype=torch.long)]
     among = units.matches(trace, len(result.table.texts), of="texts").tolist()
-    bits = units.information(trace, of="texts", bits=True).tolist()
-    return [Drawing(image_example(result, i, 1), *said) for i, *said in zip(rows, among, bits)]
+    return [Drawing(image_example(result, i, 1), float(sure[i]), texts) for i, texts in zip(rows, among)]
 
 
 def worst_counts(result: CorpusResult, expected: np.ndarray, count: int = 6) -> tuple[list[Count], list[Count]]:

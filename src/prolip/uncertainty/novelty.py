@@ -209,7 +209,7 @@ def fit_novelty(mean: Tensor, first: Tensor, widths: Widths, classes: Tensor | N
             kinds = classes[rows] if classes is not None and name == "mean" else None
             if kinds is None or kinds.amin() < 0 or len(kinds.unique()) > how_many(x, widths):
                 # Clusters are found once for all folds: their means are taken without what is held out.
-                kinds = cluster((x - main.middle) @ main.basis, how_many(x, widths), seed)
+                kinds = cluster(project(x, main), how_many(x, widths), seed)
             model.references[name] = Reference().fit(held_out(x, kinds, folds, widths))
             model.distances[name] = fit_distance(x, main, kinds, widths.centres)
     return model
@@ -238,9 +238,17 @@ def principal(x: Tensor, rank: int) -> Principal:
     middle = x.mean(0)
     whole = torch.zeros(x.shape[1], x.shape[1], dtype=torch.float64)
     for y in x.split(BLOCK):
-        whole += ((y - middle).T @ (y - middle)).double()
-    variance, basis = torch.linalg.eigh((whole / len(x)).float())
+        apart = y - middle
+        whole += apart.T @ apart
+    covariance = whole.div_(len(x)).float()
+    del whole  # as large as all that follows
+    variance, basis = torch.linalg.eigh(covariance)
     return Principal(middle, basis.flip(1)[:, :rank], variance.flip(0))
+
+
+def project(x: Tensor, main: Principal) -> Tensor:
+    """Features (N, D) in their main directions, (N, R)."""
+    return torch.cat([(y - main.middle) @ main.basis for y in x.split(BLOCK)])
 
 
 def fit_distance(x: Tensor, main: Principal, classes: Tensor, most: int) -> Distance:
@@ -250,7 +258,7 @@ def fit_distance(x: Tensor, main: Principal, classes: Tensor, most: int) -> Dist
     classes, kept = largest(classes, most)
     rank, shrink = main.basis.shape[1], SHRINK * main.variance.mean()
     distance = Distance(x.shape[1], most, rank)
-    z = (x - main.middle) @ main.basis
+    z = project(x, main)
     means = class_means(z, classes, kept)
     inside = (z - means[classes])[classes >= 0]
     free = max(len(inside) - kept, 1)  # each mean has taken a row's freedom

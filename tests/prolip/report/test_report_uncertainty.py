@@ -1,5 +1,6 @@
 """The first section of a model with units: its numbers are the evaluation's, its examples are chosen by rule."""
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import numpy as np
@@ -85,8 +86,16 @@ def test_what_the_papers_loss_does_is_not_said_of_fitted_variances(result, tmp_p
     assert not re.findall(r"PPCL|VIB|contrastive loss|pushed away|I seldom match|taught the means alone", said)
 
 
+def first_names(result):
+    """Row of each drawing's first name among the names, and its probability among them."""
+    names = result.text.select(result.name_texts)
+    first = result.score.pairwise(result.image, names).argmax(1)
+    odds = np.exp(20 * (result.image.mean @ names.mean.T).double().numpy())
+    return first.numpy(), odds[np.arange(len(first)), first] / odds.sum(1)
+
+
 def test_thirds_are_equal_parts_of_the_drawings_with_their_own_recall(section, html, result):
-    order = np.argsort(result.image.trace.numpy(), kind="stable")
+    order = np.argsort(-first_names(result)[1], kind="stable")
     right = (result.names_ranking[0].first == 1).numpy()
     parts = [order[:8], order[8:15], order[15:]]  # of 22
     assert [third.drawings for third in section.thirds] == [8, 7, 7]
@@ -127,13 +136,33 @@ def test_texts_come_from_equal_steps_of_bits_by_seed(section, result):
     assert labels(0) == labels(0) and any(labels(0) != labels(seed) for seed in (1, 2, 3))
 
 
-def test_the_surest_errors_are_the_wrong_drawings_of_the_smallest_traces(section, result):
+def test_novelty_moves_a_drawing_back_and_leaves_its_probability(section, result):
+    wrong = np.flatnonzero(result.names_ranking[0].first != 1)
+    assert len(wrong) > 12  # more than are shown
+    row = wrong[np.argmax(first_names(result)[1][wrong])]
+    label = result.corpus.concepts[result.corpus.drawings[row].concept].name
+    new = uncertainty.section(replace(result, novelty={"mean": np.where(np.arange(22) == row, 50.0, 0.5)}))
+    assert section.wrong[0].example.label == label
+    assert label not in {x.example.label for x in new.wrong + new.thirds[0].examples}
+    assert new.said == section.said
+
+
+def test_the_surest_errors_are_the_wrong_drawings_of_the_largest_probabilities(section, result):
     wrong = (result.names_ranking[0].first != 1).numpy()
-    smallest = np.sort(result.image.trace.numpy()[wrong])[:12]
-    found = [x.texts for x in section.wrong]
-    texts = len(result.table.texts)
-    np.testing.assert_allclose(found, np.minimum(np.exp(smallest / 0.1) / 90, 1) * texts, rtol=1e-4)
-    assert found and all(x.example.answers[0].mark != "right" and x.example.rank > 1 for x in section.wrong)
+    largest = -np.sort(-first_names(result)[1][wrong])[:12]
+    np.testing.assert_allclose([x.sure for x in section.wrong], largest, rtol=1e-4)
+    assert section.wrong and all(x.example.answers[0].mark != "right" and x.example.rank > 1 for x in section.wrong)
+
+
+def test_what_is_said_of_first_names_stands_beside_how_many_are_right(section, html, result):
+    right, sure = (result.names_ranking[0].first == 1).numpy(), first_names(result)[1]
+    said = words(html[0])
+    assert sum(x.drawings for x in section.said) == len(sure) and len(section.said) > 1
+    for x in section.said:
+        own = (sure >= x.low) & (sure < x.high)
+        assert (x.drawings, x.sure, x.right) == (own.sum(), pytest.approx(sure[own].mean()), right[own].mean())
+        row = f"{page.percent(x.low, 0)} to {page.percent(x.high, 0)} {x.drawings}"
+        assert f"{row} {page.percent(x.sure)} {page.percent(x.right)}" in said
 
 
 def test_the_worst_counts_are_those_of_the_largest_factors(section, html, result):
