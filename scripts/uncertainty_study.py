@@ -110,7 +110,16 @@ def beside(subject: Subject, by_cosine: CorpusResult) -> dict[str, Row]:
         if name in result.novelty:
             out[title]["R-AUROC"] = neighbours(result, result.novelty[name])
             out[title] |= {kind: against(found[name], result.novelty[name]) for kind, found in new(subject).items()}
+    out["subgroup left open"] = {"R-AUROC": neighbours(result, left_open(result, "subgroup"))}
     return out
+
+
+def left_open(result: CorpusResult, level: str) -> np.ndarray:
+    """Nats that each drawing leaves open of the texts of a level: the entropy of the answer."""
+    units, rows = result.model_score.units, np.flatnonzero(result.table.text_level == LEVELS.index(level))
+    assert units is not None
+    nats = units.code_length(result.image.mean @ result.text.select(rows).mean.mT)
+    return ((-nats).exp() * nats).sum(1).numpy()
 
 
 def refused(metrics: dict[str, float], by: str) -> Row:
