@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import save_file
 
 import prolip
 from prolip.data import index
@@ -131,7 +132,8 @@ def fitted_model(folder: Path) -> str:
     save_pretrained(prolip.create_model("ProLIP-ViT-XS-16"), folder / "plain")
     image, text = (torch.nn.functional.normalize(torch.randn(64, 192), dim=1) for _ in range(2))
     ids = prolip.get_tokenizer("ProLIP-ViT-XS-16")([f"picture {i}" for i in range(64)])
-    pairs = Pairs.in_rows(image, text, 10.0, text_ids=ids)
+    pairs = Pairs.in_rows(image, text, 10.0, text_ids=ids, image_first=torch.randn(64, 2 * 192))
+    save_file(pairs.tensors(), folder / "pairs.safetensors")
     attach(f"local-dir:{folder}/plain", None, None, pairs, LikelihoodConfig(bank=32, centres=8), folder / "fitted")
     return f"local-dir:{folder}/fitted"
 
@@ -150,6 +152,19 @@ def test_readme_python_runs_as_it_stands_with_a_fitted_model(tmp_path, monkeypat
     assert probability.shape == (1, 3) and ((probability >= 0) & (probability <= 1)).all()
     said = capsys.readouterr().out.splitlines()
     assert len(said) == 3 and all(re.fullmatch(r"'.+' fits (about|nearly) .+ of the pictures", line) for line in said)
+
+
+def test_python_of_uncertainty_md_runs_with_a_fitted_model(tmp_path, monkeypatch, capsys):
+    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs/uncertainty.md").read_text(), re.S | re.M)
+    Image.new("RGB", (64, 64), "red").save(tmp_path / "picture.png")
+    monkeypatch.chdir(tmp_path)
+    model = fitted_model(tmp_path)
+    for code in blocks:
+        exec(code.replace("local-dir:runs/demo/model", model), {})
+    said = capsys.readouterr().out
+    for line in (r"'animal' fits .+ says [\d.]+ bits", r"first: [\d.]+ nats", r"mean: [\d.]+ nats",
+                 r"(strawberry|cherries|tomato), \d+% sure; [\d.]+ nats against it", r"tensor|array|\["):  # fmt: skip
+        assert re.search(line, said), line
 
 
 def python_of(page: str) -> str:
