@@ -183,7 +183,7 @@ def refusal(code_length: Tensor, novelty: Mapping[str, Tensor]) -> Tensor:
 
     code_length: -log p(answer) among the candidates, given that it is of that kind (`Units.code_length`), (B,);
     novelty: a `Novelty`'s nats h, (B,) each. At odds of ODDS to 1 that an input is of the training's kind, and e^-h of
-    these further out, -log P(it is) = log(1 + e^h / ODDS): next to nothing below log ODDS, h - log ODDS beyond.
+    these further out, -log P(it is) = log(1 + e^h / ODDS): 0.1 at h = 0, 0.7 at log ODDS, nearly h - log ODDS far out.
     """
     strange = [softplus(upcast(h) - math.log(ODDS)) for h in novelty.values()]
     return upcast(code_length) + torch.stack(strange).sum(0)

@@ -22,6 +22,14 @@ class File(NamedTuple):
     size: int
 
 
+class Kept(NamedTuple):
+    """The samples of a file, and the bytes that they take."""
+
+    file: File
+    samples: list[dict[str, Any]]
+    size: int
+
+
 class KeptShards:
     """What a reader handed out of a shard without a fault, for the next time; each process has its own.
 
@@ -30,12 +38,12 @@ class KeptShards:
 
     def __init__(self, room: int = ROOM):
         self.room = room
-        self._samples: dict[str, tuple[File, list[dict[str, Any]]]] = {}
+        self._kept: dict[str, Kept] = {}
 
     def get(self, url: str) -> list[dict[str, Any]] | None:
         """The samples of a shard that was kept and has not changed since; they are the caller's own."""
-        file, samples = self._samples.get(url, (None, []))
-        return [dict(sample) for sample in samples] if file is not None and file == file_of(url) else None
+        kept = self._kept.get(url)
+        return [dict(sample) for sample in kept.samples] if kept is not None and kept.file == file_of(url) else None
 
     def keeping(self, url: str, samples: Iterator[dict[str, Any]], faults: Collection[Any]) -> Iterator[dict[str, Any]]:
         """The same samples, kept when they have ended if `faults` is empty then."""
@@ -51,8 +59,9 @@ class KeptShards:
                 size += OVERHEAD + sum(len(part) for part in sample.values())
             yield sample
         if size <= self.room and not faults and file == file_of(url):
-            self.room -= size
-            self._samples[url] = file, held
+            before = self._kept.get(url)  # of the file that stood there before, or another stream was quicker
+            self.room += (before.size if before is not None else 0) - size
+            self._kept[url] = Kept(file, held, size)
 
 
 def file_of(url: str) -> File | None:
