@@ -10,6 +10,7 @@ from torch import Tensor
 from prolip.data.captioned import captioned_samples
 from prolip.uncertainty.collect import Part, embed_images, embed_texts, encoders, join
 from training.health.errors import explain
+from training.model import Autocast, autocast_for
 from training.parallel.distributed import gather_objects, share_object
 from training.parallel.sharding import whole_model
 from training.state import Run
@@ -42,12 +43,14 @@ def close_model(run: Run, model: Any, wanted: int) -> str:
     """
     world, training = run.world, model.training
     whole = whole_model(model, world, everywhere=True).eval()
-    parts = gather_objects(embed_share(run, whole, wanted), world)
+    # as the model is evaluated, not as it is trained: bfloat16's rounding of the means is no ambiguity
+    autocast = autocast_for(run.config.val.val_precision, world.device)
+    parts = gather_objects(embed_share(run, whole, wanted, autocast), world)
     fitted: dict[str, Tensor] = {}
     problem = next((found for _, found in parts if found), "")
     if world.is_first and not problem:
         try:
-            scale, encode = whole.logit_scale.exp().item(), encoders(whole, world.device, run.trained.autocast)[1]
+            scale, encode = whole.logit_scale.exp().item(), encoders(whole, world.device, autocast)[1]
             joined = join([Part(*part) for part, _ in parts if part])
             run.trained.objective.close(whole, embed_texts(joined, encode, run.kept.tokenizer, scale))
             fitted = {name: x.cpu() for name, x in whole.named_buffers() if name in model.added_names}
@@ -60,12 +63,12 @@ def close_model(run: Run, model: Any, wanted: int) -> str:
     return problem
 
 
-def embed_share(run: Run, model: Any, wanted: int) -> tuple[tuple[Any, ...] | None, str]:
+def embed_share(run: Run, model: Any, wanted: int, autocast: Autocast) -> tuple[tuple[Any, ...] | None, str]:
     """This rank's images, or why there are none: the other ranks must not wait for one that has failed."""
     world = run.world
     try:
         samples = captioned_samples(run.config.data, run.kept.preprocess, wanted, world.rank, world.world_size)
-        encode, _ = encoders(model, world.device, run.trained.autocast)
+        encode, _ = encoders(model, world.device, autocast)
         return tuple(embed_images(samples, encode)), ""
     except Exception as error:  # of files, object stores, decoders
         return None, explain(error) or f"{type(error).__name__}: {error}"

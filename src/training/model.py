@@ -144,6 +144,13 @@ def distribute(objective: Objective, world: World, settings: RunConfig) -> nn.Mo
     )
 
 
+def autocast_for(precision: str, device: torch.device) -> Autocast:
+    """What makes the contexts of forward passes in this precision."""
+    if precision not in DTYPES:
+        return contextlib.nullcontext
+    return partial(torch.autocast, device.type, dtype=DTYPES[precision])
+
+
 def attention_for(precision: str, device: torch.device) -> AbstractContextManager:
     """Plain attention for bf16 on the CPU: there the fused kernel's backward pass takes 4x the plain one's time at 20
     to 70 tokens and 1.4x at 200 (torch 2.15). Entered for the whole run: checkpointed blocks run again in backward.

@@ -33,8 +33,8 @@ from training.log import RunLog, count_parameters, duration
 from training.loop import train
 from training.model import (
     DTYPES,
-    Autocast,
     attention_for,
+    autocast_for,
     build_augment,
     build_model,
     build_teacher,
@@ -229,9 +229,6 @@ def build_trained(config: Config, world: World, model: Any, steps: int, tokenize
     if config.model.torchcompile:
         for tower in model.towers().values():  # in place: names stay. Shapes are few (all patches, kept ones): static
             tower.compile(dynamic=False)
-    autocast: Autocast = contextlib.nullcontext
-    if settings.precision in DTYPES:
-        autocast = partial(torch.autocast, world.device.type, dtype=DTYPES[settings.precision])
     return Trained(
         objective=objective,
         network=objective,
@@ -243,7 +240,7 @@ def build_trained(config: Config, world: World, model: Any, steps: int, tokenize
         config=config.optim,
         total_steps=steps,
         accum_freq=settings.accum_freq,
-        autocast=autocast,
+        autocast=autocast_for(settings.precision, world.device),
     )
 
 
