@@ -10,7 +10,6 @@ the contrastive loss has led to its optimum. The same holds for images against t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -20,14 +19,14 @@ from torch import Tensor
 
 from prolip.gaussian import without_autocast
 from prolip.scores import TrueMatchScore
-from prolip.uncertainty.heads import AmbiguityHead, Parts, VarianceHead, token_features
+from prolip.uncertainty.heads import ROWS, AmbiguityHead, Parts, VarianceHead, in_blocks, token_features
 from prolip.uncertainty.novelty import FEWEST, Novelty, Widths, fit_novelty
 from prolip.uncertainty.pairs import Pairs
 
 #: Rows of the other side that a code length is taken over: all of them up to MOST, else a sample.
 MOST, SAMPLE = 8192, 4096
-#: Numbers in a block of logits; rows that a head sees at once.
-BLOCK, ROWS = 1 << 22, 1024
+#: Numbers in a block of logits.
+BLOCK = 1 << 22
 #: Ridge of the standardised features, in samples; noise over signal of the kernel's part.
 RIDGE, NOISE = 1.0, 0.8
 #: Width of the kernel over the median distance 1 - cosine from a text to its nearest.
@@ -115,7 +114,7 @@ def fit_text(pairs: Pairs, parts: Parts, seed: int = 0) -> AmbiguityHead:
     ids, learnt = None, None
     if parts.vocabulary:
         ids, learnt = _count_tokens(head, pairs, rows)
-    plain = _blocks(head.features, mean, None if ids is None else ids[rows])
+    plain = in_blocks(head.features, mean, None if ids is None else ids[rows])
     if learnt is not None:
         learnt = torch.cat([plain[:, : plain.shape[1] - learnt.shape[1]], learnt], 1)
     target = lengths.nats[rows].clamp(min=LEAST_LENGTH).log()
@@ -126,7 +125,7 @@ def fit_text(pairs: Pairs, parts: Parts, seed: int = 0) -> AmbiguityHead:
         _fit_kernel(head, mean, rest, often, seed)
     found = head.linear(plain)
     if parts.centres:
-        found = found + _blocks(lambda x, _: head.kernel(x) @ head.kernel_weight, mean, None)
+        found = found + in_blocks(lambda x, _: head.kernel(x) @ head.kernel_weight, mean, None)
     gamma, alpha = calibrate(found.double().numpy(), lengths.probability[rows].numpy())
     head.gamma.fill_(gamma)
     head.alpha.fill_(alpha)
@@ -274,13 +273,6 @@ def nearest_distance(mean: Tensor, most: int = 2048) -> float:
 def _marginal(rows: Tensor, weight: Tensor, count: int) -> Tensor:
     """Sum of the weights of each row's pairs, (count,)."""
     return torch.zeros(count, dtype=weight.dtype).index_add(0, rows, weight)
-
-
-def _blocks(function: Callable[..., Tensor], mean: Tensor, ids: Tensor | None) -> Tensor:
-    """function(mean, ids) of some rows at a time."""
-    parts = mean.split(ROWS)
-    rest: Sequence[Tensor | None] = [None] * len(parts) if ids is None else ids.split(ROWS)
-    return torch.cat([function(x, y) for x, y in zip(parts, rest)])
 
 
 class TrueMatch(NamedTuple):

@@ -6,6 +6,7 @@ the units of squared distances, 2/a times the nats (`prolip.uncertainty.units`).
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -21,6 +22,8 @@ COMMON = 0.5
 #: A kernel's values below it are 0: their products would be denormal numbers, which make a matrix product take a
 #: hundred times as long.
 NOTHING = 1e-18
+#: Rows that a head sees at once: their kernel is (ROWS, C).
+ROWS = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,8 +123,7 @@ class VarianceHead(nn.Module):
 
     def trace(self, mean: Tensor, ids: Tensor | None = None) -> Tensor:
         """(2/a) eta of unit means (B, D), some at a time -> (B,)."""
-        rows = mean.split(4096), [None] * (len(mean) // 4096 + 1) if ids is None else ids.split(4096)
-        return torch.cat([(self.ambiguity(x, y) + self.log_unit).exp() for x, y in zip(*rows)])
+        return in_blocks(lambda x, y: (self.ambiguity(x, y) + self.log_unit).exp(), mean, ids)
 
     def log_var(self, mean: Tensor, ids: Tensor | None = None) -> Tensor:
         """log of the variance of each dimension, (B, D) -> (B, D), without a gradient to the means."""
@@ -175,3 +177,17 @@ def token_features(ids: Tensor, rarity: Tensor, never: Tensor) -> Tensor:
         (found * kept).amax(1), mean(found), least.where(kept.any(1), torch.zeros_like(least)),
         mean((found >= never).to(found.dtype)), mean(rank), (rank * kept).amax(1), count.to(rank.dtype).log(),
     ], 1)  # fmt: skip
+
+
+def in_blocks(function: Callable[..., Tensor], mean: Tensor, ids: Tensor | None) -> Tensor:
+    """function(mean, ids) of means (B, D) and ids (B, L) or None, ROWS of them at a time."""
+    if len(mean) <= ROWS:
+        return function(mean, ids)
+    found = None  # one tensor from the start: parts that stay between the blocks would keep the heap from shrinking
+    for low in range(0, len(mean), ROWS):
+        part = function(mean[low : low + ROWS], None if ids is None else ids[low : low + ROWS])
+        if found is None:
+            found = part.new_empty(len(mean), *part.shape[1:])
+        found[low : low + ROWS] = part
+    assert found is not None
+    return found

@@ -204,7 +204,7 @@ def fit_novelty(mean: Tensor, first: Tensor, widths: Widths, classes: Tensor | N
     model = Novelty(widths)
     with without_autocast(mean.device):
         for name, whole in (("mean", mean), ("first", first)):
-            x = upcast(whole[rows].detach())
+            x = whole[rows].detach()  # as it is kept: whatever counts makes float32 of a block at a time
             main = principal(x, widths.rank)
             kinds = classes[rows] if classes is not None and name == "mean" else None
             if kinds is None or kinds.amin() < 0 or len(kinds.unique()) > how_many(x, widths):
@@ -235,10 +235,10 @@ class Principal(NamedTuple):
 
 def principal(x: Tensor, rank: int) -> Principal:
     """The `rank` main directions of features (N, D)."""
-    middle = x.mean(0)
+    middle = x.mean(0, dtype=torch.float32)
     whole = torch.zeros(x.shape[1], x.shape[1], dtype=torch.float64)
     for y in x.split(BLOCK):
-        apart = y - middle
+        apart = upcast(y) - middle
         whole += apart.T @ apart
     covariance = whole.div_(len(x)).float()
     del whole  # as large as all that follows
@@ -248,7 +248,7 @@ def principal(x: Tensor, rank: int) -> Principal:
 
 def project(x: Tensor, main: Principal) -> Tensor:
     """Features (N, D) in their main directions, (N, R)."""
-    return torch.cat([(y - main.middle) @ main.basis for y in x.split(BLOCK)])
+    return torch.cat([(upcast(y) - main.middle) @ main.basis for y in x.split(BLOCK)])
 
 
 def fit_distance(x: Tensor, main: Principal, classes: Tensor, most: int) -> Distance:
