@@ -22,6 +22,7 @@ import torch  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 from prolip.uncertainty import fit  # noqa: E402
+from prolip.uncertainty.novelty import SAMPLE  # noqa: E402
 from prolip.uncertainty.pairs import Pairs  # noqa: E402
 
 
@@ -37,15 +38,21 @@ def parse() -> argparse.Namespace:
 
 
 def draw(count: int, dim: int, width: int, vocabulary: int) -> Pairs:
-    """Every image with its own text, which lies in the middle of 1, 2, 4, 8 or 16 neighbours; eight tokens each."""
+    """Every image with its own text, which lies in the middle of 1, 2, 4, 8 or 16 neighbours; eight tokens each. First
+    tokens of as many as are kept, of a text tower as wide as the means.
+    """
     g = torch.Generator().manual_seed(0)
     size = 2 ** torch.randint(0, 5, (count,), generator=g)
     noise = 0.3 * torch.randn(count, dim, generator=g) * size.log2().mul(0.3).add(0.5).unsqueeze(1) / dim**0.5
     text = torch.nn.functional.normalize(torch.randn(count, dim, generator=g), dim=1)
     image = torch.nn.functional.normalize(text + noise, dim=1)
     ids = (vocabulary ** torch.rand(count, 8, generator=g)).long().clamp(max=vocabulary - 1)
-    first = torch.randn(count, 2 * width, generator=g, dtype=torch.float16)
-    return Pairs.in_rows(image, text, 50.0, text_ids=ids, image_first=first)
+    kept = torch.linspace(0, count - 1, min(count, SAMPLE)).long()
+    first = {"image": width, "text": dim}
+    tokens = {f"{side}_first": torch.randn(len(kept), 2 * size, generator=g).half() for side, size in first.items()}
+    return Pairs.in_rows(
+        image, text, 50.0, text_ids=ids, **tokens, **dict.fromkeys(("image_first_of", "text_first_of"), kept)
+    )
 
 
 def held(what: str) -> float:
@@ -79,7 +86,8 @@ def main() -> None:
         start = time.perf_counter()
         fit.fit_variances(pairs, vocabulary=options.vocabulary)
         fitted, peak = time.perf_counter(), held("VmHWM")
-        fit.fit_novelty_of(pairs, centres=512)
+        for side in ("image", "text"):
+            fit.fit_novelty_of(pairs, side, centres=512)
         novelty = time.perf_counter()
         one_pass(pairs)
         passed = time.perf_counter()

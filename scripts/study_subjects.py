@@ -57,7 +57,7 @@ class Trained:
         part = join([embed_images(captioned_samples(config, embedder.preprocess, 10**9), embedder.encode_hidden)])
         assert embedder.logit_scale is not None
         empty = embedder.embed_texts([""]).mean[0]
-        return embed_texts(part, embedder.encode_text, embedder.tokenizer, embedder.logit_scale, empty=empty)
+        return embed_texts(part, embedder.encode_hidden_text, embedder.tokenizer, embedder.logit_scale, empty=empty)
 
     @property
     def kept_out(self) -> list[str]:

@@ -110,6 +110,8 @@ def beside(subject: Subject, by_cosine: CorpusResult) -> dict[str, Row]:
         if name in result.novelty:
             out[title]["R-AUROC"] = neighbours(result, result.novelty[name])
             out[title] |= {kind: against(found[name], result.novelty[name]) for kind, found in new(subject).items()}
+    for end, row in of_new_texts(subject, result.table.texts).items():
+        out[titles[end]] |= row
     out["subgroup left open"] = {"R-AUROC": neighbours(result, left_open(result, "subgroup"))}
     return out
 
@@ -136,6 +138,18 @@ def new(subject: Subject) -> dict[str, dict[str, np.ndarray]]:
         hidden = embedder.encode_hidden(torch.stack([embedder.preprocess(x) for x in found]))
         out[kind] = {end: nats.numpy() for end, nats in embedder.novelty(hidden).items()}
     return out
+
+
+def of_new_texts(subject: Subject, own: Sequence[str]) -> dict[str, Row]:
+    """AUROC of foreign texts against own ones by novelty, for both ends of the tower."""
+    embedder = subject.embedder
+    if embedder.text_novelty is None:
+        return {}
+    kinds = {"": own, **texts(subject.result.table.texts)}
+    nats = {kind: embedder.text_novelty(embedder.encode_hidden_text(embedder.tokenizer(list(found))))
+            for kind, found in kinds.items()}  # fmt: skip
+    return {end: {kind: against(x[end].numpy(), own_nats.numpy()) for kind, x in nats.items() if kind}
+            for end, own_nats in nats[""].items()}  # fmt: skip
 
 
 def neighbours(result: CorpusResult, u: np.ndarray) -> float:
@@ -274,6 +288,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         others = baselines(run, options.seed, options.baselines)
         for subject in (fitted("prolip.uncertainty", run, options.seed), *others):
             table.add(subject.name, of_kept_out(subject, run))
+            for end, row in of_new_texts(subject, run.kept_out).items():
+                table.add(f"{subject.name}: novelty, {end}, of captions kept out", row)
     for title, (_, columns) in TABLES.items():
         print(f"\n{title}\n", *table.lines(columns), sep="\n")
     print("\nSeconds of training, or of fitting\n", *table.lines(["seconds"]), sep="\n")

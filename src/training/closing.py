@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from prolip.data.captioned import captioned_samples
-from prolip.uncertainty.collect import Part, embed_images, embed_texts, encoders, join
+from prolip.uncertainty.collect import Part, embed_images, embed_texts, hidden_encoder, join
 from training.health.errors import explain
 from training.model import Autocast, autocast_for
 from training.parallel.distributed import gather_objects, share_object
@@ -50,7 +50,7 @@ def close_model(run: Run, model: Any, wanted: int) -> str:
     problem = next((found for _, found in parts if found), "")
     if world.is_first and not problem:
         try:
-            scale, encode = whole.logit_scale.exp().item(), encoders(whole, world.device, autocast)[1]
+            scale, encode = whole.logit_scale.exp().item(), hidden_encoder(whole, "text", world.device, autocast)
             joined = join([Part(*part) for part, _ in parts if part])
             run.trained.objective.close(whole, embed_texts(joined, encode, run.kept.tokenizer, scale))
             fitted = {name: x.cpu() for name, x in whole.named_buffers() if name in model.added_names}
@@ -68,7 +68,7 @@ def embed_share(run: Run, model: Any, wanted: int, autocast: Autocast) -> tuple[
     world = run.world
     try:
         samples = captioned_samples(run.config.data, run.kept.preprocess, wanted, world.rank, world.world_size)
-        encode, _ = encoders(model, world.device, autocast)
+        encode = hidden_encoder(model, "image", world.device, autocast)
         return tuple(embed_images(samples, encode)), ""
     except Exception as error:  # of files, object stores, decoders
         return None, explain(error) or f"{type(error).__name__}: {error}"

@@ -40,15 +40,18 @@ def runs(forked, tmp_path_factory) -> Path:
 
 
 def traces(folder: Path) -> dict[str, torch.Tensor]:
-    """Of the corpus's texts and drawings by a saved model, and the novelty of the drawings."""
+    """Of the corpus's texts and drawings by a saved model, and the novelty of both."""
     model = prolip.create_model(f"local-dir:{folder}").eval()
     corpus, tokenize = emoji.read([UNSEEN]), prolip.get_tokenizer(f"local-dir:{folder}")
     embedder = load_embedder(f"local-dir:{folder}", stored=False)
+    ids = tokenize(list(corpus.caption_table().texts[:100]))
     with torch.no_grad():
-        texts = model.encode_text(tokenize(list(corpus.caption_table().texts[:100])))
+        texts = model.encode_text(ids)
     pixels = torch.stack([embedder.preprocess(drawing.image()) for drawing in corpus.drawings[:20]])
     hidden = embedder.encode_hidden(pixels)
-    return {"text": texts.trace, "image": hidden.z.trace} | embedder.novelty(hidden)
+    words = embedder.text_novelty(embedder.encode_hidden_text(ids))
+    novelty = embedder.novelty(hidden) | {f"text {end}": nats for end, nats in words.items()}
+    return {"text": texts.trace, "image": hidden.z.trace} | novelty
 
 
 def test_ranks_and_shards_fit_what_one_process_fits(runs):
@@ -63,7 +66,7 @@ def test_ranks_and_shards_fit_what_one_process_fits(runs):
 def test_the_model_and_its_average_have_variances_of_their_own(runs):
     one, other = (load_file(runs / "one" / part / "model.safetensors") for part in ("model", "model_ema"))
     for name in ("text.head.ambiguity.kernel_weight", "visual.head.ambiguity.weight", "match.values",
-                 "novelty.distances.first.within"):  # fmt: skip
+                 "novelty.distances.first.within", "text_novelty.distances.mean.within"):  # fmt: skip
         assert one[name].abs().sum() > 0 and not torch.equal(one[name], other[name])
 
 
@@ -103,7 +106,8 @@ def test_a_run_in_half_precision_is_closed_too(tmp_path, capsys):
     folder = begin(tmp_path, "half", *TRAINING, "--precision", "amp_bf16", "--batch-size", "16", "--workers", "0")
     assert "closed by the method in" in capsys.readouterr().out
     found = traces(folder / "model")
-    assert found.keys() == {"text", "image", "mean", "first"} and all(x.unique().numel() > 5 for x in found.values())
+    assert found.keys() == {"text", "image", "mean", "first", "text mean", "text first"}
+    assert all(x.unique().numel() > 5 for x in found.values())
 
 
 @pytest.mark.parametrize("part", ["captioned_samples", "embed_texts"])

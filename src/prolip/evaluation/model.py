@@ -17,7 +17,7 @@ from prolip.gaussian import Gaussian, concatenate
 from prolip.methods import find_method, find_score, score_from_dict, score_of
 from prolip.scores import CSDScore, Score, Similarity
 from prolip.uncertainty.clip import FittedCLIP
-from prolip.uncertainty.hidden import Hidden, encode_hidden
+from prolip.uncertainty.hidden import Hidden, Side, encode_hidden
 from prolip.uncertainty.novelty import Novelty, fitted_novelty
 
 PRECISIONS = {"fp32": None, "amp_bf16": torch.bfloat16, "amp_fp16": torch.float16}
@@ -54,8 +54,9 @@ class Embedder:
     """A model that evaluates.
 
     encode_image: pixels (B, 3, H, W) -> Gaussian (B, D); encode_text: token ids (B, L) -> Gaussian (B, D); both with
-    unit means, float32, on the CPU, without a graph; encode_hidden: pixels -> `Hidden`, the same with the first tokens;
-    novelty: what that gives -> nats (B,) by the end of the tower that they are of, None where the model knows of none.
+    unit means, float32, on the CPU, without a graph; encode_hidden, encode_hidden_text: -> `Hidden`, the same with the
+    first tokens; novelty, text_novelty: what these give -> nats (B,) by the end of the tower that they are of, None
+    where the model knows of none.
     preprocess: a Pillow image -> (3, H, W); tokenizer: list of texts
     -> (B, L) ids. A deterministic model gives log_var = -inf, so its traces are exactly 0, and probabilistic is False.
     logit_scale, logit_bias: as in `ModelCard`; score: of its method; fingerprint: 32 digits that change with weights,
@@ -66,7 +67,9 @@ class Embedder:
     encode_image: Callable[[Tensor], Gaussian]
     encode_text: Callable[[Tensor], Gaussian]
     encode_hidden: Callable[[Tensor], Hidden]
+    encode_hidden_text: Callable[[Tensor], Hidden]
     novelty: Callable[[Hidden], dict[str, Tensor]] | None
+    text_novelty: Callable[[Hidden], dict[str, Tensor]] | None
     preprocess: Callable[[Image.Image], Tensor]
     tokenizer: Callable[[list[str]], Tensor]
     probabilistic: bool
@@ -109,14 +112,16 @@ def embedder_of(
     probabilistic = has_variances and inner is network
     if not has_variances and inner is network:
         network = PointModel(network)
-    trained, novelty = inner.model if isinstance(inner, FittedCLIP) else inner, fitted_novelty(inner)
+    trained = inner.model if isinstance(inner, FittedCLIP) else inner
     scale, bias = (getattr(trained, part, None) for part in ("logit_scale", "logit_bias"))
     return Embedder(
         name=name,
         encode_image=encoder(network, "image", device, precision),
         encode_text=encoder(network, "text", device, precision),
-        encode_hidden=hidden_encoder(network, device, precision),
-        novelty=None if novelty is None else novelty_reader(novelty, device),
+        encode_hidden=hidden_encoder(network, "image", device, precision),
+        encode_hidden_text=hidden_encoder(network, "text", device, precision),
+        novelty=novelty_reader(fitted_novelty(inner), device),
+        text_novelty=novelty_reader(fitted_novelty(inner, "text"), device),
         preprocess=preprocess,
         tokenizer=tokenize,
         probabilistic=probabilistic,
@@ -142,19 +147,21 @@ def encoder(network: nn.Module, modality: str, device: torch.device, precision: 
     return run
 
 
-def hidden_encoder(network: nn.Module, device: torch.device, precision: str) -> Callable[[Tensor], Hidden]:
+def hidden_encoder(network: nn.Module, side: Side, device: torch.device, precision: str) -> Callable[[Tensor], Hidden]:
     """`encode_hidden` of one batch, as `encoder`."""
 
     def run(batch: Tensor) -> Hidden:
         with evaluating(network, device, precision):
-            z, first = encode_hidden(network, batch.to(device, non_blocking=True))
+            z, first = encode_hidden(network, batch.to(device, non_blocking=True), side)
         return Hidden(Gaussian(*map(kept, z)), None if first is None else kept(first))
 
     return run
 
 
-def novelty_reader(novelty: Novelty, device: torch.device) -> Callable[[Hidden], dict[str, Tensor]]:
-    """A novelty that is on `device`, of what `hidden_encoder` gives; on the CPU."""
+def novelty_reader(novelty: Novelty | None, device: torch.device) -> Callable[[Hidden], dict[str, Tensor]] | None:
+    """A novelty that is on `device`, of what `hidden_encoder` gives; on the CPU. None for none."""
+    if novelty is None:
+        return None
 
     def run(hidden: Hidden) -> dict[str, Tensor]:
         first = None if hidden.first is None else hidden.first.to(device)

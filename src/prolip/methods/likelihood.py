@@ -3,7 +3,7 @@
 The pair loss is SigLIP's (Zhai et al. 2023) or CLIP's (Radford et al. 2021), so means and time are theirs. When the
 means have settled, the variances are fitted to the code lengths of matched pairs (`prolip.uncertainty.fit`): the trace
 of a text is (2/a) times the nats that it leaves open about its image, that of an image likewise against the texts. The
-same pass says what an image is new to (`prolip.uncertainty.novelty`). docs/uncertainty_study.md has the theory.
+same pass says how new an input is (`prolip.uncertainty.novelty`). docs/uncertainty_study.md has the theory.
 """
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class LikelihoodConfig:
     fit_samples: int = option(100_000, "samples that are read once more at the end, to fit the variances; 0: no fit")
     bank: int = option(2048, "texts that an image is compared with for its variance; 4 bytes per dimension of each")
     centres: int = option(2048, "texts whose variances are kept one by one; of others their tokens speak")
-    novelty_centres: int = option(512, "classes of training images that a new one may be far from; 0: no novelty")
+    novelty_centres: int = option(512, "classes of images and texts that a new one may be far from; 0: no novelty")
 
     def __post_init__(self) -> None:
         if self.pair_loss not in get_args(PairLoss):
@@ -88,8 +88,10 @@ def extend(model: Any, config: LikelihoodConfig) -> None:
     )
     model.match = MatchWeights()
     if config.novelty_centres:
-        first = 2 * model.visual.class_embedding.numel()
-        model.novelty = Novelty(Widths(mean=model.embed_dim, first=first, centres=config.novelty_centres))
+        widths = {"novelty": model.visual.class_embedding.numel(), "text_novelty": model.text.width}
+        for name, width in widths.items():
+            sizes = Widths(mean=model.embed_dim, first=2 * width, centres=config.novelty_centres)
+            setattr(model, name, Novelty(sizes))
 
 
 def points(mean: Tensor) -> Gaussian:
@@ -104,8 +106,9 @@ def adopt(model: Any, fitted: Fitted) -> None:
     model.text.head.load_state_dict(fitted.text.state_dict())
     model.match.values.copy_(torch.tensor([score.scale, score.trace_weight, score.bias]))
     model.match.counts.copy_(torch.tensor([score.images, score.texts]))
-    if fitted.novelty is not None:
-        model.novelty.load_state_dict(fitted.novelty.state_dict())
+    for name, novelty in (("novelty", fitted.novelty), ("text_novelty", fitted.text_novelty)):
+        if novelty is not None:
+            getattr(model, name).load_state_dict(novelty.state_dict())
 
 
 class LikelihoodObjective(MeansObjective):

@@ -30,6 +30,7 @@ from prolip.methods import LikelihoodConfig
 from prolip.models.weights.checkpoint import CheckpointError, replacing
 from prolip.uncertainty.attach import attach
 from prolip.uncertainty.collect import embed_images, embed_texts, join
+from prolip.uncertainty.novelty import FEWEST
 from prolip.uncertainty.pairs import Pairs
 from prolip.uncertainty.units import Units, in_words
 from prolip.utils import console
@@ -60,7 +61,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--centres", type=int, default=method.centres,
         help=f"texts whose variances are kept one by one (default: {method.centres})")  # fmt: skip
     add("--novelty-centres", type=int, default=method.novelty_centres,
-        help=f"classes of images that a new one may be far from, 0: no novelty (default: {method.novelty_centres})")
+        help="classes of images, and of texts, that a new one may be far from, 0: no novelty"
+             f" (default: {method.novelty_centres})")  # fmt: skip
     add("--device", default="cpu")
     add("--precision", default="fp32", choices=PRECISIONS)
     add("--batch-size", type=int, default=128)
@@ -87,7 +89,7 @@ def read_pairs(args: argparse.Namespace) -> Pairs:
     faults = FaultCounter(limit=config.max_bad_fraction)
     samples = captioned_samples(config, embedder.preprocess, args.samples, faults=faults)
     part = join([embed_images(shown(samples), embedder.encode_hidden, args.batch_size)])
-    pairs = embed_texts(part, embedder.encode_text, embedder.tokenizer, embedder.logit_scale)
+    pairs = embed_texts(part, embedder.encode_hidden_text, embedder.tokenizer, embedder.logit_scale)
     lost = {kind: count for kind, count in faults.summary().items() if kind not in ("samples", "shards")}
     if lost:
         print(f"left out: {', '.join(f'{count} {kind}' for kind, count in lost.items())}", file=sys.stderr)
@@ -128,8 +130,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         low, middle, high = (in_words(float(share.quantile(q))) for q in (0.05, 0.5, 0.95))
         print(f"{what}s: the median one fits {middle} of the {of} (one in twenty fits {low} or fewer, one in twenty"
               f" {high} or more) and says {bits.median():.1f} bits")  # fmt: skip
-    if fitted.novelty is None:
-        print("no novelty: it takes images of --train-data, a transformer as the image tower, and --novelty-centres")
+    for side, novelty in (("image", fitted.novelty), ("text", fitted.text_novelty)):
+        if novelty is None:
+            print(f"no novelty of {side}s: it takes {FEWEST} or more of --train-data that differ, a transformer as the"
+                  f" {side} tower, and --novelty-centres")  # fmt: skip
     print(f"--model local-dir:{args.output} evaluates it")
     return 0
 

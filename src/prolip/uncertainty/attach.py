@@ -72,7 +72,8 @@ def write_prolip(  # noqa: PLR0913
     save_pretrained(new, folder, tokenizer=get_tokenizer(model, tokenizer=tokenizer))
     head: Any = new.visual.head
     score: Any = method.score.of(new)
-    return Fitted(head, new.text.head, score, fitted_novelty(new))  # type: ignore[arg-type]
+    novelties = fitted_novelty(new), fitted_novelty(new, "text")
+    return Fitted(head, new.text.head, score, *novelties)  # type: ignore[arg-type]
 
 
 def write_openclip(  # noqa: PLR0913

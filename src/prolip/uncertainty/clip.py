@@ -23,14 +23,16 @@ FILE = "uncertainty.safetensors"
 
 class FittedCLIP(nn.Module):
     """An OpenCLIP model whose unit means have the variances of two heads, and the score that was fitted with them; and
-    how new an image is to it, None for a tower that is no transformer.
+    how new an image or a text is to it, None for a tower that is no transformer.
     """
 
-    def __init__(
-        self, model: nn.Module, image: VarianceHead, text: VarianceHead, score: Score, novelty: Novelty | None = None
-    ):
+    def __init__(  # noqa: PLR0913, PLR0917 (its parts, in the order of `Fitted`)
+        self, model: nn.Module, image: VarianceHead, text: VarianceHead, score: Score, novelty: Novelty | None = None,
+        text_novelty: Novelty | None = None,
+    ):  # fmt: skip
         super().__init__()
-        self.model, self.image, self.text, self.score, self.novelty = model, image, text, score, novelty
+        self.model, self.image, self.text, self.score = model, image, text, score
+        self.novelty, self.text_novelty = novelty, text_novelty
 
     def encode_image(self, image: Tensor, normalize: bool = True) -> Gaussian:
         """Pixels (B, 3, H, W) -> Gaussian (B, D); the means as the model gives them, float32."""
@@ -50,9 +52,9 @@ class FittedCLIP(nn.Module):
         path = Path(folder) / FILE
         parts = {side: asdict(head.ambiguity.parts) for side, head in (("image", self.image), ("text", self.text))}
         written: dict[str, nn.Module] = {"image": self.image, "text": self.text}
-        if self.novelty is not None:
-            parts["novelty"] = asdict(self.novelty.widths)
-            written["novelty"] = self.novelty
+        for name, novelty in (("novelty", self.novelty), ("text_novelty", self.text_novelty)):
+            if novelty is not None:
+                parts[name], written[name] = asdict(novelty.widths), novelty
         tensors = {f"{part}.{name}": x.contiguous() for part, module in written.items()
                    for name, x in module.state_dict().items()}  # fmt: skip
         with replacing(path) as temporary:
@@ -74,8 +76,8 @@ def with_variances(model: nn.Module, folder: str | os.PathLike) -> FittedCLIP:
             facts = {name: json.loads(text) for name, text in (file.metadata() or {}).items() if name != "format"}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
         made: dict[str, nn.Module] = {side: VarianceHead(Parts(**facts["parts"][side])) for side in ("image", "text")}
-        if "novelty" in facts["parts"]:  # not in what was written before there was any
-            made["novelty"] = Novelty(Widths(**facts["parts"]["novelty"]))
+        for name in {"novelty", "text_novelty"} & facts["parts"].keys():  # not in what was written before there was any
+            made[name] = Novelty(Widths(**facts["parts"][name]))
         for part, module in made.items():
             own = {name.partition(".")[2]: x for name, x in tensors.items() if name.startswith(f"{part}.")}
             module.load_state_dict(own)

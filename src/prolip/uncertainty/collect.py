@@ -5,22 +5,24 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
 from typing import Any, NamedTuple
+from zlib import crc32
 
 import torch
 from torch import Tensor
 
 from prolip.data.captioned import Captioned
-from prolip.gaussian import Gaussian
-from prolip.uncertainty.hidden import Hidden, encode_hidden
+from prolip.uncertainty.hidden import Hidden, Side, encode_hidden
+from prolip.uncertainty.novelty import SAMPLE
 from prolip.uncertainty.pairs import Pairs
 
-Encode = Callable[[Tensor], Gaussian]
+Encode = Callable[[Tensor], Hidden]
 Tokenize = Callable[[list[str]], Tensor]
 
 
 class Part(NamedTuple):
     """What one rank has embedded. image: (n, D), with keys; texts of pair p: `texts[text_of[p]]`, of image
-    `image_of[p]`; first: (n, 2 W) half precision, what `Hidden` has of the first tokens, where there is a transformer.
+    `image_of[p]`; first: (f, 2 W) half precision, what `Hidden` has of the first tokens of the images first_of (f,),
+    where there is a transformer.
     """
 
     keys: list[str]
@@ -30,9 +32,10 @@ class Part(NamedTuple):
     text_of: Tensor
     weight: Tensor
     first: Tensor | None
+    first_of: Tensor
 
 
-def embed_images(samples: Iterable[Captioned], encode: Callable[[Tensor], Hidden], batch_size: int = 128) -> Part:
+def embed_images(samples: Iterable[Captioned], encode: Encode, batch_size: int = 128) -> Part:
     """This rank's images, and what their captions are."""
     means: list[Tensor] = []
     firsts: list[Tensor] = []
@@ -44,7 +47,7 @@ def embed_images(samples: Iterable[Captioned], encode: Callable[[Tensor], Hidden
         hidden = encode(torch.stack([sample.pixels for sample in group]))
         means.append(hidden.z.mean.float().cpu())
         if hidden.first is not None:
-            firsts.append(hidden.first.half().cpu())  # the largest part of what travels between ranks
+            firsts.append(hidden.first.half().cpu())
         for sample in group:
             for caption, chance in sample.chances.items():
                 image_of.append(len(keys))
@@ -53,7 +56,16 @@ def embed_images(samples: Iterable[Captioned], encode: Callable[[Tensor], Hidden
             keys.append(sample.key)
     image = torch.cat(means) if means else torch.empty(0, 0)
     pairs = torch.tensor(image_of), torch.tensor(text_of), torch.tensor(weight)
-    return Part(keys, image, list(row_of), *pairs, torch.cat(firsts) if firsts else None)
+    some = chosen(keys)  # of first tokens, which else were the largest part of what travels between ranks
+    return Part(keys, image, list(row_of), *pairs, torch.cat(firsts)[some] if firsts else None, some)
+
+
+def chosen(names: Sequence[str]) -> Tensor:
+    """Rows of the SAMPLE names (all, where there are fewer) whose checksums are the least, in order, (f,) int64: the
+    same ones, however the names are shared out to ranks.
+    """
+    order = sorted(range(len(names)), key=lambda row: (crc32(names[row].encode("utf-8", "replace")), names[row]))
+    return torch.tensor(sorted(order[:SAMPLE]), dtype=torch.int64)
 
 
 def join(parts: Sequence[Part]) -> Part:
@@ -74,11 +86,14 @@ def join(parts: Sequence[Part]) -> Part:
     image_of = torch.cat([place[start + part.image_of] for start, part in zip(starts, parts)])
     text_of = torch.cat([torch.tensor([row_of[text] for text in part.texts])[part.text_of] for part in parts])
     pairs = (image_of * len(texts) + text_of).argsort()
+    rows = torch.cat([place[start + part.first_of] for start, part in zip(starts, parts)])
+    some = chosen([keys[order[row]] for row in rows.tolist()])
+    some = some[rows[some].argsort()]
     firsts = [part.first for part in parts if part.first is not None]
     return Part(
         [keys[row] for row in order], torch.cat([part.image for part in parts])[order], texts, image_of[pairs],
         text_of[pairs], torch.cat([part.weight for part in parts])[pairs],
-        torch.cat(firsts)[order] if firsts else None,
+        torch.cat(firsts)[some] if firsts else None, rows[some],
     )  # fmt: skip
 
 
@@ -86,29 +101,31 @@ def embed_texts(
     part: Part, encode: Encode, tokenize: Tokenize, scale: float, batch_size: int = 512, empty: Tensor | None = None
 ) -> Pairs:
     """The texts of a part embedded: the whole pairs, with the texts' token ids. empty: the mean of the text ""."""
-    means, ids = [], []
+    means, ids, firsts, some = [], [], [], chosen(part.texts)
     for start in range(0, len(part.texts), batch_size):
         ids.append(tokenize(part.texts[start : start + batch_size]))
-        means.append(encode(ids[-1]).mean.float().cpu())
+        hidden = encode(ids[-1])
+        means.append(hidden.z.mean.float().cpu())
+        if hidden.first is not None:
+            own = some[(start <= some) & (some < start + batch_size)]
+            firsts.append(hidden.first[own - start].half().cpu())
     longest = max(x.shape[1] for x in ids)
     ids = [torch.nn.functional.pad(x, (0, longest - x.shape[1]), value=int(x[0, -1])) for x in ids]
     return Pairs(
         image=part.image, text=torch.cat(means), image_of=part.image_of, text_of=part.text_of, weight=part.weight,
-        text_ids=torch.cat(ids).long(), image_first=part.first, scale=scale, empty=empty,
+        text_ids=torch.cat(ids).long(), image_first=part.first, text_first=torch.cat(firsts) if firsts else None,
+        image_first_of=None if part.first is None else part.first_of, text_first_of=some if firsts else None,
+        scale=scale, empty=empty,
     )  # fmt: skip
 
 
-def encoders(
-    model: Any, device: torch.device, autocast: Callable[[], AbstractContextManager] = nullcontext
-) -> tuple[Callable[[Tensor], Hidden], Encode]:
-    """`encode_hidden` and `encode_text` of a model in evaluation mode, of one batch on its device, under autocast."""
+def hidden_encoder(
+    model: Any, side: Side, device: torch.device, autocast: Callable[[], AbstractContextManager] = nullcontext
+) -> Encode:
+    """`encode_hidden` of a model in evaluation mode, of one batch on its device, under autocast."""
 
-    def image(pixels: Tensor) -> Hidden:
+    def run(batch: Tensor) -> Hidden:
         with autocast():
-            return encode_hidden(model, pixels.to(device, non_blocking=True))
+            return encode_hidden(model, batch.to(device, non_blocking=True), side)
 
-    def text(ids: Tensor) -> Gaussian:
-        with torch.no_grad(), autocast():
-            return model.encode_text(ids.to(device, non_blocking=True))
-
-    return image, text
+    return run

@@ -10,7 +10,7 @@ the contrastive loss has led to its optimum. The same holds for images against t
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -20,7 +20,8 @@ from torch import Tensor
 from prolip.gaussian import without_autocast
 from prolip.scores import TrueMatchScore
 from prolip.uncertainty.heads import ROWS, AmbiguityHead, Parts, VarianceHead, in_blocks, token_features
-from prolip.uncertainty.novelty import FEWEST, Novelty, Widths, fit_novelty
+from prolip.uncertainty.hidden import Side
+from prolip.uncertainty.novelty import FEWEST, AllAlike, Novelty, Widths, fit_novelty
 from prolip.uncertainty.pairs import Pairs
 
 #: Rows of the other side that a code length is taken over: all of them up to MOST, else a sample.
@@ -56,12 +57,13 @@ class Bank(NamedTuple):
 
 
 class Fitted(NamedTuple):
-    """Heads that give images and texts their variances, the score that goes with them, and how new an image is."""
+    """Heads that give images and texts their variances, the score that goes with them, and how new either is."""
 
     image: VarianceHead
     text: VarianceHead
     score: TrueMatchScore
     novelty: Novelty | None
+    text_novelty: Novelty | None
 
 
 def fit_variances(  # noqa: PLR0913 (the sizes of what is fitted)
@@ -71,7 +73,8 @@ def fit_variances(  # noqa: PLR0913 (the sizes of what is fitted)
 
     bank: texts that an image is compared with; centres: texts whose variances are kept one by one; vocabulary: of the
     model's tokenizer, where the pairs have `text_ids`, else the texts are compared with a bank of images;
-    novelty_centres: classes of images that novelty is far from, where the pairs have `image_first`; 0: no novelty.
+    novelty_centres: classes of images and of texts that novelty is far from, where the pairs have `image_first` and
+    `text_first`; 0: no novelty.
     Seconds for thousands of pairs on a CPU, and less than a minute for 100,000. Equal arguments give equal bits.
     """
     dim = pairs.image.shape[1]
@@ -82,17 +85,25 @@ def fit_variances(  # noqa: PLR0913 (the sizes of what is fitted)
     match = fit_true_match(pairs, trace, seed)
     counts = len(pairs.image), len(pairs.text)
     score = TrueMatchScore(match.trace_weight, 2 / pairs.scale, *counts, match.scale, match.bias)
-    return Fitted(image, text, score, fit_novelty_of(pairs, novelty_centres, seed))
+    of_images, of_texts = (fit_novelty_of(pairs, side, novelty_centres, seed) for side in get_args(Side))
+    return Fitted(image, text, score, of_images, of_texts)
 
 
-def fit_novelty_of(pairs: Pairs, centres: int, seed: int = 0) -> Novelty | None:
-    """The novelty of the images of pairs; images that have the same text most often show the same. None without
-    `image_first`, and where nobody could say what is usual of so few.
+def fit_novelty_of(pairs: Pairs, side: Side, centres: int, seed: int = 0) -> Novelty | None:
+    """The novelty of a side of pairs; images that have the same text most often show the same. None where no first
+    tokens were kept, and where nobody could say what is usual: of so few, or of so many that are alike.
     """
-    if pairs.image_first is None or not centres or len(pairs.image) < FEWEST:
+    mean, first, rows = getattr(pairs, side), getattr(pairs, f"{side}_first"), getattr(pairs, f"{side}_first_of")
+    if first is None or not centres or len(first) < FEWEST:
         return None
-    widths = Widths(mean=pairs.image.shape[1], first=pairs.image_first.shape[1], centres=centres)
-    return fit_novelty(pairs.image, pairs.image_first, widths, pairs.likeliest_text, seed)
+    classes = pairs.likeliest_text if side == "image" else None
+    if rows is not None:
+        mean, classes = mean[rows], None if classes is None else classes[rows]
+    widths = Widths(mean=mean.shape[1], first=first.shape[1], centres=centres)
+    try:
+        return fit_novelty(mean, first, widths, classes, seed)
+    except AllAlike:
+        return None
 
 
 def fit_text(pairs: Pairs, parts: Parts, seed: int = 0) -> AmbiguityHead:

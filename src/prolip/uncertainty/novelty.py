@@ -1,4 +1,4 @@
-"""Novelty: how far an image is from what the model was trained on, which no variance of its embedding says.
+"""Novelty: how far an input is from what the model was trained on, which no variance of its embedding says.
 
 A distance at either end of a tower, and what it means: the information -log p, in nats, of "only a share p of new
 inputs of the training's kind is further". 0.7 nats: half of them are; 4.6 nats: 1 in 100. The shares come from training
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from prolip.gaussian import upcast, without_autocast
-from prolip.uncertainty.hidden import Hidden, encode_hidden, innermost
+from prolip.uncertainty.hidden import Hidden, Side, encode_hidden, innermost
 
 #: Distances that a reference keeps, up to the one that the share TAIL of new own inputs exceeds.
 KNOTS, TAIL = 64, 0.1
@@ -92,6 +92,10 @@ class Distance(nn.Module):
             return squared.amin(1) - (main * self.background).square().sum(1) + self.rest * other
 
 
+class AllAlike(ValueError):
+    """Inputs that are alike: nobody can say how far the farthest of them are."""
+
+
 class Reference(nn.Module):
     """-log of the share of new own inputs with a larger number, in nats: quantiles, beyond them an exponential tail.
 
@@ -108,7 +112,7 @@ class Reference(nn.Module):
         self.register_buffer("excess", torch.zeros(()))
 
     def fit(self, numbers: Tensor) -> Reference:
-        """Take the numbers (N,) of held-out inputs as those of new ones. ValueError for fewer than 20 or one value."""
+        """Take the numbers (N,) of held-out inputs as those of new ones. ValueError for fewer than 20; `AllAlike`."""
         numbers = numbers.double()
         if numbers.ndim != 1 or len(numbers) < FEWEST or not numbers.isfinite().all():
             raise ValueError(f"a reference takes {FEWEST} finite numbers or more, (N,), got {tuple(numbers.shape)}")
@@ -116,7 +120,7 @@ class Reference(nn.Module):
         knots = numbers[:: 1 + len(numbers) // MOST].quantile(levels)
         beyond = numbers[numbers > knots[-1]] - knots[-1]
         if not len(beyond):
-            raise ValueError("the numbers of new inputs have no tail: more than a tenth of them are the largest")
+            raise AllAlike("the numbers of new inputs have no tail: more than a tenth of them are the largest")
         self.knots.copy_(knots)
         self.excess.copy_(beyond.mean())
         return self
@@ -132,10 +136,11 @@ class Reference(nn.Module):
 
 
 class Novelty(nn.Module):
-    """How new an image is at both ends of its tower, in nats; all of it buffers, 3.7 MB for a ViT-B.
+    """How new an image or a text is at both ends of its tower, in nats; all of it buffers, 3.7 MB for a ViT-B's images.
 
-    `first` tells what is foreign: photographs, noise, blank pictures among drawings. `mean` tells what is unfamiliar:
-    which answers are wrong. They stay two numbers, as the larger of both does either worse.
+    `first` tells what is foreign: photographs, noise, blank pictures among drawings; words that were never trained on.
+    `mean` tells what is unfamiliar: which answers are wrong. They stay two numbers, as the larger of both does either
+    worse.
     """
 
     def __init__(self, widths: Widths):
@@ -160,21 +165,23 @@ class Novelty(nn.Module):
         return found
 
 
-def novelty_of(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
-    """How new a batch of pixels (B, 3, H, W) is to a model: nats at its `first` tokens and at the `mean`, (B,) each.
+def novelty_of(model: nn.Module, batch: Tensor, side: Side = "image") -> dict[str, Tensor]:
+    """How new a batch of pixels (B, 3, H, W), or of token ids (B, L) as the side "text", is to a model: nats at its
+    `first` tokens and at the `mean`, (B,) each.
 
     ValueError for a model whose novelty was never fitted.
     """
-    novelty = fitted_novelty(model)
+    novelty = fitted_novelty(model, side)
     if novelty is None:
-        raise ValueError("this model has no novelty: python -m prolip.uncertainty fits it, with variances, to any model"
-                         " whose image tower is a transformer")
-    return novelty(encode_hidden(model, images))
+        raise ValueError(f"this model has no novelty of {side}s: python -m prolip.uncertainty fits it, with variances,"
+                         f" to any model whose {side} tower is a transformer")
+    return novelty(encode_hidden(model, batch, side))
 
 
-def fitted_novelty(model: nn.Module) -> Novelty | None:
+def fitted_novelty(model: nn.Module, side: Side = "image") -> Novelty | None:
     """The novelty of a model, or of what is around it; None where it has none that was fitted."""
-    found = [getattr(part, "novelty", None) for part in (model, innermost(model))]
+    name = "novelty" if side == "image" else "text_novelty"
+    found = [getattr(part, name, None) for part in (model, innermost(model))]
     return next((part for part in found if isinstance(part, Novelty) and part.fitted), None)
 
 
@@ -190,7 +197,7 @@ def refusal(code_length: Tensor, novelty: Mapping[str, Tensor]) -> Tensor:
 
 
 def fit_novelty(mean: Tensor, first: Tensor, widths: Widths, classes: Tensor | None = None, seed: int = 0) -> Novelty:
-    """The novelty of images of the kind of these N, from their unit means (N, D) and first tokens (N, 2 W), in closed
+    """The novelty of inputs of the kind of these N, from their unit means (N, D) and first tokens (N, 2 W), in closed
     formulas on the CPU: nine seconds of one core for 100,000 images of a ViT-B.
 
     classes: (N,) int64, which of them show the same, for instance have the same text, below 0: nobody knows. Those of
@@ -253,10 +260,12 @@ def project(x: Tensor, main: Principal) -> Tensor:
 
 def fit_distance(x: Tensor, main: Principal, classes: Tensor, most: int) -> Distance:
     """The distance from features (N, D) with these main directions that fall into classes (N,), of which the `most`
-    largest are kept.
+    largest are kept. `AllAlike` for features that do not differ.
     """
     classes, kept = largest(classes, most)
     rank, shrink = main.basis.shape[1], SHRINK * main.variance.mean()
+    if not shrink > 0:
+        raise AllAlike("all inputs are the same: nothing is far from them")
     distance = Distance(x.shape[1], most, rank)
     z = project(x, main)
     means = class_means(z, classes, kept)

@@ -18,8 +18,9 @@ class Pairs:
     image: (N, D), text: (M, D), unit means, float; image_of, text_of: (P,) int64, the rows of each pair; scale: a of
     the model's logit a * cosine + b. A text that several images have is one row, and so is an image with several texts.
     weight: (P,), how often each pair occurs, equally often without; text_ids: (M, L) int64, the token ids of the texts;
-    image_hidden, text_hidden: (N, W), (M, W'), what the last projections take; image_first: (N, 2 W), what `Hidden` has
-    of the first tokens; empty: (D,), the mean of the text "": where they were kept.
+    image_hidden, text_hidden: (N, W), (M, W'), what the last projections take; image_first, text_first: (F, 2 W),
+    (F', 2 W'), what `Hidden` has of the first tokens of the rows image_first_of (F,), text_first_of (F',) int64, of all
+    rows in their order without these; empty: (D,), the mean of the text "": where they were kept.
     Raises TypeError and ValueError for what is no such thing.
     """
 
@@ -33,16 +34,16 @@ class Pairs:
     image_hidden: Tensor | None = None
     text_hidden: Tensor | None = None
     image_first: Tensor | None = None
+    text_first: Tensor | None = None
+    image_first_of: Tensor | None = None
+    text_first_of: Tensor | None = None
     empty: Tensor | None = None
 
     def __post_init__(self) -> None:
         for side in ("image", "text"):
             _check_side(side, getattr(self, side), getattr(self, f"{side}_of"))
-        for part in ("image_hidden", "text_hidden", "image_first"):
-            side = part.partition("_")[0]
-            x, rows = getattr(self, part), len(getattr(self, side))
-            if x is not None and (x.ndim != 2 or len(x) != rows):
-                raise ValueError(f"{part} is {tuple(x.shape)}, want a row for each of the {rows} {side}s")
+            for part in ("hidden", "first"):
+                self._check_part(side, f"{side}_{part}")
         if self.image.shape[1] != self.text.shape[1]:
             raise ValueError(
                 f"images have {self.image.shape[1]} dimensions and texts {self.text.shape[1]}: embed both by one model"
@@ -58,6 +59,17 @@ class Pairs:
             raise ValueError(f"weight is {tuple(self.weight.shape)}, want numbers above 0 for {len(self)} pairs")
         if self.text_ids is not None and (self.text_ids.ndim != 2 or len(self.text_ids) != len(self.text)):
             raise ValueError(f"text_ids is {tuple(self.text_ids.shape)}, want (M, L) ids, M = {len(self.text)} texts")
+
+    def _check_part(self, side: str, name: str) -> None:
+        x, some, rows = getattr(self, name), getattr(self, f"{name}_of", None), len(getattr(self, side))
+        of = f"each of the {rows} {side}s"
+        if some is not None:
+            if x is None or some.ndim != 1 or some.dtype != torch.int64 or not ((some >= 0) & (some < rows)).all():
+                raise ValueError(f"{name}_of is {some.dtype} {tuple(some.shape)}, want (F,) int64 below {rows}, rows of"
+                                 f" the {side}s that {name} is of")  # fmt: skip
+            of, rows = f"each of {len(some)} {side}s", len(some)
+        if x is not None and (x.ndim != 2 or len(x) != rows):
+            raise ValueError(f"{name} is {tuple(x.shape)}, want a row for {of}")
 
     @classmethod
     def in_rows(cls, image: Tensor, text: Tensor, scale: float, **further: Any) -> Pairs:
@@ -89,6 +101,8 @@ class Pairs:
         return Pairs(
             image=self.text, text=self.image, image_of=self.text_of, text_of=self.image_of, scale=self.scale,
             weight=self.weight, image_hidden=self.text_hidden, text_hidden=self.image_hidden,
+            image_first=self.text_first, text_first=self.image_first, image_first_of=self.text_first_of,
+            text_first_of=self.image_first_of,
         )  # fmt: skip
 
     def tensors(self) -> dict[str, Tensor]:

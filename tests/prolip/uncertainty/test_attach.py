@@ -30,6 +30,7 @@ from prolip.models.weights.checkpoint import save_pretrained
 from prolip.uncertainty.__main__ import main
 from prolip.uncertainty.attach import attach
 from prolip.uncertainty.clip import FILE
+from prolip.uncertainty.novelty import novelty_of
 from prolip.uncertainty.pairs import Pairs
 
 DATA = ["--train-data", SHARDS, "--caption-sampling", "name:2,keywords,group"]
@@ -145,9 +146,25 @@ def test_a_saved_model_gives_the_nats_of_the_one_that_was_fitted_to_the_bit(pair
     fitted = attach(f"local-dir:{before}", None, None, pairs, config, tmp_path / "again")
     embedder = load_embedder(f"local-dir:{tmp_path}/again", stored=False)
     hidden = embedder.encode_hidden(images_of(f"local-dir:{before}"))
-    found = fitted.novelty(hidden)
-    assert found.keys() == {"mean", "first"} and all(x.unique().numel() > 10 for x in found.values())
-    assert all(torch.equal(nats, found[name]) for name, nats in embedder.novelty(hidden).items())
+    words = embedder.encode_hidden_text(embedder.tokenizer(list(emoji.read([UNSEEN]).caption_table().texts)))
+    for found, again in (
+        (fitted.novelty(hidden), embedder.novelty(hidden)), (fitted.text_novelty(words), embedder.text_novelty(words))
+    ):  # fmt: skip
+        assert found.keys() == {"mean", "first"} and all(x.unique().numel() > 10 for x in found.values())
+        assert all(torch.equal(nats, found[name]) for name, nats in again.items())
+
+
+def test_letters_and_prose_are_new_to_what_was_fitted_to_captions(pair):
+    model = prolip.create_model(f"local-dir:{pair[1]}") if (pair[1] / "config.json").exists() else None
+    embedder = load_embedder(f"local-dir:{pair[1]}", stored=False)
+    own = list(emoji.read([UNSEEN]).caption_table().texts)
+    foreign = ["qzx vwkj hhq", "the committee adjourned until further notice was given", "xkcd qq zzyzx wvv bnm"] * 10
+    ids = embedder.tokenizer([*own, *foreign])
+    nats = embedder.text_novelty(embedder.encode_hidden_text(ids))
+    assert auroc(nats["first"], torch.arange(len(ids)) >= len(own)) > 0.95
+    if model is not None:
+        found = novelty_of(model.eval(), ids, "text")
+        assert all(torch.equal(x, nats[name]) for name, x in found.items())
 
 
 def without_novelty(path: Path) -> None:
@@ -155,8 +172,9 @@ def without_novelty(path: Path) -> None:
     with safe_open(path, framework="pt") as file:
         facts = file.metadata()
     if "parts" in facts:
-        facts["parts"] = json.dumps({side: x for side, x in json.loads(facts["parts"]).items() if side != "novelty"})
-    save_file({name: x for name, x in load_file(path).items() if not name.startswith("novelty.")}, path, facts)
+        parts = json.loads(facts["parts"])
+        facts["parts"] = json.dumps({side: parts[side] for side in ("image", "text")})
+    save_file({name: x for name, x in load_file(path).items() if "novelty." not in name}, path, facts)
 
 
 def test_what_was_written_before_there_was_novelty_still_loads(pair, tmp_path):
@@ -165,12 +183,14 @@ def test_what_was_written_before_there_was_novelty_still_loads(pair, tmp_path):
     embedder, new = (load_embedder(f"local-dir:{folder}", stored=False) for folder in (old, pair[1]))
     pixels = images_of(f"local-dir:{old}")[:8]
     assert embedder.novelty is None and new.novelty is not None
+    assert embedder.text_novelty is None and new.text_novelty is not None
     assert torch.equal(embedder.encode_image(pixels).log_var, new.encode_image(pixels).log_var)
-    tensors = {name: x for name, x in load_file(old / "pairs.safetensors").items() if name != "image_first"}
+    tensors = {name: x for name, x in load_file(old / "pairs.safetensors").items() if "_first" not in name}
     save_file(tensors, old / "pairs.safetensors")
     assert main(["--model", f"local-dir:{old}", "--pairs", str(old / "pairs.safetensors"), *SMALL, "--output",
                  str(tmp_path / "fitted")]) == 0  # fmt: skip
-    assert load_embedder(f"local-dir:{tmp_path}/fitted", stored=False).novelty is None
+    again = load_embedder(f"local-dir:{tmp_path}/fitted", stored=False)
+    assert again.novelty is None and again.text_novelty is None
 
 
 def test_the_corpus_is_refused_by_novelty_from_the_same_pass(pair, tmp_path, capsys):

@@ -180,10 +180,25 @@ def test_a_sample_of_images_and_texts_gives_the_logit_of_all(monkeypatch, world)
 
 def test_novelty_takes_first_tokens_and_enough_images(world):
     pairs = replace(world.pairs, image_first=torch.randn(600, 10, generator=torch.Generator().manual_seed(0)).half())
-    found = fit.fit_novelty_of(pairs, centres=64)
+    found = fit.fit_novelty_of(pairs, "image", centres=64)
     assert found.fitted and found.widths == Widths(mean=36, first=10, centres=64)
-    assert fit.fit_novelty_of(pairs, centres=0) is None and fit.fit_novelty_of(world.pairs, centres=64) is None
-    assert fit.fit_novelty_of(few(19, image_first=torch.zeros(19, 4)), centres=64) is None
+    assert fit.fit_novelty_of(pairs, "image", centres=0) is None
+    assert fit.fit_novelty_of(world.pairs, "image", centres=64) is None
+    assert fit.fit_novelty_of(few(19, image_first=torch.zeros(19, 4)), "image", centres=64) is None
+
+
+def test_novelty_of_texts_takes_the_rows_whose_first_tokens_were_kept(world):
+    rows = torch.arange(0, len(world.pairs.text), 2)
+    first = torch.randn(len(rows), 10, generator=torch.Generator().manual_seed(0)).half()
+    found = fit.fit_novelty_of(replace(world.pairs, text_first=first, text_first_of=rows), "text", centres=64)
+    alone = fit.fit_novelty(world.pairs.text[rows], first, Widths(mean=36, first=10, centres=64))
+    assert all(torch.equal(x, y) for x, y in zip(found.buffers(), alone.buffers()))
+
+
+def test_variances_are_fitted_where_all_inputs_look_alike_and_novelty_is_not(world):
+    pairs = replace(world.pairs, image_first=torch.ones(len(world.pairs.image), 10))
+    found = fit.fit_variances(pairs, bank=64, centres=64)
+    assert found.novelty is None and found.text.trace(pairs.text).unique().numel() > 10
 
 
 @pytest.mark.parametrize(("changes", "parts", "words"), [

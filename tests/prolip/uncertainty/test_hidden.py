@@ -1,4 +1,4 @@
-"""What is kept of images at both ends of a tower, by one pass."""
+"""What is kept of images and texts at both ends of a tower, by one pass."""
 from __future__ import annotations
 
 import pytest
@@ -37,6 +37,10 @@ def with_heads(model):
     return FittedCLIP(model, *(VarianceHead(Parts(dim=12)) for _ in range(2)), MeanScore())
 
 
+def ids():
+    return torch.tensor([[48, 3, 7, 49, 0, 0], [48, 9, 49, 0, 0, 0], [48, 3, 7, 11, 2, 49]])
+
+
 def mean_and_deviation(tokens):
     return torch.cat([tokens.mean(1), tokens.std(1, correction=0)], 1)
 
@@ -50,6 +54,28 @@ def test_first_is_of_the_tokens_that_the_first_block_of_our_tower_takes(form):
     torch.testing.assert_close(found.first, mean_and_deviation(tokens))
     with torch.no_grad():
         assert all(torch.equal(x, y) for x, y in zip(found.z, model.encode_image(pixels())))
+
+
+@pytest.mark.parametrize("form", ["paper", "released"])
+def test_first_of_texts_is_of_the_tokens_that_the_first_block_of_our_tower_takes(form):
+    model = ours(forward=form)
+    found = encode_hidden(model, ids(), "text")
+    tokens, _ = model.text._embeds(ids())  # words, padding, [UNC], [CLS]
+    assert tokens.shape == (3, 8, 24)
+    torch.testing.assert_close(found.first, mean_and_deviation(tokens))
+    with torch.no_grad():
+        assert all(torch.equal(x, y) for x, y in zip(found.z, model.encode_text(ids())))
+
+
+@pytest.mark.parametrize("kind", [CLIP, CustomTextCLIP])
+@pytest.mark.parametrize("wrap", [PointModel, with_heads, lambda model: PointModel(with_heads(model))])
+def test_texts_of_openclip_are_words_at_their_places(kind, wrap):
+    model = theirs(kind)
+    found = encode_hidden(wrap(model), ids(), "text")
+    tower = getattr(model, "text", model)
+    tokens = tower.token_embedding(ids()) + tower.positional_embedding
+    torch.testing.assert_close(found.first, mean_and_deviation(tokens))
+    torch.testing.assert_close(found.z.mean, model.encode_text(ids(), normalize=True))
 
 
 @pytest.mark.parametrize("kind", [CLIP, CustomTextCLIP])
@@ -89,11 +115,14 @@ class Convolutions(nn.Module):
     def encode_image(self, x):
         return self.wrapped(self.visual(x))
 
+    encode_text = encode_image
+
 
 def test_a_tower_without_a_transformer_has_no_first_tokens():
     model = Convolutions(lambda x: Gaussian(nn.functional.normalize(x, dim=1), torch.zeros_like(x)))
-    found = encode_hidden(model, pixels())
-    assert found.first is None and found.z.mean.shape == (3, 12)
+    for side in ("image", "text"):
+        found = encode_hidden(model, pixels(), side)
+        assert found.first is None and found.z.mean.shape == (3, 12)
 
 
 def test_nothing_stays_on_the_model_even_after_an_error():
@@ -107,3 +136,5 @@ def test_nothing_stays_on_the_model_even_after_an_error():
 def test_what_is_no_gaussian_is_refused():
     with pytest.raises(TypeError, match="what the model made of its images"):
         encode_hidden(Convolutions(lambda x: x), pixels())
+    with pytest.raises(TypeError, match="what the model made of its texts"):
+        encode_hidden(Convolutions(lambda x: x), pixels(), "text")

@@ -19,7 +19,8 @@ def some(**changes) -> Pairs:
 
 
 def test_tensors_bring_back_the_same_pairs():
-    pairs = some(image_hidden=torch.randn(5, 7), image_first=torch.randn(5, 4), empty=points(1)[0])
+    pairs = some(image_hidden=torch.randn(5, 7), image_first=torch.randn(5, 4), empty=points(1)[0],
+                 text_first=torch.randn(2, 6), text_first_of=torch.tensor([0, 2]))  # fmt: skip
     back = Pairs.from_tensors(pairs.tensors())
     for name in Pairs.__dataclass_fields__:
         torch.testing.assert_close(getattr(back, name), getattr(pairs, name), rtol=0, atol=0)
@@ -28,8 +29,11 @@ def test_tensors_bring_back_the_same_pairs():
 
 
 def test_swapped_exchanges_the_sides_and_rows_make_pairs():
-    pairs = some(text_hidden=torch.randn(3, 7))
+    first = {"text_first": torch.randn(2, 6), "text_first_of": torch.tensor([0, 2])}
+    pairs = some(text_hidden=torch.randn(3, 7), **first)
     other = pairs.swapped
+    assert other.image_first is pairs.text_first and other.image_first_of is pairs.text_first_of
+    assert other.text_first is None and other.swapped.text_first_of is pairs.text_first_of
     assert other.image is pairs.text and other.text_of is pairs.image_of and other.image_hidden is pairs.text_hidden
     assert len(Pairs.in_rows(points(5), points(5, seed=1), 3.0)) == 5
 
@@ -53,6 +57,11 @@ def test_the_likeliest_text_is_the_first_of_the_heaviest():
     ({"text_hidden": torch.zeros(2, 7)}, "want a row for each of the 3 texts"),
     ({"image_first": torch.zeros(5)}, "image_first is .*want a row for each of the 5 images"),
     ({"text": points(3)[0]}, "want unit means"),
+    ({"text_first": torch.zeros(2, 4)}, "text_first is .*want a row for each of the 3 texts"),
+    ({"text_first": torch.zeros(2, 4), "text_first_of": torch.tensor([1])}, "want a row for each of 1 texts"),
+    ({"text_first": torch.zeros(1, 4), "text_first_of": torch.tensor([3])}, r"want \(F,\) int64 below 3"),
+    ({"image_first": torch.zeros(1, 4), "image_first_of": torch.tensor([-1])}, r"want \(F,\) int64 below 5"),
+    ({"image_first_of": torch.tensor([1])}, "rows of the images that image_first is of"),
 ])  # fmt: skip
 def test_what_is_no_pairs_says_what_to_give(changes, words):
     with pytest.raises(ValueError, match=words):

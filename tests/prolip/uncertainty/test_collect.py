@@ -1,0 +1,78 @@
+"""Embeddings of pairs from samples: what several ranks bring is what one would have brought."""
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from prolip.data.captioned import Captioned
+from prolip.gaussian import Gaussian
+from prolip.uncertainty import collect
+from prolip.uncertainty.collect import chosen, embed_images, embed_texts, join
+from prolip.uncertainty.hidden import Hidden
+
+KEYS = [f"{number:03d}" for number in range(30)]
+
+
+def sample(key: str) -> Captioned:
+    return Captioned(key, torch.full((3, 2, 2), float(key)), {f"text {int(key) % 7}": 0.5, "all": 0.5})
+
+
+def encode(batch: torch.Tensor) -> Hidden:
+    """A point that says which input it is of, and first tokens that are twice that."""
+    number = batch.flatten(1)[:, -1].float()
+    mean = F.normalize(torch.stack([number, torch.ones_like(number)], 1), dim=1)
+    return Hidden(Gaussian(mean, torch.zeros_like(mean)), 2 * number.unsqueeze(1))
+
+
+def tokenize(texts: list[str]) -> torch.Tensor:
+    return torch.tensor([[len(text), int(text.rpartition(" ")[2]) if " " in text else 9] for text in texts])
+
+
+def pairs_of(*shares: list[str]):
+    part = join([embed_images(map(sample, keys), encode, batch_size=4) for keys in shares])
+    return embed_texts(part, encode, tokenize, 10.0, batch_size=3)
+
+
+@pytest.mark.parametrize("most", [100, 12])
+def test_ranks_bring_what_one_process_brings(monkeypatch, most):
+    monkeypatch.setattr(collect, "SAMPLE", most)
+    one = pairs_of(KEYS)
+    for shares in ([KEYS[::2], KEYS[1::2]], [KEYS[20:], [], KEYS[:3], KEYS[3:20]]):
+        other = pairs_of(*shares)
+        for name, x in one.tensors().items():
+            assert torch.equal(x, other.tensors()[name]), name
+
+
+@pytest.mark.parametrize("most", [100, 12])
+def test_first_tokens_are_of_the_rows_that_they_name(monkeypatch, most):
+    monkeypatch.setattr(collect, "SAMPLE", most)
+    pairs = pairs_of(KEYS[::2], KEYS[1::2])
+    assert len(pairs.image_first) == min(most, 30) and len(pairs.text_first) == 8
+    mean = pairs.image[pairs.image_first_of]
+    torch.testing.assert_close(pairs.image_first[:, 0].float(), 2 * mean[:, 0] / mean[:, 1])
+    torch.testing.assert_close(pairs.text_first[:, 0].float(), 2 * pairs.text_ids[pairs.text_first_of][:, -1].float())
+
+
+def test_a_sample_follows_the_names_and_is_no_run_of_neighbours(monkeypatch):
+    monkeypatch.setattr(collect, "SAMPLE", 200)
+    names = [f"{number:05d}" for number in range(2000)]
+    rows = chosen(names)
+    assert len(rows) == 200 and (rows.diff() > 0).all()
+    assert torch.histc(rows.float(), bins=4, min=0, max=2000).min() > 30
+    turned = chosen(names[::-1])
+    assert {names[row] for row in rows.tolist()} == {names[::-1][row] for row in turned.tolist()}
+    assert chosen(["\ud800", "b"]).tolist() == [0, 1]  # half a character, as file names may have
+
+
+def test_a_tower_without_first_tokens_keeps_none():
+    plain = lambda batch: encode(batch)._replace(first=None)  # noqa: E731
+    part = join([embed_images(map(sample, KEYS), plain)])
+    pairs = embed_texts(part, plain, tokenize, 10.0)
+    assert pairs.image_first is None and pairs.image_first_of is None and pairs.text_first_of is None
+    assert len(pairs.image) == 30
+
+
+def test_nothing_to_fit_to_is_an_error():
+    with pytest.raises(ValueError, match="no sample with an image and a caption"):
+        join([embed_images([], encode)])
