@@ -50,9 +50,8 @@ def draw(count: int, dim: int, width: int, vocabulary: int) -> Pairs:
     kept = torch.linspace(0, count - 1, min(count, SAMPLE)).long()
     first = {"image": width, "text": dim}
     tokens = {f"{side}_first": torch.randn(len(kept), 2 * size, generator=g).half() for side, size in first.items()}
-    return Pairs.in_rows(
-        image, text, 50.0, text_ids=ids, **tokens, **dict.fromkeys(("image_first_of", "text_first_of"), kept)
-    )
+    rows = {f"{side}_first_of": kept.clone() for side in first}
+    return Pairs.in_rows(image, text, 50.0, text_ids=ids, **tokens, **rows)
 
 
 def held(what: str) -> float:

@@ -132,7 +132,8 @@ def fitted_model(folder: Path) -> str:
     save_pretrained(prolip.create_model("ProLIP-ViT-XS-16"), folder / "plain")
     image, text = (torch.nn.functional.normalize(torch.randn(64, 192), dim=1) for _ in range(2))
     ids = prolip.get_tokenizer("ProLIP-ViT-XS-16")([f"picture {i}" for i in range(64)])
-    pairs = Pairs.in_rows(image, text, 10.0, text_ids=ids, image_first=torch.randn(64, 2 * 192))
+    first = {f"{side}_first": torch.randn(64, 2 * 192) for side in ("image", "text")}
+    pairs = Pairs.in_rows(image, text, 10.0, text_ids=ids, **first)
     save_file(pairs.tensors(), folder / "pairs.safetensors")
     attach(f"local-dir:{folder}/plain", None, None, pairs, LikelihoodConfig(bank=32, centres=8), folder / "fitted")
     return f"local-dir:{folder}/fitted"
