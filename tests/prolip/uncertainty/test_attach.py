@@ -18,6 +18,7 @@ from prolip.data import emoji
 from prolip.evaluation.__main__ import main as evaluate
 from prolip.evaluation.clip_benchmark import command as clip_benchmark
 from prolip.evaluation.corpus import main as evaluate_corpus
+from prolip.evaluation.datacomp import main as datacomp
 from prolip.evaluation.datasets.emoji import main as write_task
 from prolip.evaluation.feature_store import FeatureStore
 from prolip.evaluation.features import load_features
@@ -101,6 +102,11 @@ def test_every_evaluation_takes_it(pair, task, tmp_path, capsys):
     scores = load_embedder(model).score.pairwise(features.image, features.text)
     hit = (scores.T.topk(5, dim=1).indices == features.owners.unsqueeze(1)).any(1)  # a caption's own image alone counts
     assert found["metrics"]["image_retrieval_recall@5"] == pytest.approx(hit.double().mean().item(), abs=1e-6)
+    write_task(["--data", UNSEEN, "--classes", "subgroup", "--out", str(tmp_path / "data/wds_cars_test")])
+    datacomp(["--model", model, "--data-dir", str(tmp_path / "data"), "--tasks", "cars", "--device", "cpu",
+              "--output", str(tmp_path / "datacomp")])  # fmt: skip
+    (line,) = map(json.loads, (tmp_path / "datacomp/results.jsonl").read_text().splitlines())
+    assert line["metrics"]["acc1"] == pytest.approx(corpus.metrics["zero_shot/subgroup/top1"])
 
 
 def test_kept_embeddings_give_the_same_in_seconds(pair, tmp_path, capsys):
