@@ -1,18 +1,19 @@
 """Losses as pure functions: PPCL and its kin over all pairs of all ranks, inclusion and VIB of single inputs.
 
 `ppcl` and `sigmoid_loss` are for similarities that factor, `tiled_loss_over_ranks` is for any score and any loss on the
-whole block of similarities.
+whole block of similarities, such as `matching_loss` and `triplet_loss`.
 """
 from prolip.losses.collectives import transpose_over_ranks, world_size
 from prolip.losses.contrastive import ppcl, ppcl_over_ranks, sigmoid_loss, sigmoid_loss_over_ranks
 from prolip.losses.elk import elk_similarity
+from prolip.losses.labels import matching_loss, pseudo_labels, triplet_loss
 from prolip.losses.pairs import Factors, csd_factors, mean_factors, wasserstein2_factors
 from prolip.losses.per_sample import inclusion_loss, vib
 from prolip.losses.positives import Matches
 from prolip.losses.tiled import tiled_loss_over_ranks
 
 __all__ = [
-    "Factors", "Matches", "csd_factors", "elk_similarity", "inclusion_loss", "mean_factors",
-    "ppcl", "ppcl_over_ranks", "sigmoid_loss", "sigmoid_loss_over_ranks", "tiled_loss_over_ranks",
-    "transpose_over_ranks", "vib", "wasserstein2_factors", "world_size",
+    "Factors", "Matches", "csd_factors", "elk_similarity", "inclusion_loss", "matching_loss", "mean_factors",
+    "ppcl", "ppcl_over_ranks", "pseudo_labels", "sigmoid_loss", "sigmoid_loss_over_ranks", "tiled_loss_over_ranks",
+    "transpose_over_ranks", "triplet_loss", "vib", "wasserstein2_factors", "world_size",
 ]  # fmt: skip

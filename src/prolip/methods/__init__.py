@@ -12,6 +12,7 @@ from prolip.methods.base import Method, Objective
 from prolip.methods.deterministic import CLIPConfig, CLIPObjective, SigLIPConfig, SigLIPObjective
 from prolip.methods.likelihood import LikelihoodConfig, LikelihoodObjective, LikelihoodScore, extend
 from prolip.methods.prolip import ProLIPConfig, ProLIPObjective
+from prolip.methods.triplet import CosineScore, TripletConfig, TripletObjective, VSEConfig, VSEObjective
 from prolip.scores import SCORES, CSDScore, MeanScore, Score, measure_score
 
 METHODS: dict[str, Method] = {
@@ -19,6 +20,8 @@ METHODS: dict[str, Method] = {
     "likelihood": Method(LikelihoodConfig, LikelihoodObjective, LikelihoodScore, extend=extend),
     "siglip": Method(SigLIPConfig, SigLIPObjective, MeanScore, probabilistic=False),
     "clip": Method(CLIPConfig, CLIPObjective, MeanScore, probabilistic=False),
+    "vse": Method(VSEConfig, VSEObjective, CosineScore, probabilistic=False),
+    "triplet-sum": Method(TripletConfig, TripletObjective, CosineScore, probabilistic=False),
 }
 #: What is trained where nothing is said.
 DEFAULT_METHOD = "prolip"

@@ -1,4 +1,4 @@
-"""SigLIP, CLIP and the means of `likelihood`: the losses by hand, accumulation, several ranks against one process."""
+"""SigLIP, CLIP, triplets and the means of `likelihood`: by hand, accumulation, several ranks against one process."""
 from __future__ import annotations
 
 import math
@@ -14,6 +14,7 @@ import prolip
 from prolip.methods.base import Context, Objective, accumulate_backward
 from prolip.methods.deterministic import CLIPConfig, CLIPObjective, SigLIPConfig, SigLIPObjective
 from prolip.methods.likelihood import LikelihoodConfig, LikelihoodObjective
+from prolip.methods.triplet import TripletConfig, TripletObjective, VSEConfig, VSEObjective
 
 METHODS = {
     "siglip": (SigLIPConfig, SigLIPObjective), "clip": (CLIPConfig, CLIPObjective),
@@ -22,8 +23,11 @@ METHODS = {
     "likelihood-softmax-captions": (
         partial(LikelihoodConfig, captions_per_image=3, pair_loss="softmax"), LikelihoodObjective,
     ),
+    "vse": (VSEConfig, VSEObjective), "vse-sum": (partial(VSEConfig, sum_steps=1), VSEObjective),
+    "triplet-sum": (partial(TripletConfig, margin=0.5), TripletObjective),
 }  # fmt: skip
 FROZEN = dict.fromkeys(("clip", "likelihood-softmax-captions"), {"model.logit_bias"})
+FROZEN |= dict.fromkeys(("vse", "vse-sum", "triplet-sum"), {"model.logit_bias", "model.logit_scale"})
 
 
 def make_objective(name: str, rank: int = 0, world_size: int = 1) -> Objective:
@@ -63,6 +67,10 @@ def loss_by_hand(name: str, model: torch.nn.Module, batch: dict) -> torch.Tensor
         return torch.stack(each).mean()
     image, text = model.encode_image(batch["image"]).mean, model.encode_text(batch["text"]).mean
     cosine, same = image @ text.T, torch.eye(len(image), dtype=torch.bool)
+    if name in ("vse", "vse-sum", "triplet-sum"):
+        hinges = [(0.5 if name == "triplet-sum" else 0.2) + x - cosine.diagonal()[:, None] for x in (cosine, cosine.T)]
+        each = [F.relu(x).masked_fill(same, 0.0) for x in hinges]
+        return sum(x.amax(1).mean() if name == "vse" else x.sum() / len(x) for x in each)
     logits = model.logit_scale.exp() * cosine
     if name not in FROZEN:
         logits = logits + model.logit_bias
@@ -80,7 +88,8 @@ def test_the_loss_and_its_gradients_are_those_of_the_definition(name):
     loss.backward()
     assert_close({"loss": terms["loss"]}, {"loss": loss.detach()})
     assert_close(grads, gradients(by_hand))
-    assert terms["scale"] == objective.model.logit_scale.exp()
+    assert ("scale" in terms) == objective.model.logit_scale.requires_grad
+    assert terms.get("scale", objective.model.logit_scale.exp()) == objective.model.logit_scale.exp()
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -106,7 +115,8 @@ def test_micro_batches_equal_the_large_batch(name, parts):
 @pytest.mark.parametrize("name", METHODS)
 def test_nothing_is_prepared_and_the_scale_is_clamped(name):
     objective, batch = make_objective(name), make_batch(name, 2)
-    assert objective.prepare(batch, step=0) is batch
+    prepared = objective.prepare(batch, step=0)
+    assert all(prepared[name] is value for name, value in batch.items()) and prepared.keys() <= {*batch, "hardest"}
     with torch.no_grad():
         objective.model.logit_scale.fill_(9.0)
     objective.after_step()
@@ -116,7 +126,8 @@ def test_nothing_is_prepared_and_the_scale_is_clamped(name):
 @pytest.mark.parametrize("name", METHODS)
 def test_the_loss_is_computed_in_float32_under_autocast(name):
     objective, batch = make_objective(name).float(), make_batch(name, 6)
-    reps = {key: rep.detach() for key, rep in objective.embed(batch | {"image": batch["image"].float()}).items()}
+    batch = objective.prepare(batch | {"image": batch["image"].float()}, step=0)
+    reps = {key: rep.detach() for key, rep in objective.embed(batch).items()}
     exact = objective.terms(reps, batch)["loss"]
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(objective.terms(reps, batch)["loss"], exact)
@@ -128,7 +139,7 @@ def train_rank(rank: int, world_size: int, rows: int) -> dict[tuple[str, int], t
         batch = {key: value[rank::world_size] for key, value in make_batch(name, rows).items()}
         for parts in (1, 2):
             wrapper = DistributedDataParallel(make_objective(name, rank, world_size))
-            terms = accumulate_backward(wrapper, batch, parts)
+            terms = accumulate_backward(wrapper, wrapper.module.prepare(batch, step=0), parts)
             results[name, parts] = (terms, gradients(wrapper.module))
     return results
 
@@ -144,3 +155,15 @@ def test_ranks_equal_one_process_on_the_interleaved_batch(world_size):
         assert_close({n: torch.stack([share[0][n] for share in shares]).mean(0) for n in terms}, terms)
         for _, share in shares:
             assert_close(share, grads)
+
+
+def test_the_sum_of_all_negatives_gives_way_to_the_hardest():
+    objective, batch = make_objective("vse-sum"), make_batch("vse", 6)
+    early, late = (objective(objective.prepare(batch, step))["loss"] for step in (0, 1))
+    assert torch.equal(late, make_objective("vse")(objective.prepare(batch, 1))["loss"]) and early > late
+
+
+@pytest.mark.parametrize("settings", [{"margin": -0.1}, {"margin": 2.5}, {"sum_steps": -1}])
+def test_margins_that_no_cosine_has_are_refused(settings):
+    with pytest.raises(ValueError, match=f"{next(iter(settings))}=.*give"):
+        VSEConfig(**settings)

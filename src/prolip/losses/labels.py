@@ -1,0 +1,45 @@
+"""Losses of a whole matrix of logits and labels: cross-entropy with soft labels, pseudo-positives, triplets."""
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Negatives = Literal["hardest", "all"]
+
+
+def matching_loss(logit: Tensor, label: Tensor) -> Tensor:
+    """Mean binary cross-entropy of all pairs, PCME++ (2): -y log sigmoid(x) - (1 - y) log sigmoid(-x).
+
+    logit: (n, m); label: (n, m) in [0, 1], the share of a match -> ().
+    """
+    return F.binary_cross_entropy_with_logits(logit, label.to(logit.dtype))
+
+
+def pseudo_labels(logit: Tensor, label: Tensor) -> Tensor:
+    """Labels where what is as near as a match of the row counts as this match, PCME++ section 2.3 and A.4.
+
+    y'_ij = max over k with x_ik <= x_ij of y_ik: pair (i, j) gets the label of every match (i, k) that is no nearer.
+    logit, label: (n, m); gives (n, m) without a graph. A.4 looks at the first of the largest labels of a row alone,
+    which is the same where a row has one match.
+    """
+    with torch.no_grad():
+        far_to_near, order = logit.sort(dim=1)
+        most = label.gather(1, order).cummax(1).values
+        last = torch.searchsorted(far_to_near.contiguous(), logit.contiguous(), right=True) - 1  # of logits that are equal the last
+        return most.gather(1, last)
+
+
+def triplet_loss(
+    similarity: Tensor, positive: Tensor, own: Tensor, margin: float = 0.2, negatives: Negatives = "hardest"
+) -> Tensor:
+    """Hinge of every query's match against its negatives, VSE++ (Faghri et al. 2018), equations 5 and 6, one way -> ().
+
+    sum_i [margin - s_i + max_j s_ij]_+ / n with the hardest negative, sum_ij [margin - s_i + s_ij]_+ / n with all.
+    similarity: (n, m); own: (n,), s_i, of each query with its own match; positive: (n, m) booleans, the own match and
+    all others that are no negatives.
+    """
+    hinge = (margin - own.unsqueeze(1) + similarity).clamp(min=0).masked_fill(positive, 0.0)
+    return (hinge.amax(1) if negatives == "hardest" else hinge.sum(1)).mean()

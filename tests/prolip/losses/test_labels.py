@@ -1,0 +1,92 @@
+"""Losses of a matrix of logits and labels against loops over their definitions."""
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.autograd import gradcheck
+
+from prolip.losses import matching_loss, pseudo_labels, triplet_loss
+
+DOUBLE = torch.float64
+
+
+def draw(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=DOUBLE)
+
+
+def test_matching_loss_is_the_cross_entropy_of_soft_labels():
+    x, y = draw(4, 6) * 5, draw(4, 6, seed=1).sigmoid()
+    p = x.sigmoid()
+    expected = -(y * p.log() + (1 - y) * (1 - p).log()).mean()
+    torch.testing.assert_close(matching_loss(x, y), expected)
+    assert matching_loss(torch.tensor([[80.0, -80.0]]), torch.tensor([[1, 0]])) < 1e-30
+    assert gradcheck(lambda z: matching_loss(z, y), x.requires_grad_())
+
+
+def brute_pseudo_labels(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """The definition: every pair of a row looks for the matches that are no nearer."""
+    out = torch.empty_like(y)
+    for i in range(len(x)):
+        for j in range(x.shape[1]):
+            out[i, j] = max(y[i, k].item() for k in range(x.shape[1]) if x[i, k] <= x[i, j])
+    return out
+
+
+def test_pseudo_labels_by_hand():
+    x = torch.tensor([[1.0, 3.0, 0.5, 2.0], [4.0, 4.0, 1.0, 0.0], [0.0, 1.0, 2.0, 3.0]])
+    y = torch.tensor([[1.0, 0.0, 0.0, 0.0], [0.0, 0.6, 0.4, 0.0], [0.0, 0.0, 0.0, 1.0]])
+    expected = torch.tensor([[1.0, 1.0, 0.0, 1.0], [0.6, 0.6, 0.4, 0.0], [0.0, 0.0, 0.0, 1.0]])
+    assert torch.equal(pseudo_labels(x, y), expected)
+
+
+@pytest.mark.parametrize("ties", [False, True])
+def test_pseudo_labels_are_those_of_the_definition(ties):
+    x, y = draw(30, 40), (draw(30, 40, seed=1).sigmoid() * (draw(30, 40, seed=2) > 1.5)).float()
+    x = (x * 2).round() if ties else x
+    assert torch.equal(pseudo_labels(x, y), brute_pseudo_labels(x, y))
+    assert torch.equal(pseudo_labels(x.T, y.T), brute_pseudo_labels(x.T, y.T))  # not contiguous
+
+
+def released_pseudo_labels(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """As A.4 prints it, with the first of a row's largest labels alone."""
+    most, where = y.max(1)
+    near = x >= x.gather(1, where[:, None])
+    return torch.where(near, most[:, None], y)
+
+
+def test_a_row_with_one_match_gets_what_the_paper_prints():
+    x, y = draw(20, 20), torch.eye(20, dtype=DOUBLE) * draw(20, 1, seed=3).sigmoid()
+    assert torch.equal(pseudo_labels(x, y), released_pseudo_labels(x, y))
+
+
+def test_pseudo_labels_have_no_gradient():
+    x = draw(5, 5).requires_grad_()
+    assert not pseudo_labels(x, torch.eye(5)).requires_grad
+
+
+@pytest.mark.parametrize("negatives", ["hardest", "all"])
+def test_triplet_loss_is_the_hinge_of_the_definition(negatives):
+    s, positive = draw(6, 9) * 0.3, draw(6, 9, seed=1) > 1
+    positive.diagonal(2).fill_(True)
+    own = s.diagonal(2)
+    rows = []
+    for i in range(6):
+        hinges = [max(0.0, 0.2 - own[i].item() + s[i, j].item()) for j in range(9) if not positive[i, j]]
+        rows.append(max(hinges) if negatives == "hardest" else math.fsum(hinges))
+    expected = torch.tensor(sum(rows) / 6, dtype=DOUBLE)
+    torch.testing.assert_close(triplet_loss(s, positive, own, 0.2, negatives), expected)
+
+
+def test_a_row_without_a_negative_costs_nothing():
+    s = draw(2, 2)
+    assert triplet_loss(s, torch.ones(2, 2, dtype=torch.bool), s.diagonal(), 5.0) == 0
+
+
+def test_the_hardest_negative_alone_gets_a_gradient():
+    s = torch.tensor([[0.5, 0.6, 0.4], [0.0, 0.9, 0.1], [0.2, 0.3, 0.8]], requires_grad=True)
+    own = s.diagonal()
+    triplet_loss(s, torch.eye(3, dtype=torch.bool), own, 0.2).backward()
+    assert torch.equal(s.grad, F.pad(torch.tensor([[-1.0, 1.0, 0.0]]) / 3, (0, 0, 0, 2)))

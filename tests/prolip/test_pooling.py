@@ -1,0 +1,89 @@
+"""Generalised pooling against its formula: torch's own bidirectional GRU over packed sequences, values sorted by hand."""
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from prolip.models.pooling import WIDTH, GeneralisedPooling, sinusoids
+
+
+@pytest.fixture
+def pooling():
+    torch.manual_seed(0)
+    return GeneralisedPooling()
+
+
+def draw(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def both_ways(pooling: GeneralisedPooling) -> nn.GRU:
+    """One bidirectional GRU with the same weights."""
+    whole = nn.GRU(WIDTH, WIDTH, batch_first=True, bidirectional=True)
+    for name, x in pooling.forward_gru.named_parameters():
+        getattr(whole, name).data.copy_(x)
+    for name, x in pooling.backward_gru.named_parameters():
+        getattr(whole, f"{name}_reverse").data.copy_(x)
+    return whole
+
+
+def by_formula(pooling: GeneralisedPooling, features: torch.Tensor, lengths: list[int]) -> torch.Tensor:
+    gru, longest = both_ways(pooling), max(lengths)
+    place = sinusoids(longest, WIDTH, torch.device("cpu")).expand(len(lengths), -1, -1)
+    packed = pack_padded_sequence(place, torch.tensor(lengths), batch_first=True, enforce_sorted=False)
+    out = pad_packed_sequence(gru(packed)[0], batch_first=True)[0]
+    rows = []
+    for row, length in enumerate(lengths):
+        score = pooling.score((out[row, :length, :WIDTH] + out[row, :length, WIDTH:]) / 2)[:, 0]
+        weight = (score / 0.1).exp() / (score / 0.1).exp().sum()
+        rows.append(sum(w * v for w, v in zip(weight, features[row, :length].sort(0, descending=True).values)))
+    return torch.stack(rows)
+
+
+def test_it_is_the_weighted_sum_of_sorted_values_with_padding_left_out(pooling):
+    features, lengths = draw(5, 9, 7), [9, 4, 1, 6, 4]
+    valid = torch.arange(9) < torch.tensor(lengths)[:, None]
+    expected = by_formula(pooling, features, lengths)
+    torch.testing.assert_close(pooling(features, valid), expected, rtol=1e-4, atol=1e-5)
+    padded = features.masked_fill(~valid[..., None], 1e6)
+    assert torch.equal(pooling(padded, valid), pooling(features, valid))
+
+
+def test_tokens_may_be_left_out_anywhere(pooling):
+    features = draw(2, 6, 3)
+    valid = torch.tensor([[True, False, True, True, False, True], [False, True, False, False, False, False]])
+    packed = torch.stack([features[0, [0, 2, 3, 5, 1, 4]], features[1, [1, 0, 2, 3, 4, 5]]])
+    torch.testing.assert_close(pooling(features, valid), by_formula(pooling, packed, [4, 1]), rtol=1e-4, atol=1e-5)
+
+
+def test_without_padding_all_rows_share_their_weights(pooling):
+    features = draw(4, 8, 3)
+    found = pooling(features)
+    torch.testing.assert_close(found, by_formula(pooling, features, [8] * 4), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(found, pooling(features, torch.ones(4, 8, dtype=torch.bool)), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(found, pooling(features.flip(1)), rtol=1e-5, atol=1e-6)  # order says nothing
+
+
+def test_equal_scores_give_the_mean_and_a_steep_one_the_maximum(pooling):
+    features = draw(3, 5, 4)
+    nn.init.zeros_(pooling.score.weight)
+    torch.testing.assert_close(pooling(features), features.mean(1))
+    weights = pooling.weights(torch.tensor([[True, True, False]]))
+    torch.testing.assert_close(weights, torch.tensor([[0.5, 0.5, 0.0]]))
+
+
+def test_gradients_reach_features_and_weights_and_padding_gets_none(pooling):
+    features = draw(3, 5, 4).requires_grad_()
+    valid = torch.arange(5) < torch.tensor([5, 2, 3])[:, None]
+    pooling(features, valid).square().sum().backward()
+    assert features.grad.isfinite().all() and (features.grad[~valid] == 0).all() and (features.grad[valid] != 0).all()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in pooling.parameters())
+
+
+def test_autocast_changes_nothing(pooling):
+    features = draw(3, 5, 4)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = pooling(features)
+    assert found.dtype == torch.float32 and torch.equal(found, pooling(features))
