@@ -1,4 +1,4 @@
-"""Generalised pooling against its formula: torch's own bidirectional GRU over packed sequences, values sorted by hand."""
+"""Generalised pooling against its formula: torch's own bidirectional GRU over packed sequences."""
 from __future__ import annotations
 
 import pytest

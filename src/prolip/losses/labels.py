@@ -28,7 +28,8 @@ def pseudo_labels(logit: Tensor, label: Tensor) -> Tensor:
     with torch.no_grad():
         far_to_near, order = logit.sort(dim=1)
         most = label.gather(1, order).cummax(1).values
-        last = torch.searchsorted(far_to_near.contiguous(), logit.contiguous(), right=True) - 1  # of logits that are equal the last
+        # of logits that are equal the last
+        last = torch.searchsorted(far_to_near.contiguous(), logit.contiguous(), right=True) - 1
         return most.gather(1, last)
 
 

@@ -32,7 +32,7 @@ class GeneralisedPooling(nn.Module):
         """
         count = valid.sum(1, keepdim=True)
         places = torch.arange(valid.shape[1], device=valid.device)
-        positions = sinusoids(valid.shape[1], self.score.in_features, valid.device)
+        positions = sinusoids(valid.shape[1], self.score.in_features, valid.device).to(self.score.weight.dtype)
         inside = places < count
         turned = (count - 1 - places).clamp(min=0)  # place t of the backward pass is token n - 1 - t
         with without_autocast(valid.device):

@@ -87,7 +87,8 @@ class Probabilistic:
     unc_name: ClassVar[str]
     unc_head_name: ClassVar[str]
     stem: ClassVar[tuple[str, ...]]
-    #: A method's own head, see the towers.
+    #: A method's own head, see the towers. With `looks_before` it also gets `before`, the tokens that the last block
+    #: takes, and `mask`, what is hidden from them.
     head: nn.Module | None
     transformer: Transformer
     named_parameters: Callable[[], Iterator[tuple[str, nn.Parameter]]]
@@ -96,6 +97,14 @@ class Probabilistic:
     def blocks(self) -> nn.ModuleList:
         """The transformer's blocks, first to last."""
         return self.transformer.resblocks
+
+    def through_blocks(self, x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, dict[str, Tensor | None]]:
+        """The last tokens, and what a head that `looks_before` gets beside them."""
+        if not getattr(self.head, "looks_before", False):
+            return self.transformer(x, attn_mask=mask), {}
+        first = len(self.blocks) == 1
+        last, layers = self.transformer.forward_intermediates(x, attn_mask=mask, indices=[-1 if first else -2])
+        return last, {"before": x if first else layers[0], "mask": mask}
 
     def depths(self) -> dict[str, int]:
         """Name of a parameter -> layers from it to the tower's end: heads 0, block i of n n - i, the stem n + 1."""
@@ -244,10 +253,10 @@ class ProbabilisticVisionTransformer(Probabilistic, VisionTransformer):
 
     def forward(self, x: Tensor, keep: Tensor | None = None, normalize: bool = True):
         """Images -> Gaussian (B, D) in float32, and the patch tokens where the configuration says `output_tokens`."""
-        x = self.transformer(self._embeds(x, keep))
+        x, beside = self.through_blocks(self._embeds(x, keep))
         pooled, patches = self._pool(x)
         z = self.gaussian(x, pooled, normalize)
-        z = z if self.head is None else self.head(x, z)
+        z = z if self.head is None else self.head(x, z, **beside)
         return (z, patches) if self.output_tokens else z
 
     def forward_intermediates(  # noqa: PLR0913 (OpenCLIP's signature)
@@ -346,9 +355,9 @@ class ProbabilisticTextTransformer(Probabilistic, TextTransformer):
     def forward(self, text: Tensor, normalize: bool = True):
         """Ids (B, L) -> Gaussian (B, D) in float32, and the tokens where the configuration says `output_tokens`."""
         x, mask = self._embeds(text)
-        x = self.transformer(x, attn_mask=mask)
+        x, beside = self.through_blocks(x, mask)
         z = self.gaussian(x, normalize)
-        z = z if self.head is None else self.head(x, z, text)
+        z = z if self.head is None else self.head(x, z, text, **beside)
         return (z, x[:, :-SPECIAL_TOKENS]) if self.output_tokens else z
 
     def forward_intermediates(  # noqa: PLR0913 (OpenCLIP's signature)

@@ -1,0 +1,208 @@
+"""PCME++ (Chun 2024, arXiv 2305.18171): cross-entropy on the closed-form distance, pseudo-positives, mixed images."""
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from open_clip.loss import ClipLoss
+from torch import Tensor, nn
+
+from prolip.gaussian import Gaussian, upcast, without_autocast
+from prolip.losses import Matches, matching_loss, pseudo_labels, tiled_loss_over_ranks, transpose_over_ranks, vib
+from prolip.masking import draw_noise, mix_seed
+from prolip.measures import get_measure
+from prolip.methods.base import Batch, Context, Needs, Objective, Reps, Terms, clamp_logit_scale, logit_scale_and_bias
+from prolip.mixing import NOISE, Mix, mix_images
+from prolip.models.heads import layer_norm, project
+from prolip.models.pooling import GeneralisedPooling
+from prolip.utils.fields import option
+
+#: Numbers that this method draws within a step, beside those of `prolip.masking`.
+MIX_STREAM, CUT_STREAM = 11, 12
+CSD = get_measure("csd_similarity")
+
+
+@dataclass(kw_only=True)
+class PCMEppConfig:
+    """Weights and constants of the PCME++ loss; symbols as in the paper."""
+
+    pseudo_weight: float = option(0.1, "alpha of pseudo-positives; the paper has 0.01 and 0 for 20%% and 50%% of noise")
+    vib_weight: float = option(1e-4, "beta of the information bottleneck")
+    mix_fraction: float = option(0.25, "share of the images that Mixup or CutMix mixes with another; 0: none")
+    size_augment: float = option(0.2, "SizeAugment: most of an input's tokens that pooling leaves out; 0: none")
+    clip_weight: float = option(0.0, "weight of CLIP's loss on the means beside it, as in the paper's pre-training")
+    known_matches: bool = option(True, "count every true caption of an image in the batch as a match")
+
+    def __post_init__(self) -> None:
+        for name in ("pseudo_weight", "vib_weight", "clip_weight"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise ValueError(f"{name}={getattr(self, name)} is no weight: give a finite number of at least 0")
+        for name in ("mix_fraction", "size_augment"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} is no share: give a number from 0 to below 1")
+
+
+class PCMEppHead(nn.Module):
+    """N(L2norm(GPO(W LN(x))), GPO(W' LN'(block(x')))), section 2.5: x the last tokens, x' those before the last block.
+
+    The block of the log variance begins with random weights, so do both projections. [UNC] is no token of either.
+    """
+
+    looks_before = True
+
+    def __init__(self, tower: Any, dim: int, config: PCMEppConfig, init_log_var: float):
+        super().__init__()
+        self.size_augment = config.size_augment
+        self.block = copy.deepcopy(tower.blocks[-1])
+        for module in self.block.modules():
+            reset = getattr(module, "reset_parameters", getattr(module, "_reset_parameters", None))
+            if reset is not None:
+                reset()
+        width = tower.transformer.width
+        self.norms = nn.ModuleDict({part: nn.LayerNorm(width) for part in ("mean", "log_var")})
+        self.projections = nn.ModuleDict({part: nn.Linear(width, dim) for part in ("mean", "log_var")})
+        self.pools = nn.ModuleDict({part: GeneralisedPooling() for part in ("mean", "log_var")})
+        for projection, bias in zip(self.projections.values(), (0.0, init_log_var)):
+            nn.init.xavier_uniform_(projection.weight)
+            nn.init.constant_(projection.bias, bias)
+
+    def tokens(self, x: Tensor, ids: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """The tokens that are pooled, (B, K, width), and which of them are none (padding): (B, K) bool or None."""
+        raise NotImplementedError
+
+    def forward(self, tokens: Tensor, z: Gaussian, ids: Tensor | None = None, *, before: Tensor,
+                mask: Tensor | None = None) -> Gaussian:  # fmt: skip
+        weight = self.block.mlp[0].weight
+        again = self.block(before.to(weight.dtype), attn_mask=None if mask is None else mask.to(weight.dtype))
+        features, valid = self.tokens(tokens, ids)
+        valid = self.some_of(features, valid) if self.training and self.size_augment else valid
+        found = {"mean": features, "log_var": self.tokens(again, ids)[0]}
+        mean, log_var = (
+            self.pools[part](project(layer_norm(self.norms[part], x), self.projections[part]), valid)
+            for part, x in found.items()
+        )
+        return Gaussian(F.normalize(mean, dim=-1), log_var)
+
+    def some_of(self, features: Tensor, valid: Tensor | None) -> Tensor:
+        """SizeAugment (Chen et al. 2021): with probability 1 - s a row loses each token with probability s u, u uniform
+        in (s, 1); s is `size_augment`. The first token stays.
+        """
+        draw = torch.rand(len(features), 1, device=features.device)
+        lost = torch.rand(features.shape[:2], device=features.device) < self.size_augment * draw
+        lost = lost & (draw > self.size_augment)
+        lost[:, 0] = False
+        return ~lost if valid is None else valid & ~lost
+
+
+class ImageHead(PCMEppHead):
+    """[CLS] and patches."""
+
+    def tokens(self, x: Tensor, ids: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        return torch.cat([x[:, :1], x[:, 2:]], 1), None
+
+
+class TextHead(PCMEppHead):
+    """[CLS] and the words, without padding."""
+
+    def __init__(self, tower: Any, *args: Any):
+        super().__init__(tower, *args)
+        self.pad_id = tower.pad_id
+
+    def tokens(self, x: Tensor, ids: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        assert ids is not None
+        place = torch.arange(ids.shape[1], device=ids.device)
+        last = torch.where(ids != self.pad_id, place, -1).amax(1, keepdim=True)
+        return torch.cat([x[:, -1:], x[:, :-2]], 1), F.pad(place <= last, (1, 0), value=True)
+
+
+def extend(model: Any, config: PCMEppConfig) -> None:
+    """Put both heads on a fresh model; a and b of the paper start at 5."""
+    log_var = model.config["prolip_cfg"]["init_unc_bias"]
+    model.visual.head = ImageHead(model.visual, model.embed_dim, config, log_var)
+    model.text.head = TextHead(model.text, model.embed_dim, config, log_var)
+    with torch.no_grad():  # -5 csd + 5 = 10 similarity - 5
+        model.logit_scale.fill_(torch.tensor(10.0).log())
+        model.logit_bias.fill_(-5.0)
+
+
+class PCMEppObjective(Objective):
+    """2 L_match + alpha (L_pseudo of rows + of columns) + beta VIB, equation 3, each match term a mean over all pairs.
+
+    logit = -a csd + b = 2 a similarity + b - 2 a, with 2 a = exp(logit_scale); labels of mixed images as `mixing.Mix`.
+    The towers' own projections are not used, and do not learn.
+    """
+
+    statistics = ("scale", "bias", "trace_image", "trace_text")
+    config: PCMEppConfig
+
+    def __init__(self, model: Any, config: PCMEppConfig, context: Context | None = None):
+        super().__init__(model, config, context)
+        unused = [model.visual.proj, *model.visual.ln_post.parameters(), *model.visual.uncertainty_proj.parameters(),
+                  *model.text.text_projection.parameters(), *model.text.ln_final.parameters(),
+                  *model.text.text_uncertainty_projection.parameters()]  # fmt: skip
+        for parameter in unused:
+            parameter.requires_grad_(False)
+        self.clip = ClipLoss(
+            local_loss=True, gather_with_grad=True, rank=self.context.rank, world_size=self.context.world_size
+        )
+
+    @classmethod
+    def needs(cls, config: PCMEppConfig) -> Needs:
+        return Needs(data={"known_matches": config.known_matches})
+
+    def prepare(self, batch: Batch, step: int) -> Batch:
+        """Mix some images; adds `share` and `partner` of `mixing.Mix`. Mixup or CutMix is drawn once for all ranks."""
+        image, here = batch["image"], self.context
+        if self.config.known_matches and "caption_ids" not in batch:
+            raise ValueError(f"known_matches wants caption ids in the batch, which has {', '.join(batch)}: read data"
+                             " with caption ids, or give --no-known-matches")
+        if not self.config.mix_fraction:
+            return batch
+        noise = draw_noise(len(image) * here.world_size, NOISE, here.seed, step, MIX_STREAM, here.rank, here.world_size,
+                           image.device)  # fmt: skip
+        cut = torch.tensor(mix_seed(here.seed, step, CUT_STREAM) % 2 == 1, device=image.device)
+        image, mix = mix_images(image, noise, self.config.mix_fraction, cut)
+        return batch | {"image": image} | mix._asdict()
+
+    def embed(self, batch: Batch) -> Reps:
+        """Gaussians of images and texts (B, D), with scale and bias."""
+        z = {side: self.encode(side, batch[side]) for side in ("image", "text")}
+        rows = {f"{side}_{part}": value for side in z for part, value in z[side]._asdict().items()}
+        return rows | logit_scale_and_bias(self.model)
+
+    def terms(self, reps: Reps, batch: Batch) -> Terms:
+        """Equation 3 and its parts, unweighted; with the detached scale, bias and mean traces for the log."""
+        config, scale, bias = self.config, reps["scale"], reps["bias"]
+        image, text = (Gaussian(reps[f"{side}_mean"], reps[f"{side}_log_var"]).float() for side in ("image", "text"))
+        mix = Mix(batch["share"], batch["partner"]) if "share" in batch else None
+        matches = Matches(batch["caption_ids"], batch["caption_id"]) if config.known_matches else None
+
+        def pairs(similarity: Tensor, positive: Tensor) -> Tensor:
+            logit = scale * similarity + bias
+            label = positive.to(logit.dtype) if mix is None else mix.labels(positive).to(logit.dtype)
+            loss = 2 * matching_loss(logit, label)
+            if not config.pseudo_weight:
+                return loss
+            ways = (logit, label), (transpose_over_ranks(logit), transpose_over_ranks(label))
+            return loss + config.pseudo_weight * torch.stack(
+                [matching_loss(x, pseudo_labels(x, y)) for x, y in ways]
+            ).sum()
+
+        terms = {
+            "match": tiled_loss_over_ranks(CSD.pairwise_scores, image, text, pairs, (scale, bias), matches),
+            "vib_image": vib(image),
+            "vib_text": vib(text),
+        }
+        loss = terms["match"] + config.vib_weight * (terms["vib_image"] + terms["vib_text"])
+        if config.clip_weight:
+            with without_autocast(image.mean.device):
+                terms["clip"] = self.clip(upcast(image.mean), upcast(text.mean), scale)
+            loss = loss + config.clip_weight * terms["clip"]
+        traces = {f"trace_{side}": z.trace.detach().mean() for side, z in (("image", image), ("text", text))}
+        return {"loss": loss} | terms | {name: reps[name].detach() for name in ("scale", "bias")} | traces
+
+    def after_step(self) -> None:
+        clamp_logit_scale(self.model)

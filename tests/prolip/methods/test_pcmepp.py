@@ -1,0 +1,255 @@
+"""PCME++: loss and heads by hand, micro-batches and ranks against one process, a run from flags to evaluation."""
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from distributed_helpers import run_ranks
+from torch.nn.parallel import DistributedDataParallel
+
+import prolip
+from drawings import SHARDS, UNSEEN
+from prolip.evaluation.corpus import main as evaluate_corpus
+from prolip.gaussian import Gaussian
+from prolip.methods.base import Context, accumulate_backward
+from prolip.methods.pcmepp import PCMEppConfig, PCMEppObjective
+from prolip.mixing import Mix
+from training.main import main
+
+DOUBLE = torch.float64
+SETTINGS = {"full": {}, "alone": {"pseudo_weight": 0.0, "vib_weight": 0.0, "known_matches": False},
+            "with clip": {"clip_weight": 0.5, "pseudo_weight": 0.3}}  # fmt: skip
+
+
+def make_objective(settings: dict | None = None, rank: int = 0, world_size: int = 1) -> PCMEppObjective:
+    torch.manual_seed(0)
+    own = {"size_augment": 0.0} | (settings or {})
+    model = prolip.create_model("ProLIP-ViT-test", method_cfg={"name": "pcmepp", "config": own}).double()
+    return PCMEppObjective(model, PCMEppConfig(**own), Context(rank=rank, world_size=world_size))
+
+
+def make_batch(rows: int, mixed: bool = True) -> dict[str, torch.Tensor]:
+    """A prepared batch: rows i and i + 1 of each four are mixed; captions 2 and 3 are of both images 2 and 3."""
+    g = torch.Generator().manual_seed(1)
+    place = torch.arange(rows)
+    text = torch.randint(1, 1000, (rows, 12), generator=g)
+    text[:, 8:] = 0
+    batch = {
+        "image": torch.randn(rows, 3, 32, 32, generator=g, dtype=DOUBLE), "text": text, "caption_id": place.clone(),
+        "caption_ids": torch.stack([place, torch.where(place % 4 == 2, place + 1, -1)], 1),
+    }  # fmt: skip
+    if mixed:
+        share = torch.where(place % 4 < 2, torch.rand(rows, generator=g), 1.0)
+        batch |= {"share": share, "partner": place ^ 1}
+    return batch
+
+
+def gradients(objective: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {n: p.grad.clone() for n, p in objective.named_parameters() if p.grad is not None}
+
+
+def assert_close(actual: dict, expected: dict, tolerance: float = 1e-9) -> None:
+    assert actual.keys() == expected.keys()
+    for name in expected:
+        difference, size = (actual[name] - expected[name]).abs().max(), expected[name].abs().max()
+        assert difference <= tolerance * max(1.0, size), f"{name} differs by up to {difference:.2e}"
+
+
+def by_hand(objective: PCMEppObjective, batch: dict) -> torch.Tensor:
+    """Equation 3, pair by pair, with the paper's a and b of the distance."""
+    config, model = objective.config, objective.model
+    image, text = model.encode_image(batch["image"]), model.encode_text(batch["text"])
+    rows = len(image.mean)
+    a = model.logit_scale.exp() / 2
+    b = model.logit_bias + 2 * a
+    csd = (image.mean[:, None] - text.mean).square().sum(-1) + (image.var[:, None] + text.var).sum(-1)
+    logit = -a * csd + b
+    match = torch.eye(rows, dtype=DOUBLE)
+    if config.known_matches:
+        for i, ids in enumerate(batch["caption_ids"].tolist()):
+            for j, own in enumerate(batch["caption_id"].tolist()):
+                match[i, j] = float(i == j or own in ids)
+    label = batch["share"][:, None] * match + (1 - batch["share"][:, None]) * match[batch["partner"]]
+    bce = lambda x, y: F.binary_cross_entropy(x.sigmoid(), y)  # noqa: E731
+
+    def pseudo(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        places = range(len(x))
+        rows = [[max(y[i, k] for k in places if x[i, k] <= x[i, j]) for j in places] for i in places]
+        return torch.stack([torch.stack(row) for row in rows]).to(DOUBLE)
+
+    loss = 2 * bce(logit, label)
+    if config.pseudo_weight:
+        loss = loss + config.pseudo_weight * (bce(logit, pseudo(logit, label)) + bce(logit.T, pseudo(logit.T, label.T)))
+    for z in (image, text):
+        loss = loss + config.vib_weight * (z.mean**2 + z.var - z.log_var - 1).mean() / 2
+    if config.clip_weight:
+        cosine = 2 * a * image.mean @ text.mean.T
+        diagonal = torch.eye(rows, dtype=torch.bool)
+        clip = -(cosine.log_softmax(1)[diagonal] + cosine.log_softmax(0)[diagonal]).mean() / 2
+        loss = loss + config.clip_weight * clip
+    return loss
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+def test_the_loss_and_its_gradients_are_equation_3_pair_by_pair(settings):
+    batch, objective, other = make_batch(6), make_objective(settings), make_objective(settings)
+    terms = accumulate_backward(objective, batch)
+    loss = by_hand(other, batch)
+    loss.backward()
+    assert_close({"loss": terms["loss"]}, {"loss": loss.detach()})
+    assert_close(gradients(objective), gradients(other))
+    assert other.model.logit_scale.exp().item() / 2 == pytest.approx(5.0)  # a and b of the paper
+    assert (other.model.logit_bias + other.model.logit_scale.exp()).item() == pytest.approx(5.0)
+
+
+def test_every_trained_parameter_gets_a_gradient_and_the_towers_own_projections_none():
+    objective = make_objective()
+    accumulate_backward(objective, make_batch(6))
+    frozen = {n for n, p in objective.named_parameters() if not p.requires_grad}
+    assert {n for n, p in objective.named_parameters() if p.requires_grad} == set(gradients(objective))
+    assert frozen == {f"model.{n}" for n in (
+        "visual.proj", "visual.ln_post.weight", "visual.ln_post.bias", "visual.uncertainty_proj.weight",
+        "visual.uncertainty_proj.bias", "text.text_projection.weight", "text.ln_final.weight", "text.ln_final.bias",
+        "text.text_uncertainty_projection.weight", "text.text_uncertainty_projection.bias",
+        "text.text_projection.bias")}  # fmt: skip
+
+
+@pytest.mark.parametrize("parts", [2, 3])
+def test_micro_batches_equal_the_large_batch(parts):
+    one, other = make_objective(), make_objective()
+    whole, cut = accumulate_backward(one, make_batch(8)), accumulate_backward(other, make_batch(8), parts)
+    assert_close(cut, whole)
+    assert_close(gradients(other), gradients(one))
+
+
+def share_of(batch: dict, rank: int, world_size: int) -> dict:
+    """A rank's consecutive rows, whose partners are among them."""
+    rows = len(batch["text"]) // world_size
+    own = {name: x[rank * rows : (rank + 1) * rows] for name, x in batch.items()}
+    return own | {"partner": own["partner"] - rank * rows}
+
+
+def train_rank(rank: int, world_size: int, rows: int) -> dict:
+    results = {}
+    for name, settings in SETTINGS.items():
+        for parts in (1, 2):
+            wrapper = DistributedDataParallel(make_objective(settings, rank, world_size))
+            terms = accumulate_backward(wrapper, share_of(make_batch(rows), rank, world_size), parts)
+            results[name, parts] = (terms, gradients(wrapper.module))
+    return results
+
+
+@pytest.mark.parametrize("world_size", [2, *(pytest.param(ranks, marks=pytest.mark.slow) for ranks in (3, 4))])
+def test_ranks_equal_one_process_on_the_whole_batch(world_size):
+    rows = 4 * world_size
+    ranks = run_ranks(world_size, train_rank, world_size, rows)
+    for name, parts in ranks[0]:
+        objective = make_objective(SETTINGS[name])
+        terms = accumulate_backward(objective, make_batch(rows))
+        shares = [rank[name, parts] for rank in ranks]
+        assert_close({n: torch.stack([share[0][n] for share in shares]).mean(0) for n in terms}, terms)
+        for _, share in shares:
+            assert_close(share, gradients(objective))
+
+
+def test_prepare_mixes_as_the_step_says_and_both_kinds_come():
+    objective = make_objective({"mix_fraction": 0.9})
+    batch = make_batch(16, mixed=False)
+    kinds = set()
+    for step in range(12):
+        one, again = (objective.prepare(batch, step) for _ in range(2))
+        assert torch.equal(one["image"], again["image"]) and one["share"].shape == (16,)
+        i = int((one["share"] < 1).nonzero()[0])
+        sources = batch["image"][i], batch["image"][one["partner"][i]]
+        kinds.add(bool(((one["image"][i] == sources[0]) | (one["image"][i] == sources[1])).all()))  # pasted or blended
+        assert torch.equal(one["image"][one["share"] == 1], batch["image"][one["share"] == 1])
+    assert kinds == {True, False} and make_objective({"mix_fraction": 0.0}).prepare(batch, 0) is batch
+    with pytest.raises(ValueError, match="known_matches wants caption ids.*--no-known-matches"):
+        objective.prepare({name: batch[name] for name in ("image", "text")}, 0)
+
+
+def test_heads_pool_the_last_tokens_and_those_of_another_last_block():
+    model = make_objective().model.eval()
+    image, text = make_batch(3)["image"], make_batch(3)["text"]
+    for tower, inputs in ((model.visual, image), (model.text, text)):
+        head = tower.head
+        x = tower._embeds(inputs)
+        x = x[0] if isinstance(x, tuple) else x
+        for block in tower.blocks[:-1]:
+            x = block(x)
+        last, again = tower.blocks[-1](x), head.block(x)
+        for row in range(3):
+            found = {}
+            for part, tokens in (("mean", last), ("log_var", again)):
+                if tower is model.visual:
+                    kept = tokens[row, [0, *range(2, tokens.shape[1])]]
+                else:
+                    kept = tokens[row, [tokens.shape[1] - 1, *range(8)]]  # [CLS] and eight words, no padding, no [UNC]
+                features = head.projections[part](head.norms[part](kept))
+                found[part] = head.pools[part](features[None])[0]
+            z = tower(inputs)
+            torch.testing.assert_close(z.mean[row], F.normalize(found["mean"], dim=0), rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(z.log_var[row], found["log_var"], rtol=1e-4, atol=1e-5)
+    assert not torch.equal(head.block.mlp[0].weight, tower.blocks[-1].mlp[0].weight)
+
+
+def test_a_tower_of_one_block_and_checkpointed_activations_give_the_same():
+    model = make_objective().model.eval()
+    image = make_batch(3)["image"]
+    expected = model.encode_image(image)
+    model.set_grad_checkpointing(True)
+    torch.testing.assert_close(model.encode_image(image).log_var, expected.log_var)
+    small = copy.deepcopy(model)
+    small.visual.transformer.resblocks = small.visual.transformer.resblocks[:1]
+    before = small.visual._embeds(image)
+    torch.testing.assert_close(small.visual.through_blocks(before)[1]["before"], before)
+
+
+def test_size_augment_loses_tokens_in_training_alone_and_the_first_stays():
+    model = make_objective({"size_augment": 0.5}).model
+    image, head = make_batch(4)["image"], model.visual.head
+    assert torch.equal(model.eval().encode_image(image).mean, model.encode_image(image).mean)
+    one, other = (model.train().encode_image(image).mean for _ in range(2))
+    assert not torch.equal(one, other)
+    valid = head.some_of(torch.zeros(4000, 20, 1), None)
+    lost = (~valid).float().mean(1)
+    assert valid[:, 0].all() and (lost == 0).float().mean() == pytest.approx(0.5, abs=0.05)
+    assert lost[lost > 0].mean() == pytest.approx(0.5 * 0.75 * 19 / 20, abs=0.03)  # s times the mean of u in (s, 1)
+    only = head.some_of(torch.zeros(2, 5, 1), torch.tensor([[True, True, False, False, False]] * 2))
+    assert not only[:, 2:].any()
+
+
+def test_variances_begin_as_small_as_the_configuration_says():
+    model = make_objective().model.eval()
+    z = model.encode_image(make_batch(4)["image"])
+    assert z.log_var.mean().item() == pytest.approx(model.config["prolip_cfg"]["init_unc_bias"], abs=2.0)
+    assert isinstance(z, Gaussian) and z.log_var.dtype == DOUBLE
+
+
+@pytest.mark.parametrize(("settings", "words"), [
+    ({"pseudo_weight": -1}, "pseudo_weight=-1 is no weight"), ({"vib_weight": math.inf}, "vib_weight=inf"),
+    ({"mix_fraction": 1.0}, "mix_fraction=1.0 is no share"), ({"size_augment": -0.1}, "size_augment=-0.1"),
+])  # fmt: skip
+def test_settings_out_of_range_are_refused(settings, words):
+    with pytest.raises(ValueError, match=words):
+        PCMEppConfig(**settings)
+
+
+def test_labels_of_collisions_are_whole():
+    """Captions of one image that is mixed into another of its kind."""
+    mix = Mix(torch.tensor([0.3, 1.0]), torch.tensor([1, 0]))
+    assert torch.equal(mix.labels(torch.ones(2, 2, dtype=torch.bool)), torch.ones(2, 2))
+
+
+def test_a_run_trains_saves_and_evaluates_by_its_distance(tmp_path, capsys):
+    words = ["--method", "pcmepp", "--model", "ProLIP-ViT-test", "--train-data", SHARDS, "--caption-sampling",
+             "name:2,keywords,group", "--batch-size", "16", "--max-steps", "6", "--warmup", "2", "--workers", "0",
+             "--precision", "fp32", "--output-dir", str(tmp_path), "--name", "run"]  # fmt: skip
+    assert main(words) == 0
+    result = evaluate_corpus(["--model", f"local-dir:{tmp_path}/run/model", "--data", UNSEEN])
+    assert result.similarity == "csd" and "trace/group" in result.metrics
+    model = prolip.create_model(f"local-dir:{tmp_path}/run/model")
+    assert model.visual.head.block is not None and model.config["method_cfg"]["name"] == "pcmepp"
