@@ -11,6 +11,8 @@ from prolip.measures import MEASURES
 from prolip.methods.base import Method, Objective
 from prolip.methods.deterministic import CLIPConfig, CLIPObjective, SigLIPConfig, SigLIPObjective
 from prolip.methods.likelihood import LikelihoodConfig, LikelihoodObjective, LikelihoodScore, extend
+from prolip.methods.pcme import PCMEConfig, PCMEObjective, PCMEScore
+from prolip.methods.pcme import extend as extend_pcme
 from prolip.methods.pcmepp import PCMEppConfig, PCMEppObjective
 from prolip.methods.pcmepp import extend as extend_pcmepp
 from prolip.methods.prolip import ProLIPConfig, ProLIPObjective
@@ -20,6 +22,7 @@ from prolip.scores import SCORES, CSDScore, MeanScore, Score, measure_score
 METHODS: dict[str, Method] = {
     "prolip": Method(ProLIPConfig, ProLIPObjective, CSDScore),
     "likelihood": Method(LikelihoodConfig, LikelihoodObjective, LikelihoodScore, extend=extend),
+    "pcme": Method(PCMEConfig, PCMEObjective, PCMEScore, extend=extend_pcme),
     "pcmepp": Method(PCMEppConfig, PCMEppObjective, CSDScore, extend=extend_pcmepp),
     "siglip": Method(SigLIPConfig, SigLIPObjective, MeanScore, probabilistic=False),
     "clip": Method(CLIPConfig, CLIPObjective, MeanScore, probabilistic=False),

@@ -10,11 +10,12 @@ import torch.nn.functional as F
 from open_clip.loss import ClipLoss
 from torch import Tensor, nn
 
-from prolip.gaussian import Gaussian, upcast, without_autocast
-from prolip.losses import Matches, matching_loss, pseudo_labels, tiled_loss_over_ranks, transpose_over_ranks, vib
+from prolip.gaussian import Gaussian, without_autocast
+from prolip.losses import matching_loss, pseudo_labels, tiled_loss_over_ranks, transpose_over_ranks, vib
 from prolip.masking import draw_noise, mix_seed
 from prolip.measures import get_measure
-from prolip.methods.base import Batch, Context, Needs, Objective, Reps, Terms, clamp_logit_scale, logit_scale_and_bias
+from prolip.methods.base import Batch, Context, Needs, Reps, Terms
+from prolip.methods.gaussians import HeadsObjective, linear_parts, own_words
 from prolip.mixing import NOISE, Mix, mix_images
 from prolip.models.heads import layer_norm, project
 from prolip.models.pooling import GeneralisedPooling
@@ -63,11 +64,8 @@ class PCMEppHead(nn.Module):
                 reset()
         width = tower.transformer.width
         self.norms = nn.ModuleDict({part: nn.LayerNorm(width) for part in ("mean", "log_var")})
-        self.projections = nn.ModuleDict({part: nn.Linear(width, dim) for part in ("mean", "log_var")})
+        self.projections = linear_parts(width, dim, init_log_var)
         self.pools = nn.ModuleDict({part: GeneralisedPooling() for part in ("mean", "log_var")})
-        for projection, bias in zip(self.projections.values(), (0.0, init_log_var)):
-            nn.init.xavier_uniform_(projection.weight)
-            nn.init.constant_(projection.bias, bias)
 
     def tokens(self, x: Tensor, ids: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """The tokens that are pooled, (B, K, width), and which of them are none (padding): (B, K) bool or None."""
@@ -79,12 +77,13 @@ class PCMEppHead(nn.Module):
         again = self.block(before.to(weight.dtype), attn_mask=None if mask is None else mask.to(weight.dtype))
         features, valid = self.tokens(tokens, ids)
         valid = self.some_of(features, valid) if self.training and self.size_augment else valid
-        found = {"mean": features, "log_var": self.tokens(again, ids)[0]}
-        mean, log_var = (
-            self.pools[part](project(layer_norm(self.norms[part], x), self.projections[part]), valid)
-            for part, x in found.items()
-        )
-        return Gaussian(F.normalize(mean, dim=-1), log_var)
+        mean = self.pooled("mean", features, valid)
+        return Gaussian(F.normalize(mean, dim=-1), self.pooled("log_var", self.tokens(again, ids)[0], valid))
+
+    def pooled(self, part: str, x: Tensor, valid: Tensor | None) -> Tensor:
+        """GPO(W LN(x)) of tokens (B, K, width) -> (B, D)."""
+        layer: Any = self.projections[part]
+        return self.pools[part](project(layer_norm(self.norms[part], x), layer), valid)
 
     def some_of(self, features: Tensor, valid: Tensor | None) -> Tensor:
         """SizeAugment (Chen et al. 2021): with probability 1 - s a row loses each token with probability s u, u uniform
@@ -113,9 +112,7 @@ class TextHead(PCMEppHead):
 
     def tokens(self, x: Tensor, ids: Tensor | None) -> tuple[Tensor, Tensor | None]:
         assert ids is not None
-        place = torch.arange(ids.shape[1], device=ids.device)
-        last = torch.where(ids != self.pad_id, place, -1).amax(1, keepdim=True)
-        return torch.cat([x[:, -1:], x[:, :-2]], 1), F.pad(place <= last, (1, 0), value=True)
+        return torch.cat([x[:, -1:], x[:, :-2]], 1), F.pad(own_words(ids, self.pad_id), (1, 0), value=True)
 
 
 def extend(model: Any, config: PCMEppConfig) -> None:
@@ -128,26 +125,18 @@ def extend(model: Any, config: PCMEppConfig) -> None:
         model.logit_bias.fill_(-5.0)
 
 
-class PCMEppObjective(Objective):
+class PCMEppObjective(HeadsObjective):
     """2 L_match + alpha (L_pseudo of rows + of columns) + beta VIB, equation 3, each match term a mean over all pairs.
 
     logit = -a csd + b = 2 a similarity + b - 2 a, with 2 a = exp(logit_scale); labels of mixed images as `mixing.Mix`.
-    The towers' own projections are not used, and do not learn.
     """
 
-    statistics = ("scale", "bias", "trace_image", "trace_text")
     config: PCMEppConfig
 
     def __init__(self, model: Any, config: PCMEppConfig, context: Context | None = None):
         super().__init__(model, config, context)
-        unused = [model.visual.proj, *model.visual.ln_post.parameters(), *model.visual.uncertainty_proj.parameters(),
-                  *model.text.text_projection.parameters(), *model.text.ln_final.parameters(),
-                  *model.text.text_uncertainty_projection.parameters()]  # fmt: skip
-        for parameter in unused:
-            parameter.requires_grad_(False)
-        self.clip = ClipLoss(
-            local_loss=True, gather_with_grad=True, rank=self.context.rank, world_size=self.context.world_size
-        )
+        rank, ranks = self.context.rank, self.context.world_size
+        self.clip = ClipLoss(local_loss=True, gather_with_grad=True, rank=rank, world_size=ranks)
 
     @classmethod
     def needs(cls, config: PCMEppConfig) -> Needs:
@@ -155,54 +144,41 @@ class PCMEppObjective(Objective):
 
     def prepare(self, batch: Batch, step: int) -> Batch:
         """Mix some images; adds `share` and `partner` of `mixing.Mix`. Mixup or CutMix is drawn once for all ranks."""
-        image, here = batch["image"], self.context
-        if self.config.known_matches and "caption_ids" not in batch:
-            raise ValueError(f"known_matches wants caption ids in the batch, which has {', '.join(batch)}: read data"
-                             " with caption ids, or give --no-known-matches")
+        self.check_captions(batch)
         if not self.config.mix_fraction:
             return batch
+        image, here = batch["image"], self.context
         noise = draw_noise(len(image) * here.world_size, NOISE, here.seed, step, MIX_STREAM, here.rank, here.world_size,
                            image.device)  # fmt: skip
         cut = torch.tensor(mix_seed(here.seed, step, CUT_STREAM) % 2 == 1, device=image.device)
         image, mix = mix_images(image, noise, self.config.mix_fraction, cut)
         return batch | {"image": image} | mix._asdict()
 
-    def embed(self, batch: Batch) -> Reps:
-        """Gaussians of images and texts (B, D), with scale and bias."""
-        z = {side: self.encode(side, batch[side]) for side in ("image", "text")}
-        rows = {f"{side}_{part}": value for side in z for part, value in z[side]._asdict().items()}
-        return rows | logit_scale_and_bias(self.model)
-
     def terms(self, reps: Reps, batch: Batch) -> Terms:
-        """Equation 3 and its parts, unweighted; with the detached scale, bias and mean traces for the log."""
+        """Equation 3 and its parts, unweighted; with what is for the log."""
         config, scale, bias = self.config, reps["scale"], reps["bias"]
-        image, text = (Gaussian(reps[f"{side}_mean"], reps[f"{side}_log_var"]).float() for side in ("image", "text"))
+        image, text = self.gaussians(reps)
         mix = Mix(batch["share"], batch["partner"]) if "share" in batch else None
-        matches = Matches(batch["caption_ids"], batch["caption_id"]) if config.known_matches else None
 
         def pairs(similarity: Tensor, positive: Tensor) -> Tensor:
             logit = scale * similarity + bias
-            label = positive.to(logit.dtype) if mix is None else mix.labels(positive).to(logit.dtype)
+            label = (positive if mix is None else mix.labels(positive)).to(logit.dtype)
             loss = 2 * matching_loss(logit, label)
             if not config.pseudo_weight:
                 return loss
             ways = (logit, label), (transpose_over_ranks(logit), transpose_over_ranks(label))
-            return loss + config.pseudo_weight * torch.stack(
-                [matching_loss(x, pseudo_labels(x, y)) for x, y in ways]
-            ).sum()
+            pseudo = torch.stack([matching_loss(x, pseudo_labels(x, y)) for x, y in ways])
+            return loss + config.pseudo_weight * pseudo.sum()
 
+        csd, known = CSD.pairwise_scores, self.matches(batch)
         terms = {
-            "match": tiled_loss_over_ranks(CSD.pairwise_scores, image, text, pairs, (scale, bias), matches),
+            "match": tiled_loss_over_ranks(csd, image, text, pairs, (scale, bias), known),
             "vib_image": vib(image),
             "vib_text": vib(text),
         }
         loss = terms["match"] + config.vib_weight * (terms["vib_image"] + terms["vib_text"])
         if config.clip_weight:
             with without_autocast(image.mean.device):
-                terms["clip"] = self.clip(upcast(image.mean), upcast(text.mean), scale)
+                terms["clip"] = self.clip(image.mean, text.mean, scale)
             loss = loss + config.clip_weight * terms["clip"]
-        traces = {f"trace_{side}": z.trace.detach().mean() for side, z in (("image", image), ("text", text))}
-        return {"loss": loss} | terms | {name: reps[name].detach() for name in ("scale", "bias")} | traces
-
-    def after_step(self) -> None:
-        clamp_logit_scale(self.model)
+        return {"loss": loss} | terms | self.for_the_log(reps, image, text)

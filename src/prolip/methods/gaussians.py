@@ -1,0 +1,77 @@
+"""What methods share that put heads of their own on both towers and compare the Gaussians which these give."""
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from prolip.gaussian import Gaussian
+from prolip.losses import Matches
+from prolip.methods.base import Batch, Context, Objective, Reps, Terms, clamp_logit_scale, logit_scale_and_bias
+
+SIDES = ("image", "text")
+
+
+class HeadsObjective(Objective):
+    """Gaussians of images and texts by a method's own heads; the towers' projections are not used, and do not learn.
+
+    config.known_matches: whether every true caption of an image in the batch is a match.
+    """
+
+    statistics = ("scale", "bias", "trace_image", "trace_text")
+
+    def __init__(self, model: Any, config: Any, context: Context | None = None):
+        super().__init__(model, config, context)
+        image, text = model.visual, model.text
+        unused = [image.proj, *image.ln_post.parameters(), *image.uncertainty_proj.parameters(),
+                  *text.text_projection.parameters(), *text.ln_final.parameters(),
+                  *text.text_uncertainty_projection.parameters()]  # fmt: skip
+        for parameter in unused:
+            parameter.requires_grad_(False)
+
+    def check_captions(self, batch: Batch) -> None:
+        """ValueError where known matches are asked for and the batch has no caption ids."""
+        if self.config.known_matches and not {"caption_id", "caption_ids"} <= batch.keys():
+            raise ValueError(f"known_matches wants caption_id and caption_ids in the batch, which has"
+                             f" {', '.join(batch)}: read data with captions, or give --no-known-matches")  # fmt: skip
+
+    def embed(self, batch: Batch) -> Reps:
+        """Gaussians of images and texts (B, D) as flat entries, with scale and bias."""
+        z = {side: self.encode(side, batch[side]) for side in SIDES}
+        rows = {f"{side}_{part}": value for side in SIDES for part, value in z[side]._asdict().items()}
+        return rows | logit_scale_and_bias(self.model)
+
+    def gaussians(self, reps: Reps) -> tuple[Gaussian, Gaussian]:
+        """Images and texts, in float32."""
+        image, text = (Gaussian(reps[f"{side}_mean"], reps[f"{side}_log_var"]).float() for side in SIDES)
+        return image, text
+
+    def matches(self, batch: Batch) -> Matches | None:
+        """What is known of the batch beyond its own pairs."""
+        return Matches(batch["caption_ids"], batch["caption_id"]) if self.config.known_matches else None
+
+    def for_the_log(self, reps: Reps, image: Gaussian, text: Gaussian) -> Terms:
+        """Detached scale, bias and mean traces."""
+        traces = {f"trace_{side}": z.trace.detach().mean() for side, z in zip(SIDES, (image, text))}
+        return {name: reps[name].detach() for name in ("scale", "bias")} | traces
+
+    def after_step(self) -> None:
+        clamp_logit_scale(self.model)
+
+
+def own_words(ids: torch.Tensor, pad_id: int) -> torch.Tensor:
+    """Which tokens of texts are no padding at their end, (B, L) bool; the first always counts."""
+    place = torch.arange(ids.shape[1], device=ids.device)
+    return place <= torch.where(ids != pad_id, place, 0).amax(1, keepdim=True)
+
+
+def linear_parts(width: int, dim: int, init_log_var: float) -> nn.ModuleDict:
+    """A projection to the `mean` and one to the `log_var`, which starts around `init_log_var`."""
+    parts = {}
+    for part, bias in (("mean", 0.0), ("log_var", init_log_var)):
+        layer = nn.Linear(width, dim)
+        nn.init.xavier_uniform_(layer.weight)
+        nn.init.constant_(layer.bias, bias)
+        parts[part] = layer
+    return nn.ModuleDict(parts)

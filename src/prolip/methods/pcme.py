@@ -1,0 +1,187 @@
+"""PCME (Chun et al. 2021, arXiv 2101.05068): match probability of samples, heads with local attention, uniformity."""
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from prolip.gaussian import Gaussian, upcast, without_autocast
+from prolip.losses import log_match_odds, tiled_loss_over_ranks, uniformity_over_ranks, vib
+from prolip.masking import mix_seed
+from prolip.methods.base import Batch, Needs, Reps, Terms
+from prolip.methods.gaussians import SIDES, HeadsObjective, linear_parts, own_words
+from prolip.models.heads import layer_norm, project
+from prolip.scores import MatchProbabilityScore
+from prolip.utils.fields import option
+
+NOISE_STREAM = 21
+#: Samples that uniformity looks at, of either kind half.
+UNIFORM_POINTS = 128
+
+
+@dataclass(kw_only=True)
+class PCMEConfig:
+    """Samples, weights and constants of the PCME loss; symbols as in the paper."""
+
+    samples: int = option(8, "J, points that are drawn from each Gaussian")
+    start: float = option(15.0, "a and b of the match probability at the start; the paper has 15 for COCO, 5 for CUB")
+    kl_weight: float = option(1e-4, "weight of the divergence from N(0, I)")
+    uniformity_weight: float = option(0.0, "weight of the uniformity loss; the paper has 0 for COCO, 10 for CUB")
+    known_matches: bool = option(True, "count every true caption of an image in the batch as a match")
+
+    def __post_init__(self) -> None:
+        for name in ("kl_weight", "uniformity_weight"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise ValueError(f"{name}={getattr(self, name)} is no weight: give a finite number of at least 0")
+        if self.samples < 1 or not 0 < self.start <= 100:
+            raise ValueError(f"samples={self.samples} and start={self.start}: give 1 sample or more, and a start above"
+                             " 0 and at most 100")
+
+
+class LocalAttention(nn.Module):
+    """W sum_k a_k x_k, a = softmax over tokens of u . tanh(V x_k): PVSE's pooling (Song & Soleymani 2019), one head."""
+
+    def __init__(self, width: int, dim: int):
+        super().__init__()
+        self.hidden = nn.Linear(width, dim // 2, bias=False)
+        self.score = nn.Linear(dim // 2, 1, bias=False)
+        self.out = nn.Linear(width, dim)
+        for layer in (self.hidden, self.score, self.out):
+            nn.init.xavier_uniform_(layer.weight)
+        nn.init.zeros_(self.out.bias)
+
+    def forward(self, x: Tensor, valid: Tensor | None) -> Tensor:
+        """Tokens (B, K, width), which of them count (all) -> (B, D), float32."""
+        x = upcast(x)
+        with without_autocast(x.device):
+            score = project(torch.tanh(project(x, self.hidden)), self.score).squeeze(2)
+            weight = (score if valid is None else score.masked_fill(~valid, -torch.inf)).softmax(1)
+            return project((weight.unsqueeze(1) @ x).squeeze(1), self.out)
+
+
+class PCMEHead(nn.Module):
+    """mean: L2norm(LN(W g + sigmoid(attention))), log variance: W' g + attention', section 3.2.1 and figure 3.
+
+    g is [CLS], attention looks at patches or words. [UNC] is read by neither.
+    """
+
+    def __init__(self, tower: Any, dim: int, init_log_var: float):
+        super().__init__()
+        width = tower.transformer.width
+        parts = ("mean", "log_var")
+        self.globals = linear_parts(width, dim, init_log_var)
+        self.locals = nn.ModuleDict({part: LocalAttention(width, dim) for part in parts})
+        self.norms = nn.ModuleDict({part: nn.LayerNorm(width) for part in parts})
+        self.norm = nn.LayerNorm(dim)
+
+    def split(self, x: Tensor, ids: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+        """[CLS] (B, width), patches or words (B, K, width), which of them count (B, K) or None."""
+        raise NotImplementedError
+
+    def forward(self, tokens: Tensor, z: Gaussian, ids: Tensor | None = None) -> Gaussian:
+        whole, each = self.parts(tokens, ids, "mean")
+        mean = layer_norm(self.norm, whole + each.sigmoid())
+        whole, each = self.parts(tokens, ids, "log_var")
+        return Gaussian(F.normalize(mean, dim=-1), whole + each)
+
+    def parts(self, tokens: Tensor, ids: Tensor | None, part: str) -> tuple[Tensor, Tensor]:
+        """W g and the attention of one part, (B, D) each."""
+        whole, each, valid = self.split(layer_norm(self.norms[part], tokens), ids)
+        layer: Any = self.globals[part]
+        return project(whole, layer), self.locals[part](each, valid)
+
+
+class ImageHead(PCMEHead):
+    """[CLS] beside the patches."""
+
+    def split(self, x: Tensor, ids: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+        return x[:, 0], x[:, 2:], None
+
+
+class TextHead(PCMEHead):
+    """[CLS] beside the words, without padding."""
+
+    def __init__(self, tower: Any, *args: Any):
+        super().__init__(tower, *args)
+        self.pad_id = tower.pad_id
+
+    def split(self, x: Tensor, ids: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+        assert ids is not None
+        return x[:, -1], x[:, :-2], own_words(ids, self.pad_id)
+
+
+class PCMEScore(MatchProbabilityScore):
+    """PCME's match probability; its uncertainty is the geometric mean of sigma, exp(mean of log_var / 2), 3.2.1."""
+
+    name = "pcme"
+
+    def uncertainty(self, z: Gaussian) -> Tensor:
+        return (z.log_var.mean(-1) / 2).exp()
+
+
+def extend(model: Any, config: PCMEConfig) -> None:
+    """Put both heads on a fresh model, and start a and b."""
+    log_var = model.config["prolip_cfg"]["init_unc_bias"]
+    model.visual.head = ImageHead(model.visual, model.embed_dim, log_var)
+    model.text.head = TextHead(model.text, model.embed_dim, log_var)
+    with torch.no_grad():
+        model.logit_scale.fill_(math.log(config.start))
+        model.logit_bias.fill_(config.start)
+
+
+class PCMEObjective(HeadsObjective):
+    """Soft contrastive loss over all pairs of the global batch, (1) to (3), with KL and uniformity.
+
+    L = sum_ij -log p(match is as it is) / B + kl_weight [VIB(image) + VIB(text)] + uniformity_weight L_unif, p by J x J
+    samples. Each rank draws its own samples, a function of (seed, step, rank).
+    """
+
+    config: PCMEConfig
+
+    @classmethod
+    def needs(cls, config: PCMEConfig) -> Needs:
+        return Needs(data={"known_matches": config.known_matches})
+
+    def prepare(self, batch: Batch, step: int) -> Batch:
+        """Add the noise of the samples, (B, J, D) for images and texts."""
+        self.check_captions(batch)
+        image, here = batch["image"], self.context
+        draw = torch.Generator(image.device).manual_seed(mix_seed(here.seed, step, NOISE_STREAM, here.rank))
+        shape = len(image), self.config.samples, self.model.embed_dim
+        return batch | {f"noise_{side}": torch.randn(shape, generator=draw, device=image.device) for side in SIDES}
+
+    def terms(self, reps: Reps, batch: Batch) -> Terms:
+        """The loss and its parts, unweighted; with what is for the log."""
+        config, scale, bias = self.config, reps["scale"], reps["bias"]
+        image, text = self.gaussians(reps)
+        points = sampled(image, batch["noise_image"]), sampled(text, batch["noise_text"])
+
+        def odds(images: Sequence[Tensor], texts: Sequence[Tensor]) -> Tensor:
+            return log_match_odds(images[0], texts[0], scale, bias)
+
+        def pairs(log_odds: Tensor, positive: Tensor) -> Tensor:
+            label = positive.to(log_odds.dtype)
+            return F.binary_cross_entropy_with_logits(log_odds, label, reduction="sum") / len(log_odds)
+
+        known = self.matches(batch)
+        terms = {
+            "match": tiled_loss_over_ranks(odds, points[:1], points[1:], pairs, (scale, bias), known),
+            "kl_image": vib(image),
+            "kl_text": vib(text),
+        }
+        loss = terms["match"] + config.kl_weight * (terms["kl_image"] + terms["kl_text"])
+        if config.uniformity_weight:
+            rows = max(1, UNIFORM_POINTS // (2 * self.context.world_size))
+            terms["uniformity"] = uniformity_over_ranks(torch.cat([x[:rows, 0] for x in points]))
+            loss = loss + config.uniformity_weight * terms["uniformity"]
+        return {"loss": loss} | terms | self.for_the_log(reps, image, text)
+
+
+def sampled(z: Gaussian, noise: Tensor) -> Tensor:
+    """Points of Gaussians by reparameterisation, (B, D), (B, J, D) -> (B, J, D)."""
+    return z.mean.unsqueeze(1) + (z.log_var / 2).exp().unsqueeze(1) * noise.to(z.mean.dtype)

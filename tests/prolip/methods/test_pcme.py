@@ -1,0 +1,190 @@
+"""PCME: loss by exhaustive pairs, heads by hand, micro-batches, ranks against one process, from flags to evaluation."""
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from distributed_helpers import run_ranks
+from torch.nn.parallel import DistributedDataParallel
+
+import prolip
+from drawings import SHARDS, UNSEEN
+from prolip.evaluation.corpus import main as evaluate_corpus
+from prolip.gaussian import Gaussian
+from prolip.methods import score_of
+from prolip.methods.base import Context, accumulate_backward
+from prolip.methods.pcme import PCMEConfig, PCMEObjective, PCMEScore
+from training.main import main
+
+DOUBLE = torch.float64
+SAMPLES = 3
+SETTINGS = {"coco": {}, "cub": {"start": 5.0, "uniformity_weight": 10.0, "kl_weight": 1e-3},
+            "own captions": {"known_matches": False}}  # fmt: skip
+
+
+def make_objective(settings: dict | None = None, rank: int = 0, world_size: int = 1) -> PCMEObjective:
+    torch.manual_seed(0)
+    own = {"samples": SAMPLES} | (settings or {})
+    variances = {"init_unc_bias": -4.0}  # wide enough that samples differ
+    model = prolip.create_model("ProLIP-ViT-test", method_cfg={"name": "pcme", "config": own}, prolip_cfg=variances)
+    return PCMEObjective(model.double(), PCMEConfig(**own), Context(rank=rank, world_size=world_size))
+
+
+def make_batch(rows: int) -> dict[str, torch.Tensor]:
+    g = torch.Generator().manual_seed(1)
+    place = torch.arange(rows)
+    text = torch.randint(1, 1000, (rows, 12), generator=g)
+    text[:, 8:] = 0
+    noise = {f"noise_{side}": torch.randn(rows, SAMPLES, 32, generator=g) for side in ("image", "text")}
+    return noise | {
+        "image": torch.randn(rows, 3, 32, 32, generator=g, dtype=DOUBLE), "text": text, "caption_id": place,
+        "caption_ids": torch.stack([place, torch.where(place % 4 == 2, place + 1, -1)], 1),
+    }  # fmt: skip
+
+
+def gradients(objective: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {n: p.grad.clone() for n, p in objective.named_parameters() if p.grad is not None}
+
+
+def assert_close(actual: dict, expected: dict, tolerance: float = 1e-9) -> None:
+    assert actual.keys() == expected.keys()
+    for name in expected:
+        difference, size = (actual[name] - expected[name]).abs().max(), expected[name].abs().max()
+        assert difference <= tolerance * max(1.0, size), f"{name} differs by up to {difference:.2e}"
+
+
+def by_hand(objective: PCMEObjective, batch: dict) -> torch.Tensor:
+    """Equations 1 to 3 over B x B x J x J x D, 1 - p formed as such."""
+    config, model = objective.config, objective.model
+    z = model.encode_image(batch["image"]), model.encode_text(batch["text"])
+    v, t = (x.mean[:, None] + x.var.sqrt()[:, None] * batch[f"noise_{side}"] for x, side in zip(z, ("image", "text")))
+    distance = (v[:, None, :, None] - t[None, :, None]).square().sum(-1).sqrt()
+    p = torch.sigmoid(model.logit_bias - model.logit_scale.exp() * distance).mean((2, 3))
+    rows = len(p)
+    match = torch.eye(rows, dtype=torch.bool)
+    if config.known_matches:
+        for i, ids in enumerate(batch["caption_ids"].tolist()):
+            match[i] |= torch.tensor([own in ids for own in batch["caption_id"].tolist()])
+    loss = -torch.where(match, p.log(), (1 - p).log()).sum() / rows
+    loss = loss + config.kl_weight * sum((x.mean**2 + x.var - x.log_var - 1).mean() / 2 for x in z)
+    if config.uniformity_weight:
+        points = torch.cat([v[:64, 0], t[:64, 0]])
+        apart = (points[:, None] - points).square().sum(-1)[~torch.eye(len(points), dtype=torch.bool)]
+        loss = loss + config.uniformity_weight * (-2 * apart).exp().mean().log()
+    return loss
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+def test_the_loss_and_its_gradients_are_those_of_exhaustive_pairs(settings):
+    batch, objective, other = make_batch(6), make_objective(settings), make_objective(settings)
+    terms = accumulate_backward(objective, batch)
+    loss = by_hand(other, batch)
+    loss.backward()
+    assert_close({"loss": terms["loss"]}, {"loss": loss.detach()}, 1e-7)
+    assert_close(gradients(objective), gradients(other), 1e-6)
+    start = settings.get("start", 15.0)
+    assert terms["scale"].item() == pytest.approx(start) and terms["bias"].item() == pytest.approx(start)
+
+
+def test_every_trained_parameter_gets_a_gradient():
+    objective = make_objective()
+    accumulate_backward(objective, make_batch(6))
+    assert {n for n, p in objective.named_parameters() if p.requires_grad} == set(gradients(objective))
+    assert all(x.abs().amax() > 0 for x in gradients(objective).values())
+
+
+@pytest.mark.parametrize("parts", [2, 3])
+def test_micro_batches_equal_the_large_batch(parts):
+    one, other = make_objective(SETTINGS["cub"]), make_objective(SETTINGS["cub"])
+    whole, cut = accumulate_backward(one, make_batch(7)), accumulate_backward(other, make_batch(7), parts)
+    assert_close(cut, whole)
+    assert_close(gradients(other), gradients(one))
+
+
+def train_rank(rank: int, world_size: int, rows: int) -> dict:
+    results = {}
+    for name, settings in SETTINGS.items():
+        wrapper = DistributedDataParallel(make_objective(settings, rank, world_size))
+        own = {key: x[rank * rows : (rank + 1) * rows] for key, x in make_batch(rows * world_size).items()}
+        results[name] = accumulate_backward(wrapper, own), gradients(wrapper.module)
+    return results
+
+
+@pytest.mark.parametrize("world_size", [2, *(pytest.param(ranks, marks=pytest.mark.slow) for ranks in (3, 4))])
+def test_ranks_equal_one_process_on_the_whole_batch(world_size):
+    ranks = run_ranks(world_size, train_rank, world_size, 4)
+    for name in ranks[0]:
+        objective = make_objective(SETTINGS[name])
+        terms = accumulate_backward(objective, make_batch(4 * world_size))
+        shares = [rank[name] for rank in ranks]
+        assert_close({n: torch.stack([share[0][n] for share in shares]).mean(0) for n in terms}, terms)
+        for _, share in shares:
+            assert_close(share, gradients(objective))
+
+
+def test_samples_change_with_step_seed_and_rank_alone():
+    batch = {name: x for name, x in make_batch(4).items() if not name.startswith("noise")}
+    objective, other = make_objective(), make_objective(rank=1, world_size=2)
+    one, again, later = (objective.prepare(batch, step) for step in (0, 0, 1))
+    assert torch.equal(one["noise_image"], again["noise_image"]) and one["noise_text"].shape == (4, SAMPLES, 32)
+    for different in (later, other.prepare(batch, 0)):
+        assert not torch.equal(one["noise_image"], different["noise_image"])
+    assert not torch.equal(one["noise_image"], one["noise_text"])
+    with pytest.raises(ValueError, match="known_matches wants caption_id and"):
+        objective.prepare({name: batch[name] for name in ("image", "text")}, 0)
+
+
+def test_heads_are_figure_3_by_hand():
+    model = make_objective().model.eval()
+    for tower, inputs in ((model.visual, make_batch(3)["image"]), (model.text, make_batch(3)["text"])):
+        head, x = tower.head, tower._embeds(inputs)
+        x = tower.transformer(x[0] if isinstance(x, tuple) else x)
+        z = tower(inputs)
+        for row in range(3):
+            found = {}
+            for part in ("mean", "log_var"):
+                tokens = head.norms[part](x[row])
+                whole, each = (tokens[0], tokens[2:]) if tower is model.visual else (tokens[-1], tokens[:8])
+                attention = head.locals[part]
+                weight = attention.score(torch.tanh(attention.hidden(each))).softmax(0)
+                found[part] = head.globals[part](whole), attention.out((weight * each).sum(0))
+            mean = head.norm(found["mean"][0] + found["mean"][1].sigmoid())
+            torch.testing.assert_close(z.mean[row], mean / mean.norm())
+            torch.testing.assert_close(z.log_var[row], sum(found["log_var"]))
+
+
+def test_the_score_is_the_match_probability_with_what_was_trained_and_geometric_uncertainty():
+    model = make_objective().model
+    with torch.no_grad():
+        model.logit_bias.fill_(7.0)
+    score = score_of(model)
+    assert isinstance(score, PCMEScore) and score.scale == pytest.approx(15.0) and score.bias == pytest.approx(7.0)
+    z = Gaussian(torch.zeros(2, 3), torch.tensor([[0.0, 2.0, 4.0], [-2.0, -2.0, -2.0]]))
+    torch.testing.assert_close(score.uncertainty(z), torch.tensor([math.e, math.exp(-1)]))
+    again = PCMEScore.from_dict(score.to_dict())
+    x = Gaussian(F.normalize(torch.randn(4, 8), dim=1), torch.full((4, 8), -3.0))
+    assert torch.equal(again.pairwise(x, x), score.pairwise(x, x)) and score.pairwise(x, x).min() >= 0
+
+
+@pytest.mark.parametrize(("settings", "words"), [
+    ({"samples": 0}, "samples=0"), ({"start": 0.0}, "start=0.0"), ({"start": 101.0}, "start=101.0"),
+    ({"kl_weight": -1.0}, "kl_weight=-1.0 is no weight"), ({"uniformity_weight": math.inf}, "uniformity_weight=inf"),
+])  # fmt: skip
+def test_settings_out_of_range_are_refused(settings, words):
+    with pytest.raises(ValueError, match=words):
+        PCMEConfig(**settings)
+
+
+def test_a_run_trains_saves_and_is_ranked_by_its_probability_and_by_other_measures(tmp_path):
+    words = ["--method", "pcme", "--samples", "4", "--model", "ProLIP-ViT-test", "--train-data", SHARDS,
+             "--caption-sampling", "name:2,keywords,group", "--batch-size", "16", "--max-steps", "6", "--warmup", "2",
+             "--workers", "0", "--precision", "fp32", "--output-dir", str(tmp_path), "--name", "run"]  # fmt: skip
+    assert main(words) == 0
+    model = f"local-dir:{tmp_path}/run/model"
+    result = evaluate_corpus(["--model", model, "--data", UNSEEN])
+    assert result.similarity == "pcme" and "trace/group" in result.metrics
+    for measure in ("mean", "wasserstein2", "elk", "js"):
+        other = evaluate_corpus(["--model", model, "--data", UNSEEN, "--similarity", measure])
+        assert other.similarity == measure and other.metrics["names/i2t/R@1"] >= 0
