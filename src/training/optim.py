@@ -44,7 +44,7 @@ def parameter_groups(objective: Any, config: OptimConfig) -> list[dict[str, Any]
 
     No decay on vectors and scalars (biases, norms) and on what `model.no_weight_decay()` names (tokens, positions), as
     timm. `model.logit_parameters()` have the multiplier `logit_lr_mult`, others layer_decay^depth by `model.depths()`,
-    at most 1 (PCME++'s released code exceeds it). `lr_scale` is what `set_learning_rate` multiplies by.
+    at most 1. `lr_scale` is what `set_learning_rate` multiplies by.
     """
     model = objective.model
     exempt, logit, depths = model.no_weight_decay(), model.logit_parameters(), model.depths()

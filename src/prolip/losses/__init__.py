@@ -5,12 +5,11 @@ whole block of similarities, such as `matching_loss` and `triplet_loss`.
 """
 from prolip.losses.collectives import transpose_over_ranks, world_size
 from prolip.losses.contrastive import ppcl, ppcl_over_ranks, sigmoid_loss, sigmoid_loss_over_ranks
-from prolip.losses.elk import elk_similarity
 from prolip.losses.labels import matching_loss, pseudo_labels, triplet_loss
 from prolip.losses.pairs import Factors, csd_factors, mean_factors, wasserstein2_factors
 from prolip.losses.per_sample import inclusion_loss, vib
 from prolip.losses.positives import Matches
-from prolip.losses.sampled import log_match_odds, uniformity_over_ranks
+from prolip.losses.similarities import elk_similarity, log_match_odds, uniformity_over_ranks
 from prolip.losses.tiled import tiled_loss_over_ranks
 
 __all__ = [

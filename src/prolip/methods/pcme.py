@@ -28,8 +28,8 @@ UNIFORM_POINTS = 128
 class PCMEConfig:
     """Samples, weights and constants of the PCME loss; symbols as in the paper."""
 
-    samples: int = option(8, "J, points that are drawn from each Gaussian")
-    start: float = option(15.0, "a and b of the match probability at the start; the paper has 15 for COCO, 5 for CUB")
+    match_samples: int = option(8, "J, points that are drawn from each Gaussian")
+    match_start: float = option(15.0, "a and b of the probability at the start; the paper has 15 for COCO, 5 for CUB")
     kl_weight: float = option(1e-4, "weight of the divergence from N(0, I)")
     uniformity_weight: float = option(0.0, "weight of the uniformity loss; the paper has 0 for COCO, 10 for CUB")
     known_matches: bool = option(True, "count every true caption of an image in the batch as a match")
@@ -38,9 +38,9 @@ class PCMEConfig:
         for name in ("kl_weight", "uniformity_weight"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise ValueError(f"{name}={getattr(self, name)} is no weight: give a finite number of at least 0")
-        if self.samples < 1 or not 0 < self.start <= 100:
-            raise ValueError(f"samples={self.samples} and start={self.start}: give 1 sample or more, and a start above"
-                             " 0 and at most 100")
+        if self.match_samples < 1 or not 0 < self.match_start <= 100:
+            raise ValueError(f"match_samples={self.match_samples}, match_start={self.match_start}: give 1 sample or more,"
+                             " and a start above 0 and at most 100")
 
 
 class LocalAttention(nn.Module):
@@ -130,8 +130,8 @@ def extend(model: Any, config: PCMEConfig) -> None:
     model.visual.head = ImageHead(model.visual, model.embed_dim, log_var)
     model.text.head = TextHead(model.text, model.embed_dim, log_var)
     with torch.no_grad():
-        model.logit_scale.fill_(math.log(config.start))
-        model.logit_bias.fill_(config.start)
+        model.logit_scale.fill_(math.log(config.match_start))
+        model.logit_bias.fill_(config.match_start)
 
 
 class PCMEObjective(HeadsObjective):
@@ -152,7 +152,7 @@ class PCMEObjective(HeadsObjective):
         self.check_captions(batch)
         image, here = batch["image"], self.context
         draw = torch.Generator(image.device).manual_seed(mix_seed(here.seed, step, NOISE_STREAM, here.rank))
-        shape = len(image), self.config.samples, self.model.embed_dim
+        shape = len(image), self.config.match_samples, self.model.embed_dim
         return batch | {f"noise_{side}": torch.randn(shape, generator=draw, device=image.device) for side in SIDES}
 
     def terms(self, reps: Reps, batch: Batch) -> Terms:

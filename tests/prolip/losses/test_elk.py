@@ -7,7 +7,8 @@ from loss_cases import assert_same_value_and_gradients, gaussian, leaves_of
 from torch.autograd import gradcheck
 
 from prolip.gaussian import Gaussian
-from prolip.losses import elk, elk_similarity
+from prolip.losses import elk_similarity
+from prolip.losses import similarities as elk
 from prolip.measures import pairwise_elk
 
 

@@ -20,13 +20,13 @@ from training.main import main
 
 DOUBLE = torch.float64
 SAMPLES = 3
-SETTINGS = {"coco": {}, "cub": {"start": 5.0, "uniformity_weight": 10.0, "kl_weight": 1e-3},
+SETTINGS = {"coco": {}, "cub": {"match_start": 5.0, "uniformity_weight": 10.0, "kl_weight": 1e-3},
             "own captions": {"known_matches": False}}  # fmt: skip
 
 
 def make_objective(settings: dict | None = None, rank: int = 0, world_size: int = 1) -> PCMEObjective:
     torch.manual_seed(0)
-    own = {"samples": SAMPLES} | (settings or {})
+    own = {"match_samples": SAMPLES} | (settings or {})
     variances = {"init_unc_bias": -4.0}  # wide enough that samples differ
     model = prolip.create_model("ProLIP-ViT-test", method_cfg={"name": "pcme", "config": own}, prolip_cfg=variances)
     return PCMEObjective(model.double(), PCMEConfig(**own), Context(rank=rank, world_size=world_size))
@@ -84,7 +84,7 @@ def test_the_loss_and_its_gradients_are_those_of_exhaustive_pairs(settings):
     loss.backward()
     assert_close({"loss": terms["loss"]}, {"loss": loss.detach()}, 1e-7)
     assert_close(gradients(objective), gradients(other), 1e-6)
-    start = settings.get("start", 15.0)
+    start = settings.get("match_start", 15.0)
     assert terms["scale"].item() == pytest.approx(start) and terms["bias"].item() == pytest.approx(start)
 
 
@@ -169,8 +169,9 @@ def test_the_score_is_the_match_probability_with_what_was_trained_and_geometric_
 
 
 @pytest.mark.parametrize(("settings", "words"), [
-    ({"samples": 0}, "samples=0"), ({"start": 0.0}, "start=0.0"), ({"start": 101.0}, "start=101.0"),
-    ({"kl_weight": -1.0}, "kl_weight=-1.0 is no weight"), ({"uniformity_weight": math.inf}, "uniformity_weight=inf"),
+    ({"match_samples": 0}, "match_samples=0"), ({"match_start": 0.0}, "match_start=0.0"),
+    ({"match_start": 101.0}, "match_start=101.0"), ({"kl_weight": -1.0}, "kl_weight=-1.0 is no weight"),
+    ({"uniformity_weight": math.inf}, "uniformity_weight=inf"),
 ])  # fmt: skip
 def test_settings_out_of_range_are_refused(settings, words):
     with pytest.raises(ValueError, match=words):
@@ -178,7 +179,7 @@ def test_settings_out_of_range_are_refused(settings, words):
 
 
 def test_a_run_trains_saves_and_is_ranked_by_its_probability_and_by_other_measures(tmp_path):
-    words = ["--method", "pcme", "--samples", "4", "--model", "ProLIP-ViT-test", "--train-data", SHARDS,
+    words = ["--method", "pcme", "--match-samples", "4", "--model", "ProLIP-ViT-test", "--train-data", SHARDS,
              "--caption-sampling", "name:2,keywords,group", "--batch-size", "16", "--max-steps", "6", "--warmup", "2",
              "--workers", "0", "--precision", "fp32", "--output-dir", str(tmp_path), "--name", "run"]  # fmt: skip
     assert main(words) == 0
