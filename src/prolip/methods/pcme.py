@@ -39,8 +39,8 @@ class PCMEConfig:
             if not 0 <= getattr(self, name) < float("inf"):
                 raise ValueError(f"{name}={getattr(self, name)} is no weight: give a finite number of at least 0")
         if self.match_samples < 1 or not 0 < self.match_start <= 100:
-            raise ValueError(f"match_samples={self.match_samples}, match_start={self.match_start}: give 1 sample or more,"
-                             " and a start above 0 and at most 100")
+            raise ValueError(f"match_samples={self.match_samples}, match_start={self.match_start}: give 1 sample or"
+                             " more, and a start above 0 and at most 100")
 
 
 class LocalAttention(nn.Module):
