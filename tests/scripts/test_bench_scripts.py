@@ -2,6 +2,8 @@
 import re
 from pathlib import Path
 
+from prolip.methods import METHODS
+
 ROOT = Path(__file__).resolve().parents[2]
 NUMBER = r"-?\d+\.\d+"
 
@@ -17,6 +19,17 @@ def test_the_step_is_compared_with_siglips_and_with_the_released_views(forked):
     for name in ("siglip", "prolip", "no views", "released views"):
         assert re.search(rf"^\| {name} \| {NUMBER} \| {NUMBER} \| {NUMBER} \(", text, re.M), text
     assert re.search(rf"^masked views: {NUMBER} ms, in the released shape {NUMBER} ms: {NUMBER}$", text, re.M), text
+
+
+def test_every_method_is_compared_with_clip_and_pcmes_memory_with_all_pairs(forked):
+    text = run(forked, "bench_methods.py", "--model", "ProLIP-ViT-test", "--batch-size", "8", "--rounds", "2")
+    for name in METHODS:
+        assert re.search(rf"^\| {name} \| {NUMBER} \| {NUMBER} \(", text, re.M), text
+    words = ("--memory", "--batch-size", "16", "--match-samples", "2", "--dim", "32")
+    text = run(forked, "bench_methods.py", *words)
+    for name in ("tiles", "all pairs at once"):
+        assert re.search(rf"^\| {name} \| \d+ \| {NUMBER} \|$", text, re.M), text
+    assert "| differences of coordinates (not run) | 0 | |" in text
 
 
 def test_the_ring_is_compared_with_siglips_exchange_and_with_none(forked):

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from distributed_helpers import run_ranks
+from method_checks import assert_close, gradients
 from torch.nn.parallel import DistributedDataParallel
 
 import prolip
@@ -44,17 +45,6 @@ def make_batch(name: str, rows: int) -> dict[str, torch.Tensor]:
         "image": torch.randn(rows, 3, 32, 32, generator=generator, dtype=torch.float64),
         "text": torch.randint(1, 1000, (rows, *captions, 12), generator=generator),
     }
-
-
-def gradients(objective: Objective) -> dict[str, torch.Tensor]:
-    return {n: p.grad.clone() for n, p in objective.named_parameters() if p.grad is not None}
-
-
-def assert_close(actual: dict, expected: dict, tolerance: float = 1e-10) -> None:
-    assert actual.keys() == expected.keys()
-    for name in expected:
-        difference, size = (actual[name] - expected[name]).abs().max(), expected[name].abs().max()
-        assert difference <= tolerance * max(1.0, size), f"{name} differs by up to {difference:.2e}"
 
 
 def step(objective: Objective, batch: dict, parts: int = 1) -> tuple[dict, dict]:

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from distributed_helpers import run_ranks
+from method_checks import assert_close, gradients
 from torch.nn.parallel import DistributedDataParallel
 
 import prolip
@@ -42,17 +43,6 @@ def make_batch(rows: int) -> dict[str, torch.Tensor]:
         "image": torch.randn(rows, 3, 32, 32, generator=g, dtype=DOUBLE), "text": text, "caption_id": place,
         "caption_ids": torch.stack([place, torch.where(place % 4 == 2, place + 1, -1)], 1),
     }  # fmt: skip
-
-
-def gradients(objective: torch.nn.Module) -> dict[str, torch.Tensor]:
-    return {n: p.grad.clone() for n, p in objective.named_parameters() if p.grad is not None}
-
-
-def assert_close(actual: dict, expected: dict, tolerance: float = 1e-9) -> None:
-    assert actual.keys() == expected.keys()
-    for name in expected:
-        difference, size = (actual[name] - expected[name]).abs().max(), expected[name].abs().max()
-        assert difference <= tolerance * max(1.0, size), f"{name} differs by up to {difference:.2e}"
 
 
 def by_hand(objective: PCMEObjective, batch: dict) -> torch.Tensor:

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from distributed_helpers import run_ranks
+from method_checks import assert_close, gradients
 from torch.nn.parallel import DistributedDataParallel
 
 import prolip
@@ -45,17 +46,6 @@ def make_batch(rows: int, mixed: bool = True) -> dict[str, torch.Tensor]:
         share = torch.where(place % 4 < 2, torch.rand(rows, generator=g), 1.0)
         batch |= {"share": share, "partner": place ^ 1}
     return batch
-
-
-def gradients(objective: torch.nn.Module) -> dict[str, torch.Tensor]:
-    return {n: p.grad.clone() for n, p in objective.named_parameters() if p.grad is not None}
-
-
-def assert_close(actual: dict, expected: dict, tolerance: float = 1e-9) -> None:
-    assert actual.keys() == expected.keys()
-    for name in expected:
-        difference, size = (actual[name] - expected[name]).abs().max(), expected[name].abs().max()
-        assert difference <= tolerance * max(1.0, size), f"{name} differs by up to {difference:.2e}"
 
 
 def by_hand(objective: PCMEppObjective, batch: dict) -> torch.Tensor:
