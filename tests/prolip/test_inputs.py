@@ -284,8 +284,9 @@ def test_methods_refuse_a_model_whose_outputs_are_points(model, method, monkeypa
     """A Tensor has a `mean` of its own, a function, which would have gone on as if it were one."""
     config, objective = METHODS[method][:2]
     objective = objective(model, config())
+    place = torch.arange(8)
     batch = {"image": torch.randn(8, 3, 32, 32), "text": torch.ones(8, 12, dtype=torch.int64)}
-    batch = objective.prepare(batch, 0)
+    batch = objective.prepare(batch | {"caption_id": place, "caption_ids": place.unsqueeze(1)}, 0)
     assert objective(batch)["loss"].isfinite()
     for encoder in ("encode_image", "encode_text"):
         with monkeypatch.context() as patch:
