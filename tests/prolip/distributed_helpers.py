@@ -15,8 +15,6 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 TIMEOUT = timedelta(seconds=120)
-#: A file that says that a rank's process group stands.
-MET = "met"
 # Children are forked from one clean server that has imported these already, and with them what test modules import:
 # each child would need some seconds of a core for it.
 PRELOADED = [
@@ -33,19 +31,11 @@ def run_ranks(world_size: int, function: Callable[..., Any], *args: Any) -> list
     process group is initialised; it meets at a file, so no port is needed.
     """
     multiprocessing.set_forkserver_preload(PRELOADED)
-    for tries_left in (1, 0):
-        with tempfile.TemporaryDirectory() as folder:
-            try:
-                mp.start_processes(
-                    _enter, args=(world_size, folder, function, args), nprocs=world_size, start_method="forkserver"
-                )
-            except mp.ProcessRaisedException as error:
-                # Gloo's first connection now and then meets a port that another run on this machine has just left.
-                if tries_left and "connectFullMesh failed" in str(error) and not Path(folder, MET).exists():
-                    continue
-                raise
-            return [torch.load(Path(folder, f"{rank}.pt"), weights_only=False) for rank in range(world_size)]
-    raise AssertionError("both tries returned or raised")
+    with tempfile.TemporaryDirectory() as folder:
+        mp.start_processes(
+            _enter, args=(world_size, folder, function, args), nprocs=world_size, start_method="forkserver"
+        )
+        return [torch.load(Path(folder, f"{rank}.pt"), weights_only=False) for rank in range(world_size)]
 
 
 def _enter(rank: int, world_size: int, folder: str, function: Callable[..., Any], args: tuple) -> None:
@@ -57,7 +47,6 @@ def _enter(rank: int, world_size: int, folder: str, function: Callable[..., Any]
     dist.init_process_group(
         "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world_size, timeout=TIMEOUT
     )
-    Path(folder, MET).touch()
     try:
         torch.save(function(rank, *args), Path(folder, f"{rank}.pt"))
         dist.barrier()

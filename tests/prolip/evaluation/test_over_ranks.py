@@ -117,6 +117,7 @@ def test_damage_on_any_rank_is_counted_once_or_told_to_all(tmp_path, folder, sha
 
 def wait_for_the_slow_one(rank: int, folder: str, source: str, store: str) -> int | None:
     """Collectives of the training give up after two seconds; reading takes rank 1 five."""
+    dist.barrier()  # or a rank that is quick would leave while the other one still connects to it
     dist.destroy_process_group()
     dist.init_process_group(
         "gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=timedelta(seconds=2)
