@@ -15,9 +15,9 @@ from tqdm import tqdm
 
 from prolip.gaussian import Gaussian, concatenate
 from prolip.methods import find_method, find_score, score_from_dict, score_of
-from prolip.scores import CSDScore, Score, Similarity
+from prolip.scores import CSDScore, Score, Side, Similarity
 from prolip.uncertainty.clip import FittedCLIP
-from prolip.uncertainty.hidden import Hidden, Side, encode_hidden
+from prolip.uncertainty.hidden import Hidden, encode_hidden
 from prolip.uncertainty.novelty import Novelty, fitted_novelty
 
 PRECISIONS = {"fp32": None, "amp_bf16": torch.bfloat16, "amp_fp16": torch.float16}

@@ -1,16 +1,17 @@
 """What methods share that put heads of their own on both towers and compare the Gaussians which these give."""
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import nn
 
 from prolip.gaussian import Gaussian
 from prolip.losses import Matches
-from prolip.methods.base import Batch, Context, Objective, Reps, Terms, clamp_logit_scale, logit_scale_and_bias
+from prolip.methods.base import Batch, Context, Needs, Objective, Reps, Terms, clamp_logit_scale, logit_scale_and_bias
+from prolip.scores import Side
 
-SIDES = ("image", "text")
+SIDES = get_args(Side)
 
 
 class HeadsObjective(Objective):
@@ -29,6 +30,10 @@ class HeadsObjective(Objective):
                   *text.text_uncertainty_projection.parameters()]  # fmt: skip
         for parameter in unused:
             parameter.requires_grad_(False)
+
+    @classmethod
+    def needs(cls, config: Any) -> Needs:
+        return Needs(data={"known_matches": config.known_matches})
 
     def check_captions(self, batch: Batch) -> None:
         """ValueError where known matches are asked for and the batch has no caption ids."""

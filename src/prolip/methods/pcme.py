@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from prolip.gaussian import Gaussian, upcast, without_autocast
 from prolip.losses import log_match_odds, tiled_loss_over_ranks, uniformity_over_ranks, vib
 from prolip.masking import mix_seed
-from prolip.methods.base import Batch, Needs, Reps, Terms
+from prolip.methods.base import Batch, Reps, Terms
 from prolip.methods.gaussians import SIDES, HeadsObjective, linear_parts, own_words
 from prolip.models.heads import layer_norm, project
 from prolip.scores import MatchProbabilityScore
@@ -142,10 +142,6 @@ class PCMEObjective(HeadsObjective):
     """
 
     config: PCMEConfig
-
-    @classmethod
-    def needs(cls, config: PCMEConfig) -> Needs:
-        return Needs(data={"known_matches": config.known_matches})
 
     def prepare(self, batch: Batch, step: int) -> Batch:
         """Add the noise of the samples, (B, J, D) for images and texts."""

@@ -14,7 +14,7 @@ from prolip.gaussian import Gaussian, without_autocast
 from prolip.losses import matching_loss, pseudo_labels, tiled_loss_over_ranks, transpose_over_ranks, vib
 from prolip.masking import draw_noise, mix_seed
 from prolip.measures import get_measure
-from prolip.methods.base import Batch, Context, Needs, Reps, Terms
+from prolip.methods.base import Batch, Context, Reps, Terms
 from prolip.methods.gaussians import HeadsObjective, linear_parts, own_words
 from prolip.mixing import NOISE, Mix, mix_images
 from prolip.models.heads import layer_norm, project
@@ -30,7 +30,7 @@ CSD = get_measure("csd_similarity")
 class PCMEppConfig:
     """Weights and constants of the PCME++ loss; symbols as in the paper."""
 
-    pseudo_weight: float = option(0.1, "alpha of pseudo-positives; the paper has 0.01 and 0 for 20%% and 50%% of noise")
+    pseudo_weight: float = option(0.1, "alpha of pseudo-positives; the paper has 0.01 and 0 for 20% and 50% of noise")
     vib_weight: float = option(1e-4, "beta of the information bottleneck")
     mix_fraction: float = option(0.25, "share of the images that Mixup or CutMix mixes with another; 0: none")
     size_augment: float = option(0.2, "SizeAugment: most of an input's tokens that pooling leaves out; 0: none")
@@ -137,10 +137,6 @@ class PCMEppObjective(HeadsObjective):
         super().__init__(model, config, context)
         rank, ranks = self.context.rank, self.context.world_size
         self.clip = ClipLoss(local_loss=True, gather_with_grad=True, rank=rank, world_size=ranks)
-
-    @classmethod
-    def needs(cls, config: PCMEppConfig) -> Needs:
-        return Needs(data={"known_matches": config.known_matches})
 
     def prepare(self, batch: Batch, step: int) -> Batch:
         """Mix some images; adds `share` and `partner` of `mixing.Mix`. Mixup or CutMix is drawn once for all ranks."""

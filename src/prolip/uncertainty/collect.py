@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from prolip.data.captioned import Captioned
-from prolip.uncertainty.hidden import Hidden, Side, encode_hidden
+from prolip.scores import Side
+from prolip.uncertainty.hidden import Hidden, encode_hidden
 from prolip.uncertainty.novelty import SAMPLE
 from prolip.uncertainty.pairs import Pairs
 

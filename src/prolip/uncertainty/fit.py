@@ -18,9 +18,8 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 from prolip.gaussian import without_autocast
-from prolip.scores import TrueMatchScore
+from prolip.scores import Side, TrueMatchScore
 from prolip.uncertainty.heads import ROWS, AmbiguityHead, Parts, VarianceHead, in_blocks, token_features
-from prolip.uncertainty.hidden import Side
 from prolip.uncertainty.novelty import FEWEST, AllAlike, Novelty, Widths, fit_novelty
 from prolip.uncertainty.pairs import Pairs
 

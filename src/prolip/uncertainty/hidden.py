@@ -5,7 +5,7 @@ compares images with texts. So have texts in words that were never trained on.
 """
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from open_clip.transformer import Transformer
@@ -13,9 +13,7 @@ from timm.models import VisionTransformer
 from torch import Tensor, nn
 
 from prolip.gaussian import Gaussian, check_gaussian, upcast
-
-#: A tower of a model.
-Side = Literal["image", "text"]
+from prolip.scores import Side
 
 
 class Hidden(NamedTuple):

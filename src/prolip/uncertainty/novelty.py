@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from prolip.gaussian import upcast, without_autocast
-from prolip.uncertainty.hidden import Hidden, Side, encode_hidden, innermost
+from prolip.scores import Side
+from prolip.uncertainty.hidden import Hidden, encode_hidden, innermost
 
 #: Distances that a reference keeps, up to the one that the share TAIL of new own inputs exceeds.
 KNOTS, TAIL = 64, 0.1
