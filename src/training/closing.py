@@ -1,19 +1,78 @@
-"""What a method does when training has ended: the settled model sees samples once more, and its method fits to them."""
+"""What a method does with the data besides training: a look at all of it before epochs, and a fit when it has ended."""
 from __future__ import annotations
 
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from prolip.data.captioned import captioned_samples
+from prolip.methods import score_of
+from prolip.methods.base import PoolNeeds
 from prolip.uncertainty.collect import Part, embed_images, embed_texts, hidden_encoder, join
+from prolip.uncertainty.pool import PoolPart, embed_pool, join_pool, pool_encoder
+from prolip.utils.documents import text_lines
+from training.flags import FlagError
 from training.health.errors import explain
 from training.model import Autocast, autocast_for
 from training.parallel.distributed import gather_objects, share_object
 from training.parallel.sharding import whole_model
 from training.state import Run
+
+
+def look_at_data(run: Run) -> None:
+    """Let the method look at all images and texts where it is due: before the first step, and before every epoch if it
+    wants that; all ranks together. FlagError on all of them where that cannot be done, as nothing can be trained then.
+    """
+    objective, at = run.trained.objective, run.at
+    wanted = objective.needs(objective.config).pool
+    if wanted is None or not (at.step == 0 or (wanted.each_epoch and at.batch_in_epoch == 0)):
+        return
+    start, model = time.perf_counter(), objective.model
+    training = model.training
+    with run.health.watchdog.pause(), torch.compiler.set_stance("force_eager"):
+        found, problem = look_with(run, wanted, whole_model(model, run.world, everywhere=True).eval())
+    model.train(training)
+    if problem:
+        raise FlagError(problem)
+    objective.memory = found
+    if run.world.is_first:
+        run.kept.log.say(f"epoch {at.epoch}: looked at the whole data in {time.perf_counter() - start:.0f} s")
+
+
+def look_with(run: Run, wanted: PoolNeeds, model: Any) -> tuple[dict[str, Tensor], str]:
+    """What the method keeps of the data, or what went wrong; the same on all ranks."""
+    world, config = run.world, run.config
+    autocast = autocast_for(config.val.val_precision, world.device)  # as the model is evaluated, not as it is trained
+    mine: PoolPart | None = None
+    problem = ""
+    try:
+        if config.data.dataset_resampled:
+            raise ValueError("--dataset-resampled has no end, and all of the data is to be looked at: leave it out")
+        samples = captioned_samples(config.data, run.kept.preprocess, sys.maxsize, world.rank, world.world_size)
+        mine = embed_pool(samples, pool_encoder(model, "image", world.device, autocast))
+    except Exception as error:  # of files, object stores, decoders: the other ranks must not wait for this one
+        problem = explain(error) or f"{type(error).__name__}: {error}"
+    parts = gather_objects((mine, problem), world)
+    problem, found = next((said for _, said in parts if said), ""), {}
+    if world.is_first and not problem:
+        try:
+            seen = [part for part, _ in parts if part is not None]
+            texts = set().union(*(part.texts for part in seen)) if wanted.texts is None else read_texts(wanted.texts)
+            encode = pool_encoder(model, "text", world.device, autocast)
+            pool = join_pool(seen, texts, run.kept.tokenizer, encode)
+            found = run.trained.objective.look(score_of(model), pool)
+        except Exception as error:  # whatever the method or the data brings
+            problem = explain(error) or f"{type(error).__name__}: {error}"
+    return share_object((found, problem), world)
+
+
+def read_texts(path: str) -> set[str]:
+    """The lines of a file, each a text."""
+    return set(filter(None, text_lines(Path(path).read_text(encoding="utf-8"))))
 
 
 def close_training(run: Run) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from prolip.methods.base import Batch, Terms, accumulate_backward
 from training.checkpoint.snapshot import save
-from training.closing import close_training
+from training.closing import close_training, look_at_data
 from training.config import ValidationConfig
 from training.health.preemption import Stopped
 from training.health.terms import NonFiniteError
@@ -80,6 +80,7 @@ def train(run: Run) -> None:
     if at.step and evaluation_due(run.config.val, at, run.total_steps):  # the run ended before it, or in it
         evaluate_when_due(run, watch)
     while at.step < run.total_steps:
+        look_at_data(run)
         loader.set_epoch(at.epoch)
         for batch in timed(iter(loader), watch):
             at.step += 1

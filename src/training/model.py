@@ -53,9 +53,13 @@ def build_model(config: Config, device: torch.device, load_weights: bool = True)
     check_augmentation(wanted.aug_cfg)
     warnings.filterwarnings("ignore", "Unused augmentation cfg items")  # OpenCLIP names those that it has just used
     augmentation = {k: tuple(v) if isinstance(v, list) else v for k, v in wanted.aug_cfg.items()}  # JSON has no tuples
-    method: dict[str, Any] = {"name": config.method}  # as the saved model says: with settings if it adds to the model
-    if find_method(config.method).extend:
-        method["config"] = dataclasses.asdict(config.objective)
+    method: dict[str, Any] | None = None
+    chosen = find_method(config.method)
+    if not chosen.adapts:  # as the saved model says: with settings if it adds to the model
+        method = {"name": config.method} | ({"config": dataclasses.asdict(config.objective)} if chosen.extend else {})
+    elif not wanted.pretrained and ":" not in wanted.model:
+        raise FlagError(f"--method {config.method} goes on with a trained model, and --model {wanted.model} has random "
+                        "weights: give --model local-dir:RUN/model, or --pretrained")
     model, transform, preprocess = wanted.create(device, augmentation, load_weights, method)
     if wanted.grad_checkpointing and wanted.checkpoint_policy == "selective":
         checkpoint_selectively(model)

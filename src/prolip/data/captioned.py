@@ -43,8 +43,8 @@ def captioned_samples(
 ) -> Iterator[Captioned]:
     """This rank's share of at most `count` samples of the training data, none of them twice.
 
-    Decoded by threads. faults: counts what cannot be used, and ends the reading where that is too much. ValueError for
-    synthetic data, which has no captions.
+    Decoded by threads. Where config.captions is 0, a sample may have no caption. faults: counts what cannot be used,
+    and ends the reading where that is too much. ValueError for synthetic data, which has no captions.
     """
     source, _ = build_source(config, ranks)
     if isinstance(source, SyntheticSource):
@@ -53,9 +53,17 @@ def captioned_samples(
     counter = FaultCounter(limit=config.max_bad_fraction) if faults is None else faults
     share = count // ranks + (rank < count % ranks)
 
+    def chances_of(row: Row) -> dict[str, float]:
+        try:
+            return captions.chances(*caption_parts(row.raw, captions))
+        except SampleFault:
+            if config.captions:
+                raise
+            return {}
+
     def decode(row: Row) -> Captioned | tuple[SampleFault, Row]:
         try:
-            chances = captions.chances(*caption_parts(row.raw, captions))
+            chances = chances_of(row)
             return Captioned(row.raw["__key__"], preprocess(decode_image(image_bytes(row.raw))), chances)
         except SampleFault as fault:
             return fault, row

@@ -34,13 +34,17 @@ def pseudo_labels(logit: Tensor, label: Tensor) -> Tensor:
 
 
 def triplet_loss(
-    similarity: Tensor, positive: Tensor, own: Tensor, margin: float = 0.2, negatives: Negatives = "hardest"
-) -> Tensor:
+    similarity: Tensor, positive: Tensor, own: Tensor, margin: float = 0.2, negatives: Negatives = "hardest",
+    weight: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """Hinge of every query's match against its negatives, VSE++ (Faghri et al. 2018), equations 5 and 6, one way -> ().
 
-    sum_i [margin - s_i + max_j s_ij]_+ / n with the hardest negative, sum_ij [margin - s_i + s_ij]_+ / n with all.
+    sum_i [margin + w_i (max_j s_ij - s_i)]_+ / n with the hardest negative, sum_ij [margin + w_i (s_ij - s_i)]_+ / n
+    with all; w_i is 1 without weights, and inside the hinge as in (3) of Tian et al. 2024 (source-free matching).
     similarity: (n, m); own: (n,), s_i, of each query with its own match; positive: (n, m) booleans, the own match and
-    all others that are no negatives.
+    all others that are no negatives; weight: (n,), above 0.
     """
-    hinge = (margin - own.unsqueeze(1) + similarity).clamp(min=0).masked_fill(positive, 0.0)
+    further = similarity - own.unsqueeze(1)
+    further = further if weight is None else weight.unsqueeze(1) * further
+    hinge = (margin + further).clamp(min=0).masked_fill(positive, 0.0)
     return (hinge.amax(1) if negatives == "hardest" else hinge.sum(1)).mean()

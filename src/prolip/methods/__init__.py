@@ -16,6 +16,7 @@ from prolip.methods.pcme import extend as extend_pcme
 from prolip.methods.pcmepp import PCMEppConfig, PCMEppObjective
 from prolip.methods.pcmepp import extend as extend_pcmepp
 from prolip.methods.prolip import ProLIPConfig, ProLIPObjective
+from prolip.methods.source_free import SourceFreeConfig, SourceFreeObjective
 from prolip.methods.triplet import CosineScore, TripletConfig, TripletObjective, VSEConfig, VSEObjective
 from prolip.scores import SCORES, CSDScore, MeanScore, Score, measure_score
 
@@ -28,6 +29,7 @@ METHODS: dict[str, Method] = {
     "clip": Method(CLIPConfig, CLIPObjective, MeanScore, probabilistic=False),
     "vse": Method(VSEConfig, VSEObjective, CosineScore, probabilistic=False),
     "triplet-sum": Method(TripletConfig, TripletObjective, CosineScore, probabilistic=False),
+    "source-free": Method(SourceFreeConfig, SourceFreeObjective, MeanScore, adapts=True),
 }
 #: What is trained where nothing is said.
 DEFAULT_METHOD = "prolip"

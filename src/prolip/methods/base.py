@@ -15,10 +15,22 @@ from prolip.gaussian import Gaussian, check_gaussian, upcast
 from prolip.models.prolip import MAX_LOGIT_SCALE
 from prolip.scores import Score
 from prolip.uncertainty.pairs import Pairs
+from prolip.uncertainty.pool import Pool
 
 Batch = dict[str, Any]
 Reps = dict[str, Tensor]
 Terms = dict[str, Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolNeeds:
+    """That all images and texts of the training data are embedded before training begins, for `Objective.look`.
+
+    each_epoch: and again before every epoch; texts: a file with a text a line, instead of those that came with images.
+    """
+
+    each_epoch: bool = False
+    texts: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,12 +40,13 @@ class Needs:
     data: settings of `prolip.data.config.DataConfig` that follow from the method, `captions`, `known_matches` and
     `unpaired`; teacher: a model to learn from, by name or address: it is loaded, frozen, and given in the `Context`;
     closing_samples: how many samples are embedded once more, as an evaluation sees them and with all their captions,
-    when training has ended, for `Objective.close`.
+    when training has ended, for `Objective.close`; pool: that all of the data is looked at before training.
     """
 
     data: Mapping[str, Any] = field(default_factory=dict)
     teacher: str | None = None
     closing_samples: int = 0
+    pool: PoolNeeds | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +81,8 @@ class Objective(nn.Module):
     details: tuple[str, ...] = ()
     #: Representations that are the same for all micro-batches, as scalars are: the weights of a score.
     shared: tuple[str, ...] = ()
+    #: What `look` has returned last, on every rank; a checkpoint has it, and a run that goes on from there.
+    memory: Mapping[str, Tensor]
     model: Any  # as nn.Module, whose attributes a type checker takes for tensors
     config: Any
 
@@ -76,6 +91,7 @@ class Objective(nn.Module):
         self.model = model
         self.config = config
         self.context = context or Context()
+        self.memory = {}
 
     @classmethod
     def needs(cls, config: Any) -> Needs:
@@ -86,6 +102,12 @@ class Objective(nn.Module):
     def passes(cls, config: Any, rows: int, patches: int) -> list[EncoderPass]:
         """What `embed` sends through the model for `rows` rows; patches: of a whole image."""
         return [EncoderPass("image", rows), EncoderPass("text", rows)]
+
+    def look(self, score: Score, pool: Pool) -> dict[str, Tensor]:
+        """Called on one rank with all images and texts and the model's score, where `Needs.pool` asks for that; gives
+        the `memory` of all ranks.
+        """
+        return {}
 
     def prepare(self, batch: Batch, step: int) -> Batch:
         """Add this step's random views to the whole local batch; a function of (seed, step, global row) alone."""
@@ -152,6 +174,7 @@ class Method(NamedTuple):
     config: the dataclass that the command line shows; objective: the loss that it configures; score: how trained models
     compare, `score.of(model)`; probabilistic: whether their variances mean something, or inputs are points; extend: a
     function of a fresh model and `config=`, which adds modules; the model's config.json then has a copy of the config.
+    adapts: it goes on with a trained model of any method, which stays one of that method, with its modules and score.
     """
 
     config: type
@@ -159,6 +182,7 @@ class Method(NamedTuple):
     score: type[Score]
     probabilistic: bool = True
     extend: Callable[..., None] | None = None
+    adapts: bool = False
 
 
 def logit_scale_and_bias(model: Any) -> Reps:

@@ -37,6 +37,7 @@ def save(run: Run) -> None:
                 "global_batch": run.fed.global_batch,
                 "total_steps": run.total_steps,
                 **weights,
+                "memory": dict(trained.objective.memory),
                 "scaler": trained.scaler.state_dict(),
                 "random": [state["random"] for state in states],
                 "data": join_states([state["data"] for state in states]),
@@ -56,6 +57,7 @@ def restore(run: Run, state: dict[str, Any]) -> None:
         trained.scaler.load_state_dict(state["scaler"])
     if trained.ema is not None:
         load_module(trained.ema.module, state["ema"])
+    trained.objective.memory = state.get("memory", {})
     run.at = Position(step=state["step"], epoch=state["epoch"], batch_in_epoch=state["batch_in_epoch"],
                       seconds=state.get("seconds", 0.0))  # fmt: skip
     run.kept.clock.restart(run.at.step)

@@ -1,0 +1,294 @@
+"""Source-free adaptation (Tian et al. 2024): a trained model goes on with images and texts whose pairs nobody knows.
+
+Pseudo-pairs are what the model itself retrieves, each weighted by how uncertain that is; a hinge on them does the rest.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, get_args
+
+import faiss
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from prolip.data.samples.captions import stable_hash
+from prolip.flops import EncoderPass
+from prolip.gaussian import Gaussian, upcast, without_autocast
+from prolip.losses import Matches, tiled_loss_over_ranks, transpose_over_ranks, triplet_loss
+from prolip.masking import draw_noise
+from prolip.methods.base import Batch, Context, MeansObjective, Needs, PoolNeeds, Reps, Terms
+from prolip.scores import Score, Side, index_vectors
+from prolip.uncertainty.novelty import refusal
+from prolip.uncertainty.pool import Pool
+from prolip.utils.fields import option
+
+PairWeight = Literal["none", "spread", "trace", "probability", "novelty"]
+#: Numbers that this method draws within a step, beside those of `prolip.masking` and of other methods.
+PAIR_STREAM = 21
+#: Queries whose neighbours are looked at together.
+BLOCK = 1024
+
+
+@dataclass(kw_only=True)
+class SourceFreeConfig:
+    """Which pairs are made, and how much each of them counts."""
+
+    pair_weight: PairWeight = option("spread", "what makes a pair uncertain: spread, the paper's variance of what "
+                                     "is retrieved; trace, probability, novelty, of the model; or none")
+    weight_mean: float = option(1.0, "lambda: the mean weight of a pseudo-pair")
+    weight_slope: float = option(1.0, "beta: weights fall e-fold with 1 / beta standard deviations of uncertainty")
+    neighbours: int = option(300, "K: what is retrieved for each query, and spreads")
+    margin: float = option(0.2, "by how much a pseudo-pair is to be nearer than what is none")
+    renew_pairs: bool = option(False, "find the pseudo-pairs again before every epoch, by the model as it is then")
+    target_texts: str | None = option(None, "file with a text a line; without: all texts of the training data, taken "
+                                      "from their images")
+
+    def __post_init__(self) -> None:
+        if self.pair_weight not in get_args(PairWeight):
+            raise ValueError(f"pair_weight={self.pair_weight!r}: use one of {', '.join(get_args(PairWeight))}")
+        if not 0 < self.weight_mean < float("inf") or not 0 <= self.weight_slope < float("inf"):
+            raise ValueError(f"weight_mean={self.weight_mean}, weight_slope={self.weight_slope}: give a finite number"
+                             " above 0, and one of at least 0")
+        if self.neighbours < 2:
+            raise ValueError(f"neighbours={self.neighbours}: what one query retrieves has no spread, give 2 or more")
+        if not 0 <= self.margin <= 2:
+            raise ValueError(f"margin={self.margin}: cosines differ by 2 at most, give a number from 0 to 2")
+
+
+class SourceFreeObjective(MeansObjective):
+    """sum over pseudo-pairs (i, j) of [m + w_i (s_ij' - s_ij)]_+ + [m + w_j (s_i'j - s_ij)]_+ over B, equation 3.
+
+    s: cosine of means; j', i': hardest negatives of the global batch. What the means do not depend on stays as it is:
+    variances, scale and bias, a learned score.
+    """
+
+    statistics = ("pair_weight",)
+    config: SourceFreeConfig
+
+    def __init__(self, model: Any, config: SourceFreeConfig, context: Context | None = None):
+        super().__init__(model, config, context)
+        freeze_unread(model)
+
+    @classmethod
+    def needs(cls, config: SourceFreeConfig) -> Needs:
+        """Batches of images alone: which texts are theirs is what nobody knows."""
+        pool = PoolNeeds(each_epoch=config.renew_pairs, texts=config.target_texts)
+        return Needs(data={"captions": 0}, pool=pool)
+
+    @classmethod
+    def passes(cls, config: SourceFreeConfig, rows: int, patches: int) -> list[EncoderPass]:
+        return [EncoderPass("image", rows), EncoderPass("text", rows)]
+
+    def look(self, score: Score, pool: Pool) -> dict[str, Tensor]:
+        """The pseudo-pairs of a pool: of image row r the pairs start[r] to start[r + 1], each a row of text_ids with
+        its weights, that of the image as a query and that of the text.
+        """
+        found = pseudo_pairs(score, pool, self.config)
+        keys = torch.tensor([key_id(key) for key in pool.keys])
+        place = keys.argsort()
+        if (keys[place].diff() == 0).any():
+            raise ValueError("two keys of the training data have one checksum: rename one of them")
+        row = torch.empty_like(place)
+        row[place] = torch.arange(len(keys))  # images in the order of their checksums, in which they are looked up
+        order = row[found.image].argsort(stable=True)
+        start = torch.bincount(row[found.image], minlength=len(keys)).cumsum(0)
+        return {
+            "keys": keys[place], "start": F.pad(start, (1, 0)), "text": found.text[order],
+            "weight": found.weight[order], "text_ids": pool.text_ids,
+        }  # fmt: skip
+
+    def prepare(self, batch: Batch, step: int) -> Batch:
+        """Add a text to each image, one of those that make a pseudo-pair with it, drawn anew in each step."""
+        memory, here = self.memory, self.context
+        if not memory:
+            raise ValueError("no pseudo-pairs: `look` at a pool, and keep what it returns as `memory`")
+        wanted = torch.tensor([key_id(key) for key in batch["key"]])
+        row = torch.searchsorted(memory["keys"], wanted).clamp(max=len(memory["keys"]) - 1)
+        strange = (memory["keys"][row] != wanted).nonzero().flatten().tolist()
+        if strange:
+            raise ValueError(f"the sample {batch['key'][strange[0]]!r} was not there when pseudo-pairs were made: the"
+                             " training data has changed; begin a run of its own")
+        start, end = memory["start"][row], memory["start"][row + 1]
+        noise = draw_noise(len(row) * here.world_size, 1, here.seed, step, PAIR_STREAM, here.rank, here.world_size,
+                           "cpu").flatten()  # fmt: skip
+        pair = start + (noise * (end - start)).long()
+        most = int((end - start).amax())
+        others = start.unsqueeze(1) + torch.arange(most)
+        known = memory["text"][others.clamp(max=len(memory["text"]) - 1)].masked_fill(others >= end.unsqueeze(1), -1)
+        found = {
+            "text": memory["text_ids"][memory["text"][pair]], "caption_id": memory["text"][pair],
+            "caption_ids": known, "pair_weight": memory["weight"][pair],
+        }  # fmt: skip
+        device = batch["image"].device
+        return batch | {name: x.to(device, non_blocking=True) for name, x in found.items()}
+
+    def embed(self, batch: Batch) -> Reps:
+        """Means of images and texts (B, D)."""
+        return {f"{side}_mean": self.encode(side, batch[side]).mean for side in ("image", "text")}
+
+    def terms(self, reps: Reps, batch: Batch) -> Terms:
+        """loss, with the mean weight for the log. No text that makes a pair with an image is a negative of it."""
+        image, text, weight = upcast(reps["image_mean"]), upcast(reps["text_mean"]), batch["pair_weight"]
+        start = self.context.rank * len(image)
+
+        def loss(similarity: Tensor, positive: Tensor) -> Tensor:
+            own = similarity.diagonal(start)
+            columns = transpose_over_ranks(similarity), transpose_over_ranks(positive.to(similarity.dtype)) > 0
+            ways = (similarity, positive, weight[:, 0]), (*columns, weight[:, 1])
+            return torch.stack([triplet_loss(x, y, own, self.config.margin, weight=w) for x, y, w in ways]).sum()
+
+        known = Matches(batch["caption_ids"], batch["caption_id"])
+        with without_autocast(image.device):
+            value = tiled_loss_over_ranks(cosines, (image,), (text,), loss, labels=known)
+        return {"loss": value, "pair_weight": weight.mean()}
+
+
+def freeze_unread(model: Any) -> None:
+    """Freeze every parameter that the means do not depend on, which DDP would wait for."""
+    size, wanted = model.image_size, [x for x in model.parameters() if x.requires_grad]
+    height, width = size if isinstance(size, (tuple, list)) else (size, size)
+    device, dtype = model.logit_scale.device, model.logit_scale.dtype
+    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+        image = model.encode_image(torch.zeros(1, 3, height, width, device=device, dtype=dtype)).mean
+        text = model.encode_text(torch.zeros(1, model.context_length, dtype=torch.int64, device=device)).mean
+        found = torch.autograd.grad(image.sum() + text.sum(), wanted, allow_unused=True)
+    for parameter, gradient in zip(wanted, found):
+        parameter.requires_grad_(gradient is not None)
+
+
+def cosines(images: tuple[Tensor], texts: tuple[Tensor]) -> Tensor:
+    """Of unit means, (n, D), (m, D) -> (n, m)."""
+    return images[0] @ texts[0].mT
+
+
+def key_id(key: str) -> int:
+    """A checksum of a sample's key, 63 bits."""
+    return stable_hash(key, bits=63)
+
+
+class PseudoPairs(NamedTuple):
+    """P pairs of rows of a pool: image, text (P,) int64; weight (P, 2), of the image and of the text as a query."""
+
+    image: Tensor
+    text: Tensor
+    weight: Tensor
+
+
+class Retrieved(NamedTuple):
+    """What queries retrieve, nearest first: scores (Q, K), rows of the gallery (Q, K)."""
+
+    scores: Tensor
+    rows: Tensor
+
+
+def pseudo_pairs(score: Score, pool: Pool, config: SourceFreeConfig) -> PseudoPairs:
+    """Every image with its nearest text and every text with its nearest image, by the model's own score.
+
+    w = lambda exp(-beta u) / mean exp(-beta u), u the uncertainty of a query in standard deviations over all queries of
+    its side: the paper's lambda exp(-beta V) with beta and lambda in units that fit any model.
+    """
+    sides: tuple[Side, Side] = ("image", "text")
+    ways = {side: retrieve(score, pool, side, config.neighbours) for side in sides}
+    images, texts = len(pool.image.mean), len(pool.text.mean)
+    rows = torch.stack([torch.cat([torch.arange(images), ways["text"].rows[:, 0]]),
+                        torch.cat([ways["image"].rows[:, 0], torch.arange(texts)])])  # fmt: skip
+    image, text = rows.unique(dim=1)  # pairs that are found both ways are one
+    uncertain = UNCERTAINTY[config.pair_weight]
+    weight = [weigh(uncertain(score, pool, side, ways[side]), config) for side in sides]
+    return PseudoPairs(image, text, torch.stack([weight[0][image], weight[1][text]], 1))
+
+
+def weigh(uncertainty: Tensor, config: SourceFreeConfig) -> Tensor:
+    """lambda exp(-beta u) over its mean, u in standard deviations: (Q,) -> (Q,) float32; all equal where u is."""
+    u = uncertainty.double()
+    spread = u.std(correction=0)
+    u = (u - u.amin()) / spread if spread > 0 else torch.zeros_like(u)
+    weight = torch.exp(-config.weight_slope * u)
+    return (config.weight_mean * weight / weight.mean()).float()
+
+
+def retrieve(score: Score, pool: Pool, side: Side, count: int) -> Retrieved:
+    """The `count` nearest texts of every image, or images of every text; all where there are fewer.
+
+    Exact: by an inner product where the score has factors, else by all its scores, some queries at a time.
+    """
+    queries, gallery = (pool.image, pool.text) if side == "image" else (pool.text, pool.image)
+    other: Side = "text" if side == "image" else "image"
+    count = min(count, len(gallery.mean))
+    asked = index_vectors(score, queries, gallery=False, side=side)
+    items = index_vectors(score, gallery, gallery=True, side=other)
+    if asked is not None and items is not None:
+        near = faiss.knn(asked.numpy(), items.numpy(), count, metric=faiss.METRIC_INNER_PRODUCT)
+        return Retrieved(*map(torch.from_numpy, near))
+    found = []
+    for start in range(0, len(queries.mean), BLOCK):
+        some = Gaussian(*(x[start : start + BLOCK] for x in queries))
+        all_of = score.pairwise(some, gallery) if side == "image" else score.pairwise(gallery, some).mT
+        found.append(all_of.topk(count, dim=1))
+    return Retrieved(*(torch.cat(x) for x in zip(*found)))
+
+
+# --- how uncertain a query is ----------------------------------------------------------------------------------------
+def no_weight(score: Score, pool: Pool, side: Side, near: Retrieved) -> Tensor:
+    """0 for every query."""
+    return torch.zeros(len(near.rows))
+
+
+def rank_weighted_variance(score: Score, pool: Pool, side: Side, near: Retrieved) -> Tensor:
+    """V = mean over d of sum_i w_i (x_id - mu_d)^2 / sum_i w_i, w_i = 1 - (r_i - 1) / (K - 1), equations 1 and 2.
+
+    x_i: the mean that is retrieved at rank r_i of K; V = (sum_i w_i |x_i|^2 / sum_i w_i - |mu|^2) / D, so that no
+    tensor of Q x K x D is made.
+    """
+    gallery = (pool.text if side == "image" else pool.image).mean.double()
+    weight = torch.linspace(1, 0, near.rows.shape[1], dtype=torch.float64) if near.rows.shape[1] > 1 else torch.ones(1)
+    weight = (weight / weight.sum()).double()
+    middle = F.embedding_bag(near.rows, gallery, mode="sum", per_sample_weights=weight.expand(near.rows.shape))
+    energy = gallery.square().sum(1)[near.rows] @ weight
+    return (energy - middle.square().sum(1)) / gallery.shape[1]
+
+
+def own_trace(score: Score, pool: Pool, side: Side, near: Retrieved) -> Tensor:
+    """What the model's score calls the uncertainty of an input: its trace. ValueError where all have the same."""
+    z = pool.image if side == "image" else pool.text
+    found = score.uncertainty(z)
+    if not found.isfinite().all() or not found.std() > 1e-6 * found.abs().mean():
+        raise ValueError(f"--pair-weight trace, but the {side}s of this model all have one trace: take a model with"
+                         " variances (python -m prolip.uncertainty fits them), or --pair-weight spread")  # fmt: skip
+    return found
+
+
+def code_length(score: Score, pool: Pool, side: Side, near: Retrieved) -> Tensor:
+    """-log p of the nearest: among all that are retrieved by the score's trained scale, or its match probability.
+
+    ValueError where the score has neither.
+    """
+    scaled, nearest = score.scaled(near.scores), near.scores[:, 0].double()
+    if scaled is None:
+        matches = score.match_probability(nearest)
+        if matches is not None:
+            return -matches.log()
+        raise ValueError(f"--pair-weight probability wants a trained scale, and the score {score.name!r} of this model"
+                         " has none: take --pair-weight spread")  # fmt: skip
+    return scaled.double().logsumexp(1) - scaled[:, 0]
+
+
+def strangeness(score: Score, pool: Pool, side: Side, near: Retrieved) -> Tensor:
+    """-log P(the input is of the training's kind and its nearest right), `prolip.uncertainty.novelty.refusal`.
+
+    ValueError where the model knows of no novelty.
+    """
+    novelty = pool.image_novelty if side == "image" else pool.text_novelty
+    if not novelty:
+        raise ValueError(f"--pair-weight novelty, but this model has no novelty of {side}s: python -m"
+                         " prolip.uncertainty fits it, or take --pair-weight spread")  # fmt: skip
+    return refusal(code_length(score, pool, side, near), novelty)
+
+
+#: (score, pool, side of the queries, what they retrieve) -> (Q,), larger: less certain.
+UNCERTAINTY: dict[str, Callable[[Score, Pool, Side, Retrieved], Tensor]] = {
+    "none": no_weight, "spread": rank_weighted_variance, "trace": own_trace, "probability": code_length,
+    "novelty": strangeness,
+}  # fmt: skip

@@ -1,0 +1,255 @@
+"""Source-free adaptation: pairs and weights by loops, the hinge by hand, micro-batches, ranks against one process."""
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from distributed_helpers import run_ranks
+from method_checks import assert_close, gradients
+from torch.nn.parallel import DistributedDataParallel
+
+import prolip
+from prolip.gaussian import Gaussian
+from prolip.methods.base import Context, accumulate_backward
+from prolip.methods.source_free import (
+    Retrieved,
+    SourceFreeConfig,
+    SourceFreeObjective,
+    pseudo_pairs,
+    rank_weighted_variance,
+    retrieve,
+    weigh,
+)
+from prolip.scores import CSDScore, MatchProbabilityScore, MeanScore, TrueMatchScore
+from prolip.uncertainty.pool import Pool
+
+DOUBLE = torch.float64
+SCORES = {"csd": CSDScore(10.0, -5.0), "mean": MeanScore(10.0, None), "true_match": TrueMatchScore(0.5, 0, 0, 0, 9.0),
+          "match_probability": MatchProbabilityScore(5.0, 5.0)}  # fmt: skip
+WEIGHTS = ["none", "spread", "trace", "probability", "novelty"]
+
+
+def make_pool(images: int = 30, texts: int = 20, dim: int = 8, seed: int = 0, novelty: bool = True) -> Pool:
+    g = torch.Generator().manual_seed(seed)
+    z = [Gaussian(F.normalize(torch.randn(n, dim, generator=g), dim=1), torch.randn(n, dim, generator=g) - 2)
+         for n in (images, texts)]  # fmt: skip
+    nats = [{"first": 5 * torch.rand(n, generator=g)} if novelty else {} for n in (images, texts)]
+    return Pool(keys=[f"k{n:03}" for n in range(images)], image=z[0], text=z[1],
+                text_ids=torch.randint(1, 1000, (texts, 12), generator=g), image_novelty=nats[0],
+                text_novelty=nats[1])  # fmt: skip
+
+
+def make_objective(settings: dict | None = None, rank: int = 0, world_size: int = 1, method: str = "prolip",
+                   pool: Pool | None = None) -> SourceFreeObjective:  # fmt: skip
+    torch.manual_seed(0)
+    model = prolip.create_model("ProLIP-ViT-test", method_cfg={"name": method}).double()
+    objective = SourceFreeObjective(model, SourceFreeConfig(**(settings or {})), Context(rank=rank, world_size=world_size))
+    objective.memory = objective.look(CSDScore(10.0, -5.0), pool or make_pool())
+    return objective
+
+
+def make_batch(rows: int) -> dict:
+    g = torch.Generator().manual_seed(1)
+    return {"image": torch.randn(rows, 3, 32, 32, generator=g, dtype=DOUBLE), "key": [f"k{3 * n:03}" for n in range(rows)]}
+
+
+def part_of(batch: dict, rank: int, ranks: int) -> dict:
+    """What a rank has of a global batch: every `ranks`-th row, as the loader deals them out."""
+    return {name: x[rank::ranks] for name, x in batch.items()}
+
+
+# --- pairs and weights -----------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("count", [1, 2, 7])
+def test_the_variance_is_the_papers_loop(count):
+    pool, g = make_pool(), torch.Generator().manual_seed(2)
+    near = Retrieved(torch.zeros(4, count), torch.stack([torch.randperm(20, generator=g)[:count] for _ in range(4)]))
+    found = rank_weighted_variance(CSDScore(), pool, "image", near)
+    for query in range(4):
+        x = [pool.text.mean[row].double() for row in near.rows[query].tolist()]
+        w = [1 - (rank - 1) / (count - 1) if count > 1 else 1.0 for rank in range(1, count + 1)]
+        middle = sum(a * b for a, b in zip(w, x)) / sum(w)
+        variance = sum(a * (b - middle) ** 2 for a, b in zip(w, x)) / sum(w)
+        torch.testing.assert_close(found[query], variance.mean(), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("score", SCORES.values(), ids=SCORES)
+@pytest.mark.parametrize("side", ["image", "text"])
+def test_what_is_retrieved_is_the_order_of_the_models_own_score(score, side):
+    pool = make_pool()
+    near = retrieve(score, pool, side, 5)
+    scores = score.pairwise(pool.image, pool.text)
+    scores = scores if side == "image" else scores.mT
+    assert torch.equal(near.rows, scores.topk(5, dim=1).indices)
+    apart = near.scores[:, :1] - near.scores
+    torch.testing.assert_close(apart, scores.topk(5, dim=1).values[:, :1] - scores.topk(5, dim=1).values, atol=1e-5, rtol=0)
+    assert retrieve(score, pool, side, 300).rows.shape[1] == (20 if side == "image" else 30)
+
+
+@pytest.mark.parametrize("weight", WEIGHTS)
+def test_pairs_are_the_nearest_both_ways_once_and_weights_belong_to_their_queries(weight):
+    pool, score = make_pool(), SCORES["csd"]
+    found = pseudo_pairs(score, pool, SourceFreeConfig(pair_weight=weight, neighbours=6, weight_mean=2.0))
+    scores = score.pairwise(pool.image, pool.text)
+    expected = {(i, int(row.argmax())) for i, row in enumerate(scores)}
+    expected |= {(int(column.argmax()), j) for j, column in enumerate(scores.mT)}
+    assert sorted(zip(found.image.tolist(), found.text.tolist())) == sorted(expected)
+    for rows, weights in ((found.image, found.weight[:, 0]), (found.text, found.weight[:, 1])):
+        of_row = {}
+        for row, value in zip(rows.tolist(), weights.tolist()):
+            assert of_row.setdefault(row, value) == value
+        assert sum(of_row.values()) / len(of_row) == pytest.approx(2.0, rel=1e-5)
+        assert (len(set(of_row.values())) == 1) == (weight == "none")
+
+
+def test_weights_fall_with_what_the_model_says_of_its_answers():
+    pool, score = make_pool(), SCORES["csd"]
+    p = (score.scaled(score.pairwise(pool.image, pool.text))).softmax(1).amax(1)  # of all 20 texts
+    config = SourceFreeConfig(pair_weight="probability", weight_slope=0.7)
+    found = pseudo_pairs(score, pool, config)
+    u = -p.double().log()
+    expected = torch.exp(-0.7 * u / u.std(correction=0))
+    of_image = torch.zeros(30).double().scatter(0, found.image, found.weight[:, 0].double())
+    torch.testing.assert_close(of_image, expected / expected.mean(), rtol=1e-4, atol=1e-6)
+    novel = pseudo_pairs(score, pool, SourceFreeConfig(pair_weight="novelty", weight_slope=0.7))
+    u = u + torch.log1p(pool.image_novelty["first"].double().exp() / 10)
+    expected = torch.exp(-0.7 * u / u.std(correction=0))
+    of_image = torch.zeros(30).double().scatter(0, novel.image, novel.weight[:, 0].double())
+    torch.testing.assert_close(of_image, expected / expected.mean(), rtol=1e-4, atol=1e-6)
+    traces = pseudo_pairs(score, pool, SourceFreeConfig(pair_weight="trace"))
+    least = pool.image.trace.argmin()
+    assert traces.weight[traces.image == least, 0].amax() == traces.weight[:, 0].amax()
+
+
+def test_equal_uncertainties_are_equal_weights_and_extremes_stay_finite():
+    config = SourceFreeConfig(weight_mean=3.0)
+    assert torch.equal(weigh(torch.full((4,), 7.0), config), torch.full((4,), 3.0))
+    far = weigh(torch.tensor([0.0, 1e6, 1e-6, 1e6]), SourceFreeConfig(weight_slope=200.0))
+    assert far.isfinite().all() and far.mean().item() == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(("weight", "score", "message"), [
+    ("novelty", SCORES["csd"], "has no novelty of images"), ("trace", SCORES["csd"], "all have one trace"),
+    ("probability", MeanScore(), "wants a trained scale"),
+])  # fmt: skip
+def test_what_a_model_cannot_say_is_refused(weight, score, message):
+    pool = make_pool(novelty=False)
+    constant = Gaussian(pool.image.mean, torch.full_like(pool.image.mean, -1.0))
+    pool = Pool(**(vars(pool) | {"image": constant}))
+    with pytest.raises(ValueError, match=message):
+        pseudo_pairs(score, pool, SourceFreeConfig(pair_weight=weight))
+
+
+def test_a_pool_whose_keys_are_not_each_its_own_is_refused():
+    pool = make_pool()
+    with pytest.raises(ValueError, match="two images have the key 'k001'"):
+        Pool(**(vars(pool) | {"keys": ["k001", *pool.keys[1:]]}))
+
+
+# --- the batch -------------------------------------------------------------------------------------------------------
+def test_each_image_gets_one_of_its_own_pairs_and_knows_all_of_them():
+    pool, objective = make_pool(), make_objective({"neighbours": 6})
+    found = pseudo_pairs(CSDScore(10.0, -5.0), pool, objective.config)
+    mine = {}
+    for image, text, weight in zip(found.image.tolist(), found.text.tolist(), found.weight.tolist()):
+        mine.setdefault(pool.keys[image], {})[text] = weight
+    seen = {}
+    for step in range(40):
+        batch = objective.prepare(make_batch(10), step)
+        for row, key in enumerate(batch["key"]):
+            text = batch["caption_id"][row].item()
+            assert batch["pair_weight"][row].tolist() == mine[key][text]
+            assert torch.equal(batch["text"][row], pool.text_ids[text])
+            assert {n for n in batch["caption_ids"][row].tolist() if n >= 0} == mine[key].keys()
+            seen.setdefault(key, set()).add(text)
+    assert seen == {key: set(mine[key]) for key in make_batch(10)["key"]}
+    assert any(len(texts) > 1 for texts in seen.values())
+
+
+def test_draws_depend_on_seed_and_step_and_on_no_rank():
+    one = make_objective().prepare(make_batch(8), 5)
+    for rank in range(2):
+        own = make_objective(rank=rank, world_size=2).prepare(part_of(make_batch(8), rank, 2), 5)
+        assert torch.equal(own["text"], one["text"][rank::2])
+
+
+def test_a_sample_that_was_not_there_and_a_missing_look_are_errors():
+    objective = make_objective()
+    with pytest.raises(ValueError, match="'new' was not there"):
+        objective.prepare(make_batch(3) | {"key": ["k000", "new", "k003"]}, 0)
+    objective.memory = {}
+    with pytest.raises(ValueError, match="no pseudo-pairs"):
+        objective.prepare(make_batch(3), 0)
+
+
+# --- the loss --------------------------------------------------------------------------------------------------------
+def by_hand(objective: SourceFreeObjective, batch: dict) -> torch.Tensor:
+    """Equation 3, pair by pair."""
+    s = objective.model.encode_image(batch["image"]).mean @ objective.model.encode_text(batch["text"]).mean.mT
+    known = [set(ids) for ids in batch["caption_ids"].tolist()]
+    total, rows = s.new_zeros(()), len(s)
+    for i in range(rows):
+        texts = [j for j in range(rows) if batch["caption_id"][j].item() not in known[i]]
+        images = [k for k in range(rows) if batch["caption_id"][i].item() not in known[k]]
+        for negatives, weight in (([s[i, j] for j in texts], batch["pair_weight"][i, 0]),
+                                  ([s[k, i] for k in images], batch["pair_weight"][i, 1])):  # fmt: skip
+            if negatives:
+                hardest = torch.stack(negatives).amax()
+                total = total + (weight * (hardest - s[i, i]) + objective.config.margin).clamp(min=0)
+    return total / rows
+
+
+@pytest.mark.parametrize("margin", [0.2, 0.02])
+def test_the_loss_and_its_gradients_are_equation_3(margin):
+    objective, other = make_objective({"margin": margin}), make_objective({"margin": margin})
+    batch = objective.prepare(make_batch(9), 0)
+    terms = accumulate_backward(objective, batch)
+    loss = by_hand(other, batch)
+    loss.backward()
+    assert_close({"loss": terms["loss"]}, {"loss": loss.detach()}, 1e-7)
+    assert_close(gradients(objective), gradients(other), 1e-6)
+
+
+@pytest.mark.parametrize("parts", [2, 3])
+def test_micro_batches_equal_the_large_batch(parts):
+    one, other = make_objective(), make_objective()
+    batch = one.prepare(make_batch(7), 0)
+    assert_close(accumulate_backward(other, batch, parts), accumulate_backward(one, batch), 1e-6)
+    assert_close(gradients(other), gradients(one), 1e-6)
+
+
+def train_rank(rank: int, world_size: int, rows: int) -> tuple:
+    wrapper = DistributedDataParallel(make_objective(rank=rank, world_size=world_size))
+    own = wrapper.module.prepare(part_of(make_batch(rows * world_size), rank, world_size), 0)
+    return accumulate_backward(wrapper, own), gradients(wrapper.module)
+
+
+@pytest.mark.parametrize("world_size", [2, *(pytest.param(ranks, marks=pytest.mark.slow) for ranks in (3, 4))])
+def test_ranks_equal_one_process_on_the_whole_batch(world_size):
+    rows = 2 if world_size == 4 else 3
+    shares = run_ranks(world_size, train_rank, world_size, rows)
+    objective = make_objective()
+    terms = accumulate_backward(objective, objective.prepare(make_batch(rows * world_size), 0))
+    assert_close({n: torch.stack([share[0][n] for share in shares]).mean(0) for n in terms}, terms, 1e-6)
+    for _, share in shares:
+        assert_close(share, gradients(objective), 1e-6)
+
+
+@pytest.mark.parametrize("method", ["prolip", "siglip", "likelihood", "pcme", "pcmepp"])
+def test_what_the_means_do_not_read_stays_and_all_else_learns(method):
+    objective = make_objective(method=method)
+    accumulate_backward(objective, objective.prepare(make_batch(6), 0))
+    trained = {n for n, p in objective.named_parameters() if p.requires_grad}
+    assert trained == set(gradients(objective))
+    assert not trained & {"model.logit_scale", "model.logit_bias"}
+    assert any(name.startswith("model.visual.") for name in trained)
+
+
+@pytest.mark.parametrize("settings", [
+    {"pair_weight": "cosine"}, {"weight_mean": 0.0}, {"weight_slope": -1.0}, {"weight_slope": math.inf},
+    {"neighbours": 1}, {"margin": 3.0},
+])  # fmt: skip
+def test_settings_that_make_no_sense_are_refused(settings):
+    with pytest.raises(ValueError, match=f"{next(iter(settings))}=.*(give|use)"):
+        SourceFreeConfig(**settings)
