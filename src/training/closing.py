@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from prolip.data.captioned import captioned_samples
-from prolip.methods import score_of
+from prolip.methods import find_method, score_of
 from prolip.methods.base import PoolNeeds
 from prolip.uncertainty.collect import Part, embed_images, embed_texts, hidden_encoder, join
 from prolip.uncertainty.pool import PoolPart, embed_pool, join_pool, pool_encoder
@@ -46,14 +47,17 @@ def look_at_data(run: Run) -> None:
 def look_with(run: Run, wanted: PoolNeeds, model: Any) -> tuple[dict[str, Tensor], str]:
     """What the method keeps of the data, or what went wrong; the same on all ranks."""
     world, config = run.world, run.config
-    autocast = autocast_for(config.val.val_precision, world.device)  # as the model is evaluated, not as it is trained
+    # as the model is evaluated, not as it is trained
+    autocast = autocast_for(config.val.val_precision, world.device)
+    points = not find_method(model.config["method_cfg"]["name"]).probabilistic
+    encode = partial(pool_encoder, model, device=world.device, autocast=autocast, points=points)
     mine: PoolPart | None = None
     problem = ""
     try:
         if config.data.dataset_resampled:
             raise ValueError("--dataset-resampled has no end, and all of the data is to be looked at: leave it out")
         samples = captioned_samples(config.data, run.kept.preprocess, sys.maxsize, world.rank, world.world_size)
-        mine = embed_pool(samples, pool_encoder(model, "image", world.device, autocast))
+        mine = embed_pool(samples, encode("image"))
     except Exception as error:  # of files, object stores, decoders: the other ranks must not wait for this one
         problem = explain(error) or f"{type(error).__name__}: {error}"
     parts = gather_objects((mine, problem), world)
@@ -62,8 +66,7 @@ def look_with(run: Run, wanted: PoolNeeds, model: Any) -> tuple[dict[str, Tensor
         try:
             seen = [part for part, _ in parts if part is not None]
             texts = set().union(*(part.texts for part in seen)) if wanted.texts is None else read_texts(wanted.texts)
-            encode = pool_encoder(model, "text", world.device, autocast)
-            pool = join_pool(seen, texts, run.kept.tokenizer, encode)
+            pool = join_pool(seen, texts, run.kept.tokenizer, encode("text"))
             found = run.trained.objective.look(score_of(model), pool)
         except Exception as error:  # whatever the method or the data brings
             problem = explain(error) or f"{type(error).__name__}: {error}"

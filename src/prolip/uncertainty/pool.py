@@ -34,9 +34,9 @@ class PoolPart(NamedTuple):
 class Pool:
     """N images and M texts by one model; nothing in it says which texts an image came with.
 
-    keys: of the images, in order; image: (N, D), text: (M, D), unit means, float32, on the CPU; text_ids: (M, L) int64;
-    texts stand in the order of their letters; image_novelty, text_novelty: depth -> nats (N,), (M,), empty where the
-    model knows of none.
+    keys: of the images, in order; image: (N, D), text: (M, D), unit means, float32, on the CPU, the texts in the order
+    of their letters; log_var is -inf where the model's variances mean nothing; text_ids: (M, L) int64; image_novelty,
+    text_novelty: depth -> nats (N,), (M,), empty where the model knows of none.
     """
 
     keys: Sequence[str]
@@ -58,9 +58,10 @@ class Pool:
 
 
 def pool_encoder(
-    model: Any, side: Side, device: torch.device, autocast: Callable[[], AbstractContextManager] = nullcontext
-) -> Encode:
-    """What a model in evaluation mode makes of a batch of one side, under autocast."""
+    model: Any, side: Side, device: torch.device, autocast: Callable[[], AbstractContextManager] = nullcontext,
+    points: bool = False,
+) -> Encode:  # fmt: skip
+    """What a model in evaluation mode makes of a batch of one side, under autocast; points: without its variances."""
     novelty = fitted_novelty(model, side)
 
     def run(batch: Tensor) -> tuple[Gaussian, dict[str, Tensor]]:
@@ -68,7 +69,9 @@ def pool_encoder(
             with autocast():
                 hidden = encode_hidden(model, batch.to(device, non_blocking=True), side)
             found = {} if novelty is None else novelty(hidden)
-        return Gaussian(*(x.float().cpu() for x in hidden.z)), {name: nats.cpu() for name, nats in found.items()}
+        mean, log_var = (x.float().cpu() for x in hidden.z)
+        log_var = torch.full_like(log_var, -torch.inf) if points else log_var
+        return Gaussian(mean, log_var), {name: nats.cpu() for name, nats in found.items()}
 
     return run
 

@@ -80,6 +80,21 @@ def test_triplet_loss_is_the_hinge_of_the_definition(negatives):
     torch.testing.assert_close(triplet_loss(s, positive, own, 0.2, negatives), expected)
 
 
+@pytest.mark.parametrize("negatives", ["hardest", "all"])
+def test_weights_stand_inside_the_hinge(negatives):
+    s, positive, w = draw(5, 7) * 0.3, draw(5, 7, seed=1) > 1, draw(5, seed=2).exp()
+    positive.diagonal().fill_(True)
+    own = s.diagonal()
+    rows = []
+    for i in range(5):
+        hinges = [max(0.0, 0.2 + (w[i] * (s[i, j] - own[i])).item()) for j in range(7) if not positive[i, j]]
+        rows.append(max(hinges) if negatives == "hardest" else math.fsum(hinges))
+    expected = torch.tensor(sum(rows) / 5, dtype=DOUBLE)
+    torch.testing.assert_close(triplet_loss(s, positive, own, 0.2, negatives, w), expected)
+    ones = triplet_loss(s, positive, own, 0.2, negatives, torch.ones(5, dtype=DOUBLE))
+    assert ones == triplet_loss(s, positive, own, 0.2, negatives)
+
+
 def test_a_row_without_a_negative_costs_nothing():
     s = draw(2, 2)
     assert triplet_loss(s, torch.ones(2, 2, dtype=torch.bool), s.diagonal(), 5.0) == 0

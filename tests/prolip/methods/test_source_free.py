@@ -45,14 +45,16 @@ def make_objective(settings: dict | None = None, rank: int = 0, world_size: int 
                    pool: Pool | None = None) -> SourceFreeObjective:  # fmt: skip
     torch.manual_seed(0)
     model = prolip.create_model("ProLIP-ViT-test", method_cfg={"name": method}).double()
-    objective = SourceFreeObjective(model, SourceFreeConfig(**(settings or {})), Context(rank=rank, world_size=world_size))
+    context = Context(rank=rank, world_size=world_size)
+    objective = SourceFreeObjective(model, SourceFreeConfig(**(settings or {})), context)
     objective.memory = objective.look(CSDScore(10.0, -5.0), pool or make_pool())
     return objective
 
 
 def make_batch(rows: int) -> dict:
     g = torch.Generator().manual_seed(1)
-    return {"image": torch.randn(rows, 3, 32, 32, generator=g, dtype=DOUBLE), "key": [f"k{3 * n:03}" for n in range(rows)]}
+    image = torch.randn(rows, 3, 32, 32, generator=g, dtype=DOUBLE)
+    return {"image": image, "key": [f"k{3 * n:03}" for n in range(rows)]}
 
 
 def part_of(batch: dict, rank: int, ranks: int) -> dict:
@@ -81,9 +83,9 @@ def test_what_is_retrieved_is_the_order_of_the_models_own_score(score, side):
     near = retrieve(score, pool, side, 5)
     scores = score.pairwise(pool.image, pool.text)
     scores = scores if side == "image" else scores.mT
-    assert torch.equal(near.rows, scores.topk(5, dim=1).indices)
-    apart = near.scores[:, :1] - near.scores
-    torch.testing.assert_close(apart, scores.topk(5, dim=1).values[:, :1] - scores.topk(5, dim=1).values, atol=1e-5, rtol=0)
+    values, rows = scores.topk(5, dim=1)
+    assert torch.equal(near.rows, rows)
+    torch.testing.assert_close(near.scores[:, :1] - near.scores, values[:, :1] - values, atol=1e-5, rtol=0)
     assert retrieve(score, pool, side, 300).rows.shape[1] == (20 if side == "image" else 30)
 
 
