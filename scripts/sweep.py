@@ -108,7 +108,7 @@ def train(sweep: dict[str, Any], variant: str, seed: int, folder: Path, threads:
 
 
 def train_all(sweep: dict[str, Any], variants: list[str], folder: Path, jobs: int) -> None:
-    """Every run that is not finished, `jobs` at a time; a run that fails stops those that have not begun."""
+    """Every run that is not finished, `jobs` at a time; what failed is reported when the others have ended."""
     # seed by seed, so that a sweep broken off has every variant once before it has one variant thrice
     runs = [(variant, seed, folder / f"{variant}-s{seed}") for seed in sweep["seeds"] for variant in variants]
     threads = max(1, len(os.sched_getaffinity(0)) // jobs)
@@ -119,15 +119,14 @@ def train_all(sweep: dict[str, Any], variants: list[str], folder: Path, jobs: in
             sys.exit(f"error: {run} was trained with another recipe or flags: delete it, or give another --output-dir")
     failures: list[RuntimeError] = []
 
-    def train_unless_one_failed(run: tuple[str, int, Path]) -> None:
-        if not failures:
-            try:
-                train(sweep, *run, threads)
-            except RuntimeError as error:
-                failures.append(error)
+    def train_one(run: tuple[str, int, Path]) -> None:
+        try:
+            train(sweep, *run, threads)
+        except RuntimeError as error:  # the others may be well
+            failures.append(error)
 
     with ThreadPoolExecutor(jobs) as pool:
-        list(pool.map(train_unless_one_failed, [run for run in runs if run not in done]))
+        list(pool.map(train_one, [run for run in runs if run not in done]))
     if failures:
         sys.exit("\n".join(f"error: {failure}" for failure in failures))
 

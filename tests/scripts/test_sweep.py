@@ -1,4 +1,4 @@
-"""The sweep runner: every variant with every seed, once; a table; a failing run stops it with its own message."""
+"""The sweep runner: every variant with every seed, once; a table; a failing run is reported behind the others."""
 import json
 import subprocess
 import sys
@@ -66,10 +66,10 @@ def test_a_sweep_trains_each_run_once_and_prints_a_row_per_variant(tmp_path, for
     assert forked.script(ROOT / "scripts/sweep.py", path, *words) == 0 and forked.out == first.stdout
 
 
-def test_a_run_that_fails_stops_the_sweep_with_its_message(tmp_path):
+def test_a_run_that_fails_ends_the_sweep_with_its_message_and_no_other_run(tmp_path):
     path = write_sweep(tmp_path, {"wrong": "--lr -1", "late": ""}, [0])
     ended = call(str(path), "--output-dir", str(tmp_path / "runs"))
-    assert not (tmp_path / "runs/late-s0").exists()
+    assert (tmp_path / "runs/late-s0/eval.json").exists()
     assert ended.returncode == 1
     assert "wrong-s0 ended with 2" in ended.stderr and "--lr -1.0: give a finite number above 0" in ended.stderr
 
