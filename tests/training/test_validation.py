@@ -157,16 +157,18 @@ def make(sets: dict[str, str], *words: str):
     [
         ("imagenet/acc11", "did you mean imagenet/acc1"),
         ("ema/imagenet/acc1", "without --ema-decay"),
+        ("swa/imagenet/acc1", "without --swa-epochs"),
         ("names/i2t/R@1", "a figure of none of the test sets"),
         ("coco/mAP", "a figure of none of the test sets"),
     ],
 )
 def test_a_figure_that_there_will_never_be_is_refused(sets, metric, message):
     validation = make(sets)
-    check_metric("imagenet/acc1", validation, averaged=False)
-    check_metric("ema/coco/t2i/median_rank", validation, averaged=True)
+    check_metric("imagenet/acc1", validation, averaged=())
+    for figure in ("ema/coco/t2i/median_rank", "swa/coco/t2i/median_rank", "swa/drawings/rsum", "coco/rsum"):
+        check_metric(figure, validation, averaged=("ema", "swa"))
     with pytest.raises(FlagError, match=message):
-        check_metric(metric, validation, averaged=False)
+        check_metric(metric, validation, averaged=("ema",) if metric.startswith("swa") else ())
 
 
 def test_two_sets_of_one_name_are_refused(sets):
