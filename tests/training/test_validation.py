@@ -103,6 +103,23 @@ def test_the_best_model_is_kept_with_its_figure(run, sets):
     assert result.metrics["i2t/mAP@R"] == pytest.approx(kept["value"], rel=1e-5)
 
 
+def test_the_average_of_epochs_is_measured_once_there_is_one_and_can_be_the_best(sets, tmp_path):
+    folder = start(
+        tmp_path, "swa", "--val-tasks", sets["drawings"], "--train-num-samples", "64", "--epochs", "4",
+        "--val-frequency", "1", "--swa-epochs", "2", "--ema-decay", "0.5", "--best-metric", "swa/drawings/rsum",
+    )  # fmt: skip
+    rows = evaluations(folder)
+    assert {step: "swa/drawings/rsum" in row for step, row in rows.items()} == {2: False, 4: False, 6: True, 8: True}
+    assert all("ema/drawings/rsum" in row and "drawings/rsum" in row for row in rows.values())
+    kept = json.loads((folder / "best" / "best.json").read_text())
+    assert kept["value"] == max(rows[step]["swa/drawings/rsum"] for step in (6, 8))
+    assert kept["value"] == rows[kept["step"]]["swa/drawings/rsum"]
+    dataset, last = open_dataset(sets["drawings"]), json.loads((folder / "eval.json").read_text())
+    for place, value in (("best", kept["value"]), ("model_swa", last["swa/drawings/rsum"])):
+        wanted = evaluate_dataset(dataset, load_embedder(f"local-dir:{folder / place}")).metrics["rsum"]
+        assert wanted == pytest.approx(value, rel=1e-5)
+
+
 def test_evaluations_leave_no_trace_in_the_training(run, tmp_path):
     plain = start(tmp_path, "plain", "--max-steps", str(STEPS), "--ema-decay", "0.5")
     assert not (plain / "eval.json").exists()
