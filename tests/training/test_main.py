@@ -26,6 +26,8 @@ PUBLIC_FLAGS = """
 --csv-quoting --csv-separator
 --dataset-resampled --dataset-type --dct-scaled-decoding --decay-fraction --deterministic --device --device-augment
 --ema-decay --epochs --eps --fill --force-context-length --force-image-size --fsdp --global-batch-size
+--image-freeze-epochs --image-lr-mult --lr-milestones --lr-step-factor --swa-epochs --text-freeze-epochs --text-lr-mult
+--unfreeze-warmup-epochs
 --grad-checkpointing --grad-clip-norm --greyscale-prob --help --hue --imagenet-val --inclusion-eps --inclusion-form
 --inclusion-reduction --inclusion-scale --init-logit-bias --init-logit-scale --init-unc-bias
 --init-unc-gain --init-uncertainty
