@@ -47,7 +47,7 @@ def build_source(config: DataConfig, streams: int) -> tuple[Source, int]:
             check_captions(rows, CaptionSampler.parse(config.caption_sampling), kind)
     if len(rows) < streams:
         raise ValueError(f"{len(rows)} samples for {streams} loader streams: use fewer --workers or ranks")
-    return RowSource(len(rows), rows), given or len(rows)
+    return RowSource(len(rows), rows, rows.texts), given or len(rows)
 
 
 def csv_columns(config: DataConfig) -> TableColumns:

@@ -20,7 +20,7 @@ from training.flags import FlagError
 LOCK = ".lock"
 OURS = (
     "config.json", "status.json", "metrics.jsonl", "eval.json", "eval", "eval_ema", "tensorboard", "checkpoints",
-    "ledger", "profile", "model", "model_ema", "best",
+    "ledger", "profile", "model", "model_ema", "best", "noise.jsonl",
 )  # fmt: skip
 
 

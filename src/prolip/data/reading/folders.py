@@ -65,11 +65,13 @@ class ImageRows:
             raise SampleFault("missing image", f"{printable(row.path)}: {reason}") from error
         suffix = os.path.splitext(row.path)[1][1:].lower()
         # Pillow looks at the bytes, not at the name: a file without a known suffix may well be an image
-        raw: Raw = {"__key__": row.key, "__url__": printable(row.path)}
-        raw[suffix if suffix in IMAGE_SUFFIXES else "jpg"] = data
-        if row.caption is not None:
-            raw["txt"] = row.caption
-        return {**raw, "json": row.record}
+        return {suffix if suffix in IMAGE_SUFFIXES else "jpg": data, **self.texts(index)}
+
+    def texts(self, index: int) -> Raw:
+        """The raw sample without its image."""
+        row = self.rows[index]
+        plain = {} if row.caption is None else {"txt": row.caption}
+        return {"__key__": row.key, "__url__": printable(row.path), **plain, "json": row.record}
 
 
 def keep_selected(rows: Iterable[ImageRow], selector: Selector | None, what: str) -> ImageRows:
