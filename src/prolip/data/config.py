@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from prolip.data.reading.opening import ReadPolicy
+from prolip.data.reading.published.sets import FORMS, SETS, word_of
 from prolip.data.reading.shards import parse_factors
 from prolip.data.samples.captions import CaptionSampler, Selector
 from prolip.utils.fields import option
 from prolip.utils.messages import naming
 
-DatasetType = Literal["auto", "webdataset", "csv", "folder", "synthetic"]
+DatasetType = Literal["auto", "webdataset", "csv", "folder", "coco", "flickr", "cub", "iapr", "synthetic"]
 Quoting = Literal["csv", "none"]
 
 #: Samples of a rank that wait ready by default, and the bounds of the chunks per worker that hold them. Two small
@@ -29,7 +30,10 @@ class DataConfig:
     train_data: str | None = option(
         None,
         "webdataset shards (paths, URLs or pipe: commands, brace patterns, sources joined by '::'), "
-        "a folder of shards, a CSV, or a folder of images",
+        f"a folder of shards, a CSV, a folder of images, or {FORMS}",
+    )
+    train_split: str | None = option(
+        None, "which images of coco:, flickr:, cub: and iapr:, joined by '+'; default: train, of COCO train+restval"
     )
     train_data_upsampling_factors: str | None = option(
         None, "one factor per source, joined by '::'; needs --dataset-resampled"
@@ -38,7 +42,7 @@ class DataConfig:
         None, "samples per epoch; default: sizes.json or __len__ beside the shards, else counted"
     )
     dataset_type: DatasetType = option(
-        "auto", "what --train-data is; auto goes by its suffix, or by a folder's content"
+        "auto", "what --train-data is; auto goes by its first word or suffix, or by a folder's content"
     )
     dataset_resampled: bool = option(False, "draw shards with replacement")
     batch_size: int = option(64, "samples per step and rank; a multiple of --workers")
@@ -114,6 +118,8 @@ class DataConfig:
                 f"{self.workers} workers: give two samples or more for each worker, and no known matches"
             )
         self._check_noise()
+        if self.train_split is not None and self.dataset_type not in SETS and not word_of(self.train_data or ""):
+            raise ValueError(f"--train-split {self.train_split}, but --train-data has no splits: these have: {FORMS}")
         if self.train_num_samples is not None and self.train_num_samples < 1:
             raise ValueError(f"--train-num-samples is {self.train_num_samples}: give 1 or more, or leave it out")
         if not 0 <= self.max_bad_fraction <= 1:

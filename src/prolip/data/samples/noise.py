@@ -118,21 +118,17 @@ class Noise:
 
     def _swapped(self, raw: Raw, owner: Owner, swaps: Sequence[Swap]) -> Raw:
         now = {(slot.field, slot.number): slot.text for slot in slots_of(raw, owner, self.captions)}
-        plain: dict[str, str] = {}
-        record: dict[str, Any] = {}
+        given: dict[str, Any] = {}
         for slot, source in swaps:
             if (text := now.get((slot.field, slot.number))) != slot.text:
                 what = f"{slot.field} was {slot.text[:80]!r} when noise was made, now it is {text and text[:80]!r}"
                 raise SampleFault("changed caption", what)
-            if slot.field == PLAIN:
-                plain[PLAIN] = source.text
-                continue
-            value = record.get(slot.field, json_record(raw)[slot.field])
-            if isinstance(value, list):
-                record[slot.field] = [*value[: slot.number], source.text, *value[slot.number + 1 :]]
-            else:
-                record[slot.field] = source.text
-        return raw | plain | ({"json": json_record(raw) | record} if record else {})
+            if slot.field not in given:
+                given[slot.field] = raw[PLAIN] if slot.field == PLAIN else json_record(raw)[slot.field]
+            value, at = given[slot.field], slot.number
+            given[slot.field] = [*value[:at], source.text, *value[at + 1 :]] if isinstance(value, list) else source.text
+        plain = {PLAIN: given.pop(PLAIN)} if PLAIN in given else {}
+        return raw | plain | ({"json": json_record(raw) | given} if given else {})
 
     def __str__(self) -> str:
         """What a log says of it."""
