@@ -129,7 +129,10 @@ def embed_share(run: Run, model: Any, wanted: int, autocast: Autocast) -> tuple[
     """This rank's images, or why there are none: the other ranks must not wait for one that has failed."""
     world = run.world
     try:
-        samples = captioned_samples(run.config.data, run.kept.preprocess, wanted, world.rank, world.world_size)
+        noise = run.fed.loader.noise
+        samples = captioned_samples(
+            run.config.data, run.kept.preprocess, wanted, world.rank, world.world_size, noise=noise
+        )
         encode = hidden_encoder(model, "image", world.device, autocast)
         return tuple(embed_images(samples, encode)), ""
     except Exception as error:  # of files, object stores, decoders

@@ -166,6 +166,8 @@ def build(config: Config, world: World, folder: Path, rows: int, held: contextli
     )
     say = run.kept.log.say
     say("\n".join([summary(run), *(f"  weights    {record.getMessage()}" for record in weights)]))
+    if loader.noise is not None:
+        say(f"noise: {loader.noise}")
     for reason in passed_over:
         say(f"passed over {reason}")
     if address and checkpoint:
@@ -203,6 +205,7 @@ def open_loader(config: Config, world: World, rows: int, model: Any, transform: 
         pin_memory=world.device.type == "cuda",
     )
     loader.gather = partial(gather_objects, world=world)  # one broken shard is much of what one of many ranks reads
+    _ = loader.noise  # reads every caption where it is asked for: what fails there fails now
     return loader
 
 

@@ -34,11 +34,12 @@ PUBLIC_FLAGS = """
 --jitter-prob --keep-checkpoints --keep-every-steps --known-matches --layer-decay --ledger --lock-image
 --lock-image-unlocked-groups --lock-text --lock-text-unlocked-layers --log-every-n-steps --logit-lr-mult --lr
 --lr-min-ratio --lr-scheduler --mask-fraction --mask-padding --mask-ratio --max-bad-fraction --max-nonfinite
---max-samples --max-steps --method --model --momentum --name --openclip-transform --opt --output-dir --overwrite
+--max-samples --max-steps --method --model --momentum --name --noise-ratio --noise-seed
+--openclip-transform --opt --output-dir --overwrite
 --peak-tflops --precision --prefetch --pretrained --profile --read-retries --read-timeout --resume --rotate
 --saturation --save-every-minutes --save-every-samples --save-every-steps --save-frequency --seed --select
 --shard-index --shift --shuffle-buffer --stall-seconds --tokenizer --torchcompile --traceback --train-data
---train-data-upsampling-factors --train-num-samples
+--train-data-upsampling-factors --train-num-samples --train-split
 --val-batch-size --val-data --val-every-steps --val-frequency --val-names
 --val-precision --val-select --val-tasks
 --wandb-project --warmup --wd --workers --zoom
