@@ -1,12 +1,16 @@
-"""Time of every method's training step against CLIP's (InfoNCE) on the same towers, and memory of PCME's loss.
+"""Time of every method's training step against CLIP's (InfoNCE) on the same towers; memory of PCME's and VACSR's loss.
 
     python scripts/bench_methods.py --rounds 9                                        # steps, ProLIP-ViT-S-16, batch 32
     python scripts/bench_methods.py --memory --match-samples 8 --batch-size 128 --dim 1024
+    python scripts/bench_methods.py --memory vacsr --batch-size 1024 --dim 512
+    python scripts/bench_methods.py --rank 5000 25000 --dim 512 --shortlist 100   # VACSR's ranking, both directions
 
 Steps take turns within one process, as in bench_step.py: forward, loss, backward, fused AdamW. --memory prints what one
 PCME loss with its gradients holds at most above its inputs (Linux), in a process of its own each: ours, and over all
 pairs of samples at once, B x B x J x J distances as torch.cdist makes them. Differences of coordinates as formula (2)
-prints them, B x B x J x J x D, are computed, not run.
+prints them, B x B x J x J x D, are computed, not run. VACSR's: ours above the model, and all pairs through the adapter
+at once, not run where it would keep more than --most GiB. --rank: exact for up to --exact-images images, by which the
+time of all is reckoned.
 """
 from __future__ import annotations
 
@@ -26,8 +30,13 @@ import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 
 import bench_step  # noqa: E402
+from prolip.evaluation.metrics.blockwise import PairScores, Relevance, retrieval  # noqa: E402
+from prolip.gaussian import Gaussian  # noqa: E402
 from prolip.losses import log_match_odds, tiled_loss_over_ranks  # noqa: E402
 from prolip.methods import METHODS  # noqa: E402
+from prolip.methods.vacsr import VACSRConfig, VACSRScore, pair_terms  # noqa: E402
+from prolip.models.adapter import PairNoise, SimilarityAdapter  # noqa: E402
+from prolip.noise import pair_noise  # noqa: E402
 
 
 def parse() -> argparse.Namespace:
@@ -40,7 +49,12 @@ def parse() -> argparse.Namespace:
     add("--threads", type=int, default=torch.get_num_threads())
     add("--device", default="cpu")
     add("--precision", default="bf16", choices=("bf16", "fp32"))
-    add("--memory", action="store_true", help="of PCME's loss, no steps")
+    add("--memory", nargs="?", const="pcme", choices=("pcme", "vacsr"), help="of that loss, no steps")
+    add("--rank", type=int, nargs=2, metavar=("IMAGES", "TEXTS"), help="time VACSR's ranking, no steps")
+    add("--shortlist", type=int, default=100)
+    add("--exact-images", type=int, default=5000)
+    add("--most", type=float, default=4.0)
+    add("--hidden", type=int, default=VACSRConfig().adapter_hidden)
     add("--match-samples", type=int, default=8)
     add("--dim", type=int, default=1024)
     return parser.parse_args()
@@ -85,9 +99,7 @@ def pcme_loss(way: str, batch: int, samples: int, dim: int, pipe: Any) -> None:
     def loss(odds: torch.Tensor, positive: torch.Tensor) -> torch.Tensor:
         return F.binary_cross_entropy_with_logits(odds, positive.to(odds.dtype), reduction="sum") / batch
 
-    ctypes.CDLL(None).malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
-    before, start = held("VmRSS"), time.perf_counter()
+    before, start = fresh(), time.perf_counter()
     if way == "tiles":
         odds = lambda x, y: log_match_odds(x[0], y[0], 15.0, 15.0)  # noqa: E731
         value = tiled_loss_over_ranks(odds, (v,), (t,), loss)
@@ -97,22 +109,94 @@ def pcme_loss(way: str, batch: int, samples: int, dim: int, pipe: Any) -> None:
     pipe.send((value.item(), time.perf_counter() - start, held("VmHWM") - before))
 
 
+def vacsr_loss(way: str, batch: int, dim: int, hidden: int, pipe: Any) -> None:
+    """One loss of VACSR with its gradients; sends what `pcme_loss` does."""
+    config = VACSRConfig(known_matches=False, adapter_hidden=hidden)
+    v, t = (F.normalize(torch.randn(batch, dim), dim=1).requires_grad_() for _ in range(2))
+    adapter = SimilarityAdapter(dim, hidden, config.mixture_components)
+    place = torch.arange(batch)
+    weights = list(adapter.parameters())
+
+    def sample(x: Any, y: Any) -> torch.Tensor:
+        noise = PairNoise(*pair_noise(0, x[1], y[1], dim, config.mixture_components))
+        return adapter(x[0], y[0], noise, config.gumbel_temperature)
+
+    def loss(numbers: torch.Tensor, positive: torch.Tensor) -> torch.Tensor:
+        logit, divergence, log_var = numbers
+        terms = pair_terms(logit, log_var, positive)
+        return config.kl_weight * divergence.mean() + sum(terms.values())
+
+    before, start = fresh(), time.perf_counter()
+    if way == "tiles":
+        value = tiled_loss_over_ranks(sample, (v, place), (t, place), loss, weights, tile=config.pair_tile)
+    else:
+        value = loss(sample((v, place), (t, place)), torch.eye(batch, dtype=torch.bool))
+    value.backward()
+    pipe.send((value.item(), time.perf_counter() - start, held("VmHWM") - before))
+
+
+def fresh() -> float:
+    """What the process holds, MiB, with its high mark taken back to that."""
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
+    return held("VmRSS")
+
+
 def held(what: str) -> float:
     """What the process holds ("VmRSS") or has held at most ("VmHWM"), MiB."""
     lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(what)) / 1024
 
 
+def alone(target: Any, *words: Any) -> tuple[float, float, float]:
+    """What `target` sends from a process of its own."""
+    context = multiprocessing.get_context("spawn")
+    receive, send = context.Pipe(duplex=False)
+    process = context.Process(target=target, args=(*words, send))
+    process.start()
+    found = receive.recv()
+    process.join()
+    return found
+
+
+def measure_vacsr_memory(options: argparse.Namespace) -> None:
+    batch, dim, hidden = options.batch_size, options.dim, options.hidden
+    print(f"VACSR's loss, B = {batch}, D = {dim}, hidden {hidden}\n| way | MiB | s |\n|---|---:|---:|")
+    # what autograd keeps of each pair: the product, mean, log_var and sigma of K = 2, noise, z; both hidden layers
+    mib = batch**2 * (9 * dim + 2 * hidden) * 4 / 2**20
+    for way in ("tiles", "all pairs at once"):
+        if way == "tiles" or mib < 1024 * options.most:
+            _, seconds, most = alone(vacsr_loss, way, batch, dim, hidden)
+            print(f"| {way} | {most:.0f} | {seconds:.2f} |", flush=True)
+    print(f"| what all pairs at once keep, computed | {mib:,.0f} | |")
+
+
+def time_ranking(options: argparse.Namespace) -> None:
+    """Ranks of VACSR's matches in both directions, five texts for an image or what there are."""
+    (images, texts), dim = options.rank, options.dim
+    image, text = (Gaussian(x, torch.full_like(x, -torch.inf)) for x in (
+        F.normalize(torch.randn(n, dim), dim=1) for n in (images, texts)))  # fmt: skip
+    print(f"VACSR's ranking, {images:,} images, {texts:,} texts, D = {dim}, hidden {options.hidden},"
+          f" {options.threads} threads\n| way | images | s | us / pair | s for all |\n|---|---:|---:|---:|---:|")
+    for shortlist in (0, options.shortlist):
+        torch.manual_seed(0)
+        score = VACSRScore(dim, options.hidden, shortlist).requires_grad_(False)
+        count = images if shortlist else min(images, options.exact_images)
+        owners = torch.arange(texts) % count
+        relevance = Relevance.from_pairs(owners, torch.arange(texts), count, texts)
+        start = time.perf_counter()
+        retrieval(PairScores.from_gaussians(image.select(slice(0, count)), text, score), relevance)
+        seconds = time.perf_counter() - start
+        way, pairs = f"the best {shortlist} again" if shortlist else "exact", 2 * count * texts
+        print(f"| {way} | {count} | {seconds:.1f} | {1e6 * seconds / pairs:.2f} | {seconds * images / count:.0f} |",
+              flush=True)  # fmt: skip
+
+
 def measure_memory(options: argparse.Namespace) -> None:
     batch, samples, dim = options.batch_size, options.match_samples, options.dim
-    context = multiprocessing.get_context("spawn")
     print(f"PCME's loss, B = {batch}, J = {samples}, D = {dim}\n| way | MiB | s |\n|---|---:|---:|")
     for way in ("tiles", "all pairs at once"):
-        receive, send = context.Pipe(duplex=False)
-        process = context.Process(target=pcme_loss, args=(way, batch, samples, dim, send))
-        process.start()
-        _, seconds, mib = receive.recv()
-        process.join()
+        _, seconds, mib = alone(pcme_loss, way, batch, samples, dim)
         print(f"| {way} | {mib:.0f} | {seconds:.2f} |", flush=True)
     print(f"| differences of coordinates (not run) | {batch**2 * samples**2 * dim * 4 / 2**20:,.0f} | |")
 
@@ -121,7 +205,8 @@ def main() -> None:
     options = parse()
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
-    (measure_memory if options.memory else time_steps)(options)
+    ways = {"pcme": measure_memory, "vacsr": measure_vacsr_memory, None: time_ranking if options.rank else time_steps}
+    ways[options.memory](options)
 
 
 if __name__ == "__main__":

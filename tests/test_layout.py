@@ -16,7 +16,8 @@ MODULES = {".".join(path.relative_to(SOURCE).with_suffix("").parts).removesuffix
 MOST = 12
 #: From the ground up; a module is on the floor of its longest prefix here, and imports none of a higher floor.
 FLOORS = [
-    ["prolip.utils", "prolip.operators", "prolip.gaussian", "prolip.flops", "prolip.masking", "prolip.mixing"],
+    ["prolip.utils", "prolip.operators", "prolip.gaussian", "prolip.flops", "prolip.masking", "prolip.mixing",
+     "prolip.noise"],
     ["prolip.measures"],
     ["prolip.losses", "prolip.uncertainty.units"],
     ["prolip.scores"],
@@ -26,7 +27,7 @@ FLOORS = [
     ["prolip.methods.base"],
     ["prolip.methods.gaussians"],
     ["prolip.methods.prolip", "prolip.methods.deterministic", "prolip.methods.likelihood", "prolip.methods.triplet",
-     "prolip.methods.pcme", "prolip.methods.pcmepp", "prolip.methods.source_free"],
+     "prolip.methods.pcme", "prolip.methods.pcmepp", "prolip.methods.vacsr", "prolip.methods.source_free"],
     ["prolip.methods"],
     ["prolip.factory", "prolip.options"],
     ["prolip.evaluation.metrics"],

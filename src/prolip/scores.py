@@ -30,8 +30,12 @@ class Score(nn.Module):
     probability, both None: neither. A subclass gives `pairwise`, and what of the rest differs.
     """
 
-    #: What config.json and --similarity call it.
-    name: ClassVar[str]
+    #: What config.json and --similarity call it; with settings of its own, `NAME:setting=1`.
+    name: str
+    #: Settings that whoever asks for it may choose.
+    choices: ClassVar[tuple[str, ...]] = ()
+    #: How many of each query's nearest by `coarse` are scored by `paired`, the others staying behind them; 0: all are.
+    shortlist: int = 0
     #: Whether queries and gallery may change places.
     symmetric: ClassVar[bool] = True
     #: Whether samples are drawn for it, so that it is an estimate.
@@ -55,6 +59,21 @@ class Score(nn.Module):
         Of images and texts the images are to stand first, as a score need not be symmetric.
         """
         raise NotImplementedError
+
+    def coarse(self, queries: Gaussian, gallery: Gaussian) -> Tensor:
+        """A cheap score of all pairs, (Q, D), (G, D) -> (Q, G), by which a score with a `shortlist` makes it."""
+        raise NotImplementedError
+
+    def paired(self, images: Gaussian, texts: Gaussian) -> Tensor:
+        """The score of each pair of rows, (N, D), (N, D) -> (N,); only scores with a `shortlist` need it."""
+        raise NotImplementedError
+
+    def pair_uncertainty(self, images: Gaussian, texts: Gaussian) -> Tensor | None:
+        """How unsure the score of each pair of rows is, (N, D), (N, D) -> (N,).
+
+        None where a score knows of no uncertainty but that of either input.
+        """
+        return None
 
     def forward(self, queries: Gaussian, gallery: Gaussian) -> Tensor:
         """`pairwise`, for `torch.func.functional_call` with the parameters of a training step."""
@@ -90,6 +109,23 @@ class Score(nn.Module):
     def settings(self) -> dict[str, Any]:
         """Arguments that make an equal score but for its parameters, JSON-able."""
         return {"scale": self.scale, "bias": self.bias}
+
+    def with_settings(self, words: str) -> Score:
+        """An equal score but for these of its `choices`: `shortlist=100`, with a comma between several.
+
+        It is called `NAME:shortlist=100`. ValueError for what may not be chosen.
+        """
+        values = self.to_dict()
+        for word in words.split(","):
+            key, _, value = word.partition("=")
+            if key not in self.choices or not value.isdecimal():
+                known = " or ".join(f"{self.name}:{choice}=NUMBER" for choice in self.choices)
+                raise ValueError(f"{word!r} is no setting of the score {self.name!r}: "
+                                 + (f"give {known}" if known else "it has none to choose"))
+            values[key] = int(value)
+        score = self.from_dict(values)
+        score.name = f"{self.name}:{words}"
+        return score
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values from which `from_dict` makes the score, for embeddings that are kept without their model.
@@ -202,7 +238,7 @@ class MatchProbabilityScore(Score):
     probabilities. Blocks of a large gallery draw anew: their scores are estimates of the same number.
     """
 
-    name, sampled = "match_probability", True
+    name, sampled, choices = "match_probability", True, ("samples", "seed")
 
     def __init__(self, scale: float = 1.0, bias: float = 0.0, samples: int = 8, seed: int = 0):
         super().__init__(scale, bias)

@@ -79,7 +79,7 @@ def read_texts(path: str) -> set[str]:
 
 
 def close_training(run: Run) -> None:
-    """Let the method fit what it wants of settled weights, in the model and in its averaged twin; all ranks together.
+    """Let the method fit what it wants of settled weights, in the model and in its averaged twins; all ranks together.
 
     Nothing that fails here is worth the run: it is reported, and the model stays as it was trained.
     """
@@ -88,7 +88,7 @@ def close_training(run: Run) -> None:
     if not wanted or run.config.data.dataset_type == "synthetic":
         return
     start = time.perf_counter()
-    models = [trained.objective.model] + ([trained.ema.module] if trained.ema is not None else [])
+    models = [trained.objective.model, *trained.averaged(run.at.step).values()]
     with run.health.watchdog.pause(), torch.compiler.set_stance("force_eager"):
         problems = [problem for model in models if (problem := close_model(run, model, wanted))]
     if run.world.is_first:
@@ -129,7 +129,10 @@ def embed_share(run: Run, model: Any, wanted: int, autocast: Autocast) -> tuple[
     """This rank's images, or why there are none: the other ranks must not wait for one that has failed."""
     world = run.world
     try:
-        samples = captioned_samples(run.config.data, run.kept.preprocess, wanted, world.rank, world.world_size)
+        noise = run.fed.loader.noise
+        samples = captioned_samples(
+            run.config.data, run.kept.preprocess, wanted, world.rank, world.world_size, noise=noise
+        )
         encode = hidden_encoder(model, "image", world.device, autocast)
         return tuple(embed_images(samples, encode)), ""
     except Exception as error:  # of files, object stores, decoders

@@ -70,13 +70,21 @@ class OptimConfig:
     momentum: float | None = option(None, "momentum of optimisers that have one (sgd, muon)")
     wd: float = option(0.2, "weight decay of matrices; biases, norms, scalars, tokens and positions have none")
     warmup: int = option(10_000, "steps of linear warm-up; the small recipes take a twentieth of all steps")
-    lr_scheduler: Literal["cosine", "const", "wsd"] = option("cosine", "learning rate after the warm-up")
+    lr_scheduler: Literal["cosine", "const", "wsd", "step"] = option("cosine", "learning rate after the warm-up")
     lr_min_ratio: float = option(0.0, "last learning rate of cosine and wsd, as a share of --lr")
     decay_fraction: float = option(0.2, "share of all steps in which wsd decays")
+    lr_milestones: tuple[float, ...] = option((), "where step lowers the learning rate, as shares of all steps")
+    lr_step_factor: float = option(0.1, "what step multiplies the learning rate by at each of them")
     layer_decay: float | None = option(None, "learning rate of a block: --lr times this ** (its depth from the end)")
+    image_lr_mult: float = option(1.0, "learning rate of the image backbone, as a multiple of --lr; heads have --lr")
+    text_lr_mult: float = option(1.0, "learning rate of the text backbone, as a multiple of --lr; heads have --lr")
+    image_freeze_epochs: float = option(0.0, "first epochs, or parts of one, in which the image backbone stands still")
+    text_freeze_epochs: float = option(0.0, "first epochs, or parts of one, in which the text backbone stands still")
+    unfreeze_warmup_epochs: float = option(0.0, "epochs of linear warm-up of a backbone that stood still")
     logit_lr_mult: float = option(1.0, "learning rate of logit scale and bias, as a multiple of --lr")
     grad_clip_norm: float | None = option(None, "bound on the norm of all gradients")
     ema_decay: float | None = option(None, "average the weights with this decay (warmed up); saved as model_ema")
+    swa_epochs: int = option(0, "average the weights at the ends of so many last epochs (SWA); saved as model_swa")
 
     def __post_init__(self) -> None:
         known = [str(name) for name in list_optimizers()]
@@ -84,16 +92,28 @@ class OptimConfig:
             remedy = did_you_mean(self.opt.lower(), known, "timm.optim.list_optimizers() lists all names")
             raise FlagError(f"--opt {self.opt} is unknown to timm: {remedy}")
         _above_zero(self, "lr", "eps")
-        _at_least(0, self, "wd", "logit_lr_mult", "warmup")
+        _above_zero(self, "image_lr_mult", "text_lr_mult", remedy="; --lock-image and --lock-text freeze a tower")
+        _at_least(0, self, "wd", "logit_lr_mult", "warmup", "image_freeze_epochs", "text_freeze_epochs",
+                  "unfreeze_warmup_epochs", "swa_epochs")  # fmt: skip
         for name in ("beta1", "beta2", "lr_min_ratio", "momentum", "ema_decay"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < 1:
                 raise FlagError(f"{flag_of(name)} {value} is outside [0, 1): give a share such as 0.9")
-        for name in ("layer_decay", "decay_fraction"):
+        for name in ("layer_decay", "decay_fraction", "lr_step_factor"):
             value = getattr(self, name)
             if value is not None and not 0 < value <= 1:
                 raise FlagError(f"{flag_of(name)} {value} is outside (0, 1]: give a share such as 0.7")
         _above_zero(self, "grad_clip_norm", remedy="; leave it out for no clipping")
+        if (self.lr_scheduler == "step") != bool(self.lr_milestones):
+            raise FlagError("--lr-scheduler step and --lr-milestones go together: give both, such as --lr-milestones "
+                            "0.6, or neither")  # fmt: skip
+        if not all(0 < a < b for a, b in zip(self.lr_milestones, (*self.lr_milestones[1:], 1))):
+            given = " ".join(map(str, self.lr_milestones))
+            raise FlagError(f"--lr-milestones {given}: give shares of the run between 0 and 1, the smaller first, such "
+                            "as 0.6 0.8")  # fmt: skip
+        if self.unfreeze_warmup_epochs and not (self.image_freeze_epochs or self.text_freeze_epochs):
+            raise FlagError("--unfreeze-warmup-epochs, and no backbone stands still: give --image-freeze-epochs or "
+                            "--text-freeze-epochs, or --warmup for the whole model")  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,10 +17,16 @@ from training.config import ValidationConfig
 from training.health.preemption import Stopped
 from training.health.terms import NonFiniteError
 from training.log import Stopwatch, peak_memory, progress_line
-from training.optim import gradient_norms, learning_rate_factor, parameter_norms, set_learning_rate
+from training.optim import (
+    gradient_norms,
+    learning_rate_factor,
+    parameter_norms,
+    release_gradients,
+    set_learning_rate,
+)
 from training.parallel.distributed import gather_objects, wait_for_all
 from training.parallel.sharding import whole_model
-from training.state import EMA, Fed, Position, Run, Trained
+from training.state import Fed, Position, Run, Trained
 
 #: GradScaler halves its scale (2^16 at first) for every step that overflows. Below this it is not the scale's fault.
 MIN_LOSS_SCALE = 1e-4
@@ -31,18 +37,19 @@ def training_step(trained: Trained, batch: Batch, step: int) -> Terms:
     """Optimiser step `step` (from 0) on the local batch; returns its terms on the device. Nothing here waits for it,
     unless the optimiser is not a fused one: see `move_parameters`.
     """
-    set_learning_rate(
-        trained.optimizer, trained.config, learning_rate_factor(step, trained.total_steps, trained.config)
-    )
+    backbones = {tower: stage.factor(step) for tower, stage in trained.stages.items()}
+    factor = learning_rate_factor(step, trained.total_steps, trained.config)
+    set_learning_rate(trained.optimizer, trained.config, factor, backbones)
     batch = trained.objective.prepare(batch, step)
     terms = accumulate_backward(trained.network, batch, trained.accum_freq, trained.autocast, trained.scaler.scale)
+    release_gradients(trained.optimizer, [tower for tower, stage in trained.stages.items() if step < stage.frozen])
     trained.scaler.unscale_(trained.optimizer)
     terms |= gradient_norms(trained.parts, trained.config.grad_clip_norm)
     move_parameters(trained, terms)
     trained.optimizer.zero_grad(set_to_none=True)
     trained.objective.after_step()
-    if trained.ema is not None:
-        trained.ema.update(trained.objective.model, step + 1)
+    for average in trained.averages.values():
+        average.update(trained.objective.model, step + 1)
     return terms
 
 
@@ -213,7 +220,7 @@ def evaluation_due(wanted: ValidationConfig, at: Position, total_steps: int) -> 
 
 
 def evaluate_when_due(run: Run, watch: Stopwatch) -> None:
-    """Measure the model by all ranks, its averaged twin too where there is one, unless that was done at this step.
+    """Measure the model by all ranks, its averaged twins too where there are any, unless that was done at this step.
 
     Stopped, between two test sets, where any rank was asked to: the evaluation is made up for when the run goes on.
     """
@@ -242,7 +249,8 @@ def evaluate_when_due(run: Run, watch: Stopwatch) -> None:
         except Exception as error:  # files have exceptions of many kinds
             return f"warning: the best model was NOT kept, the run goes on: {type(error).__name__}: {error}"
 
-    models = {"": trained.objective.model} | ({EMA: trained.ema.module} if trained.ema is not None else {})
+    averaged = trained.averaged(run.at.step)
+    models = {"": trained.objective.model} | {f"{name}/": model for name, model in averaged.items()}
     with run.health.watchdog.pause():
         remarks = [measure(prefix, model) for prefix, model in models.items()]
         measured.step = run.at.step

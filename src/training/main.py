@@ -18,6 +18,7 @@ if __name__ == "__main__":  # before torch is imported, which takes seconds in w
     STOP.install()
     stop_with_launcher()
 
+from prolip.data.associations import show_progress
 from prolip.data.reading.table import show_counts
 from prolip.methods import DEFAULT_METHOD, all_methods, retired_flags
 from training.config import DERIVED, Config, build_config, read_config_file, section_types
@@ -86,6 +87,7 @@ def main(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     if first_rank():
         show_counts()
+        show_progress()
     try:
         run(parse(arguments))
     except KeyboardInterrupt:

@@ -1,18 +1,21 @@
-"""Optimisers by timm's names, weight-decay and learning-rate groups, schedules, and norms of what they move."""
+"""Optimisers by timm's names, weight-decay and learning-rate groups, schedules, what stands still and what is averaged,
+and norms of what is moved.
+"""
 from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from timm.optim import create_optimizer_v2, get_optimizer_class, get_optimizer_info
+from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from training.config import OptimConfig
-from training.flags import FlagError
+from training.flags import FlagError, flag_of
 
 
 def build_optimizer(objective: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
@@ -24,6 +27,7 @@ def build_optimizer(objective: nn.Module, config: OptimConfig) -> torch.optim.Op
     groups = parameter_groups(objective, config)
     if not groups:
         raise ValueError("every parameter is frozen: leave one tower unlocked")
+    check_backbones(groups, config)
     accepted = inspect.signature(get_optimizer_class(config.opt, bind_defaults=False)).parameters
     settings: dict[str, Any] = {"betas": (config.beta1, config.beta2), "eps": config.eps}
     if config.momentum is not None:
@@ -44,24 +48,31 @@ def parameter_groups(objective: Any, config: OptimConfig) -> list[dict[str, Any]
 
     No decay on vectors and scalars (biases, norms) and on what `model.no_weight_decay()` names (tokens, positions), as
     timm. `model.logit_parameters()` have the multiplier `logit_lr_mult`, others layer_decay^depth by `model.depths()`,
-    at most 1. `lr_scale` is what `set_learning_rate` multiplies by.
+    at most 1, times that of their tower if they are of its backbone. `lr_scale` is what `set_learning_rate` multiplies
+    by; `backbone` the tower, where its backbone has settings of its own.
     """
     model = objective.model
     exempt, logit, depths = model.no_weight_decay(), model.logit_parameters(), model.depths()
+    asked = backbone_flags(config)
+    backbone = {name: tower for tower, names in model.backbones().items() if tower in asked for name in names}
     in_towers = {id(parameter) for tower in model.towers().values() for parameter in tower.parameters()}
-    groups: dict[tuple[bool, float, bool], dict[str, Any]] = {}
+    groups: dict[tuple[bool, float, bool, str | None], dict[str, Any]] = {}
     for full_name, parameter in objective.named_parameters():
         if not parameter.requires_grad:
             continue
         name = full_name.removeprefix("model.")
         decays = parameter.ndim > 1 and not name.endswith(".bias") and name not in exempt
         scale = 1.0 if config.layer_decay is None else config.layer_decay ** depths.get(name, 0)
+        tower = backbone.get(name)
+        if tower is not None:
+            scale *= getattr(config, f"{tower}_lr_mult")
         if name in logit:
             scale = config.logit_lr_mult
         group = groups.setdefault(
-            (decays, scale, id(parameter) in in_towers),  # only those may be in shards, and optimisers do not mix
-            {"params": [], "names": [], "lr_scale": scale, "lr": config.lr * scale, "weight_decay": config.wd},
-        )
+            (decays, scale, id(parameter) in in_towers, tower),  # only those may be in shards; optimisers do not mix
+            {"params": [], "names": [], "lr_scale": scale, "lr": config.lr * scale, "weight_decay": config.wd,
+             "backbone": tower},
+        )  # fmt: skip
         if not decays:
             group |= {"weight_decay": 0.0, "use_fallback": True}
         group["params"].append(parameter)
@@ -69,17 +80,82 @@ def parameter_groups(objective: Any, config: OptimConfig) -> list[dict[str, Any]
     return list(groups.values())
 
 
+def backbone_flags(config: OptimConfig) -> dict[str, list[str]]:
+    """Tower -> the settings that its backbone has of its own; only towers that have one."""
+    plain = OptimConfig()
+    names = {tower: (f"{tower}_lr_mult", f"{tower}_freeze_epochs") for tower in ("image", "text")}
+    found = {tower: [name for name in own if getattr(config, name) != getattr(plain, name)]
+             for tower, own in names.items()}  # fmt: skip
+    return {tower: own for tower, own in found.items() if own}
+
+
+def check_backbones(groups: Sequence[Mapping[str, Any]], config: OptimConfig) -> None:
+    """FlagError where nothing is trained of a backbone that has settings of its own, or nothing but what stands still.
+    """
+    trained = {group["backbone"] for group in groups}
+    for tower, names in backbone_flags(config).items():
+        if tower not in trained:
+            raise FlagError(f"{flag_of(names[0])}, but nothing of the {tower} backbone is trained: leave it out, or "
+                            f"--lock-{tower}")  # fmt: skip
+    if all(tower is not None and getattr(config, f"{tower}_freeze_epochs") for tower in trained):
+        raise FlagError(f"nothing is trained while the {' and the '.join(sorted(map(str, trained)))} backbone stand "
+                        "still: leave out --image-freeze-epochs or --text-freeze-epochs")  # fmt: skip
+
+
+class Stage(NamedTuple):
+    """Of a backbone: it stands still for the first `frozen` steps, and its own warm-up takes `warmup` more."""
+
+    frozen: int
+    warmup: int
+
+    def factor(self, step: int) -> float:
+        """On its learning rate at 0-based step `step`: 0, (step - frozen + 1) / warmup, 1."""
+        if step < self.frozen:
+            return 0.0
+        return min(1.0, (step - self.frozen + 1) / max(1, self.warmup))
+
+
+def stages_of(config: OptimConfig, steps_per_epoch: int, total: int) -> dict[str, Stage]:
+    """Tower -> the stages of its backbone, of those that stand still at first; FlagError unless they end in the run."""
+    found = {}
+    for tower in ("image", "text"):
+        name = f"{tower}_freeze_epochs"
+        if epochs := getattr(config, name):
+            warmup = round(config.unfreeze_warmup_epochs * steps_per_epoch)
+            found[tower] = stage = Stage(max(1, round(epochs * steps_per_epoch)), warmup)
+            if sum(stage) >= total:
+                own = f" and --unfreeze-warmup-epochs {config.unfreeze_warmup_epochs:g}" if warmup else ""
+                raise FlagError(
+                    f"{flag_of(name)} {epochs:g}{own} do not end within the run's {total} steps, an epoch has "
+                    f"{steps_per_epoch}: give less of them, train longer, or freeze a tower for good by --lock-{tower}"
+                )
+    return found
+
+
+def release_gradients(optimizer: torch.optim.Optimizer, towers: Collection[str]) -> None:
+    """Drop the gradients of these backbones: for clipping and the optimiser they are not there. So nothing moves them,
+    neither decay nor moments, and moments begin with the first step that does.
+    """
+    for group in optimizer.param_groups:
+        if group["backbone"] in towers:
+            for parameter in group["params"]:
+                parameter.grad = None
+
+
 def learning_rate_factor(step: int, total: int, config: OptimConfig) -> float:
     """Factor on the learning rate of 0-based step `step` of `total`.
 
     Warm-up: (step + 1) / warmup. After it, with r = lr_min_ratio,
     cosine: r + (1 - r) (1 + cos(pi t)) / 2, t = (step - warmup) / (total - warmup);
-    wsd (warm-up, stable, decay): 1, then linearly from 1 to r over the last decay_fraction of all steps; const: 1.
+    wsd (warm-up, stable, decay): 1, then linearly from 1 to r over the last decay_fraction of all steps; const: 1;
+    step: lr_step_factor ** (number of milestones behind), each a share of all steps.
     """
     if step < config.warmup:
         return (step + 1) / config.warmup
     if config.lr_scheduler == "const":
         return 1.0
+    if config.lr_scheduler == "step":
+        return config.lr_step_factor ** sum(step >= round(share * total) for share in config.lr_milestones)
     if config.lr_scheduler == "cosine":
         progress = (step - config.warmup) / max(1, total - config.warmup)
         shape = 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
@@ -89,11 +165,56 @@ def learning_rate_factor(step: int, total: int, config: OptimConfig) -> float:
     return config.lr_min_ratio + (1 - config.lr_min_ratio) * shape
 
 
-def set_learning_rate(optimizer: torch.optim.Optimizer, config: OptimConfig, factor: float) -> float:
-    """Write lr * factor * the group's own multiplier into every group; returns lr * factor."""
+def set_learning_rate(
+    optimizer: torch.optim.Optimizer, config: OptimConfig, factor: float, backbones: Mapping[str, float] | None = None
+) -> float:
+    """Write lr * factor * the group's own multiplier * that of its backbone into every group; returns lr * factor."""
     for group in optimizer.param_groups:
-        group["lr"] = config.lr * factor * group["lr_scale"]
+        group["lr"] = config.lr * factor * group["lr_scale"] * (backbones or {}).get(group["backbone"], 1.0)
     return config.lr * factor
+
+
+class EpochAverage(ModelEmaV3):
+    """The plain mean of the weights behind each of some steps, the ends of epochs: SWA (Izmailov et al. 2018).
+
+    steps: in their order. `module` stands for something from the first of them on. Running statistics would be averaged
+    as weights are; the towers have none.
+    """
+
+    def __init__(self, model: nn.Module, steps: Sequence[int], foreach: bool = True):
+        super().__init__(model, decay=0.0, foreach=foreach)
+        self.steps = list(steps)
+
+    def update(self, model: nn.Module, step: int | None = None) -> None:
+        """Take in the weights, if they are to be taken behind this step: m_k = m_(k-1) + (w - m_(k-1)) / k."""
+        if step in self.steps:
+            before = self.steps.index(step)
+            self.decay = before / (before + 1)
+            super().update(model)
+
+    def taken(self, step: int) -> list[int]:
+        """The steps whose weights are in it behind `step`."""
+        return [one for one in self.steps if one <= step]
+
+
+def build_averages(
+    model: nn.Module, config: OptimConfig, steps_per_epoch: int, total: int, foreach: bool
+) -> dict[str, ModelEmaV3]:
+    """The averaged twins by the names of `training.state.AVERAGES`; FlagError for more epochs than the run has.
+
+    foreach: whether parameters are updated in bulk, which shards cannot be.
+    """
+    found: dict[str, ModelEmaV3] = {}
+    if config.ema_decay:
+        found["ema"] = ModelEmaV3(model, decay=config.ema_decay, use_warmup=True, foreach=foreach)
+    if config.swa_epochs:
+        # counted back from the end, so that a run whose length is no whole number of epochs ends with one of them, too
+        steps = [total - steps_per_epoch * back for back in reversed(range(config.swa_epochs))]
+        if steps[0] < 1:
+            raise FlagError(f"--swa-epochs {config.swa_epochs}, and the run has {total / steps_per_epoch:.1f}: give at "
+                            f"most {-(-total // steps_per_epoch)}, or train longer")  # fmt: skip
+        found["swa"] = EpochAverage(model, steps, foreach)
+    return found
 
 
 def parts_of(objective: Any) -> dict[str, list[nn.Parameter]]:
@@ -111,10 +232,11 @@ def gradient_norms(parts: Mapping[str, Sequence[nn.Parameter]], bound: float | N
 
     bound: scale all gradients so that their common norm is at most this.
     """
-    norms = {
-        f"grad_norm_{part}": norm([p.grad for p in parameters if p.grad is not None])
-        for part, parameters in parts.items()
-    }
+    norms = {}
+    for part, parameters in parts.items():
+        grads = [p.grad for p in parameters if p.grad is not None]
+        still = parameters[0].device  # all of it stands still
+        norms[f"grad_norm_{part}"] = norm(grads) if grads else torch.zeros((), device=still)
     total = torch.linalg.vector_norm(torch.stack(list(norms.values())))
     if bound is not None:
         for parameters in parts.values():  # one kind of tensor, whole or in shards, at a time

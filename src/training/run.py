@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from timm.utils import ModelEmaV3
 
 from prolip.data.loader import Loader, build_loader
 from prolip.flops import flops_per_sample, peak_of
@@ -41,7 +40,7 @@ from training.model import (
     build_tokenizer,
     distribute,
 )
-from training.optim import build_optimizer, parts_of
+from training.optim import build_averages, build_optimizer, parts_of, stages_of
 from training.parallel.distributed import (
     Agreement,
     World,
@@ -54,7 +53,7 @@ from training.parallel.distributed import (
     wait_for_all,
 )
 from training.parallel.sharding import shard_model, whole_model
-from training.state import EMA, Fed, Health, Kept, Measured, Run, SaveClock, Trained
+from training.state import Fed, Health, Kept, Measured, Run, SaveClock, Trained
 
 if TYPE_CHECKING:
     from training.validation import Validation
@@ -141,8 +140,8 @@ def build(config: Config, world: World, folder: Path, rows: int, held: contextli
     global_batch = rows * world.world_size
     loader = open_loader(config, world, rows, model, transform, tokenizer)
     steps = total_steps(config, loader.num_batches, global_batch)
-    trained = build_trained(config, world, model, steps, tokenizer)
-    measured = Measured(validation=build_validation(config, world, tokenizer, preprocess))
+    trained = build_trained(config, world, model, (steps, loader.num_batches), tokenizer)
+    measured = Measured(validation=build_validation(config, world, tokenizer, preprocess, list(trained.averages)))
     storage = Storage(settings.checkpoint_dir or str(folder / "checkpoints"))
     address, passed_over = take_folder(config, world, folder, storage, held or contextlib.ExitStack())
     checkpoint = load_checkpoint(address) if address else None
@@ -167,6 +166,8 @@ def build(config: Config, world: World, folder: Path, rows: int, held: contextli
     )
     say = run.kept.log.say
     say("\n".join([summary(run), *(f"  weights    {record.getMessage()}" for record in weights)]))
+    if loader.noise is not None:
+        say(f"noise: {loader.noise}")
     for reason in passed_over:
         say(f"passed over {reason}")
     if address and checkpoint:
@@ -204,12 +205,16 @@ def open_loader(config: Config, world: World, rows: int, model: Any, transform: 
         pin_memory=world.device.type == "cuda",
     )
     loader.gather = partial(gather_objects, world=world)  # one broken shard is much of what one of many ranks reads
+    _ = loader.noise  # reads every caption where it is asked for: what fails there fails now
     return loader
 
 
-def build_trained(config: Config, world: World, model: Any, steps: int, tokenizer: Any) -> Trained:
-    """The model inside its method, its averaged twin, and the optimiser; sharded and compiled where asked for."""
-    settings, method = config.run, find_method(config.method).objective
+def build_trained(config: Config, world: World, model: Any, length: tuple[int, int], tokenizer: Any) -> Trained:
+    """The model inside its method, its averaged twins, and the optimiser; sharded and compiled where asked for.
+
+    length: steps of the run, and of an epoch.
+    """
+    settings, method, (steps, per_epoch) = config.run, find_method(config.method).objective, length
     context = Context(
         seed=settings.seed,
         rank=world.rank,
@@ -219,11 +224,9 @@ def build_trained(config: Config, world: World, model: Any, steps: int, tokenize
         teacher=build_teacher(method.needs(config.objective).teacher, world.device),
     )
     objective = method(model, config.objective, context).to(world.device)
-    ema = None
-    if config.optim.ema_decay:
-        ema = ModelEmaV3(model, decay=config.optim.ema_decay, use_warmup=True, foreach=not settings.fsdp)
+    averages = build_averages(model, config.optim, per_epoch, steps, foreach=not settings.fsdp)
     if settings.fsdp:
-        for network in [model] if ema is None else [model, ema.module]:
+        for network in (model, *(average.module for average in averages.values())):
             shard_model(network, world, DTYPES.get(settings.precision))
     optimizer = build_optimizer(objective, config.optim)
     if config.model.torchcompile:
@@ -236,9 +239,10 @@ def build_trained(config: Config, world: World, model: Any, steps: int, tokenize
         optimizer=optimizer,
         scaler=torch.amp.GradScaler(world.device.type, enabled=settings.precision == "amp_fp16"),
         gate=StepGate(settings.max_nonfinite, world),
-        ema=ema,
+        averages=averages,
         config=config.optim,
         total_steps=steps,
+        stages=stages_of(config.optim, per_epoch, steps),
         accum_freq=settings.accum_freq,
         autocast=autocast_for(settings.precision, world.device),
     )
@@ -264,15 +268,17 @@ def build_health(config: Config, world: World, objective: Objective, rows: int) 
     )
 
 
-def build_validation(config: Config, world: World, tokenizer: Any, preprocess: Any) -> Validation | None:
-    """What measures the model on the way; None where nothing is asked for."""
+def build_validation(
+    config: Config, world: World, tokenizer: Any, preprocess: Any, averaged: list[str]
+) -> Validation | None:
+    """What measures the model, and its twins `averaged`, on the way; None where nothing is asked for."""
     if not config.val.asked_for:
         return None
     from training.validation import check_metric, open_validation
 
     validation = open_validation(config.val, tokenizer, preprocess, world)
     if config.val.best_metric:
-        check_metric(config.val.best_metric, validation, averaged=bool(config.optim.ema_decay))
+        check_metric(config.val.best_metric, validation, averaged)
     return validation
 
 
@@ -293,6 +299,8 @@ def summary(run: Run) -> str:
         f"of {loader.num_batches:,} steps",
         "optimiser": f"{config.optim.opt}, lr {config.optim.lr:g} {config.optim.lr_scheduler}, "
         f"{config.optim.warmup} steps of warm-up, weight decay {config.optim.wd:g}",
+        **{f"{tower} backbone": f"stands still for {stage.frozen:,} steps, then {stage.warmup:,} of warm-up"
+           for tower, stage in run.trained.stages.items()},
         "precision": f"{config.run.precision} on {world.device}" + (", compiled" if config.model.torchcompile else ""),
         "folder": str(run.kept.folder),
     }
@@ -301,17 +309,16 @@ def summary(run: Run) -> str:
 
 
 def finish(run: Run, seconds: float) -> None:
-    """Leave the trained model, its averaged twin and the last metrics in the run folder."""
+    """Leave the trained model, its averaged twins and the last metrics in the run folder."""
     trained, kept, world = run.trained, run.kept, run.world
     run.fed.loader.close()  # nothing more is read, and a worker killed now would be met while the model is written
     with run.health.watchdog.pause():
-        model = whole_model(trained.objective.model, world)
-        ema = None if trained.ema is None else whole_model(trained.ema.module, world)
+        twins = {f"model_{name}": average for name, average in trained.averaged(run.at.step).items()}
+        models = {name: whole_model(own, world) for name, own in ({"model": trained.objective.model} | twins).items()}
         if world.is_first:
             try:
-                save_pretrained(model, kept.folder / "model", tokenizer=kept.tokenizer)
-                if ema is not None:
-                    save_pretrained(ema, kept.folder / "model_ema", tokenizer=kept.tokenizer)
+                for name, model in models.items():
+                    save_pretrained(model, kept.folder / name, tokenizer=kept.tokenizer)
             except Exception as error:  # safetensors has exceptions of its own
                 what = f"the model was not written into {kept.folder} ({error})"
                 raise OSError(f"{what}: mend that, then {WAY_ON}") from error
@@ -329,7 +336,7 @@ def leave_metrics(measured: Measured, kept: Kept) -> None:
 
     for prefix, result in measured.results.items():
         if result.corpus is not None:
-            folder = "eval_ema" if prefix == EMA else "eval"
+            folder = f"eval_{prefix}".rstrip("/_")
             result.corpus.save(kept.folder / folder)
             kept.log.say(f"{folder}: {format_corpus(result.corpus)}")
     write_json(kept.folder / "eval.json", {"step": measured.step, **measured.metrics})

@@ -21,14 +21,16 @@ from training.health.terms import StepGate, TermMeter
 from training.health.watchdog import Watchdog
 from training.log import RunLog, StepProfiler
 from training.model import Autocast
+from training.optim import EpochAverage, Stage
 from training.parallel.distributed import Agreement, World
 
 if TYPE_CHECKING:  # evaluations bring scipy and more, which runs without any need not load
     from prolip.evaluation.suites.emoji.result import CorpusResult
     from training.validation import Best, Validation
 
-#: What the metrics of the averaged model begin with.
-EMA = "ema/"
+#: Averaged twins of the model by name, and the flag that asks for each. Its metrics begin with NAME/, its folders and
+#: files end in _NAME.
+AVERAGES = {"ema": "--ema-decay", "swa": "--swa-epochs"}
 
 
 @dataclass(kw_only=True)
@@ -36,8 +38,9 @@ class Trained:
     """What a step moves, and by what.
 
     objective: the method with its model; network: the same, inside DDP where there are several ranks; parts: its
-    trained parameters by tower; optimizer, scaler, gate: what moves them, and holds back; ema: the averaged twin of the
-    model; config, total_steps: the schedule; accum_freq: micro-batches; autocast: makes contexts of forward passes.
+    trained parameters by tower; optimizer, scaler, gate: what moves them, and holds back; averages: the averaged twins
+    of the model, of AVERAGES; config, total_steps: the schedule; stages: of backbones that stand still at first;
+    accum_freq: micro-batches; autocast: makes contexts of forward passes.
     """
 
     objective: Objective
@@ -46,11 +49,17 @@ class Trained:
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
     gate: StepGate
-    ema: ModelEmaV3 | None
+    averages: dict[str, ModelEmaV3]
     config: OptimConfig
     total_steps: int
+    stages: dict[str, Stage]
     accum_freq: int
     autocast: Autocast
+
+    def averaged(self, step: int) -> dict[str, nn.Module]:
+        """Name -> averaged twin, of those that stand for something behind `step` steps."""
+        return {name: average.module for name, average in self.averages.items()
+                if not isinstance(average, EpochAverage) or average.taken(step)}  # fmt: skip
 
 
 @dataclass(kw_only=True)
@@ -85,7 +94,7 @@ class Evaluated:
 
 @dataclass(kw_only=True)
 class Measured:
-    """What is measured on the way. results: of the last evaluation, at `step`; by a prefix of metrics, "" or "ema/"."""
+    """What is measured on the way. results: of the last evaluation, at `step`; by a prefix of metrics: "", "ema/"."""
 
     validation: Validation | None = None
     best: Best | None = None
@@ -94,7 +103,7 @@ class Measured:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Name -> metric of the model, and ema/name -> metric of the averaged weights."""
+        """Name -> metric of the model, and ema/name, swa/name -> metric of averaged weights."""
         return {prefix + name: value for prefix, one in self.results.items() for name, value in one.metrics.items()}
 
 

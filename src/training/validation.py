@@ -4,7 +4,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from training.checkpoint.run_folder import write_json
 from training.config import ValidationConfig
 from training.flags import FlagError, did_you_mean, nearest
 from training.parallel.distributed import World
-from training.state import EMA, Evaluated
+from training.state import AVERAGES, Evaluated
 
 #: How the corpus's metrics begin, beside the rankings, whose names are known in full.
 CORPUS_METRICS = ("zero_shot/", "trace/", "spearman/", "inclusion/", "recall_by_trace/", "captions/t2i/", "refusal/")
@@ -109,12 +109,13 @@ class Best:
     """The model with the best value of a metric so far, in `folder`: model.safetensors, config.json and best.json.
 
     A run that goes on begins with what best.json holds. lowest: small values are better. prefix: what begins the
-    metrics of the model that it chooses, "" or "ema/".
+    metrics of the model that it chooses, "", "ema/" or "swa/".
     """
 
     def __init__(self, folder: Path, metric: str, lowest: bool = False):
         self.folder, self.metric, self.lowest = folder, metric, lowest
-        self.prefix = EMA if metric.startswith(EMA) else ""
+        name = averaged_name(metric)
+        self.prefix = f"{name}/" if name else ""
         self.value: float | None = None
         if (folder / "best.json").exists():
             kept = json.loads((folder / "best.json").read_text(encoding="utf-8"))
@@ -136,11 +137,18 @@ class Best:
         return f"best {self.metric} so far, {value:.4g}{before}: kept in {self.folder}"
 
 
-def check_metric(metric: str, validation: Validation, averaged: bool) -> None:
-    """FlagError where no evaluation of this run will have the figure. averaged: whether there is an averaged model."""
-    if metric.startswith(EMA) and not averaged:
-        raise FlagError(f"--best-metric {metric} without --ema-decay: there is no averaged model to measure")
-    name = metric.removeprefix(EMA)
+def averaged_name(metric: str) -> str:
+    """The averaged twin that a metric is of; nothing for the model itself."""
+    first = metric.partition("/")[0]
+    return first if first in AVERAGES else ""
+
+
+def check_metric(metric: str, validation: Validation, averaged: Collection[str]) -> None:
+    """FlagError where no evaluation of this run will have the figure. averaged: names of the averaged twins."""
+    twin = averaged_name(metric)
+    if twin and twin not in averaged:
+        raise FlagError(f"--best-metric {metric} without {AVERAGES[twin]}: there is no averaged model to measure")
+    name = metric.removeprefix(f"{twin}/")
     known = [f"{task.name}/{figure}" for task in validation.tasks for figure in KINDS[task.kind].names(task)]
     families: Iterable[str] = ()
     if validation.corpus is not None:

@@ -32,6 +32,17 @@ def test_every_method_is_compared_with_clip_and_pcmes_memory_with_all_pairs(fork
     assert "| differences of coordinates (not run) | 0 | |" in text
 
 
+def test_vacsrs_memory_is_compared_with_all_pairs_and_its_ranking_timed(forked):
+    tiny = ("--dim", "16", "--hidden", "8", "--threads", "1")
+    text = run(forked, "bench_methods.py", "--memory", "vacsr", "--batch-size", "16", *tiny)
+    for name in ("tiles", "all pairs at once"):
+        assert re.search(rf"^\| {name} \| \d+ \| {NUMBER} \|$", text, re.M), text
+    assert re.search(r"^\| what all pairs at once keep, computed \| \d+ \| \|$", text, re.M), text
+    text = run(forked, "bench_methods.py", "--rank", "40", "80", "--shortlist", "5", "--exact-images", "20", *tiny)
+    for name, images in (("exact", 20), ("the best 5 again", 40)):
+        assert re.search(rf"^\| {name} \| {images} \| {NUMBER} \| {NUMBER} \| \d+ \|$", text, re.M), text
+
+
 def test_the_ring_is_compared_with_siglips_exchange_and_with_none(forked):
     tiny = ("--model", "ProLIP-ViT-test", "--step-batch-size", "8", "--batch-size", "16", "--dim", "8", "--rounds", "2")
     text = run(forked, "bench_ring.py", *tiny)

@@ -357,13 +357,13 @@ def test_the_exported_model_is_the_one_that_the_run_left(tmp_path):
     export = load("export")
     folder = train(parse([
         *TINY, "--dataset-type", "synthetic", "--train-num-samples", "16", "--batch-size", "8", "--max-steps", "2",
-        "--warmup", "1", "--device", "cpu", "--precision", "fp32", "--ema-decay", "0.5", "--output-dir", str(tmp_path),
-        "--name", "run",
+        "--warmup", "1", "--device", "cpu", "--precision", "fp32", "--ema-decay", "0.5", "--swa-epochs", "1",
+        "--output-dir", str(tmp_path), "--name", "run",
     ]))  # fmt: skip
     address = str(folder / "checkpoints/step_2.pt")
-    for ema, name in ((False, "model"), (True, "model_ema")):
+    for average, name in ((None, "model"), ("ema", "model_ema"), ("swa", "model_swa")):
         want = load_file(folder / name / "model.safetensors")
-        got = load_file(export.export(address, tmp_path / name, ema) / "model.safetensors")
+        got = load_file(export.export(address, tmp_path / name, average) / "model.safetensors")
         assert want.keys() == got.keys() and all(torch.equal(value, got[key]) for key, value in want.items())
     (tmp_path / "bare").mkdir()  # a run that began from a folder whose weights are gone
     (tmp_path / "bare" / "config.json").write_text((folder / "model" / "config.json").read_text())

@@ -21,7 +21,7 @@ def test_evaluation_leaves_the_model_in_training_mode(tmp_path):
     class Measuring:
         def measure(self, model, here, between):
             model.eval()
-            return Evaluated({"names/i2t/R@1": float(model is run.trained.ema.module)})
+            return Evaluated({"names/i2t/R@1": float(model is run.trained.averages["ema"].module)})
 
     run.measured.validation = Measuring()
     evaluate_when_due(run, Stopwatch())
@@ -77,7 +77,7 @@ def test_the_best_is_chosen_among_the_models_that_its_figure_is_of(tmp_path, mon
     monkeypatch.setattr("training.validation.save_pretrained", lambda model, folder, tokenizer: saved.append(model))
     (tmp_path / "best").mkdir()
     evaluate_when_due(run, Stopwatch())
-    assert saved == [{"plain": run.trained.objective.model, "averaged": run.trained.ema.module}[kept]]
+    assert saved == [{"plain": run.trained.objective.model, "averaged": run.trained.averages["ema"].module}[kept]]
 
 
 def test_a_best_model_that_cannot_be_kept_does_not_end_the_run(tmp_path, capsys):

@@ -26,17 +26,20 @@ PUBLIC_FLAGS = """
 --csv-quoting --csv-separator
 --dataset-resampled --dataset-type --dct-scaled-decoding --decay-fraction --deterministic --device --device-augment
 --ema-decay --epochs --eps --fill --force-context-length --force-image-size --fsdp --global-batch-size
+--image-freeze-epochs --image-lr-mult --lr-milestones --lr-step-factor --swa-epochs --text-freeze-epochs --text-lr-mult
+--unfreeze-warmup-epochs
 --grad-checkpointing --grad-clip-norm --greyscale-prob --help --hue --imagenet-val --inclusion-eps --inclusion-form
 --inclusion-reduction --inclusion-scale --init-logit-bias --init-logit-scale --init-unc-bias
 --init-unc-gain --init-uncertainty
 --jitter-prob --keep-checkpoints --keep-every-steps --known-matches --layer-decay --ledger --lock-image
 --lock-image-unlocked-groups --lock-text --lock-text-unlocked-layers --log-every-n-steps --logit-lr-mult --lr
 --lr-min-ratio --lr-scheduler --mask-fraction --mask-padding --mask-ratio --max-bad-fraction --max-nonfinite
---max-samples --max-steps --method --model --momentum --name --openclip-transform --opt --output-dir --overwrite
+--max-samples --max-steps --method --model --momentum --name --noise-ratio --noise-seed
+--openclip-transform --opt --output-dir --overwrite
 --peak-tflops --precision --prefetch --pretrained --profile --read-retries --read-timeout --resume --rotate
 --saturation --save-every-minutes --save-every-samples --save-every-steps --save-frequency --seed --select
 --shard-index --shift --shuffle-buffer --stall-seconds --tokenizer --torchcompile --traceback --train-data
---train-data-upsampling-factors --train-num-samples
+--train-data-upsampling-factors --train-num-samples --train-split
 --val-batch-size --val-data --val-every-steps --val-frequency --val-names
 --val-precision --val-select --val-tasks
 --wandb-project --warmup --wd --workers --zoom

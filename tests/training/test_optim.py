@@ -11,11 +11,19 @@ from torch import nn
 
 import prolip
 from training.config import OptimConfig
+from training.flags import FlagError
 from training.optim import (
+    EpochAverage,
+    Stage,
+    build_averages,
     build_optimizer,
+    gradient_norms,
     learning_rate_factor,
     parameter_groups,
+    parts_of,
+    release_gradients,
     set_learning_rate,
+    stages_of,
 )
 
 
@@ -55,6 +63,14 @@ def test_const_stays():
 def test_a_wsd_decay_longer_than_the_rest_starts_after_the_warm_up():
     got = factors(10, warmup=4, lr_scheduler="wsd", decay_fraction=1.0)
     assert got[:5] == pytest.approx([0.25, 0.5, 0.75, 1.0, 1.0]) and got[5] == pytest.approx(5 / 6)
+
+
+def test_step_falls_at_its_milestones_by_its_factor():
+    """PCME++: a tenth for the last 10 of 25 epochs."""
+    got = factors(25 * 8, warmup=4, lr_scheduler="step", lr_milestones=(0.6,))
+    assert got[4 : 15 * 8] == [1.0] * (15 * 8 - 4) and got[15 * 8 :] == [0.1] * 80
+    got = factors(10, warmup=0, lr_scheduler="step", lr_milestones=(0.5, 0.8), lr_step_factor=0.5)
+    assert got == [1.0] * 5 + [0.5] * 3 + [0.25] * 2
 
 
 def test_groups_split_weight_decay_as_timm_does(objective):
@@ -111,6 +127,128 @@ def test_layer_decay_falls_from_the_heads_to_the_embeddings(objective):
     assert max(scale.values()) <= 1
 
 
+NEW = ("unc_emb", "uncertainty_proj", "_uncertainty_projection")
+
+
+@pytest.fixture(scope="module")
+def with_heads() -> nn.Module:
+    """A model with heads of a method's own, of which the towers' projections take no part."""
+    holder = nn.Module()
+    holder.model = prolip.create_model("ProLIP-ViT-test", method_cfg={"name": "pcmepp"})
+    return holder
+
+
+def test_backbones_have_multipliers_and_heads_have_none(with_heads):
+    config = OptimConfig(image_lr_mult=0.01, text_lr_mult=0.1, layer_decay=0.7, logit_lr_mult=3.0)
+    scale = {n.removeprefix("model."): g["lr_scale"] for g in parameter_groups(with_heads, config) for n in g["names"]}
+    plain = OptimConfig(layer_decay=0.7, logit_lr_mult=3.0)
+    before = {n.removeprefix("model."): g["lr_scale"] for g in parameter_groups(with_heads, plain) for n in g["names"]}
+    added = with_heads.model.added_names
+    for name, value in scale.items():
+        new = name in added or any(part in name for part in NEW)
+        mult = 1.0 if new or name.startswith("logit") else 0.01 if name.startswith("visual.") else 0.1
+        assert value == pytest.approx(before[name] * mult), name
+    assert scale["visual.transformer.resblocks.0.mlp.c_fc.weight"] == pytest.approx(0.7**2 * 0.01)
+    assert scale["text.ln_final.weight"] == pytest.approx(0.1)
+    assert scale["visual.unc_embedding"] == pytest.approx(0.7**3) and scale["logit_scale"] == 3.0
+    assert {scale[name] for name in added if name in scale} == {1.0}
+    rates = {n: g["lr"] for g in build_optimizer(with_heads, config).param_groups for n in g["names"]}
+    assert rates["model.visual.conv1.weight"] == pytest.approx(5e-4 * 0.7**3 * 0.01)
+
+
+def test_a_stage_is_still_then_warms_up():
+    assert [Stage(2, 4).factor(step) for step in range(8)] == [0, 0, 0.25, 0.5, 0.75, 1, 1, 1]
+    assert [Stage(2, 0).factor(step) for step in range(4)] == [0, 0, 1, 1]
+    config = OptimConfig(image_freeze_epochs=2, text_freeze_epochs=0.5, unfreeze_warmup_epochs=1)
+    assert stages_of(config, 10, 100) == {"image": Stage(20, 10), "text": Stage(5, 10)}
+    assert stages_of(OptimConfig(text_freeze_epochs=0.01), 10, 100) == {"text": Stage(1, 0)}
+    assert stages_of(OptimConfig(), 10, 100) == {}
+    with pytest.raises(FlagError, match="--image-freeze-epochs 2 and --unfreeze-warmup-epochs 1 do not end within"):
+        stages_of(config, 10, 30)
+
+
+@pytest.mark.parametrize("name", ["adamw", "adamp", "muon", "lamb", "lion", "sgd", "adafactor"])
+def test_what_stands_still_keeps_its_bits_and_gets_no_moments(name):
+    """Under every optimiser: as if it were not there, also for decay, clipping and the first step that moves it."""
+    torch.manual_seed(0)
+    model = prolip.create_model("ProLIP-ViT-test")
+    holder = nn.Module()
+    holder.model = model
+    config = OptimConfig(opt=name, lr=1e-2, wd=0.1, image_freeze_epochs=1)
+    optimizer, parts = build_optimizer(holder, config), parts_of(holder)
+    still = {n for group in optimizer.param_groups if group["backbone"] == "image" for n in group["names"]}
+    assert still == {f"model.{n}" for n in model.backbones()["image"]} and len(still) > 20
+    own = dict(holder.named_parameters())
+    before = {n: p.detach().clone() for n, p in own.items()}
+    set_learning_rate(optimizer, config, 1.0, {"image": 0.0})
+    output = model(torch.randn(3, 3, 32, 32), torch.randint(1, 1000, (3, 12)))
+    sum((z.mean * torch.randn_like(z.mean)).sum() + z.log_var.sum() for z in output[:2]).backward()
+    release_gradients(optimizer, ["image"])
+    norms = gradient_norms(parts, 0.5)
+    alive = [p.grad for n, p in own.items() if p.grad is not None]
+    assert norms["grad_norm"] > 1 and torch.cat([g.flatten() for g in alive]).norm() == pytest.approx(0.5, rel=1e-4)
+    optimizer.step()
+    assert all(torch.equal(own[n], before[n]) for n in still) and not any(own[n] in optimizer.state for n in still)
+    assert any((own[n] != before[n]).any() for n in own if n.startswith("model.visual."))  # the heads
+    assert any((own[n] != before[n]).any() for n in own if n.startswith("model.text."))
+
+
+def test_a_part_that_stands_still_as_a_whole_has_norm_0():
+    layer = nn.Linear(2, 2)
+    layer.weight.grad = torch.ones(2, 2)
+    norms = gradient_norms({"image": [nn.Parameter(torch.ones(3))], "text": [layer.weight]}, 1.0)
+    assert norms == {"grad_norm": 2, "grad_norm_image": 0, "grad_norm_text": 2} and layer.weight.grad.norm() <= 1
+
+
+@pytest.mark.parametrize("settings, message", [
+    ({"image_lr_mult": 0.1}, "--image-lr-mult, but nothing of the image backbone is trained: leave it out"),
+    ({"image_freeze_epochs": 1}, "--image-freeze-epochs, but nothing of the image backbone is trained"),
+])  # fmt: skip
+def test_settings_of_a_backbone_that_is_locked_are_refused(settings, message):
+    holder = nn.Module()
+    holder.model = prolip.create_model("ProLIP-ViT-test")
+    holder.model.lock_image_tower()
+    with pytest.raises(FlagError, match=message):
+        build_optimizer(holder, OptimConfig(**settings))
+
+
+def test_a_run_of_which_nothing_would_move_is_refused():
+    holder = nn.Module()
+    holder.model = model = prolip.create_model("ProLIP-ViT-test")
+    for parameter in (*model.uncertainty_parameters(), model.logit_scale, model.logit_bias):
+        parameter.requires_grad_(False)
+    build_optimizer(holder, OptimConfig(image_freeze_epochs=1))
+    with pytest.raises(FlagError, match="nothing is trained while the image and the text backbone stand still"):
+        build_optimizer(holder, OptimConfig(image_freeze_epochs=1, text_freeze_epochs=1))
+
+
+@pytest.mark.parametrize("foreach", [True, False])
+def test_an_average_of_epochs_is_the_plain_mean(foreach):
+    model = nn.Linear(3, 2)
+    average, taken = EpochAverage(model, [4, 6, 8], foreach), []
+    for step in range(1, 9):
+        with torch.no_grad():
+            model.weight.copy_(torch.randn(2, 3))
+        average.update(model, step)
+        if step in (4, 6, 8):
+            taken.append(model.weight.detach().clone())
+            torch.testing.assert_close(average.module.weight, torch.stack(taken).mean(0))
+        if step == 4:
+            assert torch.equal(average.module.weight, model.weight)
+    assert average.taken(3) == [] and average.taken(7) == [4, 6]
+
+
+def test_the_epochs_to_average_are_counted_back_from_the_end():
+    model = nn.Linear(1, 1)
+    steps = {(epochs, total): build_averages(model, OptimConfig(swa_epochs=epochs), 10, total, True)["swa"].steps
+             for epochs, total in ((3, 50), (3, 45), (1, 7), (5, 41))}  # fmt: skip
+    assert steps == {(3, 50): [30, 40, 50], (3, 45): [25, 35, 45], (1, 7): [7], (5, 41): [1, 11, 21, 31, 41]}
+    with pytest.raises(FlagError, match="--swa-epochs 6, and the run has 5.0: give at most 5"):
+        build_averages(model, OptimConfig(swa_epochs=6), 10, 50, True)
+    both = build_averages(model, OptimConfig(swa_epochs=1, ema_decay=0.9), 10, 50, True)
+    assert list(both) == ["ema", "swa"] and build_averages(model, OptimConfig(), 10, 50, True) == {}
+
+
 class Plain(nn.Module):
     """An objective whose model has no tower."""
 
@@ -118,7 +256,7 @@ class Plain(nn.Module):
         super().__init__()
         self.model: Any = nn.Sequential(*layers)
         self.model.no_weight_decay = self.model.logit_parameters = set
-        self.model.depths = self.model.towers = dict
+        self.model.depths = self.model.towers = self.model.backbones = dict
 
 
 @pytest.mark.parametrize("name", ["adamw", "adamp", "muon", "lamb", "lion", "sgd", "adafactor"])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from training_runs import TINY, metrics, one_step, start, stop_after
+from training_runs import TINY, assert_same_state, metrics, newest, one_step, start, stop_after
 
 import prolip
 import training.loop
@@ -22,34 +22,12 @@ from training.parallel.distributed import World
 from training.run import build
 
 
-def newest(folder: Path) -> str:
-    storage = Storage(str(folder / "checkpoints"))
-    return storage.path(f"step_{list_steps(storage)[0]}.pt")
-
-
 def ledger(folder: Path) -> list[dict]:
     return [json.loads(line) for line in (folder / "ledger" / "rank_0.jsonl").read_text().splitlines()]
 
 
 def losses(folder: Path) -> dict[int, float]:
     return {row["step"]: row["loss"] for row in metrics(folder) if row["kind"] == "train"}
-
-
-def assert_same_state(left: Path, right: Path) -> None:
-    """Every tensor of two checkpoints, bit for bit."""
-    a, b = load_checkpoint(left), load_checkpoint(right)
-    for part in ("objective", "ema"):
-        assert (a[part] is None) == (b[part] is None)
-        for name in a[part] or {}:
-            assert torch.equal(a[part][name], b[part][name]), (part, name)
-    for number, state in a["optimizer"]["state"].items():
-        for name, value in state.items():
-            assert torch.equal(value, b["optimizer"]["state"][number][name]), (number, name)
-    assert [group["lr"] for group in a["optimizer"]["param_groups"]] == [
-        group["lr"] for group in b["optimizer"]["param_groups"]
-    ]
-    assert torch.equal(a["random"][0]["torch"], b["random"][0]["torch"])
-    assert (a["step"], a["epoch"], a["batch_in_epoch"]) == (b["step"], b["epoch"], b["batch_in_epoch"])
 
 
 @pytest.fixture(scope="module")

@@ -103,6 +103,23 @@ def test_the_best_model_is_kept_with_its_figure(run, sets):
     assert result.metrics["i2t/mAP@R"] == pytest.approx(kept["value"], rel=1e-5)
 
 
+def test_the_average_of_epochs_is_measured_once_there_is_one_and_can_be_the_best(sets, tmp_path):
+    folder = start(
+        tmp_path, "swa", "--val-tasks", sets["drawings"], "--train-num-samples", "64", "--epochs", "4",
+        "--val-frequency", "1", "--swa-epochs", "2", "--ema-decay", "0.5", "--best-metric", "swa/drawings/rsum",
+    )  # fmt: skip
+    rows = evaluations(folder)
+    assert {step: "swa/drawings/rsum" in row for step, row in rows.items()} == {2: False, 4: False, 6: True, 8: True}
+    assert all("ema/drawings/rsum" in row and "drawings/rsum" in row for row in rows.values())
+    kept = json.loads((folder / "best" / "best.json").read_text())
+    assert kept["value"] == max(rows[step]["swa/drawings/rsum"] for step in (6, 8))
+    assert kept["value"] == rows[kept["step"]]["swa/drawings/rsum"]
+    dataset, last = open_dataset(sets["drawings"]), json.loads((folder / "eval.json").read_text())
+    for place, value in (("best", kept["value"]), ("model_swa", last["swa/drawings/rsum"])):
+        wanted = evaluate_dataset(dataset, load_embedder(f"local-dir:{folder / place}")).metrics["rsum"]
+        assert wanted == pytest.approx(value, rel=1e-5)
+
+
 def test_evaluations_leave_no_trace_in_the_training(run, tmp_path):
     plain = start(tmp_path, "plain", "--max-steps", str(STEPS), "--ema-decay", "0.5")
     assert not (plain / "eval.json").exists()
@@ -157,16 +174,18 @@ def make(sets: dict[str, str], *words: str):
     [
         ("imagenet/acc11", "did you mean imagenet/acc1"),
         ("ema/imagenet/acc1", "without --ema-decay"),
+        ("swa/imagenet/acc1", "without --swa-epochs"),
         ("names/i2t/R@1", "a figure of none of the test sets"),
         ("coco/mAP", "a figure of none of the test sets"),
     ],
 )
 def test_a_figure_that_there_will_never_be_is_refused(sets, metric, message):
     validation = make(sets)
-    check_metric("imagenet/acc1", validation, averaged=False)
-    check_metric("ema/coco/t2i/median_rank", validation, averaged=True)
+    check_metric("imagenet/acc1", validation, averaged=())
+    for figure in ("ema/coco/t2i/median_rank", "swa/coco/t2i/median_rank", "swa/drawings/rsum", "coco/rsum"):
+        check_metric(figure, validation, averaged=("ema", "swa"))
     with pytest.raises(FlagError, match=message):
-        check_metric(metric, validation, averaged=False)
+        check_metric(metric, validation, averaged=("ema",) if metric.startswith("swa") else ())
 
 
 def test_two_sets_of_one_name_are_refused(sets):

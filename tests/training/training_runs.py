@@ -12,6 +12,8 @@ import torch
 
 import training.loop
 from drawings import SHARDS
+from training.checkpoint.files import list_steps, load_checkpoint
+from training.checkpoint.storage import Storage
 from training.config import build_config
 from training.health.preemption import STOP
 from training.loop import on_device, training_step
@@ -97,3 +99,26 @@ def one_step(run: Run, batch: Any, step: int) -> dict[str, torch.Tensor]:
 
 def parameters(run: Run) -> dict[str, torch.Tensor]:
     return {name: value.detach().clone() for name, value in run.trained.objective.named_parameters()}
+
+
+def newest(folder: Path) -> str:
+    storage = Storage(str(folder / "checkpoints"))
+    return storage.path(f"step_{list_steps(storage)[0]}.pt")
+
+
+def assert_same_state(left: Path, right: Path) -> None:
+    """Every tensor of two checkpoints, bit for bit."""
+    a, b = load_checkpoint(left), load_checkpoint(right)
+    assert a["swa_steps"] == b["swa_steps"]
+    for part in ("objective", "ema", "swa"):
+        assert (a[part] is None) == (b[part] is None)
+        for name in a[part] or {}:
+            assert torch.equal(a[part][name], b[part][name]), (part, name)
+    for number, state in a["optimizer"]["state"].items():
+        for name, value in state.items():
+            assert torch.equal(value, b["optimizer"]["state"][number][name]), (number, name)
+    assert [group["lr"] for group in a["optimizer"]["param_groups"]] == [
+        group["lr"] for group in b["optimizer"]["param_groups"]
+    ]
+    assert torch.equal(a["random"][0]["torch"], b["random"][0]["torch"])
+    assert (a["step"], a["epoch"], a["batch_in_epoch"]) == (b["step"], b["epoch"], b["batch_in_epoch"])

@@ -8,12 +8,14 @@ from typing import NamedTuple
 from PIL import Image
 from torch import Tensor
 
+from prolip.data.associations import make_noise
 from prolip.data.config import DataConfig
 from prolip.data.faults import FaultCounter, SampleFault
 from prolip.data.order.cursor import Cursor
 from prolip.data.order.streams import Place, Source
 from prolip.data.samples.captions import CaptionSampler
 from prolip.data.samples.decoding import decode_image
+from prolip.data.samples.noise import Noise
 from prolip.data.samples.sample import Row, caption_parts, image_bytes
 from prolip.data.sources import build_source
 from prolip.data.synthetic import SyntheticSource
@@ -40,15 +42,18 @@ def captioned_samples(
     rank: int = 0,
     ranks: int = 1,
     faults: FaultCounter | None = None,
+    noise: Noise | None = None,
 ) -> Iterator[Captioned]:
     """This rank's share of at most `count` samples of the training data, none of them twice.
 
     Decoded by threads. Where config.captions is 0, a sample may have no caption. faults: counts what cannot be used,
-    and ends the reading where that is too much. ValueError for synthetic data, which has no captions.
+    and ends the reading where that is too much. noise: that of the loader, which is otherwise made again where the
+    config asks for it. ValueError for synthetic data, which has no captions.
     """
     source, _ = build_source(config, ranks)
     if isinstance(source, SyntheticSource):
         raise ValueError("synthetic data has no captions to fit anything to")
+    noise = make_noise(config, source) if noise is None else noise
     captions = CaptionSampler.parse(config.caption_sampling)
     counter = FaultCounter(limit=config.max_bad_fraction) if faults is None else faults
     share = count // ranks + (rank < count % ranks)
@@ -63,6 +68,7 @@ def captioned_samples(
 
     def decode(row: Row) -> Captioned | tuple[SampleFault, Row]:
         try:
+            row = noise(row) if noise is not None else row
             chances = chances_of(row)
             return Captioned(row.raw["__key__"], preprocess(decode_image(image_bytes(row.raw))), chances)
         except SampleFault as fault:

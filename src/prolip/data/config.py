@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from prolip.data.reading.opening import ReadPolicy
+from prolip.data.reading.published.sets import FORMS, SETS, word_of
 from prolip.data.reading.shards import parse_factors
 from prolip.data.samples.captions import CaptionSampler, Selector
 from prolip.utils.fields import option
 from prolip.utils.messages import naming
 
-DatasetType = Literal["auto", "webdataset", "csv", "folder", "synthetic"]
+DatasetType = Literal["auto", "webdataset", "csv", "folder", "coco", "flickr", "cub", "iapr", "synthetic"]
 Quoting = Literal["csv", "none"]
 
 #: Samples of a rank that wait ready by default, and the bounds of the chunks per worker that hold them. Two small
@@ -29,7 +30,10 @@ class DataConfig:
     train_data: str | None = option(
         None,
         "webdataset shards (paths, URLs or pipe: commands, brace patterns, sources joined by '::'), "
-        "a folder of shards, a CSV, or a folder of images",
+        f"a folder of shards, a CSV, a folder of images, or {FORMS}",
+    )
+    train_split: str | None = option(
+        None, "which images of coco:, flickr:, cub: and iapr:, joined by '+'; default: train, of COCO train+restval"
     )
     train_data_upsampling_factors: str | None = option(
         None, "one factor per source, joined by '::'; needs --dataset-resampled"
@@ -38,7 +42,7 @@ class DataConfig:
         None, "samples per epoch; default: sizes.json or __len__ beside the shards, else counted"
     )
     dataset_type: DatasetType = option(
-        "auto", "what --train-data is; auto goes by its suffix, or by a folder's content"
+        "auto", "what --train-data is; auto goes by its first word or suffix, or by a folder's content"
     )
     dataset_resampled: bool = option(False, "draw shards with replacement")
     batch_size: int = option(64, "samples per step and rank; a multiple of --workers")
@@ -57,6 +61,10 @@ class DataConfig:
     select: str | None = option(
         None, "keep only samples whose JSON fits, e.g. 'group=animals nature|food drink;style!=noto'"
     )
+    noise_ratio: float = option(
+        0.0, "share of the captions that are given to other samples, the same ones for the whole run: noise.jsonl"
+    )
+    noise_seed: int = option(0, "which captions these are, and where they go; --seed has no say in it")
     shard_index: str | None = option(
         None,
         "path or URL of a shard index (python -m prolip.data.index) to count and to check against; "
@@ -109,6 +117,9 @@ class DataConfig:
                 f"unpaired texts{' with known matches' if self.known_matches else ''}, {self.batch_size} samples of "
                 f"{self.workers} workers: give two samples or more for each worker, and no known matches"
             )
+        self._check_noise()
+        if self.train_split is not None and self.dataset_type not in SETS and not word_of(self.train_data or ""):
+            raise ValueError(f"--train-split {self.train_split}, but --train-data has no splits: these have: {FORMS}")
         if self.train_num_samples is not None and self.train_num_samples < 1:
             raise ValueError(f"--train-num-samples is {self.train_num_samples}: give 1 or more, or leave it out")
         if not 0 <= self.max_bad_fraction <= 1:
@@ -130,6 +141,22 @@ class DataConfig:
                     "add --dataset-resampled, or leave the factors out"
                 )
             parse_factors(self.train_data_upsampling_factors, len((self.train_data or "").split("::")))
+
+    def _check_noise(self) -> None:
+        """ValueError for a share that is none, or that data of this kind cannot have."""
+        if not 0 <= self.noise_ratio <= 1:
+            raise ValueError(f"--noise-ratio is {self.noise_ratio}: give a share from 0 to 1, such as 0.2")
+        if not 0 <= self.noise_seed < 2**63:
+            raise ValueError(f"--noise-seed is {self.noise_seed}: give a number from 0 to below 2^63")
+        reasons = {
+            "--dataset-resampled draws shards from a stream without end, and every caption has to be read first: "
+            "leave one of the two out": self.dataset_resampled,
+            "synthetic data has no captions to shuffle": self.dataset_type == "synthetic",
+            "this method reads no captions": self.captions == 0,
+            "this method pairs no image with its own caption": self.unpaired,
+        }
+        if self.noise_ratio and (reason := next((words for words, holds in reasons.items() if holds), "")):
+            raise ValueError(f"--noise-ratio {self.noise_ratio}: {reason}")
 
 
 def chunks_ahead(prefetch: int | None, batch_size: int) -> int:

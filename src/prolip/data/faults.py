@@ -28,6 +28,10 @@ SURE = 5.0
 Gather = Callable[[Any], list[Any]]
 
 
+class DamagedData(ValueError):
+    """Files of a data set are damaged, incomplete or gone; the message names them and says what to do."""
+
+
 class SampleFault(Exception):
     """One sample that cannot be used. kind: one of a few words that are counted together."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import cached_property, partial
 from itertools import chain
 from typing import Any
 
@@ -14,12 +14,14 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
+from prolip.data.associations import make_noise
 from prolip.data.augment.crops import RandomCrop
 from prolip.data.config import DataConfig, chunks_ahead
 from prolip.data.faults import FaultCounter, FaultGuard, Gather, SampleFault
 from prolip.data.order.cursor import Cursor
 from prolip.data.order.streams import Place, Source
 from prolip.data.samples.captions import CaptionSampler
+from prolip.data.samples.noise import Noise
 from prolip.data.samples.sample import Decoder, Example, Row, preserved_rng
 from prolip.data.sources import build_source
 from prolip.data.synthetic import SyntheticDecoder, SyntheticSource
@@ -27,7 +29,8 @@ from prolip.data.workers import hand_on, lost_worker, raise_file_limit, start_wo
 
 #: The settings that the order of an epoch follows from; where the shards are may change.
 ORDER_SETTINGS = (
-    "train_num_samples", "dataset_resampled", "train_data_upsampling_factors", "select", "shuffle_buffer", "seed",
+    "train_num_samples", "train_split", "dataset_resampled", "train_data_upsampling_factors", "select",
+    "shuffle_buffer", "seed",
 )  # fmt: skip
 
 Batch = dict[str, Any]
@@ -48,7 +51,7 @@ class Chunks(IterableDataset):
     """The chunks of one rank: in worker w those of stream w * ranks + rank, `per_epoch` of `rows` rows each.
 
     tokenize: list of n captions -> (n, L); None where none is needed. epoch: shared with the workers, which outlive an
-    epoch.
+    epoch. noise: gives rows other captions.
     """
 
     source: Source
@@ -60,6 +63,7 @@ class Chunks(IterableDataset):
     per_epoch: int
     epoch: Any
     resumed: Resumed | None = None
+    noise: Noise | None = None
 
     def __iter__(self) -> Iterator[Batch]:
         worker, workers = get_worker_info(), max(self.config.workers, 1)
@@ -85,7 +89,7 @@ class Chunks(IterableDataset):
         while len(examples) < wanted:
             row = next(rows)
             try:
-                examples.append(self.decode(row, epoch))
+                examples.append(self.decode(self.noise(row) if self.noise is not None else row, epoch))
             except SampleFault as fault:
                 faults.lose_sample(fault, row.raw["__key__"], row.raw.get("__url__", ""))
                 faults.judge_chunk()
@@ -146,7 +150,8 @@ class Loader:
     (B, C, L), or not there for 0; with `known_matches` there are also caption_id (B,) and caption_ids (B, K) int64, -1
     padded. dataset_samples: samples in the data; num_samples: those of an epoch over all
     ranks, num_batches * B * ranks (rounded up, so the last batch begins the next pass, as in OpenCLIP). gather: set it
-    where ranks are joined, and the faults of an epoch are judged over all of them at its end, not on each.
+    where ranks are joined, and the faults of an epoch are judged over all of them at its end, not on each, and each
+    reads a share of the captions that noise is made of.
     """
 
     gather: Gather | None = None
@@ -177,6 +182,13 @@ class Loader:
     def __len__(self) -> int:
         return self.num_batches
 
+    @cached_property
+    def noise(self) -> Noise | None:
+        """The captions that `config.noise_ratio` gives to other samples, made when first asked for: by all ranks
+        together where there is `gather`. ValueError as `make_noise`.
+        """
+        return make_noise(self.config, self._chunks.source, self._chunks.rank, self.gather)
+
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the next iteration reads."""
         if epoch != self._chunks.epoch.value:
@@ -200,6 +212,7 @@ class Loader:
     def state_dict(self) -> dict[str, Any]:
         """Where this rank's data stands: plain types, to be joined with those of the other ranks by `join_states`."""
         source, chunks = self._chunks.source, self._chunks
+        noise = {"noise": self.noise.digest} if self.noise is not None else {}
         order = {name: getattr(self.config, name) for name in ORDER_SETTINGS}
         order |= {"shards": len(getattr(source, "urls", ())), "samples": self.dataset_samples}
         return {
@@ -210,14 +223,16 @@ class Loader:
             "order": {**order, "global batch": self.config.batch_size * chunks.ranks},
             "cursors": dict(self._cursors),
             "faults": self._guard.to_dict(),
+            **noise,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from `state`, the joined states of all ranks; before the first iteration.
 
         Within an epoch the streams must be as many as they were, however ranks and workers share them, and the data the
-        same: ValueError says what differs. At the end of an epoch anything may change.
+        same: ValueError says what differs. At the end of an epoch anything may change but the noise in the captions.
         """
+        check_same_noise(state.get("noise"), self.noise)
         rank, ranks, batches, mine = self._chunks.rank, self._chunks.ranks, state["batches"], {}
         if batches >= state.get("num_batches", self.num_batches):
             batches = self.num_batches  # nothing is left of the epoch, for no rank
@@ -238,6 +253,7 @@ class Loader:
         else:
             self._taken, self._cursors = 0, {}
             self._guard.start_epoch()
+        self._chunks.noise = self.noise
         try:
             if self._workers is not None:
                 raise_file_limit()
@@ -281,6 +297,17 @@ def check_same_order(saved: dict[str, Any], now: dict[str, Any]) -> None:
     changed = [f"{name} was {was[name]!r}, is {is_now[name]!r}" for name in was if was[name] != is_now.get(name)]
     if changed:
         raise ValueError(f"{where}, in another order of the data: {'; '.join(changed)}. Give what it was, {remedy}")
+
+
+def check_same_noise(saved: str | None, noise: Noise | None) -> None:
+    """ValueError where captions went elsewhere, in the run of a checkpoint with this digest, than they go now."""
+    now = noise.digest if noise is not None else None
+    if saved != now:
+        was, is_now = ("none" if digest is None else f"noise {digest[:8]}" for digest in (saved, now))
+        raise ValueError(
+            f"the checkpoint's captions had other noise ({was}) than this run's ({is_now}): give its --noise-ratio, "
+            "--noise-seed, --caption-sampling, --select and data, or begin a run of its own"
+        )
 
 
 def build_loader(

@@ -4,14 +4,16 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
+from difflib import get_close_matches
 from functools import partial
 
 from prolip.data.config import DataConfig
 from prolip.data.faults import SampleFault, ShardFault
 from prolip.data.order.streams import ResampledSource, RowSource, ShardSource, Source
 from prolip.data.reading.entries import find_index, read_index
-from prolip.data.reading.folders import ImageRows, TableColumns, read_csv, read_folder
+from prolip.data.reading.folders import ImageRows, TableColumns, read_csv, read_folder, read_published
 from prolip.data.reading.opening import is_local, local_path
+from prolip.data.reading.published.sets import SETS, word_of
 from prolip.data.reading.shards import COUNT_LIMIT, count_samples, expand_shards
 from prolip.data.reading.tar import ShardReader, read_shard
 from prolip.data.samples.captions import PLAIN, CaptionSampler, Selector
@@ -36,18 +38,21 @@ def build_source(config: DataConfig, streams: int) -> tuple[Source, int]:
     if kind == "webdataset":
         return build_shard_source(config, streams)
     if config.dataset_resampled:
-        raise ValueError(f"--dataset-resampled draws webdataset shards, --train-data {config.train_data!r} is a {kind}")
+        what = f"of the kind {kind}" if kind in SETS else f"a {kind}"
+        raise ValueError(f"--dataset-resampled draws webdataset shards, --train-data {config.train_data!r} is {what}")
     with naming("--train-data"):
         if kind == "csv":
             quoting = config.csv_quoting == "csv"
             rows = read_csv(config.train_data, csv_columns(config), config.csv_separator, selector, quoting)
+        elif kind in SETS:
+            rows = read_published(kind, config.train_data, config.train_split, selector)
         else:
             rows = read_folder(config.train_data, selector)
         if config.captions:
             check_captions(rows, CaptionSampler.parse(config.caption_sampling), kind)
     if len(rows) < streams:
         raise ValueError(f"{len(rows)} samples for {streams} loader streams: use fewer --workers or ranks")
-    return RowSource(len(rows), rows), given or len(rows)
+    return RowSource(len(rows), rows, rows.texts), given or len(rows)
 
 
 def csv_columns(config: DataConfig) -> TableColumns:
@@ -149,6 +154,8 @@ def dataset_kind(config: DataConfig) -> str:
         raise ValueError("no data to train on: give --train-data, e.g. --train-data 'data/emoji/noto.tar'")
     if config.dataset_type != "auto":
         return config.dataset_type
+    if word := word_of(data):
+        return word
     if data.startswith("pipe:") or "::" in data:
         return "webdataset"
     if data.lower().endswith((".csv", ".tsv")):
@@ -157,7 +164,9 @@ def dataset_kind(config: DataConfig) -> str:
         return "webdataset" if any(name.endswith(".tar") for name in os.listdir(local_path(data))) else "folder"
     if data.endswith((".tar", ".tar.gz", ".tgz", "}", "*")) or not is_local(data):
         return "webdataset"
+    near = get_close_matches(data.partition(":")[0], SETS, n=1) if ":" in data else []
     raise ValueError(
         f"--train-data {data!r} is no folder and ends in none of .tar, .csv, .tsv: "
-        "check the name, or say what it is with --dataset-type webdataset, csv or folder"
-    )
+        + (f"did you mean {SETS[near[0]].form}?" if near else
+           "check the name, or say what it is with --dataset-type webdataset, csv or folder")
+    )  # fmt: skip

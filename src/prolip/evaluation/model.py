@@ -212,12 +212,15 @@ def own_score(network: nn.Module) -> tuple[Score, bool]:
 
 
 def choose_score(similarity: Similarity, own: Score, probabilistic: bool, name: str) -> Score:
-    """The score that is asked for; None: the model's own. name: the model's, for errors.
+    """The score that is asked for, `NAME` or `NAME:setting=1`; None: the model's own. name: the model's, for errors.
 
     ValueError for an unknown one, and for one that needs variances where the model has none.
     """
     if similarity is None or similarity == own.name:
         return own
+    if isinstance(similarity, str) and ":" in similarity:
+        asked, _, settings = similarity.partition(":")
+        return choose_score(asked, own, probabilistic, name).with_settings(settings)
     try:
         score = similarity if isinstance(similarity, Score) else find_score(similarity)()
     except TypeError as error:

@@ -35,12 +35,13 @@ def tiled_loss_over_ranks(
 ) -> Tensor:
     """This rank's share of a loss on the similarities of the global batch -> ().
 
-    score(images, texts) -> (n, m): similarities of the rows of a tile. Deterministic: random numbers are drawn before,
-    and come as rows. images, texts: Gaussians (B, D) of this rank, or tuples of tensors (B, ...) of any kind; the score
+    score(images, texts) -> (n, m): similarities of the rows of a tile, or (C, n, m), C numbers of every pair.
+    Deterministic: random numbers are drawn before and come as rows, or are those of `noise.pair_noise`, whose places
+    come as rows. images, texts: Gaussians (B, D) of this rank, or tuples of tensors (B, ...) of any kind; the score
     gets the same, cut along B, in float32 (float64 and integers stay).
-    loss(similarity, positive) -> (): of (B, W B) similarities and booleans, own images with all texts. Positive are
-    image i with its own text, in column rank B + i, and the known matches of `labels` on any rank. A loss that looks at
-    whole columns gets them by `transpose_over_ranks` of either: own texts with all images.
+    loss(similarity, positive) -> (): of (B, W B) similarities, or (C, B, W B), and (B, W B) booleans, own images with
+    all texts. Positive are image i with its own text, in column rank B + i, and the known matches of `labels` on any
+    rank. A loss that looks at whole columns gets them by `transpose_over_ranks` of a matrix: own texts with all images.
     parameters: all else that score and loss read and that wants a gradient: scale, bias, the weights of a network.
 
     The loss of the global batch is mean_r L_r, L_r the value on rank r. Gradients: rows get sum_r' d L_r' / d row over
@@ -81,11 +82,12 @@ class TiledLoss(NamedTuple):
         rows, columns = [x.detach() for x in inputs[:kinds]], [gather(x.detach(), self.group) for x in texts]
         similarity = self.fill(rows, columns)
         ids = () if self.labels is None else (self.labels.image, gather(self.labels.text, self.group))
-        positive = Positives(rank_in(self.group) * len(similarity), *ids).mask(similarity)
+        matrix = similarity if similarity.ndim == 2 else similarity[0]
+        positive = Positives(rank_in(self.group) * len(matrix), *ids).mask(matrix)
         if not any(wanted):
             return self.value(similarity, positive, ()), (None,) * len(wanted)
         value, d_similarity, sums = self.differentiate(similarity, positive, wanted[len(rows) + len(columns) :])
-        del similarity, positive
+        del similarity, matrix, positive
         sums = [x.new_zeros(x.shape) if need else None for x, need in zip((*rows, *columns), wanted)] + sums
         self.add_gradients(rows, columns, d_similarity, sums)
         for place in range(len(rows), len(rows) + len(columns)):
@@ -94,15 +96,19 @@ class TiledLoss(NamedTuple):
         return value, tuple(sums)
 
     def fill(self, rows: list[Tensor], columns: list[Tensor]) -> Tensor:
-        """All similarities (B, W B)."""
+        """All similarities (B, W B), or (C, B, W B)."""
         dtype = reduce(torch.promote_types, (x.dtype for x in (*rows, *columns)), torch.float32)
-        similarity = rows[0].new_empty(len(rows[0]), len(columns[0]), dtype=dtype)
+        similarity = None
         for i, j in self.tiles(rows, columns):
             part = self.score([x[i] for x in rows], [x[j] for x in columns])
             shape = len(rows[0][i]), len(columns[0][j])
-            if part.shape != shape:
-                raise ValueError(f"the score of a tile is {tuple(part.shape)}, want {shape}: one number for each pair")
-            similarity[i, j] = part
+            if part.shape[-2:] != shape or part.ndim not in (2, 3):
+                raise ValueError(f"the score of a tile is {tuple(part.shape)}, want {shape}: one number for each pair,"
+                                 " or C, (C, n, m)")
+            if similarity is None:
+                similarity = rows[0].new_empty(*part.shape[:-2], len(rows[0]), len(columns[0]), dtype=dtype)
+            similarity[..., i, j] = part
+        assert similarity is not None  # there are rows
         return similarity
 
     def tiles(self, rows: list[Tensor], columns: list[Tensor]) -> Iterator[tuple[slice, slice]]:
@@ -147,7 +153,7 @@ class TiledLoss(NamedTuple):
             check_listed(part, inputs)
             if not part.requires_grad:  # then nor do the others: the loss alone has parameters
                 return
-            gradients = torch.autograd.grad(part, inputs, d_similarity[i, j], allow_unused=True)
+            gradients = torch.autograd.grad(part, inputs, d_similarity[..., i, j], allow_unused=True)
             for total, gradient in zip(into, gradients):
                 if gradient is not None:
                     total += gradient

@@ -18,6 +18,8 @@ from prolip.methods.pcmepp import extend as extend_pcmepp
 from prolip.methods.prolip import ProLIPConfig, ProLIPObjective
 from prolip.methods.source_free import SourceFreeConfig, SourceFreeObjective
 from prolip.methods.triplet import CosineScore, TripletConfig, TripletObjective, VSEConfig, VSEObjective
+from prolip.methods.vacsr import VACSRConfig, VACSRObjective, VACSRScore
+from prolip.methods.vacsr import extend as extend_vacsr
 from prolip.scores import SCORES, CSDScore, MeanScore, Score, measure_score
 
 METHODS: dict[str, Method] = {
@@ -25,6 +27,7 @@ METHODS: dict[str, Method] = {
     "likelihood": Method(LikelihoodConfig, LikelihoodObjective, LikelihoodScore, extend=extend),
     "pcme": Method(PCMEConfig, PCMEObjective, PCMEScore, extend=extend_pcme),
     "pcmepp": Method(PCMEppConfig, PCMEppObjective, CSDScore, extend=extend_pcmepp),
+    "vacsr": Method(VACSRConfig, VACSRObjective, VACSRScore, probabilistic=False, extend=extend_vacsr),
     "siglip": Method(SigLIPConfig, SigLIPObjective, MeanScore, probabilistic=False),
     "clip": Method(CLIPConfig, CLIPObjective, MeanScore, probabilistic=False),
     "vse": Method(VSEConfig, VSEObjective, CosineScore, probabilistic=False),
@@ -78,8 +81,12 @@ def retired_flags() -> dict[str, str]:
 
 
 def find_score(name: str) -> type[Score]:
-    """A score of `prolip.scores` or of a method by its name, or that of a measure. ValueError with the near ones."""
+    """A score of `prolip.scores` or of a method by its name, or that of a measure; `NAME:setting=1` is that of NAME.
+
+    ValueError with the near ones for an unknown name.
+    """
     scores = SCORES | {method.score.name: method.score for method in all_methods().values()}
+    name = name.partition(":")[0]  # what follows are settings
     if name in scores or name in ALIASES:
         return scores[ALIASES.get(name, name)]
     if name in MEASURES:

@@ -20,7 +20,7 @@ class HeadsObjective(Objective):
     config.known_matches: whether every true caption of an image in the batch is a match.
     """
 
-    statistics = ("scale", "bias", "trace_image", "trace_text")
+    statistics: tuple[str, ...] = ("scale", "bias", "trace_image", "trace_text")
 
     def __init__(self, model: Any, config: Any, context: Context | None = None):
         super().__init__(model, config, context)

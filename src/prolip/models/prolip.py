@@ -154,6 +154,15 @@ class ProLIP(nn.Module):
         """Full names of what makes a logit of a similarity."""
         return {"logit_scale", "logit_bias"}
 
+    def backbones(self) -> dict[str, set[str]]:
+        """Tower -> full names of what a pre-trained encoder brings: all but [UNC], its head, and a method's parts."""
+        new = {id(parameter) for parameter in self.uncertainty_parameters()}
+        found: dict[str, set[str]] = {}
+        for kind, tower in self.towers().items():
+            old = {id(parameter) for parameter in tower.parameters()} - new
+            found[kind] = {name for name, p in self.named_parameters() if id(p) in old} - self.added_names
+        return found
+
     def depths(self) -> dict[str, int]:
         """Full name of a tower's parameter -> layers from it to the tower's end: heads 0, the last block 1, ..."""
         image = {f"visual.{name}": depth for name, depth in self.visual.depths().items()}

@@ -37,8 +37,8 @@ from prolip.utils import console
 from prolip.utils.outputs import check_output
 
 #: Flags of `DataConfig` that say where pairs are and how to read them.
-DATA = ("--train-data", "--caption-sampling", "--select", "--dataset-type", "--csv-img-key", "--csv-caption-key",
-        "--csv-separator", "--max-bad-fraction")  # fmt: skip
+DATA = ("--train-data", "--train-split", "--caption-sampling", "--select", "--dataset-type", "--csv-img-key",
+        "--csv-caption-key", "--csv-separator", "--max-bad-fraction")  # fmt: skip
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:

@@ -17,6 +17,7 @@ from training.checkpoint.run_folder import (
     note_killed,
     open_run_folder,
     read_status,
+    write_atomically,
     write_json,
     write_status,
 )
@@ -172,6 +173,8 @@ def open_records(run: Run, storage: Storage) -> None:
     going_on, measured = bool(settings.resume), None
     if world.is_first:
         write_json(kept.folder / "config.json", run.config.to_dict())
+        if (noise := run.fed.loader.noise) is not None:
+            write_atomically(kept.folder / "noise.jsonl", noise.write)
         # the last metrics are needed once more to end a run: those of the log do not hold all of them
         measured = begin if begin < run.total_steps and evaluated_at(kept.folder / "metrics.jsonl", begin) else None
         # Left among the run's, a damaged checkpoint behind step `begin` would count as one of the newest, for which

@@ -19,8 +19,8 @@ from training.flags import FlagError
 
 LOCK = ".lock"
 OURS = (
-    "config.json", "status.json", "metrics.jsonl", "eval.json", "eval", "eval_ema", "tensorboard", "checkpoints",
-    "ledger", "profile", "model", "model_ema", "best",
+    "config.json", "status.json", "metrics.jsonl", "eval.json", "eval", "eval_ema", "eval_swa", "tensorboard",
+    "checkpoints", "ledger", "profile", "model", "model_ema", "model_swa", "best", "noise.jsonl",
 )  # fmt: skip
 
 

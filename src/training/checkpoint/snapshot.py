@@ -6,12 +6,13 @@ from typing import Any
 from prolip.data.loader import join_states
 from training.config import Config
 from training.flags import FlagError
+from training.optim import EpochAverage
 from training.parallel.distributed import gather_objects, read_random_state, write_random_state
 from training.parallel.sharding import load_module, load_optimizer, whole
-from training.state import Position, Run, Trained
+from training.state import AVERAGES, Position, Run, Trained
 
 #: What flags say of a group of parameters; everything else that a group holds is the optimiser's own.
-SETTINGS = ("lr", "lr_scale", "weight_decay", "betas", "eps", "momentum", "use_fallback")
+SETTINGS = ("lr", "lr_scale", "backbone", "weight_decay", "betas", "eps", "momentum", "use_fallback")
 
 
 def save(run: Run) -> None:
@@ -26,8 +27,7 @@ def save(run: Run) -> None:
     weights = {
         "objective": trained.objective.state_dict(),
         "optimizer": trained.optimizer.state_dict(),
-        "ema": None if trained.ema is None else trained.ema.module.state_dict(),
-    }
+    } | {name: model.state_dict() for name, model in trained.averaged(at.step).items()}
     weights = whole(weights, run.world.is_first)
     if kept.saver is not None:
         kept.saver.submit(
@@ -36,8 +36,10 @@ def save(run: Run) -> None:
                 "bad_steps": run.health.meter.bad_steps,
                 "global_batch": run.fed.global_batch,
                 "total_steps": run.total_steps,
+                **dict.fromkeys(AVERAGES),
                 **weights,
                 "memory": dict(trained.objective.memory),
+                "swa_steps": averaged_steps(trained, at.step),
                 "scaler": trained.scaler.state_dict(),
                 "random": [state["random"] for state in states],
                 "data": join_states([state["data"] for state in states]),
@@ -55,9 +57,9 @@ def restore(run: Run, state: dict[str, Any]) -> None:
     load_optimizer(trained.optimizer, fit_optimizer(state["optimizer"], trained.optimizer.param_groups))
     if state["scaler"] and trained.scaler.is_enabled():
         trained.scaler.load_state_dict(state["scaler"])
-    if trained.ema is not None:
-        load_module(trained.ema.module, state["ema"])
     trained.objective.memory = state.get("memory", {})
+    for name in trained.averaged(state["step"]):
+        load_module(trained.averages[name].module, state[name])
     run.at = Position(step=state["step"], epoch=state["epoch"], batch_in_epoch=state["batch_in_epoch"],
                       seconds=state.get("seconds", 0.0))  # fmt: skip
     run.kept.clock.restart(run.at.step)
@@ -83,9 +85,7 @@ def check_same_run(config: Config, trained: Trained, global_batch: int, state: d
             f"the checkpoint was trained at a global batch of {state['global_batch']}, this run has "
             f"{global_batch}: give --global-batch-size {state['global_batch']}"
         )
-    if trained.ema is not None and state["ema"] is None:
-        raise FlagError("the checkpoint holds no averaged weights: leave out --ema-decay, or begin a run of its own "
-                        "by another --name")  # fmt: skip
+    check_averages(trained, state)
     sizes = [{name: tuple(value.shape) for name, value in part.items()}
              for part in (state["objective"], trained.objective.state_dict())]  # fmt: skip
     differing = differences(*sizes)
@@ -98,6 +98,31 @@ def check_same_run(config: Config, trained: Trained, global_batch: int, state: d
     if differing:
         raise FlagError(f"the checkpoint's run did not train the same parameters ({differing}): give its --lock-image, "
                         "--lock-text and their unlocked groups, which stand in its run's config.json")  # fmt: skip
+
+
+def check_averages(trained: Trained, state: dict[str, Any]) -> None:
+    """FlagError where a checkpoint lacks averaged weights that the run goes on with, or has them of other steps."""
+    wanted, held = averaged_steps(trained, state["step"]), state.get("swa_steps", [])
+    if wanted and wanted != held:
+        raise FlagError(
+            f"at the checkpoint's step {state['step']} SWA is to hold the weights of steps {shown(wanted)}, it holds "
+            f"{shown(held)}: give the length and the --swa-epochs of its run, or leave --swa-epochs out"
+        )
+    for name in trained.averaged(state["step"]):
+        if state.get(name) is None:
+            raise FlagError(f"the checkpoint holds no averaged weights: leave out {AVERAGES[name]}, or begin a run of "
+                            "its own by another --name")  # fmt: skip
+
+
+def averaged_steps(trained: Trained, step: int) -> list[int]:
+    """The steps whose weights SWA has taken in behind `step`; none without it."""
+    average = trained.averages.get("swa")
+    return average.taken(step) if isinstance(average, EpochAverage) else []
+
+
+def shown(steps: list[int]) -> str:
+    """Steps for a person."""
+    return ", ".join(map(str, steps)) or "none"
 
 
 def differences(saved: dict[str, Any], now: dict[str, Any]) -> str:

@@ -263,3 +263,26 @@ def cub(root: Path, species: int = 4, images: int = 3, captions: int = 10) -> tu
     (root / "trainvalclasses.txt").write_text("\n".join(names[:-1]) + "\n")
     (root / "seen_test_images.txt").write_text("\n".join(keys[::images]) + "\n")
     return root / "text_c10", root / "images"
+
+
+def iapr(root: Path, images: int = 20) -> Path:
+    """The folder iaprtc12 as it is unpacked: annotations 00/0.eng and 00/1.eng, 01/2.eng and so on, with images."""
+    rng = np.random.default_rng(11)
+    for number in range(images):
+        key = f"{number // 2:02d}/{number}"
+        texts = "; ".join(sentences(rng, number, 1 + number % 3)) + ";"
+        if number == 1:
+            texts = "a caf\xe9 of Smith & Sons &amp; Co;\na wall behind it ; "
+        annotation = root / "annotations_complete_eng" / f"{key}.eng"
+        image = root / "images" / f"{key}.jpg"
+        for path in (annotation, image):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        annotation.write_text(
+            f"<DOC>\n<DOCNO>annotations/{key}.eng</DOCNO>\n<TITLE>Title {number}</TITLE>\n"
+            f"<DESCRIPTION>{texts}</DESCRIPTION>\n<NOTES></NOTES>\n<LOCATION>Quilotoa, Ecuador</LOCATION>\n"
+            f"<DATE>April 2002</DATE>\n<IMAGE>images/{key}.jpg</IMAGE>\n"
+            f"<THUMBNAIL>thumbnails/{key}.jpg</THUMBNAIL>\n</DOC>\n",
+            encoding="iso-8859-1",
+        )
+        image.write_bytes(picture(number, "JPEG"))
+    return root

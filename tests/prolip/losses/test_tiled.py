@@ -277,6 +277,26 @@ def test_the_result_does_not_depend_on_the_tile(tile):
             with_gradients(direct("network", "hinge", case), case))
 
 
+@pytest.mark.parametrize("name", ["elk", "network"])
+def test_a_score_of_several_numbers_of_each_pair_equals_all_pairs_at_once(name):
+    def numbers_of(similarity: Tensor) -> Tensor:
+        return torch.stack([similarity, (similarity / 3).sin(), similarity.square()])
+
+    def loss(numbers: Tensor, positive: Tensor) -> Tensor:
+        first, second, third = numbers
+        assert first.shape == positive.shape
+        return sigmoid(case.scale * first, positive, positive) + (second * first.softmax(1)).sum() + third.mean()
+
+    case = Case([0, 1])
+    score, images, texts, learned = score_of(name, case)
+    got = tiled_loss_over_ranks(lambda x, y: numbers_of(score(x, y)), images, texts, loss, (case.scale, *learned),
+                                case.labels, tile=TILE)  # fmt: skip
+    want = loss(numbers_of(direct_similarity(name, case)), brute_mask(case.labels, len(case.image.mean)))
+    compare([with_gradients(got, case)], with_gradients(want, case))
+    with pytest.raises(ValueError, match=r"is \(1, 1, 2, 2\), want \(2, 2\): one number for each pair, or C"):
+        tiled_loss_over_ranks(lambda x, y: score(x, y)[None, None], images, texts, loss, (case.scale, *learned), tile=2)
+
+
 def test_csd_with_the_sigmoid_loss_is_ppcl():
     case = Case([0, 1, 2])
     want = ppcl(case.image, case.text, case.scale, case.bias, case.labels)

@@ -134,11 +134,13 @@ class ResampledSource:
 class RowSource:
     """Rows that are known beforehand (CSV, image folders): row i of the permutation goes to stream i % S.
 
-    read: row number -> raw sample, SampleFault where its file is missing.
+    read: row number -> raw sample, SampleFault where its file is missing. texts: the same without the image, of which
+    no file is opened.
     """
 
     length: int
     read: Callable[[int], Raw]
+    texts: Callable[[int], Raw] | None = None
 
     def stream(self, place: Place, faults: FaultCounter, cursor: Cursor | None = None) -> Iterator[Row]:
         """Passes over this stream's share of the permutation."""

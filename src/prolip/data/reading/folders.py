@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 
 from prolip.data.faults import SampleFault
 from prolip.data.reading.opening import is_local
+from prolip.data.reading.published.sets import read_set
 from prolip.data.reading.table import QuotingError, TableError, open_table
 from prolip.data.reading.tar import SAMPLE_BYTES, printable
-from prolip.data.samples.captions import LIKELY, Selector
+from prolip.data.samples.captions import LIKELY, Plain, Selector
 from prolip.data.samples.sample import IMAGE_SUFFIXES, JSON_BYTES, Raw
 from prolip.utils.documents import loads, read_file, text_of
 from prolip.utils.messages import explain_missing, listing
@@ -36,7 +37,7 @@ class ImageRow:
     """
 
     path: str
-    caption: str | None
+    caption: Plain
     record: dict[str, Any]
     copy: int = 0
 
@@ -65,11 +66,22 @@ class ImageRows:
             raise SampleFault("missing image", f"{printable(row.path)}: {reason}") from error
         suffix = os.path.splitext(row.path)[1][1:].lower()
         # Pillow looks at the bytes, not at the name: a file without a known suffix may well be an image
-        raw: Raw = {"__key__": row.key, "__url__": printable(row.path)}
-        raw[suffix if suffix in IMAGE_SUFFIXES else "jpg"] = data
-        if row.caption is not None:
-            raw["txt"] = row.caption
-        return {**raw, "json": row.record}
+        return {suffix if suffix in IMAGE_SUFFIXES else "jpg": data, **self.texts(index)}
+
+    def texts(self, index: int) -> Raw:
+        """The raw sample without its image."""
+        row = self.rows[index]
+        plain = {} if row.caption is None else {"txt": row.caption}
+        return {"__key__": row.key, "__url__": printable(row.path), **plain, "json": row.record}
+
+
+def read_published(
+    word: str, train_data: str, splits: str | None = None, selector: Selector | None = None
+) -> ImageRows:
+    """The images of a published set, each with all its captions; errors as `read_set`."""
+    images = read_set(word, train_data, splits)
+    rows = [ImageRow(image.path, list(image.captions), dict(image.facts)) for image in images]
+    return keep_selected(rows, selector, train_data)
 
 
 def keep_selected(rows: Iterable[ImageRow], selector: Selector | None, what: str) -> ImageRows:

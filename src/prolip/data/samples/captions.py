@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -13,6 +13,8 @@ from prolip.utils.messages import first_few
 
 #: The sample's plain `.txt` member (the caption column of a CSV), as opposed to a field of its JSON.
 PLAIN = "txt"
+#: What is there of it: a published set has several captions of an image.
+Plain = str | list[str] | None
 #: What fields that hold a caption are usually called, the likeliest first.
 LIKELY = (
     "caption", "captions", "text", "texts", "title", "description", "alt", "alt_text", "sentence", "sentences", "raw",
@@ -68,16 +70,19 @@ class CaptionSampler:
             weights.append(value)
         return cls(tuple(fields), tuple(weights))
 
-    def draw(self, plain: str | None, record: Mapping[str, Any] | None, seed: int) -> Drawn:
-        """The caption that belongs to `seed`; SampleFault where no field has one."""
+    def draw(self, plain: Plain, record: Mapping[str, Any] | None, seed: int, but: Collection[str] = ()) -> Drawn:
+        """The caption that belongs to `seed`, none of `but` if there are others; SampleFault where no field has one."""
         found, weights = self._find(plain, record)
         every = tuple(dict.fromkeys(caption for captions in found for caption in captions))
+        if but and not set(every) <= set(but):
+            found = [[caption for caption in captions if caption not in but] for captions in found]
+            weights = [weight if captions else 0.0 for weight, captions in zip(weights, found)]
         if len(every) == 1:
             return Drawn(every[0], every)
         rng = random.Random(seed)
         return Drawn(rng.choice(rng.choices(found, weights)[0]), every)
 
-    def chances(self, plain: str | None, record: Mapping[str, Any] | None) -> dict[str, float]:
+    def chances(self, plain: Plain, record: Mapping[str, Any] | None) -> dict[str, float]:
         """Every caption of a sample with the probability that `draw` gives it; SampleFault where there is none."""
         found, weights = self._find(plain, record)
         out: dict[str, float] = {}
@@ -86,7 +91,7 @@ class CaptionSampler:
                 out[caption] = out.get(caption, 0.0) + weight / sum(weights) / len(captions)
         return out
 
-    def _find(self, plain: str | None, record: Mapping[str, Any] | None) -> tuple[list[list[str]], list[float]]:
+    def _find(self, plain: Plain, record: Mapping[str, Any] | None) -> tuple[list[list[str]], list[float]]:
         """The captions in every field, and the weights of these, 0 where there is none."""
         found = [texts(plain if field == PLAIN else (record or {}).get(field), field) for field in self.fields]
         weights = [weight if captions else 0.0 for weight, captions in zip(self.weights, found)]

@@ -15,7 +15,16 @@ from torch import Tensor
 
 from prolip.data.augment.crops import RandomCrop
 from prolip.data.faults import SampleFault
-from prolip.data.samples.captions import LIKELY, PLAIN, CaptionSampler, Selector, caption_id, offer_fields, stable_hash
+from prolip.data.samples.captions import (
+    LIKELY,
+    PLAIN,
+    CaptionSampler,
+    Plain,
+    Selector,
+    caption_id,
+    offer_fields,
+    stable_hash,
+)
 from prolip.data.samples.decoding import decode_image
 from prolip.utils.documents import loads
 from prolip.utils.messages import first_few
@@ -87,7 +96,7 @@ def why_no_image(suffixes: Sequence[str], key: str) -> str:
 
 
 def plain_text(raw: Raw) -> str:
-    """The `.txt` member; SampleFault where it is missing or no UTF-8."""
+    """The `.txt` member of a shard's sample; SampleFault where it is missing or no UTF-8."""
     if PLAIN not in raw:
         if "json" in raw:
             try:
@@ -130,7 +139,7 @@ def is_selected(raw: Raw, selector: Selector | None) -> bool:
     return selector is None or selector(json_record(raw, "--select"))
 
 
-def caption_parts(raw: Raw, captions: CaptionSampler) -> tuple[str | None, dict[str, Any] | None]:
+def caption_parts(raw: Raw, captions: CaptionSampler) -> tuple[Plain, dict[str, Any] | None]:
     """Plain text and JSON, as far as captions are drawn from them; where from both, a sample may lack one."""
     plain, record = PLAIN in captions.fields, any(field != PLAIN for field in captions.fields)
     both = plain and record
@@ -164,7 +173,8 @@ class Decoder:
     """Turns a row into an example, at random, but as a function of (seed, epoch, sample key, occurrence) only.
 
     transform: an RGB Pillow image -> (3, H, W), or a `RandomCrop`, which opens files itself. with_ids: hash all
-    captions for known matches. count: captions to draw, with replacement; 0: none is looked for.
+    captions for known matches. count: captions to draw; 0: none is looked for. Several are drawn with replacement, but
+    of images that have several plain captions as different ones, where there are so many.
     """
 
     transform: Callable[[Image.Image], Tensor] | RandomCrop
@@ -183,8 +193,11 @@ class Decoder:
         parts = caption_parts(raw, self.captions)
         drawn = self.captions.draw(*parts, stable_hash(*identity, "caption"))
         if self.count > 1:
-            more = [self.captions.draw(*parts, stable_hash(*identity, "caption", n)) for n in range(1, self.count)]
-            return Example(key, pixels, (drawn.caption, *(one.caption for one in more)))
+            texts, distinct = [drawn.caption], isinstance(parts[0], list)
+            for n in range(1, self.count):
+                seed = stable_hash(*identity, "caption", n)
+                texts.append(self.captions.draw(*parts, seed, but=texts if distinct else ()).caption)
+            return Example(key, pixels, tuple(texts))
         if not self.with_ids:
             return Example(key, pixels, drawn.caption)
         return Example(key, pixels, drawn.caption, caption_id(drawn.caption), tuple(map(caption_id, drawn.all)))

@@ -11,16 +11,12 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import numpy as np
 from PIL import Image
 
-from prolip.data.faults import FaultCounter, SampleFault
+from prolip.data.faults import DamagedData, FaultCounter, SampleFault
 from prolip.data.samples.decoding import decode_image
 from prolip.evaluation.metrics.blockwise import Further
 
 T = TypeVar("T")
 Kind = Literal["classification", "multilabel", "retrieval", "association"]
-
-
-class DamagedData(ValueError):
-    """Files of a test set are damaged, incomplete or gone; the message names them and says what to do."""
 
 
 class Share(NamedTuple):

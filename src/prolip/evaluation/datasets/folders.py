@@ -11,11 +11,11 @@ from open_clip.zero_shot_metadata import IMAGENET_CLASSNAMES, OPENAI_IMAGENET_TE
 from timm.data import ImageNetInfo
 
 from prolip.data.faults import FaultCounter, SampleFault
+from prolip.data.reading.published.images import check_files
 from prolip.data.reading.shards import explain_missing, listing
 from prolip.data.reading.tar import SAMPLE_BYTES
 from prolip.data.samples.sample import IMAGE_SUFFIXES
 from prolip.evaluation.datasets.base import WHOLE, DamagedData, Dataset, Sample, Share, fingerprint, note_fault
-from prolip.evaluation.datasets.places import check_files
 from prolip.evaluation.datasets.wds import CLASSNAMES, TEMPLATES
 from prolip.utils.documents import entries, read_file
 

@@ -140,24 +140,6 @@ def archive_state(paths: Sequence[str]) -> tuple[str, int] | None:
     return os.path.dirname(files[0]), max(os.stat(file).st_mtime_ns for file in files)
 
 
-def check_files(paths: Sequence[str], what: str) -> list[int]:
-    """The sizes of local files. FileNotFoundError naming those that are missing, DamagedData those that are empty."""
-    sizes, missing, empty = [], [], []
-    for path in paths:
-        try:
-            sizes.append(os.stat(path).st_size)
-            if not sizes[-1]:
-                empty.append(path)
-        except OSError:
-            missing.append(path)
-    for kind, names in ((FileNotFoundError, missing), (DamagedData, empty)):
-        if names:
-            state = "are missing" if kind is FileNotFoundError else "are empty"
-            hint = f" {explain_missing(names[0])}" if kind is FileNotFoundError else " Fetch them again."
-            raise kind(f"{what}: {len(names)} of {len(paths)} files {state}: {first_of(names)}.{hint}")
-    return sizes
-
-
 def first_of(names: Sequence[str]) -> str:
     """The first few names, and how many more there are."""
     return ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")

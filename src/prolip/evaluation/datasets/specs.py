@@ -9,6 +9,7 @@ from prolip.evaluation.datasets.base import Dataset
 from prolip.evaluation.datasets.coco import FURTHER
 from prolip.evaluation.datasets.cub import open_cub
 from prolip.evaluation.datasets.folders import open_folder
+from prolip.evaluation.datasets.iapr import open_iapr
 from prolip.evaluation.datasets.karpathy import open_karpathy
 from prolip.evaluation.datasets.tables import open_caption_table, open_winogavil
 from prolip.evaluation.datasets.wds import open_wds
@@ -17,22 +18,27 @@ from prolip.models.config import near_matches
 
 
 class Reader(NamedTuple):
-    """A reader, how many comma-separated addresses it takes, and whether it has splits."""
+    """A reader, whether it has splits, and how many comma-separated addresses it takes at least and at most.
+
+    One beyond the least is the place of the lists of its splits.
+    """
 
     open: Callable[..., Dataset]
     form: str
-    addresses: int
     splits: bool
+    least: int = 1
+    most: int = 1
 
 
 READERS = {
-    "wds": Reader(open_wds, "wds:FOLDER or URL", 1, True),
-    "imagenet": Reader(open_folder, "imagenet:FOLDER", 1, False),
-    "coco": Reader(open_karpathy, "coco:JSON,IMAGES", 2, True),
-    "flickr": Reader(open_karpathy, "flickr:JSON,IMAGES", 2, True),
-    "cub": Reader(open_cub, "cub:CAPTIONS,IMAGES", 2, True),
-    "captions": Reader(open_caption_table, "captions:FOLDER", 1, False),
-    "winogavil": Reader(open_winogavil, "winogavil:FOLDER", 1, False),
+    "wds": Reader(open_wds, "wds:FOLDER or URL", True),
+    "imagenet": Reader(open_folder, "imagenet:FOLDER", False),
+    "coco": Reader(open_karpathy, "coco:JSON,IMAGES", True, 2, 2),
+    "flickr": Reader(open_karpathy, "flickr:JSON,IMAGES", True, 2, 2),
+    "cub": Reader(open_cub, "cub:CAPTIONS,IMAGES[,LISTS]", True, 2, 3),
+    "iapr": Reader(open_iapr, "iapr:FOLDER[,LISTS]", True, 1, 2),
+    "captions": Reader(open_caption_table, "captions:FOLDER", False),
+    "winogavil": Reader(open_winogavil, "winogavil:FOLDER", False),
 }
 FORMS = ", ".join(reader.form for reader in READERS.values())
 
@@ -51,10 +57,11 @@ def open_dataset(spec: str, split: str | None = None, damage: FaultCounter | Non
     if not colon or word not in READERS:
         raise ValueError(f"the data set {spec!r} begins with no known word: {near_matches(word, READERS)} ({FORMS})")
     reader = READERS[word]
-    addresses = rest.split(",") if reader.addresses > 1 else [rest]
-    if len(addresses) != reader.addresses or not all(addresses):
+    addresses = rest.split(",") if reader.most > 1 else [rest]
+    if not reader.least <= len(addresses) <= reader.most or not all(addresses):
         raise ValueError(f"the data set {spec!r} has {len(addresses)} address(es): write {reader.form}")
     if split is not None and not reader.splits:
         raise ValueError(f"{reader.form} has no splits: drop --split {split}")
     options = {"split": split} if split is not None else {}
-    return reader.open(*addresses, **options, damage=damage)
+    lists = {"lists": addresses.pop()} if len(addresses) > reader.least else {}
+    return reader.open(*addresses, **options, **lists, damage=damage)

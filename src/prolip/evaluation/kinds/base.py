@@ -12,7 +12,7 @@ from prolip.evaluation.features import Features
 from prolip.evaluation.metrics.blockwise import PairScores
 from prolip.evaluation.metrics.bootstrap import Statistic
 from prolip.evaluation.metrics.calibration import LOG_ODDS, Reliability, reliability
-from prolip.evaluation.metrics.study import Study
+from prolip.evaluation.metrics.study import OfPairs, Study
 from prolip.gaussian import Gaussian
 from prolip.scores import Score
 
@@ -88,6 +88,12 @@ def text_gaussians(features: Features) -> Gaussian:
 def uncertainty_of(features: Features) -> Callable[[Gaussian], Tensor]:
     """What the model's method reads off its Gaussians, whatever they are ranked by: (N, D) -> (N,)."""
     return features.model.scored_by().uncertainty
+
+
+def pair_uncertainty_of(features: Features, texts: Gaussian | None) -> OfPairs:
+    """What the model's method reads off pairs of an image and one of these, whatever they are ranked by."""
+    score, image = features.model.scored_by(), features.image
+    return lambda i, j: None if texts is None else score.pair_uncertainty(image.select(i), texts.select(j))
 
 
 def too_small_for(names: Sequence[str], metrics: Mapping[str, float]) -> dict[str, Any]:

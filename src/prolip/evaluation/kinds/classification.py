@@ -15,6 +15,7 @@ from prolip.evaluation.kinds.base import (
     class_texts,
     own_labels,
     pair_scores,
+    pair_uncertainty_of,
     score_matrix,
     text_gaussians,
     too_small_for,
@@ -63,7 +64,10 @@ def study_scores(
 ) -> Study:
     """The same of scores (N, C) and labels (N,) that are there."""
     image, own = (features.image, classes) if features.model.probabilistic else (None, None)
-    return study_classification(scores, labels, image, own, score, uncertainty_of(features), len(labels) <= NEIGHBOURS)
+    return study_classification(
+        scores, labels, image, own, score, uncertainty_of(features), len(labels) <= NEIGHBOURS,
+        pair_uncertainty_of(features, classes),
+    )  # fmt: skip
 
 
 KIND = Kind("acc1", class_texts, names, evaluate, study)

@@ -11,6 +11,7 @@ from prolip.evaluation.kinds.base import (
     TaskMetrics,
     own_labels,
     pair_scores,
+    pair_uncertainty_of,
     too_small_for,
     uncertainty_of,
 )
@@ -117,7 +118,10 @@ def study(features: Features, score: Score) -> Study:
 def study_rankings(features: Features, relevance: Relevance, score: Score) -> tuple[Ranking, Ranking, Study]:
     """The study of both directions, with the rankings."""
     image, text = (features.image, features.text) if features.model.probabilistic else (None, None)
-    return study_retrieval(pair_scores(features, score), relevance, image, text, score, uncertainty_of(features))
+    return study_retrieval(
+        pair_scores(features, score), relevance, image, text, score, uncertainty_of(features),
+        pair_uncertainty_of(features, features.text),
+    )  # fmt: skip
 
 
 KIND = Kind("mean_recall@1", texts, names, evaluate, study)

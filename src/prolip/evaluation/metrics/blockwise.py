@@ -88,15 +88,37 @@ class Relevance(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Shortlist:
+    """Each query's `size` nearest by a cheap score are scored again, and stand before all others, whatever they get.
+
+    coarse(rows, columns) -> (r, c), as `PairScores.block`; paired(images, texts) -> (N,), of int64 indices (N,), (N,).
+    """
+
+    size: int
+    coarse: Callable[[Index, Index], Tensor]
+    paired: Callable[[Tensor, Tensor], Tensor]
+
+    def rows(self, coarse: Tensor, paired: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        """Scores of queries by rising place, float64: coarse (b, G); paired(row, item) -> (N,)."""
+        near = coarse.topk(self.size, dim=1).indices
+        row = torch.arange(len(coarse), device=near.device).unsqueeze(1).expand_as(near)
+        again = paired(row.flatten(), near.flatten()).view_as(near).double()
+        behind = again.amin(1, keepdim=True) - 1 - coarse.amax(1, keepdim=True)
+        return (coarse + behind).scatter_(1, near, again)
+
+
+@dataclass(frozen=True)
 class PairScores:
     """Scores of images against texts, computed when asked for; larger is nearer.
 
-    block(rows, columns) -> (r, c) Tensor for a slice or an int64 index of images and of texts.
+    block(rows, columns) -> (r, c) Tensor for a slice or an int64 index of images and of texts; shortlist: what rows of
+    images against all texts, and of texts against all images, are made of instead.
     """
 
     images: int
     texts: int
     block: Callable[[Index, Index], Tensor]
+    shortlist: Shortlist | None = None
 
     @classmethod
     def from_matrix(cls, scores: Tensor | np.ndarray) -> PairScores:
@@ -132,15 +154,28 @@ class PairScores:
         else:
             def block(rows: Index, columns: Index) -> Tensor:
                 return score.pairwise(image.select(rows), text.select(columns))
-        return cls(len(image.mean), len(text.mean), block)
+        shortlist = None
+        if score.shortlist:
+            shortlist = Shortlist(
+                score.shortlist,
+                lambda rows, columns: score.coarse(image.select(rows), text.select(columns)),
+                lambda i, j: score.paired(image.select(i), text.select(j)),
+            )
+        return cls(len(image.mean), len(text.mean), block, shortlist)
 
     def image_rows(self, rows: slice) -> Tensor:
         """Some images against all texts."""
-        return self.block(rows, slice(None))
+        short = self.shortlist
+        if short is None or short.size >= self.texts:
+            return self.block(rows, slice(None))
+        return short.rows(short.coarse(rows, slice(None)), lambda i, j: short.paired(i + rows.start, j))
 
     def text_rows(self, rows: slice) -> Tensor:
         """Some texts against all images."""
-        return self.block(slice(None), rows).mT
+        short = self.shortlist
+        if short is None or short.size >= self.images:
+            return self.block(slice(None), rows).mT
+        return short.rows(short.coarse(slice(None), rows).mT, lambda j, i: short.paired(i, j + rows.start))
 
     def blocks(self) -> Iterator[tuple[slice, Tensor]]:
         """Images against all texts, some images at a time, as `row_blocks` gives them."""
@@ -148,7 +183,14 @@ class PairScores:
 
     def subset(self, images: Tensor, texts: Tensor) -> PairScores:
         """Only these images and texts, int64 indices in the order that breaks ties."""
-        return PairScores(len(images), len(texts), lambda rows, columns: self.block(images[rows], texts[columns]))
+        block, short = self.block, self.shortlist
+        if short is not None:
+            coarse, paired = short.coarse, short.paired
+            short = Shortlist(short.size, lambda rows, columns: coarse(images[rows], texts[columns]),
+                              lambda i, j: paired(images[i], texts[j]))  # fmt: skip
+        return PairScores(
+            len(images), len(texts), lambda rows, columns: block(images[rows], texts[columns]), short
+        )
 
 
 class Further(NamedTuple):

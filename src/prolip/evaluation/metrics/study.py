@@ -20,6 +20,8 @@ from prolip.gaussian import Gaussian
 from prolip.scores import Score
 
 Side = tuple[str, Tensor | None]
+#: The uncertainty of some pairs of an image and a text or class, (N,) places of either -> (N,); None: there is none.
+OfPairs = Callable[[Tensor, Tensor], Tensor | None]
 
 
 class Samples(NamedTuple):
@@ -60,14 +62,16 @@ def study_classification(
     score: Score,
     uncertainty: Callable[[Gaussian], Tensor],
     neighbours: bool = True,
+    of_pairs: OfPairs = lambda images, classes: None,
 ) -> Study:
     """Of a single-label task, error = the wrong class: scores of images against classes (N, C), labels (N,).
 
     image (N, D), classes (C, D): None for a model without uncertainty, which `uncertainty` reads off them, (N,) and
     (C,); score: what made the scores, whose softmax and match probability these are; neighbours: R-AUROC too,
-    which takes N^2 scores. Refused by `score` (the negative of the best), `image` (its uncertainty), `pair` (plus that
-    of the class chosen); `refusal/R-AUROC`, `refusal/1-NN`; `calibration/confidence/...` of the class chosen, by
-    softmax, and `calibration/match/...` of all pairs of image and class.
+    which takes N^2 scores; of_pairs: see `OfPairs`. Refused by `score` (the negative of the best), `image` (its
+    uncertainty), `pair` (plus that of the class chosen, or what `of_pairs` says of both); `refusal/R-AUROC`,
+    `refusal/1-NN`; `calibration/confidence/...` of the class chosen, by softmax, and `calibration/match/...` of all
+    pairs of image and class.
     """
     matrix = PairScores.from_matrix(scores)
     relevance = Relevance.from_pairs(torch.arange(len(labels)), labels, len(labels), matrix.texts)
@@ -88,6 +92,8 @@ def study_classification(
             uncertainties["pair"] = own + uncertainty(classes)[nearest.item]
         if neighbours and len(labels) > 1:
             extra = {f"refusal/{key}": value for key, value in recall_auroc(image, labels, own).items()}
+    if (together := of_pairs(torch.arange(len(labels)), nearest.item)) is not None:
+        uncertainties["pair"] = together
     found = {"calibration/confidence": reliability(torch.cat(sure), right)} if sure else {}
     if pairs is not None:
         found["calibration/match"] = pairs.reliability()
@@ -101,12 +107,14 @@ def study_retrieval(
     text: Gaussian | None,
     score: Score,
     uncertainty: Callable[[Gaussian], Tensor],
+    of_pairs: OfPairs = lambda images, texts: None,
 ) -> tuple[Ranking, Ranking, Study]:
     """(images to texts, texts to images, study) of a retrieval task, from one pass over the scores per direction.
 
     relevance: images x texts; the rest as in `study_classification`. Error = no match in the first place, of queries
     that have one somewhere. Refused by `score` (the negative of the first place's), by the uncertainty of the query, of
-    the item in first place (`image`, `text`), and of both (`pair`), so `auroc` is R-AUROC across modalities.
+    the item in first place (`image`, `text`), and of both (`pair`: their sum, or what `of_pairs` says), so `auroc` is
+    R-AUROC across modalities.
     `calibration/match`: all pairs; `calibration/match_i2t`, `match_t2i`: each query with its first place.
     """
     check_fit(scores, relevance)
@@ -117,8 +125,8 @@ def study_retrieval(
     sides: list[Side] = [(name, None if z is None else uncertainty(z)) for name, z in
                          (("image", image), ("text", text))]  # fmt: skip
     samples = {
-        "refusal/i2t": _queries(i2t, first_texts, *sides),
-        "refusal/t2i": _queries(t2i, first_images, *reversed(sides)),
+        "refusal/i2t": _queries(i2t, first_texts, sides, of_pairs),
+        "refusal/t2i": _queries(t2i, first_images, sides[::-1], lambda text, image: of_pairs(image, text)),
     }
     found: dict[str, Reliability] = {}
     if pairs is not None:
@@ -147,14 +155,16 @@ def _rank(scores: Rows, relevance: Relevance, pairs: MatchReliability | None = N
     return ranks.rankings()[0], nearest
 
 
-def _queries(ranking: Ranking, nearest: Nearest, query: Side, item: Side) -> Samples:
-    """The answerable queries of one direction."""
+def _queries(ranking: Ranking, nearest: Nearest, sides: list[Side], of_pairs: OfPairs) -> Samples:
+    """The answerable queries of one direction; sides: what asks, what is found."""
     kept = ranking.answerable
-    (name, asked), (other, gallery) = query, item
+    (name, asked), (other, gallery) = sides
     uncertainties = {"score": -nearest.score}
     if asked is not None and gallery is not None:
         found = gallery[nearest.item]
         uncertainties |= {name: asked, other: found, "pair": asked + found}
+    if (together := of_pairs(torch.arange(len(nearest.item)), nearest.item)) is not None:
+        uncertainties["pair"] = together
     return _samples((~ranking.hit(1))[kept], {key: u[kept] for key, u in uncertainties.items()})
 
 

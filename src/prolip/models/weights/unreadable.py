@@ -145,7 +145,7 @@ def why_a_file(path: Path) -> str:
 
 def model_of(run: Path, checkpoint: Path | None = None) -> str:
     """What to give to use the model of a run. checkpoint: the one of its files that was asked for."""
-    whole = [run / name for name in ("model", "model_ema", "best") if is_model(run / name)]
+    whole = [run / name for name in ("model", "model_ema", "model_swa", "best") if is_model(run / name)]
     name = (json_of(run / "config.json").get("model") or {}).get("model", "NAME")
     files = [checkpoint] if checkpoint else checkpoints_in(run / "checkpoints")
     from_file = f"--model {name} --pretrained {files[-1]}" if files else ""

@@ -19,6 +19,16 @@ def test_the_splits_are_those_of_the_lists(tmp_path):
     assert keys(open_cub(captions, images, split="seen")) == first_of_each[:-1]
 
 
+def test_the_pictures_of_training_are_those_that_no_test_has(tmp_path):
+    captions, images = mini.cub(tmp_path)
+    everything = {f"{path.parent.name}/{path.name}" for path in images.rglob("*.jpg")}
+    splits = ("train", "test", "unseen", "seen", "trainval")
+    of = {split: set(keys(open_cub(captions, images, split=split))) for split in splits}
+    assert of["train"] | of["test"] == everything and not of["train"] & of["test"]
+    assert of["trainval"] | of["seen"] | of["unseen"] == everything
+    assert sum(map(len, (of["trainval"], of["seen"], of["unseen"]))) == len(everything)
+
+
 def test_a_picture_has_its_species_and_all_its_captions(tmp_path):
     captions, images = mini.cub(tmp_path)
     dataset = open_cub(captions, images, split="unseen")
@@ -41,7 +51,7 @@ def test_lists_may_lie_elsewhere(tmp_path):
 
 def test_what_is_wrong_is_known_before_anything_is_read(tmp_path):
     captions, images = mini.cub(tmp_path)
-    with pytest.raises(ValueError, match="no split 'val': give one of test, unseen, seen"):
+    with pytest.raises(ValueError, match="no split 'val': give one of train, test, unseen, trainval, seen"):
         open_cub(captions, images, split="val")
     text = captions / "004.Bird_3" / "Bird_3_0001.txt"
     text.write_text("\n")

@@ -16,6 +16,7 @@ def specs(root):
         "coco": f"{coco[0]},{coco[1]}",
         "flickr": f"{flickr[0]},{flickr[1]}",
         "cub": f"{birds[0]},{birds[1]}",
+        "iapr": str(mini.iapr(root / "iaprtc12")),
         "captions": str(mini.caption_table(root / "table")),
         "winogavil": str(mini.winogavil(root / "wino")),
     }
@@ -29,13 +30,21 @@ def test_every_word_opens_its_format(tmp_path):
         dataset = open_dataset(f"{word}:{address}", damage=damage)
         assert next(dataset.samples()).open().size == (24, 24) and dataset.damage is damage
     assert open_dataset(f"cub:{made['cub']}", split="unseen").size == 3
+    assert open_dataset(f"cub:{made['cub']},{tmp_path / 'cub'}", split="seen").size == 3
+
+
+def test_a_list_may_follow_the_addresses(tmp_path):
+    folder, chosen = mini.iapr(tmp_path / "iaprtc12"), tmp_path / "mine.txt"
+    chosen.write_text("02/5\n00/1\n")
+    assert [sample.key for sample in open_dataset(f"iapr:{folder},{chosen}").samples()] == ["00/1", "02/5"]
 
 
 @pytest.mark.parametrize("spec, split, message", [
     ("data/val", None, "'data/val' begins with no known word"),
     ("wsd:data", None, "did you mean wds"),
     ("coco:a.json", None, r"has 1 address\(es\): write coco:JSON,IMAGES"),
-    ("cub:a,", None, r"write cub:CAPTIONS,IMAGES"),
+    ("iapr:a,b,c", None, r"has 3 address\(es\): write iapr:FOLDER\[,LISTS\]"),
+    ("cub:a,", None, r"write cub:CAPTIONS,IMAGES\[,LISTS\]"),
     ("winogavil:a", "val", "winogavil:FOLDER has no splits: drop --split val"),
 ])  # fmt: skip
 def test_other_forms_are_refused(spec, split, message):

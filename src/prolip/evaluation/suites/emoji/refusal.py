@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from prolip.evaluation.metrics.blockwise import Nearest, PairScores, row_blocks
 from prolip.evaluation.metrics.bootstrap import Statistic, auroc_of, risk_area_of
 from prolip.evaluation.metrics.calibration import reliability
 from prolip.evaluation.metrics.ranking import Ranking
@@ -68,18 +69,26 @@ def statistics(result: CorpusResult) -> dict[str, Statistic]:
 def signs_against(result: CorpusResult, texts: Gaussian, way: str) -> dict[str, np.ndarray]:
     """What speaks against the first place of every drawing among these texts ("i2t"), or of every text among the
     drawings ("t2i"), (N,) by name."""
-    side, units = 1 if way == "i2t" else 0, result.model_score.units
-    top = result.score.pairwise(result.image, texts).max(dim=side)
-    image, text = (slice(None), top.indices) if way == "i2t" else (top.indices, slice(None))
-    out = {"score": -top.values.numpy()}
+    units, scores = result.model_score.units, PairScores.from_gaussians(result.image, texts, result.score)
+    rows, sizes = scores.image_rows, (scores.images, scores.texts)
+    if way == "t2i":
+        rows, sizes = scores.text_rows, (scores.texts, scores.images)
+    top = Nearest(sizes[0])
+    for part, block in row_blocks(rows, *sizes):
+        top.update(part, block)
+    image, text = (slice(None), top.item) if way == "i2t" else (top.item, slice(None))
+    out = {"score": -top.score.numpy()}
     if result.probabilistic:
         out |= {"image": result.uncertainty(result.image)[image], "text": result.uncertainty(texts)[text]}
         out["pair"] = out["image"] + out["text"]
+    together = result.model_score.pair_uncertainty(result.image.select(image), texts.select(text))
+    if together is not None:
+        out["pair"] = together.numpy()
     out |= {name: nats[image] for name, nats in result.novelty.items()}
     if units is not None:
         cosine = result.image.mean @ texts.mean.mT
         nats = units.code_length(cosine if way == "i2t" else cosine.mT)
-        answer = nats.gather(1, top.indices.unsqueeze(1)).squeeze(1)
+        answer = nats.gather(1, top.item.unsqueeze(1)).squeeze(1)
         out["answer"] = answer.numpy()
         if result.novelty:
             out["all"] = refusal(answer, {name: torch.from_numpy(out[name]) for name in result.novelty}).numpy()

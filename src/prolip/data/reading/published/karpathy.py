@@ -1,0 +1,79 @@
+"""COCO and Flickr30k with the splits of Karpathy and Fei-Fei (2015): dataset_coco.json, dataset_flickr30k.json."""
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from prolip.data.faults import DamagedData
+from prolip.data.reading.published.images import CaptionedImage
+from prolip.utils.documents import loads
+from prolip.utils.messages import explain_missing
+
+
+class KarpathyFile(NamedTuple):
+    """What the JSON file says: a record of each image, the splits that these are in, and the data set's name."""
+
+    path: Path
+    records: list[dict[str, Any]]
+    splits: list[str]
+    name: str
+
+
+def read_karpathy(
+    annotations: str | os.PathLike, images: str | os.PathLike, splits: Collection[str], captions: int | None = None
+) -> tuple[KarpathyFile, list[CaptionedImage]]:
+    """The images of some splits in the file's order, each with its first `captions` captions (None: all).
+
+    images: the folder above val2014/ and train2014/, or that of Flickr30k's files. FileNotFoundError without file or
+    folder, ValueError for a split without images, DamagedData for a file of another layout.
+    """
+    root = Path(images)
+    if not root.is_dir():
+        raise FileNotFoundError(f"no image folder {root}: {explain_missing(str(root))}")
+    file = read_records(Path(annotations))
+    for split in splits:
+        if split not in file.splits:
+            raise ValueError(f"{file.path} has no images of the split {split!r}: it has {', '.join(file.splits)}")
+    chosen = [record for record in file.records if record["split"] in splits]
+    return file, [parse_record(record, root, file.path, captions) for record in chosen]
+
+
+def read_records(file: Path) -> KarpathyFile:
+    """The whole JSON file."""
+    if not file.is_file():
+        raise FileNotFoundError(f"no annotations {file}: {explain_missing(str(file))}")
+    try:
+        content = loads(file.read_text(encoding="utf-8"), unique=True)
+        records = content["images"]
+        splits = sorted({record["split"] for record in records})
+    except (ValueError, KeyError, TypeError) as error:
+        raise DamagedData(
+            f"{file} is no file of Karpathy's splits ({type(error).__name__}: {error}): want "
+            '{"images": [{"filename", "split", "sentences"}, ...]}; fetch dataset_coco.json or dataset_flickr30k.json'
+        ) from error
+    return KarpathyFile(file, records, splits, str(content.get("dataset", "")))
+
+
+def parse_record(record: dict[str, Any], root: Path, file: Path, wanted: int | None) -> CaptionedImage:
+    """One image; COCO's key is its id, Flickr30k's its name. DamagedData where it lacks something."""
+    try:
+        name, sentences = record["filename"], record["sentences"]
+        texts = tuple(sentence["raw"].strip() for sentence in sentences)[:wanted]
+        ids = tuple(int(sentence["sentid"]) for sentence in sentences)[:wanted]
+        number = int(record.get("cocoid", record.get("imgid", -1)))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        name = record.get("filename", "?")
+        raise DamagedData(f"{file}: image {name!r} lacks {error}: fetch the file again") from error
+    if len(texts) < (wanted or 1) or not all(texts):
+        raise DamagedData(
+            f"{file}: {name} has {sum(map(bool, texts))} captions, wanted {wanted or 'at least 1'}: give captions=None "
+            "for as many as there are"
+        )
+    below = root / record.get("filepath", "") / name
+    path = below if below.is_file() else root / name
+    key = str(record["cocoid"]) if "cocoid" in record else name
+    return CaptionedImage(
+        key, str(path if path.is_file() else below), texts, {"split": record["split"]}, number, ids
+    )

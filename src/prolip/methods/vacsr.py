@@ -1,0 +1,228 @@
+"""VACSR (under review, ICLR 2026): similarity as a latent variable of every pair, by a variational adapter."""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from prolip.gaussian import Gaussian, check_pair, upcast, without_autocast
+from prolip.losses import tiled_loss_over_ranks
+from prolip.masking import mix_seed
+from prolip.methods.base import Batch, Context, Reps, Terms
+from prolip.methods.gaussians import SIDES, HeadsObjective, own_words
+from prolip.models.adapter import PairNetwork, PairNoise, SimilarityAdapter
+from prolip.models.heads import layer_norm, project
+from prolip.models.pooling import GeneralisedPooling
+from prolip.noise import pair_noise
+from prolip.scores import Score
+from prolip.utils.fields import option
+
+NOISE_STREAM = 31
+
+
+@dataclass(kw_only=True)
+class VACSRConfig:
+    """Weights and sizes of VACSR; symbols as in the paper."""
+
+    kl_weight: float = option(5e-4, "alpha, weight of the divergence of a pair's Gaussians from N(0, I)")
+    recon_weight: float = option(1.0, "beta, weight of the reconstruction, and of the variance loss with it")
+    sigma_weight: float = option(1.0, "gamma, weight of the variance loss of matches and hardest negatives")
+    mixture_components: int = option(2, "K, Gaussians of a pair")
+    gumbel_temperature: float = option(0.5, "of the softmax that picks one of them; near 0: one alone")
+    adapter_hidden: int = option(256, "hidden width of encoder and decoder; the paper does not say")
+    pair_tile: int = option(64, "images and texts whose pairs go through the adapter at a time: what memory it takes")
+    known_matches: bool = option(True, "count every true caption of an image in the batch as a match")
+
+    def __post_init__(self) -> None:
+        for name in ("kl_weight", "recon_weight", "sigma_weight"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise ValueError(f"{name}={getattr(self, name)} is no weight: give a finite number of at least 0")
+        for name in ("mixture_components", "adapter_hidden", "pair_tile"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: give 1 or more")
+        if not 0 < self.gumbel_temperature < float("inf"):
+            raise ValueError(f"gumbel_temperature={self.gumbel_temperature}: give a finite number above 0")
+
+
+class PooledHead(nn.Module):
+    """L2norm(GPO(W LN(x))), x the last tokens but [UNC], as PCME++'s mean (B.2); the log variance stays the plain one,
+    which nothing reads.
+    """
+
+    def __init__(self, width: int, dim: int, pad_id: int | None = None):
+        super().__init__()
+        self.pad_id = pad_id
+        self.norm, self.projection, self.pool = nn.LayerNorm(width), nn.Linear(width, dim), GeneralisedPooling()
+        nn.init.xavier_uniform_(self.projection.weight)
+        nn.init.zeros_(self.projection.bias)
+
+    def forward(self, tokens: Tensor, z: Gaussian, ids: Tensor | None = None) -> Gaussian:
+        if ids is None:  # [CLS], [UNC], patches
+            features, valid = torch.cat([tokens[:, :1], tokens[:, 2:]], 1), None
+        else:  # words, [UNC], [CLS]
+            assert self.pad_id is not None
+            features = torch.cat([tokens[:, -1:], tokens[:, :-2]], 1)
+            valid = F.pad(own_words(ids, self.pad_id), (1, 0), value=True)
+        pooled = self.pool(project(layer_norm(self.norm, features), self.projection), valid)
+        return Gaussian(F.normalize(pooled, dim=-1), z.log_var)
+
+
+def extend(model: Any, config: VACSRConfig) -> None:
+    """Put both heads and the adapter on a fresh model."""
+    model.visual.head = PooledHead(model.visual.transformer.width, model.embed_dim)
+    model.text.head = PooledHead(model.text.width, model.embed_dim, model.text.pad_id)
+    model.adapter = SimilarityAdapter(model.embed_dim, config.adapter_hidden, config.mixture_components)
+
+
+class VACSRScore(Score):
+    """The adapter's logit of a pair, whose sigmoid is the similarity, without sampling: decoded from the mean E[z].
+
+    E[z] = sum_k alpha_k mean_k, the mean of the mixture: section 3.2 decodes the mean of the component that was drawn,
+    which at inference would be a draw again; the mixture's is the same for equal inputs, and as it is linear, a pair
+    costs half of what decoding each component would. The logit ranks as the similarity does and is never tied at 1.
+    shortlist: how many of each query's nearest by `coarse` the adapter scores; 0: all, which is exact. Behind them the
+    order is that of `coarse`, and there is no probability.
+    """
+
+    name, symmetric, takes_points, choices = "vacsr", False, True, ("shortlist",)
+
+    def __init__(self, dim: int, hidden: int, shortlist: int = 0):
+        super().__init__(*((None, None) if shortlist else (1.0, 0.0)))
+        if shortlist < 0:
+            raise ValueError(f"shortlist={shortlist}: give 1 or more, or 0 for all")
+        self.shortlist = shortlist
+        self.network = PairNetwork(dim, hidden)
+
+    @classmethod
+    def of(cls, model: Any) -> VACSRScore:
+        adapter = model.adapter
+        score = cls(adapter.dim, adapter.encode.out_features)
+        score.network.fill(adapter.folded())
+        return score.to(adapter.mix.device).requires_grad_(False)
+
+    def pairwise(self, queries: Gaussian, gallery: Gaussian) -> Tensor:
+        """The exact logits, images first."""
+        p, q = check_pair(queries, gallery, ("images", "texts"))
+        return self.network.to(p.mean.device)(p.mean, q.mean)
+
+    def coarse(self, queries: Gaussian, gallery: Gaussian) -> Tensor:
+        """sum_d c_d v_d t_d, a dot product of the embeddings with the adapter's own linear part as weights.
+
+        Nothing in the loss asks that matches have large cosines: products of either sign may speak for a match.
+        """
+        images, texts = upcast(queries.mean), upcast(gallery.mean)
+        with without_autocast(images.device):
+            return images * self.network.to(images.device).linear.to(images) @ texts.mT
+
+    def paired(self, images: Gaussian, texts: Gaussian) -> Tensor:
+        return self.network.to(images.mean.device).paired(upcast(images.mean), upcast(texts.mean))[0]
+
+    def pair_uncertainty(self, images: Gaussian, texts: Gaussian) -> Tensor:
+        """Latent sigma of each pair, (N,): the geometric mean over dimensions and, by alpha, components."""
+        return (self.network.to(images.mean.device).paired(upcast(images.mean), upcast(texts.mean))[1] / 2).exp()
+
+    def settings(self) -> dict[str, Any]:
+        layer = self.network.first
+        return {"dim": layer.in_features, "hidden": layer.out_features, "shortlist": self.shortlist}
+
+
+class VACSRObjective(HeadsObjective):
+    """alpha KL + beta [reconstruction + gamma (L_sigma of matches + L_sigma of hardest negatives)], (11).
+
+    reconstruction: 1/2 (y - similarity)^2 of all pairs over the number of images, as OpenCLIP's SigLIP counts, whose
+    gradient this is, too (13). KL: mean over all pairs. L_sigma: mean over images; of their matches first.
+    """
+
+    statistics = ("sigma",)
+    config: VACSRConfig
+
+    def __init__(self, model: Any, config: VACSRConfig, context: Context | None = None):
+        super().__init__(model, config, context)
+        for parameter in (*model.uncertainty_parameters(), model.logit_scale, model.logit_bias):
+            parameter.requires_grad_(False)
+        self.shared = tuple(f"adapter.{name}" for name, _ in model.adapter.named_parameters())
+
+    def prepare(self, batch: Batch, step: int) -> Batch:
+        """Add what the noise of all pairs is a function of, beside their places in the global batch."""
+        self.check_captions(batch)
+        return batch | {"pair_seed": mix_seed(self.context.seed, step, NOISE_STREAM)}
+
+    def embed(self, batch: Batch) -> Reps:
+        """Unit embeddings of images and texts (B, D), and the weights of the adapter."""
+        rows = {f"{side}_mean": self.encode(side, batch[side]).mean for side in SIDES}
+        return rows | {f"adapter.{name}": x * 1.0 for name, x in self.model.adapter.named_parameters()}
+
+    def terms(self, reps: Reps, batch: Batch) -> Terms:
+        """The loss and its parts, unweighted; with the mean sigma of the matches for the log."""
+        config, seed = self.config, batch["pair_seed"]
+        image, text = upcast(reps["image_mean"]), upcast(reps["text_mean"])
+        weights = {name.removeprefix("adapter."): reps[name] for name in self.shared}
+        place = self.context.rank * len(image) + torch.arange(len(image), device=image.device)
+
+        def sample(images: tuple[Tensor, Tensor], texts: tuple[Tensor, Tensor]) -> Tensor:
+            (v, rows), (t, columns) = images, texts
+            noise = PairNoise(*pair_noise(seed, rows, columns, v.shape[1], config.mixture_components))
+            return functional_call(self.model.adapter, weights, (v, t, noise, config.gumbel_temperature))
+
+        parts: Terms = {}
+
+        def pairs(numbers: Tensor, positive: Tensor) -> Tensor:
+            logit, divergence, log_var = numbers
+            found = pair_terms(logit, log_var, positive)
+            found["kl"] = divergence.mean()
+            with torch.no_grad():
+                found["sigma"] = ((log_var / 2).exp() * positive).sum() / positive.sum()
+            parts.update({name: value.detach() for name, value in found.items()})
+            variances = found["sigma_matches"] + found["sigma_negatives"]
+            return config.kl_weight * found["kl"] + config.recon_weight * (
+                found["recon"] + config.sigma_weight * variances)  # fmt: skip
+
+        loss = tiled_loss_over_ranks(sample, (image, place), (text, place), pairs, tuple(weights.values()),
+                                     self.matches(batch), tile=config.pair_tile)  # fmt: skip
+        return {"loss": loss} | parts
+
+    def after_step(self) -> None:
+        """There is no scale to clamp."""
+
+
+def pair_terms(logit: Tensor, log_var: Tensor, positive: Tensor) -> Terms:
+    """Reconstruction, L_sigma of the matches and of the hardest negatives, of images with all texts, (n, m) each.
+
+    The hardest negative of an image is the most similar text that is no match, where there is one, as section 3.2 says;
+    the maximum that (10) prints is that of L_sigma, which with label 1 is largest where a pair is least similar.
+    """
+    label = positive.to(logit.dtype)
+    similarity = StraightThroughSigmoid.apply(logit)
+    matches = variance_loss(similarity - 1, log_var)
+    hardest = logit.masked_fill(positive, -torch.inf).max(1)
+    negative = matches.gather(1, hardest.indices.unsqueeze(1)).squeeze(1)
+    return {
+        "recon": (label - similarity).square().sum() / (2 * len(logit)),
+        "sigma_matches": ((matches * label).sum(1) / label.sum(1)).mean(),
+        "sigma_negatives": negative.where(hardest.values > -torch.inf, 0.0).mean(),
+    }
+
+
+def variance_loss(error: Tensor, log_var: Tensor) -> Tensor:
+    """L_sigma = sg(error^2) / (2 s^2) + log s, s^2 = sigmoid(log sigma^2) = sigma^2 / (1 + sigma^2), (8), any shape.
+
+    (8) prints sigma in the denominator, (9) and (10) follow from sigma^2. s^2 takes the values that error^2 can have,
+    (0, 1), of a sigma^2 without a bound: the optimum is sigma^2 = error^2 / (1 - error^2). 1/s^2 = 1 + exp(-log_var).
+    """
+    return error.detach().square() * (1 + (-log_var).exp()) / 2 + F.logsigmoid(log_var) / 2
+
+
+class StraightThroughSigmoid(torch.autograd.Function):
+    """sigmoid(x) whose gradient is that of x, A.1: 1/2 (y - sigmoid(x))^2 then has that of the sigmoid loss, (13)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.sigmoid()
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> Tensor:
+        return grad_output

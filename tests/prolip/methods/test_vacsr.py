@@ -1,0 +1,407 @@
+"""VACSR: its mixture by moments, its losses by hand, tiles, micro-batches and ranks against one process, its score."""
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from distributed_helpers import run_ranks
+from method_checks import assert_close, gradients
+from torch import distributions
+from torch.nn.parallel import DistributedDataParallel
+
+import prolip
+from drawings import SHARDS, UNSEEN
+from prolip.evaluation.corpus import main as evaluate_corpus
+from prolip.evaluation.metrics.blockwise import PairScores
+from prolip.evaluation.model import choose_score
+from prolip.gaussian import Gaussian
+from prolip.methods import score_from_dict, score_of
+from prolip.methods.base import Context, accumulate_backward
+from prolip.methods.vacsr import (
+    StraightThroughSigmoid,
+    VACSRConfig,
+    VACSRObjective,
+    VACSRScore,
+    pair_terms,
+    variance_loss,
+)
+from prolip.models.adapter import PairNetwork, PairNoise, SimilarityAdapter
+from prolip.noise import pair_noise
+from training.main import main
+
+DOUBLE = torch.float64
+SETTINGS = {"paper": {}, "one Gaussian, own captions": {"mixture_components": 1, "known_matches": False},
+            "other weights": {"kl_weight": 0.3, "recon_weight": 2.0, "sigma_weight": 0.5}}  # fmt: skip
+SMALL = {"adapter_hidden": 12, "pair_tile": 3}
+
+
+def make_objective(settings: dict | None = None, rank: int = 0, world_size: int = 1) -> VACSRObjective:
+    torch.manual_seed(0)
+    own = SMALL | (settings or {})
+    model = prolip.create_model("ProLIP-ViT-test", method_cfg={"name": "vacsr", "config": own})
+    return VACSRObjective(model.double(), VACSRConfig(**own), Context(seed=3, rank=rank, world_size=world_size))
+
+
+def make_batch(rows: int) -> dict[str, torch.Tensor]:
+    g = torch.Generator().manual_seed(1)
+    place = torch.arange(rows)
+    text = torch.randint(1, 1000, (rows, 12), generator=g)
+    text[:, 8:] = 0
+    return {
+        "image": torch.randn(rows, 3, 32, 32, generator=g, dtype=DOUBLE), "text": text, "caption_id": place,
+        "caption_ids": torch.stack([place, torch.where(place % 4 == 2, place + 1, -1)], 1), "pair_seed": 5,
+    }  # fmt: skip
+
+
+def make_adapter(components: int = 2, dim: int = 6, hidden: int = 10, seed: int = 0) -> SimilarityAdapter:
+    """One whose components differ."""
+    torch.manual_seed(seed)
+    adapter = SimilarityAdapter(dim, hidden, components).double()
+    with torch.no_grad():
+        adapter.mix.copy_(torch.linspace(-0.5, 0.5, components))
+    return adapter
+
+
+def sides(rows: int, columns: int, dim: int = 6) -> tuple[torch.Tensor, torch.Tensor]:
+    g = torch.Generator().manual_seed(4)
+    v, t = (F.normalize(torch.randn(n, dim, generator=g, dtype=DOUBLE), dim=1) for n in (rows, columns))
+    return v, t
+
+
+def one_by_one(adapter: SimilarityAdapter, v, t, noise: PairNoise, temperature: float) -> torch.Tensor:
+    """Pair by pair and component by component, divergences by torch.distributions: (3, n, m)."""
+    alpha = adapter.mix.softmax(0)
+    out = []
+    for i in range(len(v)):
+        for j in range(len(t)):
+            h = torch.relu(adapter.encode(len(v[i]) * v[i] * t[j]))
+            means, log_vars = (layer(h).chunk(adapter.components) for layer in (adapter.mean, adapter.log_var))
+            weight = ((alpha.log() + noise.gumbel[i, j].double()) / temperature).softmax(0)
+            own = [distributions.Normal(m, (x / 2).exp()) for m, x in zip(means, log_vars)]
+            unit = distributions.Normal(torch.zeros_like(means[0]), torch.ones_like(means[0]))
+            z = sum(w * (p.mean + p.stddev * noise.normal[i, j].double()) for w, p in zip(weight, own))
+            logit = adapter.out(torch.relu(adapter.decode(z))).squeeze()
+            kl = sum(a * distributions.kl_divergence(p, unit).mean() for a, p in zip(alpha, own))
+            out.append(torch.stack([logit, kl, sum(w * x.mean() for w, x in zip(weight, log_vars))]))
+    return torch.stack(out, 1).view(3, len(v), len(t))
+
+
+def by_hand(objective: VACSRObjective, batch: dict) -> torch.Tensor:
+    """Equations 5 to 11 over all pairs, without tiles, in loops."""
+    config, model = objective.config, objective.model
+    v, t = model.encode_image(batch["image"]).mean, model.encode_text(batch["text"]).mean
+    rows, place = len(v), torch.arange(len(v))
+    noise = PairNoise(*pair_noise(batch["pair_seed"], place, place, v.shape[1], config.mixture_components))
+    logit, kl, log_var = one_by_one(model.adapter, v, t, noise, config.gumbel_temperature)
+    match = torch.eye(rows, dtype=torch.bool)
+    if config.known_matches:
+        for i, ids in enumerate(batch["caption_ids"].tolist()):
+            match[i] |= torch.tensor([own in ids for own in batch["caption_id"].tolist()])
+    recon = matches = negatives = 0.0
+    for i in range(rows):
+        similar = torch.sigmoid(logit[i])
+        # -log sigmoid of what pairs are has the gradient of A.1; the value is that of 1/2 (y - similarity)^2
+        likely = F.binary_cross_entropy_with_logits(logit[i], match[i].double(), reduction="sum")
+        value = (match[i].double() - similar).square().sum() / 2
+        recon = recon + (likely - likely.detach() + value.detach()) / rows
+        s2 = torch.sigmoid(log_var[i])
+        each = (1 - similar).detach() ** 2 / (2 * s2) + s2.sqrt().log()
+        matches = matches + each[match[i]].mean() / rows
+        others = [j for j in range(rows) if not match[i, j]]
+        if others:
+            negatives = negatives + each[max(others, key=lambda j: similar[j].item())] / rows
+    return config.kl_weight * kl.mean() + config.recon_weight * (
+        recon + config.sigma_weight * (matches + negatives)
+    )
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+def test_the_loss_and_its_gradients_are_those_of_loops_over_all_pairs(settings):
+    batch, objective, other = make_batch(7), make_objective(settings), make_objective(settings)
+    terms = accumulate_backward(objective, batch)
+    loss = by_hand(other, batch)
+    loss.backward()
+    assert_close({"loss": terms["loss"]}, {"loss": loss.detach()}, 1e-7)
+    assert_close(gradients(objective), gradients(other), 1e-6)
+    assert 0 < terms["sigma"] < math.inf
+
+
+def test_every_trained_parameter_gets_a_gradient():
+    objective = make_objective()
+    accumulate_backward(objective, make_batch(7))
+    assert {n for n, p in objective.named_parameters() if p.requires_grad} == set(gradients(objective))
+    assert all(x.abs().amax() > 0 for x in gradients(objective).values())
+
+
+@pytest.mark.parametrize("tile", [1, 2, 100])
+def test_the_result_does_not_depend_on_the_tile(tile):
+    one, other = make_objective(), make_objective({"pair_tile": tile})
+    want, got = accumulate_backward(one, make_batch(7)), accumulate_backward(other, make_batch(7))
+    assert_close(got, want)
+    assert_close(gradients(other), gradients(one))
+
+
+@pytest.mark.parametrize("parts", [2, 3])
+def test_micro_batches_equal_the_large_batch(parts):
+    one, other = make_objective(), make_objective()
+    whole, cut = accumulate_backward(one, make_batch(7)), accumulate_backward(other, make_batch(7), parts)
+    assert_close(cut, whole)
+    assert_close(gradients(other), gradients(one))
+
+
+def train_rank(rank: int, world_size: int, rows: int) -> dict:
+    results = {}
+    for name, settings in SETTINGS.items():
+        wrapper = DistributedDataParallel(make_objective(settings, rank, world_size))
+        own = {key: x[rank * rows : (rank + 1) * rows] for key, x in make_batch(rows * world_size).items()
+               if key != "pair_seed"}  # fmt: skip
+        results[name] = accumulate_backward(wrapper, own | {"pair_seed": 5}), gradients(wrapper.module)
+    return results
+
+
+@pytest.mark.parametrize("world_size", [2, *(pytest.param(ranks, marks=pytest.mark.slow) for ranks in (3, 4))])
+def test_ranks_equal_one_process_on_the_whole_batch(world_size):
+    ranks = run_ranks(world_size, train_rank, world_size, 4)
+    for name in ranks[0]:
+        objective = make_objective(SETTINGS[name])
+        terms = accumulate_backward(objective, make_batch(4 * world_size))
+        shares = [rank[name] for rank in ranks]
+        means = {n: torch.stack([share[0][n] for share in shares]).mean(0) for n in terms}
+        means.pop("sigma"), terms.pop("sigma")  # for the log: the mean of the ranks' means
+        assert_close(means, terms)
+        for _, share in shares:
+            assert_close(share, gradients(objective))
+
+
+def test_the_noise_is_a_function_of_seed_and_step_whatever_came_before_and_the_same_on_all_ranks():
+    batch = {name: x for name, x in make_batch(4).items() if name != "pair_seed"}
+    objective, other = make_objective(), make_objective(rank=1, world_size=2)
+    torch.randn(3)
+    seeds = [objective.prepare(batch, step)["pair_seed"] for step in (0, 1, 0)]
+    assert seeds[0] == seeds[2] != seeds[1] and seeds[1] == other.prepare(batch, 1)["pair_seed"]
+    with pytest.raises(ValueError, match="known_matches wants caption_id and"):
+        objective.prepare({name: batch[name] for name in ("image", "text")}, 0)
+
+
+def test_a_gumbel_softmax_near_0_draws_from_the_mixture_by_moments():
+    """Decoded by a sum, so that the logit is a coordinate of z: its mean and variance are those of the mixture."""
+    adapter, (v, t) = make_adapter(dim=4), sides(1, 1, 4)
+    with torch.no_grad():
+        adapter.mean.bias[:4] += 2.0  # apart, so that which one is drawn shows
+        adapter.decode.weight.zero_()
+        adapter.decode.weight[0, 1], adapter.decode.bias[:] = 1.0, 50.0  # relu passes
+        adapter.out.weight.zero_()
+        adapter.out.weight[0, 0], adapter.out.bias[:] = 1.0, -50.0
+        h = torch.relu(adapter.encode(4 * v * t))
+        mean, log_var = (layer(h).view(2, 4)[:, 1] for layer in (adapter.mean, adapter.log_var))
+        many = 300
+        v, t = v.expand(many, -1), t.expand(many, -1)
+        noise = PairNoise(*pair_noise(0, torch.arange(many), torch.arange(many), 4, 2))
+        drawn = adapter(v, t, noise, 0.01)[0].flatten()
+        alpha = adapter.mix.softmax(0)
+    want = (alpha * mean).sum()
+    variance = (alpha * (log_var.exp() + (mean - want) ** 2)).sum()
+    assert (mean[0] - mean[1]).abs() > 1
+    assert abs(drawn.mean() - want) < 4.5 * (variance / many**2).sqrt()
+    assert abs(drawn.var() - variance) < 0.02 * variance
+
+
+def test_the_straight_through_gradient_is_the_error_itself():
+    x = torch.tensor([-30.0, -2.0, 0.5, 30.0], dtype=DOUBLE, requires_grad=True)
+    y = torch.tensor([1.0, 0.0, 1.0, 0.0], dtype=DOUBLE)
+    loss = (y - StraightThroughSigmoid.apply(x)).square().sum() / 2
+    torch.testing.assert_close(loss, (y - x.sigmoid()).square().sum() / 2)
+    (got,) = torch.autograd.grad(loss, x)
+    torch.testing.assert_close(got, x.sigmoid() - y)
+    (sigmoid,) = torch.autograd.grad(F.binary_cross_entropy_with_logits(x, y, reduction="sum"), x)
+    torch.testing.assert_close(got, sigmoid)
+
+
+def test_the_variance_loss_is_least_where_the_normalised_variance_is_the_squared_error():
+    error = torch.tensor([0.05, 0.4, 0.9], dtype=DOUBLE, requires_grad=True)
+    best = (error.detach() ** 2 / (1 - error.detach() ** 2)).log().requires_grad_()
+    loss = variance_loss(error, best)
+    torch.testing.assert_close(loss, (0.5 + error.abs().log()).detach())
+    by_error, by_log_var = torch.autograd.grad(loss.sum(), (error, best), allow_unused=True)
+    assert by_error is None and by_log_var.abs().max() < 1e-12
+    x = torch.randn(5, dtype=DOUBLE, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x: variance_loss(torch.full_like(x, 0.3), x), x)
+    assert variance_loss(torch.tensor(0.3), torch.tensor([-60.0, 60.0])).isfinite().all()
+
+
+def test_an_image_of_which_all_texts_are_true_has_no_hardest_negative():
+    logit, log_var = torch.randn(2, 2, 3, dtype=DOUBLE, requires_grad=True)
+    positive = torch.tensor([[True, True, True], [True, False, False]])
+    found = pair_terms(logit, log_var, positive)
+    hardest = 1 + int(logit[1, 1:].argmax())
+    want = variance_loss(1 - logit[1, hardest].sigmoid(), log_var[1, hardest]) / 2
+    torch.testing.assert_close(found["sigma_negatives"], want)
+
+
+def test_heads_pool_all_but_unc_and_give_unit_means():
+    model = make_objective().model.eval()
+    for tower, inputs in ((model.visual, make_batch(3)["image"]), (model.text, make_batch(3)["text"])):
+        head, x = tower.head, tower._embeds(inputs)
+        x = tower.transformer(x[0] if isinstance(x, tuple) else x)
+        z = tower(inputs)
+        for row in range(3):
+            tokens = head.projection(head.norm(x[row]))
+            tokens = torch.cat([tokens[:1], tokens[2:]]) if tower is model.visual else torch.cat(
+                [tokens[-1:], tokens[:8]])  # fmt: skip
+            mean = head.pool(tokens.unsqueeze(0))[0]
+            torch.testing.assert_close(z.mean[row], mean / mean.norm())
+
+
+# --- the score -------------------------------------------------------------------------------------------------------
+def make_score(dim: int = 6, seed: int = 0, shortlist: int = 0) -> VACSRScore:
+    adapter = make_adapter(dim=dim, seed=seed)
+    score = VACSRScore(dim, 10, shortlist)
+    score.network.fill(adapter.folded())
+    return score.requires_grad_(False)
+
+
+def points(x: torch.Tensor) -> Gaussian:
+    return Gaussian(x, torch.full_like(x, -torch.inf))
+
+
+@pytest.mark.parametrize("components", [1, 2, 3])
+def test_the_folded_network_is_the_decoder_at_the_mean_of_the_mixture(components):
+    adapter, (v, t) = make_adapter(components), sides(5, 7)
+    network = PairNetwork(6, 10).double()
+    network.fill(adapter.folded())
+    alpha = adapter.mix.softmax(0)
+    with torch.no_grad():
+        for i in range(5):
+            h = torch.relu(adapter.encode(6 * v[i] * t))
+            mean, log_var = (
+                torch.einsum("k,nkd->nd", alpha, layer(h).view(7, components, 6))
+                for layer in (adapter.mean, adapter.log_var)
+            )
+            logit = adapter.out(torch.relu(adapter.decode(mean))).squeeze(1)
+            torch.testing.assert_close(network(v, t)[i], logit)
+            one, spread = network.paired(v[i].expand(7, -1), t)
+            torch.testing.assert_close(one, logit)
+            torch.testing.assert_close(spread, log_var.mean(1))
+
+
+def test_blocks_of_pairs_are_the_same_scores_whatever_their_size(monkeypatch):
+    score, (v, t) = make_score(), sides(9, 11)
+    whole = score.pairwise(points(v), points(t))
+    for sizes in ((1, 1), (2, 3), (4, 100)):
+        monkeypatch.setattr("prolip.models.adapter.chunks", lambda device, gallery, sizes=sizes: sizes)
+        torch.testing.assert_close(score.pairwise(points(v), points(t)), whole)
+        i, j = torch.arange(9), torch.arange(9).flip(0)
+        torch.testing.assert_close(score.paired(points(v[i]), points(t[j])), whole[i, j])
+    with pytest.raises(ValueError, match="differ in their last dimension"):
+        score.pairwise(points(v), points(t[:, :5]))
+
+
+def test_the_score_is_read_from_a_model_and_kept_without_it():
+    model = make_objective().model
+    score = score_of(model)
+    assert isinstance(score, VACSRScore) and not score.symmetric and score.factors(points(torch.eye(3))) is None
+    again = score_from_dict(json.loads(json.dumps(score.to_dict())))
+    v, t = (points(x.float()) for x in sides(4, 5, 32))
+    values = score.pairwise(v, t)
+    assert torch.equal(again.pairwise(v, t), values)
+    some = t.select(slice(0, 4))
+    assert torch.equal(again.pair_uncertainty(v, some), score.pair_uncertainty(v, some))
+    torch.testing.assert_close(score.match_probability(values), values.sigmoid())
+    assert torch.equal(score.logit(values), values) and torch.equal(score.scaled(values), values)
+
+
+@pytest.mark.parametrize("size", [1, 3, 6, 50])
+def test_a_shortlist_is_scored_by_the_adapter_and_the_rest_stands_behind_it_by_its_dot_product(size):
+    exact, short, (v, t) = make_score(), make_score(shortlist=size), sides(8, 12)
+    v, t = points(v), points(t)
+    scores = PairScores.from_gaussians(v, t, short)
+    network = exact.network
+    weights = (network.last.weight @ network.second.weight @ network.first.weight).double()[0]
+    full, near = exact.pairwise(v, t), torch.einsum("id,jd,d->ij", v.mean, t.mean, weights)
+    half = scores.subset(torch.arange(8).flip(0), torch.arange(1, 12))
+    for rows, all_of, first_by in ((scores.image_rows, full, near), (scores.text_rows, full.T, near.T),
+                                   (half.image_rows, full.flip(0)[:, 1:], near.flip(0)[:, 1:])):
+        found = rows(slice(2, 7)).double()
+        for got, fine, coarse in zip(found, all_of[2:7], first_by[2:7]):
+            kept = coarse.topk(min(size, len(coarse))).indices
+            rest = [j for j in coarse.argsort(descending=True).tolist() if j not in kept.tolist()]
+            torch.testing.assert_close(got[kept], fine[kept])
+            assert got.argsort(descending=True).tolist()[len(kept) :] == rest
+    assert short.match_probability(full) is None and short.scaled(full) is None
+
+
+def test_settings_of_a_score_are_asked_for_by_name():
+    own = make_score()
+    score = choose_score("vacsr:shortlist=3", own, False, "m")
+    assert score.shortlist == 3 and score.name == "vacsr:shortlist=3" and own.shortlist == 0
+    v, t = (points(x) for x in sides(4, 5))
+    assert torch.equal(score.pairwise(v, t), own.pairwise(v, t))
+    assert score_from_dict(score.to_dict()).shortlist == 3
+    for words in ("vacsr:shortlist=-1", "vacsr:dim=3", "vacsr:shortlist", "vacsr:"):
+        with pytest.raises(ValueError, match="give vacsr:shortlist=NUMBER"):
+            choose_score(words, own, False, "m")
+    with pytest.raises(ValueError, match="'csd': it has none to choose"):
+        choose_score("csd:shortlist=3", own, False, "m")
+    assert choose_score("match_probability:samples=3", own, True, "m").samples == 3
+
+
+@pytest.mark.parametrize(("settings", "words"), [
+    ({"kl_weight": -1.0}, "kl_weight=-1.0 is no weight"), ({"recon_weight": math.nan}, "recon_weight=nan"),
+    ({"sigma_weight": math.inf}, "sigma_weight=inf"), ({"mixture_components": 0}, "mixture_components=0"),
+    ({"adapter_hidden": 0}, "adapter_hidden=0"), ({"pair_tile": 0}, "pair_tile=0"),
+    ({"gumbel_temperature": 0.0}, "gumbel_temperature=0.0"),
+])  # fmt: skip
+def test_settings_out_of_range_are_refused(settings, words):
+    with pytest.raises(ValueError, match=words):
+        VACSRConfig(**settings)
+
+
+def test_it_learns_pairs_of_a_toy_whose_firsts_its_shortlist_holds():
+    """Two linear towers of 40 things, seen with noise."""
+    torch.manual_seed(0)
+    things, dim = torch.randn(40, 12), 16
+    towers = torch.nn.ModuleList([torch.nn.Linear(12, dim) for _ in range(2)])
+    adapter = SimilarityAdapter(dim, 32)
+    optimiser = torch.optim.AdamW([*towers.parameters(), *adapter.parameters()], lr=4e-3)
+    place, same = torch.arange(40), torch.eye(40, dtype=torch.bool)
+
+    def seen() -> list[torch.Tensor]:
+        return [F.normalize(tower(things + 0.2 * torch.randn(40, 12)), dim=1) for tower in towers]
+
+    for step in range(250):
+        logit, divergence, log_var = adapter(*seen(), PairNoise(*pair_noise(step, place, place, dim, 2)), 0.5)
+        terms = pair_terms(logit, log_var, same)
+        loss = 5e-4 * divergence.mean() + terms["recon"] + terms["sigma_matches"] + terms["sigma_negatives"]
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    with torch.no_grad():
+        score = VACSRScore(dim, 32)
+        score.network.fill(adapter.folded())
+        v, t = (points(x) for x in seen())
+        first = score.pairwise(v, t).argmax(1)
+        assert (first == place).float().mean() > 0.85
+        near = score.coarse(v, t).topk(5).indices
+        assert (near == first.unsqueeze(1)).any(1).float().mean() > 0.9
+
+
+def test_a_run_trains_saves_and_is_ranked_by_its_adapter_whole_and_by_a_shortlist(tmp_path):
+    words = ["--method", "vacsr", "--adapter-hidden", "24", "--model", "ProLIP-ViT-test", "--train-data", SHARDS,
+             "--caption-sampling", "name:2,keywords,group", "--batch-size", "16", "--max-steps", "6", "--warmup", "2",
+             "--workers", "0", "--precision", "fp32", "--output-dir", str(tmp_path), "--name", "run"]  # fmt: skip
+    assert main(words) == 0
+    model = f"local-dir:{tmp_path}/run/model"
+    result = evaluate_corpus(["--model", model, "--data", UNSEEN])
+    assert result.similarity == "vacsr" and not result.probabilistic
+    assert 0 <= result.metrics["refusal/names_i2t/pair/aurc"] <= 1  # latent sigma of each drawing with its first name
+    asked = evaluate_corpus(["--model", model, "--data", UNSEEN, "--similarity", "vacsr:shortlist=100000"])
+    assert asked.similarity == "vacsr:shortlist=100000"
+    same = ("names/i2t/R@1", "captions/t2i/mAP@R")
+    assert [asked.metrics[key] for key in same] == [result.metrics[key] for key in same]
+    few = evaluate_corpus(["--model", model, "--data", UNSEEN, "--similarity", "vacsr:shortlist=1"])
+    first = few.score.coarse(few.image, few.text.select(few.name_texts)).argmax(1)  # the one that is scored again
+    right = few.table.relation[few.table.rows("name")][first.numpy(), few.corpus.drawing_concepts]
+    assert few.metrics["names/i2t/R@1"] == pytest.approx(right.mean())
