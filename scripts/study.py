@@ -35,8 +35,8 @@ from prolip.methods import find_method  # noqa: E402
 
 #: Method -> its flags; all else is the recipe's. VSE-infinity's first passes have all negatives.
 METHODS = {
-    "prolip": "", "likelihood": "--pair-loss softmax", "pcme": "", "pcmepp": "", "siglip": "",
-    "clip": "", "vse": "--sum-steps 150", "triplet-sum": "",
+    "prolip": "", "likelihood": "--pair-loss softmax", "pcme": "", "pcmepp": "", "vacsr": "", "siglip": "", "clip": "",
+    "infonce": "", "vse": "--sum-steps 50", "triplet-sum": "",
 }  # fmt: skip
 #: What a method's paper changes where a share of the captions is wrong: percent -> flags.
 UNDER_NOISE = {"pcmepp": {20: "--pseudo-weight 0.01", 50: "--pseudo-weight 0"}}
