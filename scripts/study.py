@@ -13,6 +13,7 @@ in every draw.
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -27,6 +28,7 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "scripts")]
 import numpy as np  # noqa: E402
 
 import sweep  # noqa: E402
+from prolip.evaluation.corpus import main as evaluate  # noqa: E402
 from prolip.evaluation.kinds.retrieval import statistics_of  # noqa: E402
 from prolip.evaluation.metrics.bootstrap import Statistic, combine, intervals  # noqa: E402
 from prolip.evaluation.suites.emoji import recall_by_trace  # noqa: E402
@@ -63,6 +65,7 @@ class Runs:
         self.folder, self.corpus = options.out.resolve(), options.corpus
         self.methods, self.percents, self.seeds = options.methods, options.noise, options.seeds
         self.steps, self.jobs = options.steps, options.jobs
+        self.flags, self.adapt_flags = options.flags, options.adapt_flags
         self.loaded: dict[str, CorpusResult] = {}
 
     def name(self, method: str, percent: int = 0) -> str:
@@ -77,7 +80,7 @@ class Runs:
             for method in self.methods:
                 noise = f"--noise-ratio {percent / 100} {UNDER_NOISE.get(method, {}).get(percent, '')}"
                 variants[self.name(method, percent)] = f"--method {method} {METHODS[method]} {noise if percent else ''}"
-        flags = f"--max-steps {self.steps} --warmup {max(1, self.steps // 8)} --save-frequency 0"
+        flags = f"--max-steps {self.steps} --warmup {max(1, self.steps // 8)} --save-frequency 0 {self.flags}"
         return {"recipe": RECIPES[self.corpus], "seeds": self.seeds, "flags": flags, "variants": variants}
 
     def adaptations(self, seed: int) -> dict[str, Any]:
@@ -87,7 +90,7 @@ class Runs:
             model = self.folder / f"{source}-s{seed}" / "model"
             for weight in SOURCES[source]:
                 variants[f"{source}-by-{weight}"] = f"--model local-dir:{model} --pair-weight {weight}"
-        return {"recipe": ADAPT, "seeds": [seed], "flags": "", "variants": variants}
+        return {"recipe": ADAPT, "seeds": [seed], "flags": self.adapt_flags, "variants": variants}
 
     @property
     def sources(self) -> list[str]:
@@ -107,13 +110,11 @@ class Runs:
 
     def evaluate_sources(self, seed: int) -> None:
         """The models as they are on what they are adapted to."""
-        from prolip.evaluation.corpus import main as evaluate
-        from prolip.utils.documents import read_yaml
-
-        target = read_yaml(ROOT / ADAPT)["val"]
         for source in self.sources:
             run = self.folder / f"{source}-s{seed}"
-            if not (run / "eval_lines" / "metrics.json").exists():
+            adapted = self.folder / f"{source}-by-{SOURCES[source][0]}-s{seed}" / "config.json"
+            if adapted.exists() and not (run / "eval_lines" / "metrics.json").exists():
+                target = json.loads(adapted.read_text(encoding="utf-8"))["val"]
                 evaluate(["--model", f"local-dir:{run / 'model'}", "--data", str(ROOT / target["val_data"]),
                           "--select", target["val_select"], "--out", str(run / "eval_lines")])  # fmt: skip
 
@@ -275,6 +276,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--seeds", nargs="+", type=int, default=[0, 1, 2], metavar="SEED")
     add("--steps", type=int, default=600, help="of every training (default: %(default)s)")
     add("--jobs", type=int, default=1, help="runs at a time (default: %(default)s)")
+    add("--flags", default="", help="further flags of every training, as one text")
+    add("--adapt-flags", default="", help="the same of every adaptation")
     add("--tables-only", action="store_true", help="train nothing")
     add("--tables", nargs="+", choices=list(TABLES), metavar="TABLE", help=f"some of: {', '.join(TABLES)}")
     add("--write", type=Path, metavar="PAGE", help="page whose tables are replaced; without, they are printed")
