@@ -220,8 +220,8 @@ def test_notice_names_what_requirements_and_the_extras_name():
 
 @pytest.mark.parametrize("page", ["README.md", "docs/training.md"])
 def test_training_commands_are_taken_by_the_program(page):
-    commands = re.findall(r"training\.main ((?:--.*)?)$", (ROOT / page).read_text(), re.M)
-    tried = [words for words in commands if "--train-data" in words]
+    found = [match[1] for line in commands(page) if (match := re.search(r"training\.main (--.*)$", line))]
+    tried = [words for words in found if "--train-data" in words]
     assert tried
     for words in tried:
         assert parse(shlex.split(words, comments=True)).data.train_data

@@ -5,7 +5,7 @@ whole block of similarities, such as `matching_loss` and `triplet_loss`.
 """
 from prolip.losses.collectives import transpose_over_ranks, world_size
 from prolip.losses.contrastive import ppcl, ppcl_over_ranks, sigmoid_loss, sigmoid_loss_over_ranks
-from prolip.losses.labels import matching_loss, pseudo_labels, triplet_loss
+from prolip.losses.labels import matching_loss, pseudo_labels, softmax_loss, triplet_loss
 from prolip.losses.pairs import Factors, csd_factors, mean_factors, wasserstein2_factors
 from prolip.losses.per_sample import inclusion_loss, vib
 from prolip.losses.positives import Matches
@@ -15,6 +15,7 @@ from prolip.losses.tiled import tiled_loss_over_ranks
 __all__ = [
     "Factors", "Matches", "csd_factors", "elk_similarity", "inclusion_loss", "log_match_odds", "matching_loss",
     "mean_factors",
-    "ppcl", "ppcl_over_ranks", "pseudo_labels", "sigmoid_loss", "sigmoid_loss_over_ranks", "tiled_loss_over_ranks",
+    "ppcl", "ppcl_over_ranks", "pseudo_labels", "sigmoid_loss", "sigmoid_loss_over_ranks", "softmax_loss",
+    "tiled_loss_over_ranks",
     "transpose_over_ranks", "triplet_loss", "uniformity_over_ranks", "vib", "wasserstein2_factors", "world_size",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Losses of a whole matrix of logits and labels: cross-entropy with soft labels, pseudo-positives, triplets."""
+"""Losses of a whole matrix of logits and labels: cross-entropies of pairs and of rows, pseudo-positives, triplets."""
 from __future__ import annotations
 
 from typing import Literal
@@ -16,6 +16,17 @@ def matching_loss(logit: Tensor, label: Tensor) -> Tensor:
     logit: (n, m); label: (n, m) in [0, 1], the share of a match -> ().
     """
     return F.binary_cross_entropy_with_logits(logit, label.to(logit.dtype))
+
+
+def softmax_loss(logit: Tensor, positive: Tensor) -> Tensor:
+    """Softmax cross-entropy of every row against its positives, each of which is as likely a target, one way -> ().
+
+    -1/n sum_i 1/|P_i| sum_{j in P_i} log softmax(x_i)_j: InfoNCE (van den Oord et al. 2018, equation 4) where every row
+    has one positive, of several L_sup,out of SupCon (Khosla et al. 2020, equation 2), their own terms in the sum.
+    logit: (n, m); positive: (n, m) booleans, at least one in every row.
+    """
+    share = positive.to(logit.dtype)
+    return F.cross_entropy(logit, share / share.sum(1, keepdim=True))
 
 
 def pseudo_labels(logit: Tensor, label: Tensor) -> Tensor:

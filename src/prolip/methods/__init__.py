@@ -9,7 +9,14 @@ from typing import Any
 
 from prolip.measures import MEASURES
 from prolip.methods.base import Method, Objective
-from prolip.methods.deterministic import CLIPConfig, CLIPObjective, SigLIPConfig, SigLIPObjective
+from prolip.methods.deterministic import (
+    CLIPConfig,
+    CLIPObjective,
+    InfoNCEConfig,
+    InfoNCEObjective,
+    SigLIPConfig,
+    SigLIPObjective,
+)
 from prolip.methods.likelihood import LikelihoodConfig, LikelihoodObjective, LikelihoodScore, extend
 from prolip.methods.pcme import PCMEConfig, PCMEObjective, PCMEScore
 from prolip.methods.pcme import extend as extend_pcme
@@ -30,6 +37,7 @@ METHODS: dict[str, Method] = {
     "vacsr": Method(VACSRConfig, VACSRObjective, VACSRScore, probabilistic=False, extend=extend_vacsr),
     "siglip": Method(SigLIPConfig, SigLIPObjective, MeanScore, probabilistic=False),
     "clip": Method(CLIPConfig, CLIPObjective, MeanScore, probabilistic=False),
+    "infonce": Method(InfoNCEConfig, InfoNCEObjective, MeanScore, probabilistic=False),
     "vse": Method(VSEConfig, VSEObjective, CosineScore, probabilistic=False),
     "triplet-sum": Method(TripletConfig, TripletObjective, CosineScore, probabilistic=False),
     "source-free": Method(SourceFreeConfig, SourceFreeObjective, MeanScore, adapts=True),

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from prolip.flops import EncoderPass
 from prolip.gaussian import Gaussian, check_gaussian, upcast
+from prolip.losses import Matches
 from prolip.models.prolip import MAX_LOGIT_SCALE
 from prolip.scores import Score
 from prolip.uncertainty.pairs import Pairs
@@ -144,6 +145,25 @@ class Objective(nn.Module):
         if cotangents is None:
             return self.terms(reps, batch)
         return torch.stack([(reps[name] * cotangent).sum() for name, cotangent in cotangents.items()]).sum()
+
+
+class KnownMatches(Objective):
+    """An objective whose config says by `known_matches` whether every true caption of an image in the batch is a match.
+    """
+
+    @classmethod
+    def needs(cls, config: Any) -> Needs:
+        return Needs(data={"known_matches": config.known_matches})
+
+    def check_captions(self, batch: Batch) -> None:
+        """ValueError where known matches are asked for and the batch has no caption ids."""
+        if self.config.known_matches and not {"caption_id", "caption_ids"} <= batch.keys():
+            raise ValueError(f"known_matches wants caption_id and caption_ids in the batch, which has"
+                             f" {', '.join(batch)}: read data with captions, or give --no-known-matches")  # fmt: skip
+
+    def matches(self, batch: Batch) -> Matches | None:
+        """What is known of the batch beyond its own pairs."""
+        return Matches(batch["caption_ids"], batch["caption_id"]) if self.config.known_matches else None
 
 
 class MeansObjective(Objective):

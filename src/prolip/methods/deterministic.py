@@ -1,14 +1,17 @@
-"""SigLIP and CLIP on the same towers, for comparison: OpenCLIP's losses on the means alone."""
+"""SigLIP, CLIP and InfoNCE with known matches on the same towers, for comparison: losses on the means alone."""
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from open_clip.loss import ClipLoss, SigLipLoss
-from torch import nn
+from torch import Tensor, nn
 
 from prolip.gaussian import upcast, without_autocast
-from prolip.methods.base import Batch, Context, MeansObjective, Reps, Terms
+from prolip.losses import softmax_loss, tiled_loss_over_ranks, transpose_over_ranks
+from prolip.methods.base import Batch, Context, KnownMatches, MeansObjective, Reps, Terms
+from prolip.utils.fields import option
 
 
 @dataclass(kw_only=True)
@@ -19,6 +22,13 @@ class SigLIPConfig:
 @dataclass(kw_only=True)
 class CLIPConfig:
     """CLIP has no constants besides the scale, which is the model's."""
+
+
+@dataclass(kw_only=True)
+class InfoNCEConfig:
+    """What CLIP's loss does not know: that a caption may be true of several images of a batch, an image of several."""
+
+    known_matches: bool = option(True, "count every true caption of an image in the batch as a match")
 
 
 class _DeterministicObjective(MeansObjective):
@@ -66,3 +76,36 @@ class CLIPObjective(_DeterministicObjective):
             local_loss=True, gather_with_grad=True, rank=self.context.rank, world_size=self.context.world_size
         )
         model.logit_bias.requires_grad_(False)
+
+
+class InfoNCEObjective(MeansObjective, KnownMatches):
+    """Mean of `losses.softmax_loss` of the rows and of the columns of a cos over the global batch, a = 1/tau learned.
+
+    Targets are all known matches of an image, and of a caption, in equal parts; CLIP's loss where each has one. A bias
+    cancels in the softmax, so it is frozen.
+    """
+
+    statistics = ("scale",)
+    config: InfoNCEConfig
+
+    def __init__(self, model: Any, config: InfoNCEConfig, context: Context | None = None):
+        super().__init__(model, config, context)
+        model.logit_bias.requires_grad_(False)
+
+    def prepare(self, batch: Batch, step: int) -> Batch:
+        """The batch, which has to have the captions' identities."""
+        self.check_captions(batch)
+        return batch
+
+    def terms(self, reps: Reps, batch: Batch) -> Terms:
+        """loss, and the detached scale for the log."""
+        image, text, scale = (upcast(reps[name]) for name in ("image_mean", "text_mean", "scale"))
+
+        def both_ways(cosine: Tensor, positive: Tensor) -> Tensor:
+            columns = transpose_over_ranks(cosine), transpose_over_ranks(positive.to(cosine.dtype)) > 0
+            return torch.stack([softmax_loss(scale * x, y) for x, y in ((cosine, positive), columns)]).mean()
+
+        loss = tiled_loss_over_ranks(
+            lambda x, y: x[0] @ y[0].mT, (image,), (text,), both_ways, (scale,), self.matches(batch)
+        )
+        return {"loss": loss, "scale": reps["scale"].detach()}

@@ -7,18 +7,14 @@ import torch
 from torch import nn
 
 from prolip.gaussian import Gaussian
-from prolip.losses import Matches
-from prolip.methods.base import Batch, Context, Needs, Objective, Reps, Terms, clamp_logit_scale, logit_scale_and_bias
+from prolip.methods.base import Batch, Context, KnownMatches, Reps, Terms, clamp_logit_scale, logit_scale_and_bias
 from prolip.scores import Side
 
 SIDES = get_args(Side)
 
 
-class HeadsObjective(Objective):
-    """Gaussians of images and texts by a method's own heads; the towers' projections are not used, and do not learn.
-
-    config.known_matches: whether every true caption of an image in the batch is a match.
-    """
+class HeadsObjective(KnownMatches):
+    """Gaussians of images and texts by a method's own heads; the towers' projections are not used, and do not learn."""
 
     statistics: tuple[str, ...] = ("scale", "bias", "trace_image", "trace_text")
 
@@ -31,16 +27,6 @@ class HeadsObjective(Objective):
         for parameter in unused:
             parameter.requires_grad_(False)
 
-    @classmethod
-    def needs(cls, config: Any) -> Needs:
-        return Needs(data={"known_matches": config.known_matches})
-
-    def check_captions(self, batch: Batch) -> None:
-        """ValueError where known matches are asked for and the batch has no caption ids."""
-        if self.config.known_matches and not {"caption_id", "caption_ids"} <= batch.keys():
-            raise ValueError(f"known_matches wants caption_id and caption_ids in the batch, which has"
-                             f" {', '.join(batch)}: read data with captions, or give --no-known-matches")  # fmt: skip
-
     def embed(self, batch: Batch) -> Reps:
         """Gaussians of images and texts (B, D) as flat entries, with scale and bias."""
         z = {side: self.encode(side, batch[side]) for side in SIDES}
@@ -51,10 +37,6 @@ class HeadsObjective(Objective):
         """Images and texts, in float32."""
         image, text = (Gaussian(reps[f"{side}_mean"], reps[f"{side}_log_var"]).float() for side in SIDES)
         return image, text
-
-    def matches(self, batch: Batch) -> Matches | None:
-        """What is known of the batch beyond its own pairs."""
-        return Matches(batch["caption_ids"], batch["caption_id"]) if self.config.known_matches else None
 
     def for_the_log(self, reps: Reps, image: Gaussian, text: Gaussian) -> Terms:
         """Detached scale, bias and mean traces."""

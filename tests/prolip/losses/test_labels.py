@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch.autograd import gradcheck
 
-from prolip.losses import matching_loss, pseudo_labels, triplet_loss
+from prolip.losses import matching_loss, pseudo_labels, softmax_loss, triplet_loss
 
 DOUBLE = torch.float64
 
@@ -24,6 +24,21 @@ def test_matching_loss_is_the_cross_entropy_of_soft_labels():
     torch.testing.assert_close(matching_loss(x, y), expected)
     assert matching_loss(torch.tensor([[80.0, -80.0]]), torch.tensor([[1, 0]])) < 1e-30
     assert gradcheck(lambda z: matching_loss(z, y), x.requires_grad_())
+
+
+def test_softmax_loss_is_the_cross_entropy_of_every_positive_of_a_row():
+    x, positive = draw(5, 8) * 3, draw(5, 8, seed=1) > 0.3
+    positive.diagonal(1).fill_(True)
+    rows = []
+    for i in range(5):
+        whole = math.log(math.fsum(math.exp(v) for v in x[i].tolist()))
+        rows.append([whole - x[i, j].item() for j in range(8) if positive[i, j]])
+    expected = math.fsum(math.fsum(row) / len(row) for row in rows) / 5
+    assert {len(row) for row in rows} != {1} and softmax_loss(x, positive).item() == pytest.approx(expected, rel=1e-12)
+    assert gradcheck(lambda z: softmax_loss(z, positive), x.clone().requires_grad_())
+    one = torch.eye(5, 8, dtype=torch.bool)
+    torch.testing.assert_close(softmax_loss(x, one), F.cross_entropy(x, torch.arange(5)))
+    assert softmax_loss(torch.tensor([[200.0, -200.0]]), torch.tensor([[True, False]])) == 0
 
 
 def brute_pseudo_labels(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""SigLIP, CLIP, triplets and the means of `likelihood`: by hand, accumulation, several ranks against one process."""
+"""SigLIP, CLIP, InfoNCE, triplets, the means of `likelihood`: by hand, accumulation, ranks against one process."""
 from __future__ import annotations
 
 import math
@@ -13,7 +13,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 import prolip
 from prolip.methods.base import Context, Objective, accumulate_backward
-from prolip.methods.deterministic import CLIPConfig, CLIPObjective, SigLIPConfig, SigLIPObjective
+from prolip.methods.deterministic import (
+    CLIPConfig,
+    CLIPObjective,
+    InfoNCEConfig,
+    InfoNCEObjective,
+    SigLIPConfig,
+    SigLIPObjective,
+)
 from prolip.methods.likelihood import LikelihoodConfig, LikelihoodObjective
 from prolip.methods.triplet import TripletConfig, TripletObjective, VSEConfig, VSEObjective
 
@@ -24,10 +31,12 @@ METHODS = {
     "likelihood-softmax-captions": (
         partial(LikelihoodConfig, captions_per_image=3, pair_loss="softmax"), LikelihoodObjective,
     ),
+    "infonce": (InfoNCEConfig, InfoNCEObjective),
+    "infonce-own": (partial(InfoNCEConfig, known_matches=False), InfoNCEObjective),
     "vse": (VSEConfig, VSEObjective), "vse-sum": (partial(VSEConfig, sum_steps=1), VSEObjective),
     "triplet-sum": (partial(TripletConfig, margin=0.5), TripletObjective),
 }  # fmt: skip
-FROZEN = dict.fromkeys(("clip", "likelihood-softmax-captions"), {"model.logit_bias"})
+FROZEN = dict.fromkeys(("clip", "infonce", "infonce-own", "likelihood-softmax-captions"), {"model.logit_bias"})
 FROZEN |= dict.fromkeys(("vse", "vse-sum", "triplet-sum"), {"model.logit_bias", "model.logit_scale"})
 
 
@@ -39,12 +48,31 @@ def make_objective(name: str, rank: int = 0, world_size: int = 1) -> Objective:
 
 
 def make_batch(name: str, rows: int) -> dict[str, torch.Tensor]:
+    """The same images and texts for every method, with identities of captions for the one that asks for them."""
     generator = torch.Generator().manual_seed(1)
     captions = (3,) if name.endswith("captions") else ()
-    return {
+    batch = {
         "image": torch.randn(rows, 3, 32, 32, generator=generator, dtype=torch.float64),
         "text": torch.randint(1, 1000, (rows, *captions, 12), generator=generator),
     }
+    if name == "infonce":
+        batch["caption_id"], true = known_captions(rows)
+        width = max(map(len, true))
+        batch["caption_ids"] = torch.tensor([[*ids, *[-1] * (width - len(ids))] for ids in true])
+    return batch
+
+
+def known_captions(rows: int) -> tuple[torch.Tensor, list[list[int]]]:
+    """Identities of the drawn captions and of all true ones of every image.
+
+    Rows 0 and 3 are of one image with two captions; caption 1 is true of image 4, too, but not the other way round;
+    what row 5 has drawn is not known.
+    """
+    own, true = list(range(rows)), [[row] for row in range(rows)]
+    true[0] = true[3] = [0, 3, 99]
+    true[4] = [4, 1]
+    own[5] = -1
+    return torch.tensor(own), true
 
 
 def step(objective: Objective, batch: dict, parts: int = 1) -> tuple[dict, dict]:
@@ -65,8 +93,16 @@ def loss_by_hand(name: str, model: torch.nn.Module, batch: dict) -> torch.Tensor
     if name not in FROZEN:
         logits = logits + model.logit_bias
         return -torch.where(same, F.logsigmoid(logits), F.logsigmoid(-logits)).sum() / len(image)
-    rows, columns = logits.log_softmax(1)[same], logits.log_softmax(0)[same]
-    return -(rows.mean() + columns.mean()) / 2
+    positive = same.clone()
+    if name == "infonce":
+        own, true = known_captions(len(image))
+        for i, ids in enumerate(true):
+            for j, caption in enumerate(own.tolist()):
+                positive[i, j] |= caption in ids
+        assert positive.sum() == len(image) + 3 and not torch.equal(positive, positive.T)
+    rows, columns = logits.log_softmax(1), logits.log_softmax(0)
+    ways = [[rows[i, positive[i]].mean(), columns[positive[:, i], i].mean()] for i in range(len(image))]
+    return -torch.stack([x for way in ways for x in way]).mean()
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -104,7 +140,7 @@ def test_micro_batches_equal_the_large_batch(name, parts):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_nothing_is_prepared_and_the_scale_is_clamped(name):
-    objective, batch = make_objective(name), make_batch(name, 2)
+    objective, batch = make_objective(name), make_batch(name, 6)
     prepared = objective.prepare(batch, step=0)
     assert all(prepared[name] is value for name, value in batch.items()) and prepared.keys() <= {*batch, "hardest"}
     with torch.no_grad():
@@ -121,6 +157,23 @@ def test_the_loss_is_computed_in_float32_under_autocast(name):
     exact = objective.terms(reps, batch)["loss"]
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(objective.terms(reps, batch)["loss"], exact)
+
+
+def test_infonce_without_further_matches_is_clip():
+    want = step(make_objective("clip"), make_batch("clip", 6))
+    alone = make_batch("infonce", 6) | {"caption_id": torch.arange(6), "caption_ids": torch.arange(6)[:, None]}
+    for name, batch in (("infonce", alone), ("infonce-own", make_batch("clip", 6))):
+        got = step(make_objective(name), batch)
+        assert_close(got[0], want[0])
+        assert_close(got[1], want[1])
+    assert step(make_objective("infonce"), make_batch("infonce", 6))[0]["loss"] != want[0]["loss"]
+
+
+def test_infonce_wants_to_know_the_captions():
+    objective = make_objective("infonce")
+    assert objective.needs(objective.config).data == {"known_matches": True}
+    with pytest.raises(ValueError, match="known_matches wants caption_id and caption_ids in the batch, which has"):
+        objective.prepare(make_batch("clip", 2), step=0)
 
 
 def train_rank(rank: int, world_size: int, rows: int) -> dict[tuple[str, int], tuple[dict, dict]]:
