@@ -52,7 +52,7 @@ def mask_text(
 
 
 #: Who draws random numbers within a step; two users of one stream would draw the same ones.
-IMAGE_STREAM, TEXT_STREAM, AUGMENT_STREAM = 1, 2, 3
+IMAGE_STREAM, TEXT_STREAM, AUGMENT_STREAM, CUTOUT_STREAM, TOKEN_STREAM = 1, 2, 3, 4, 5
 
 
 def draw_noise(

@@ -253,10 +253,19 @@ class Config:
     objective: Any
 
     def __post_init__(self) -> None:
-        if self.augment != AugmentConfig() and not self.model.device_augment:
-            given, plain = dataclasses.asdict(self.augment), dataclasses.asdict(AugmentConfig())
-            changed = [flag_of(name) for name, value in given.items() if value != plain[name]]
+        given = {f.name for f in dataclasses.fields(AugmentConfig) if getattr(self.augment, f.name) != f.default}
+        everywhere = {f.name for f in dataclasses.fields(AugmentConfig) if "always" in f.metadata}
+        if given - everywhere and not self.model.device_augment:
+            changed = [flag_of(f.name) for f in dataclasses.fields(AugmentConfig) if f.name in given - everywhere]
             raise FlagError(f"{', '.join(changed)} without --device-augment: add it, or augment with --aug-cfg instead")
+        in_workers = not self.model.device_augment and (
+            self.model.openclip_transform or self.model.aug_cfg.get("use_timm") or self.data.dataset_type == "synthetic"
+        )
+        if self.augment.cutout and in_workers:
+            raise FlagError("--cutout is for images that the device normalises: leave it out, or leave out "
+                            "--openclip-transform, use_timm and synthetic data")  # fmt: skip
+        if any(self.augment.token_shares) and self.data.captions == 0:
+            raise FlagError("this method reads no texts: leave out --text-mask, --text-random and --text-delete")
 
     def to_dict(self) -> dict[str, Any]:
         """Plain types, as saved in config.json: enough to start the run again; facts of the invocation are left out."""

@@ -56,7 +56,11 @@ def training_step(trained: Trained, batch: Batch, step: int) -> Terms:
 def on_device(fed: Fed, batch: Batch, step: int, device: torch.device) -> Batch:
     """The batch of step `step` on the device, augmented there where it is to be; lists stay, nothing waits."""
     batch = {k: v.to(device, non_blocking=True) if isinstance(v, Tensor) else v for k, v in batch.items()}
-    return batch if fed.augment is None else batch | {"image": fed.augment(batch["image"], step)}
+    if fed.augment is not None:
+        batch["image"] = fed.augment(batch["image"], step)
+    if fed.token_augment is not None:
+        batch["text"] = fed.token_augment(batch["text"], step)
+    return batch
 
 
 def move_parameters(trained: Trained, terms: Terms) -> None:

@@ -17,9 +17,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 from torchvision.transforms import Compose, Normalize, PILToTensor, ToTensor
 
-from prolip.data.augment.affine import DeviceAugment, DeviceTransform
+from prolip.data.augment.affine import Cutout, DeviceAugment, DeviceTransform
 from prolip.data.augment.colour import ColourConfig, ColourJitter, split_augmentation
 from prolip.data.augment.crops import RandomCrop
+from prolip.data.augment.tokens import TokenAugment
 from prolip.data.loader import Transform
 from prolip.factory import create_model_from_pretrained
 from prolip.methods import find_method
@@ -111,10 +112,26 @@ def build_augment(config: Config, model: Any, world: World) -> DeviceTransform |
     come normalised."""
     mean, std = (getattr(model, name).flatten().tolist() for name in ("pixel_mean", "pixel_std"))
     settings: dict[str, Any] = {"seed": config.run.seed, "rank": world.rank, "world_size": world.world_size}
+    augment: DeviceTransform
     if config.model.device_augment:
-        return DeviceAugment(config.augment, mean, std, **settings).to(world.device)
-    halves = split_transform(config, model)
-    return ColourJitter(halves[1], mean, std, **settings).to(world.device) if halves else None
+        augment = DeviceAugment(config.augment, mean, std, **settings)
+    elif halves := split_transform(config, model):
+        augment = ColourJitter(halves[1], mean, std, **settings)
+    else:
+        return None
+    augment.cutout = Cutout(config.augment.cutout, config.augment.cutout_prob)
+    return augment.to(world.device)
+
+
+def build_token_augment(config: Config, model: Any, tokenizer: Any, world: World) -> TokenAugment | None:
+    """Augmentation of token ids on the device; None where none is asked for. FlagError without a [MASK] to put in."""
+    if not any(config.augment.token_shares):
+        return None
+    place = {"seed": config.run.seed, "rank": world.rank, "world_size": world.world_size}
+    try:
+        return TokenAugment.for_model(model, tokenizer, config.augment.token_shares, **place).to(world.device)
+    except ValueError as error:
+        raise FlagError(f"--text-mask: {error}") from None
 
 
 def checkpoint_selectively(model: Any) -> None:

@@ -37,6 +37,7 @@ from training.model import (
     build_augment,
     build_model,
     build_teacher,
+    build_token_augment,
     build_tokenizer,
     distribute,
 )
@@ -157,7 +158,10 @@ def build(config: Config, world: World, folder: Path, rows: int, held: contextli
         config=config,
         world=world,
         trained=trained,
-        fed=Fed(loader=loader, augment=build_augment(config, model, world), global_batch=global_batch),
+        fed=Fed(
+            loader=loader, augment=build_augment(config, model, world), global_batch=global_batch,
+            token_augment=build_token_augment(config, model, tokenizer, world),
+        ),
         health=build_health(config, world, trained.objective, rows),
         measured=measured,
         kept=Kept(

@@ -11,6 +11,7 @@ from timm.utils import ModelEmaV3
 from torch import nn
 
 from prolip.data.augment.affine import DeviceTransform
+from prolip.data.augment.tokens import TokenAugment
 from prolip.data.loader import Loader
 from prolip.methods.base import Objective
 from training.checkpoint.files import Saver
@@ -64,11 +65,14 @@ class Trained:
 
 @dataclass(kw_only=True)
 class Fed:
-    """What a step takes: this rank's batches, what the device does to them, and how many samples all ranks have."""
+    """What a step takes: this rank's batches, what the device does to their images and texts, and how many samples all
+    ranks have.
+    """
 
     loader: Loader
     augment: DeviceTransform | None
     global_batch: int
+    token_augment: TokenAugment | None = None
 
 
 @dataclass(kw_only=True)

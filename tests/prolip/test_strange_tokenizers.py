@@ -136,7 +136,7 @@ def test_transformers_is_told_not_to_trust(tmp_path, monkeypatch):
     asked = {}
 
     class AutoTokenizer:
-        eos_token_id = 1
+        eos_token_id, all_special_ids = 1, [1]
 
         @classmethod
         def from_pretrained(cls, *args, **kwargs):

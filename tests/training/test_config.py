@@ -77,6 +77,12 @@ def test_augmentation_that_nobody_would_apply_is_refused():
     with pytest.raises(FlagError, match="--rotate without --device-augment"):
         config(augment={"rotate": 10.0})
     assert config(augment={"rotate": 10.0}, model={"device_augment": True}).augment.rotate == 10.0
+    for model in ({"openclip_transform": True}, {"aug_cfg": {"use_timm": True}}):
+        with pytest.raises(FlagError, match="--cutout is for images that the device normalises"):
+            config(augment={"cutout": 0.2}, model=model)
+    assert config(augment={"cutout": 0.2, "text_mask": 0.1}).augment.cutout == 0.2
+    with pytest.raises(ValueError, match="text_mask, text_random and text_delete are .* more than 1 in all"):
+        config(augment={"text_mask": 0.6, "text_random": 0.2, "text_delete": 0.3})
 
 
 def test_an_unknown_method_or_section_lists_the_known_ones():

@@ -13,6 +13,8 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 from training_runs import batches, make, one_step, parameters
 
+from prolip.data.augment.affine import AugmentConfig, Cutout, DeviceAugment
+from prolip.data.augment.tokens import TokenAugment
 from training.health.terms import NonFiniteError, TermMeter
 from training.loop import on_device, total_faults, train
 from training.optim import gradient_norms, parameter_norms, parts_of
@@ -298,9 +300,25 @@ def test_faults_are_summed_over_ranks_and_what_was_read_well_is_left_out():
 
 
 def test_lists_stay_when_a_batch_goes_to_the_device():
-    fed: Any = SimpleNamespace(augment=None)
+    fed: Any = SimpleNamespace(augment=None, token_augment=None)
     batch = on_device(fed, {"image": torch.zeros(1), "key": ["a"]}, 0, torch.device("meta"))
     assert batch["image"].device.type == "meta" and batch["key"] == ["a"]
+
+
+def test_images_and_texts_are_augmented_by_the_step():
+    cut = DeviceAugment(AugmentConfig(), (0.5,) * 3, (0.3,) * 3)
+    cut.cutout = Cutout(0.5)
+    masked = TokenAugment((0.3, 0.0, 0.0), torch.arange(1000) < 999, mask_id=999, pad_id=0)
+    fed: Any = SimpleNamespace(augment=cut, token_augment=masked)
+    rng = torch.Generator().manual_seed(0)
+    pixels = torch.randint(0, 256, (8, 3, 32, 32), generator=rng, dtype=torch.uint8)
+    batch = {"image": pixels, "text": torch.randint(1, 900, (8, 16), generator=rng), "key": list("abcdefgh")}
+    first, again, other = (on_device(fed, batch, step, torch.device("cpu")) for step in (3, 3, 4))
+    for name in ("image", "text"):
+        assert first[name].equal(again[name]) and not first[name].equal(other[name])
+    changed = first["text"] != batch["text"]
+    assert changed.any() and first["text"][changed].eq(999).all()
+    assert first["image"].eq(0).all(1).any(2).any(1).all() and batch["image"] is pixels
 
 
 def test_model_flops_utilisation_is_flops_times_rate_over_peak(tmp_path):

@@ -23,7 +23,7 @@ PUBLIC_FLAGS = """
 --accum-freq --alpha1 --alpha2 --aspect --aug-cfg --batch-size --best-lowest --best-metric --beta --beta1 --beta2
 --brightness --caption-sampling
 --checkpoint-dir --checkpoint-policy --coco-test --config --contrast --csv-caption-key --csv-img-key
---csv-quoting --csv-separator
+--csv-quoting --csv-separator --cutout --cutout-prob
 --dataset-resampled --dataset-type --dct-scaled-decoding --decay-fraction --deterministic --device --device-augment
 --ema-decay --epochs --eps --fill --force-context-length --force-image-size --fsdp --global-batch-size
 --image-freeze-epochs --image-lr-mult --lr-milestones --lr-step-factor --swa-epochs --text-freeze-epochs --text-lr-mult
@@ -38,11 +38,12 @@ PUBLIC_FLAGS = """
 --openclip-transform --opt --output-dir --overwrite
 --peak-tflops --precision --prefetch --pretrained --profile --read-retries --read-timeout --resume --rotate
 --saturation --save-every-minutes --save-every-samples --save-every-steps --save-frequency --seed --select
---shard-index --shift --shuffle-buffer --stall-seconds --tokenizer --torchcompile --traceback --train-data
+--shard-index --shift --shuffle-buffer --stall-seconds --text-delete --text-mask --text-random
+--tokenizer --torchcompile --traceback --train-data
 --train-data-upsampling-factors --train-num-samples --train-split
 --val-batch-size --val-data --val-every-steps --val-frequency --val-names
 --val-precision --val-select --val-tasks
---wandb-project --warmup --wd --workers --zoom
+--wandb-project --warmup --wd --word-drop --workers --zoom
 """.split()  # noqa: SIM905  easier to read
 
 

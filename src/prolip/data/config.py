@@ -58,6 +58,7 @@ class DataConfig:
         "fields to draw each epoch's caption from, with optional weights: txt is the plain caption, other "
         "names are JSON fields (CSV columns), e.g. name:2,keywords:1,subgroup,group",
     )
+    word_drop: float = option(0.0, "share of the words that captions lose, other ones in each epoch; one word stays")
     select: str | None = option(
         None, "keep only samples whose JSON fits, e.g. 'group=animals nature|food drink;style!=noto'"
     )
@@ -122,6 +123,10 @@ class DataConfig:
             raise ValueError(f"--train-split {self.train_split}, but --train-data has no splits: these have: {FORMS}")
         if self.train_num_samples is not None and self.train_num_samples < 1:
             raise ValueError(f"--train-num-samples is {self.train_num_samples}: give 1 or more, or leave it out")
+        if not 0 <= self.word_drop < 1:
+            raise ValueError(f"--word-drop is {self.word_drop}: give a share from 0 to below 1, such as 0.1")
+        if self.word_drop and (self.dataset_type == "synthetic" or self.captions == 0):
+            raise ValueError(f"--word-drop {self.word_drop}: no captions are read, so no words: leave it out")
         if not 0 <= self.max_bad_fraction <= 1:
             given = self.max_bad_fraction
             raise ValueError(f"--max-bad-fraction is {given}: give a fraction from 0 to 1, such as 0.01")

@@ -81,10 +81,12 @@ def wanted_length(given: Any, own: int) -> int:
 class Tokenizer:
     """Texts -> ids: cut, clean, encode, cut to the context with the end token last, pad. Subclasses encode.
 
-    context_length, pad_token_id, vocab_size: what the ids look like; cleaning: one of OpenCLIP's three.
+    context_length, pad_token_id, vocab_size: what the ids look like; all_special_ids: those that stand for no text;
+    cleaning: one of OpenCLIP's three.
     """
 
     vocab_size: int
+    all_special_ids: list[int]
 
     def __init__(self, context_length: int, pad_token_id: int, clean: str = "whitespace"):
         if clean not in CLEANERS:
@@ -123,6 +125,8 @@ class SentencePieceTokenizer(Tokenizer):
         except (RuntimeError, OSError) as error:
             raise ValueError(f"{path} is no sentencepiece model: {first_line(error)}") from error
         self.vocab_size = self.pieces.vocab_size()
+        odd = (self.pieces.is_control, self.pieces.is_unknown, self.pieces.is_unused)
+        self.all_special_ids = [i for i in range(self.vocab_size) if any(is_kind(i) for is_kind in odd)]
         self.eos_token_id = self.pieces.eos_id()
         if self.eos_token_id < 0:
             raise ValueError(f"{path} has no end token: train it with eos_id >= 0")
@@ -152,6 +156,7 @@ class FolderTokenizer(Tokenizer):
             self.tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
             ids = self.tokenizer.get_vocab().values()
             self.eos_token_id = self.tokenizer.eos_token_id
+            self.all_special_ids = list(self.tokenizer.all_special_ids)
             self.vocab_size = max(len(self.tokenizer), 1 + max(ids))  # files may leave out ids
             self.encode(["a"], context_length)
         except Exception as error:  # damaged files raise whatever their values happen to mean

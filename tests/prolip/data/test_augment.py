@@ -6,7 +6,17 @@ import pytest
 import torch
 from torchvision.transforms.v2 import functional as TF
 
-from prolip.data.augment.affine import PARAMETERS, AugmentConfig, DeviceAugment, affine_matrices, recolour, warp
+from prolip.data.augment.affine import (
+    PARAMETERS,
+    AugmentConfig,
+    Cutout,
+    DeviceAugment,
+    affine_matrices,
+    recolour,
+    squares,
+    warp,
+)
+from prolip.data.augment.colour import ColourConfig, ColourJitter
 
 MEAN, STD = (0.48, 0.45, 0.40), (0.26, 0.26, 0.27)
 
@@ -96,7 +106,54 @@ def test_float_images_are_refused(images):
         DeviceAugment(AugmentConfig(), MEAN, STD)(images.float(), 0)
 
 
-@pytest.mark.parametrize("wrong", [{"zoom": (0.0, 1.0)}, {"zoom": (1.2, 1.0)}, {"hue": 0.7}, {"greyscale_prob": 2.0}])
+def cut(kind, images, cutout, step=0, **settings):
+    transform = kind(AugmentConfig() if kind is DeviceAugment else ColourConfig(), MEAN, STD, **settings)
+    transform.cutout = cutout
+    return transform(images, step)
+
+
+@pytest.mark.parametrize("size", [(10, 10), (6, 9)])
+def test_a_square_lies_around_its_middle_pixel_by_hand(size):
+    height, width = size
+    side, middles = round(0.5 * min(size)), [(y, x) for y in range(height) for x in range(width)]
+    noise = torch.tensor([[0.0, (y + 0.5) / height, (x + 0.5) / width] for y, x in middles])
+    found = squares(noise, Cutout(0.5), size)
+    for square, (y, x) in zip(found, middles):
+        wanted = torch.zeros(size, dtype=torch.bool)
+        top, left = y - side // 2, x - side // 2
+        wanted[max(top, 0) : top + side, max(left, 0) : left + side] = True
+        assert square[0].equal(wanted)
+
+
+@pytest.mark.parametrize("kind", [DeviceAugment, ColourJitter])
+def test_cut_pixels_are_the_mean_and_the_rest_is_as_it_was(images, kind):
+    plain, out = cut(kind, images, Cutout()), cut(kind, images, Cutout(0.4))
+    gone = out.eq(0).all(1, keepdim=True)
+    assert gone.sum((1, 2, 3)).gt(0).all() and gone.sum((1, 2, 3)).le(36).all()
+    torch.testing.assert_close(out, plain.masked_fill(gone, 0), rtol=0, atol=0)
+
+
+def test_cutout_hits_its_share_of_the_images_everywhere():
+    images = torch.full((4000, 3, 8, 8), 200, dtype=torch.uint8)
+    gone = cut(DeviceAugment, images, Cutout(0.25, 0.3)).eq(0).all(1)
+    assert abs(gone.any((1, 2)).float().mean().item() - 0.3) < 4 * math.sqrt(0.3 * 0.7 / 4000)
+    middle = gone.float().mean(0)[2:6, 2:6]
+    assert (middle - 0.3 * 4 / 64).abs().max() < 5 * math.sqrt(0.3 * 4 / 64 / 4000)
+
+
+@pytest.mark.parametrize("kind", [DeviceAugment, ColourJitter])
+def test_two_ranks_cut_what_one_process_cuts(images, kind):
+    whole = cut(kind, images, Cutout(0.5, 0.7), step=5, seed=2)
+    for rank in range(2):
+        part = cut(kind, images[rank::2], Cutout(0.5, 0.7), step=5, seed=2, rank=rank, world_size=2)
+        torch.testing.assert_close(part, whole[rank::2], rtol=0, atol=1e-6)
+    assert not torch.allclose(whole, cut(kind, images, Cutout(0.5, 0.7), step=6, seed=2))
+
+
+@pytest.mark.parametrize("wrong", [
+    {"cutout": 1.5}, {"text_mask": 0.5, "text_delete": 0.6}, {"zoom": (0.0, 1.0)}, {"zoom": (1.2, 1.0)}, {"hue": 0.7},
+    {"greyscale_prob": 2.0},
+])  # fmt: skip
 def test_impossible_values_are_refused(wrong):
     with pytest.raises(ValueError, match="give"):
         AugmentConfig(**wrong)

@@ -4,7 +4,7 @@ from collections import Counter
 import pytest
 
 from prolip.data.faults import SampleFault
-from prolip.data.samples.captions import CaptionSampler, Selector, caption_id, stable_hash
+from prolip.data.samples.captions import CaptionSampler, Selector, caption_id, drop_words, stable_hash
 
 GRAPES = 2968479360080881982
 RECORD = {"name": "grapes", "keywords": ["fruit", "grape", "dionysus"], "group": "food drink", "empty": [" "]}
@@ -85,3 +85,22 @@ def test_selection_wants_every_condition_and_any_of_its_values():
 def test_unreadable_selection_is_refused_with_an_example(text):
     with pytest.raises(ValueError, match="field=value"):
         Selector.parse(text)
+
+
+def test_words_are_dropped_by_their_share_and_one_stays():
+    words = [f"w{i}" for i in range(20)]
+    kept = Counter(word for seed in range(2000) for word in drop_words("  ".join(words), 0.1, seed).split(" "))
+    assert all(abs(kept[word] / 2000 - 0.9) < 0.03 for word in words)
+    assert drop_words("a b c", 0.1, 5) == drop_words("a b c", 0.1, 5)
+    alone = Counter(drop_words("a b c", 0.999, seed) for seed in range(300))
+    assert alone.keys() == {"a", "b", "c"} and min(alone.values()) > 60
+    assert drop_words("a  b", 0.0, 1) == "a  b" and drop_words("alone", 0.9, 1) == "alone"
+
+
+def test_another_caption_is_drawn_where_there_is_one():
+    sampler = CaptionSampler.parse("txt,name:3")
+    plain, record = ["a", "b", "c"], {"name": "n"}
+    for seed in range(50):
+        assert sampler.draw(plain, record, seed, but=("a", "n")).caption in "bc"
+        assert sampler.draw(plain, record, seed, but=("a", "b", "c")).caption == "n"
+        assert sampler.draw(plain, record, seed, but=("a", "b", "c", "n")) == sampler.draw(plain, record, seed)

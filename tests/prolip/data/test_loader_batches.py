@@ -3,7 +3,7 @@ import random
 
 import pytest
 import torch
-from tiny_loaders import build, epoch
+from tiny_loaders import build, epoch, gathered, same
 from tiny_tars import letters, members, plain, png, write_shards, write_tar
 
 from prolip.data.loader import DataConfig, build_loader
@@ -28,6 +28,28 @@ def test_several_captions_are_drawn_for_each_image_the_first_as_for_one(tmp_path
         for key, row in zip(several["key"], several["text"]):
             assert {tuple(text.tolist()) for text in row} <= words[key]
     assert len({tuple(text.tolist()) for batch in three for row in batch["text"] for text in row}) > 8
+
+
+def test_words_are_dropped_anew_each_epoch_the_same_for_ranks_and_workers_and_identities_stay(tmp_path):
+    write_tar(tmp_path / "a.tar", [(f"k{i}", {"png": png(i), "txt": f"a b c d e f {i}".encode()}) for i in range(8)])
+    settings = {"batch_size": 8, "known_matches": True, "word_drop": 0.5}
+    loader = build(tmp_path, workers=4, **settings)
+    first, second = (epoch(loader, number)[0] for number in (0, 1))
+    loader.close()
+    shared = [build(tmp_path, workers=2, rank=rank, world_size=2, **settings | {"batch_size": 4}) for rank in range(2)]
+    (step,) = zip(*(epoch(one) for one in shared))
+    for one in shared:
+        one.close()
+    assert same(gathered(step), first)
+    texts = ["".join(map(chr, row)).rstrip("\0") for row in first["text"].tolist()]
+    wholes = [f"a b c d e f {key[1:]}" for key in first["key"]]
+    assert all(text and set(text) <= set(whole) for text, whole in zip(texts, wholes))
+    assert sum(len(text.split()) for text in texts) < 7 * 8 * 0.75
+    assert first["caption_id"].tolist() == [caption_id(whole) for whole in wholes]
+    other = dict(zip(second["key"], second["text"].tolist()))
+    assert any(other[key] != row for key, row in zip(first["key"], first["text"].tolist()))
+    two = epoch(build(tmp_path, batch_size=8, word_drop=0.5, captions=2))[0]["text"]
+    assert (two[:, 0] != two[:, 1]).any(1).sum() > 4  # of one caption, each loses other words
 
 
 def test_images_without_texts_are_read_where_none_is_wanted(tmp_path):

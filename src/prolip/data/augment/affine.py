@@ -1,17 +1,17 @@
-"""Augmentation of whole uint8 batches on the device: one affine warp and one colour matrix per image."""
+"""Augmentation of whole uint8 batches on the device: one affine warp and one colour matrix per image, and cutout."""
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from prolip.masking import AUGMENT_STREAM, draw_noise
+from prolip.masking import AUGMENT_STREAM, CUTOUT_STREAM, draw_noise
 from prolip.utils.fields import option
 
 LUMA = (0.299, 0.587, 0.114)
@@ -27,7 +27,10 @@ PARAMETERS = (
 
 @dataclass(kw_only=True, frozen=True)
 class AugmentConfig:
-    """Augmentation on the device; everything at its default leaves the images alone."""
+    """Augmentation on the device; everything at its default leaves images and texts alone.
+
+    Fields with `always` in their metadata are for any images that the device normalises, not for this module's alone.
+    """
 
     rotate: float = option(0.0, "rotate by up to this many degrees either way")
     zoom: tuple[float, float] = option((1.0, 1.0), "magnify by a factor drawn between these two (below 1 shrinks)")
@@ -40,16 +43,35 @@ class AugmentConfig:
     jitter_prob: float = option(1.0, "share of the images whose colours are jittered")
     greyscale_prob: float = option(0.0, "share of the images turned grey")
     fill: float = option(1.0, "value of pixels from outside the image, 0 black to 1 white")
+    cutout: float = option(0.0, "side of a square of mean pixels, as a share of the image's", always=True)
+    cutout_prob: float = option(1.0, "share of the images that have one", always=True)
+    text_mask: float = option(0.0, "share of the tokens of texts that become [MASK]", always=True)
+    text_random: float = option(0.0, "share of them that become any other token", always=True)
+    text_delete: float = option(0.0, "share of them that are left out", always=True)
 
     def __post_init__(self) -> None:
         low, high = self.zoom
         if not 0 < low <= high:
             raise ValueError(f"augmentation zoom is {self.zoom}: give two positive numbers, the smaller first")
-        for name in ("brightness", "contrast", "saturation", "jitter_prob", "greyscale_prob", "fill", "shift"):
+        shares = (
+            "brightness", "contrast", "saturation", "jitter_prob", "greyscale_prob", "fill", "shift", "cutout",
+            "cutout_prob", "text_mask", "text_random", "text_delete",
+        )  # fmt: skip
+        for name in shares:
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"augmentation {name} is {getattr(self, name)}: give a number from 0 to 1")
         if not 0 <= self.hue <= 0.5:
             raise ValueError(f"augmentation hue is {self.hue}: give a number from 0 to 0.5 (half a turn either way)")
+        if sum(self.token_shares) > 1:
+            raise ValueError(
+                f"augmentation text_mask, text_random and text_delete are {self.token_shares}, more than 1 in all"
+                ": give shares of the tokens, such as 0.1, 0.02 and 0.08"
+            )
+
+    @property
+    def token_shares(self) -> tuple[float, float, float]:
+        """Shares of tokens that are masked, exchanged and left out."""
+        return self.text_mask, self.text_random, self.text_delete
 
     @property
     def warps(self) -> bool:
@@ -62,11 +84,22 @@ class AugmentConfig:
         return bool(self.brightness or self.contrast or self.saturation or self.hue or self.greyscale_prob)
 
 
+class Cutout(NamedTuple):
+    """A square of this share of an image's side, in this share of the images."""
+
+    side: float = 0.0
+    prob: float = 1.0
+
+
 class DeviceTransform(nn.Module):
-    """uint8 images to normalised floats on the device: x -> (change(x) - mean) / std per channel, x in [0, 1].
+    """uint8 images to normalised floats on the device: x -> (change(x) - mean) / std per channel, x in [0, 1], and 0 in
+    a square of some images (Cutout, DeVries and Taylor 2017).
 
     The random numbers of a change are a function of (seed, step, global row), as those of the masked views are.
     """
+
+    #: Set where squares are wanted.
+    cutout: Cutout = Cutout()
 
     def __init__(
         self,
@@ -92,16 +125,22 @@ class DeviceTransform(nn.Module):
         """images: (B, 3, H, W) uint8, the local rows of this step; returns (B, 3, H, W) of `dtype`."""
         if images.dtype != torch.uint8:
             raise TypeError(f"augmentation on the device takes uint8 images, got {images.dtype}: leave them as read")
-        return self.change(images, step).sub_(self.pixel_mean).div_(self.pixel_std).to(self.dtype)
+        x = self.change(images, step).sub_(self.pixel_mean).div_(self.pixel_std).to(self.dtype)
+        if not self.cutout.side:
+            return x
+        noise = self.noise(images, 3, step, x.device, CUTOUT_STREAM)
+        return x.masked_fill_(squares(noise, self.cutout, x.shape[2:]), 0)
 
     def change(self, images: Tensor, step: int) -> Tensor:
         """uint8 images to a new float32 tensor of values in [0, 1], augmented."""
         raise NotImplementedError
 
-    def noise(self, images: Tensor, columns: int, step: int, device: torch.device | str) -> Tensor:
+    def noise(
+        self, images: Tensor, columns: int, step: int, device: torch.device | str, stream: int = AUGMENT_STREAM
+    ) -> Tensor:
         """Uniform numbers for each local image, (B, columns), drawn on `device`."""
         return draw_noise(
-            images.shape[0] * self.world_size, columns, seed=self.seed, step=step, stream=AUGMENT_STREAM,
+            images.shape[0] * self.world_size, columns, seed=self.seed, step=step, stream=stream,
             rank=self.rank, world_size=self.world_size, device=device,
         )  # fmt: skip
 
@@ -120,6 +159,23 @@ class DeviceAugment(DeviceTransform):
             if self.config.recolours:
                 x = recolour(x, draws, self.config)
         return x
+
+
+def squares(noise: Tensor, cutout: Cutout, size: Sequence[int]) -> Tensor:
+    """Where images are cut out, (B, 1, H, W) bool. noise: (B, 3), uniform.
+
+    A square's side is round(side * min(H, W)) pixels; its middle is any pixel, and what reaches beyond the image is
+    cut off, as in the paper.
+    """
+    height, width = size
+    side = round(cutout.side * min(height, width))
+    on, down, right = noise.unbind(1)
+    inside = [(on < cutout.prob).view(-1, 1, 1, 1)]
+    for place, length, shape in ((down, height, (1, 1, -1, 1)), (right, width, (1, 1, 1, -1))):
+        begin = (place * length).floor().view(-1, 1, 1, 1) - side // 2
+        pixel = torch.arange(length, device=noise.device).view(shape)
+        inside.append((pixel >= begin) & (pixel < begin + side))
+    return inside[0] & inside[1] & inside[2]
 
 
 @lru_cache(maxsize=32)

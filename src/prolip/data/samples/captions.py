@@ -42,6 +42,15 @@ def caption_id(caption: str) -> int:
     return stable_hash(caption, bits=63)
 
 
+def drop_words(caption: str, share: float, seed: int) -> str:
+    """A caption without each of its words with probability `share`, but with one at least (PCME's caption dropping)."""
+    if not share:
+        return caption
+    rng, words = random.Random(seed), caption.split()
+    kept = [word for word in words if rng.random() >= share]
+    return " ".join(kept or [rng.choice(words)])
+
+
 @dataclass(frozen=True)
 class CaptionSampler:
     """Draws a field in proportion to its weight, then one of the sample's captions in that field.

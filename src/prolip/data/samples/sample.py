@@ -22,6 +22,7 @@ from prolip.data.samples.captions import (
     Plain,
     Selector,
     caption_id,
+    drop_words,
     offer_fields,
     stable_hash,
 )
@@ -174,7 +175,8 @@ class Decoder:
 
     transform: an RGB Pillow image -> (3, H, W), or a `RandomCrop`, which opens files itself. with_ids: hash all
     captions for known matches. count: captions to draw; 0: none is looked for. Several are drawn with replacement, but
-    of images that have several plain captions as different ones, where there are so many.
+    of images that have several plain captions as different ones, where there are so many. word_drop: share of the
+    words that they lose; identities are those of whole captions.
     """
 
     transform: Callable[[Image.Image], Tensor] | RandomCrop
@@ -182,6 +184,7 @@ class Decoder:
     seed: int = 0
     with_ids: bool = False
     count: int = 1
+    word_drop: float = 0.0
 
     def __call__(self, row: Row, epoch: int) -> Example:
         """Decode, draw the caption, augment. Seeds the global generators: call it within `preserved_rng`."""
@@ -197,10 +200,14 @@ class Decoder:
             for n in range(1, self.count):
                 seed = stable_hash(*identity, "caption", n)
                 texts.append(self.captions.draw(*parts, seed, but=texts if distinct else ()).caption)
-            return Example(key, pixels, tuple(texts))
+            return Example(key, pixels, tuple(self._drop(text, *identity, n) for n, text in enumerate(texts)))
+        text = self._drop(drawn.caption, *identity, 0)
         if not self.with_ids:
-            return Example(key, pixels, drawn.caption)
-        return Example(key, pixels, drawn.caption, caption_id(drawn.caption), tuple(map(caption_id, drawn.all)))
+            return Example(key, pixels, text)
+        return Example(key, pixels, text, caption_id(drawn.caption), tuple(map(caption_id, drawn.all)))
+
+    def _drop(self, caption: str, *identity: object) -> str:
+        return drop_words(caption, self.word_drop, stable_hash(*identity, "words")) if self.word_drop else caption
 
     def _pixels(self, data: bytes, seed: int) -> Tensor:
         """The augmented image of a file; SampleFault "failed transform" where it can be opened and no more."""

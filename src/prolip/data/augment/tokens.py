@@ -1,0 +1,91 @@
+"""Augmentation of token ids on the device: tokens that become [MASK], others, or are left out."""
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from prolip.masking import TOKEN_STREAM, draw_noise
+
+
+class TokenAugment(nn.Module):
+    """Each token of a text becomes [MASK], any other token of the vocabulary, or is left out, by three probabilities.
+
+    shares: these three; 10%, 2% and 8% in PCME++'s code (VSE-infinity's, Chen et al. 2021). words: (V,) bool, which ids
+    of the vocabulary stand for text: others, padding and special tokens, stay where they are and are never put in, and
+    one word at least of every text stays. The random numbers are a function of (seed, step, global row), as those of
+    the masked views are.
+    """
+
+    words: Tensor
+    ids: Tensor
+
+    def __init__(
+        self,
+        shares: tuple[float, float, float],
+        words: Tensor,
+        *,
+        mask_id: int | None,
+        pad_id: int,
+        seed: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+    ):
+        super().__init__()
+        if shares[0] and mask_id is None:
+            raise ValueError(f"text_mask is {shares[0]} and the model's vocabulary has no [MASK]: give none, or a "
+                             "prolip_cfg.mask_token_id in the model's config")  # fmt: skip
+        self.shares, self.mask_id, self.pad_id = shares, mask_id, pad_id
+        self.seed, self.rank, self.world_size = seed, rank, world_size
+        self.register_buffer("words", words, persistent=False)
+        self.register_buffer("ids", words.nonzero()[:, 0], persistent=False)
+
+    @classmethod
+    def for_model(cls, model: Any, tokenizer: Any, shares: tuple[float, float, float], **place: int) -> TokenAugment:
+        """For the texts of a model: its vocabulary, padding and [MASK]. tokenizer: None where ids are made up; place:
+        seed, rank, world_size.
+        """
+        special = (model.pad_token_id, model.mask_token_id, *model.special_token_ids)
+        words = words_of(tokenizer, model.vocab_size, special)
+        return cls(shares, words, mask_id=model.mask_token_id, pad_id=model.pad_token_id, **place)
+
+    def forward(self, text: Tensor, step: int) -> Tensor:
+        """text: (B, L) or (B, C, L) int64, the local rows of this step; returns the like."""
+        rows, tokens = len(text), text[0].numel()
+        noise = draw_noise(
+            rows * self.world_size, 2 * tokens, seed=self.seed, step=step, stream=TOKEN_STREAM, rank=self.rank,
+            world_size=self.world_size, device=text.device,
+        )  # fmt: skip
+        draws, others = (half.reshape(-1, text.shape[-1]) for half in noise.split(tokens, dim=1))
+        others = self.ids[(others * len(self.ids)).long().clamp_(max=len(self.ids) - 1)]
+        return self.change(text.reshape(-1, text.shape[-1]), draws, others).view_as(text)
+
+    def change(self, text: Tensor, draws: Tensor, others: Tensor) -> Tensor:
+        """text, draws, others: (N, L), others the ids to put in. A token with draw u is masked for u < m, exchanged for
+        u < m + r, left out for u < m + r + d; the one with the largest draw stays. No row loop, no host sync.
+        """
+        mask, random, delete = self.shares
+        movable = self.words[text]
+        column = torch.arange(text.shape[1], device=text.device)
+        spared = column == draws.masked_fill(~movable, -1.0).argmax(dim=1, keepdim=True)
+        draws = draws.masked_fill(~movable | spared, 2.0)  # above every uniform draw
+        if self.mask_id is not None:
+            text = text.masked_fill(draws < mask, self.mask_id)
+        text = torch.where((draws >= mask) & (draws < mask + random), others, text)
+        gone = (draws >= mask + random) & (draws < mask + random + delete)
+        order = gone.to(torch.uint8).argsort(dim=1, stable=True)
+        return text.gather(1, order).masked_fill(column >= text.shape[1] - gone.sum(dim=1, keepdim=True), self.pad_id)
+
+
+def words_of(tokenizer: Any, vocabulary: int, special_ids: Collection[int | None]) -> Tensor:
+    """Which ids of a model's vocabulary stand for text: those of the tokenizer, if there is one, that are not special
+    to it or to the model. (vocabulary,) bool.
+    """
+    words = torch.zeros(vocabulary, dtype=torch.bool)
+    words[: getattr(tokenizer, "vocab_size", vocabulary)] = True
+    for number in {*special_ids, *getattr(tokenizer, "all_special_ids", ())}:
+        if number is not None:
+            words[number] = False
+    return words

@@ -1,0 +1,142 @@
+"""Augmentation of token ids: against the definition token by token, shares, what must stay, equality over ranks."""
+import math
+
+import pytest
+import torch
+
+from prolip.data.augment.tokens import TokenAugment, words_of
+from prolip.models.tokenizer import get_tokenizer
+
+PAD, START, END, MASK = 0, 1, 2, 99
+SHARES = (0.1, 0.02, 0.08)
+
+
+def build(shares=SHARES, pad=PAD, end=END, **settings):
+    words = torch.ones(100, dtype=torch.bool)
+    words[[pad, START, end, MASK]] = False
+    return TokenAugment(shares, words, mask_id=MASK, pad_id=pad, **settings)
+
+
+def texts(rows, length, pad=PAD, end=END, seed=0):
+    """[start, words of random number, end, padding...]."""
+    generator = torch.Generator().manual_seed(seed)
+    words = torch.randint(10, 50, (rows, length), generator=generator)
+    count = torch.randint(0, length - 1, (rows, 1), generator=generator)
+    column = torch.arange(length)
+    text = torch.where(column <= count, words, torch.tensor(pad))
+    text[:, 0] = START
+    return text.masked_fill(column == count + 1, end)
+
+
+def by_hand(text, draws, others, shares, pad=PAD, end=END):
+    """The definition, token by token."""
+    mask, random, delete = shares
+    out = torch.full_like(text, pad)
+    for row in range(len(text)):
+        places = [i for i in range(text.shape[1]) if text[row, i].item() not in (pad, START, end, MASK)]
+        spared = max(places, key=lambda i, row=row: draws[row, i].item(), default=None)
+        found = []
+        for i, token in enumerate(text[row].tolist()):
+            draw = draws[row, i].item() if i in places and i != spared else 2.0
+            if draw < mask:
+                found.append(MASK)
+            elif draw < mask + random:
+                found.append(others[row, i].item())
+            elif draw >= mask + random + delete:
+                found.append(token)
+        out[row, : len(found)] = torch.tensor(found)
+    return out
+
+
+@pytest.mark.parametrize("end", [END, PAD], ids=["end", "end is padding"])
+@pytest.mark.parametrize("shares", [SHARES, (0.5, 0, 0), (0, 0.5, 0), (0, 0, 0.5), (0.3, 0.4, 0.3), (0, 0, 1.0)])
+def test_tokens_go_where_the_definition_has_them(shares, end):
+    text = texts(60, 12, end=end)
+    draws, others = (torch.rand(60, 12), torch.randint(10, 50, (60, 12)))
+    out = build(shares, end=end).change(text, draws, others)
+    assert out.equal(by_hand(text, draws, others, shares, end=end))
+
+
+def test_a_deleted_token_moves_the_rest_to_the_left_by_hand():
+    text = torch.tensor([[START, 11, 12, 13, END, PAD, PAD]])
+    draws = torch.tensor([[0.5, 0.5, 0.15, 0.05, 0.5, 0.5, 0.5]])
+    assert build().change(text, draws, text).tolist() == [[START, 11, MASK, END, PAD, PAD, PAD]]
+
+
+def test_every_text_keeps_a_word_its_start_and_its_end():
+    text = texts(500, 9)
+    for shares in ((0, 0, 1.0), (1.0, 0, 0), (0.5, 0, 0.5)):
+        out = build(shares)(text, 0)
+        assert out[:, 0].eq(START).all() and out.eq(END).sum(1).equal(text.eq(END).sum(1))
+        words, kept = ((ids >= 10) & (ids < 50) for ids in (text, out))
+        assert kept.sum(1).equal(words.any(1).long())  # one of those that had any
+        ends = out.eq(END).long().argmax(1)
+        assert all(row[end + 1 :].eq(PAD).all() and not row[:end].eq(PAD).any() for row, end in zip(out, ends))
+
+
+def test_shares_are_those_asked_for():
+    text = torch.full((4000, 40), 50)
+    out = build()(text, 3)
+    size = text.numel()
+    found = {
+        "mask": out.eq(MASK).sum().item(), "delete": out.eq(PAD).sum().item(),
+        "random": (out.ne(MASK) & out.ne(PAD) & out.ne(50)).sum().item(),
+    }  # fmt: skip
+    for share, name in zip(SHARES, ("mask", "random", "delete")):
+        expected = share * (95 / 96 if name == "random" else 1)  # one in 96 words is itself
+        assert abs(found[name] / size - expected) < 5 * math.sqrt(share / size)
+
+
+def test_other_tokens_are_any_word_and_no_special_one():
+    out = build((0, 0.9, 0))(torch.full((2000, 50), 50), 0)
+    counts = torch.bincount(out.flatten(), minlength=100)
+    assert counts[[PAD, START, END, MASK]].eq(0).all()
+    drawn = counts[[i for i in range(100) if i not in (PAD, START, END, MASK, 50)]].float()
+    assert (drawn - drawn.mean()).abs().max() < 5 * drawn.mean().sqrt()
+
+
+@pytest.mark.parametrize("shape", [(8, 10), (8, 3, 10)])
+def test_ranks_change_the_tokens_that_one_process_changes(shape):
+    text = texts(math.prod(shape[:-1]), 10).view(shape)
+    whole = build((0.2, 0.2, 0.2), seed=4)(text, 9)
+    for world in (2, 4):
+        for rank in range(world):
+            part = build((0.2, 0.2, 0.2), seed=4, rank=rank, world_size=world)(text[rank::world], 9)
+            assert part.equal(whole[rank::world])
+    assert not whole.equal(build((0.2, 0.2, 0.2), seed=4)(text, 10))
+    assert not whole.equal(build((0.2, 0.2, 0.2), seed=5)(text, 9))
+    assert whole.shape == text.shape and not whole.equal(text)
+
+
+def test_no_share_leaves_texts_alone():
+    text = texts(20, 10)
+    assert build((0, 0, 0))(text, 0).equal(text)
+
+
+def test_mask_needs_a_mask():
+    words = torch.ones(10, dtype=torch.bool)
+    with pytest.raises(ValueError, match=r"text_mask is 0.1 and the model's vocabulary has no \[MASK\]"):
+        TokenAugment((0.1, 0, 0), words, mask_id=None, pad_id=0)
+    text = torch.arange(1, 9).view(2, 4)
+    assert TokenAugment((0, 0, 0.5), words, mask_id=None, pad_id=0)(text, 0).shape == text.shape
+
+
+def test_words_are_what_neither_tokenizer_nor_model_has_for_special():
+    tokenizer = get_tokenizer("ProLIP-ViT-test")
+    words = words_of(tokenizer, 49500, (0, 49408, 49406))
+    assert words.shape == (49500,) and not words[[0, 49406, 49407, 49408, 49499]].any() and words[1:49406].all()
+    assert words_of(None, 50, (0, None)).tolist() == [False] + [True] * 49
+    ids = tokenizer(["a photo of a grey cat!"])
+    assert words[ids][ids > 0].sum() == (ids > 0).sum() - 2  # but for start and end
+
+
+def test_tokenizers_of_sentencepiece_know_their_special_pieces(tmp_path):
+    spm = pytest.importorskip("sentencepiece")
+    (tmp_path / "text.txt").write_text("the cat sat on the mat\n" * 50)
+    spm.SentencePieceTrainer.train(
+        input=str(tmp_path / "text.txt"), model_prefix=str(tmp_path / "m"), vocab_size=15, pad_id=3, minloglevel=2
+    )
+    from prolip.models.tokenizer import SentencePieceTokenizer
+
+    tokenizer = SentencePieceTokenizer(tmp_path / "m.model", 8, 3)
+    assert tokenizer.all_special_ids == [0, 1, 2, 3]
