@@ -89,8 +89,13 @@ def find_printed(names: Sequence[str]) -> tuple[Printed, ...]:
 
 
 def own_value(metrics: Mapping[str, float], name: str) -> float | None:
-    """One's own figure by a printed name, in its unit; a name without a direction is the mean of both."""
+    """One's own figure by a printed name, in its unit; a name without a direction is the mean of both.
+
+    What has no `coco_5k/` in its name, PMRP, is of all 5K images where other figures are.
+    """
     value = metrics.get(name)
+    if value is None and "coco_5k/i2t/R@1" in metrics and name.startswith("coco_5k/"):
+        value = metrics.get(name.removeprefix("coco_5k/"))
     if value is None:
         labels, _, figure = name.rpartition("/")
         ways = [metrics[key] for key in (f"{labels}/{way}/{figure}" for way in ("i2t", "t2i")) if key in metrics]
