@@ -23,7 +23,7 @@ setup(
     package_dir={"": "src"},
     packages=find_packages("src"),
     package_data={
-        "prolip": ["models/configs/*.json", "report/*.j2", "evaluation/suites/datacomp/*.csv", "py.typed"],
+        "prolip": ["models/configs/*.json", "report/*.j2", "evaluation/suites/*/*.csv", "py.typed"],
         "training": ["retired_flags.json"],
         "planner": ["published.csv"],
     },

@@ -193,6 +193,7 @@ class ValidationConfig:
     val_tasks: tuple[str, ...] = option(
         (), "further test sets as python -m prolip.evaluation names them: wds:FOLDER, flickr:JSON,IMAGES, ..."
     )
+    val_split: str | None = option(None, "another split than test of the --val-tasks that have splits, such as val")
     val_frequency: int = option(0, "evaluate every so many epochs as well; 0: only at the end")
     val_every_steps: int | None = option(None, "evaluate whenever so many steps are done as well")
     val_batch_size: int = option(256, "images that a rank embeds at a time")
@@ -214,6 +215,8 @@ class ValidationConfig:
                     f"{flag_of(name)} without anything to evaluate on: give --val-tasks, --imagenet-val, --coco-test "
                     "or --val-data"
                 )
+        if self.val_split and not self.val_tasks:
+            raise FlagError("--val-split without --val-tasks: it is their split; --coco-test is the test split")
         if self.coco_test is not None and len(list(filter(None, self.coco_test.split(",")))) != 2:
             raise FlagError(f"--coco-test {self.coco_test!r}: give JSON,IMAGES: Karpathy's file, the folder of images")
         if self.best_lowest and not self.best_metric:

@@ -14,7 +14,7 @@ from torch import nn
 from prolip.data.emoji import Corpus
 from prolip.data.faults import FaultCounter
 from prolip.evaluation.datasets.base import Dataset
-from prolip.evaluation.datasets.specs import open_dataset
+from prolip.evaluation.datasets.specs import has_splits, open_dataset
 from prolip.evaluation.distributed import TaskLost, evaluate_over_ranks
 from prolip.evaluation.kinds import KINDS
 from prolip.evaluation.metrics.ranking import retrieval_names
@@ -93,7 +93,8 @@ def open_validation(config: ValidationConfig, tokenizer: Any, preprocess: Any, w
     tasks = []
     for spec, name in config.specs.items():
         with naming(config.flag_of(spec)):
-            dataset = open_dataset(spec, damage=FaultCounter())
+            split = config.val_split if spec in config.val_tasks and has_splits(spec) else None
+            dataset = open_dataset(spec, split, FaultCounter())
             tasks.append(dataclasses.replace(dataset, name=name) if name else dataset)
     names_of_tasks = [task.name for task in tasks]
     for name in names_of_tasks:

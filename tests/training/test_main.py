@@ -42,7 +42,7 @@ PUBLIC_FLAGS = """
 --tokenizer --torchcompile --traceback --train-data
 --train-data-upsampling-factors --train-num-samples --train-split
 --val-batch-size --val-data --val-every-steps --val-frequency --val-names
---val-precision --val-select --val-tasks
+--val-precision --val-select --val-split --val-tasks
 --wandb-project --warmup --wd --word-drop --workers --zoom
 """.split()  # noqa: SIM905  easier to read
 

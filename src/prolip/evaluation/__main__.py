@@ -4,7 +4,7 @@
     python -m prolip.evaluation --model ViT-B-16 --pretrained openai --dataset imagenet:data/val coco:coco.json,coco
     python -m prolip.evaluation --features features --similarity wasserstein2
 
-The third form needs no model: it scores what --save-features has kept.
+The third form needs no model: it scores what --save-features has kept. --list-published shows papers' tables.
 """
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from prolip.evaluation.features import Features, load_features, task_key
 from prolip.evaluation.kinds.base import pair_scores
 from prolip.evaluation.loading import RANDOM, load_embedder
 from prolip.evaluation.model import PRECISIONS
+from prolip.evaluation.suites.papers.published import find_printed, format_printed
 from prolip.evaluation.table import compare_results, format_intervals, format_table, format_uncertainty
 from prolip.evaluation.task import TaskResult, compute_features, evaluate_dataset, study_features
 from prolip.methods import find_score
@@ -37,6 +38,8 @@ from prolip.utils.outputs import check_output
 
 log = logging.getLogger(__name__)
 
+#: Where --published finds nothing.
+NONE_PRINTED = "no published row has a figure of these test sets"
 #: Flags that say how a model reads images and texts.
 OF_MODELS = (
     "model", "pretrained", "tokenizer", "dataset", "split", "save_features", "device", "precision", "skip_damaged",
@@ -66,6 +69,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--skip-damaged", action="store_true", help="leave out damaged samples; the result says which")
     add("--intervals", nargs="?", type=int, const=1000, default=0, metavar="DRAWS",
         help="95%% intervals over queries by bootstrap (1000 draws), also of differences to a test set's first result")
+    add("--published", nargs="+", metavar="NAME", help="also papers' rows of these sets: parts of their names, or all")
+    add("--list-published", nargs="*", metavar="NAME", help="evaluate nothing: show these rows (default: all)")
     add("--out", metavar="FILE", help="the results as JSON")
     args = parser.parse_args(arguments)
     args.similarity = args.similarity or [None]
@@ -74,6 +79,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 def check(args: argparse.Namespace) -> None:
     """ValueError for flags that do not go together, before anything is loaded."""
+    find_printed(args.published or ())
     for similarity in args.similarity:
         if similarity:
             find_score(similarity)
@@ -142,6 +148,8 @@ def run(args: argparse.Namespace) -> list[TaskResult]:
                 Path(args.out).write_text(text, encoding="utf-8")
     tables = [format_table(results), *([format_uncertainty(results)] if wanted else [])]
     tables += [format_intervals(results)] if args.intervals else []
+    if args.published:
+        tables.append(format_printed(find_printed(args.published), results) or NONE_PRINTED)
     print("\n\n".join(tables) + (f"\n\nwritten to {args.out}" if args.out else ""))
     return results
 
@@ -189,6 +197,9 @@ def main(arguments: Sequence[str] | None = None) -> list[TaskResult]:
     show_counts()
     args = parse(arguments)
     try:
+        if args.list_published is not None:
+            print(format_printed(find_printed(args.list_published)))
+            return []
         return run(args)
     except (OSError, ValueError, CheckpointError) as error:
         print(f"error: {error}", file=sys.stderr)

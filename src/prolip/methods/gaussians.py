@@ -11,6 +11,8 @@ from prolip.methods.base import Batch, Context, KnownMatches, Reps, Terms, clamp
 from prolip.scores import Side
 
 SIDES = get_args(Side)
+#: What stands behind the towers' last tokens; `text_projection` is a layer, or OpenCLIP's matrix.
+UNUSED = ("proj", "ln_post", "uncertainty_proj", "text_projection", "ln_final", "text_uncertainty_projection")
 
 
 class HeadsObjective(KnownMatches):
@@ -20,12 +22,10 @@ class HeadsObjective(KnownMatches):
 
     def __init__(self, model: Any, config: Any, context: Context | None = None):
         super().__init__(model, config, context)
-        image, text = model.visual, model.text
-        unused = [image.proj, *image.ln_post.parameters(), *image.uncertainty_proj.parameters(),
-                  *text.text_projection.parameters(), *text.ln_final.parameters(),
-                  *text.text_uncertainty_projection.parameters()]  # fmt: skip
-        for parameter in unused:
-            parameter.requires_grad_(False)
+        for tower in (model.visual, model.text):
+            for name, parameter in tower.named_parameters():
+                if name.partition(".")[0] in UNUSED:
+                    parameter.requires_grad_(False)
 
     def embed(self, batch: Batch) -> Reps:
         """Gaussians of images and texts (B, D) as flat entries, with scale and bias."""

@@ -48,6 +48,12 @@ def further_of(info: dict[str, Any]) -> Further | None:
     return FURTHER if "caption_ids" in info else None
 
 
+def has_splits(spec: str) -> bool:
+    """Whether the data that a word means come in splits; False for an unknown word."""
+    reader = READERS.get(spec.partition(":")[0])
+    return reader is not None and reader.splits
+
+
 def open_dataset(spec: str, split: str | None = None, damage: FaultCounter | None = None) -> Dataset:
     """The data set that a word and its addresses name; ValueError for another word or number of addresses.
 

@@ -1,0 +1,208 @@
+"""The recipes of published sets: what they say is what papers say, and they train, stop, go on and are evaluated."""
+from __future__ import annotations
+
+import json
+import math
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import open_clip
+import pytest
+import torch
+from training_runs import assert_same_state, newest, stop_after
+
+from prolip.evaluation.__main__ import main as evaluate
+from prolip.evaluation.__main__ import parse as parse_evaluation
+from prolip.evaluation.suites.papers.published import find_printed
+from prolip.models.registry import get_model_config
+from training.health.preemption import EXIT_STOPPED
+from training.main import main, parse
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "tests/prolip/evaluation"))
+import miniatures as mini  # noqa: E402
+
+RECIPES = ROOT / "scripts/recipes"
+#: Those of data that users bring, by the word of their data.
+NAMES = sorted(path.stem for path in RECIPES.glob("*.yaml") if re.match(r"(coco|cub|flickr|iapr)-", path.name))
+ADAPTING = {"flickr-to-coco-source-free": ("flickr", "coco"), "iapr-to-flickr-source-free": ("iapr", "flickr")}
+#: Stopped and gone on with in every run of the tests; the others, whose steps are of no other kind, in the slow ones.
+RESUMED = ("coco-pcmepp", "cub-pcme", "iapr-to-flickr-source-free")
+SIZES = {"b-16": ("ViT-B-16", "openai"), "b-32": ("ViT-B-32", "openai"), "l-14": ("ViT-L-14", "openai")}
+
+
+def commands(name: str) -> list[list[str]]:
+    """The commands in the head of a recipe, as words behind `python -m`."""
+    text = re.sub(r" \\\n# +", " ", (RECIPES / f"{name}.yaml").read_text())
+    return [shlex.split(line)[2:] for line in re.findall(r"^#     (python -m .+)$", text, re.M)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_commands_in_its_head_can_be_typed_and_are_of_this_recipe(name, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    found = commands(name)
+    recipes = [words[words.index("--config") + 1] for words in found if words[0] == "training.main"]
+    assert recipes[-1] == f"scripts/recipes/{name}.yaml"
+    for program, *words in found:
+        if program == "training.main":
+            config = parse(words)
+            assert config.run.epochs and config.data.train_data and config.run.global_batch_size == 128
+        else:
+            assert find_printed(parse_evaluation(words).published)
+    assert [words[0] for words in found].count("prolip.evaluation") == 1
+
+
+def config_of(name: str):
+    """What the recipe's own command asks for."""
+    return parse([words for words in commands(name) if words[0] == "training.main"][-1][1:])
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in ADAPTING])
+def test_training_is_that_of_the_papers_appendix(name, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    config = config_of(name)
+    optim, run = config.optim, config.run
+    assert (optim.opt, optim.warmup, optim.image_lr_mult, optim.text_lr_mult) == ("adamp", 0, 0.01, 0.1)
+    if name in ("coco-pcme", "cub-pcme"):  # PCME C.2
+        heads, lr, start, kl, uniformity = {"coco": (30, 2e-4, 15, 1e-5, 0), "cub": (10, 1e-4, 5, 1e-3, 10)}[name[:-5]]
+        assert (run.epochs, optim.image_freeze_epochs, optim.text_freeze_epochs) == (60, heads, heads)
+        assert (optim.lr, optim.lr_scheduler, config.data.word_drop) == (lr, "cosine", 0.1)
+        assert config.augment.cutout**2 == pytest.approx(0.2, abs=0.01)
+        wanted = {"match_samples": 7, "match_start": start, "kl_weight": kl, "uniformity_weight": uniformity}
+        assert {key: getattr(config.objective, key) for key in wanted} == wanted
+    else:  # PCME++ B.2 and Table B.1
+        assert (run.epochs, optim.lr, optim.wd, optim.layer_decay) == (25, 5e-4, 1e-4, 0.7)
+        assert (optim.beta1, optim.beta2, optim.eps) == (0.9, 0.999, 1e-8)
+        assert (optim.image_freeze_epochs, optim.text_freeze_epochs, optim.unfreeze_warmup_epochs) == (2, 0, 1)
+        assert (optim.lr_scheduler, optim.lr_milestones, optim.lr_step_factor) == ("step", (0.6,), 0.1)
+        assert config.augment.token_shares == (0.1, 0.02, 0.08)
+        assert optim.swa_epochs == (10 if name == "coco-pcmepp" else 0)
+    if name != "cub-pcme":
+        assert config.data.train_num_samples == 5 * 113_287
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_backbones_are_openclips_with_our_tokens_and_whole_pictures(size):
+    ours, preprocess = get_model_config(f"local-dir:{RECIPES / f'clip-vit-{size}'}")
+    theirs, published = open_clip.get_model_config(SIZES[size][0]), open_clip.get_pretrained_cfg(*SIZES[size])
+    assert ours["embed_dim"] == theirs["embed_dim"] and ours["quick_gelu"] == published["quick_gelu"]
+    for key, value in theirs["vision_cfg"].items():
+        assert ours["vision_cfg"][key] == value, key
+    for key, value in theirs["text_cfg"].items():
+        assert ours["text_cfg"][key] == value + (key == "vocab_size"), key  # [MASK]
+    assert tuple(preprocess["mean"]) == published["mean"] and tuple(preprocess["std"]) == published["std"]
+    assert (preprocess["interpolation"], preprocess["resize_mode"]) == ("bicubic", "squash")
+
+
+# --- runs on miniatures -----------------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def sets(tmp_path_factory) -> dict[str, str]:
+    """Word -> the miniature's address, each of its splits there."""
+    root = tmp_path_factory.mktemp("sets")
+    birds = mini.cub(root / "birds", species=5, images=4)
+    found = {"cub": f"cub:{birds[0]},{birds[1]}", "iapr": f"iapr:{mini.iapr(root / 'iaprtc12', images=200)}"}
+    for word, dataset in (("coco", "coco"), ("flickr", "flickr30k")):
+        file, images = mini.karpathy(root / word, images=35, dataset=dataset)
+        content = json.loads(file.read_text())
+        for number, record in enumerate(content["images"]):
+            record["split"] = "train" if number < 12 else "restval" if number < 16 else "val" if number < 26 else "test"
+        file.write_text(json.dumps(content))
+        found[word] = f"{word}:{file},{images}"
+    return found
+
+
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory) -> list[str]:
+    """A tiny CLIP by OpenCLIP, and a folder like those of the recipes for it."""
+    folder = tmp_path_factory.mktemp("clip")
+    config = json.loads((RECIPES / "clip-vit-b-16/config.json").read_text())
+    model = config["model_cfg"]
+    model |= {part: model[part] | mini.TINY_CLIP[part] for part in ("vision_cfg", "text_cfg")} | {"embed_dim": 32}
+    model["text_cfg"]["vocab_size"] = 49409
+    (folder / "config.json").write_text(json.dumps(config))
+    torch.manual_seed(0)
+    torch.save(open_clip.CLIP(**mini.TINY_CLIP, quick_gelu=True).state_dict(), folder / "clip.pt")
+    return ["--model", f"local-dir:{folder}", "--pretrained", str(folder / "clip.pt")]
+
+
+def words_of(recipe: str, data: str, folder: Path, name: str, *more: object) -> list[str]:
+    """A recipe's run in five epochs of a step: stages, milestones and averages keep their places in it."""
+    begin = ["--config", str(RECIPES / f"{recipe}.yaml"), "--train-data", data, "--val-tasks", data]
+    config = parse(begin)
+    given = {"batch_size": 8, "workers": 0, "train_num_samples": 8, "epochs": 5, "precision": "fp32", "device": "cpu",
+             "warmup": min(1, config.optim.warmup), "log_every_n_steps": 1, "val_frequency": 5,
+             "output_dir": folder, "name": name}  # fmt: skip
+    if config.optim.swa_epochs:
+        given["swa_epochs"] = 2
+    if config.optim.text_freeze_epochs:
+        given |= {"image_freeze_epochs": 3, "text_freeze_epochs": 2}
+    given |= {key: 2 for key in ("neighbours", "sum_steps") if hasattr(config.objective, key)}
+    flags = [word for key, value in given.items() for word in (f"--{key.replace('_', '-')}", str(value))]
+    return [*begin, *flags, *map(str, more)]
+
+
+@pytest.fixture(scope="module")
+def prepared(sets, clip, tmp_path_factory):
+    """Recipe -> its data, and whose weights it begins with: CLIP's, or a source's that was trained as its head says."""
+    folder = tmp_path_factory.mktemp("sources")
+
+    def prepare(recipe: str) -> tuple[str, list[str]]:
+        if recipe not in ADAPTING:
+            return sets[recipe.split("-")[0]], clip
+        source, target = ADAPTING[recipe]
+        (told,) = (words for words in commands(recipe) if words[0] == "training.main" and "--model" not in words)
+        chosen = [word for flag in ("--best-metric", "--val-split") if flag in told
+                  for word in told[told.index(flag):][:2]]  # fmt: skip
+        begun = words_of("coco-vse", sets[source], folder, source, *clip, *chosen)
+        assert main(begun) == 0
+        return sets[target], ["--model", f"local-dir:{folder / source / 'best'}"]
+
+    return prepare
+
+
+@pytest.fixture(scope="module")
+def trained(prepared, tmp_path_factory):
+    """Recipe -> its whole run, where it is the first to ask for it, and what begins its command line."""
+    folder, done = tmp_path_factory.mktemp("runs"), {}
+
+    def train(recipe: str) -> tuple[Path, list[str]]:
+        if recipe not in done:
+            data, begin = prepared(recipe)
+            begun = words_of(recipe, data, folder, recipe, *begin)
+            assert main(begun) == 0
+            done[recipe] = folder / recipe, begun
+        return done[recipe]
+
+    return train
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_recipe_trains_and_is_evaluated_beside_the_papers_rows(name, trained, capsys):
+    run, begun = trained(name)
+    losses = [row["loss"] for row in map(json.loads, (run / "metrics.jsonl").read_text().splitlines()) if "loss" in row]
+    assert len(losses) == 5 and all(map(math.isfinite, losses))
+    (told,) = (words for words in commands(name) if words[0] == "prolip.evaluation")
+    kept, published = (told[told.index(flag) + 1] for flag in ("--model", "--published"))
+    split = ["--split", told[told.index("--split") + 1]] if "--split" in told else []
+    model, data = f"local-dir:{run / Path(kept).name}", begun[begun.index("--val-tasks") + 1]
+    capsys.readouterr()
+    (result,) = evaluate(["--model", model, "--dataset", data, *split, "--published", published, "source-free"])
+    found = capsys.readouterr().out.partition("PCME Table E.2, cub" if name == "cub-pcme" else "Source-free Table II,")
+    assert result.info["images"] == (4 if split else 10) and found[1]
+    assert result.key in found[2] and f"{100 * result.metrics['i2t/R@1']:.2f}" in found[2]
+    metric = parse(begun).val.best_metric
+    assert not metric or json.loads((run / "best/best.json").read_text())["metric"] == metric
+    assert (run / "model_swa/model.safetensors").exists() == (name == "coco-pcmepp")
+
+
+@pytest.mark.parametrize("name", [
+    name if name in RESUMED else pytest.param(name, marks=pytest.mark.slow) for name in NAMES
+])  # fmt: skip
+def test_a_stopped_recipe_goes_on_as_if_it_had_not_been(name, trained, tmp_path):
+    whole, begun = trained(name)
+    parts = [*begun, "--output-dir", str(tmp_path)]
+    assert stop_after(3, parts) == EXIT_STOPPED
+    assert main([*parts, "--resume", "latest"]) == 0
+    assert_same_state(newest(whole), newest(tmp_path / name))
