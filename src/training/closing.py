@@ -56,7 +56,9 @@ def look_with(run: Run, wanted: PoolNeeds, model: Any) -> tuple[dict[str, Tensor
     try:
         if config.data.dataset_resampled:
             raise ValueError("--dataset-resampled has no end, and all of the data is to be looked at: leave it out")
-        samples = captioned_samples(config.data, run.kept.preprocess, sys.maxsize, world.rank, world.world_size)
+        samples = captioned_samples(
+            config.data, run.kept.preprocess, sys.maxsize, world.rank, world.world_size, noise=run.fed.loader.noise
+        )
         mine = embed_pool(samples, encode("image"))
     except Exception as error:  # of files, object stores, decoders: the other ranks must not wait for this one
         problem = explain(error) or f"{type(error).__name__}: {error}"
