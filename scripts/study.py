@@ -167,7 +167,8 @@ def gain(first: Sequence[CorpusResult], second: Sequence[CorpusResult], keys: Se
         scale = 1.0 if key.endswith("rsum") else 100.0
         terms = [(sign * scale / len(found), result) for sign, found in ways for result in found]
         change[key] = combine([(factor, statistics(result)[key]) for factor, result in terms])
-    return {key: "{:+.1f} [{:+.1f}, {:+.1f}]".format(*x) for key, x in intervals(change, DRAWS).items()}
+    found = intervals(change, DRAWS)
+    return {key: "{:+.1f} [{:+.1f}, {:+.1f}]".format(*(round(x, 1) + 0.0 for x in found[key])) for key in found}
 
 
 # --- tables ----------------------------------------------------------------------------------------------------------
