@@ -6,7 +6,8 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from prolip.models.pooling import WIDTH, GeneralisedPooling, sinusoids
+from prolip.models.pooling import WIDTH, GeneralisedPooling, ascending, pooling_weights, sinusoids
+from prolip.models.recurrence import run_grus
 
 
 @pytest.fixture
@@ -29,9 +30,11 @@ def both_ways(pooling: GeneralisedPooling) -> nn.GRU:
     return whole
 
 
-def by_formula(pooling: GeneralisedPooling, features: torch.Tensor, lengths: list[int]) -> torch.Tensor:
-    gru, longest = both_ways(pooling), max(lengths)
-    place = sinusoids(longest, WIDTH, torch.device("cpu")).expand(len(lengths), -1, -1)
+def by_formula(
+    pooling: GeneralisedPooling, features: torch.Tensor, lengths: list[int], gru: nn.GRU | None = None
+) -> torch.Tensor:
+    gru, longest = gru or both_ways(pooling), max(lengths)
+    place = sinusoids(longest, WIDTH, torch.device("cpu")).to(features.dtype).expand(len(lengths), -1, -1)
     packed = pack_padded_sequence(place, torch.tensor(lengths), batch_first=True, enforce_sorted=False)
     out = pad_packed_sequence(gru(packed)[0], batch_first=True)[0]
     rows = []
@@ -87,3 +90,56 @@ def test_autocast_changes_nothing(pooling):
     with torch.autocast("cpu", torch.bfloat16):
         found = pooling(features)
     assert found.dtype == torch.float32 and torch.equal(found, pooling(features))
+
+
+def test_gradients_are_those_of_the_formula_and_of_differences():
+    torch.manual_seed(0)
+    pooling, lengths = GeneralisedPooling(width=4).double(), [6, 2, 5, 1]
+    features = draw(4, 6, 3).double().requires_grad_()
+    valid = torch.arange(6) < torch.tensor(lengths)[:, None]
+    names = [name for name, _ in pooling.named_parameters()]
+
+    def of(x, *parameters):
+        return torch.func.functional_call(pooling, dict(zip(names, parameters)), (x, valid))
+
+    assert torch.autograd.gradcheck(of, (features, *(p.detach().requires_grad_() for p in pooling.parameters())))
+
+
+def test_gradients_equal_those_through_packed_sequences(pooling):
+    pooling.double()
+    features, lengths = draw(5, 9, 7).double().requires_grad_(), [9, 4, 1, 6, 4]
+    upstream = draw(5, 7, seed=1).double()
+    valid = torch.arange(9) < torch.tensor(lengths)[:, None]
+    whole = both_ways(pooling).double()
+    found = torch.autograd.grad(pooling(features, valid), [features, *pooling.backward_gru.parameters()], upstream)
+    expected = by_formula(pooling, features, lengths, whole)
+    turned = [p for name, p in whole.named_parameters() if name.endswith("_reverse")]
+    for got, want in zip(found, torch.autograd.grad(expected, [features, *turned], upstream)):
+        torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-9)
+
+
+def test_several_grus_at_once_are_torchs_own_one_by_one():
+    torch.manual_seed(0)
+    grus = [nn.GRU(3, 5, batch_first=True).double() for _ in range(3)]
+    x, upstream = draw(4, 7, 3).double(), draw(3, 4, 7, 5, seed=1).double()
+    parameters = [p for gru in grus for p in gru.parameters()]
+    found, expected = torch.stack(run_grus(grus, x)), torch.stack([gru(x)[0] for gru in grus])
+    torch.testing.assert_close(found, expected)
+    for got, want in zip(*(torch.autograd.grad(y, parameters, upstream) for y in (found, expected))):
+        torch.testing.assert_close(got, want)
+
+
+def test_poolings_of_the_same_tokens_share_a_pass_and_keep_their_weights(pooling):
+    other = GeneralisedPooling()
+    valid = torch.arange(6) < torch.tensor([6, 2, 5])[:, None]
+    for one, weights in zip((pooling, other), pooling_weights([pooling, other], valid)):
+        torch.testing.assert_close(weights, one.weights(valid))
+        torch.testing.assert_close(weights.sum(1), torch.ones(3))
+        assert (weights[~valid] == 0).all()
+    assert not torch.allclose(*pooling_weights([pooling, other], valid))
+
+
+def test_numpys_order_and_torchs_give_the_same_values():
+    x = torch.tensor([[3.0, 1.0, 3.0, -torch.inf, 2.0]])
+    assert torch.equal(x.gather(1, ascending(x)), x.gather(1, x.argsort(1)))
+    assert ascending(x.to("meta")).shape == x.shape  # a device without memory that NumPy could read

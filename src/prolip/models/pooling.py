@@ -57,9 +57,9 @@ def pooling_weights(pools: Sequence[GeneralisedPooling], valid: Tensor) -> list[
     turned = (count - 1 - places).clamp(min=0)  # place t of the backward pass is token n - 1 - t
     found = []
     with without_autocast(valid.device):
-        grus = [gru for pool in pools for gru in (pool.forward_gru, pool.backward_gru)]
-        states = run_grus(grus, [positions.expand(len(valid), -1, -1), positions[turned]] * len(pools))
-        for pool, ahead, back in zip(pools, states[::2], states[1::2]):
+        forward = run_grus([pool.forward_gru for pool in pools], positions.unsqueeze(0))
+        backward = run_grus([pool.backward_gru for pool in pools], positions[turned])
+        for pool, ahead, back in zip(pools, forward, backward):
             back = back.gather(1, turned.unsqueeze(2).expand_as(back))
             score = pool.score((ahead + back) / 2).squeeze(2) / TEMPERATURE
             found.append(score.masked_fill(places >= count, -torch.inf).softmax(1))

@@ -5,31 +5,26 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 
-def run_grus(grus: Sequence[nn.GRU], inputs: Sequence[Tensor]) -> list[Tensor]:
-    """States of GRUs of one layer and size, each on an input of its own, (N, T, input) -> (N, T, H) each.
+def run_grus(grus: Sequence[nn.GRU], x: Tensor) -> list[Tensor]:
+    """States of GRUs of one layer and one size on the same input, (N, T, input) -> (N, T, H) each.
 
-    A step of a small GRU takes a CPU as long as it takes to ask for it: G of them in one are G times as fast, and
-    gradients in closed form again twice. CUDA has kernels for whole sequences.
+    A step of a small GRU takes a CPU less time than asking for it: G of them are taken in one, and their gradients are
+    in closed form. CUDA has kernels for whole sequences.
     """
-    if inputs[0].device.type != "cpu":
-        return [gru(x)[0] for gru, x in zip(grus, inputs)]
-    return _step_together(grus, inputs)
+    return _step_together(grus, x) if x.device.type == "cpu" else [gru(x)[0] for gru in grus]
 
 
 @torch.compiler.disable  # hundreds of steps are no graph; of nn.GRU Dynamo makes none either
-def _step_together(grus: Sequence[nn.GRU], inputs: Sequence[Tensor]) -> list[Tensor]:
-    weight, bias = (torch.stack([getattr(gru, f"{part}_ih_l0") for gru in grus]) for part in ("weight", "bias"))
+def _step_together(grus: Sequence[nn.GRU], x: Tensor) -> list[Tensor]:
+    weight, bias = (torch.cat([getattr(gru, f"{part}_ih_l0") for gru in grus]) for part in ("weight", "bias"))
     again, offset = (torch.stack([getattr(gru, f"{part}_hh_l0") for gru in grus]) for part in ("weight", "bias"))
-    x = torch.stack(list(inputs))
-    groups, rows, steps, _ = x.shape
-    gates = torch.baddbmm(bias.unsqueeze(1), x.flatten(1, 2), weight.mT)
-    gates = gates.view(groups, rows, steps, -1).permute(2, 0, 1, 3).contiguous()
-    states = Recurrence.apply(gates, again, offset)
-    return list(states.permute(1, 2, 0, 3))
+    gates = F.linear(x.transpose(0, 1), weight, bias).unflatten(2, (len(grus), -1)).transpose(1, 2).contiguous()
+    return list(Recurrence.apply(gates, again, offset).permute(1, 2, 0, 3))
 
 
 class Recurrence(torch.autograd.Function):
@@ -61,8 +56,8 @@ class Recurrence(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """With d of h': that of n's argument is d a, of r's d a r (1 - r) (U_n h + c_n), of z's d (h - n) z (1 - z), for
-        a = (1 - z) (1 - n^2): all factors but d are known before the first step.
+        """With d of h' and a = (1 - z) (1 - n^2): n's argument has d a, r's d a r (1 - r) (U_n h + c_n), z's
+        d (h - n) z (1 - z). All factors but d are known before the first step.
         """
         weight, states, rz, n, before = ctx.saved_tensors
         r, z = rz.chunk(2, 3)
