@@ -14,6 +14,7 @@ from prolip.gaussian import Gaussian
 from prolip.measures import MEASURES
 from prolip.methods import METHODS, all_methods, find_method, find_score, score_from_dict
 from prolip.methods.base import Method
+from prolip.methods.pcme import PCMEScore
 from prolip.scores import SCORES, CSDScore, MatchProbabilityScore, MeanScore, Score, TrueMatchScore, index_vectors
 from prolip.uncertainty.units import Units
 
@@ -146,6 +147,13 @@ def test_the_logit_of_a_true_match_adds_the_texts_trace_and_an_index_serves_it()
                     ((query, False, sides[0]), (gallery, True, sides[1])))  # fmt: skip
             found = -torch.cdist(q, g) if distance else q @ g.T
             assert torch.equal(found.argsort(1), wanted.argsort(1))
+
+
+def test_a_score_of_the_kind_asked_for_is_the_models_own_with_what_it_learned():
+    own = PCMEScore(15.0, 7.0)
+    assert choose_score("match_probability", own, True, "model") is own
+    assert choose_score("match_probability", CSDScore(3.0, 1.0), True, "model").scale == 1.0
+    assert choose_score("csd", own, True, "model").name == "csd"
 
 
 def test_a_score_that_was_trained_is_not_to_be_had_by_its_name_alone():

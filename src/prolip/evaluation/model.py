@@ -212,17 +212,24 @@ def own_score(network: nn.Module) -> tuple[Score, bool]:
 
 
 def choose_score(similarity: Similarity, own: Score, probabilistic: bool, name: str) -> Score:
-    """The score that is asked for; None: the model's own. name: the model's, for errors.
+    """The score that is asked for; None: the model's own, and so where it is of the kind asked for, as what was trained
+    is in it alone. name: the model's, for errors.
 
     ValueError for an unknown one, and for one that needs variances where the model has none.
     """
     if similarity is None or similarity == own.name:
         return own
-    try:
-        score = similarity if isinstance(similarity, Score) else find_score(similarity)()
-    except TypeError as error:
-        raise ValueError(f"{similarity!r} is made of what a model learned for it, and {name} has none: its own is"
-                         f" {own.name!r}") from error
+    if isinstance(similarity, Score):
+        score = similarity
+    else:
+        kind = find_score(similarity)
+        if isinstance(own, kind):
+            return own
+        try:
+            score = kind()
+        except TypeError as error:
+            raise ValueError(f"{similarity!r} is made of what a model learned for it, and {name} has none: its own is"
+                             f" {own.name!r}") from error
     if not probabilistic and not score.takes_points:
         raise ValueError(
             f"{name} is deterministic, its embeddings have no variance, and {score.name!r} needs one: use csd, mean or "
