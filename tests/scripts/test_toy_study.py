@@ -1,14 +1,17 @@
-"""The toy of PCME++: two ratios of the paper, and what it draws."""
+"""The toys of PCME++ and PCME: two ratios of one paper, regions of captions of the other, and what they draw."""
 from __future__ import annotations
 
 import math
+import re
 import sys
 from pathlib import Path
 
 import matplotlib.image
 import pytest
+import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
+import toy_captions  # noqa: E402
 import toy_study  # noqa: E402
 
 
@@ -31,3 +34,23 @@ def test_a_table_and_a_figure_come_of_one_command(tmp_path, capsys):
     assert "| csd |" in said and "| wasserstein2 |" in said
     picture = matplotlib.image.imread(tmp_path / "toy.png")
     assert picture.shape[1] > 3 * picture.shape[0] and picture.std() > 0.05
+
+
+def test_pcmes_captions_grow_wider_with_what_they_leave_open_and_the_generic_one_covers_them(tmp_path, capsys):
+    toy_captions.main(["--seeds", "0", "--steps", "300", "--figure", str(tmp_path / "captions.png")])
+    said = capsys.readouterr().out
+    widths = [float(re.search(rf"^\| {what} \| (\S+) \|", said, re.M)[1]) for what in toy_captions.OPEN]
+    assert widths == sorted(widths) and widths[1] > 1.5 * widths[0] and widths[3] > 1.2 * widths[1]
+    assert float(re.search(r"all words open: (\d+)%", said)[1]) > 50  # "most of the caption variations"
+    picture = matplotlib.image.imread(tmp_path / "captions.png")
+    assert picture.shape[1] > 2 * picture.shape[0] and picture.std() > 0.05
+
+
+def test_captions_name_a_kind_and_a_class_by_words_of_their_own():
+    data = toy_captions.draw(torch.Generator().manual_seed(0))
+    shared, kind, own = data.caption[:, :2], data.caption[:, 2], data.caption[:, 3]
+    for words, of in ((kind, data.label // 3), (own, data.label)):
+        for one in of.unique():
+            assert not set(words[of == one].tolist()) & set(words[of != one].tolist())
+    assert shared.max() < kind.min() and kind.max() < own.min() and own.max() < toy_captions.WORDS
+    assert data.caption.min() > toy_captions.UNKNOWN
