@@ -40,6 +40,7 @@ def parse() -> argparse.Namespace:
     add("--threads", type=int, default=torch.get_num_threads())
     add("--device", default="cpu")
     add("--precision", default="bf16", choices=("bf16", "fp32"))
+    add("--processor-time", action="store_true", help="of this process alone, for a machine that has other work")
     add("--memory", action="store_true", help="of PCME's loss, no steps")
     add("--match-samples", type=int, default=8)
     add("--dim", type=int, default=1024)
@@ -69,8 +70,10 @@ def make_steps(options: argparse.Namespace, device: torch.device) -> dict[str, b
 def time_steps(options: argparse.Namespace) -> None:
     device = torch.device(options.device)
     bench_step.keep_freed_memory()
-    times = bench_step.measure(make_steps(options, device), options.rounds, device)
-    print(f"{options.model}, batch {options.batch_size}, {options.precision}, {options.threads} threads")
+    clock = time.process_time if options.processor_time else time.perf_counter
+    times = bench_step.measure(make_steps(options, device), options.rounds, device, clock)
+    print(f"{options.model}, batch {options.batch_size}, {options.precision}, {options.threads} threads"
+          + (", processor time" if options.processor_time else ""))  # fmt: skip
     print("| method | ms | step / clip |\n|---|---:|---:|")
     for name, values in times.items():
         ratios = [a / b for a, b in zip(values, times["clip"])]

@@ -153,21 +153,23 @@ def make_step(
     return step
 
 
-def seconds(step: Step, device: torch.device) -> float:
+def seconds(step: Step, device: torch.device, clock: Callable[[], float]) -> float:
     """Of one step, until the device has done it."""
-    start = time.perf_counter()
+    start = clock()
     step()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    return time.perf_counter() - start
+    return clock() - start
 
 
-def measure(steps: dict[str, Step], rounds: int, device: torch.device) -> dict[str, list[float]]:
+def measure(
+    steps: dict[str, Step], rounds: int, device: torch.device, clock: Callable[[], float] = time.perf_counter
+) -> dict[str, list[float]]:
     """Seconds of every step in every turn, behind two turns that are not counted."""
     times: dict[str, list[float]] = {name: [] for name in steps}
     for turn in range(rounds + 2):
         for name, step in steps.items():
-            taken = seconds(step, device)
+            taken = seconds(step, device, clock)
             if turn >= 2:
                 times[name].append(taken)
     return times

@@ -25,6 +25,8 @@ def test_every_method_is_compared_with_clip_and_pcmes_memory_with_all_pairs(fork
     text = run(forked, "bench_methods.py", "--model", "ProLIP-ViT-test", "--batch-size", "8", "--rounds", "2")
     for name in METHODS:
         assert re.search(rf"^\| {name} \| {NUMBER} \| {NUMBER} \(", text, re.M), text
+    words = ("--model", "ProLIP-ViT-test", "--batch-size", "8", "--rounds", "2", "--methods", "pcmepp")
+    assert "processor time" in run(forked, "bench_methods.py", *words, "--processor-time")
     words = ("--memory", "--batch-size", "16", "--match-samples", "2", "--dim", "32")
     text = run(forked, "bench_methods.py", *words)
     for name in ("tiles", "all pairs at once"):
