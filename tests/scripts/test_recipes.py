@@ -15,7 +15,7 @@ from training_runs import assert_same_state, newest, stop_after
 
 from prolip.evaluation.__main__ import main as evaluate
 from prolip.evaluation.__main__ import parse as parse_evaluation
-from prolip.evaluation.suites.papers.published import find_printed
+from prolip.evaluation.published.papers import find_printed
 from prolip.models.registry import get_model_config
 from training.health.preemption import EXIT_STOPPED
 from training.main import main, parse
