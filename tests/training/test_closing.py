@@ -20,7 +20,8 @@ from training.main import main
 TRAINING = [
     "--method", "likelihood", "--bank", "64", "--centres", "64", "--train-data", SHARDS, "--caption-sampling",
     "name:2,keywords,group", "--model", "ProLIP-ViT-test", "--precision", "fp32", "--device", "cpu", "--warmup", "1",
-    "--max-steps", "4", "--log-every-n-steps", "1", "--ema-decay", "0.5",
+    "--max-steps", "4", "--log-every-n-steps", "1", "--swa-epochs", "1",
+    "--ema-decay", "0.5",
 ]  # fmt: skip
 
 
@@ -55,7 +56,7 @@ def traces(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def test_ranks_and_shards_fit_what_one_process_fits(runs):
-    for part in ("model", "model_ema"):
+    for part in ("model", "model_ema", "model_swa"):
         whole = traces(runs / "one" / part)
         assert all(x.unique().numel() > 5 for x in whole.values())
         for way in ("two", "shards"):
