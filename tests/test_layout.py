@@ -36,7 +36,8 @@ FLOORS = [
     ["prolip.evaluation.features"],
     ["prolip.evaluation.kinds"],
     ["prolip.evaluation.task", "prolip.evaluation.plots"],
-    ["prolip.evaluation.distributed", "prolip.evaluation.table", "prolip.evaluation.suites"],
+    ["prolip.evaluation.distributed", "prolip.evaluation.table", "prolip.evaluation.suites",
+     "prolip.evaluation.published"],
     # the commands
     ["prolip.evaluation", "prolip.export", "prolip.report", "prolip.uncertainty.attach", "prolip.uncertainty.__main__"],
     ["prolip"],  # the public names

@@ -15,7 +15,7 @@ from training_runs import assert_same_state, newest, stop_after
 
 from prolip.evaluation.__main__ import main as evaluate
 from prolip.evaluation.__main__ import parse as parse_evaluation
-from prolip.evaluation.suites.papers.published import find_printed
+from prolip.evaluation.published.papers import PRINTED, find_printed
 from prolip.models.registry import get_model_config
 from training.health.preemption import EXIT_STOPPED
 from training.main import main, parse
@@ -81,6 +81,16 @@ def test_training_is_that_of_the_papers_appendix(name, monkeypatch):
         assert optim.swa_epochs == (10 if name == "coco-pcmepp" else 0)
     if name != "cub-pcme":
         assert config.data.train_num_samples == 5 * 113_287
+
+
+@pytest.mark.parametrize("page", ["docs/recipes.md", *(f"scripts/recipes/{name}.yaml" for name in NAMES)])
+def test_every_rsum_that_is_said_is_printed_in_a_paper(page):
+    printed = {row["rsum"] for table in PRINTED for _, row in table.rows if "rsum" in row}
+    printed |= {row["coco_1k/rsum"] for table in PRINTED for _, row in table.rows if "coco_1k/rsum" in row}
+    sums = {"551.8", "534.3"}  # of six figures of VACSR's Table 1, and of VSE-infinity's in PCME++'s C.8 to C.11
+    said = set(re.findall(r"\b[2-5]\d\d\.\d\b", (ROOT / page).read_text()))
+    assert said <= printed | sums
+    assert said or page.endswith(("coco-prolip.yaml", "-likelihood.yaml", "-triplet-sum.yaml", "-pcme.yaml"))
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -66,6 +66,7 @@ def config(**sections) -> Config:
         (RunConfig, {"seed": 2**63}, "give a number below 2.63"),
         (ModelConfig, {"init_uncertainty": True}, "--init-uncertainty without --pretrained"),
         (ModelConfig, {"lock_text_unlocked_layers": 1}, "without --lock-text"),
+        (ValidationConfig, {"val_split": "val", "coco_test": "a,b"}, "--val-split without --val-tasks"),
     ],
 )
 def test_a_wrong_setting_is_refused_when_the_config_is_made(kind, values, message):

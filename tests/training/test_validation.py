@@ -188,6 +188,20 @@ def test_a_figure_that_there_will_never_be_is_refused(sets, metric, message):
         check_metric(metric, validation, averaged=("ema",) if metric.startswith("swa") else ())
 
 
+def test_another_split_is_that_of_tasks_that_have_splits_alone(sets, tmp_path):
+    file, images = sets["coco"].removeprefix("coco:").split(",")
+    content = json.loads(Path(file).read_text())
+    for record in content["images"][:3]:
+        record["split"] = "val"
+    (tmp_path / "coco.json").write_text(json.dumps(content))
+    task, classes = f"coco:{tmp_path / 'coco.json'},{images}", sets["imagenet"]
+    config = parse([*TINY, "--coco-test", f"{file},{images}", "--val-tasks", task, classes, "--val-split", "val"])
+    found = {one.name: one.size for one in open_validation(config.val, None, None, World()).tasks}
+    assert found == {"coco": 8, "coco_karpathy_val": 3, "classes": found["classes"]}
+    with pytest.raises(ValueError, match="no images of the split 'dev': it has test, val"):
+        open_validation(dataclasses.replace(config.val, val_split="dev"), None, None, World())
+
+
 def test_two_sets_of_one_name_are_refused(sets):
     with pytest.raises(FlagError, match="two test sets are called 'drawings'"):
         make(sets, "--val-tasks", sets["drawings"], sets["drawings"] + "/")

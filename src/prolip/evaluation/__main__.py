@@ -27,7 +27,7 @@ from prolip.evaluation.features import Features, load_features, task_key
 from prolip.evaluation.kinds.base import pair_scores
 from prolip.evaluation.loading import RANDOM, load_embedder
 from prolip.evaluation.model import PRECISIONS
-from prolip.evaluation.suites.papers.published import find_printed, format_printed
+from prolip.evaluation.published.papers import find_printed, format_printed
 from prolip.evaluation.table import compare_results, format_intervals, format_table, format_uncertainty
 from prolip.evaluation.task import TaskResult, compute_features, evaluate_dataset, study_features
 from prolip.methods import find_score

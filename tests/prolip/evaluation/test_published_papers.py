@@ -9,7 +9,7 @@ import pytest
 from prolip.evaluation.__main__ import main
 from prolip.evaluation.datasets.coco import label_set_names
 from prolip.evaluation.metrics.ranking import retrieval_names
-from prolip.evaluation.suites.papers.published import PRINTED, find_printed, format_printed, own_value, read_printed
+from prolip.evaluation.published.papers import PRINTED, find_printed, format_printed, own_value, read_printed
 from prolip.evaluation.task import TaskResult
 
 WAYS = ("i2t", "t2i")
