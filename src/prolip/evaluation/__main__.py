@@ -27,7 +27,13 @@ from prolip.evaluation.features import Features, load_features, task_key
 from prolip.evaluation.kinds.base import pair_scores
 from prolip.evaluation.loading import RANDOM, load_embedder
 from prolip.evaluation.model import PRECISIONS
-from prolip.evaluation.table import compare_results, format_intervals, format_table, format_uncertainty
+from prolip.evaluation.table import (
+    compare_results,
+    format_intervals,
+    format_table,
+    format_uncertainty,
+    harmonic_means,
+)
 from prolip.evaluation.task import TaskResult, compute_features, evaluate_dataset, study_features
 from prolip.methods import find_score
 from prolip.models.weights.checkpoint import CheckpointError
@@ -124,6 +130,7 @@ def run(args: argparse.Namespace) -> list[TaskResult]:
     results: list[TaskResult] = []
     wanted = args.uncertainty or args.plots
     drawn: set[str] = set()
+    harmonic = ""
     for features in features_of(args):
         task, categories = task_key(features), categories_of(features, args.instances)
         for similarity in args.similarity:
@@ -135,12 +142,14 @@ def run(args: argparse.Namespace) -> list[TaskResult]:
             results.append(with_uncertainty(result, features, args.plots, drawn) if wanted else result)
         if args.intervals:
             compare_results(results, args.intervals)
+        harmonic = harmonic_means(results, args.intervals)
         if args.out:
             with naming(f"--out {args.out}"):  # an error of a full disk names no file
                 Path(args.out).parent.mkdir(parents=True, exist_ok=True)
                 text = json.dumps([result.to_dict() for result in results], indent=1, allow_nan=False)
                 Path(args.out).write_text(text, encoding="utf-8")
-    tables = [format_table(results), *([format_uncertainty(results)] if wanted else [])]
+    tables = [format_table(results), *([harmonic] if harmonic else [])]
+    tables += [format_uncertainty(results)] if wanted else []
     tables += [format_intervals(results)] if args.intervals else []
     print("\n\n".join(tables) + (f"\n\nwritten to {args.out}" if args.out else ""))
     return results

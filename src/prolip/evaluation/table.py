@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from prolip.evaluation.metrics.bootstrap import paired
+from prolip.evaluation.metrics.bootstrap import drawn_as, harmonic_mean_of, intervals, paired
 from prolip.evaluation.task import TaskResult
 
 #: Metrics of the table, in this order where a task has them.
@@ -75,6 +75,35 @@ def format_uncertainty(results: Sequence[TaskResult]) -> str:
     for name, values in rows:
         lines.append(f"{name:<{width}}" + "".join(f"{'-':>11}" if x is None else f"{x:11.4f}" for x in values))
     return "\n".join(lines + singles)
+
+
+def harmonic_means(results: Sequence[TaskResult], draws: int = 0) -> str:
+    """A line per folder with results on its `base` and its `novel` classes: both accuracies and H, "" without any.
+
+    H = 2 a b / (a + b), as in Table 4 of VACSR, is then in `info` of both, with its interval where there are `draws`.
+    """
+    sets: dict[tuple, dict[str, TaskResult]] = {}
+    for result in results:
+        folder, _, part = result.info["source"].rstrip("/").rpartition("/")
+        if part in ("base", "novel") and "acc1" in result.statistics:
+            card = result.info["model"]
+            ways = (card["precision"], result.info["similarity"], result.info.get("prompts", "all"))
+            sets.setdefault((folder, card["name"], card["fingerprint"], *ways), {})[part] = result
+    lines = []
+    for (folder, model, _, *ways), both in sets.items():
+        if len(both) < 2:
+            continue
+        a, b = (both[part].metrics["acc1"] for part in ("base", "novel"))
+        value, limits = 2 * a * b / (a + b) if a + b else 0.0, ""
+        if draws:
+            parts = (drawn_as(part, both[part].statistics["acc1"]) for part in ("base", "novel"))
+            _, low, high = intervals({"": harmonic_mean_of(*parts)}, draws)[""]
+            limits = f" [{100 * low:.1f}, {100 * high:.1f}]"
+        for result in both.values():
+            result.info["harmonic_mean"] = {"acc1": value} | ({"interval": [low, high]} if draws else {})
+        lines.append(f"{folder}  {model}  {'  '.join(ways)}  base {100 * a:.2f}  novel {100 * b:.2f}"
+                     f"  H {100 * value:.2f}{limits}")  # fmt: skip
+    return "\n".join(["harmonic mean of acc1", *lines]) if lines else ""
 
 
 def left_out(result: TaskResult) -> str:

@@ -24,8 +24,7 @@ from prolip.data import emoji
 from prolip.data.emoji import TEMPLATES, Corpus
 from prolip.data.faults import SampleFault
 from prolip.data.samples.decoding import decode_image
-from prolip.evaluation.datasets.wds import CLASSNAMES, COUNT, RELEVANCE, TYPE
-from prolip.evaluation.datasets.wds import TEMPLATES as TEMPLATE_FILE
+from prolip.evaluation.datasets.wds import COUNT, RELEVANCE, TYPE, class_files
 from prolip.utils import console
 from prolip.utils.messages import naming
 from prolip.utils.outputs import check_output
@@ -55,8 +54,7 @@ def write_emoji_classes(corpus: Corpus, folder: str | os.PathLike, level: str = 
     own = [getattr(corpus.concepts[concept], level) for concept in corpus.drawing_concepts.tolist()]
     classes = sorted(set(own))
     prompts = [template.replace("{}", "{c}") for template in TEMPLATES]
-    lists = {CLASSNAMES: classes, TEMPLATE_FILE: prompts, TYPE: ["classification"]}
-    files = {name: "\n".join(lines) + "\n" for name, lines in lists.items()}
+    files = class_files(classes, prompts)
     return write_task(corpus, folder, shard, "cls", [str(classes.index(name)) for name in own], files)
 
 
