@@ -45,7 +45,13 @@ def write_emoji(corpus: Corpus, folder: str | os.PathLike, shard: int = SHARD) -
     return write_task(corpus, folder, shard, "txt", ["\n".join(texts) for texts in owned], files)
 
 
-def write_emoji_classes(corpus: Corpus, folder: str | os.PathLike, level: str = "subgroup", shard: int = SHARD) -> Path:
+def write_emoji_classes(
+    corpus: Corpus,
+    folder: str | os.PathLike,
+    level: str = "subgroup",
+    shard: int = SHARD,
+    templates: Sequence[str] = TEMPLATES,
+) -> Path:
     """Write a corpus as a classification task: every drawing and the `level`, subgroup or group, of its concept.
 
     Classes are those that have a drawing, in alphabetical order. Errors as `write_emoji`.
@@ -53,7 +59,7 @@ def write_emoji_classes(corpus: Corpus, folder: str | os.PathLike, level: str = 
     folder = new_folder(corpus, folder)
     own = [getattr(corpus.concepts[concept], level) for concept in corpus.drawing_concepts.tolist()]
     classes = sorted(set(own))
-    prompts = [template.replace("{}", "{c}") for template in TEMPLATES]
+    prompts = [template.replace("{}", "{c}") for template in templates]
     files = class_files(classes, prompts)
     return write_task(corpus, folder, shard, "cls", [str(classes.index(name)) for name in own], files)
 

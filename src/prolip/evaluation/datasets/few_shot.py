@@ -17,7 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -145,9 +145,7 @@ def write_few_shot(
 
     template: what the classes are called in training and in the tests, {c} where the name goes.
     """
-    check_output(folder, folder=True)
-    if (folder / TRAIN).exists():
-        raise FileExistsError(f"{folder / TRAIN} is written already: give another folder, or remove it")
+    check_new(folder, found.classes)
     folder.mkdir(parents=True, exist_ok=True)
     numbers = {row.key: (name, number) for name, rows in found.test.items() for number, row in enumerate(rows)}
 
@@ -178,6 +176,14 @@ def write_few_shot(
             shards = -(-len(found.test[name]) // SHARD)
             for file, text in {**files, f"{SPLIT}/{COUNT}": f"{shards}\n"}.items():
                 (folder / name / file).write_text(text, encoding="utf-8")
+
+
+def check_new(folder: Path, parts: Iterable[str]) -> None:
+    """FileExistsError where something of a draw is there already, whole or half; other errors as `check_output`."""
+    check_output(folder, folder=True)
+    for path in (folder / TRAIN, *(folder / name for name in parts)):
+        if path.exists():
+            raise FileExistsError(f"{path} is there already: give another folder, or remove it")
 
 
 def members(sample: Sample, key: str) -> dict[str, str | bytes]:
@@ -229,8 +235,7 @@ def run(args: argparse.Namespace) -> FewShot:
         raise ValueError(f"--shots {args.shots}: give 1 or more")
     if "{c}" not in args.template and "{}" not in args.template:
         raise ValueError(f"--template {args.template!r} has no {{c}} where the class goes")
-    if (args.out / TRAIN).exists():
-        raise FileExistsError(f"{args.out / TRAIN} is written already: give another --out, or remove the folder")
+    check_new(args.out, ("all",) if args.classes == "all" else ("base", "novel"))  # before anything is read
     with naming(f"--dataset {args.dataset}"):
         dataset = open_dataset(args.dataset, args.split)
     test = None

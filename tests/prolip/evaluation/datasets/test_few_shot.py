@@ -148,7 +148,7 @@ def test_what_cannot_be_a_few_shot_task_is_refused(tmp_path, capsys):
     run(root, tmp_path / "out")
     with pytest.raises(SystemExit):
         run(root, tmp_path / "out")
-    assert "written already" in capsys.readouterr().err
+    assert "train.tar is there already" in capsys.readouterr().err
 
 
 def letters(texts):
