@@ -14,18 +14,21 @@ SIDES = get_args(Side)
 
 
 class HeadsObjective(KnownMatches):
-    """Gaussians of images and texts by a method's own heads; the towers' projections are not used, and do not learn."""
+    """Gaussians of images and texts by a method's own heads; what a head stands in for is not used, nor learns."""
 
     statistics: tuple[str, ...] = ("scale", "bias", "trace_image", "trace_text")
 
     def __init__(self, model: Any, config: Any, context: Context | None = None):
         super().__init__(model, config, context)
         image, text = model.visual, model.text
-        unused = [image.proj, *image.ln_post.parameters(), *image.uncertainty_proj.parameters(),
-                  *text.text_projection.parameters(), *text.ln_final.parameters(),
-                  *text.text_uncertainty_projection.parameters()]  # fmt: skip
-        for parameter in unused:
-            parameter.requires_grad_(False)
+        unused = {
+            image: [image.proj, *image.ln_post.parameters(), *image.uncertainty_proj.parameters()],
+            text: [*text.text_projection.parameters(), *text.ln_final.parameters(),
+                   *text.text_uncertainty_projection.parameters()],
+        }  # fmt: skip
+        for tower, parameters in unused.items():
+            for parameter in parameters if tower.head is not None else ():
+                parameter.requires_grad_(False)
 
     def embed(self, batch: Batch) -> Reps:
         """Gaussians of images and texts (B, D) as flat entries, with scale and bias."""
