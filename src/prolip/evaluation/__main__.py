@@ -25,6 +25,7 @@ from prolip.evaluation.datasets.specs import FORMS, open_dataset
 from prolip.evaluation.feature_store import FeatureStore, slug
 from prolip.evaluation.features import Features, load_features, task_key
 from prolip.evaluation.kinds.base import pair_scores
+from prolip.evaluation.kinds.best_prompts import CHOSEN
 from prolip.evaluation.loading import RANDOM, load_embedder
 from prolip.evaluation.model import PRECISIONS
 from prolip.evaluation.table import (
@@ -34,7 +35,8 @@ from prolip.evaluation.table import (
     format_uncertainty,
     harmonic_means,
 )
-from prolip.evaluation.task import TaskResult, compute_features, evaluate_dataset, study_features
+from prolip.evaluation.task import TaskResult, check_prompts, compute_features, evaluate_dataset, study_features
+from prolip.evaluation.zero_shot import ALL, BEST, PromptRule
 from prolip.methods import find_score
 from prolip.models.weights.checkpoint import CheckpointError
 from prolip.utils import console
@@ -46,6 +48,7 @@ log = logging.getLogger(__name__)
 #: Flags that say how a model reads images and texts.
 OF_MODELS = (
     "model", "pretrained", "tokenizer", "dataset", "split", "save_features", "device", "precision", "skip_damaged",
+    "prompts",
 )  # fmt: skip
 
 
@@ -59,6 +62,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--dataset", nargs="+", action="extend", default=[], metavar="WORD:ADDRESS", help=FORMS)
     add("--split", help="another split than test")
     add("--similarity", nargs="+", action="extend", help="csd, mean or measures (default: the method's own score)")
+    add("--prompts", default=ALL, metavar="RULE", help="which prompts make a class: all (default); certain:K, the K "
+        "least uncertain; below:k, those up to mean + k standard deviations of the class's uncertainties; best, as "
+        "many of the least uncertain as half of the labelled images choose for the other half")
     add("--save-features", metavar="DIR", help="keep embeddings here, and take those that are here already")
     add("--features", metavar="DIR", help="evaluate what --save-features kept, without a model")
     add("--device", default="cpu")
@@ -83,7 +89,12 @@ def check(args: argparse.Namespace) -> None:
     for similarity in args.similarity:
         if similarity:
             find_score(similarity)
+    rule = PromptRule.parse(args.prompts)
+    if rule.way == BEST and (args.uncertainty or args.plots or args.save_features):
+        raise ValueError("--prompts best gives classes of two halves of the images: drop --uncertainty, --plots and "
+                         "--save-features")  # fmt: skip
     given = vars(args) | {"device": args.device != "cpu", "precision": args.precision != "fp32"}
+    given["prompts"] = rule.way != ALL
     useless = [f"--{name.replace('_', '-')}" for name in OF_MODELS if given[name]]
     if args.features and useless:
         raise ValueError(
@@ -119,9 +130,13 @@ def features_of(args: argparse.Namespace) -> Iterator[Features]:
     embedder = load_embedder(args.model, args.pretrained, args.device, args.precision, args.tokenizer)
     for similarity in args.similarity:
         embedder.card.scored_by(similarity)
-    store = FeatureStore(args.save_features)
+    store, prompts = FeatureStore(args.save_features), PromptRule.parse(args.prompts)
     for dataset in datasets:
-        yield compute_features(dataset, embedder, store, args.batch_size, args.workers, progress=sys.stderr.isatty())
+        check_prompts(prompts, dataset, embedder.card)
+    for dataset in datasets:
+        yield compute_features(
+            dataset, embedder, store, args.batch_size, args.workers, sys.stderr.isatty(), prompts=prompts
+        )
 
 
 def run(args: argparse.Namespace) -> list[TaskResult]:
@@ -149,6 +164,7 @@ def run(args: argparse.Namespace) -> list[TaskResult]:
                 text = json.dumps([result.to_dict() for result in results], indent=1, allow_nan=False)
                 Path(args.out).write_text(text, encoding="utf-8")
     tables = [format_table(results), *([harmonic] if harmonic else [])]
+    tables += [f"prompts: {args.prompts if args.prompts != BEST else CHOSEN}"] if args.prompts != ALL else []
     tables += [format_uncertainty(results)] if wanted else []
     tables += [format_intervals(results)] if args.intervals else []
     print("\n\n".join(tables) + (f"\n\nwritten to {args.out}" if args.out else ""))

@@ -87,21 +87,21 @@ def harmonic_means(results: Sequence[TaskResult], draws: int = 0) -> str:
         folder, _, part = result.info["source"].rstrip("/").rpartition("/")
         if part in ("base", "novel") and "acc1" in result.statistics:
             card = result.info["model"]
-            ways = (card["precision"], result.info["similarity"], result.info.get("prompts", "all"))
-            sets.setdefault((folder, card["name"], card["fingerprint"], *ways), {})[part] = result
+            way = (card["precision"], result.info["similarity"], result.info.get("prompts", ""))
+            sets.setdefault((folder, card["name"], card["fingerprint"], *way), {})[part] = result
     lines = []
-    for (folder, model, _, *ways), both in sets.items():
+    for (folder, model, _, *how), both in sets.items():
         if len(both) < 2:
             continue
         a, b = (both[part].metrics["acc1"] for part in ("base", "novel"))
         value, limits = 2 * a * b / (a + b) if a + b else 0.0, ""
         if draws:
-            parts = (drawn_as(part, both[part].statistics["acc1"]) for part in ("base", "novel"))
-            _, low, high = intervals({"": harmonic_mean_of(*parts)}, draws)[""]
+            apart = [drawn_as(part, both[part].statistics["acc1"]) for part in ("base", "novel")]
+            _, low, high = intervals({"": harmonic_mean_of(*apart)}, draws)[""]
             limits = f" [{100 * low:.1f}, {100 * high:.1f}]"
         for result in both.values():
             result.info["harmonic_mean"] = {"acc1": value} | ({"interval": [low, high]} if draws else {})
-        lines.append(f"{folder}  {model}  {'  '.join(ways)}  base {100 * a:.2f}  novel {100 * b:.2f}"
+        lines.append(f"{folder}  {model}  {'  '.join(filter(None, how))}  base {100 * a:.2f}  novel {100 * b:.2f}"
                      f"  H {100 * value:.2f}{limits}")  # fmt: skip
     return "\n".join(["harmonic mean of acc1", *lines]) if lines else ""
 
