@@ -23,9 +23,10 @@ from prolip.evaluation.task import compute_features, evaluate_dataset
 
 ROOT = Path(__file__).resolve().parent.parent
 RECIPE = "scripts/recipes/emoji-few-shot.yaml"
-#: Whose models go on, for how many steps at most, and by which methods with which flags.
+#: Whose models go on, for how many steps at most, and by which methods with which flags. (InfoNCE would be CLIP: where
+#: all matches of an image are one text, their average is each of them.)
 START, STEPS = "siglip", 60
-METHODS = {"vacsr": "--no-pooled-heads", "clip": "", "infonce": ""}
+METHODS = {"vacsr": "--no-pooled-heads", "clip": ""}
 #: Whose drawings are drawn, which no model has seen, and the domains beside: one that none has seen, one that all have.
 DESIGNER, OTHERS = "emojione", ("fluent-emoji-high-contrast", "noto")
 #: Without the subgroups that have a single drawing.
