@@ -259,14 +259,21 @@ def adapted(runs: Runs) -> list[str]:
 
 
 def few(runs: Runs) -> list[str]:
-    """Base to novel and other designers' base classes, in percent; differences to the model as it was."""
+    """Base to novel and other designers' base classes, recall by class in percent; differences to the model as it was.
+
+    Of a method with a score of its own also by the cosine, which is what the fine-tuning made of the embeddings alone.
+    """
     keys, rows = ("base", "novel", "H", *few_shot.OTHERS), []
-    before = few_shot.accuracies(runs.folder, few_shot.START, runs.seeds) if runs.few_shot else []
-    for method in ("", *few_shot.METHODS) if before else ():
-        found = few_shot.accuracies(runs.folder, f"few-{method}", runs.seeds) if method else before
+    seen = partial(few_shot.recalls, runs.folder, seeds=runs.seeds)
+    before = seen(few_shot.START) if runs.few_shot else []
+    ways = [(method, similarity) for method in few_shot.METHODS for similarity in (None, "mean")
+            if similarity != find_method(method).score.name]  # fmt: skip
+    for method, similarity in [("", None), *ways] if before else ():
+        found = seen(f"few-{method}", similarity=similarity) if method else before
         cells = [cell([100 * value_of(x[key]) for x in found]) for key in keys]
         changes = gain(before, found, keys).values() if method else [""] * len(keys)
-        rows.append([method or f"{few_shot.START}, as it was", *cells, *changes])
+        title = f"{method}, by the cosine" if similarity else method
+        rows.append([title or f"{few_shot.START}, as it was", *cells, *changes])
     return markdown(["", *keys, *(f"{key}: gain" for key in keys)], rows)
 
 

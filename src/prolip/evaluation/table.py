@@ -3,6 +3,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from prolip.evaluation.metrics.bootstrap import drawn_as, harmonic_mean_of, intervals, paired
 from prolip.evaluation.task import TaskResult
 
@@ -13,6 +15,8 @@ COLUMNS = (
     "jaccard_score_10-12",
 )  # fmt: skip
 
+#: What the test sets of a few-shot task are called.
+PARTS = ("base", "novel")
 #: Figures of refusal, and what the table calls them: error of all, of the surest 80% and half, area under risk and
 #: coverage and its least value, rank correlation with the error, and how well errors are told from the rest.
 REFUSAL = {
@@ -78,14 +82,15 @@ def format_uncertainty(results: Sequence[TaskResult]) -> str:
 
 
 def harmonic_means(results: Sequence[TaskResult], draws: int = 0) -> str:
-    """A line per folder with results on its `base` and its `novel` classes: both accuracies and H, "" without any.
+    """Lines for each folder with results on its `base` and its `novel` classes: accuracies and H, "" without any.
 
-    H = 2 a b / (a + b), as in Table 4 of VACSR, is then in `info` of both, with its interval where there are `draws`.
+    H = 2 a b / (a + b), as in Table 4 of VACSR, of acc1 and of the recall by class, is then in `info` of both, with its
+    interval where there are `draws`.
     """
     sets: dict[tuple, dict[str, TaskResult]] = {}
     for result in results:
         folder, _, part = result.info["source"].rstrip("/").rpartition("/")
-        if part in ("base", "novel") and "acc1" in result.statistics:
+        if part in PARTS and "acc1" in result.statistics:
             card = result.info["model"]
             way = (card["precision"], result.info["similarity"], result.info.get("prompts", ""))
             sets.setdefault((folder, card["name"], card["fingerprint"], *way), {})[part] = result
@@ -93,17 +98,19 @@ def harmonic_means(results: Sequence[TaskResult], draws: int = 0) -> str:
     for (folder, model, _, *how), both in sets.items():
         if len(both) < 2:
             continue
-        a, b = (both[part].metrics["acc1"] for part in ("base", "novel"))
-        value, limits = 2 * a * b / (a + b) if a + b else 0.0, ""
-        if draws:
-            apart = [drawn_as(part, both[part].statistics["acc1"]) for part in ("base", "novel")]
-            _, low, high = intervals({"": harmonic_mean_of(*apart)}, draws)[""]
-            limits = f" [{100 * low:.1f}, {100 * high:.1f}]"
+        found = {}
+        for name in ("acc1", "mean_per_class_recall"):
+            h = harmonic_mean_of(*(drawn_as(part, both[part].statistics[name]) for part in PARTS))
+            found[name] = [float(h.estimate({key: np.ones((1, size)) for key, size in h.sizes.items()})[0])]
+            found[name] += intervals({"": h}, draws)[""][1:] if draws else []
+            value, *limits = (100 * x for x in found[name])
+            shown = [100 * both[part].metrics[name] for part in PARTS]
+            lines.append(f"{folder}  {model}  {'  '.join(filter(None, how))}  {name:<21}  base {shown[0]:5.2f}"
+                         f"  novel {shown[1]:5.2f}  H {value:5.2f}"
+                         + (" [{:.1f}, {:.1f}]".format(*limits) if limits else ""))  # fmt: skip
         for result in both.values():
-            result.info["harmonic_mean"] = {"acc1": value} | ({"interval": [low, high]} if draws else {})
-        lines.append(f"{folder}  {model}  {'  '.join(filter(None, how))}  base {100 * a:.2f}  novel {100 * b:.2f}"
-                     f"  H {100 * value:.2f}{limits}")  # fmt: skip
-    return "\n".join(["harmonic mean of acc1", *lines]) if lines else ""
+            result.info["harmonic_mean"] = found
+    return "\n".join(["base and novel classes, harmonic mean", *lines]) if lines else ""
 
 
 def left_out(result: TaskResult) -> str:

@@ -191,13 +191,17 @@ def test_a_tuned_model_is_evaluated_on_both_with_their_harmonic_mean(tuned, caps
     lines = capsys.readouterr().out.splitlines()
     a, b = base.value, novel.value
     want = statistics.harmonic_mean([a, b])
-    start = lines.index("harmonic mean of acc1")
-    assert f"base {100 * a:.2f}  novel {100 * b:.2f}  H {100 * want:.2f} [" in lines[start + 1]
-    assert "  vacsr  " in lines[start + 1] and "  mean  " in lines[start + 2] and not lines[start + 3]
-    kept = json.loads(out.read_text())
-    assert [x["info"]["harmonic_mean"]["acc1"] for x in kept[::2]] == pytest.approx([want] * 2)
-    low, high = kept[0]["info"]["harmonic_mean"]["interval"]
-    assert low <= want <= high and low < high
+    start = lines.index("base and novel classes, harmonic mean")
+    figures = f"  base {100 * a:5.2f}  novel {100 * b:5.2f}  H {100 * want:5.2f} ["
+    assert f"  {'acc1':<21}{figures}" in lines[start + 1]
+    assert all("  vacsr  " in line for line in lines[start + 1 : start + 3])
+    assert all("  mean  " in line for line in lines[start + 3 : start + 5]) and not lines[start + 5]
+    first, _, second, _ = (x["info"]["harmonic_mean"] for x in json.loads(out.read_text()))
+    assert first == second and first["acc1"][0] == pytest.approx(want)
+    by_class = [result.metrics["mean_per_class_recall"] for result in (base, novel)]
+    assert first["mean_per_class_recall"][0] == pytest.approx(statistics.harmonic_mean(by_class))
+    value, low, high = first["acc1"]
+    assert low <= value <= high and low < high
 
 
 def test_a_part_alone_has_no_harmonic_mean(tuned, capsys):
