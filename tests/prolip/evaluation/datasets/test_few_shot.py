@@ -126,6 +126,21 @@ def test_all_classes_of_a_domain_and_copies_of_what_is_drawn(tmp_path):
         assert not drawn & {sample.image for sample in open_wds(root).samples() if sample.key in rest}
 
 
+def test_one_domain_of_folders_is_trained_on_whole(tmp_path):
+    for label, (name, count) in enumerate(SIZES.items()):
+        for split, first in (("train", 0), ("val", 500)):
+            (tmp_path / split / name).mkdir(parents=True)
+            for i in range(count):
+                (tmp_path / split / name / f"{i}.png").write_bytes(mini.picture(first + 20 * label + i))
+    few_shot.main(["--dataset", f"imagenet:{tmp_path / 'train'}", "--test", f"imagenet:{tmp_path / 'val'}", "--classes",
+                   "all", "--shots", "3", "--out", str(tmp_path / "few")])  # fmt: skip
+    texts = Counter(members["txt"].decode() for members in read(tmp_path / "few/train.tar").values())
+    assert texts == {f"a photo of a {name}": min(3, count) for name, count in SIZES.items()}
+    test = open_wds(tmp_path / "few/all")
+    assert set(test.classnames) == set(SIZES) and len(list(test.samples())) == sum(SIZES.values())
+    assert not (tmp_path / "few/base").exists()
+
+
 def test_what_cannot_be_a_few_shot_task_is_refused(tmp_path, capsys):
     root = write_set(tmp_path / "things")
 
