@@ -5,8 +5,9 @@
     python scripts/study.py --out runs/study-icons --corpus icons --methods pcmepp clip --noise 0 --jobs 2
 
 Trains what is missing, `--jobs` runs at a time. A run that has ended is not trained again, so the same command goes on
-where it was broken off. Then adapts the emoji's models to line drawings whose texts nobody paired, and makes the
-tables: without --write they are printed, with it they replace those between the marks of the page.
+where it was broken off. Then adapts the emoji's models to line drawings whose texts nobody paired, goes on with few
+drawings of some subgroups, and makes the tables: without --write they are printed, with it they replace those between
+the marks of the page.
 Cells: the mean over seeds, and each seed in brackets. Intervals: 95%, over the queries by bootstrap, the seeds averaged
 in every draw.
 """
@@ -16,7 +17,7 @@ import argparse
 import json
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from statistics import fmean
@@ -27,6 +28,7 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "scripts")]
 
 import numpy as np  # noqa: E402
 
+import study_few_shot as few_shot  # noqa: E402
 import sweep  # noqa: E402
 from prolip.evaluation.corpus import main as evaluate  # noqa: E402
 from prolip.evaluation.kinds.retrieval import statistics_of  # noqa: E402
@@ -98,6 +100,11 @@ class Runs:
         there = self.corpus == "emoji" and 0 in self.percents
         return [method for method in SOURCES if there and method in self.methods]
 
+    @property
+    def few_shot(self) -> bool:
+        """Whether there are models to go on from."""
+        return self.corpus == "emoji" and 0 in self.percents and few_shot.START in self.methods
+
     def train(self) -> None:
         """All that is missing; of what has ended, checkpoints are deleted: its model and embeddings stay."""
         sweep.train_all(self.trainings, list(self.trainings["variants"]), self.folder, self.jobs)
@@ -105,6 +112,10 @@ class Runs:
             wanted = self.adaptations(seed)
             sweep.train_all(wanted, list(wanted["variants"]), self.folder, self.jobs)
             self.evaluate_sources(seed)
+        for seed in self.seeds if self.few_shot else ():
+            wanted = few_shot.trainings(self.folder, seed, self.steps)
+            sweep.train_all(wanted, list(wanted["variants"]), self.folder, self.jobs)
+            few_shot.evaluate(self.folder, seed)
         for ended in self.folder.glob("*/eval.json"):
             shutil.rmtree(ended.parent / "checkpoints", ignore_errors=True)
 
@@ -158,7 +169,15 @@ def statistics(result: CorpusResult) -> dict[str, Statistic]:
             for key, one in statistics_of(i2t, t2i, name).items()}  # fmt: skip
 
 
-def gain(first: Sequence[CorpusResult], second: Sequence[CorpusResult], keys: Sequence[str]) -> dict[str, str]:
+def value_of(statistic: Statistic) -> float:
+    """That of the queries as they are."""
+    return float(statistic.estimate({name: np.ones((1, size)) for name, size in statistic.sizes.items()})[0])
+
+
+Found = Sequence[Mapping[str, Statistic]]
+
+
+def gain(first: Found, second: Found, keys: Sequence[str]) -> dict[str, str]:
     """second - first with its interval, the seeds averaged; shares in points; a dash where seeds are missing."""
     if not first or len(first) != len(second):
         return dict.fromkeys(keys, "-")
@@ -166,7 +185,7 @@ def gain(first: Sequence[CorpusResult], second: Sequence[CorpusResult], keys: Se
     for key in keys:
         scale = 1.0 if key.endswith("rsum") else 100.0
         terms = [(sign * scale / len(found), result) for sign, found in ways for result in found]
-        change[key] = combine([(factor, statistics(result)[key]) for factor, result in terms])
+        change[key] = combine([(factor, result[key]) for factor, result in terms])
     found = intervals(change, DRAWS)
     return {key: "{:+.1f} [{:+.1f}, {:+.1f}]".format(*(round(x, 1) + 0.0 for x in found[key])) for key in found}
 
@@ -189,7 +208,7 @@ def compared(runs: Runs, pairs: Sequence[tuple[str, str]], keys: Sequence[str]) 
     rows = []
     for second, first in pairs:
         for percent in runs.percents:
-            both = [runs.results(runs.name(method, percent)) for method in (first, second)]
+            both = [list(map(statistics, runs.results(runs.name(method, percent)))) for method in (first, second)]
             if all(both):
                 rows.append([f"{second} - {first}", f"{percent}%", *gain(*both, keys).values()])
     return markdown(["", "noise", *keys], rows)
@@ -234,10 +253,30 @@ def adapted(runs: Runs) -> list[str]:
         for weight in ("", *SOURCES[source]):
             found = runs.results(f"{source}-by-{weight}") if weight else before
             cells = [cell([x.metrics[key] for x in found]) for key in keys]
-            changes = [gain(before, found, keys[:1])["names/rsum"] if weight else ""]
-            changes.append(gain(plain, found, keys[:1])["names/rsum"] if weight not in ("", "none") else "")
+            each, one, other = (list(map(statistics, x)) for x in (found, before, plain))
+            changes = [gain(one, each, keys[:1])["names/rsum"] if weight else ""]
+            changes.append(gain(other, each, keys[:1])["names/rsum"] if weight not in ("", "none") else "")
             rows.append([f"{source}, {weight or 'as it was'}", *cells, *changes])
     return markdown(["", "names RSUM", "captions RSUM", "names RSUM: gain", "over no weight"], rows)
+
+
+def few(runs: Runs) -> list[str]:
+    """Base to novel and other designers' base classes, recall by class in percent; differences to the model as it was.
+
+    Of a method with a score of its own also by the cosine, which is what the fine-tuning made of the embeddings alone.
+    """
+    keys, rows = ("base", "novel", "H", *few_shot.OTHERS), []
+    seen = partial(few_shot.recalls, runs.folder, seeds=runs.seeds)
+    before = seen(few_shot.START) if runs.few_shot else []
+    ways = [(method, similarity) for method in few_shot.METHODS for similarity in (None, "mean")
+            if similarity != find_method(method).score.name]  # fmt: skip
+    for method, similarity in [("", None), *ways] if before else ():
+        found = seen(f"few-{method}", similarity=similarity) if method else before
+        cells = [cell([100 * value_of(x[key]) for x in found]) for key in keys]
+        changes = gain(before, found, keys).values() if method else [""] * len(keys)
+        title = f"{method}, by the cosine" if similarity else method
+        rows.append([title or f"{few_shot.START}, as it was", *cells, *changes])
+    return markdown(["", *keys, *(f"{key}: gain" for key in keys)], rows)
 
 
 KEYS = ("names/rsum", *(f"captions/{way}/{figure}" for figure in ("mAP@R", "R-Precision") for way in ("i2t", "t2i")))
@@ -252,6 +291,7 @@ TABLES: dict[str, Callable[[Runs], list[str]]] = {
     "likelihood": partial(compared, pairs=[("likelihood", other) for other in ("clip", "prolip", "pcmepp")], keys=KEYS),
     "uncertainty": uncertainty,
     "source-free": adapted,
+    "few-shot": few,
 }
 
 

@@ -25,11 +25,19 @@ from prolip.evaluation.datasets.specs import FORMS, open_dataset
 from prolip.evaluation.feature_store import FeatureStore, slug
 from prolip.evaluation.features import Features, load_features, task_key
 from prolip.evaluation.kinds.base import pair_scores
+from prolip.evaluation.kinds.best_prompts import CHOSEN
 from prolip.evaluation.loading import RANDOM, load_embedder
 from prolip.evaluation.model import PRECISIONS
 from prolip.evaluation.published.papers import find_printed, format_printed
-from prolip.evaluation.table import compare_results, format_intervals, format_table, format_uncertainty
-from prolip.evaluation.task import TaskResult, compute_features, evaluate_dataset, study_features
+from prolip.evaluation.table import (
+    compare_results,
+    format_intervals,
+    format_table,
+    format_uncertainty,
+    harmonic_means,
+)
+from prolip.evaluation.task import TaskResult, check_prompts, compute_features, evaluate_dataset, study_features
+from prolip.evaluation.zero_shot import ALL, BEST, PromptRule
 from prolip.methods import find_score
 from prolip.models.weights.checkpoint import CheckpointError
 from prolip.utils import console
@@ -43,6 +51,7 @@ NONE_PRINTED = "no published row has a figure of these test sets"
 #: Flags that say how a model reads images and texts.
 OF_MODELS = (
     "model", "pretrained", "tokenizer", "dataset", "split", "save_features", "device", "precision", "skip_damaged",
+    "prompts",
 )  # fmt: skip
 
 
@@ -56,6 +65,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--dataset", nargs="+", action="extend", default=[], metavar="WORD:ADDRESS", help=FORMS)
     add("--split", help="another split than test")
     add("--similarity", nargs="+", action="extend", help="csd, mean or measures (default: the method's own score)")
+    add("--prompts", default=ALL, metavar="RULE", help="which prompts make a class: all (default); certain:K, the K "
+        "least uncertain; below:k, those up to mean + k standard deviations of the class's uncertainties; best, as "
+        "many of the least uncertain as half of the labelled images choose for the other half")
     add("--save-features", metavar="DIR", help="keep embeddings here, and take those that are here already")
     add("--features", metavar="DIR", help="evaluate what --save-features kept, without a model")
     add("--device", default="cpu")
@@ -83,7 +95,12 @@ def check(args: argparse.Namespace) -> None:
     for similarity in args.similarity:
         if similarity:
             find_score(similarity)
+    rule = PromptRule.parse(args.prompts)
+    if rule.way == BEST and (args.uncertainty or args.plots or args.save_features):
+        raise ValueError("--prompts best gives classes of two halves of the images: drop --uncertainty, --plots and "
+                         "--save-features")  # fmt: skip
     given = vars(args) | {"device": args.device != "cpu", "precision": args.precision != "fp32"}
+    given["prompts"] = rule.way != ALL
     useless = [f"--{name.replace('_', '-')}" for name in OF_MODELS if given[name]]
     if args.features and useless:
         raise ValueError(
@@ -119,9 +136,13 @@ def features_of(args: argparse.Namespace) -> Iterator[Features]:
     embedder = load_embedder(args.model, args.pretrained, args.device, args.precision, args.tokenizer)
     for similarity in args.similarity:
         embedder.card.scored_by(similarity)
-    store = FeatureStore(args.save_features)
+    store, prompts = FeatureStore(args.save_features), PromptRule.parse(args.prompts)
     for dataset in datasets:
-        yield compute_features(dataset, embedder, store, args.batch_size, args.workers, progress=sys.stderr.isatty())
+        check_prompts(prompts, dataset, embedder.card)
+    for dataset in datasets:
+        yield compute_features(
+            dataset, embedder, store, args.batch_size, args.workers, sys.stderr.isatty(), prompts=prompts
+        )
 
 
 def run(args: argparse.Namespace) -> list[TaskResult]:
@@ -130,6 +151,7 @@ def run(args: argparse.Namespace) -> list[TaskResult]:
     results: list[TaskResult] = []
     wanted = args.uncertainty or args.plots
     drawn: set[str] = set()
+    harmonic = ""
     for features in features_of(args):
         task, categories = task_key(features), categories_of(features, args.instances)
         for similarity in args.similarity:
@@ -141,12 +163,15 @@ def run(args: argparse.Namespace) -> list[TaskResult]:
             results.append(with_uncertainty(result, features, args.plots, drawn) if wanted else result)
         if args.intervals:
             compare_results(results, args.intervals)
+        harmonic = harmonic_means(results, args.intervals)
         if args.out:
             with naming(f"--out {args.out}"):  # an error of a full disk names no file
                 Path(args.out).parent.mkdir(parents=True, exist_ok=True)
                 text = json.dumps([result.to_dict() for result in results], indent=1, allow_nan=False)
                 Path(args.out).write_text(text, encoding="utf-8")
-    tables = [format_table(results), *([format_uncertainty(results)] if wanted else [])]
+    tables = [format_table(results), *([harmonic] if harmonic else [])]
+    tables += [f"prompts: {args.prompts if args.prompts != BEST else CHOSEN}"] if args.prompts != ALL else []
+    tables += [format_uncertainty(results)] if wanted else []
     tables += [format_intervals(results)] if args.intervals else []
     if args.published:
         tables.append(format_printed(find_printed(args.published), results) or NONE_PRINTED)

@@ -30,12 +30,13 @@ from prolip.evaluation.datasets.base import (
 from prolip.evaluation.datasets.specs import further_of
 from prolip.evaluation.feature_store import FORMAT, FeatureStore, Record, pack, unpack
 from prolip.evaluation.model import Embedder, ModelCard, groups
-from prolip.evaluation.zero_shot import mix_groups
+from prolip.evaluation.zero_shot import ALL, PromptRule, Weigh, mix_groups
 from prolip.gaussian import Gaussian, concatenate
 from prolip.utils.threads import default_workers, in_threads
 
 log = logging.getLogger(__name__)
 
+EVERY = PromptRule()
 #: Prompts whose Gaussians are held at once while classes are mixed.
 PROMPTS = 4096
 #: Batches that are decoded ahead of the one that is embedded.
@@ -51,8 +52,8 @@ class Features:
     dataset: its description (that of stored features has no images); keys: (N) of the images; image: (N, D); text:
     (C, D) classes, (T, D) captions or (A, D) cues, None where only images were asked for; labels: (N,) or multi-hot
     (N, C) int64; groups: (N, G); captions: T texts, owners: (T,) int64, the image that each stands with;
-    text_key: what the texts are kept under; damaged: what was left out, counts by kind and examples, {} where nothing
-    was.
+    text_key: what the texts are kept under; prompts: (C, T, D), those of the classes, where labelled images are to
+    choose among them; damaged: what was left out, counts by kind and examples, {} where nothing was.
     """
 
     dataset: Dataset
@@ -65,6 +66,7 @@ class Features:
     owners: Tensor | None = None
     text: Gaussian | None = None
     text_key: str = ""
+    prompts: Gaussian | None = None
     damaged: dict[str, Any] = field(default_factory=dict)
 
 
@@ -97,13 +99,23 @@ def is_stale(record: Record, dataset: Dataset) -> bool:
 
 
 def stored_texts(
-    texts: Sequence[str], counts: Sequence[int] | None, embedder: Embedder, store: FeatureStore
+    texts: Sequence[str],
+    counts: Sequence[int] | None,
+    embedder: Embedder,
+    store: FeatureStore,
+    rule: PromptRule = EVERY,
 ) -> Gaussian:
     """Texts (T, D); with counts, consecutive runs of them mixed to classes (C, D), see `zero_shot.mix_groups`."""
-    key = text_key(texts, counts, embedder.card)
+    key = text_key(texts, counts, embedder.card, rule)
     record = store.read("texts", key)
     if record is None:
-        z = embedder.embed_texts(texts) if counts is None else mix_prompts(texts, counts, embedder)
+        uncertainty = embedder.card.scored_by().uncertainty
+
+        def weigh(z: Gaussian) -> Tensor:
+            return rule.weights(uncertainty(z))
+
+        z = embedder.embed_texts(texts) if counts is None else mix_prompts(
+            texts, counts, embedder, None if rule.way == ALL else weigh)  # fmt: skip
         record = Record(pack("text", z), {"texts": len(texts), "model": embedder.name})
         store.write("texts", key, record)
     return unpack("text", record.tensors)
@@ -126,13 +138,15 @@ def load_features(store: FeatureStore) -> Iterator[Features]:
 
 
 # --- texts -----------------------------------------------------------------------------------------------------------
-def mix_prompts(prompts: Sequence[str], counts: Sequence[int], embedder: Embedder) -> Gaussian:
+def mix_prompts(
+    prompts: Sequence[str], counts: Sequence[int], embedder: Embedder, weigh: Weigh | None = None
+) -> Gaussian:
     """Consecutive runs of prompts as mixtures (C, D), some classes at a time."""
     iterator, parts, group = iter(prompts), [], []
     for row, count in enumerate(counts, start=1):
         group.append(count)
         if sum(group) >= PROMPTS or row == len(counts):
-            parts.append(mix_groups(embedder.embed_texts(islice(iterator, sum(group))), group))
+            parts.append(mix_groups(embedder.embed_texts(islice(iterator, sum(group))), group, weigh=weigh))
             group = []
     return concatenate(parts)
 
@@ -252,9 +266,12 @@ def image_key(dataset: Dataset, model: ModelCard) -> str:
     return fingerprint(FORMAT, dataset.kind, dataset.fingerprint, model.fingerprint, model.precision)
 
 
-def text_key(texts: Sequence[str], counts: Sequence[int] | None, model: ModelCard) -> str:
+def text_key(
+    texts: Sequence[str], counts: Sequence[int] | None, model: ModelCard, rule: PromptRule = EVERY
+) -> str:
     """What texts by a model are kept under."""
-    return fingerprint(FORMAT, list(texts), counts, model.fingerprint, model.precision)
+    further = [] if rule.way == ALL else [str(rule)]
+    return fingerprint(FORMAT, list(texts), counts, model.fingerprint, model.precision, *further)
 
 
 def task_key(features: Features) -> str:

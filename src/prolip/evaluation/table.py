@@ -3,7 +3,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from prolip.evaluation.metrics.bootstrap import paired
+import numpy as np
+
+from prolip.evaluation.metrics.bootstrap import drawn_as, harmonic_mean_of, intervals, paired
 from prolip.evaluation.task import TaskResult
 
 #: Metrics of the table, in this order where a task has them.
@@ -13,6 +15,8 @@ COLUMNS = (
     "jaccard_score_10-12",
 )  # fmt: skip
 
+#: What the test sets of a few-shot task are called.
+PARTS = ("base", "novel")
 #: Figures of refusal, and what the table calls them: error of all, of the surest 80% and half, area under risk and
 #: coverage and its least value, rank correlation with the error, and how well errors are told from the rest.
 REFUSAL = {
@@ -75,6 +79,38 @@ def format_uncertainty(results: Sequence[TaskResult]) -> str:
     for name, values in rows:
         lines.append(f"{name:<{width}}" + "".join(f"{'-':>11}" if x is None else f"{x:11.4f}" for x in values))
     return "\n".join(lines + singles)
+
+
+def harmonic_means(results: Sequence[TaskResult], draws: int = 0) -> str:
+    """Lines for each folder with results on its `base` and its `novel` classes: accuracies and H, "" without any.
+
+    H = 2 a b / (a + b), as in Table 4 of VACSR, of acc1 and of the recall by class, is then in `info` of both, with its
+    interval where there are `draws`.
+    """
+    sets: dict[tuple, dict[str, TaskResult]] = {}
+    for result in results:
+        folder, _, part = result.info["source"].rstrip("/").rpartition("/")
+        if part in PARTS and "acc1" in result.statistics:
+            card = result.info["model"]
+            way = (card["precision"], result.info["similarity"], result.info.get("prompts", ""))
+            sets.setdefault((folder, card["name"], card["fingerprint"], *way), {})[part] = result
+    lines = []
+    for (folder, model, _, *how), both in sets.items():
+        if len(both) < 2:
+            continue
+        found = {}
+        for name in ("acc1", "mean_per_class_recall"):
+            h = harmonic_mean_of(*(drawn_as(part, both[part].statistics[name]) for part in PARTS))
+            found[name] = [float(h.estimate({key: np.ones((1, size)) for key, size in h.sizes.items()})[0])]
+            found[name] += intervals({"": h}, draws)[""][1:] if draws else []
+            value, *limits = (100 * x for x in found[name])
+            shown = [100 * both[part].metrics[name] for part in PARTS]
+            lines.append(f"{folder}  {model}  {'  '.join(filter(None, how))}  {name:<21}  base {shown[0]:5.2f}"
+                         f"  novel {shown[1]:5.2f}  H {value:5.2f}"
+                         + (" [{:.1f}, {:.1f}]".format(*limits) if limits else ""))  # fmt: skip
+        for result in both.values():
+            result.info["harmonic_mean"] = found
+    return "\n".join(["base and novel classes, harmonic mean", *lines]) if lines else ""
 
 
 def left_out(result: TaskResult) -> str:

@@ -14,12 +14,22 @@ from typing import Any
 
 from prolip.evaluation.datasets.base import Dataset
 from prolip.evaluation.feature_store import FeatureStore
-from prolip.evaluation.features import Features, image_features, stored_texts, task_description, task_key, text_key
+from prolip.evaluation.features import (
+    EVERY,
+    Features,
+    image_features,
+    stored_texts,
+    task_description,
+    task_key,
+    text_key,
+)
 from prolip.evaluation.kinds import KINDS
 from prolip.evaluation.metrics import bootstrap
 from prolip.evaluation.metrics.bootstrap import Statistic
 from prolip.evaluation.metrics.study import Study
-from prolip.evaluation.model import Embedder
+from prolip.evaluation.model import Embedder, ModelCard
+from prolip.evaluation.zero_shot import ALL, BEST, PromptRule
+from prolip.gaussian import Gaussian
 from prolip.scores import Similarity
 
 log = logging.getLogger(__name__)
@@ -56,22 +66,45 @@ def compute_features(
     batch_size: int = 256,
     workers: int | None = None,
     progress: bool = False,
+    prompts: PromptRule = EVERY,
 ) -> Features:
     """Images and texts of a data set through a model, or out of the store.
 
-    workers: threads that decode images, default as many as cores but one, at most 16, none on a single core. Raises
-    DamagedData where a sample is damaged (unless `dataset.damage` counts them) and ValueError for a set without images.
+    prompts: which of a class's prompts it is made of; workers: threads that decode images, default as many as cores but
+    one, at most 16, none on a single core. Raises DamagedData where a sample is damaged (unless `dataset.damage` counts
+    them) and ValueError for a set without images, and for prompts that cannot be chosen.
     """
+    check_prompts(prompts, dataset, embedder.card)
     store = store or FeatureStore()
     features = image_features(dataset, embedder, store, batch_size, workers, progress)
     texts, counts = KINDS[dataset.kind].texts(features)
-    key = text_key(texts, counts, embedder.card)
-    features = replace(features, text=stored_texts(texts, counts, embedder, store), text_key=key)
+    key = text_key(texts, counts, embedder.card, prompts)
+    features = replace(features, text=stored_texts(texts, counts, embedder, store, prompts), text_key=key)
+    if prompts.way != ALL:
+        info = features.dataset.info | {"prompts": str(prompts)}
+        features = replace(features, dataset=replace(features.dataset, info=info))
+    if prompts.way == BEST:
+        classes = len(dataset.classnames)
+        each = Gaussian(*(x.unflatten(0, (classes, -1)) for x in embedder.embed_texts(texts)))
+        return replace(features, prompts=each)  # which no file keeps
     if not features.damaged:
         store.write_task(dataset.name, task_key(features), task_description(features))
     elif store.folder is not None:
         log.warning("the features of %s are not kept in %s: damaged samples were left out", dataset.name, store.folder)
     return features
+
+
+def check_prompts(prompts: PromptRule, dataset: Dataset, model: ModelCard) -> None:
+    """ValueError where a data set has no prompts to choose from, or the model no uncertainty to choose by."""
+    if prompts.way == ALL:
+        return
+    if not model.probabilistic:
+        raise ValueError(f"prompts {prompts} are chosen by their uncertainties, and {model.name} gives points: take a "
+                         "probabilistic model, or all prompts")  # fmt: skip
+    if dataset.kind != "classification" and (prompts.way == BEST or dataset.kind != "multilabel"):
+        raise ValueError(f"{dataset.source} is a {dataset.kind} set, which has no prompts that {prompts} could choose:"
+                         " leave it out, or take all")  # fmt: skip
+    prompts.check(len(dataset.templates))
 
 
 def evaluate_dataset(
@@ -101,6 +134,8 @@ def evaluate_dataset(
         found = bootstrap.intervals(statistics, draws)
         info["intervals"] = {name: [interval.low, interval.high] for name, interval in found.items()}
     info |= {"model": asdict(card), "similarity": score.name, "images": len(features.keys), "source": dataset.source}
+    if "prompts" in features.dataset.info:
+        info.setdefault("prompts", features.dataset.info["prompts"])
     if features.damaged:
         info["damaged"] = features.damaged
     info["seconds"] = round(time.perf_counter() - started, 2)

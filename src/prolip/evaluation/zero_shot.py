@@ -1,15 +1,75 @@
 """Zero-shot classification: a class is the mixture of its prompts' Gaussians, an image goes to the nearest class."""
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from prolip.data.emoji import TEMPLATES
 from prolip.evaluation.model import embed_texts, encoder
 from prolip.gaussian import Gaussian, concatenate, mixture
+
+#: The Gaussians of prompts (C, T, D) -> how much each counts in its class (C, T), summing to one.
+Weigh = Callable[[Gaussian], Tensor]
+ALL, CERTAIN, BELOW, BEST = "all", "certain", "below", "best"
+
+
+@dataclass(frozen=True)
+class PromptRule:
+    """Which prompts of a class are mixed, by their uncertainties: an even mixture of those that are kept.
+
+    way: `all`; `certain`, the `number` least uncertain ones of each class (PCME++ C.6); `below`, those of at most mean
+    + `number` standard deviations of their class's (ProLIP Table 3); `best`, as many of the least uncertain as classify
+    each class best, which labelled images say, see `kinds.best_prompts`.
+    """
+
+    way: str = ALL
+    number: float = 0
+
+    @classmethod
+    def parse(cls, word: str) -> PromptRule:
+        """`all`, `certain:K`, `below:k` or `best`. ValueError for what is none of them."""
+        way, colon, text = word.partition(":")
+        try:
+            if way in (ALL, BEST) and not colon:
+                return cls(way)
+            if way == CERTAIN and int(text) > 0:
+                return cls(way, int(text))
+            if way == BELOW and math.isfinite(float(text)):
+                return cls(way, float(text))
+        except ValueError:
+            pass
+        raise ValueError(f"{word!r} chooses no prompts: give all, certain:K (1 or more), below:k (a number) or best")
+
+    def __str__(self) -> str:
+        return f"{self.way}:{self.number:g}" if self.way in (CERTAIN, BELOW) else self.way
+
+    def check(self, prompts: int) -> None:
+        """ValueError for more prompts than a class has."""
+        if self.way == CERTAIN and self.number > prompts:
+            raise ValueError(f"{self} of {prompts} prompts of a class: give {prompts} or less")
+
+    def weights(self, uncertainty: Tensor) -> Tensor:
+        """(C, T) -> (C, T), each row summing to one; of equal uncertainties the first prompts are the more certain."""
+        self.check(uncertainty.shape[1])
+        if self.way == CERTAIN:
+            kept = certainty_ranks(uncertainty) < self.number
+        elif self.way == BELOW:
+            exact = uncertainty.double()  # in which the mean of equal ones is no less than they are
+            bound = exact.mean(1, keepdim=True) + self.number * exact.std(1, correction=0, keepdim=True)
+            kept = (exact <= bound) | (certainty_ranks(uncertainty) == 0)  # which are the first where none is
+        else:
+            kept = torch.ones_like(uncertainty, dtype=torch.bool)
+        return kept / kept.sum(1, keepdim=True)
+
+
+def certainty_ranks(uncertainty: Tensor) -> Tensor:
+    """(C, T) -> (C, T): 0 for the least uncertain prompt of each class, then 1, ..., equal ones in their order."""
+    return uncertainty.argsort(dim=1, stable=True).argsort(dim=1)
 
 
 def class_gaussians(
@@ -48,7 +108,10 @@ def fill(template: str | Callable[[str], str], name: str) -> str:
     return template.replace("{}", name) if isinstance(template, str) else template(name)
 
 
-def mix_groups(z: Gaussian, counts: Sequence[int], normalise: bool = True) -> Gaussian:
-    """Consecutive runs of `counts` Gaussians (N, D), each mixed with equal weights: (C, D)."""
-    parts = zip(z.mean.split(list(counts)), z.log_var.split(list(counts)))
-    return concatenate(mixture(Gaussian(*(x.unsqueeze(0) for x in part)), normalise=normalise) for part in parts)
+def mix_groups(
+    z: Gaussian, counts: Sequence[int], normalise: bool = True, weigh: Weigh | None = None
+) -> Gaussian:
+    """Consecutive runs of `counts` Gaussians (N, D), each mixed, by equal weights or those of `weigh`: (C, D)."""
+    parts = (Gaussian(*(x.unsqueeze(0) for x in part))
+             for part in zip(z.mean.split(list(counts)), z.log_var.split(list(counts))))  # fmt: skip
+    return concatenate(mixture(part, weigh(part) if weigh else None, normalise) for part in parts)

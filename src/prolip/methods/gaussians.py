@@ -16,14 +16,14 @@ UNUSED = ("proj", "ln_post", "uncertainty_proj", "text_projection", "ln_final", 
 
 
 class HeadsObjective(KnownMatches):
-    """Gaussians of images and texts by a method's own heads; the towers' projections are not used, and do not learn."""
+    """Gaussians of images and texts by a method's own heads; what a head stands in for is not used, nor learns."""
 
     statistics: tuple[str, ...] = ("scale", "bias", "trace_image", "trace_text")
 
     def __init__(self, model: Any, config: Any, context: Context | None = None):
         super().__init__(model, config, context)
         for tower in (model.visual, model.text):
-            for name, parameter in tower.named_parameters():
+            for name, parameter in tower.named_parameters() if tower.head is not None else ():
                 if name.partition(".")[0] in UNUSED:
                     parameter.requires_grad_(False)
 

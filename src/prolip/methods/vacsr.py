@@ -34,6 +34,7 @@ class VACSRConfig:
     mixture_components: int = option(2, "K, Gaussians of a pair")
     gumbel_temperature: float = option(0.5, "of the softmax that picks one of them; near 0: one alone")
     adapter_hidden: int = option(256, "hidden width of encoder and decoder; the paper does not say")
+    pooled_heads: bool = option(True, "heads of its own, pooled by GPO; without (the paper's few-shot): model's means")
     pair_tile: int = option(64, "images and texts whose pairs go through the adapter at a time: what memory it takes")
     known_matches: bool = option(True, "count every true caption of an image in the batch as a match")
 
@@ -72,9 +73,10 @@ class PooledHead(nn.Module):
 
 
 def extend(model: Any, config: VACSRConfig) -> None:
-    """Put both heads and the adapter on a fresh model."""
-    model.visual.head = PooledHead(model.visual.transformer.width, model.embed_dim)
-    model.text.head = PooledHead(model.text.width, model.embed_dim, model.text.pad_id)
+    """Put both heads, where there are any, and the adapter on a fresh model."""
+    if config.pooled_heads:
+        model.visual.head = PooledHead(model.visual.transformer.width, model.embed_dim)
+        model.text.head = PooledHead(model.text.width, model.embed_dim, model.text.pad_id)
     model.adapter = SimilarityAdapter(model.embed_dim, config.adapter_hidden, config.mixture_components)
 
 

@@ -1,4 +1,6 @@
 """Intervals against draws of the queries themselves, against theory, and in pairs."""
+from statistics import harmonic_mean
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,8 @@ from prolip.evaluation.metrics.bootstrap import (
     average_precision_of,
     class_mean_of,
     combine,
+    drawn_as,
+    harmonic_mean_of,
     intervals,
     mean_of,
     paired,
@@ -106,3 +110,18 @@ def test_what_has_no_value_has_no_interval_and_bad_settings_are_refused():
         with pytest.raises(ValueError, match="two or more"):
             intervals({"m": nothing}, **options)
     assert isinstance(nothing, Statistic)
+
+
+def test_a_harmonic_mean_of_two_test_sets_is_that_of_every_draw():
+    base, novel = np.array([1.0, 0, 1, 1]), np.array([0.0, 1, 0])
+    h = harmonic_mean_of(drawn_as("base", mean_of(base, "images")), drawn_as("novel", mean_of(novel, "images")))
+    assert h.sizes == {"base/images": 4, "novel/images": 3}
+    rng = np.random.default_rng(0)
+    draws = {name: rng.multinomial(size, np.full(size, 1 / size), 40).astype(float) for name, size in h.sizes.items()}
+    got = h.estimate(draws)
+    for i in range(40):
+        a, b = draws["base/images"][i] @ base / 4, draws["novel/images"][i] @ novel / 3
+        assert got[i] == pytest.approx(harmonic_mean([a, b]) if a and b else 0)
+    assert (got == 0).any() and (got > 0.7).any()
+    none = mean_of([0.0], "images")
+    assert harmonic_mean_of(none, none).estimate({"images": np.ones((1, 1))}) == 0

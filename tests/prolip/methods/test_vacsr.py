@@ -29,11 +29,13 @@ from prolip.methods.vacsr import (
     variance_loss,
 )
 from prolip.models.adapter import PairNetwork, PairNoise, SimilarityAdapter
+from prolip.models.weights.checkpoint import save_pretrained
 from prolip.noise import pair_noise
 from training.main import main
 
 DOUBLE = torch.float64
 SETTINGS = {"paper": {}, "one Gaussian, own captions": {"mixture_components": 1, "known_matches": False},
+            "the model's own means": {"pooled_heads": False},
             "other weights": {"kl_weight": 0.3, "recon_weight": 2.0, "sigma_weight": 0.5}}  # fmt: skip
 SMALL = {"adapter_hidden": 12, "pair_tile": 3}
 
@@ -129,8 +131,9 @@ def test_the_loss_and_its_gradients_are_those_of_loops_over_all_pairs(settings):
     assert 0 < terms["sigma"] < math.inf
 
 
-def test_every_trained_parameter_gets_a_gradient():
-    objective = make_objective()
+@pytest.mark.parametrize("pooled", [True, False])
+def test_every_trained_parameter_gets_a_gradient(pooled):
+    objective = make_objective({"pooled_heads": pooled})
     accumulate_backward(objective, make_batch(7))
     assert {n for n, p in objective.named_parameters() if p.requires_grad} == set(gradients(objective))
     assert all(x.abs().amax() > 0 for x in gradients(objective).values())
@@ -253,6 +256,23 @@ def test_heads_pool_all_but_unc_and_give_unit_means():
                 [tokens[-1:], tokens[:8]])  # fmt: skip
             mean = head.pool(tokens.unsqueeze(0))[0]
             torch.testing.assert_close(z.mean[row], mean / mean.norm())
+
+
+def test_without_heads_of_its_own_it_goes_on_with_the_means_of_the_model_that_it_starts_from(tmp_path):
+    torch.manual_seed(2)
+    start = prolip.create_model("ProLIP-ViT-test", method_cfg={"name": "siglip"})
+    save_pretrained(start, tmp_path)
+    own = {"name": "vacsr", "config": SMALL | {"pooled_heads": False}}
+    model = prolip.create_model(f"local-dir:{tmp_path}", method_cfg=own)
+    batch = make_batch(4)
+    for side in ("image", "text"):
+        inputs = batch[side].float() if side == "image" else batch[side]
+        means = [getattr(one.eval(), f"encode_{side}")(inputs).mean for one in (start, model)]
+        assert torch.equal(*means)
+    objective = VACSRObjective(model, VACSRConfig(**own["config"]))
+    trained = {name for name, x in objective.model.named_parameters() if x.requires_grad}
+    assert {"visual.proj", "text.text_projection.weight", "adapter.out.weight"} <= trained
+    assert not trained & {name for name, x in model.named_parameters() if "unc" in name}
 
 
 # --- the score -------------------------------------------------------------------------------------------------------

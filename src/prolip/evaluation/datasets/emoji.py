@@ -24,8 +24,7 @@ from prolip.data import emoji
 from prolip.data.emoji import TEMPLATES, Corpus
 from prolip.data.faults import SampleFault
 from prolip.data.samples.decoding import decode_image
-from prolip.evaluation.datasets.wds import CLASSNAMES, COUNT, RELEVANCE, TYPE
-from prolip.evaluation.datasets.wds import TEMPLATES as TEMPLATE_FILE
+from prolip.evaluation.datasets.wds import COUNT, RELEVANCE, TYPE, class_files
 from prolip.utils import console
 from prolip.utils.messages import naming
 from prolip.utils.outputs import check_output
@@ -46,7 +45,13 @@ def write_emoji(corpus: Corpus, folder: str | os.PathLike, shard: int = SHARD) -
     return write_task(corpus, folder, shard, "txt", ["\n".join(texts) for texts in owned], files)
 
 
-def write_emoji_classes(corpus: Corpus, folder: str | os.PathLike, level: str = "subgroup", shard: int = SHARD) -> Path:
+def write_emoji_classes(
+    corpus: Corpus,
+    folder: str | os.PathLike,
+    level: str = "subgroup",
+    shard: int = SHARD,
+    templates: Sequence[str] = TEMPLATES,
+) -> Path:
     """Write a corpus as a classification task: every drawing and the `level`, subgroup or group, of its concept.
 
     Classes are those that have a drawing, in alphabetical order. Errors as `write_emoji`.
@@ -54,9 +59,8 @@ def write_emoji_classes(corpus: Corpus, folder: str | os.PathLike, level: str = 
     folder = new_folder(corpus, folder)
     own = [getattr(corpus.concepts[concept], level) for concept in corpus.drawing_concepts.tolist()]
     classes = sorted(set(own))
-    prompts = [template.replace("{}", "{c}") for template in TEMPLATES]
-    lists = {CLASSNAMES: classes, TEMPLATE_FILE: prompts, TYPE: ["classification"]}
-    files = {name: "\n".join(lines) + "\n" for name, lines in lists.items()}
+    prompts = [template.replace("{}", "{c}") for template in templates]
+    files = class_files(classes, prompts)
     return write_task(corpus, folder, shard, "cls", [str(classes.index(name)) for name in own], files)
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple, get_args
@@ -254,6 +254,12 @@ def array_of(raw: Raw) -> np.ndarray | None:
         return np.lib.format.read_array(io.BytesIO(raw["npy"]), allow_pickle=False).reshape(-1)
     except (ValueError, OSError, EOFError, MemoryError) as error:  # the latter for a shape that nothing holds
         raise SampleFault("bad array", f"npy cannot be read: {error}") from error
+
+
+def class_files(classes: Sequence[str], templates: Sequence[str]) -> dict[str, str]:
+    """Names and contents of the text files of a classification set."""
+    lists = {CLASSNAMES: classes, TEMPLATES: templates, TYPE: ["classification"]}
+    return {name: "\n".join(lines) + "\n" for name, lines in lists.items()}
 
 
 def is_wds(source: str | os.PathLike, split: str = "test") -> bool:

@@ -1,6 +1,7 @@
 """One class for each image: accuracy, and whether the images that are wrong are the uncertain ones."""
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from prolip.evaluation.kinds.base import (
     too_small_for,
     uncertainty_of,
 )
+from prolip.evaluation.kinds.best_prompts import CHOSEN, cross_fitted
 from prolip.evaluation.metrics.bootstrap import class_mean_of, mean_of
 from prolip.evaluation.metrics.classification import label_ranks, mean_per_class_recall
 from prolip.evaluation.metrics.study import Study, study_classification
@@ -38,24 +40,43 @@ def names(dataset: Dataset) -> list[str]:
 
 
 def evaluate(features: Features, score: Score, confusion: bool = False) -> TaskMetrics:
-    """acc1, acc5 (with five classes or more) and the mean per-class recall; equal scores go to the lower class."""
+    """acc1, acc5 (with five classes or more) and the mean per-class recall; equal scores go to the lower class.
+
+    Where labelled images are to choose the prompts, one half of them does it for the other.
+    """
     labels, classes = own_labels(features), len(text_gaussians(features).mean)
-    blocks = pair_scores(features, score).blocks()
-    parts = [(block.argmax(1), label_ranks(block, labels[rows])) for rows, block in blocks]
-    predicted, ranks = (torch.cat(column) for column in zip(*parts))
+    info: dict[str, Any] = {"classes": classes}
+    if features.prompts is None:
+        predicted, ranks = predictions(features, score)
+    else:
+        predicted, ranks = (torch.empty_like(labels) for _ in range(2))
+        for rows, text in cross_fitted(features, features.prompts, labels, score):
+            half = replace(features, image=features.image.select(rows), labels=labels[rows], text=text)
+            predicted[rows], ranks[rows] = predictions(half, score)
+        info["prompts"] = CHOSEN
     hits = {f"acc{k}": ranks <= k for k in (1, TOP) if k <= classes}
     metrics = {name: float(hit.double().mean()) for name, hit in hits.items()}
     statistics = {name: mean_of(hit, "images") for name, hit in hits.items()}
     metrics["mean_per_class_recall"] = mean_per_class_recall(predicted, labels)
     statistics["mean_per_class_recall"] = class_mean_of(predicted == labels, labels, "images")
-    info: dict[str, Any] = {"classes": classes}
     if confusion:
         info["confusion"] = confusion_matrix(labels.numpy(), predicted.numpy(), labels=range(classes)).tolist()
     return TaskMetrics(metrics, info | too_small_for(["acc5"], metrics), statistics)
 
 
+def predictions(features: Features, score: Score) -> tuple[Tensor, Tensor]:
+    """The nearest class of every image, (N,), and the rank of its own one, (N,)."""
+    labels = own_labels(features)
+    parts = [(block.argmax(1), label_ranks(block, labels[rows]))
+             for rows, block in pair_scores(features, score).blocks()]  # fmt: skip
+    predicted, ranks = (torch.cat(column) for column in zip(*parts))
+    return predicted, ranks
+
+
 def study(features: Features, score: Score) -> Study:
-    """Error: the wrong class."""
+    """Error: the wrong class. ValueError where labelled images are to choose the prompts."""
+    if features.prompts is not None:
+        raise ValueError("classes of best prompts differ between two halves of the images: no study of them is made")
     return study_scores(score_matrix(features, score), own_labels(features), features, features.text, score)
 
 

@@ -114,6 +114,23 @@ def combine(terms: Sequence[tuple[float, Statistic]]) -> Statistic:
     return Statistic(sizes, estimate)
 
 
+def drawn_as(name: str, part: Statistic) -> Statistic:
+    """The same, its queries drawn apart from those of others: each of its sets is called by this name, too."""
+    def estimate(weights: Weights) -> np.ndarray:
+        return part.estimate({own: weights[f"{name}/{own}"] for own in part.sizes})
+
+    return Statistic({f"{name}/{own}": size for own, size in part.sizes.items()}, estimate)
+
+
+def harmonic_mean_of(first: Statistic, second: Statistic) -> Statistic:
+    """H = 2 a b / (a + b) of two shares, 0 where both are 0; see `drawn_as` for queries of two test sets."""
+    def estimate(weights: Weights) -> np.ndarray:
+        a, b = first.estimate(weights), second.estimate(weights)
+        return np.divide(2 * a * b, a + b, out=a + b, where=a + b != 0)
+
+    return Statistic({**first.sizes, **second.sizes}, estimate)
+
+
 def intervals(
     statistics: Mapping[str, Statistic], draws: int = 1000, level: float = 0.95, seed: int = 0
 ) -> dict[str, Interval]:

@@ -1,0 +1,262 @@
+"""Few-shot tasks of any classification set: some images of each class to train on, and what they are no part of.
+
+    python -m prolip.evaluation.datasets.few_shot --dataset wds:runs/tasks/pets --shots 16 --seed 0 --out runs/few/pets
+    python -m prolip.evaluation.datasets.few_shot --dataset imagenet:train --test imagenet:val --classes all --out ...
+
+Base to novel (Zhou et al. 2022): the first half of the classes, in the set's order, are base, the others novel; of an
+uneven number base has one more. Written are
+
+    FOLDER/train.tar        `shots` images of every base class, each with the prompt of its class as its caption
+    FOLDER/base, novel      test sets in clip_benchmark's layout, which know no other class
+
+With --classes all, for domain generalisation, train.tar has every class, and FOLDER/all is the test set of its domain.
+Test images are those of --test, or else what was not drawn: then at most half of a class's images are drawn.
+"""
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import NamedTuple
+
+from webdataset import ShardWriter, TarWriter
+
+from prolip.evaluation.datasets.base import Dataset, Sample, fingerprint
+from prolip.evaluation.datasets.emoji import SHARD, SPLIT, suffix_of
+from prolip.evaluation.datasets.specs import FORMS, open_dataset
+from prolip.evaluation.datasets.wds import COUNT, class_files
+from prolip.models.weights.checkpoint import replacing
+from prolip.utils import console
+from prolip.utils.messages import naming
+from prolip.utils.outputs import check_output
+
+#: The paper's words, VACSR B.1.
+TEMPLATE = "a photo of a {c}"
+TRAIN = "train.tar"
+SHOWN = 5
+#: Names, dates and owners are constant, so the same draw gives the same bytes.
+CONSTANT = {"encoder": False, "mtime": 0, "user": "", "group": ""}
+
+
+class Row(NamedTuple):
+    """What is kept of an image while the draw is made; content: of its file's bytes."""
+
+    key: str
+    label: int
+    content: bytes
+
+
+@dataclass(frozen=True)
+class FewShot:
+    """A draw. classes: of each part, base and novel or all, as labels; train: keys of the images to train on.
+
+    counts: how many images each trained class has in `train`; test: rows of each part's test set.
+    """
+
+    classes: dict[str, range]
+    train: frozenset[str]
+    counts: dict[int, int]
+    test: dict[str, list[Row]]
+
+
+def parts_of(number: int, together: bool = False) -> dict[str, range]:
+    """The classes 0 to number - 1 as base and novel, or as all. ValueError where a part would have a single class."""
+    half = (number + 1) // 2
+    parts = {"all": range(number)} if together else {"base": range(half), "novel": range(half, number)}
+    if min(map(len, parts.values())) < 2:
+        least = 2 if together else 4
+        raise ValueError(f"{number} class(es) leave a part with a single one, which is always right: want {least} or"
+                         " more classes")  # fmt: skip
+    return parts
+
+
+def draw(
+    dataset: Dataset, test: Dataset | None = None, shots: int = 16, seed: int = 0, together: bool = False
+) -> FewShot:
+    """The draw that seed and keys determine, whatever the order of the files: `shots` images of each trained class.
+
+    Of a class with fewer images all are taken, without `test` half of them, rounded down; copies of drawn images are
+    then left out of the test set. Raises ValueError for sets that are no classification or do not have the same
+    classes, for classes without images, and where the test images hold drawn ones.
+    """
+    for one in (dataset, *([] if test is None else [test])):
+        if one.kind != "classification":
+            raise ValueError(f"{one.source} is a {one.kind} set: few-shot tasks want one class per image")
+    if test is not None and test.classnames != dataset.classnames:
+        raise ValueError(f"{test.source} has other classes than {dataset.source}: give two splits of one set")
+    classes = parts_of(len(dataset.classnames), together)
+    pool, trained = rows_of(dataset), next(iter(classes.values()))
+    own: dict[int, list[Row]] = {label: [] for label in trained}
+    for row in sorted(pool, key=lambda row: fingerprint("few-shot", seed, row.key)):
+        if row.label in own:
+            own[row.label].append(row)
+    wanted = 1 if test is not None else 2
+    check_classes(dataset, [label for label in trained if len(own[label]) < wanted],
+                  "image" if test is not None else "second image, one to train on and one to test on")  # fmt: skip
+    drawn = {label: rows[: min(shots, len(rows) // wanted)] for label, rows in own.items()}
+    keys = frozenset(row.key for rows in drawn.values() for row in rows)
+    contents = {row.content for rows in drawn.values() for row in rows}
+    if test is None:
+        rest = [row for row in pool if row.content not in contents]
+    else:
+        rest = rows_of(test)
+        shared = [row.key for row in rest if row.content in contents]
+        if shared:
+            raise ValueError(
+                f"{len(shared)} of {len(rest)} test images of {test.source} are among those drawn to train on"
+                f" ({', '.join(shared[:SHOWN])}): give a split without them, or no --test, and what is not drawn is it"
+            )
+    shown = {row.label for row in rest}
+    check_classes(test or dataset, [x for part in classes.values() for x in part if x not in shown], "test image")
+    tested = {name: [row for row in rest if row.label in part] for name, part in classes.items()}
+    return FewShot(classes, keys, {label: len(rows) for label, rows in drawn.items()}, tested)
+
+
+def rows_of(dataset: Dataset) -> list[Row]:
+    """Every image without its bytes."""
+    return [Row(one.key, label, blake2b(one.image, digest_size=16).digest()) for one, label in labelled(dataset)]
+
+
+def labelled(dataset: Dataset) -> Iterator[tuple[Sample, int]]:
+    """Every image with its class. ValueError for one without."""
+    for sample in dataset.samples():
+        if not isinstance(sample.label, int):
+            raise ValueError(f"the image {sample.key} of {dataset.source} has no class: give a labelled set")
+        yield sample, sample.label
+
+
+def check_classes(dataset: Dataset, missing: Sequence[int], what: str) -> None:
+    """ValueError where classes lack something."""
+    if missing:
+        names = ", ".join(repr(dataset.classnames[label]) for label in missing[:SHOWN])
+        raise ValueError(f"{len(missing)} of {len(dataset.classnames)} classes of {dataset.source} have no {what}"
+                         f" ({names}): leave them out of the set, or give --test images of all")  # fmt: skip
+
+
+def write_few_shot(
+    found: FewShot, dataset: Dataset, folder: Path, test: Dataset | None = None, template: str = TEMPLATE
+) -> None:
+    """Write a draw of these sets: test sets first, train.tar last. FileExistsError where it is there already.
+
+    template: what the classes are called in training and in the tests, {c} where the name goes.
+    """
+    check_new(folder, found.classes)
+    folder.mkdir(parents=True, exist_ok=True)
+    numbers = {row.key: (name, number) for name, rows in found.test.items() for number, row in enumerate(rows)}
+
+    def caption(label: int) -> str:
+        return template.replace("{c}", dataset.classnames[label]).replace("{}", dataset.classnames[label])
+
+    with replacing(folder / TRAIN) as temporary:
+        with ExitStack() as stack:
+            train = stack.enter_context(TarWriter(str(temporary), **CONSTANT))
+            writers = {name: stack.enter_context(new_writer(folder / name / SPLIT)) for name in found.classes}
+
+            def write_test(sample: Sample, label: int) -> None:
+                name, number = numbers[sample.key]
+                own = str(label - found.classes[name].start)
+                writers[name].write(members(sample, f"{number:07d}") | {"cls": own.encode()})
+
+            for sample, label in labelled(dataset):
+                if sample.key in found.train:
+                    record = {"class": dataset.classnames[label], "label": label, "key": sample.key}
+                    texts = {"txt": caption(label).encode(), "json": json.dumps(record).encode()}
+                    train.write(members(sample, f"{label:05d}-{fingerprint(sample.key)[:12]}") | texts)
+                elif test is None and sample.key in numbers:
+                    write_test(sample, label)
+            for sample, label in labelled(test) if test is not None else ():
+                write_test(sample, label)
+        for name, part in found.classes.items():
+            files = class_files([dataset.classnames[label] for label in part], [template])
+            shards = -(-len(found.test[name]) // SHARD)
+            for file, text in {**files, f"{SPLIT}/{COUNT}": f"{shards}\n"}.items():
+                (folder / name / file).write_text(text, encoding="utf-8")
+
+
+def check_new(folder: Path, parts: Iterable[str]) -> None:
+    """FileExistsError where something of a draw is there already, whole or half; other errors as `check_output`."""
+    check_output(folder, folder=True)
+    for path in (folder / TRAIN, *(folder / name for name in parts)):
+        if path.exists():
+            raise FileExistsError(f"{path} is there already: give another folder, or remove it")
+
+
+def members(sample: Sample, key: str) -> dict[str, str | bytes]:
+    """The image under a key of its own, as paths and dots in keys would be read as folders and suffixes."""
+    return {"__key__": key, suffix_of(sample.image): sample.image}
+
+
+def new_writer(folder: Path) -> ShardWriter:
+    """Shards 0.tar, ... in a new folder."""
+    folder.mkdir(parents=True)
+    return ShardWriter(str(folder / "%d.tar"), maxcount=SHARD, verbose=0, **CONSTANT)
+
+
+def describe(found: FewShot, dataset: Dataset, folder: Path, shots: int) -> Iterator[str]:
+    """What was written, and the classes that have fewer images than was asked for."""
+    yield f"{folder / TRAIN}: {len(found.train)} images of {len(found.counts)} classes"
+    few = {label: count for label, count in found.counts.items() if count < shots}
+    if few:
+        named = ", ".join(f"{dataset.classnames[label]} {count}" for label, count in few.items())
+        yield f"  fewer than {shots} images of {len(few)} classes: {named}"
+    for name, rows in found.test.items():
+        yield f"{folder / name}: {len(rows)} images of {len(found.classes[name])} classes"
+    yield f"evaluate with --dataset {' '.join(f'wds:{folder / name}' for name in found.test)}"
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser("python -m prolip.evaluation.datasets.few_shot", description=__doc__,
+                                     formatter_class=form)  # fmt: skip
+    add = parser.add_argument
+    add("--dataset", required=True, metavar="WORD:ADDRESS", help=f"what is drawn from: {FORMS}")
+    add("--split", help="its split (default: test)")
+    add("--test", metavar="WORD:ADDRESS", help="test images (default: what is not drawn, or --dataset's --test-split)")
+    add("--test-split", help="their split (default: test)")
+    add("--shots", type=int, default=16, help="images of each class (default: %(default)s)")
+    add("--seed", type=int, default=0, help="of the draw (default: %(default)s)")
+    add("--classes", choices=("base", "all"), default="base", help="train on the first half of them, or on all")
+    add("--template", default=TEMPLATE, help="what a class is called, {c} for its name (default: %(default)r)")
+    add("--out", required=True, type=Path, metavar="FOLDER")
+    args = parser.parse_args(arguments)
+    if args.test_split and not args.test:
+        args.test = args.dataset
+    return args
+
+
+def run(args: argparse.Namespace) -> FewShot:
+    """Open, draw, write and report."""
+    if args.shots < 1:
+        raise ValueError(f"--shots {args.shots}: give 1 or more")
+    if "{c}" not in args.template and "{}" not in args.template:
+        raise ValueError(f"--template {args.template!r} has no {{c}} where the class goes")
+    check_new(args.out, ("all",) if args.classes == "all" else ("base", "novel"))  # before anything is read
+    with naming(f"--dataset {args.dataset}"):
+        dataset = open_dataset(args.dataset, args.split)
+    test = None
+    if args.test:
+        with naming(f"--test {args.test}"):
+            test = open_dataset(args.test, args.test_split)
+    found = draw(dataset, test, args.shots, args.seed, args.classes == "all")
+    write_few_shot(found, dataset, args.out, test, args.template)
+    print("\n".join(describe(found, dataset, args.out, args.shots)))
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> FewShot:
+    """The command: what the user can mend ends in one line and exit code 2."""
+    args = parse(arguments)
+    try:
+        return run(args)
+    except (OSError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(2) from error
+
+
+if __name__ == "__main__":
+    console.command(main)

@@ -1,0 +1,224 @@
+"""Few-shot tasks: which classes are base, how many images of each, none on both sides; a model is trained on them."""
+from __future__ import annotations
+
+import json
+import statistics
+import tarfile
+from collections import Counter
+
+import miniatures as mini
+import numpy as np
+import pytest
+import torch
+
+from prolip.data.config import DataConfig
+from prolip.data.loader import build_loader
+from prolip.data.samples.decoding import decode_image
+from prolip.evaluation import __main__ as evaluation
+from prolip.evaluation.datasets import few_shot
+from prolip.evaluation.datasets.few_shot import draw, parts_of
+from prolip.evaluation.datasets.wds import open_wds
+from training.main import main as train
+
+#: Images of each class, in no order; one more class than half of them is base.
+SIZES = {"red car": 9, "green tree": 4, "blue sea": 2, "small dog": 5, "old house": 3}
+
+
+def write_set(root, sizes=SIZES, first=0, split="test", copies=()):
+    """Pictures numbered from `first`; copies: pairs of rows, of which the second has the picture of the first."""
+    mini.write_classes(root, list(sizes))
+    labels = [label for label, count in enumerate(sizes.values()) for _ in range(count)]
+    order = sorted(range(len(labels)), key=lambda i: (7 * i) % 11)
+    same = {second: one for one, second in copies}
+    samples = [(f"p{first}.{i}", {"png": mini.picture(first + same.get(i, i)), "cls": str(labels[i]).encode()})
+               for i in order]  # fmt: skip
+    mini.write_shards(root / split, [(key.replace(".", "_"), members) for key, members in samples], 2)
+    return root
+
+
+def read(tar):
+    """Key -> suffix -> bytes."""
+    found: dict[str, dict[str, bytes]] = {}
+    with tarfile.open(tar) as file:
+        for member in file:
+            key, suffix = member.name.split(".")
+            found.setdefault(key, {})[suffix] = file.extractfile(member).read()
+    return found
+
+
+def picture_of(members):
+    return next(data for suffix, data in members.items() if suffix in ("png", "jpg", "webp"))
+
+
+def run(root, out, *more):
+    return few_shot.main(["--dataset", f"wds:{root}", "--out", str(out), *more])
+
+
+@pytest.mark.parametrize(("number", "base", "novel"), [(4, 2, 2), (5, 3, 2), (102, 51, 51)])
+def test_the_first_half_of_the_classes_is_base_and_has_the_odd_one(number, base, novel):
+    parts = parts_of(number)
+    assert [list(part) for part in parts.values()] == [list(range(base)), list(range(base, number))]
+    assert len(parts["novel"]) == novel
+    assert parts_of(number, together=True) == {"all": range(number)}
+
+
+def test_what_is_written_is_the_draw_and_no_picture_is_on_both_sides(tmp_path, capsys):
+    root = write_set(tmp_path / "wds_things")
+    run(root, tmp_path / "few", "--shots", "3", "--template", "a {c} here")
+    printed = capsys.readouterr().out
+    assert "6 images of 3 classes" in printed and "green tree 2, blue sea 1" in printed and "red car" not in printed
+    trained = read(tmp_path / "few/train.tar")
+    records = [json.loads(members["json"]) for members in trained.values()]
+    # at most half of a class's images: the rest is for the test
+    assert Counter(record["class"] for record in records) == {"red car": 3, "green tree": 2, "blue sea": 1}
+    assert [members["txt"].decode() for members in trained.values()] == [f"a {x['class']} here" for x in records]
+    whole = {sample.key: sample for sample in open_wds(root).samples()}
+    names = list(SIZES)
+    for members, record in zip(trained.values(), records):
+        assert picture_of(members) == whole[record["key"]].image
+        assert names[whole[record["key"]].label] == record["class"]
+    tests = {name: open_wds(tmp_path / "few" / name) for name in ("base", "novel")}
+    assert [test.classnames for test in tests.values()] == [tuple(names[:3]), tuple(names[3:])]
+    assert all(test.templates == ("a {c} here",) for test in tests.values())
+    label_of = {sample.image: names[sample.label] for sample in whole.values()}
+    seen = [picture_of(members) for members in trained.values()]
+    for test in tests.values():
+        for sample in test.samples():
+            assert test.classnames[sample.label] == label_of[sample.image]
+            seen.append(sample.image)
+    assert Counter(seen) == Counter(sample.image for sample in whole.values())  # every picture once
+
+
+def test_a_seed_is_a_draw_whatever_the_order_of_the_files(tmp_path):
+    root = write_set(tmp_path / "one")
+    first, again, other = (run(root, tmp_path / name, "--shots", "3", "--seed", seed)
+                           for name, seed in (("a", "1"), ("b", "1"), ("c", "2")))  # fmt: skip
+    assert first.train == again.train != other.train
+    for file in ("train.tar", "base/test/0.tar", "novel/test/0.tar"):
+        assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
+    samples = [(s.key, {"png": s.image, "cls": str(s.label).encode()}) for s in open_wds(root).samples()]
+    mini.write_classes(tmp_path / "turned", list(SIZES))
+    mini.write_shards(tmp_path / "turned/test", samples[::-1])
+    assert draw(open_wds(tmp_path / "turned"), shots=3, seed=1).train == first.train
+
+
+def test_a_split_of_its_own_is_tested_whole_and_training_takes_all_it_may(tmp_path):
+    root = write_set(tmp_path / "things", split="train")
+    write_set(root, dict.fromkeys(SIZES, 2), first=100)
+    found = run(root, tmp_path / "few", "--split", "train", "--test-split", "test", "--shots", "4")
+    assert found.counts == {0: 4, 1: 4, 2: 2}
+    assert {name: len(rows) for name, rows in found.test.items()} == {"base": 6, "novel": 4}
+    pictures = {sample.image for sample in open_wds(root).samples()}
+    written = [s.image for name in ("base", "novel") for s in open_wds(tmp_path / "few" / name).samples()]
+    assert len(written) == 10 and set(written) == pictures
+
+
+def test_all_classes_of_a_domain_and_copies_of_what_is_drawn(tmp_path):
+    root = write_set(tmp_path / "things", copies=[(0, i) for i in range(1, 9)])  # one picture of a car, nine times
+    with pytest.raises(ValueError, match="1 of 5 classes .* no test image .'red car'."):
+        draw(open_wds(root), together=True)
+    root = write_set(tmp_path / "more", copies=[(0, 1)])
+    for seed in range(8):
+        found = draw(open_wds(root), shots=2, seed=seed, together=True)
+        assert found.counts == {0: 2, 1: 2, 2: 1, 3: 2, 4: 1}
+        drawn = {sample.image for sample in open_wds(root).samples() if sample.key in found.train}
+        rest = {row.key for row in found.test["all"]}
+        assert not drawn & {sample.image for sample in open_wds(root).samples() if sample.key in rest}
+
+
+def test_one_domain_of_folders_is_trained_on_whole(tmp_path):
+    for label, (name, count) in enumerate(SIZES.items()):
+        for split, first in (("train", 0), ("val", 500)):
+            (tmp_path / split / name).mkdir(parents=True)
+            for i in range(count):
+                (tmp_path / split / name / f"{i}.png").write_bytes(mini.picture(first + 20 * label + i))
+    few_shot.main(["--dataset", f"imagenet:{tmp_path / 'train'}", "--test", f"imagenet:{tmp_path / 'val'}", "--classes",
+                   "all", "--shots", "3", "--out", str(tmp_path / "few")])  # fmt: skip
+    texts = Counter(members["txt"].decode() for members in read(tmp_path / "few/train.tar").values())
+    assert texts == {f"a photo of a {name}": min(3, count) for name, count in SIZES.items()}
+    test = open_wds(tmp_path / "few/all")
+    assert set(test.classnames) == set(SIZES) and len(list(test.samples())) == sum(SIZES.values())
+    assert not (tmp_path / "few/base").exists()
+
+
+def test_what_cannot_be_a_few_shot_task_is_refused(tmp_path, capsys):
+    root = write_set(tmp_path / "things")
+
+    def refused(*words, address=root):
+        with pytest.raises(SystemExit) as ended:
+            run(address, tmp_path / "out", *words)
+        assert ended.value.code == 2 and not (tmp_path / "out/train.tar").exists()
+        return capsys.readouterr().err
+
+    assert "among those drawn to train on (p0_" in refused("--test", f"wds:{root}")
+    few = write_set(tmp_path / "few", {"red car": 3, "green tree": 1, "blue sea": 2, "snow": 1})
+    assert "no second image, one to train on and one to test on ('green tree')" in refused(address=few)
+    empty = write_set(tmp_path / "empty", {"red car": 3, "green tree": 2, "blue sea": 0, "snow": 1})
+    assert "have no test image ('blue sea')" in refused(address=empty)
+    three = write_set(tmp_path / "three", {"red car": 3, "green tree": 2, "snow": 2})
+    assert "want 4 or more" in refused(address=three)
+    assert "has other classes" in refused("--test", f"wds:{three}")
+    assert "one class per image" in refused(address=mini.wds_retrieval(tmp_path / "wds_pairs"))
+    assert "--shots 0" in refused("--shots", "0") and "no {c}" in refused("--template", "a photo")
+    run(root, tmp_path / "out")
+    with pytest.raises(SystemExit):
+        run(root, tmp_path / "out")
+    assert "train.tar is there already" in capsys.readouterr().err
+
+
+def letters(texts):
+    """Ids (n, 12) of texts."""
+    return torch.tensor([[ord(letter) for letter in text.ljust(12)[:12]] for text in texts])
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory):
+    """A set of large pictures with its draw, and a tiny model that goes on with the images of its base classes."""
+    folder = tmp_path_factory.mktemp("tuned")
+    run(write_set(folder / "wds_things"), folder / "few", "--shots", "4", "--template", "{c}")
+    start = mini.prolip_folder(folder / "start")
+    code = train(["--method", "vacsr", "--model", start, "--train-data", str(folder / "few/train.tar"), "--batch-size",
+                  "7", "--workers", "0", "--warmup", "1", "--max-steps", "3", "--adapter-hidden", "8", "--output-dir",
+                  str(folder), "--name", "run"])  # fmt: skip
+    assert code == 0
+    return folder
+
+
+def test_the_caption_of_a_class_is_true_of_all_its_images_in_a_batch(tuned):
+    config = DataConfig(train_data=str(tuned / "few/train.tar"), batch_size=7, workers=0, known_matches=True)
+    seen = {picture_of(members): json.loads(members["json"])["label"] for members in read(config.train_data).values()}
+
+    def whose(image):  # a picture as the label of its class, which travels through the loader in its place
+        return torch.tensor([pixels[np.asarray(image).tobytes()]])
+
+    pixels = {np.asarray(decode_image(data)).tobytes(): label for data, label in seen.items()}
+    batch = next(iter(build_loader(config, whose, letters)))
+    labels, own, known = batch["image"][:, 0], batch["caption_id"], batch["caption_ids"]
+    matches = (known.unsqueeze(2) == own).any(1)
+    assert torch.equal(matches, labels.unsqueeze(1) == labels) and len(labels.unique()) == 3
+
+
+def test_a_tuned_model_is_evaluated_on_both_with_their_harmonic_mean(tuned, capsys):
+    sets = [f"wds:{tuned / 'few' / name}" for name in ("base", "novel")]
+    out = tuned / "results.json"
+    base, _, novel, _ = evaluation.main(["--model", f"local-dir:{tuned / 'run/model'}", "--dataset", *sets, "--out",
+                                         str(out), "--similarity", "vacsr", "mean", "--intervals", "50"])  # fmt: skip
+    lines = capsys.readouterr().out.splitlines()
+    a, b = base.value, novel.value
+    want = statistics.harmonic_mean([a, b])
+    start = lines.index("base and novel classes, harmonic mean")
+    figures = f"  base {100 * a:5.2f}  novel {100 * b:5.2f}  H {100 * want:5.2f} ["
+    assert f"  {'acc1':<21}{figures}" in lines[start + 1]
+    assert all("  vacsr  " in line for line in lines[start + 1 : start + 3])
+    assert all("  mean  " in line for line in lines[start + 3 : start + 5]) and not lines[start + 5]
+    first, _, second, _ = (x["info"]["harmonic_mean"] for x in json.loads(out.read_text()))
+    assert first == second and first["acc1"][0] == pytest.approx(want)
+    by_class = [result.metrics["mean_per_class_recall"] for result in (base, novel)]
+    assert first["mean_per_class_recall"][0] == pytest.approx(statistics.harmonic_mean(by_class))
+    value, low, high = first["acc1"]
+    assert low <= value <= high and low < high
+
+
+def test_a_part_alone_has_no_harmonic_mean(tuned, capsys):
+    evaluation.main(["--model", f"local-dir:{tuned / 'run/model'}", "--dataset", f"wds:{tuned / 'few/base'}"])
+    assert "harmonic" not in capsys.readouterr().out

@@ -1,0 +1,208 @@
+"""Which prompts a class is made of: rules by hand, mixtures by the command, a choice that no image makes for itself."""
+from __future__ import annotations
+
+import json
+import statistics
+from dataclasses import replace
+
+import miniatures as mini
+import pytest
+import torch
+
+from prolip.evaluation.__main__ import main
+from prolip.evaluation.datasets.wds import open_wds
+from prolip.evaluation.kinds import best_prompts
+from prolip.evaluation.task import compute_features, evaluate_dataset, study_features
+from prolip.evaluation.zero_shot import PromptRule, mix_groups
+from prolip.gaussian import Gaussian
+from prolip.methods import find_score
+
+TRACES = [[5.0, 1.0, 3.0, 3.0], [2.0, 2.0, 2.0, 2.0], [1.0, 2.0, 3.0, 40.0]]
+#: Prompts that differ in length, and so in what a random model makes of them.
+TEMPLATES = ("{c}", "a photo of a {c}.", "this is the {c} of a friend of mine", "{c} {c}")
+
+
+def kept(word: str, traces=TRACES) -> list[list[int]]:
+    """Which prompts count, and that those which do count alike."""
+    weights = PromptRule.parse(word).weights(torch.tensor(traces))
+    rows = [row.nonzero().flatten().tolist() for row in weights]
+    for row, chosen in zip(weights, rows):
+        torch.testing.assert_close(row[chosen], torch.full((len(chosen),), 1 / len(chosen)))
+    return rows
+
+
+def test_rules_keep_the_prompts_that_they_say():
+    everything = [[0, 1, 2, 3]] * 3
+    assert kept("all") == kept("certain:4") == everything
+    assert kept("certain:1") == [[1], [0], [0]]
+    assert kept("certain:2") == [[1, 2], [0, 1], [0, 1]]  # of equal ones the first
+    assert kept("certain:3") == [[1, 2, 3], [0, 1, 2], [0, 1, 2]]
+    for k in (-0.5, 0.0, 1.0, 1.5):
+        want = []
+        for row in TRACES:
+            bound = statistics.fmean(row) + k * statistics.pstdev(row)
+            want.append([i for i, x in enumerate(row) if x <= bound])
+        assert kept(f"below:{k}") == want
+    assert kept("below:-9") == [[1], [0, 1, 2, 3], [0]]  # never none
+    thirds = [[0.1, 0.1, 0.1]]
+    assert kept("below:0", thirds) == [[0, 1, 2]]  # whose mean in float32 is less than each
+
+
+@pytest.mark.parametrize("word", ["", "some", "all:1", "certain", "certain:0", "certain:1.5", "below", "below:x",
+                                  "below:nan", "best:3"])  # fmt: skip
+def test_other_words_are_refused(word):
+    with pytest.raises(ValueError, match="chooses no prompts"):
+        PromptRule.parse(word)
+
+
+def test_more_prompts_than_there_are_is_refused():
+    with pytest.raises(ValueError, match="certain:5 of 4 prompts"):
+        PromptRule.parse("certain:5").weights(torch.tensor(TRACES))
+
+
+def test_classes_are_mixed_by_the_weights_of_each():
+    z = Gaussian(torch.randn(5, 3), torch.randn(5, 3))
+    weights = {2: [0.25, 0.75], 3: [0.0, 0.5, 0.5]}
+    got = mix_groups(z, [2, 3], False, lambda part: torch.tensor([weights[part.mean.shape[1]]]))
+    for row, rows in enumerate((slice(0, 2), slice(2, 5))):
+        w = torch.tensor(weights[rows.stop - rows.start]).unsqueeze(1)
+        torch.testing.assert_close(got.mean[row], (w * z.mean[rows]).sum(0))
+        torch.testing.assert_close(got.var[row], (w * z.var[rows]).sum(0))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return mini.wds_classification(tmp_path_factory.mktemp("prompts") / "wds_birds", templates=TEMPLATES, images=42)
+
+
+@pytest.mark.parametrize("word", ["certain:2", "below:0.3"])
+def test_features_hold_the_mixture_of_the_kept_prompts(data, ours, word):
+    dataset = open_wds(data)
+    got = compute_features(dataset, ours, prompts=PromptRule.parse(word))
+    plain = compute_features(dataset, ours)
+    assert got.text_key != plain.text_key and got.dataset.info["prompts"] == word
+    assert torch.equal(got.image.mean, plain.image.mean) and not torch.allclose(got.text.mean, plain.text.mean)
+    for row, name in enumerate(mini.CLASSES):
+        z = ours.embed_texts([template.replace("{c}", name) for template in TEMPLATES])
+        traces = z.trace.tolist()
+        bound = sorted(traces)[1] if word == "certain:2" else statistics.fmean(traces) + 0.3 * statistics.pstdev(traces)
+        chosen = [i for i, trace in enumerate(traces) if trace <= bound]
+        assert 0 < len(chosen) < 4
+        mean = z.mean[chosen].mean(0)
+        torch.testing.assert_close(got.text.mean[row], mean / mean.norm(), atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(got.text.var[row], z.var[chosen].mean(0))
+
+
+def by_hand(features, prompts, labels):
+    """Best counts on each half in loops, and the prediction of every image by the choice of the half it is not in."""
+    score, classes, count = find_score("csd")(), len(prompts.mean), prompts.mean.shape[1]
+    order = [sorted(range(count), key=lambda i: prompts.trace[c, i].item()) for c in range(classes)]
+
+    def mixed(counts):
+        rows = [order[c][: counts[c]] for c in range(classes)]
+        mean = torch.stack([prompts.mean[c, rows[c]].mean(0) for c in range(classes)])
+        var = torch.stack([prompts.var[c, rows[c]].mean(0) for c in range(classes)])
+        return Gaussian(mean / mean.norm(dim=1, keepdim=True), var.log())
+
+    first = best_prompts.halves(features.keys, labels).tolist()
+    nearest = {k: score.pairwise(features.image, mixed([k] * classes)).argmax(1).tolist() for k in range(1, count + 1)}
+    predicted = [None] * len(labels)
+    for own in (True, False):
+        best = []
+        for c in range(classes):
+            judges = [i for i, label in enumerate(labels.tolist()) if label == c and first[i] != own]
+            best.append(max(range(1, count + 1), key=lambda k: (sum(nearest[k][i] == c for i in judges), k)))
+        scores = score.pairwise(features.image, mixed(best))
+        for i in range(len(labels)):
+            if first[i] == own:
+                predicted[i] = int(scores[i].argmax())
+    return torch.tensor(predicted)
+
+
+@pytest.fixture
+def features(data, ours):
+    """Of a set whose images and prompts lie anywhere, so that every number of prompts classifies other images right."""
+    found = compute_features(open_wds(data), ours, prompts=PromptRule.parse("best"))
+    assert found.prompts.mean.shape == (7, 4, 32) and found.image.mean.shape == (42, 32)
+    g = torch.Generator().manual_seed(0)
+
+    def anywhere(*shape):
+        points, spread = (torch.randn(*shape, 32, generator=g) for _ in range(2))
+        return Gaussian(torch.nn.functional.normalize(points, dim=-1), 0.1 * spread - 6)
+
+    image, prompts = anywhere(42), anywhere(7, 9)
+    return replace(found, image=image, prompts=prompts)
+
+
+def test_the_best_prompts_of_a_class_are_chosen_by_the_images_that_are_not_scored_by_them(features):
+    result = evaluate_dataset(features.dataset, features, "csd", confusion=True)
+    predicted = by_hand(features, features.prompts, features.labels)
+    assert result.metrics["acc1"] == pytest.approx((predicted == features.labels).double().mean().item())
+    confusion = torch.zeros(len(mini.CLASSES), len(mini.CLASSES), dtype=torch.long)
+    for label, guess in zip(features.labels.tolist(), predicted.tolist()):
+        confusion[label, guess] += 1
+    assert result.info["confusion"] == confusion.tolist()
+    assert result.info["prompts"] == best_prompts.CHOSEN
+    with pytest.raises(ValueError, match="no study of them"):
+        study_features(features)
+
+
+def test_no_image_has_a_part_in_the_choice_that_it_is_scored_by(features):
+    labels, score = features.labels, find_score("csd")()
+
+    def chosen(mean):
+        image = Gaussian(mean, features.image.log_var)
+        return list(best_prompts.cross_fitted(replace(features, image=image), features.prompts, labels, score))
+
+    other = features.image.mean
+    before = chosen(other)
+    for number, (rows, text) in enumerate(before):
+        mean = other.clone()
+        mean[rows] = other[rows].flip(0)
+        after = chosen(mean)
+        assert torch.equal(after[number][1].mean, text.mean)
+        assert not torch.equal(after[1 - number][1].mean, before[1 - number][1].mean)
+    assert sorted(torch.cat([rows for rows, _ in before]).tolist()) == list(range(len(labels)))
+
+
+def test_halves_take_every_other_image_of_a_class_whatever_the_order():
+    keys, labels = tuple(f"k{i}" for i in range(21)), torch.arange(21) % 4
+    first = best_prompts.halves(keys, labels)
+    for c in range(4):
+        assert abs(2 * int(first[labels == c].sum()) - int((labels == c).sum())) <= 1
+    turned = best_prompts.halves(keys[::-1], labels.flip(0))
+    assert torch.equal(turned.flip(0), first)
+    assert best_prompts.best_counts(torch.zeros(3, 2, dtype=torch.bool), torch.tensor([0, 0]), 2).tolist() == [3, 3]
+
+
+def test_the_command_names_the_rule_and_keeps_what_it_gives_apart(tmp_path, data, folder, capsys):
+    words = ["--model", folder, "--dataset", f"wds:{data}", "--save-features", str(tmp_path)]
+    plain, few = main(words)[0], main([*words, "--prompts", "certain:1"])[0]
+    assert "prompts: certain:1" in capsys.readouterr().out and few.info["prompts"] == "certain:1"
+    again = {result.info.get("prompts", "all"): result.metrics for result in main(["--features", str(tmp_path)])}
+    assert again == {"all": plain.metrics, "certain:1": few.metrics}
+    capsys.readouterr()
+    out = tmp_path / "out.json"
+    main([*words[:4], "--prompts", "best", "--out", str(out)])
+    assert "chosen by one half of the labelled images for the other" in capsys.readouterr().out
+    assert json.loads(out.read_text())[0]["info"]["prompts"] == best_prompts.CHOSEN
+
+
+def test_what_has_no_prompts_to_choose_from_is_refused(tmp_path, data, folder, theirs, capsys):
+    def refused(*words):
+        with pytest.raises(SystemExit) as ended:
+            main(list(words))
+        assert ended.value.code == 2
+        return capsys.readouterr().err
+
+    words = ["--model", folder, "--dataset", f"wds:{data}"]
+    assert "certain:9 of 4 prompts" in refused(*words, "--prompts", "certain:9")
+    assert "drop --uncertainty" in refused(*words, "--prompts", "best", "--uncertainty")
+    assert "drop --prompts" in refused("--features", str(tmp_path), "--prompts", "certain:1")
+    pairs, many = mini.wds_retrieval(tmp_path / "wds_pairs"), mini.wds_multilabel(tmp_path / "wds_many")
+    assert "retrieval set, which has no prompts" in refused(*words, f"wds:{pairs}", "--prompts", "below:0")
+    assert "multilabel set" in refused(*words, f"wds:{many}", "--prompts", "best")
+    result = main(["--model", folder, "--dataset", f"wds:{many}", "--prompts", "certain:1"])[0]
+    assert result.info["prompts"] == "certain:1"
+    with pytest.raises(ValueError, match="gives points"):
+        compute_features(open_wds(data), theirs, prompts=PromptRule.parse("certain:1"))
