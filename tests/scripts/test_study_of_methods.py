@@ -49,7 +49,7 @@ def runs(tmp_path_factory) -> Path:
 def test_what_has_ended_is_not_trained_again_and_keeps_no_checkpoint(runs, monkeypatch, capsys):
     before = {path: path.stat().st_mtime_ns for path in runs.glob("*/eval.json")}
     names = ["siglip", "vse", "siglip-20", "vse-20", *(f"siglip-by-{weight}" for weight in study.SOURCES["siglip"])]
-    assert {path.parent.name for path in before} == {f"{name}-s{seed}" for seed in (0, 1) for name in names}
+    assert {path.parent.name for path in before} >= {f"{name}-s{seed}" for seed in (0, 1) for name in names}
     assert not list(runs.glob("*/checkpoints")) and (runs / "siglip-s0/model").is_dir()
     assert (runs / "siglip-20-s0/noise.jsonl").exists() and not (runs / "siglip-s0/noise.jsonl").exists()
     monkeypatch.setattr(study.sweep, "train", None)
@@ -72,14 +72,15 @@ def test_tables_hold_every_method_that_was_trained_and_means_of_its_seeds(runs):
 def test_a_gain_is_the_difference_of_the_means_with_an_interval_around_it(runs):
     found = study.Runs(study.parse(["--out", str(runs), *WORDS]))
     first, second = found.results("siglip"), found.results("vse")
-    gain = study.gain(first, second, ["names/rsum", "captions/i2t/mAP@R"])
+    both = [list(map(study.statistics, results)) for results in (first, second)]
+    gain = study.gain(*both, ["names/rsum", "captions/i2t/mAP@R"])
     for key, text in gain.items():
         scale = 1 if key.endswith("rsum") else 100
         wanted = scale * (np.mean([x.metrics[key] for x in second]) - np.mean([x.metrics[key] for x in first]))
         value, low, high = (float(part.strip("[],")) for part in text.split())
         assert value == pytest.approx(wanted, abs=0.051) and low <= value <= high
-    assert study.gain(first, first, ["names/rsum"]) == {"names/rsum": "+0.0 [+0.0, +0.0]"}
-    assert study.gain(first, second[:1], ["names/rsum"]) == {"names/rsum": "-"}
+    assert study.gain(both[0], both[0], ["names/rsum"]) == {"names/rsum": "+0.0 [+0.0, +0.0]"}
+    assert study.gain(both[0], both[1][:1], ["names/rsum"]) == {"names/rsum": "-"}
 
 
 def test_tables_stand_between_the_marks_of_a_page(runs, tmp_path):
