@@ -1,5 +1,5 @@
-"""Similarities of all pairs of a tile that are no dot products: the expected likelihood kernel, without a temporary of
-pairs times width, and the match probability of points; and the uniformity of points.
+"""Similarities of all pairs of a tile: dot products; the expected likelihood kernel, without a temporary of pairs times
+width; the match probability of points. And the uniformity of points.
 """
 from __future__ import annotations
 
@@ -20,6 +20,11 @@ from prolip.measures.pairwise import check_pairwise
 
 # Numbers in a temporary (dimensions, n, m): what stays in a core's cache on CPU, what fills a device on one.
 SLICE_CPU, SLICE_DEVICE = 1 << 16, 1 << 22
+
+
+def dot_products(images: Sequence[Tensor], texts: Sequence[Tensor]) -> Tensor:
+    """Of one tensor on either side, the cosine of unit vectors: ((n, D),), ((m, D),) -> (n, m)."""
+    return images[0] @ texts[0].mT
 
 
 def elk_similarity(p: Gaussian, q: Gaussian) -> Tensor:

@@ -9,7 +9,7 @@ from open_clip.loss import ClipLoss, SigLipLoss
 from torch import Tensor, nn
 
 from prolip.gaussian import upcast, without_autocast
-from prolip.losses import softmax_loss, tiled_loss_over_ranks, transpose_over_ranks
+from prolip.losses import dot_products, softmax_loss, tiled_loss_over_ranks, transpose_over_ranks
 from prolip.methods.base import Batch, Context, KnownMatches, MeansObjective, Reps, Terms
 from prolip.utils.fields import option
 
@@ -105,7 +105,5 @@ class InfoNCEObjective(MeansObjective, KnownMatches):
             columns = transpose_over_ranks(cosine), transpose_over_ranks(positive.to(cosine.dtype)) > 0
             return torch.stack([softmax_loss(scale * x, y) for x, y in ((cosine, positive), columns)]).mean()
 
-        loss = tiled_loss_over_ranks(
-            lambda x, y: x[0] @ y[0].mT, (image,), (text,), both_ways, (scale,), self.matches(batch)
-        )
+        loss = tiled_loss_over_ranks(dot_products, (image,), (text,), both_ways, (scale,), self.matches(batch))
         return {"loss": loss, "scale": reps["scale"].detach()}

@@ -16,7 +16,7 @@ from torch import Tensor
 from prolip.data.samples.captions import stable_hash
 from prolip.flops import EncoderPass
 from prolip.gaussian import Gaussian, upcast, without_autocast
-from prolip.losses import Matches, tiled_loss_over_ranks, transpose_over_ranks, triplet_loss
+from prolip.losses import Matches, dot_products, tiled_loss_over_ranks, transpose_over_ranks, triplet_loss
 from prolip.masking import draw_noise
 from prolip.methods.base import Batch, Context, MeansObjective, Needs, PoolNeeds, Reps, Terms
 from prolip.scores import Score, Side, index_vectors
@@ -141,7 +141,7 @@ class SourceFreeObjective(MeansObjective):
 
         known = Matches(batch["caption_ids"], batch["caption_id"])
         with without_autocast(image.device):
-            value = tiled_loss_over_ranks(cosines, (image,), (text,), loss, labels=known)
+            value = tiled_loss_over_ranks(dot_products, (image,), (text,), loss, labels=known)
         return {"loss": value, "pair_weight": weight.mean()}
 
 
@@ -156,11 +156,6 @@ def freeze_unread(model: Any) -> None:
         found = torch.autograd.grad(image.sum() + text.sum(), wanted, allow_unused=True)
     for parameter, gradient in zip(wanted, found):
         parameter.requires_grad_(gradient is not None)
-
-
-def cosines(images: tuple[Tensor], texts: tuple[Tensor]) -> Tensor:
-    """Of unit means, (n, D), (m, D) -> (n, m)."""
-    return images[0] @ texts[0].mT
 
 
 def key_id(key: str) -> int:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from prolip.gaussian import upcast, without_autocast
-from prolip.losses import tiled_loss_over_ranks, transpose_over_ranks, triplet_loss
+from prolip.losses import dot_products, tiled_loss_over_ranks, transpose_over_ranks, triplet_loss
 from prolip.losses.labels import Negatives
 from prolip.methods.base import Batch, Context, MeansObjective, Reps, Terms
 from prolip.scores import MeanScore
@@ -69,7 +69,7 @@ class TripletObjective(MeansObjective):
             return torch.stack([triplet_loss(x, y, own, self.config.margin, kind) for x, y in ways]).sum()
 
         with without_autocast(image.device):
-            return {"loss": tiled_loss_over_ranks(cosines, (image,), (text,), loss)}
+            return {"loss": tiled_loss_over_ranks(dot_products, (image,), (text,), loss)}
 
 
 class VSEObjective(TripletObjective):
@@ -93,8 +93,3 @@ class CosineScore(MeanScore):
     @classmethod
     def of(cls, model: Any) -> CosineScore:
         return cls()
-
-
-def cosines(images: tuple[Tensor], texts: tuple[Tensor]) -> Tensor:
-    """Of unit means, (n, D), (m, D) -> (n, m)."""
-    return images[0] @ texts[0].mT

@@ -1,4 +1,4 @@
-"""VACSR (under review, ICLR 2026): similarity as a latent variable of every pair, by a variational adapter."""
+"""VACSR (anonymous, under review): similarity as a latent variable of every pair, by a variational adapter."""
 from __future__ import annotations
 
 from dataclasses import dataclass
