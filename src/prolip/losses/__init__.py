@@ -15,5 +15,6 @@ from prolip.losses.tiled import tiled_loss_over_ranks
 __all__ = [
     "Factors", "Matches", "csd_factors", "dot_products", "elk_similarity", "inclusion_loss", "log_match_odds",
     "matching_loss", "mean_factors", "ppcl", "ppcl_over_ranks", "pseudo_labels", "sigmoid_loss",
-    "sigmoid_loss_over_ranks", "softmax_loss", "tiled_loss_over_ranks", "transpose_over_ranks", "triplet_loss", "uniformity_over_ranks", "vib", "wasserstein2_factors", "world_size",
+    "sigmoid_loss_over_ranks", "softmax_loss", "tiled_loss_over_ranks", "transpose_over_ranks", "triplet_loss",
+    "uniformity_over_ranks", "vib", "wasserstein2_factors", "world_size",
 ]  # fmt: skip
