@@ -469,3 +469,19 @@ def test_weights_of_a_training_that_diverged_are_refused(name, value):
     state[name].view(-1)[-1] = value
     with pytest.raises(CheckpointError, match=rf"NaN or infinite values in 1 of \d+ tensors \({name}\): .* earlier"):
         load_checkpoint(model, state)
+
+
+@pytest.mark.parametrize("method", ["pcme", "pcmepp"])
+def test_scale_and_bias_of_another_method_do_not_replace_a_methods_own_start(method):
+    siglip = prolip.create_model("ProLIP-ViT-test", method_cfg={"name": "siglip"}, init_logit_bias=-7.0)
+    own = prolip.create_model("ProLIP-ViT-test", method_cfg={"name": method}, init_logit_bias=-5.0)
+    start = own.logit_scale.item(), own.logit_bias.item()
+    load_checkpoint(own, siglip.state_dict())
+    assert (own.logit_scale.item(), own.logit_bias.item()) == start
+    assert torch.equal(own.visual.class_embedding, siglip.visual.class_embedding)
+    trained = {name: x + 1 for name, x in own.state_dict().items()}
+    load_checkpoint(own, trained)
+    assert own.logit_bias.item() == start[1] + 1
+    clip = prolip.create_model("ProLIP-ViT-test", method_cfg={"name": "clip"})
+    load_checkpoint(clip, siglip.state_dict())
+    assert clip.logit_bias.item() == -7.0

@@ -81,12 +81,18 @@ class ProLIP(nn.Module):
         self._extension: Callable[[ProLIP], None] | None = None
         #: Names in the state dict of what `extend` added.
         self.added_names: frozenset[str] = frozenset()
+        self.own_starts: frozenset[str] = frozenset()
 
     def extend(self, add: Callable[[ProLIP], None]) -> None:
-        """Let a method add modules, once, which from here on belong to the model like any other part of it."""
-        before = self.state_dict().keys()
+        """Let a method add modules, once, which from here on belong to the model like any other part of it.
+
+        Where it gives scale or bias a start of its own, weights of another method do not bring theirs.
+        """
+        before, logit = self.state_dict().keys(), [name for name in self.logit_parameters() if hasattr(self, name)]
+        written = {name: getattr(self, name)._version for name in logit}
         add(self)
         self._extension, self.added_names = add, frozenset(self.state_dict().keys() - before)
+        self.own_starts = frozenset(name for name in logit if getattr(self, name)._version != written[name])
 
     def set_pixel_statistics(self, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
         """What uint8 images are normalised with; `create_model_and_transforms`' transforms do it on the CPU instead."""

@@ -105,8 +105,9 @@ def load_checkpoint(
     its position, the text projection's bias, rows of a larger vocabulary, and scale and bias if the checkpoint has no
     bias). Nothing else may be missing. image_grid: rows and columns of patches that the weights were trained with,
     which their positions do not tell; without, those of the model if there are as many, else a square. What the
-    model's method adds keeps its initial values where the weights have none of it, as they are of another method, or
-    none of a whole part beside the towers, as they are older than that.
+    model's method adds keeps its initial values where the weights have none of it, as they are of another method (and
+    so do scale and bias, where the method has a start of its own for them), or none of a whole part beside the towers,
+    as they are older than that.
     Raises `CheckpointError` naming every mismatch.
     """
     given = unwrap(source) if isinstance(source, Mapping) else read_state_dict(source, weights_only)
@@ -117,6 +118,8 @@ def load_checkpoint(
             state[name] = state[name].reshape(own[name].shape) if state[name].numel() == 1 else state[name]
     other_method, parts = not state.keys() & model.added_names, {name.partition(".")[0] for name in state}
     added = {name: own[name] for name in model.added_names if other_method or name.partition(".")[0] not in parts}
+    if other_method:
+        added |= {name: own[name] for name in model.own_starts}
     kept: set[str] = set()
     if init_uncertainty:
         state, kept = from_deterministic(state, {name: value for name, value in own.items() if name not in added})
