@@ -5,9 +5,10 @@
     python scripts/study.py --out runs/study-icons --corpus icons --methods pcmepp clip --noise 0 --jobs 2
 
 Trains what is missing, `--jobs` runs at a time. A run that has ended is not trained again, so the same command goes on
-where it was broken off. Then adapts the emoji's models to line drawings whose texts nobody paired, goes on with few
-drawings of some subgroups, and makes the tables: without --write they are printed, with it they replace those between
-the marks of the page.
+where it was broken off. First comes the backbone, a model by SigLIP's loss on the other corpus, from which all methods
+start, as the papers' do from CLIP. Then the emoji's models are adapted to line drawings whose texts nobody paired, and
+go on with few drawings of some subgroups. Last come the tables: without --write they are printed, with it they replace
+those between the marks of the page.
 Cells: the mean over seeds, and each seed in brackets. Intervals: 95%, over the queries by bootstrap, the seeds averaged
 in every draw.
 """
@@ -37,14 +38,18 @@ from prolip.evaluation.suites.emoji import recall_by_trace  # noqa: E402
 from prolip.evaluation.suites.emoji.result import CorpusResult, load  # noqa: E402
 from prolip.methods import find_method  # noqa: E402
 
-#: Method -> its flags; all else is the recipe's. VSE-infinity's first passes have all negatives.
+#: Method -> its flags; all else is the recipe's. As in the papers, an image's own caption is its one known match; but
+#: infonce is clip with all matches known. VSE-infinity's first passes have all negatives.
 METHODS = {
-    "prolip": "", "likelihood": "--pair-loss softmax", "pcme": "", "pcmepp": "", "vacsr": "", "siglip": "", "clip": "",
-    "infonce": "", "vse": "--sum-steps 50", "triplet-sum": "",
+    "prolip": "", "likelihood": "--pair-loss softmax", "pcme": "--no-known-matches", "pcmepp": "--no-known-matches",
+    "vacsr": "--no-known-matches", "siglip": "", "clip": "", "infonce": "", "vse": "--sum-steps 50", "triplet-sum": "",
 }  # fmt: skip
 #: What a method's paper changes where a share of the captions is wrong: percent -> flags.
 UNDER_NOISE = {"pcmepp": {20: "--pseudo-weight 0.01", 50: "--pseudo-weight 0"}}
 RECIPES = {"emoji": "scripts/recipes/emoji-paper.yaml", "icons": "scripts/recipes/icons.yaml"}
+#: Corpus -> where its backbone is trained, and for how long.
+BACKBONES = {"emoji": (RECIPES["icons"], "--max-steps 1750"), "icons": (RECIPES["emoji"], "--max-steps 900")}
+BACKBONE = "backbone"
 #: Model that is adapted -> how its pseudo-pairs are weighted.
 SOURCES = {"siglip": ("none", "spread", "probability"),
            "likelihood": ("none", "spread", "probability", "trace", "novelty")}  # fmt: skip
@@ -67,7 +72,7 @@ class Runs:
         self.folder, self.corpus = options.out.resolve(), options.corpus
         self.methods, self.percents, self.seeds = options.methods, options.noise, options.seeds
         self.steps, self.jobs = options.steps, options.jobs
-        self.flags, self.adapt_flags = options.flags, options.adapt_flags
+        self.flags, self.adapt_flags, self.backbone_flags = options.flags, options.adapt_flags, options.backbone_flags
         self.loaded: dict[str, CorpusResult] = {}
 
     def name(self, method: str, percent: int = 0) -> str:
@@ -82,8 +87,16 @@ class Runs:
             for method in self.methods:
                 noise = f"--noise-ratio {percent / 100} {UNDER_NOISE.get(method, {}).get(percent, '')}"
                 variants[self.name(method, percent)] = f"--method {method} {METHODS[method]} {noise if percent else ''}"
-        flags = f"--max-steps {self.steps} --warmup {max(1, self.steps // 8)} --save-frequency 0 {self.flags}"
+        start = f"--pretrained {self.folder / f'{BACKBONE}-s0' / 'model'} --warmup {max(1, self.steps // 8)}"
+        flags = f"--max-steps {self.steps} --save-frequency 0 {start} {self.flags}"
         return {"recipe": RECIPES[self.corpus], "seeds": self.seeds, "flags": flags, "variants": variants}
+
+    @property
+    def backbone(self) -> dict[str, Any]:
+        """As a sweep: the model that all start from."""
+        recipe, length = BACKBONES[self.corpus]
+        flags = f"--method siglip --save-frequency 0 {length} {self.backbone_flags}"
+        return {"recipe": recipe, "seeds": [0], "flags": flags, "variants": {BACKBONE: ""}}
 
     def adaptations(self, seed: int) -> dict[str, Any]:
         """As a sweep: those of one seed, which go on with its models."""
@@ -107,6 +120,7 @@ class Runs:
 
     def train(self) -> None:
         """All that is missing; of what has ended, checkpoints are deleted: its model and embeddings stay."""
+        sweep.train_all(self.backbone, [BACKBONE], self.folder, 1)
         sweep.train_all(self.trainings, list(self.trainings["variants"]), self.folder, self.jobs)
         for seed in self.seeds if self.sources else ():
             wanted = self.adaptations(seed)
@@ -318,6 +332,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--steps", type=int, default=600, help="of every training (default: %(default)s)")
     add("--jobs", type=int, default=1, help="runs at a time (default: %(default)s)")
     add("--flags", default="", help="further flags of every training, as one text")
+    add("--backbone-flags", default="", help="the same of the backbone's")
     add("--adapt-flags", default="", help="the same of every adaptation")
     add("--tables-only", action="store_true", help="train nothing")
     add("--tables", nargs="+", choices=list(TABLES), metavar="TABLE", help=f"some of: {', '.join(TABLES)}")

@@ -21,7 +21,9 @@ FLAGS = f"{TINY} --train-data {SHARDS} --train-num-samples 32 {SELECT} --val-dat
 #: Of adaptations; the model is the source's.
 ADAPT = (f"--precision fp32 --device cpu --workers 0 --batch-size 16 --train-data {UNSEEN} --train-num-samples 16"
          f" {SELECT} --val-data {UNSEEN} --max-steps 2 --warmup 1")  # fmt: skip
-ARGUMENTS = ["--steps", "3", "--seeds", "0", "1", "--flags", FLAGS, "--adapt-flags", ADAPT]
+BACKBONE = f"{FLAGS} --max-steps 2 --warmup 1"
+ARGUMENTS = ["--steps", "3", "--seeds", "0", "1", "--flags", FLAGS, "--adapt-flags", ADAPT, "--backbone-flags",
+             BACKBONE]  # fmt: skip
 
 
 WORDS = [*ARGUMENTS, "--noise", "0", "20", "--methods", "siglip", "vse"]
@@ -50,6 +52,7 @@ def test_what_has_ended_is_not_trained_again_and_keeps_no_checkpoint(runs, monke
     before = {path: path.stat().st_mtime_ns for path in runs.glob("*/eval.json")}
     names = ["siglip", "vse", "siglip-20", "vse-20", *(f"siglip-by-{weight}" for weight in study.SOURCES["siglip"])]
     assert {path.parent.name for path in before} >= {f"{name}-s{seed}" for seed in (0, 1) for name in names}
+    assert (runs / "backbone-s0/model").is_dir()
     assert not list(runs.glob("*/checkpoints")) and (runs / "siglip-s0/model").is_dir()
     assert (runs / "siglip-20-s0/noise.jsonl").exists() and not (runs / "siglip-s0/noise.jsonl").exists()
     monkeypatch.setattr(study.sweep, "train", None)
