@@ -485,3 +485,25 @@ def test_scale_and_bias_of_another_method_do_not_replace_a_methods_own_start(met
     clip = prolip.create_model("ProLIP-ViT-test", method_cfg={"name": "clip"})
     load_checkpoint(clip, siglip.state_dict())
     assert clip.logit_bias.item() == -7.0
+
+
+@pytest.mark.parametrize("method", ["pcme", "pcmepp", "vacsr"])
+@pytest.mark.parametrize("source", ["siglip", "OpenCLIP"])
+def test_means_of_another_method_are_what_pooled_heads_begin_with(method, source):
+    given = build(method_cfg={"name": "siglip"}) if source == "siglip" else openclip("custom")
+    own = prolip.create_model("ProLIP-ViT-test", method_cfg={"name": method})
+    with torch.no_grad():
+        for tower in (given.visual, given.text):
+            for parameter in tower.parameters():
+                parameter.normal_()
+    load_checkpoint(own, given.state_dict(), init_uncertainty=source != "siglip")
+    x = torch.randn(3, 4, 32)
+    wanted = own.visual.ln_post(x) @ own.visual.proj, own.text.text_projection(own.text.ln_final(x))
+    for tower, want in zip((own.visual, own.text), wanted):
+        head = tower.head
+        norm, projection = (head.norm, head.projection) if method == "vacsr" else (
+            head.norms["mean"], (head.globals if method == "pcme" else head.projections)["mean"])  # fmt: skip
+        torch.testing.assert_close(projection(norm(x)), want, rtol=1e-3, atol=1e-3)  # the norms' eps differ
+    trained = {name: x + 1 for name, x in own.state_dict().items()}
+    load_checkpoint(own, trained)
+    assert all(torch.equal(x, trained[name]) for name, x in own.state_dict().items())

@@ -155,6 +155,11 @@ class KnownMatches(Objective):
     def needs(cls, config: Any) -> Needs:
         return Needs(data={"known_matches": config.known_matches})
 
+    def prepare(self, batch: Batch, step: int) -> Batch:
+        """The batch, which has to have the captions' identities if they count."""
+        self.check_captions(batch)
+        return batch
+
     def check_captions(self, batch: Batch) -> None:
         """ValueError where known matches are asked for and the batch has no caption ids."""
         if self.config.known_matches and not {"caption_id", "caption_ids"} <= batch.keys():

@@ -92,11 +92,6 @@ class InfoNCEObjective(MeansObjective, KnownMatches):
         super().__init__(model, config, context)
         model.logit_bias.requires_grad_(False)
 
-    def prepare(self, batch: Batch, step: int) -> Batch:
-        """The batch, which has to have the captions' identities."""
-        self.check_captions(batch)
-        return batch
-
     def terms(self, reps: Reps, batch: Batch) -> Terms:
         """loss, and the detached scale for the log."""
         image, text, scale = (upcast(reps[name]) for name in ("image_mean", "text_mean", "scale"))

@@ -53,6 +53,20 @@ def own_words(ids: torch.Tensor, pad_id: int) -> torch.Tensor:
     return place <= torch.where(ids != pad_id, place, 0).amax(1, keepdim=True)
 
 
+def begin_as(norm: nn.LayerNorm, projection: nn.Linear, tower: Any) -> None:
+    """Give a head's norm and projection (width -> D) the weights of those that `tower` makes its means with."""
+    image = hasattr(tower, "proj")  # OpenCLIP's names
+    own_norm, own = (tower.ln_post, tower.proj) if image else (tower.ln_final, tower.text_projection)
+    linear = isinstance(own, nn.Linear)
+    with torch.no_grad():
+        norm.load_state_dict(own_norm.state_dict())
+        projection.weight.copy_(own.weight if linear else own.T)
+        if linear and own.bias is not None:
+            projection.bias.copy_(own.bias)
+        else:
+            projection.bias.zero_()
+
+
 def linear_parts(width: int, dim: int, init_log_var: float) -> nn.ModuleDict:
     """A projection to the `mean` and one to the `log_var`, which starts around `init_log_var`."""
     parts = {}

@@ -14,7 +14,7 @@ from prolip.gaussian import Gaussian, upcast, without_autocast
 from prolip.losses import log_match_odds, tiled_loss_over_ranks, uniformity_over_ranks, vib
 from prolip.masking import mix_seed
 from prolip.methods.base import Batch, Reps, Terms
-from prolip.methods.gaussians import SIDES, HeadsObjective, linear_parts, own_words
+from prolip.methods.gaussians import SIDES, HeadsObjective, begin_as, linear_parts, own_words
 from prolip.models.heads import layer_norm, project
 from prolip.scores import MatchProbabilityScore
 from prolip.utils.fields import option
@@ -78,6 +78,10 @@ class PCMEHead(nn.Module):
         self.locals = nn.ModuleDict({part: LocalAttention(width, dim) for part in parts})
         self.norms = nn.ModuleDict({part: nn.LayerNorm(width) for part in parts})
         self.norm = nn.LayerNorm(dim)
+
+    def inherit(self, tower: Any) -> None:
+        """Let the means' W g begin with the tower's own norm and projection."""
+        begin_as(self.norms["mean"], self.globals["mean"], tower)  # type: ignore[arg-type]
 
     def split(self, x: Tensor, ids: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
         """[CLS] (B, width), patches or words (B, K, width), which of them count (B, K) or None."""

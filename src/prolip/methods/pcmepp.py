@@ -15,7 +15,7 @@ from prolip.losses import matching_loss, pseudo_labels, tiled_loss_over_ranks, t
 from prolip.masking import draw_noise, mix_seed
 from prolip.measures import get_measure
 from prolip.methods.base import Batch, Context, Reps, Terms
-from prolip.methods.gaussians import HeadsObjective, linear_parts, own_words
+from prolip.methods.gaussians import HeadsObjective, begin_as, linear_parts, own_words
 from prolip.mixing import NOISE, Mix, mix_images
 from prolip.models.heads import layer_norm, project
 from prolip.models.pooling import GeneralisedPooling, pooling_weights
@@ -66,6 +66,10 @@ class PCMEppHead(nn.Module):
         self.norms = nn.ModuleDict({part: nn.LayerNorm(width) for part in ("mean", "log_var")})
         self.projections = linear_parts(width, dim, init_log_var)
         self.pools = nn.ModuleDict({part: GeneralisedPooling() for part in ("mean", "log_var")})
+
+    def inherit(self, tower: Any) -> None:
+        """Let the means begin with the tower's own norm and projection, as the paper's do."""
+        begin_as(self.norms["mean"], self.projections["mean"], tower)  # type: ignore[arg-type]
 
     def tokens(self, x: Tensor, ids: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """The tokens that are pooled, (B, K, width), and which of them are none (padding): (B, K) bool or None."""

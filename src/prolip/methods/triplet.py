@@ -10,7 +10,7 @@ from torch import Tensor
 from prolip.gaussian import upcast, without_autocast
 from prolip.losses import dot_products, tiled_loss_over_ranks, transpose_over_ranks, triplet_loss
 from prolip.losses.labels import Negatives
-from prolip.methods.base import Batch, Context, MeansObjective, Reps, Terms
+from prolip.methods.base import Batch, Context, KnownMatches, MeansObjective, Reps, Terms
 from prolip.scores import MeanScore
 from prolip.utils.fields import option
 
@@ -20,6 +20,7 @@ class TripletConfig:
     """The hinge of the sum over all negatives."""
 
     margin: float = option(0.2, "by how much a match is to be nearer than what is none")
+    known_matches: bool = option(True, "take no true caption of an image in the batch for a negative")
 
     def __post_init__(self) -> None:
         if not 0 <= self.margin <= 2:
@@ -38,7 +39,7 @@ class VSEConfig(TripletConfig):
             raise ValueError(f"sum_steps={self.sum_steps}: give 0 or more")
 
 
-class TripletObjective(MeansObjective):
+class TripletObjective(MeansObjective, KnownMatches):
     """Both ways of `losses.triplet_loss` over the cosines of the global batch; scale and bias are not trained."""
 
     statistics = ()
@@ -69,7 +70,7 @@ class TripletObjective(MeansObjective):
             return torch.stack([triplet_loss(x, y, own, self.config.margin, kind) for x, y in ways]).sum()
 
         with without_autocast(image.device):
-            return {"loss": tiled_loss_over_ranks(dot_products, (image,), (text,), loss)}
+            return {"loss": tiled_loss_over_ranks(dot_products, (image,), (text,), loss, labels=self.matches(batch))}
 
 
 class VSEObjective(TripletObjective):
@@ -79,7 +80,7 @@ class VSEObjective(TripletObjective):
 
     def prepare(self, batch: Batch, step: int) -> Batch:
         """Add whether the hardest negatives count yet."""
-        return batch | {"hardest": step >= self.config.sum_steps}
+        return super().prepare(batch, step) | {"hardest": step >= self.config.sum_steps}
 
     def negatives(self, batch: Batch) -> Negatives:
         return "hardest" if batch["hardest"] else "all"

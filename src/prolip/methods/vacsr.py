@@ -13,7 +13,7 @@ from prolip.gaussian import Gaussian, check_pair, upcast, without_autocast
 from prolip.losses import tiled_loss_over_ranks
 from prolip.masking import mix_seed
 from prolip.methods.base import Batch, Context, Reps, Terms
-from prolip.methods.gaussians import SIDES, HeadsObjective, own_words
+from prolip.methods.gaussians import SIDES, HeadsObjective, begin_as, own_words
 from prolip.models.adapter import PairNetwork, PairNoise, SimilarityAdapter
 from prolip.models.heads import layer_norm, project
 from prolip.models.pooling import GeneralisedPooling
@@ -60,6 +60,10 @@ class PooledHead(nn.Module):
         self.norm, self.projection, self.pool = nn.LayerNorm(width), nn.Linear(width, dim), GeneralisedPooling()
         nn.init.xavier_uniform_(self.projection.weight)
         nn.init.zeros_(self.projection.bias)
+
+    def inherit(self, tower: Any) -> None:
+        """Begin with the tower's own norm and projection."""
+        begin_as(self.norm, self.projection, tower)
 
     def forward(self, tokens: Tensor, z: Gaussian, ids: Tensor | None = None) -> Gaussian:
         if ids is None:  # [CLS], [UNC], patches

@@ -94,6 +94,13 @@ class ProLIP(nn.Module):
         self._extension, self.added_names = add, frozenset(self.state_dict().keys() - before)
         self.own_starts = frozenset(name for name in logit if getattr(self, name)._version != written[name])
 
+    def inherit(self) -> None:
+        """Let the heads of a method begin with what the towers have learnt, where a head says how."""
+        for tower in (self.visual, self.text):
+            begin = getattr(tower.head, "inherit", None)
+            if begin is not None:
+                begin(tower)
+
     def set_pixel_statistics(self, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
         """What uint8 images are normalised with; `create_model_and_transforms`' transforms do it on the CPU instead."""
         for name, values in (("pixel_mean", mean), ("pixel_std", std)):

@@ -88,7 +88,7 @@ class Probabilistic:
     unc_head_name: ClassVar[str]
     stem: ClassVar[tuple[str, ...]]
     #: A method's own head, see the towers. With `looks_before` it also gets `before`, the tokens that the last block
-    #: takes, and `mask`, what is hidden from them.
+    #: takes, and `mask`, what is hidden from them; `inherit(tower)` lets it begin with the tower's loaded weights.
     head: nn.Module | None
     transformer: Transformer
     named_parameters: Callable[[], Iterator[tuple[str, nn.Parameter]]]

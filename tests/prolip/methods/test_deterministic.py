@@ -34,10 +34,12 @@ METHODS = {
     "infonce": (InfoNCEConfig, InfoNCEObjective),
     "infonce-own": (partial(InfoNCEConfig, known_matches=False), InfoNCEObjective),
     "vse": (VSEConfig, VSEObjective), "vse-sum": (partial(VSEConfig, sum_steps=1), VSEObjective),
+    "vse-own": (partial(VSEConfig, known_matches=False), VSEObjective),
     "triplet-sum": (partial(TripletConfig, margin=0.5), TripletObjective),
 }  # fmt: skip
 FROZEN = dict.fromkeys(("clip", "infonce", "infonce-own", "likelihood-softmax-captions"), {"model.logit_bias"})
-FROZEN |= dict.fromkeys(("vse", "vse-sum", "triplet-sum"), {"model.logit_bias", "model.logit_scale"})
+TRIPLETS, KNOWING = ("vse", "vse-sum", "vse-own", "triplet-sum"), ("infonce", "vse", "vse-sum", "triplet-sum")
+FROZEN |= dict.fromkeys(TRIPLETS, {"model.logit_bias", "model.logit_scale"})
 
 
 def make_objective(name: str, rank: int = 0, world_size: int = 1) -> Objective:
@@ -48,14 +50,14 @@ def make_objective(name: str, rank: int = 0, world_size: int = 1) -> Objective:
 
 
 def make_batch(name: str, rows: int) -> dict[str, torch.Tensor]:
-    """The same images and texts for every method, with identities of captions for the one that asks for them."""
+    """The same images and texts for every method, with identities of captions for those that ask for them."""
     generator = torch.Generator().manual_seed(1)
     captions = (3,) if name.endswith("captions") else ()
     batch = {
         "image": torch.randn(rows, 3, 32, 32, generator=generator, dtype=torch.float64),
         "text": torch.randint(1, 1000, (rows, *captions, 12), generator=generator),
     }
-    if name == "infonce":
+    if name in KNOWING:
         batch["caption_id"], true = known_captions(rows)
         width = max(map(len, true))
         batch["caption_ids"] = torch.tensor([[*ids, *[-1] * (width - len(ids))] for ids in true])
@@ -75,6 +77,16 @@ def known_captions(rows: int) -> tuple[torch.Tensor, list[list[int]]]:
     return torch.tensor(own), true
 
 
+def known_positives(same: torch.Tensor) -> torch.Tensor:
+    own, true = known_captions(len(same))
+    positive = same.clone()
+    for i, ids in enumerate(true):
+        for j, caption in enumerate(own.tolist()):
+            positive[i, j] |= caption in ids
+    assert positive.sum() == len(same) + 3 and not torch.equal(positive, positive.T)
+    return positive
+
+
 def step(objective: Objective, batch: dict, parts: int = 1) -> tuple[dict, dict]:
     return accumulate_backward(objective, objective.prepare(batch, step=0), parts), gradients(objective)
 
@@ -85,21 +97,15 @@ def loss_by_hand(name: str, model: torch.nn.Module, batch: dict) -> torch.Tensor
         return torch.stack(each).mean()
     image, text = model.encode_image(batch["image"]).mean, model.encode_text(batch["text"]).mean
     cosine, same = image @ text.T, torch.eye(len(image), dtype=torch.bool)
-    if name in ("vse", "vse-sum", "triplet-sum"):
+    positive = known_positives(same) if name in KNOWING else same
+    if name in TRIPLETS:
         hinges = [(0.5 if name == "triplet-sum" else 0.2) + x - cosine.diagonal()[:, None] for x in (cosine, cosine.T)]
-        each = [F.relu(x).masked_fill(same, 0.0) for x in hinges]
-        return sum(x.amax(1).mean() if name == "vse" else x.sum() / len(x) for x in each)
+        each = [F.relu(x).masked_fill(known, 0.0) for x, known in zip(hinges, (positive, positive.T))]
+        return sum(x.amax(1).mean() if name in ("vse", "vse-own") else x.sum() / len(x) for x in each)
     logits = model.logit_scale.exp() * cosine
     if name not in FROZEN:
         logits = logits + model.logit_bias
         return -torch.where(same, F.logsigmoid(logits), F.logsigmoid(-logits)).sum() / len(image)
-    positive = same.clone()
-    if name == "infonce":
-        own, true = known_captions(len(image))
-        for i, ids in enumerate(true):
-            for j, caption in enumerate(own.tolist()):
-                positive[i, j] |= caption in ids
-        assert positive.sum() == len(image) + 3 and not torch.equal(positive, positive.T)
     rows, columns = logits.log_softmax(1), logits.log_softmax(0)
     ways = [[rows[i, positive[i]].mean(), columns[positive[:, i], i].mean()] for i in range(len(image))]
     return -torch.stack([x for way in ways for x in way]).mean()
@@ -169,8 +175,9 @@ def test_infonce_without_further_matches_is_clip():
     assert step(make_objective("infonce"), make_batch("infonce", 6))[0]["loss"] != want[0]["loss"]
 
 
-def test_infonce_wants_to_know_the_captions():
-    objective = make_objective("infonce")
+@pytest.mark.parametrize("name", KNOWING)
+def test_who_knows_matches_wants_to_know_the_captions(name):
+    objective = make_objective(name)
     assert objective.needs(objective.config).data == {"known_matches": True}
     with pytest.raises(ValueError, match="known_matches wants caption_id and caption_ids in the batch, which has"):
         objective.prepare(make_batch("clip", 2), step=0)

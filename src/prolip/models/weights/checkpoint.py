@@ -107,7 +107,7 @@ def load_checkpoint(
     which their positions do not tell; without, those of the model if there are as many, else a square. What the
     model's method adds keeps its initial values where the weights have none of it, as they are of another method (and
     so do scale and bias, where the method has a start of its own for them), or none of a whole part beside the towers,
-    as they are older than that.
+    as they are older than that. Of another method, heads begin with what `ProLIP.inherit` gives them.
     Raises `CheckpointError` naming every mismatch.
     """
     given = unwrap(source) if isinstance(source, Mapping) else read_state_dict(source, weights_only)
@@ -134,6 +134,8 @@ def load_checkpoint(
         raise CheckpointError(f"{place} holds NaN or infinite values in {len(lost)} of {len(state)} tensors"
                               f" ({', '.join(lost[:3])}): what trained it had diverged, give an earlier checkpoint")
     model.load_state_dict(state)
+    if other_method:
+        model.inherit()
     report = LoadReport(tuple(sorted(kept)), tuple(resized))
     aside = {*ARCHIVE_EXTRAS, *(["logit_scale"] if "logit_scale" in kept else [])}
     log.info("%s: %s", place, load_report(report, own, [name for name in given if name in aside]))
