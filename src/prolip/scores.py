@@ -285,8 +285,8 @@ def index_vectors(
     """Vectors (N, P + 1) whose inner product (or, with `distance`, smallest L2 distance) ranks a gallery as the score
     does; None where the score does not factor.
 
-    Inner product: a query [u, 1], an item [v, b]. Distance: a query [u, 0], an item as `distance_vectors`; the gallery is
-    to be given whole.
+    Inner product: a query [u, 1], an item [v, b]. Distance: a query [u, 0], an item as `distance_vectors`; the
+    gallery is to be given whole.
     """
     factors = score.factors(z, side)
     if factors is None:
