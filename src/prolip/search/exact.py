@@ -157,7 +157,8 @@ def score_all(score: Score, queries: Gaussian, chunks: Sequence[Chunk], k: int, 
     queries = queries.to(dtype)
     parts = []
     for start in range(0, len(queries.mean), 64):
-        some, found = queries.select(slice(start, start + 64)), []
+        some = queries.select(slice(start, start + 64))
+        found: list[Found] = []
         step = max(1, PAIRS // len(some.mean))
         for chunk in chunks:
             living = chunk.living

@@ -152,7 +152,7 @@ class SearchIndex:
         """Write an index without rows, and have it take the place of the one before."""
         sample = indexes.sample_of(chunks, indexes.sample_size(self.kind, total), constant)
         number = 0 if before is None else int(before["file"].split("-")[1].split(".")[0]) + 1
-        near = {"file": f"near-{number:06}.faiss", "constant": constant}
+        near: dict[str, Any] = {"file": f"near-{number:06}.faiss", "constant": constant}
         self._write(indexes.make(self.kind, sample.shape[1], sample, total), near["file"])
         self.store.write(near=near)
         if before is not None:

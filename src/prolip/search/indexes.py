@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import faiss
 import numpy as np
@@ -19,6 +20,8 @@ from prolip.scores import distance_vectors
 from prolip.search.chunks import Chunk
 
 FLAT, IVF, HNSW, PQ = KINDS = ("flat", "ivf", "hnsw", "pq")
+#: faiss by what it takes, which its stubs do not say of parameters.
+FAISS: Any = faiss
 #: Dimensions that half a byte of `pq` stands for, and vectors that a list's centre is learnt from.
 PER_CODE, PER_LIST = 4, 64
 #: Bytes of an id in a list; of a link of a graph, which has 2 M of them in its lowest layer and M in each other.
@@ -55,11 +58,11 @@ def make(kind: Kind, width: int, sample: np.ndarray, rows: int) -> faiss.Index:
     """An empty index of vectors (n, width), trained on a sample of them where its kind learns."""
     lists = min(kind.lists or lists_for(rows), len(sample))
     if kind.name == HNSW:
-        index = faiss.IndexHNSWFlat(width, kind.links, faiss.METRIC_L2)
-        index.hnsw.efConstruction = kind.building
-        return index
+        graph = faiss.IndexHNSWFlat(width, kind.links, faiss.METRIC_L2)
+        graph.hnsw.efConstruction = kind.building
+        return graph
     codes = "Flat" if kind.name == IVF else f"PQ{padded(width) // PER_CODE}x4fs"
-    index = faiss.index_factory(width if kind.name == IVF else padded(width), f"IVF{lists},{codes}", faiss.METRIC_L2)
+    index: Any = faiss.index_factory(width if kind.name == IVF else padded(width), f"IVF{lists},{codes}", faiss.METRIC_L2)
     index.cp.min_points_per_centroid = 1  # it warns below 39
     if kind.name == PQ:
         index.pq.cp.min_points_per_centroid = 1
@@ -110,11 +113,11 @@ def search(index: faiss.Index, asked: Tensor, count: int, effort: int, alive: np
     options = {}
     if alive is not None:
         bits = np.packbits(alive, bitorder="little")
-        options["sel"] = faiss.IDSelectorBitmap(bits)
+        options["sel"] = FAISS.IDSelectorBitmap(bits)
     if isinstance(index, faiss.IndexHNSW):
-        given = faiss.SearchParametersHNSW(efSearch=max(effort, count), **options)
+        given = FAISS.SearchParametersHNSW(efSearch=max(effort, count), **options)
     else:
-        given = faiss.SearchParametersIVF(nprobe=effort, **options)
+        given = FAISS.SearchParametersIVF(nprobe=effort, **options)
     vectors = fitted(index, np.ascontiguousarray(asked.numpy(), dtype=np.float32))
     return torch.from_numpy(index.search(vectors, count, params=given)[1])
 
