@@ -16,6 +16,7 @@ from tqdm import tqdm
 
 from prolip.evaluation.model import ModelCard
 from prolip.gaussian import Gaussian, concatenate
+from prolip.losses import Factors
 from prolip.measures import MEASURES, pairwise_inclusion_test, pairwise_log_inclusion
 from prolip.methods import find_score, score_from_dict
 from prolip.scores import Score, Side, index_vectors
@@ -194,13 +195,22 @@ class SearchIndex:
         """The embeddings of rows, (M, D)."""
         return gather(self.chunks, np.asarray(rows, dtype=np.int64))
 
-    def batches(self) -> Iterator[tuple[list[str], Gaussian, Tensor | None]]:
-        """Keys, Gaussians and the vectors whose inner product ranks, of all that can be found, chunk by chunk."""
+    def batches(self) -> Iterator[tuple[list[Item], Gaussian, Tensor]]:
+        """Items, Gaussians and vectors (n, P + 1) of all that can be found, chunk by chunk, for another's index.
+
+        By L2 the vectors nearest to `question_vectors` are what scores highest (`prolip.scores.distance_vectors`).
+        """
+        constant = max((entry["constant"] for entry in self.store.values["chunks"]), default=0.0)
         for chunk in self.chunks:
             rows = chunk.living
-            keys = [item["key"] for item in self.items((rows + chunk.start).tolist())]
-            vector = None if chunk.vector is None else torch.from_numpy(np.array(chunk.vector[rows]))
-            yield keys, chunk.gaussian(rows), vector
+            vectors = torch.from_numpy(indexes.vectors_of(chunk, constant)[rows])
+            yield self.items((rows + chunk.start).tolist()), chunk.gaussian(rows), vectors
+
+    def question_vectors(self, queries: Gaussian) -> Tensor:
+        """What asks for the nearest of `batches`, (Q, P + 1)."""
+        vectors = index_vectors(self.coarse, queries, gallery=False, distance=True, side=other_side(self.side))
+        assert vectors is not None
+        return vectors
 
     def search(
         self, queries: Gaussian, k: int = 10, effort: int | None = None, shortlist: int | None = None,
@@ -221,12 +231,12 @@ class SearchIndex:
         count = shortlist or (k if served else max(SHORTLIST, PER_ANSWER * k))
         if served and self.kind.name == PQ and shortlist is None:
             count = PER_ANSWER * k
-        rows = self._near_rows(queries, min(max(count, k), len(self.store)), effort, role)
-        if served:
-            found = Found(rows, self._by_vectors(queries, rows, role))
-        else:
-            some = exact.rescored(self.score, queries, rows, lambda x: gather(self.chunks, x), role)
-            found = Found(rows, some)
+        found = self._near_found(queries, min(max(count, k), len(self.store)), effort, role)
+        if not served:
+            again = exact.rescored(self.score, queries, found.rows, lambda x: gather(self.chunks, x), role)
+            found = Found(found.rows, again)
+        elif self.kind.name == PQ:
+            found = Found(found.rows, self._by_vectors(queries, found.rows))
         return exact.joined([exact.top(found, k)], k)
 
     def _check(self, queries: Gaussian, k: int, effort: int | None, shortlist: int | None) -> None:
@@ -244,10 +254,13 @@ class SearchIndex:
             self._buckets = make_buckets(self.chunks)
         return nearest_by_elk(queries, self._buckets, k)[0]
 
-    def _near_rows(self, queries: Gaussian, count: int, effort: int | None, role: Side) -> Tensor:
-        """Candidates, (Q, count): exactly those of the coarse score where there is no approximate index."""
+    def _near_found(self, queries: Gaussian, count: int, effort: int | None, role: Side) -> Found:
+        """Candidates, (Q, count), by the coarse score, exactly where there is no approximate index.
+
+        Of the squared distance d of [u, 0] and [v, sqrt(c - |v|^2 - 2 b)] the score is u.v + b = (|u|^2 + c - d) / 2.
+        """
         if self.kind.name == FLAT:
-            return exact.nearest(self.coarse, queries, self.chunks, count, role).rows
+            return exact.nearest(self.coarse, queries, self.chunks, count, role)
         if self._near is None:
             near = self.store.values["near"]
             self._near = None if near is None else self._read(near["file"], mapped=self.kind.name == indexes.IVF)
@@ -255,15 +268,23 @@ class SearchIndex:
             held = 0 if self._near is None else self._near.ntotal
             raise ValueError(f"the index holds {held} of {len(self.store)} rows: its building was broken off, go on"
                              f" with python -m prolip.search finish {self.store.folder}")  # fmt: skip
-        asked = index_vectors(self.coarse, queries.float(), gallery=False, distance=True, side=role)
-        assert asked is not None
-        return indexes.search(self._near, asked, count, effort or self.kind.effort(len(self.store)), self.store.alive)
+        own, asked = self._factors(queries.float()), self.question_vectors(queries.float())
+        effort = effort or self.kind.effort(len(self.store))
+        rows, distance = indexes.search(self._near, asked, count, effort, self.store.alive)
+        squares = own.vector.double().square().sum(1) + self.store.values["near"]["constant"]
+        scores = (squares.unsqueeze(1) - distance.double()) / 2 + own.offset.double().unsqueeze(1)
+        return Found(rows, scores.masked_fill(rows < 0, -torch.inf))
 
-    def _by_vectors(self, queries: Gaussian, rows: Tensor, role: Side) -> Tensor:
+    def _factors(self, queries: Gaussian) -> Factors:
+        """Those of queries by the coarse score."""
+        factors = self.coarse.factors(queries, other_side(self.side))
+        assert factors is not None
+        return factors
+
+    def _by_vectors(self, queries: Gaussian, rows: Tensor) -> Tensor:
         """The scores of rows of each query from the kept vectors, in float32, as float64 (Q, m)."""
-        asked = index_vectors(self.score, queries.float(), gallery=False, side=role)
-        own = self.score.factors(queries.float(), role)
-        assert asked is not None and own is not None
+        own = self._factors(queries.float())
+        asked = torch.cat([own.vector, torch.ones(len(own.vector), 1)], 1)
         out = torch.empty(rows.shape, dtype=torch.float64)
         step = max(1, exact.ELEMENTS // max(1, rows.shape[1] * asked.shape[1]))
         for start in range(0, len(rows), step):

@@ -62,7 +62,8 @@ def make(kind: Kind, width: int, sample: np.ndarray, rows: int) -> faiss.Index:
         graph.hnsw.efConstruction = kind.building
         return graph
     codes = "Flat" if kind.name == IVF else f"PQ{padded(width) // PER_CODE}x4fs"
-    index: Any = faiss.index_factory(width if kind.name == IVF else padded(width), f"IVF{lists},{codes}", faiss.METRIC_L2)
+    size = width if kind.name == IVF else padded(width)
+    index: Any = faiss.index_factory(size, f"IVF{lists},{codes}", faiss.METRIC_L2)
     index.cp.min_points_per_centroid = 1  # it warns below 39
     if kind.name == PQ:
         index.pq.cp.min_points_per_centroid = 1
@@ -104,8 +105,10 @@ def sample_size(kind: Kind, rows: int) -> int:
     return 1 if kind.name == HNSW else min(rows, max(4096, PER_LIST * (kind.lists or lists_for(rows))))
 
 
-def search(index: faiss.Index, asked: Tensor, count: int, effort: int, alive: np.ndarray | None = None) -> Tensor:
-    """Rows that are near queries [u, 0], (Q, P + 1) -> (Q, count) int64, -1 where there are fewer.
+def search(
+    index: faiss.Index, asked: Tensor, count: int, effort: int, alive: np.ndarray | None = None
+) -> tuple[Tensor, Tensor]:
+    """Rows that are near queries [u, 0], (Q, P + 1) -> (Q, count) int64, -1 where there are fewer, and L2 squared.
 
     effort: lists that are read, or candidates that a graph is walked with, `count` at least; alive: (N,) bool, rows
     that may be found, None: all.
@@ -119,7 +122,8 @@ def search(index: faiss.Index, asked: Tensor, count: int, effort: int, alive: np
     else:
         given = FAISS.SearchParametersIVF(nprobe=effort, **options)
     vectors = fitted(index, np.ascontiguousarray(asked.numpy(), dtype=np.float32))
-    return torch.from_numpy(index.search(vectors, count, params=given)[1])
+    found, rows = index.search(vectors, count, params=given)
+    return torch.from_numpy(rows), torch.from_numpy(found)
 
 
 def memory_per_item(kind: Kind, width: int) -> float:

@@ -1,12 +1,15 @@
 """Galleries of Gaussians for the tests of search: uneven, clustered, with equal items, with extreme variances."""
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 import torch.nn.functional as F
 
 from prolip.gaussian import Gaussian
 from prolip.scores import Score
 from prolip.search.chunks import Chunk, make_chunk
+from prolip.search.index import Part
 
 
 def gaussians(rows: int, dim: int = 12, seed: int = 0, spread: float = 1.0, level: float = -3.0) -> Gaussian:
@@ -39,3 +42,15 @@ def brute_force(score: Score, queries: Gaussian, gallery: Gaussian, k: int) -> t
         scores = score.pairwise(gallery.to(torch.float64), some).mT
         rows.append(scores.argsort(dim=1, descending=True, stable=True)[:, :k])
     return torch.cat(rows)
+
+
+ROWS, DIM = 1500, 16
+GALLERY, QUERIES = gaussians(ROWS, DIM, 0, 0.7, -5.0), gaussians(60, DIM, 1, 0.7, -5.0)
+
+
+def parts_of(z: Gaussian, size: int = 100, first: int = 0, start: int = 0) -> Iterator[Part]:
+    """A gallery as a source gives it, from its row `start` on; first: the number of its first key."""
+    for low in range(start, len(z.mean), size):
+        high = min(low + size, len(z.mean))
+        items = [{"key": f"k{first + row}", "path": f"p{first + row}.png"} for row in range(low, high)]
+        yield Part(items, z.select(slice(low, high)), high)

@@ -12,7 +12,7 @@ import faiss
 import numpy as np
 import pytest
 import torch
-from galleries import brute_force, gaussians
+from galleries import DIM, GALLERY, QUERIES, ROWS, brute_force, gaussians, parts_of
 
 from prolip.gaussian import Gaussian
 from prolip.measures import inclusion_test, log_inclusion
@@ -22,17 +22,6 @@ from prolip.search import index as searched
 from prolip.search import indexes
 from prolip.search.index import Part, SearchIndex
 from prolip.search.indexes import KINDS, Kind
-
-ROWS, DIM = 1500, 16
-GALLERY, QUERIES = gaussians(ROWS, DIM, 0, 0.7, -5.0), gaussians(60, DIM, 1, 0.7, -5.0)
-
-
-def parts_of(z: Gaussian, size: int = 100, first: int = 0, start: int = 0) -> Iterator[Part]:
-    """A gallery as a source gives it, from its row `start` on; first: the number of its first key."""
-    for low in range(start, len(z.mean), size):
-        high = min(low + size, len(z.mean))
-        items = [{"key": f"k{first + row}", "path": f"p{first + row}.png"} for row in range(low, high)]
-        yield Part(items, z.select(slice(low, high)), high)
 
 
 def build(folder, score=None, kind: str = "flat", z: Gaussian = GALLERY, rows: int = 400, **settings) -> SearchIndex:
