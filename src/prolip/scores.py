@@ -285,19 +285,33 @@ def index_vectors(
     """Vectors (N, P + 1) whose inner product (or, with `distance`, smallest L2 distance) ranks a gallery as the score
     does; None where the score does not factor.
 
-    Inner product: a query [u, 1], an item [v, b]. Distance: a query [u, 0], an item [v, sqrt(c - |v|^2 - 2 b)], where c
-    is the least number that leaves no root of a negative: |u - v|^2 + c - |v|^2 - 2 b = |u|^2 + c - 2 (u.v + b). The
+    Inner product: a query [u, 1], an item [v, b]. Distance: a query [u, 0], an item as `distance_vectors`; the
     gallery is to be given whole.
     """
     factors = score.factors(z, side)
     if factors is None:
         return None
     vector, offset = factors
-    if not distance:
-        last = offset if gallery else torch.ones_like(offset)
-    elif gallery:
-        room = -vector.square().sum(-1) - 2 * offset
-        last = (room - room.amin()).sqrt()
-    else:
-        last = torch.zeros_like(offset)
+    if distance and gallery:
+        return distance_vectors(factors)
+    last = offset if gallery else torch.full_like(offset, 0.0 if distance else 1.0)
     return torch.cat([vector, last.unsqueeze(-1)], -1)
+
+
+def distance_vectors(items: Factors, constant: float | None = None) -> Tensor:
+    """[v, sqrt(c - |v|^2 - 2 b)] of a gallery's factors, (N, P + 1): a query [u, 0] is nearest to what scores highest.
+
+    |u - v|^2 + c - |v|^2 - 2 b = |u|^2 + c - 2 (u.v + b). constant: c, `least_constant` or more, where a gallery comes
+    in parts; None: that of these items. ValueError where it leaves the root of a negative.
+    """
+    lengths = items.vector.square().sum(-1) + 2 * items.offset
+    room = (lengths.amax() if constant is None else constant) - lengths
+    if bool((room < 0).any()):
+        raise ValueError(f"an item wants the constant {float(lengths.max())}, and it is {constant}: make all vectors"
+                         " anew with a larger one")
+    return torch.cat([items.vector, room.sqrt().unsqueeze(-1)], -1)
+
+
+def least_constant(items: Factors) -> float:
+    """The least c of `distance_vectors`, the largest |v|^2 + 2 b of the gallery; of csd and unit means 1 - trace."""
+    return float((items.vector.square().sum(-1) + 2 * items.offset).max())

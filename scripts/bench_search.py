@@ -1,0 +1,232 @@
+"""Recall@k against queries per second of every approximate index, and of the papers' two steps, in one plot of one run.
+
+    PYTHONPATH=src python scripts/bench_search.py --plot search.png                         # 20,000 x 64
+    PYTHONPATH=src python scripts/bench_search.py --items 1000000 --dim 768 --kinds flat ivf pq --only-ours
+
+Synthetic Gaussians: unit means in clusters, traces that are lognormal, so that some items are far wider than others.
+What is right is the order of csd by exact search. Per kind of index, at several efforts:
+
+- ours: one index of [mean, sqrt(trace)], whose L2 is csd; of pq its candidates are scored again from the kept vectors;
+- two steps (PCME++ C.5): an index of the means finds K candidates, which are ranked again by their distance and the
+  trace that is kept beside; of pq from the kept vectors, too. K of 10 to 1,000.
+
+Queries are asked all at once; the fastest of `--rounds` counts. Memory is the process's peak (VmHWM) within a step,
+which counts pages of mapped files that the system may drop, and what is its own (RssAnon) at the end of the step.
+"""
+from __future__ import annotations
+
+import argparse
+import contextlib
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import faiss
+import torch
+import torch.nn.functional as F
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from prolip.gaussian import Gaussian
+from prolip.scores import CSDScore, MeanScore, Score
+from prolip.search.exact import Found
+from prolip.search.index import Part, SearchIndex
+from prolip.search.indexes import HNSW, IVF, KINDS, PQ, Kind
+from prolip.utils.style import IMAGE, TEXT, panels, styled
+
+COLOURS = {IVF: IMAGE, HNSW: TEXT, PQ: "#4f9d69"}
+#: Rows that are made, and written, at a time.
+ROWS = 65_536
+LISTS = (1, 2, 4, 8, 16, 32, 64, 128)
+EFFORTS = {IVF: LISTS, HNSW: (10, 16, 20, 24, 32, 48, 64, 96, 128, 256), PQ: LISTS}
+CANDIDATES, AGAIN = (10, 20, 50, 100, 200, 500, 1000), (10, 20, 50, 100, 200, 500, 1000)
+
+
+class Point(NamedTuple):
+    """One setting: recall@k and queries per second."""
+
+    recall: float
+    speed: float
+    setting: str
+
+
+def gaussians(count: int, args: argparse.Namespace, number: int) -> Gaussian:
+    """Rows of the synthetic gallery, or queries; number: of the part, from which its randomness follows."""
+    g = torch.Generator().manual_seed(1_000_003 * args.seed + number)
+    centres = torch.randn(args.clusters, args.dim, generator=torch.Generator().manual_seed(args.seed))
+    own = F.normalize(centres, dim=1)[torch.randint(0, args.clusters, (count,), generator=g)]
+    mean = F.normalize(own + torch.randn(count, args.dim, generator=g) / args.dim**0.5, dim=1)
+    trace = args.trace * (args.trace_spread * torch.randn(count, 1, generator=g)).exp()
+    within = 0.3 * torch.randn(count, args.dim, generator=g)
+    return Gaussian(mean, (trace / args.dim).log() + within - 0.045)
+
+
+def gallery(args: argparse.Namespace) -> Iterator[Part]:
+    for number, start in enumerate(range(0, args.items, ROWS)):
+        count = min(ROWS, args.items - start)
+        yield Part([{"key": str(start + i)} for i in range(count)], gaussians(count, args, number + 1), start + count)
+
+
+@contextlib.contextmanager
+def step(name: str, report: bool = True) -> Iterator[None]:
+    """Say how long a step took, and the memory it had at most."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak begins anew
+    started = time.perf_counter()
+    yield
+    if report:
+        peak, own = (memory(field) for field in ("VmHWM", "RssAnon"))
+        print(f"| {name} | {time.perf_counter() - started:.1f} | {peak:.2f} | {own:.2f} |", flush=True)
+
+
+def memory(field: str) -> float:
+    """10^9 bytes, of this process's status."""
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    return next(int(line.split()[1]) * 1024 / 1e9 for line in lines if line.startswith(field))
+
+
+def build(folder: Path, score: Score, kind: str, args: argparse.Namespace) -> SearchIndex:
+    index = SearchIndex.create(folder, score, args.dim, Kind(kind))
+    index.add("synthetic", gallery(args), ROWS)
+    index.finish()
+    return index
+
+
+def measure(search: Callable[[], torch.Tensor], want: torch.Tensor, args: argparse.Namespace, setting: str) -> Point:
+    """Of a search that returns rows (Q, k)."""
+    found, best = search(), float("inf")
+    clock = time.process_time if args.processor_time else time.perf_counter
+    for _ in range(args.rounds):
+        started = clock()
+        found = search()
+        best = min(best, clock() - started)
+    return Point(float((found.unsqueeze(2) == want.unsqueeze(1)).any(1).float().mean()), len(want) / best, setting)
+
+
+def ours(index: SearchIndex, queries: Gaussian, want: torch.Tensor, args: argparse.Namespace) -> list[Point]:
+    points = []
+    for effort in EFFORTS[index.kind.name]:
+        for again in AGAIN if index.kind.name == PQ else (None,):
+            setting = f"effort {effort}" + (f", {again} again" if again else "")
+            points.append(measure(lambda: index.search(queries, args.top, effort, again).rows,  # noqa: B023
+                                  want, args, setting))  # fmt: skip
+    return points
+
+
+def two_steps(
+    means: SearchIndex, traces: torch.Tensor, queries: Gaussian, want: torch.Tensor, args: argparse.Namespace
+) -> list[Point]:
+    """The distance of the means is 2 - 2 cosine, and half of csd is 1 - cosine + half of both traces."""
+
+    def search(effort: int, count: int) -> torch.Tensor:
+        near = means.search(queries, count, effort, count)
+        again = near.scores - 0.5 * traces[near.rows.clamp(min=0)]
+        best = again.topk(min(args.top, count), dim=1).indices
+        return Found(near.rows.gather(1, best), again).rows
+
+    counts = [count for count in CANDIDATES if args.top <= count <= args.items]
+    return [measure(lambda: search(effort, count), want, args, f"effort {effort}, K {count}")  # noqa: B023
+            for effort in EFFORTS[means.kind.name] for count in counts]  # fmt: skip
+
+
+def front(points: list[Point]) -> list[Point]:
+    """Those that no other beats in both recall and speed, by falling speed."""
+    out: list[Point] = []
+    for point in sorted(points, key=lambda p: (-p.speed, -p.recall)):
+        if not out or point.recall > out[-1].recall:
+            out.append(point)
+    return out
+
+
+def at_least_as_good(one: list[Point], other: list[Point], slack: float) -> bool:
+    """Whether for each point of `other` one of `one` is as fast, but for `slack`, with as much recall."""
+    return all(any(p.recall >= q.recall and p.speed >= q.speed * (1 - slack) for p in one) for q in front(other))
+
+
+@styled
+def plot(curves: dict[tuple[str, str], list[Point]], args: argparse.Namespace) -> Figure:
+    """Recall against speed: ours in full lines, two steps in broken ones, a colour per kind of index."""
+    figure, (ax,) = panels(1, 1, width=7.2, height=4.6)
+    for (kind, way), points in curves.items():
+        best = front(points)
+        broken = way == "two steps"
+        ax.plot([p.recall for p in best], [p.speed for p in best], color=COLOURS[kind], marker="s" if broken else "o",
+                markersize=4, linestyle=(0, (4, 2)) if broken else "-", label=f"{kind}, {way}")  # fmt: skip
+    finish(ax, args)
+    return figure
+
+
+def finish(ax: Axes, args: argparse.Namespace) -> None:
+    ax.set_yscale("log")
+    ax.set_xlabel(f"recall@{args.top} of csd's order")
+    ax.set_ylabel(f"queries per {'processor second' if args.processor_time else 'second'}")
+    ax.set_title(f"{args.items:,} Gaussians of {args.dim} dimensions, {torch.get_num_threads()} thread(s)")
+    ax.legend(loc="lower left")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--items", type=int, default=20_000)
+    add("--dim", type=int, default=64)
+    add("--queries", type=int, default=500)
+    add("--clusters", type=int, default=64)
+    add("--trace", type=float, default=0.05, help="the median one (default: 0.05)")
+    add("--trace-spread", type=float, default=1.0, help="standard deviation of its logarithm (default: 1)")
+    add("--top", type=int, default=10)
+    add("--kinds", nargs="+", default=[IVF, HNSW, PQ], choices=KINDS)
+    add("--only-ours", action="store_true", help="leave out the papers' two steps")
+    add("--rounds", type=int, default=3)
+    add("--threads", type=int, default=2)
+    add("--processor-time", action="store_true", help="of one thread, on a machine that does other things, too")
+    add("--seed", type=int, default=0)
+    add("--folder", help="where the indexes are kept, an empty one (default: one that is deleted)")
+    add("--plot", metavar="FILE", help="a PNG")
+    args = parser.parse_args()
+    if args.processor_time:
+        args.threads = 1
+    torch.set_num_threads(args.threads)
+    faiss.omp_set_num_threads(args.threads)
+    torch.set_grad_enabled(False)
+    with tempfile.TemporaryDirectory(prefix="bench_search_") as temporary:
+        run(args, Path(args.folder or temporary))
+
+
+def run(args: argparse.Namespace, folder: Path) -> None:
+    queries = gaussians(args.queries, args, 0)
+    print(f"{args.items:,} items, {args.dim} dimensions, {args.queries} queries, {args.threads} threads, faiss"
+          f" {faiss.__version__}\n\n| step | seconds | peak GB | own GB |\n|---|---|---|---|")  # fmt: skip
+    curves: dict[tuple[str, str], list[Point]] = {}
+    want = None
+    for kind in args.kinds:
+        with step(f"{kind}, build"):
+            index = build(folder / kind, CSDScore(), kind, args)
+        if want is None:
+            with step(f"{args.queries} queries exactly"):
+                want = index.search(queries, args.top, exactly=True).rows
+        if kind == "flat":
+            continue
+        with step(f"{kind}, {args.queries} queries"):
+            index.search(queries, args.top)
+        curves[kind, "ours"] = ours(index, queries, want, args)
+        if not args.only_ours:
+            with step(f"{kind} of means, build"):
+                means = build(folder / f"{kind}-means", MeanScore(), kind, args)
+            traces = torch.cat([chunk.gaussian().trace for chunk in means.chunks]).double()
+            curves[kind, "two steps"] = two_steps(means, traces, queries, want, args)
+    print("\n| index | way | recall | queries/s | setting |\n|---|---|---|---|---|")
+    for (kind, way), points in curves.items():
+        for p in front(points):
+            print(f"| {kind} | {way} | {p.recall:.4f} | {p.speed:.0f} | {p.setting} |")
+    for kind in args.kinds:
+        if (kind, "two steps") in curves:
+            good = at_least_as_good(curves[kind, "ours"], curves[kind, "two steps"], 0.05)
+            print(f"{kind}: ours at least as good as two steps at every speed, within 5%: {'yes' if good else 'no'}")
+    if args.plot and curves:
+        plot(curves, args).savefig(args.plot)
+
+
+if __name__ == "__main__":
+    main()

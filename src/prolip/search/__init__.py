@@ -1,0 +1,1 @@
+"""Search among Gaussians: exact and approximate indexes, queries by text and image, and refusal by risk."""

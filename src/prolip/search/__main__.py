@@ -1,0 +1,269 @@
+"""Search images, or texts, by text and image, with answers that say how sure they are.
+
+    prolip-search build runs/index --data images:photos --model local-dir:runs/demo/model --kind hnsw
+    prolip-search query runs/index --text "a red car" --top 5
+    prolip-search query runs/index --text "a red car" --risk 0.1 --calibrate questions.jsonl
+
+`python -m prolip.search` is the same. A build that was killed goes on when it is started again. docs/search.md.
+"""
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+import torch
+from tqdm import tqdm
+
+from prolip.data.faults import FaultCounter
+from prolip.evaluation.loading import load_embedder
+from prolip.evaluation.model import PRECISIONS, Embedder
+from prolip.gaussian import Gaussian
+from prolip.models.weights.checkpoint import CheckpointError
+from prolip.search import sources
+from prolip.search.answers import (
+    COMPARED,
+    Question,
+    answers_of,
+    are_pairs,
+    calibrate,
+    confidences,
+    embed,
+    read_questions,
+)
+from prolip.search.index import CHUNK, Part, SearchIndex
+from prolip.search.indexes import KINDS, Kind
+from prolip.search.planning import table
+from prolip.search.risk import Threshold
+from prolip.search.store import NAME
+from prolip.utils import console
+from prolip.utils.outputs import check_output
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser("prolip-search", description=__doc__, formatter_class=form)
+    commands = parser.add_subparsers(dest="command", required=True)
+    about = {"build": "make an index, or go on with one that was broken off", "extend": "add another source",
+             "finish": "have the approximate index hold every row", "delete": "have keys found no more",
+             "query": "ask", "plan": "how much room an index takes"}  # fmt: skip
+    made = {name: commands.add_parser(name, help=text, description=text) for name, text in about.items()}
+    for name in ("build", "extend", "finish", "delete", "query"):
+        made[name].add_argument("index", metavar="FOLDER", help="the index")
+    for name in ("build", "extend"):
+        add_source(made[name])
+    add = made["build"].add_argument
+    add("--similarity", help="csd, mean, elk or another score (default: the score of the model's method)")
+    add("--kind", default="flat", choices=KINDS, help="flat: exact; the others approximate (default: flat)")
+    add("--lists", type=int, default=0, help="of ivf and pq (default: 4 sqrt(N))")
+    add("--links", type=int, default=Kind.links, help=f"of hnsw (default: {Kind.links})")
+    made["finish"].add_argument("--anew", action="store_true", help="learn the centres again, of what is there now")
+    made["delete"].add_argument("--keys", nargs="+", required=True)
+    add_questions(made["query"])
+    for name in ("build", "extend", "query"):
+        add_model(made[name], name == "build")
+    made["plan"].add_argument("--items", type=int, default=1_000_000)
+    made["plan"].add_argument("--dim", type=int, default=768)
+    made["plan"].add_argument("--points", action="store_true", help="a deterministic model, which has no variances")
+    return parser.parse_args(arguments)
+
+
+def add_source(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--data", required=True, metavar="SOURCE", help=sources.FORMS)
+    add("--batch-size", type=int, default=128)
+    add("--workers", type=int, help="threads that decode (default: all cores but one)")
+    add("--chunk", type=int, default=CHUNK, help=f"rows that are written together (default: {CHUNK})")
+    add("--skip-damaged", action="store_true", help="leave out what cannot be read, and say what it was")
+
+
+def add_model(parser: argparse.ArgumentParser, build: bool) -> None:
+    add = parser.add_argument
+    add("--model", help="local-dir:FOLDER, hf-hub:NAME or a name" + ("" if build else " (default: the index's)"))
+    add("--pretrained", help="weights file or OpenCLIP's tag")
+    add("--tokenizer", help="another tokenizer than the model's")
+    add("--device", default="cpu")
+    add("--precision", default="fp32", choices=PRECISIONS)
+
+
+def add_questions(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--text", action="append", default=[], help="a question; may be given several times")
+    add("--image", action="append", default=[], help="a picture's path or URL as a question; likewise")
+    add("--together", action="store_true", help="each --text with the --image of its place is one question")
+    ways = parser.add_mutually_exclusive_group()
+    ways.add_argument("--wider", action="store_true", help="of what is near, what includes the question")
+    ways.add_argument("--narrower", action="store_true", help="of what is near, what the question includes")
+    add("--top", type=int, default=10, help="answers (default: 10)")
+    add("--effort", type=int, help="lists that are read, or candidates of a graph: more finds more, and takes longer")
+    add("--shortlist", type=int, help="candidates that are scored again, or looked through for wider and narrower")
+    add("--exactly", action="store_true", help="as brute force ranks, with any kind of index")
+    add("--risk", type=float, help="refuse, so that at most this share of the first answers is wrong")
+    add("--calibrate", metavar="FILE", help='questions with answers: {"text": ..., "keys": [...]} a line')
+    add("--confidence", type=float, default=0.9, help="that the risk is kept (default: 0.9)")
+    add("--json", action="store_true", help="answers as JSON lines")
+
+
+# --- building --------------------------------------------------------------------------------------------------------
+def build(args: argparse.Namespace) -> SearchIndex:
+    """Make an index of a source, or go on with it."""
+    kind, word = Kind(args.kind, args.lists, args.links), sources.split(args.data)[0]
+    check_output(args.index, folder=True)
+    if (Path(args.index) / NAME).exists():
+        index = SearchIndex(args.index)
+        addresses = [source["address"] for source in index.store.values["sources"]]
+        if index.kind != kind or addresses not in ([], [args.data]) or args.similarity not in (None, index.score.name):
+            raise FileExistsError(f"{args.index} is an index of {', '.join(addresses)}, of the kind {index.kind.name},"
+                                  f" by {index.score.name}: extend it, or give another folder")  # fmt: skip
+        return fill(index, args, None)
+    if word == "features":
+        features = sources.kept(args.data)
+        score = features.model.scored_by(args.similarity)
+        index = SearchIndex.create(args.index, score, features.image.mean.shape[1], kind, card=features.model)
+        return fill(index, args, None)
+    if args.model is None:
+        raise ValueError("--model is wanted: what the images, and the questions, are embedded by")
+    embedder = load_embedder(args.model, args.pretrained, args.device, args.precision, args.tokenizer)
+    dim = embedder.embed_texts([""]).mean.shape[1]
+    further = {"load": {name: getattr(args, name) for name in ("model", "pretrained", "tokenizer")}}
+    score, side = embedder.card.scored_by(args.similarity), sources.side_of(args.data)
+    index = SearchIndex.create(args.index, score, dim, kind, side, embedder.card, further)
+    return fill(index, args, embedder)
+
+
+def fill(index: SearchIndex, args: argparse.Namespace, embedder: Embedder | None) -> SearchIndex:
+    """Read a source from where it was left, and have the index hold it."""
+    faults = FaultCounter() if args.skip_damaged else None
+    if sources.side_of(args.data) != index.side:
+        raise ValueError(f"{args.data} gives {sources.side_of(args.data)}s, and this index has {index.side}s")
+    start, address = index.position(args.data), args.data
+    if index.is_done(address):
+        print(f"{address} is in the index already", file=sys.stderr)
+    elif sources.split(address)[0] == "features":
+        features = sources.kept(address)
+        if index.card is not None and features.model.fingerprint != index.card.fingerprint:
+            raise ValueError(f"{address} was embedded by {features.model.name}, and this index by {index.card.name}")
+        index.add(address, sources.parts_of(features, start), args.chunk)
+    else:
+        embedder = embedder or load(index, args)
+        parts = sources.read(address, embedder, args.batch_size, start, faults, args.workers)
+        index.add(address, shown(parts, start), args.chunk)
+    index.finish(progress=sys.stderr.isatty())
+    if faults is not None and faults.kinds:
+        lost = ", ".join(f"{count} {kind}" for kind, count in faults.kinds.items())
+        print(f"left out: {lost}, such as {faults.examples[0] if faults.examples else ''}", file=sys.stderr)
+    return index
+
+
+def shown(parts: Iterator[Part], start: int) -> Iterator[Part]:
+    """The same parts, counted on a terminal."""
+    with tqdm(desc="embedded", unit="", initial=start, disable=not sys.stderr.isatty()) as bar:
+        for part in parts:
+            bar.update(part.position - bar.n)
+            yield part
+
+
+def load(index: SearchIndex, args: argparse.Namespace) -> Embedder:
+    """The model of an index, or the one that is given for it. ValueError where it is another."""
+    kept = index.store.values.get("load", {})
+    name = args.model or kept.get("model")
+    if name is None:
+        raise ValueError("this index was made of kept features: give the model that made them, --model")
+    words = kept if args.model is None else vars(args)
+    embedder = load_embedder(name, words["pretrained"], args.device, args.precision, words["tokenizer"])
+    if index.card is not None and embedder.fingerprint != index.card.fingerprint:
+        raise ValueError(f"{name} is another model than made this index, {index.card.name}: its weights, settings,"
+                         " preprocessing or tokenizer differ")  # fmt: skip
+    return embedder
+
+
+# --- asking ----------------------------------------------------------------------------------------------------------
+def questions_of(args: argparse.Namespace) -> list[Question]:
+    """What is asked. ValueError for nothing, and for pairs that do not fit."""
+    if args.together:
+        if len(args.text) != len(args.image) or not args.text:
+            raise ValueError(f"--together with {len(args.text)} --text and {len(args.image)} --image: give as many")
+        return [Question(text, image) for text, image in zip(args.text, args.image)]
+    found = [Question(text) for text in args.text] + [Question(None, image) for image in args.image]
+    if not found:
+        raise ValueError("no question: give --text or --image")
+    return found
+
+
+def query(args: argparse.Namespace) -> None:
+    """Ask, refuse what is to be refused, print."""
+    questions, inclusion = questions_of(args), args.wider or args.narrower
+    if (args.risk is None) != (args.calibrate is None):
+        raise ValueError("--risk and --calibrate belong together: how much is risked, and questions with known answers")
+    if inclusion and args.risk is not None:
+        raise ValueError("--risk is of the first answer by the score, and --wider and --narrower rank by inclusion")
+    index = SearchIndex(args.index)
+    embedder = load(index, args)
+    queries, threshold = embed(questions, embedder), None
+    if args.risk is not None:
+        asked, right = read_questions(args.calibrate)
+        threshold = calibrate(index, asked, right, embedder, args.risk, 1 - args.confidence, args.effort)
+        print(threshold, file=sys.stderr)
+    if inclusion:
+        found = index.search_inclusion(queries, args.top, args.wider, args.shortlist or 1000)
+    else:
+        found = index.search(queries, args.top, args.effort, args.shortlist, args.exactly)
+    given = which_are_answered(index, queries, threshold, args.effort)
+    answers = answers_of(index, found, are_pairs(questions, index), not inclusion)
+    for question, own, answered in zip(questions, answers, given):
+        own = own if answered else []
+        if args.json:
+            print(json.dumps({"text": question.text, "image": question.image, "refused": not answered,
+                              "answers": [answer.to_dict() for answer in own]}))  # fmt: skip
+            continue
+        print(f"{question}: refused" if not answered else f"{question}:" if own else f"{question}: nothing found")
+        for place, answer in enumerate(own, 1):
+            print(f"{place:4}  {answer}")
+
+
+def which_are_answered(
+    index: SearchIndex, queries: Gaussian, threshold: Threshold | None, effort: int | None
+) -> list[bool]:
+    """Every question, or those that the threshold lets through."""
+    if threshold is None:
+        return [True] * len(queries.mean)
+    near = index.search(queries, COMPARED, effort)
+    return threshold.answers(confidences(index, queries, near)).tolist()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command: what the user can mend ends in one line and exit code 2."""
+    args = parse(arguments)
+    try:
+        if args.command == "plan":
+            print(f"{args.items:,} items of {args.dim} dimensions, csd\n")
+            print(table(args.items, args.dim, not args.points))
+            return 0
+        if args.command == "query":
+            query(args)
+            return 0
+        index = build(args) if args.command == "build" else SearchIndex(args.index)
+        if args.command == "extend":
+            fill(index, args, None)
+        elif args.command == "finish":
+            index.finish(args.anew, sys.stderr.isatty())
+        elif args.command == "delete":
+            index.delete(args.keys)
+    except (OSError, ValueError, KeyError, CheckpointError) as error:
+        print(f"error: {error.args[0] if isinstance(error, KeyError) else error}", file=sys.stderr)
+        return 2
+    print(f"{len(index):,} items in {args.index}, by {index.score.name}, {index.kind.name}")
+    return 0
+
+
+def script() -> NoReturn:
+    """`main` as a process of its own, whose output may die."""
+    torch.set_grad_enabled(False)
+    console.command(main)
+
+
+if __name__ == "__main__":
+    script()

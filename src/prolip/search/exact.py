@@ -1,0 +1,189 @@
+"""Exact search: the order is that of the score in float64, equal scores by rising row, whatever the chunks.
+
+Of a score that factors faiss finds candidates in float32; so many that none beyond them can be among the answers, by a
+bound on float32's error, are scored again in float64. Of another score every pair is scored.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import faiss
+import numpy as np
+import torch
+from torch import Tensor
+
+from prolip.gaussian import Gaussian
+from prolip.scores import Score, Side, index_vectors
+from prolip.search.chunks import Chunk, gather
+
+#: Candidates beyond twice the answers that are asked for at first.
+SPARE = 32
+#: Numbers of items that are scored again at a time, and pairs of a score that does not factor.
+ELEMENTS, PAIRS = 2**24, 2**20
+
+
+class Found(NamedTuple):
+    """Rows of the gallery, best first, int64 (Q, k), -1 where there are fewer; their scores, float64, -inf there."""
+
+    rows: Tensor
+    scores: Tensor
+
+
+def nearest(score: Score, queries: Gaussian, chunks: Sequence[Chunk], k: int, side: Side = "text") -> Found:
+    """The k best items of every query; side: what the queries are.
+
+    The chunks' vectors are those of the score where it factors; where it does not `score_all` scores every pair.
+    """
+    asked = index_vectors(score, queries.float(), gallery=False, side=side)
+    if asked is None or any(chunk.vector is None for chunk in chunks):
+        return score_all(score, queries, chunks, k, side)
+    parts = []
+    step = max(1, ELEMENTS // (queries.mean.shape[1] * (2 * k + SPARE)))
+    for start in range(0, len(asked), step):
+        some = slice(start, start + step)
+        parts.append(_nearest_of_some(score, queries.select(some), asked[some].contiguous(), chunks, k, side))
+    return joined(parts, k)
+
+
+def _nearest_of_some(
+    score: Score, queries: Gaussian, asked: Tensor, chunks: Sequence[Chunk], k: int, side: Side
+) -> Found:
+    """`nearest`, the candidates doubled for the queries for which they do not suffice."""
+    total = sum(len(chunk.living) for chunk in chunks)
+    rows = torch.full((len(asked), k), -1)
+    scores = torch.full((len(asked), k), -torch.inf, dtype=torch.float64)
+    left, count = torch.arange(len(asked)), min(total, 2 * k + SPARE)
+    while len(left) and total:
+        near = candidates(asked[left].numpy(), chunks, count)
+        some = queries.select(left)
+        again = rescored(score, some, near.rows, lambda items: gather(chunks, items), side)
+        best = top(Found(near.rows, again), k)
+        enough = torch.ones(len(left), dtype=torch.bool)
+        if count < total:
+            shift = _query_offset(score, some, side)
+            enough = near.scores[:, -1] + shift + error_bound(asked[left], chunks, near.scores[:, k - 1]) \
+                < best.scores[:, -1]  # fmt: skip
+        size = min(k, best.rows.shape[1])
+        rows[left[enough], :size], scores[left[enough], :size] = best.rows[enough], best.scores[enough]
+        left, count = left[~enough], min(total, 4 * count)
+    return Found(rows, scores)
+
+
+def candidates(asked: np.ndarray, chunks: Sequence[Chunk], count: int) -> Found:
+    """The `count` largest inner products with the chunks' vectors in float32, (Q, P + 1) -> (Q, count), float64.
+
+    count: at most the rows that are not deleted.
+    """
+    rows = torch.full((len(asked), 0), -1)
+    scores = torch.full((len(asked), 0), -torch.inf, dtype=torch.float64)
+    for chunk in chunks:
+        dead = len(chunk.mean) - len(chunk.living)
+        size = min(len(chunk.mean), count + dead)
+        if dead == len(chunk.mean):
+            continue
+        found, places = faiss.knn(asked, np.ascontiguousarray(chunk.vector), size, metric=faiss.METRIC_INNER_PRODUCT)
+        value = torch.from_numpy(found).double()
+        if chunk.alive is not None:
+            value[torch.from_numpy(~chunk.alive[places])] = -torch.inf
+        rows = torch.cat([rows, torch.from_numpy(places) + chunk.start], 1)
+        scores = torch.cat([scores, value], 1)
+        best = scores.topk(min(count, scores.shape[1]), dim=1)
+        scores, rows = best.values, rows.gather(1, best.indices)
+    return Found(rows.where(~scores.isneginf(), -1), scores)
+
+
+def error_bound(asked: Tensor, chunks: Sequence[Chunk], least: Tensor) -> Tensor:
+    """How far above its float32 inner product the score of an item that does not lie far behind may be, (Q,) float64.
+
+    A dot product of P + 1 terms is off by (P + 1) eps/2 sum |u_i v_i| in any order of summation (Jeannerod and Rump
+    2013), and its factors were rounded, and summed, in float32: (P + 64) eps (|u| |v| + |b|) is more than both. Of |b|:
+    an item whose b is below -2 (|u| |v| + |s|) scores less than s, the `least` that counts, whatever its rounding.
+    """
+    reach, lift = max(chunk.reach for chunk in chunks), max(chunk.lift for chunk in chunks)
+    length = asked[:, :-1].double().norm(dim=1) * reach
+    offset = torch.maximum(2 * (length + least.abs()), torch.tensor(lift, dtype=torch.float64))
+    return (asked.shape[1] + 64) * 2.0**-23 * (length + offset)
+
+
+def _query_offset(score: Score, queries: Gaussian, side: Side) -> Tensor:
+    """What a query adds to all its scores, (Q,)."""
+    factors = score.factors(queries.to(torch.float64), side)
+    assert factors is not None
+    return factors.offset
+
+
+def rescored(
+    score: Score, queries: Gaussian, rows: Tensor, items_of: Callable[[np.ndarray], Gaussian], side: Side = "text"
+) -> Tensor:
+    """The scores of some items of each query in float64 (float32 where networks score), (Q, m); -inf where rows are -1.
+
+    rows: (Q, m); items_of: rows (M,) -> Gaussian (M, D).
+    """
+    dtype = torch.float32 if any(True for _ in score.parameters()) else torch.float64
+    queries, other = queries.to(dtype), other_side(side)
+    asked = score.factors(queries, side)
+    out = torch.empty(rows.shape, dtype=torch.float64)
+    step = max(1, ELEMENTS // max(1, rows.shape[1] * queries.mean.shape[1]))
+    for start in range(0, len(rows), step):
+        some = rows[start : start + step]
+        items = items_of(some.clamp(min=0).flatten().numpy()).to(dtype)
+        if asked is not None:
+            given = score.factors(items, other)
+            assert given is not None
+            products = asked.vector[start : start + step].unsqueeze(1) * given.vector.unflatten(0, some.shape)
+            offsets = asked.offset[start : start + step].unsqueeze(1) + given.offset.unflatten(0, some.shape)
+            out[start : start + step] = products.sum(-1) + offsets
+            continue
+        for i in range(len(some)):
+            own = items.select(slice(i * some.shape[1], (i + 1) * some.shape[1]))
+            out[start + i] = all_scores(score, queries.select(slice(start + i, start + i + 1)), own, side)[0]
+    return out.masked_fill(rows < 0, -torch.inf)
+
+
+def all_scores(score: Score, queries: Gaussian, items: Gaussian, side: Side) -> Tensor:
+    """Scores of queries with items, (Q, N): images stand first, as a score need not be symmetric."""
+    return score.pairwise(queries, items) if side == "image" else score.pairwise(items, queries).mT
+
+
+def other_side(side: Side) -> Side:
+    """What a score compares this side with."""
+    return "text" if side == "image" else "image"
+
+
+def score_all(score: Score, queries: Gaussian, chunks: Sequence[Chunk], k: int, side: Side = "text") -> Found:
+    """The k best by scoring every pair, in bounded memory: what ranks any score."""
+    dtype = torch.float32 if any(True for _ in score.parameters()) else torch.float64
+    queries = queries.to(dtype)
+    parts = []
+    for start in range(0, len(queries.mean), 64):
+        some = queries.select(slice(start, start + 64))
+        found: list[Found] = []
+        step = max(1, PAIRS // len(some.mean))
+        for chunk in chunks:
+            living = chunk.living
+            for low in range(0, len(living), step):
+                rows = living[low : low + step]
+                values = all_scores(score, some, chunk.gaussian(rows).to(dtype), side).double()
+                places = torch.from_numpy(rows + chunk.start).expand(len(some.mean), -1)
+                found = [top(Found(*(torch.cat(x, 1) for x in zip(*found, (places, values)))), k)]
+        parts.append(found[0] if found else Found(*(torch.empty(len(some.mean), 0) for _ in range(2))))
+    return joined(parts, k)
+
+
+def top(found: Found, k: int) -> Found:
+    """The k best of each query's, equal scores by rising row: (Q, m) -> (Q, min(k, m))."""
+    by_row = found.rows.argsort(dim=1, stable=True)
+    order = found.scores.gather(1, by_row).argsort(dim=1, descending=True, stable=True)[:, :k]
+    place = by_row.gather(1, order)
+    return Found(found.rows.gather(1, place), found.scores.gather(1, place))
+
+
+def joined(parts: Sequence[Found], k: int) -> Found:
+    """Those of all queries, filled up to k."""
+    rows, scores = [], []
+    for part in parts:
+        missing = k - part.rows.shape[1]
+        rows.append(torch.nn.functional.pad(part.rows.long(), (0, missing), value=-1))
+        scores.append(torch.nn.functional.pad(part.scores.double(), (0, missing), value=-torch.inf))
+    return Found(torch.cat(rows), torch.cat(scores))

@@ -1,0 +1,317 @@
+"""A gallery that is searched: built from parts, kept in a folder, extended, thinned out, and asked."""
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, NamedTuple
+
+import faiss
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from prolip.evaluation.model import ModelCard
+from prolip.gaussian import Gaussian, concatenate
+from prolip.losses import Factors
+from prolip.measures import MEASURES, pairwise_inclusion_test, pairwise_log_inclusion
+from prolip.methods import find_score, score_from_dict
+from prolip.scores import Score, Side, index_vectors
+from prolip.search import exact, indexes
+from prolip.search.buckets import Bucket, make_buckets, nearest_by_elk
+from prolip.search.chunks import Chunk, gather, gather_vectors
+from prolip.search.exact import Found, other_side
+from prolip.search.indexes import FLAT, PQ, Kind
+from prolip.search.store import Item, Store
+
+log = logging.getLogger(__name__)
+
+#: Rows of a chunk, which is what a killed build loses at most.
+CHUNK = 4096
+#: Of a score that an index does not serve, candidates that are scored, at least; of `pq`, how many per answer.
+SHORTLIST, PER_ANSWER = 200, 10
+#: Seconds after which an approximate index that is being built is written, to go on from there.
+SAVE = 600.0
+
+
+class Part(NamedTuple):
+    """Some of what a source holds. position: how much of it was read then, in its own count."""
+
+    items: list[Item]
+    z: Gaussian
+    position: int
+
+
+class SearchIndex:
+    """Gaussians in a folder, with an index of one score.
+
+    score: what the answers are ranked by; coarse: itself where it factors, otherwise what the index serves, by which
+    the items are chosen that the score then ranks; kind: of the approximate index; side: what the gallery is of.
+    Queries are compared as the other side, whatever they are of.
+    """
+
+    def __init__(self, folder: str | os.PathLike):
+        self.store = Store(folder)
+        values = self.store.values
+        self.score: Score = score_from_dict(values["score"])
+        self.coarse: Score = score_from_dict(values["coarse"])
+        self.served: bool = values["score"] == values["coarse"]
+        self.kind, self.side = Kind(**values["kind"]), values["side"]
+        self.card: ModelCard | None = None if values["card"] is None else ModelCard(**values["card"])
+        self._forget()
+
+    @classmethod
+    def create(
+        cls, folder: str | os.PathLike, score: Score, dim: int, kind: Kind | None = None, side: Side = "image",
+        card: ModelCard | None = None, further: Mapping[str, Any] | None = None,
+    ) -> SearchIndex:  # fmt: skip
+        """An empty one of Gaussians of width `dim`; card, further: of the model, and JSON values to keep with it."""
+        some = Gaussian(torch.zeros(1, dim), torch.zeros(1, dim))
+        coarse = score if score.factors(some, side) is not None else find_score("csd")()
+        values = {
+            "score": score.to_dict(), "coarse": coarse.to_dict(), "dim": dim, "kind": asdict(kind or Kind()),
+            "side": side, "card": None if card is None else asdict(card), "sources": [], "near": None,
+            **(further or {}),
+        }  # fmt: skip
+        Store.create(folder, values)
+        return cls(folder)
+
+    def __len__(self) -> int:
+        """Items that can be found."""
+        return len(self.store) - len(self.store.deleted)
+
+    # --- building ----------------------------------------------------------------------------------------------------
+    def add(self, address: str, parts: Iterable[Part], rows: int = CHUNK) -> None:
+        """Append what a source holds, chunk by chunk; `finish` makes it findable in an approximate index.
+
+        parts: from `position(address)` on: a source that was broken off goes on there.
+        """
+        sources = [source for source in self.store.values["sources"] if source["address"] != address]
+        position, waiting = self.position(address), []
+        for part in parts:
+            waiting.append(part)
+            position = part.position
+            if sum(len(x.items) for x in waiting) >= rows:
+                self._append(waiting, [*sources, {"address": address, "position": position, "done": False}])
+                waiting = []
+        done = [*sources, {"address": address, "position": position, "done": True}]
+        if sum(len(x.items) for x in waiting):
+            self._append(waiting, done)
+        else:
+            self.store.write(sources=done)
+        self._forget()
+
+    def _append(self, parts: Sequence[Part], sources: Sequence[Mapping[str, Any]]) -> None:
+        z, items = concatenate([part.z for part in parts]), [item for part in parts for item in part.items]
+        if z.mean.shape != (len(items), self.store.values["dim"]):
+            raise ValueError(f"{len(items)} items have Gaussians {tuple(z.mean.shape)}, and this index has"
+                             f" {self.store.values['dim']} dimensions: embed them by its model")  # fmt: skip
+        if not (z.mean.isfinite().all() and not z.log_var.isnan().any()):
+            raise ValueError("an embedding is not finite: look for a diverged model")
+        self.store.append(z, items, self.coarse, self.side, sources)
+
+    def position(self, address: str) -> int:
+        """How far a source was read."""
+        return next((x["position"] for x in self.store.values["sources"] if x["address"] == address), 0)
+
+    def is_done(self, address: str) -> bool:
+        """Whether a source was read to its end."""
+        return any(x["address"] == address and x["done"] for x in self.store.values["sources"])
+
+    def finish(self, anew: bool = False, progress: bool = False) -> None:
+        """Have the approximate index hold every row; killed, it goes on with the last that was written, next time.
+
+        anew: learn its centres again, of what is there now. It is made anew, too, where a new row asks for a larger
+        constant of `distance_vectors`.
+        """
+        entries, near = self.store.values["chunks"], self.store.values["near"]
+        if self.kind.name == FLAT or not entries:
+            return
+        chunks, total = self.store.chunks(), len(self.store)
+        least = max(entry["constant"] for entry in entries)
+        if anew or near is None or least > near["constant"]:
+            if near is not None and not anew:
+                log.warning("an item's length is beyond that of all others: making the index anew")
+            near = self._begin(chunks, total, least + 1e-3 * abs(least) + 1e-6, near)
+        index, written = self._read(near["file"]), time.monotonic()
+        with tqdm(total=total, initial=index.ntotal, unit="", desc="index", disable=not progress) as bar:
+            for chunk in chunks:
+                if chunk.start < index.ntotal:
+                    continue
+                index.add(indexes.fitted(index, indexes.vectors_of(chunk, near["constant"])))
+                bar.update(len(chunk.mean))
+                if time.monotonic() - written > SAVE:
+                    self._write(index, near["file"])
+                    written = time.monotonic()
+        self._write(index, near["file"])
+        self._forget()
+
+    def _begin(self, chunks: Sequence[Chunk], total: int, constant: float, before: dict | None) -> dict[str, Any]:
+        """Write an index without rows, and have it take the place of the one before."""
+        sample = indexes.sample_of(chunks, indexes.sample_size(self.kind, total), constant)
+        number = 0 if before is None else int(before["file"].split("-")[1].split(".")[0]) + 1
+        near: dict[str, Any] = {"file": f"near-{number:06}.faiss", "constant": constant}
+        self._write(indexes.make(self.kind, sample.shape[1], sample, total), near["file"])
+        self.store.write(near=near)
+        if before is not None:
+            (self.store.folder / before["file"]).unlink(missing_ok=True)
+        return near
+
+    def _write(self, index: faiss.Index, name: str) -> None:
+        beside = self.store.folder / f".{name}"
+        faiss.write_index(index, str(beside))
+        os.replace(beside, self.store.folder / name)
+
+    def _read(self, name: str, mapped: bool = False) -> faiss.Index:
+        path = str(self.store.folder / name)
+        return faiss.read_index(path, faiss.IO_FLAG_MMAP) if mapped else faiss.read_index(path)
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """Have these keys found no more. KeyError, and nothing is deleted, where one is not there."""
+        self.store.delete(keys)
+        self._forget()
+
+    def _forget(self) -> None:
+        self._chunks: list[Chunk] | None = None
+        self._near: faiss.Index | None = None
+        self._buckets: list[Bucket] | None = None
+
+    # --- asking ------------------------------------------------------------------------------------------------------
+    @property
+    def chunks(self) -> list[Chunk]:
+        """The gallery, mapped."""
+        if self._chunks is None:
+            self._chunks = self.store.chunks()
+        return self._chunks
+
+    def items(self, rows: Sequence[int]) -> list[Item]:
+        """What is known of rows."""
+        return self.store.items(rows)
+
+    def gaussians(self, rows: Sequence[int]) -> Gaussian:
+        """The embeddings of rows, (M, D)."""
+        return gather(self.chunks, np.asarray(rows, dtype=np.int64))
+
+    def batches(self) -> Iterator[tuple[list[Item], Gaussian, Tensor]]:
+        """Items, Gaussians and vectors (n, P + 1) of all that can be found, chunk by chunk, for another's index.
+
+        By L2 the vectors nearest to `question_vectors` are what scores highest (`prolip.scores.distance_vectors`).
+        """
+        constant = max((entry["constant"] for entry in self.store.values["chunks"]), default=0.0)
+        for chunk in self.chunks:
+            rows = chunk.living
+            vectors = torch.from_numpy(indexes.vectors_of(chunk, constant)[rows])
+            yield self.items((rows + chunk.start).tolist()), chunk.gaussian(rows), vectors
+
+    def question_vectors(self, queries: Gaussian) -> Tensor:
+        """What asks for the nearest of `batches`, (Q, P + 1)."""
+        vectors = index_vectors(self.coarse, queries, gallery=False, distance=True, side=other_side(self.side))
+        assert vectors is not None
+        return vectors
+
+    def search(
+        self, queries: Gaussian, k: int = 10, effort: int | None = None, shortlist: int | None = None,
+        exactly: bool = False,
+    ) -> Found:  # fmt: skip
+        """The k best items of every query, (Q, D) -> (Q, k).
+
+        effort: lists that are read (`ivf`, `pq`), or candidates that a graph is walked with; shortlist: how many of
+        what the index finds are scored again, by default k, 10 k of `pq`, and 200 of a score that an index does not
+        serve; exactly: as brute force ranks them, by any kind, and of `flat` without a shortlist always.
+        """
+        self._check(queries, k, effort, shortlist)
+        if not self.chunks:
+            return exact.joined([Found(torch.zeros(len(queries.mean), 0), torch.zeros(len(queries.mean), 0))], k)
+        role, served = other_side(self.side), self.served
+        if exactly or (self.kind.name == FLAT and (served or shortlist is None)):
+            return self._exactly(queries, k, role)
+        count = shortlist or (k if served else max(SHORTLIST, PER_ANSWER * k))
+        if served and self.kind.name == PQ and shortlist is None:
+            count = PER_ANSWER * k
+        found = self._near_found(queries, min(max(count, k), len(self.store)), effort, role)
+        if not served:
+            again = exact.rescored(self.score, queries, found.rows, lambda x: gather(self.chunks, x), role)
+            found = Found(found.rows, again)
+        elif self.kind.name == PQ:
+            found = Found(found.rows, self._by_vectors(queries, found.rows))
+        return exact.joined([exact.top(found, k)], k)
+
+    def _check(self, queries: Gaussian, k: int, effort: int | None, shortlist: int | None) -> None:
+        if queries.mean.ndim != 2 or queries.mean.shape[1] != self.store.values["dim"]:
+            raise ValueError(f"queries {tuple(queries.mean.shape)} for an index of {self.store.values['dim']}"
+                             " dimensions: embed them by its model")  # fmt: skip
+        if k < 1 or (effort is not None and effort < 1) or (shortlist is not None and shortlist < 1):
+            raise ValueError(f"{k} answers, effort {effort}, shortlist {shortlist}: give 1 or more of each")
+
+    def _exactly(self, queries: Gaussian, k: int, role: Side) -> Found:
+        if getattr(self.score, "measure", None) is not MEASURES["elk"]:
+            search = exact.nearest if self.served else exact.score_all
+            return search(self.score, queries, self.chunks, k, role)
+        if self._buckets is None:
+            self._buckets = make_buckets(self.chunks)
+        return nearest_by_elk(queries, self._buckets, k)[0]
+
+    def _near_found(self, queries: Gaussian, count: int, effort: int | None, role: Side) -> Found:
+        """Candidates, (Q, count), by the coarse score, exactly where there is no approximate index.
+
+        Of the squared distance d of [u, 0] and [v, sqrt(c - |v|^2 - 2 b)] the score is u.v + b = (|u|^2 + c - d) / 2.
+        """
+        if self.kind.name == FLAT:
+            return exact.nearest(self.coarse, queries, self.chunks, count, role)
+        if self._near is None:
+            near = self.store.values["near"]
+            self._near = None if near is None else self._read(near["file"], mapped=self.kind.name == indexes.IVF)
+        if self._near is None or self._near.ntotal < len(self.store):
+            held = 0 if self._near is None else self._near.ntotal
+            raise ValueError(f"the index holds {held} of {len(self.store)} rows: its building was broken off, go on"
+                             f" with python -m prolip.search finish {self.store.folder}")  # fmt: skip
+        own, asked = self._factors(queries.float()), self.question_vectors(queries.float())
+        effort = effort or self.kind.effort(len(self.store))
+        rows, distance = indexes.search(self._near, asked, count, effort, self.store.alive)
+        squares = own.vector.double().square().sum(1) + self.store.values["near"]["constant"]
+        scores = (squares.unsqueeze(1) - distance.double()) / 2 + own.offset.double().unsqueeze(1)
+        return Found(rows, scores.masked_fill(rows < 0, -torch.inf))
+
+    def _factors(self, queries: Gaussian) -> Factors:
+        """Those of queries by the coarse score."""
+        factors = self.coarse.factors(queries, other_side(self.side))
+        assert factors is not None
+        return factors
+
+    def _by_vectors(self, queries: Gaussian, rows: Tensor) -> Tensor:
+        """The scores of rows of each query from the kept vectors, in float32, as float64 (Q, m)."""
+        own = self._factors(queries.float())
+        asked = torch.cat([own.vector, torch.ones(len(own.vector), 1)], 1)
+        out = torch.empty(rows.shape, dtype=torch.float64)
+        step = max(1, exact.ELEMENTS // max(1, rows.shape[1] * asked.shape[1]))
+        for start in range(0, len(rows), step):
+            some = rows[start : start + step]
+            items = torch.from_numpy(gather_vectors(self.chunks, some.clamp(min=0).flatten().numpy()))
+            products = (items.unflatten(0, some.shape) @ asked[start : start + step].unsqueeze(2)).squeeze(2)
+            out[start : start + step] = products + own.offset[start : start + step].unsqueeze(1)
+        return out.masked_fill(rows < 0, -torch.inf)
+
+    def search_inclusion(self, queries: Gaussian, k: int = 10, wider: bool = True, shortlist: int = 1000) -> Found:
+        """Items near a query that include it (`wider`), or that it includes, (Q, D) -> (Q, k), fewer where there are.
+
+        Of the `shortlist` best by the index those are kept that pass `inclusion_test`, and ranked by `log_inclusion`:
+        the test also grows with the distance of the means, so that it says of a pair which is the wider, but not which
+        of many is the best. ValueError for points.
+        """
+        near = self.search(queries, shortlist)
+        parts = []
+        for i in range(len(near.rows)):
+            rows = near.rows[i][near.rows[i] >= 0]
+            query, items = queries.select(slice(i, i + 1)).to(torch.float64), self.gaussians(rows.tolist())
+            if bool(items.log_var.isneginf().any() or query.log_var.isneginf().any()):
+                raise ValueError("points include nothing: wider and narrower want a probabilistic model")
+            items = items.to(torch.float64)
+            inner, outer = (query, items) if wider else (items, query)
+            included = pairwise_inclusion_test(inner, outer).flatten() > 0
+            scores = pairwise_log_inclusion(inner, outer).flatten()
+            kept = exact.top(Found(rows[included].unsqueeze(0), scores[included].unsqueeze(0)), k)
+            parts.append(exact.joined([kept], k))
+        return exact.joined(parts, k)

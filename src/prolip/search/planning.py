@@ -1,0 +1,38 @@
+"""How much room an index takes, before it is built."""
+from __future__ import annotations
+
+from prolip.search.indexes import FLAT, KINDS, Kind, lists_for, memory_per_item, padded, sample_size
+
+#: Bytes of a row's key, path and captions, about, and of its hash and its place in the file.
+ITEM, BESIDE = 120, 16
+
+
+def disk_per_item(kind: Kind, dim: int, probabilistic: bool = True, width: int | None = None) -> float:
+    """Bytes of an item on disk: vectors, variances, what is known of it, and its part of the index.
+
+    width: of the vectors, dim + 1 (csd) without; those of other scores have the means beside them.
+    """
+    vectors = 4 * (dim + 1) if width is None else 4 * (width + dim)
+    return vectors + 4 * dim * probabilistic + ITEM + BESIDE + memory_per_item(kind, width or dim + 1)
+
+
+def building_bytes(kind: Kind, dim: int, items: int, chunk: int = 4096) -> float:
+    """Bytes of memory that building an index takes at most, beside the process and its model: the sample that it learns
+    from, in three copies (vectors, with zeros, normal to its centres), its centres and rows, and a chunk."""
+    width = dim + 1
+    sample = 0 if kind.name == FLAT else 3 * 4 * padded(width) * sample_size(kind, items)
+    return sample + memory_per_item(kind, width) * items + 6 * 4 * width * chunk
+
+
+def table(items: int, dim: int, probabilistic: bool = True) -> str:
+    """A row for every kind."""
+    rows = ["| kind | memory per item, bytes | memory, GB | disk, GB | most memory while building, GB | lists |",
+            "|---|---|---|---|---|---|"]  # fmt: skip
+    for name in KINDS:
+        kind = Kind(name)
+        memory = memory_per_item(kind, dim + 1)
+        disk = disk_per_item(kind, dim, probabilistic) * items
+        lists = lists_for(items) if name in ("ivf", "pq") else "-"
+        held = f"{memory:.0f} | {memory * items / 1e9:.2f}" if name != FLAT else "0 (mapped) | 0"
+        rows.append(f"| {name} | {held} | {disk / 1e9:.1f} | {building_bytes(kind, dim, items) / 1e9:.1f} | {lists} |")
+    return "\n".join(rows)

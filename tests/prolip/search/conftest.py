@@ -1,0 +1,42 @@
+"""A small model and pictures for the tests of the command."""
+from __future__ import annotations
+
+import pytest
+import torch
+from squares import COLOURS, picture
+from webdataset import TarWriter
+
+import prolip
+from prolip.models.weights.checkpoint import save_pretrained
+
+
+@pytest.fixture(scope="session")
+def small_model(tmp_path_factory) -> str:
+    """`local-dir:` address of a random model whose traces differ."""
+    torch.manual_seed(0)
+    model = prolip.create_model("ProLIP-ViT-test", init_unc_bias=-4.0, init_unc_gain=1.0)
+    return f"local-dir:{save_pretrained(model, tmp_path_factory.mktemp('searching_model'))}"
+
+
+@pytest.fixture(scope="session")
+def photos(tmp_path_factory):
+    """A folder of pictures in two folders, one file in it that is none."""
+    folder = tmp_path_factory.mktemp("photos")
+    for number, colour in enumerate(COLOURS):
+        place = folder / ("warm" if number % 2 else "cold") / f"{colour}.png"
+        place.parent.mkdir(exist_ok=True)
+        place.write_bytes(picture(colour))
+    (folder / "notes.txt").write_text("no picture")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def shards(tmp_path_factory):
+    """Two shards with captions, of the same keys."""
+    folder = tmp_path_factory.mktemp("shards")
+    for number in range(2):
+        with TarWriter(str(folder / f"{number}.tar"), encoder=False) as writer:
+            for row, colour in enumerate(COLOURS[6 * number : 6 * number + 6]):
+                captions = f"a {colour} square\n{colour}"
+                writer.write({"__key__": f"s{row}", "png": picture(colour), "txt": captions.encode()})
+    return folder

@@ -1,0 +1,168 @@
+"""Flat and bucket search: the order of brute force, whatever the variances, the chunks and what was deleted."""
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from galleries import brute_force, gaussians, in_chunks, with_twins
+
+from prolip.gaussian import Gaussian
+from prolip.losses import csd_factors
+from prolip.measures import pairwise_csd, pairwise_elk
+from prolip.methods import find_score
+from prolip.scores import TrueMatchScore, distance_vectors, index_vectors, least_constant
+from prolip.search.buckets import bucket_bounds, item_bounds, make_buckets, nearest_by_elk
+from prolip.search.exact import candidates, error_bound, nearest, score_all
+
+SCORES = {name: find_score(name)() for name in ("csd", "mean", "wasserstein2", "elk")}
+SCORES["true_match"] = TrueMatchScore(0.4, 0.1, 50, 9)
+
+
+def search(name: str, queries: Gaussian, chunks: list, k: int):
+    if name == "elk":
+        return nearest_by_elk(queries, make_buckets(chunks, 64), k)[0]
+    return nearest(SCORES[name], queries, chunks, k)
+
+
+def found_by(name: str, queries: Gaussian, gallery: Gaussian, k: int, *sizes: int):
+    score = SCORES[name]
+    return search(name, queries, in_chunks(score, gallery, *sizes), k)
+
+
+# --- theory ----------------------------------------------------------------------------------------------------------
+def test_csd_is_a_squared_distance_in_one_more_dimension_but_for_the_querys_trace():
+    queries, gallery = (gaussians(n, seed=n).to(torch.float64) for n in (7, 30))
+    item = torch.cat([gallery.mean, gallery.trace.sqrt().unsqueeze(1)], 1)
+    query = torch.cat([queries.mean, torch.zeros(7, 1, dtype=torch.float64)], 1)
+    want = pairwise_csd(queries, gallery)
+    torch.testing.assert_close(torch.cdist(query, item).square() + queries.trace.unsqueeze(1), want)
+    inner = torch.cat([2 * queries.mean, -torch.ones(7, 1, dtype=torch.float64)], 1) @ torch.cat(
+        [gallery.mean, (gallery.mean.square().sum(1) + gallery.trace).unsqueeze(1)], 1).T  # fmt: skip
+    torch.testing.assert_close(queries.mean.square().sum(1, keepdim=True) + queries.trace.unsqueeze(1) - inner, want)
+
+
+def test_vectors_of_distances_made_in_parts_are_those_of_the_whole():
+    gallery = gaussians(40, seed=1).to(torch.float64)
+    score, factors = SCORES["csd"], csd_factors(gallery)
+    constant = least_constant(factors)
+    parts = [distance_vectors(csd_factors(gallery.select(slice(i, i + 10))), constant) for i in range(0, 40, 10)]
+    torch.testing.assert_close(torch.cat(parts), index_vectors(score, gallery, gallery=True, distance=True))
+    assert constant == pytest.approx(float(1 - gallery.trace.min()))
+    with pytest.raises(ValueError, match="an item wants the constant"):
+        distance_vectors(factors, constant - 0.01)
+    with_trace = distance_vectors(factors, 1 + 1e-9)  # the constant of points of unit length
+    torch.testing.assert_close(with_trace[:, -1], gallery.trace.sqrt(), rtol=0, atol=1e-4)
+
+
+# --- order -----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", SCORES)
+def test_ten_thousand_queries_have_the_order_of_brute_force(name):
+    gallery, queries = gaussians(500, 8, 0), gaussians(10_000, 8, 1)
+    want = brute_force(SCORES[name], queries, gallery, 10)
+    assert found_by(name, queries, gallery, 10, 200, 150).rows.equal(want)
+
+
+@pytest.mark.parametrize("name", SCORES)
+@pytest.mark.parametrize("level, spread", [(-30.0, 0.5), (-9.0, 2.0), (-3.0, 6.0), (9.0, 1.0)])
+def test_extreme_variances_keep_the_order(name, level, spread):
+    gallery, queries = (gaussians(300, 10, seed, spread, level) for seed in (0, 1))
+    found = found_by(name, queries, gallery, 7, 100)
+    assert found.rows.equal(brute_force(SCORES[name], queries, gallery, 7))
+
+
+@pytest.mark.parametrize("name", SCORES)
+def test_equal_items_stand_by_rising_row_and_all_of_a_small_gallery_is_ranked(name):
+    gallery, queries = with_twins(gaussians(60, 6, 3), 25), gaussians(40, 6, 4)
+    found = found_by(name, queries, gallery, 100, 30)
+    assert found.rows[:, :85].sort(1).values.equal(torch.arange(85).expand(40, -1))
+    assert (found.rows[:, 85:] == -1).all() and found.scores[:, 85:].isneginf().all()
+    place = found.rows[:, :85].argsort(1)
+    assert (place[:, 60:] == place[:, :25] + 1).all()
+
+
+def test_many_equal_items_are_more_than_the_first_candidates():
+    z = gaussians(1, 6, 3)
+    gallery = Gaussian(*(x.expand(400, -1).contiguous() for x in z))
+    found = nearest(SCORES["csd"], gaussians(5, 6, 4), in_chunks(SCORES["csd"], gallery, 150), 10)
+    assert found.rows.equal(torch.arange(10).expand(5, -1))
+
+
+def test_near_items_that_float32_cannot_tell_apart_are_ranked_in_float64():
+    g = torch.Generator().manual_seed(0)
+    mean = F.normalize(torch.randn(1, 16, generator=g) + 1e-6 * torch.randn(3000, 16, generator=g), dim=1)
+    gallery = Gaussian(mean, torch.full_like(mean, -4.0))
+    queries, score = gaussians(50, 16, 5), SCORES["csd"]
+    chunks = in_chunks(score, gallery, 1000)
+    want = brute_force(score, queries, gallery, 10)
+    asked = index_vectors(score, queries, gallery=False)
+    assert not candidates(asked.numpy(), chunks, 10).rows.equal(want)  # what float32 says
+    assert nearest(score, queries, chunks, 10).rows.equal(want)
+
+
+@pytest.mark.parametrize("name", SCORES)
+def test_what_is_deleted_is_not_found(name):
+    gallery, queries, score = gaussians(200, 8, 0), gaussians(30, 8, 1), SCORES[name]
+    alive = np.ones(200, dtype=bool)
+    alive[brute_force(score, queries, gallery, 3).flatten().numpy()] = False
+    alive[100:150] = False
+    kept = torch.from_numpy(np.flatnonzero(alive))
+    chunks = [c._replace(alive=alive[c.start : c.start + len(c.mean)]) for c in in_chunks(score, gallery, 100, 50)]
+    found = search(name, queries, chunks, 9)
+    assert found.rows.equal(kept[brute_force(score, queries, gallery.select(kept), 9)])
+
+
+@pytest.mark.parametrize("name", ["bhattacharyya", "log_inclusion", "kl"])
+@pytest.mark.parametrize("side", ["image", "text"])
+def test_every_other_score_is_searched_pair_by_pair(name, side):
+    score, gallery, queries = find_score(name)(), gaussians(90, 6, 0), gaussians(70, 6, 1)
+    z, w = queries.to(torch.float64), gallery.to(torch.float64)
+    scores = score.pairwise(z, w) if side == "image" else score.pairwise(w, z).mT
+    found = nearest(score, queries, in_chunks(score, gallery, 40), 5, side)
+    assert found.rows.equal(scores.argsort(1, descending=True)[:, :5])
+    torch.testing.assert_close(found.scores, scores.sort(1, descending=True).values[:, :5])
+
+
+def test_scores_that_factor_can_be_searched_pair_by_pair_too():
+    gallery, queries, score = gaussians(90, 6, 0), gaussians(70, 6, 1), SCORES["csd"]
+    chunks = in_chunks(score, gallery, 40)
+    flat, every = nearest(score, queries, chunks, 5), score_all(score, queries, chunks, 5)
+    assert flat.rows.equal(every.rows)
+    torch.testing.assert_close(flat.scores, every.scores)
+
+
+# --- bounds ----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("level, spread", [(-30.0, 0.5), (-9.0, 2.0), (-3.0, 6.0), (9.0, 1.0)])
+def test_no_score_is_above_the_bound_of_its_item_or_bucket(level, spread):
+    gallery, queries = (gaussians(300, 10, seed, spread, level).to(torch.float64) for seed in (0, 1))
+    chunks = in_chunks(None, gallery.float(), 120)
+    gallery = gallery.float().to(torch.float64)
+    made = make_buckets(chunks, 32)
+    bounds, scores = bucket_bounds(queries, made), -pairwise_elk(queries, gallery)
+    for number, bucket in enumerate(made):
+        items = bucket.chunk.gaussian(bucket.rows).to(torch.float64)
+        own = scores[:, torch.from_numpy(bucket.rows) + bucket.chunk.start]
+        assert (own <= item_bounds(queries, items, bucket) + 1e-12 * own.abs()).all()
+        assert (own.amax(1) <= bounds[:, number] + 1e-12 * bounds[:, number].abs()).all()
+
+
+def test_most_pairs_are_never_scored_where_variances_differ():
+    gallery, queries = gaussians(4000, 16, 0, 2.0, -4.0), gaussians(200, 16, 1, 0.5, -4.0)
+    found, tally = nearest_by_elk(queries, make_buckets(in_chunks(None, gallery), 64), 10)
+    assert tally.pairs == 800_000 and tally.scored < 0.15 * tally.pairs and tally.bounded < 0.95 * tally.pairs
+    assert found.rows.equal(brute_force(SCORES["elk"], queries, gallery, 10))
+
+
+def test_points_have_no_elk():
+    z = gaussians(4, 6)
+    with pytest.raises(ValueError, match="elk needs variances"):
+        make_buckets(in_chunks(None, Gaussian(z.mean, torch.full_like(z.mean, -torch.inf))))
+
+
+def test_the_error_bound_is_above_what_float32_loses():
+    queries, gallery, score = gaussians(50, 300, 0), gaussians(400, 300, 1), SCORES["csd"]
+    asked, chunks = index_vectors(score, queries, gallery=False), in_chunks(score, gallery)
+    near = candidates(asked.numpy(), chunks, 400)
+    exact = score.pairwise(queries.to(torch.float64), gallery.to(torch.float64)) + 0.5 * queries.trace.double()[:, None]
+    off = (near.scores - exact.gather(1, near.rows)).abs().amax(1)
+    assert (off < error_bound(asked, chunks, near.scores[:, 9])).all() and (off > 0).all()

@@ -1,0 +1,98 @@
+"""Refusal by risk: what is guaranteed holds over many draws, and where nothing holds nothing is answered."""
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy.stats import binom
+
+from prolip.search.risk import find_threshold, most_wrong, p_value
+
+
+def draw(count: int, rng: np.random.Generator) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """Confidences c uniform on (0, 1) of answers that are wrong with probability 0.6 (1 - c)^2, and one of noise.
+
+    Of those with c >= t a share of 0.2 (1 - t)^2 is wrong.
+    """
+    sure = rng.random(count)
+    return {"sure": sure, "noise": rng.random(count)}, (rng.random(count) < 0.6 * (1 - sure) ** 2).astype(float)
+
+
+def true_risk(found) -> float:
+    return 0.2 * (1 - max(0.0, found.least)) ** 2 if found.by == "sure" else 0.2
+
+
+@pytest.mark.parametrize("count", [150, 1000])
+@pytest.mark.parametrize("risk, delta", [(0.1, 0.1), (0.15, 0.3)])
+def test_the_risk_is_kept_as_often_as_promised_and_much_is_answered(count, risk, delta):
+    rng, draws = np.random.default_rng(0), 250
+    found = [find_threshold(*draw(count, rng), risk, delta, seed) for seed in range(draws)]
+    broken = np.mean([x.holds and true_risk(x) > risk for x in found])
+    assert broken <= delta + 3 * np.sqrt(delta * (1 - delta) / draws)
+    answered = [1 - max(0.0, x.least) for x in found if x.holds and x.by == "sure"]
+    best = (risk / 0.2) ** 0.5
+    if count == 1000:
+        assert len(answered) > 0.95 * draws and np.mean(answered) > 0.7 * best
+
+
+def test_more_wrong_answers_than_are_risked_are_never_promised_away():
+    rng = np.random.default_rng(1)
+    found = [find_threshold({"c": rng.random(300)}, rng.random(300) < 0.15, 0.1, 0.1, seed) for seed in range(300)]
+    assert np.mean([x.holds for x in found]) <= 0.1 + 3 * np.sqrt(0.09 / 300)  # no confidence helps here
+
+
+def test_new_answers_are_rarely_more_wrong_than_is_said():
+    rng, beyond = np.random.default_rng(2), 0
+    for seed in range(300):
+        found = find_threshold(*draw(600, rng), 0.1, 0.1, seed)
+        confidence, wrong = draw(200, rng)
+        given = found.answers(confidence)
+        beyond += wrong[given].sum() > most_wrong(int(given.sum()), 0.1, 0.1)
+    assert beyond / 300 <= 0.2
+
+
+def test_the_p_value_is_the_binomials_and_never_too_small():
+    assert p_value(2, 20, 0.1) == pytest.approx(sum(binom.pmf(k, 20, 0.1) for k in range(3)))
+    drawn = np.random.default_rng(3).binomial(40, 0.1, 20_000)
+    for level in (0.01, 0.1, 0.3):
+        assert (p_value(drawn, np.full(20_000, 40), 0.1) <= level).mean() <= level + 0.01
+    assert p_value(0, 0, 0.1) == 1
+
+
+@pytest.mark.parametrize("wrong", [np.ones(200), np.zeros(8), np.array([0.0, 1.0])])
+def test_where_no_threshold_holds_all_is_refused_and_said(wrong):
+    found = find_threshold({"c": np.linspace(0, 1, len(wrong))}, wrong, 0.1, 0.1)
+    assert not found.holds and not found.answers({"c": np.array([0.5, np.inf])}).any()
+    assert "all are refused" in str(found)
+
+
+def test_where_nothing_is_wrong_all_is_answered():
+    found = find_threshold({"c": np.linspace(0, 1, 200)}, np.zeros(200), 0.1, 0.1)
+    assert found.holds and found.least == -np.inf and found.answered == found.tested == 150
+    assert found.answers({"c": np.array([-5.0, 0.0])}).all() and "at most 10% of them wrong" in str(found)
+
+
+def test_equal_confidences_are_answered_or_refused_together():
+    confidence = np.repeat([0.0, 1.0], 200)
+    wrong = np.concatenate([np.ones(200), np.zeros(200)])
+    found = find_threshold({"c": confidence}, wrong, 0.1, 0.1)
+    assert found.least == 1.0 and found.answers({"c": confidence}).tolist() == [False] * 200 + [True] * 200
+
+
+def test_what_is_refused_by_is_chosen_by_the_first_part():
+    rng = np.random.default_rng(4)
+    assert all(find_threshold(*draw(600, rng), 0.1, 0.1, seed).by == "sure" for seed in range(20))
+
+
+@pytest.mark.parametrize(
+    "confidence, wrong, risk, says",
+    [([0.1, 0.2], [0, 1], 1.5, "risk 1.5"), ([0.1], [0], 0.1, "two questions"), ([0.1, 0.2], [0, 0.5], 0.1, "neither"),
+     ([np.nan, 0.2], [0, 1], 0.1, "NaN"), ([0.1, 0.2, 0.3], [0, 1], 0.1, "one of each")],
+)  # fmt: skip
+def test_what_makes_no_sense_is_refused(confidence, wrong, risk, says):
+    with pytest.raises(ValueError, match=says):
+        find_threshold({"c": np.array(confidence)}, np.array(wrong), risk)
+
+
+def test_the_most_that_are_wrong_is_a_quantile():
+    assert most_wrong(100, 0.1, 0.1) == 14 and most_wrong(0, 0.1, 0.1) == 0
+    assert binom.cdf(14, 100, 0.1) >= 0.9 > binom.cdf(13, 100, 0.1)

@@ -1,0 +1,202 @@
+"""The command: from pictures, shards, features and texts to answers; what goes on, what is refused, what is wrong."""
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+import torch
+from squares import COLOURS, picture
+
+from prolip.evaluation.loading import load_embedder
+from prolip.evaluation.model import embed_texts
+from prolip.gaussian import mixture
+from prolip.search.__main__ import main
+from prolip.search.answers import Question, embed
+from prolip.search.index import SearchIndex
+from prolip.search.planning import table
+
+
+def run(capsys, *words: str) -> tuple[int, list[str], str]:
+    code = main([str(word) for word in words])
+    said = capsys.readouterr()
+    return code, said.out.splitlines(), said.err
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory, photos, small_model):
+    folder = tmp_path_factory.mktemp("built") / "index"
+    assert main(["build", str(folder), "--data", f"images:{photos}", "--model", small_model, "--batch-size", "5"]) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def embedder(small_model):
+    return load_embedder(small_model)
+
+
+# --- building --------------------------------------------------------------------------------------------------------
+def test_pictures_are_found_by_text_picture_and_both(built, photos, embedder, capsys):
+    index = SearchIndex(built)
+    assert len(index) == 12 and index.side == "image"
+    red = photos / "warm/green.png"
+    words = ("query", built, "--top", 3, "--json")
+    code, lines, _ = run(capsys, *words, "--text", "a red square", "--text", "blue", "--image", red)
+    answers = [json.loads(line) for line in lines]
+    assert code == 0 and [len(a["answers"]) for a in answers] == [3, 3, 3]
+    first = answers[2]["answers"][0]
+    assert first["key"] == "warm/green.png" and first["path"] == str(red)
+    assert first["probability"] is None and 0 < answers[0]["answers"][0]["probability"] < 1
+    text = embed_texts(embedder.encode_text, embedder.tokenizer, ["a red square"])
+    z = index.gaussians(range(12))
+    want = embedder.score.pairwise(z.to(torch.float64), text.to(torch.float64))[:, 0]
+    keys = [item["key"] for item in index.items(want.argsort(descending=True)[:3].tolist())]
+    assert [a["key"] for a in answers[0]["answers"]] == keys
+    assert answers[0]["answers"][0]["similarity"] == pytest.approx(float(want.max()), abs=1e-6)
+    code, lines, _ = run(capsys, *words, "--text", "a red square", "--image", red, "--together")
+    assert code == 0 and len(lines) == 1
+    both = embed([Question("a red square", str(red))], embedder)
+    own = embed([Question("a red square"), Question(None, str(red))], embedder)
+    for x, y in zip(both, mixture(own)):
+        torch.testing.assert_close(x[0], y)
+    found = index.search(both, 3)
+    keys = [item["key"] for item in index.items(found.rows[0].tolist())]
+    assert [a["key"] for a in json.loads(lines[0])["answers"]] == keys
+
+
+def test_answers_are_read_by_people(built, capsys):
+    code, lines, _ = run(capsys, "query", built, "--text", "red", "--top", 2)
+    assert code == 0 and lines[0] == "red:" and len(lines) == 3
+    assert re.fullmatch(r"   1  (warm|cold)/\w+\.png  similarity -?[\d.]+  match [\d.]+%  trace [\d.]+", lines[1])
+    for way in ("--wider", "--narrower"):
+        code, lines, _ = run(capsys, "query", built, "--text", "red", way)
+        assert code == 0 and all("match" not in line for line in lines)
+
+
+def test_shards_extend_an_index_and_texts_are_searched_by_pictures(tmp_path, photos, shards, small_model, capsys):
+    folder = tmp_path / "index"
+    words = ("--data", f"shards:{shards}/0.tar", "--model", small_model, "--kind", "ivf")
+    assert run(capsys, "build", folder, *words)[0] == 0
+    assert run(capsys, "extend", folder, "--data", f"shards:{shards}/1.tar")[0] == 0
+    index = SearchIndex(folder)
+    items = index.items(range(12))
+    assert [item["key"] for item in items] == [f"{n}/s{row}" for n in range(2) for row in range(6)]
+    assert [item["captions"] for item in items] == [[f"a {colour} square", colour] for colour in COLOURS]
+    code, lines, said = run(capsys, "build", folder, *words)
+    assert code == 2 and "extend it, or give another folder" in said
+    code, lines, said = run(capsys, "extend", folder, "--data", f"shards:{shards}/1.tar")
+    assert code == 0 and "is in the index already" in said
+    assert run(capsys, "delete", folder, "--keys", "1/s0", "1/s1")[1][0].startswith("10 items")
+    assert run(capsys, "finish", folder, "--anew")[0] == 0 and len(SearchIndex(folder)) == 10
+    (tmp_path / "texts.txt").write_text("red\ngreen\nred\n\nblue\n")
+    texts = tmp_path / "texts"
+    assert run(capsys, "build", texts, "--data", f"texts:{tmp_path}/texts.txt", "--model", small_model)[0] == 0
+    code, lines, _ = run(capsys, "query", texts, "--image", photos / "warm/green.png")
+    assert code == 0 and len(lines) == 4 and all("match" in line for line in lines[1:])
+    code, _, said = run(capsys, "extend", texts, "--data", f"images:{photos}")
+    assert code == 2 and "gives images, and this index has texts" in said
+
+
+def test_a_build_that_was_broken_off_goes_on_where_it_was(tmp_path, photos, small_model, capsys, monkeypatch):
+    words = ("--data", f"images:{photos}", "--model", small_model, "--batch-size", 3, "--chunk", 3)
+    append, count = SearchIndex._append, []
+
+    def broken(self, *args):
+        count.append(1)
+        if len(count) == 3:
+            raise OSError("no space left on device")
+        append(self, *args)
+
+    monkeypatch.setattr(SearchIndex, "_append", broken)
+    code, _, said = run(capsys, "build", tmp_path / "index", *words)
+    assert code == 2 and "no space left" in said and len(SearchIndex(tmp_path / "index")) == 6
+    monkeypatch.undo()
+    assert run(capsys, "build", tmp_path / "index", *words)[0] == 0
+    assert run(capsys, "build", tmp_path / "whole", *words)[0] == 0
+    one, other = (SearchIndex(tmp_path / name) for name in ("index", "whole"))
+    assert one.items(range(12)) == other.items(range(12))
+    assert all((x.vector == y.vector).all() for x, y in zip(one.chunks, other.chunks, strict=True))
+
+
+def test_damaged_pictures_are_named_or_left_out(tmp_path, small_model, capsys):
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    (folder / "a.png").write_bytes(picture("red"))
+    (folder / "b.png").write_bytes(b"no picture")
+    words = ("--data", f"images:{folder}", "--model", small_model)
+    code, _, said = run(capsys, "build", tmp_path / "index", *words)
+    assert code == 2 and "b.png" in said and "--skip-damaged" in said
+    code, lines, said = run(capsys, "build", tmp_path / "index", *words, "--skip-damaged")
+    assert code == 0 and lines[0].startswith("1 items") and "left out: 1 " in said
+
+
+def test_kept_features_need_no_model_to_be_built_and_their_model_to_be_asked(tmp_path, shards, small_model, capsys):
+    from prolip.evaluation.__main__ import main as evaluate
+
+    task = tmp_path / "task/test"
+    task.mkdir(parents=True)
+    for number in range(2):
+        (task / f"{number}.tar").write_bytes((shards / f"{number}.tar").read_bytes())
+    (task / "nshards.txt").write_text("2")
+    (tmp_path / "task/dataset_type.txt").write_text("retrieval")
+    evaluate(["--model", small_model, "--dataset", f"wds:{tmp_path}/task", "--save-features", str(tmp_path / "kept")])
+    capsys.readouterr()
+    code, lines, said = run(capsys, "build", tmp_path / "index", "--data", f"features:{tmp_path}/kept")
+    assert code == 0 and lines[0].startswith("12 items"), said
+    assert SearchIndex(tmp_path / "index").items([0])[0]["captions"] == ["a red square", "red"]
+    code, _, said = run(capsys, "query", tmp_path / "index", "--text", "red")
+    assert code == 2 and "give the model that made them" in said
+    assert run(capsys, "query", tmp_path / "index", "--text", "red", "--model", small_model)[0] == 0
+
+
+# --- refusal ---------------------------------------------------------------------------------------------------------
+def test_refusal_by_risk_answers_what_is_known_to_be_right_and_refuses_the_rest(built, tmp_path, photos, capsys):
+    path = tmp_path / "questions.jsonl"
+    right = [{"image": str(photos / name / f"{colour}.png"), "keys": [f"{name}/{colour}.png"]}
+             for n, colour in enumerate(COLOURS) for name in ("warm" if n % 2 else "cold",)] * 10  # fmt: skip
+    path.write_text("\n".join(map(json.dumps, right)))
+    words = ("query", built, "--image", photos / "warm/green.png", "--risk", 0.1, "--calibrate", path)
+    code, lines, said = run(capsys, *words)
+    assert code == 0 and "at most 10% of them wrong with 90% confidence" in said and len(lines) == 11
+    path.write_text("\n".join(json.dumps(line | {"keys": ["another"]}) for line in right))
+    code, lines, said = run(capsys, *words)
+    assert code == 0 and "all are refused" in said and lines == [f"{photos}/warm/green.png: refused"]
+    path.write_text('{"text": "a"}\n')
+    code, _, said = run(capsys, *words)
+    assert code == 2 and "line 1" in said and '"keys"' in said
+
+
+# --- mistakes --------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    "words, says",
+    [(["build", "{}/new", "--data", "photos"], "give images:FOLDER"),
+     (["build", "{}/new", "--data", "images:{}"], "--model is wanted"),
+     (["query", "{}/nothing", "--text", "a"], "no index in"),
+     (["query", "{index}"], "give --text or --image"),
+     (["query", "{index}", "--text", "a", "--together"], "give as many"),
+     (["query", "{index}", "--text", "a", "--risk", "0.1"], "belong together"),
+     (["query", "{index}", "--text", "a", "--risk", "0.1", "--calibrate", "x", "--wider"], "rank by inclusion"),
+     (["query", "{index}", "--image", "{}/no.png"], "no.png"),
+     (["query", "{index}", "--text", "a", "--top", "0"], "give 1 or more"),
+     (["delete", "{index}", "--keys", "x"], "1 of 1 keys are not in")],
+)  # fmt: skip
+def test_mistakes_end_in_one_line(built, tmp_path, capsys, words, says):
+    code, _, said = run(capsys, *(word.replace("{index}", str(built)).replace("{}", str(tmp_path)) for word in words))
+    assert code == 2 and says in said and len(said.strip().splitlines()) == 1
+
+
+def test_another_model_is_refused(built, tmp_path, capsys):
+    import prolip
+    from prolip.models.weights.checkpoint import save_pretrained
+
+    torch.manual_seed(1)
+    other = save_pretrained(prolip.create_model("ProLIP-ViT-test"), tmp_path / "other")
+    code, _, said = run(capsys, "query", built, "--text", "a", "--model", f"local-dir:{other}")
+    assert code == 2 and "is another model than made this index" in said
+
+
+def test_the_plan_has_a_row_for_every_kind(capsys):
+    code, lines, _ = run(capsys, "plan", "--items", 10_000_000, "--dim", 768)
+    assert code == 0 and "\n".join(lines[2:]) == table(10_000_000, 768) and len(lines) == 8
+    held = {line.split(" | ")[0][2:]: line.split(" | ") for line in lines[4:]}
+    assert held["pq"][1] == "104" and float(held["pq"][2]) < 1.1 and float(held["hnsw"][2]) > 30
