@@ -32,14 +32,16 @@ FLOORS = [
     ["prolip.factory", "prolip.options"],
     ["prolip.evaluation.metrics"],
     ["prolip.evaluation.model", "prolip.evaluation.loading", "prolip.evaluation.feature_store"],
-    ["prolip.evaluation.datasets", "prolip.evaluation.zero_shot"],
+    ["prolip.evaluation.datasets", "prolip.evaluation.zero_shot", "prolip.prompts"],
     ["prolip.evaluation.features"],
     ["prolip.evaluation.kinds"],
     ["prolip.evaluation.task", "prolip.evaluation.plots"],
+    ["prolip.prompts.fitting"],
     ["prolip.evaluation.distributed", "prolip.evaluation.table", "prolip.evaluation.suites",
      "prolip.evaluation.published"],
     # the commands
-    ["prolip.evaluation", "prolip.export", "prolip.report", "prolip.uncertainty.attach", "prolip.uncertainty.__main__"],
+    ["prolip.evaluation", "prolip.export", "prolip.report", "prolip.prompts.figures",
+     "prolip.prompts.__main__", "prolip.uncertainty.attach", "prolip.uncertainty.__main__"],
     ["prolip"],  # the public names
     ["training"],
     ["planner"],
