@@ -23,6 +23,10 @@ MOST = 2**28
 AGAIN = "fit them again: python -m prolip.prompts fit"
 
 
+class UnfitPrompts(ValueError):
+    """Weights are of other classes, prompts or a model, or may not be used on these images."""
+
+
 @dataclass(frozen=True)
 class PromptWeights:
     """How much every prompt counts in its class, with all that decides whether it may be used.
@@ -58,24 +62,27 @@ class PromptWeights:
         """As `PromptRule.weights`, of consecutive classes from `first` on: (C', T) -> (C', T)."""
         return self.table[first : first + len(uncertainty)]
 
+    def are_of(self, classnames: Sequence[str], templates: Sequence[str]) -> bool:
+        """Whether they are of these classes and prompts."""
+        return (self.classnames, self.templates) == (tuple(classnames), tuple(map(in_braces, templates)))
+
     def check(
         self, classnames: Sequence[str], templates: Sequence[str], fingerprint: str, data: str | None = None
     ) -> None:
-        """ValueError unless they are of these classes, prompts and model, and were fitted to other images than `data`.
-        """
+        """UnfitPrompts unless they are of these classes, prompts and model, and by other images than `data`."""
         if fingerprint != self.fingerprint:
-            raise ValueError(f"{self} are weights for prompts of {self.model}, of other weights, settings or tokenizer"
-                             f" than this model: {AGAIN} with this one")
+            raise UnfitPrompts(f"{self} are weights for prompts of {self.model}, which has other weights, settings or"
+                               f" another tokenizer than this model: {AGAIN} with this one")
         for what, own, given in (("classes", self.classnames, tuple(classnames)),
                                  ("prompts", self.templates, tuple(map(in_braces, templates)))):  # fmt: skip
             if own != given:
                 both = list(zip(own, given))
                 place = next((i for i, (mine, theirs) in enumerate(both) if mine != theirs), len(both))
                 mine, theirs = (repr(x[place]) if place < len(x) else "none" for x in (own, given))
-                raise ValueError(f"{self} are weights of {len(own)} {what}, these are {len(given)}, and number"
+                raise UnfitPrompts(f"{self} are weights of {len(own)} {what}, these are {len(given)}, and number"
                                  f" {place + 1} is {mine} there and {theirs} here: {AGAIN} with these {what}")
         if data is not None and data == self.data:
-            raise ValueError(f"{self} were fitted to these very images, which they may not be scored on: evaluate"
+            raise UnfitPrompts(f"{self} were fitted to these very images, which they may not be scored on: evaluate"
                              " another split, or fit to one (python -m prolip.prompts fit --split train)")
 
     def to_dict(self) -> dict[str, Any]:
