@@ -105,7 +105,7 @@ def rows_of(subjects: Sequence[Features], rules: Sequence[str]) -> Iterator[str]
             parts, plain = [one[key] for one in own], [one[key] for one in found[rules[0]]]
             cells.append(f"{100 * mean_interval(parts).value:.1f}")
             change = mean_interval(parts, plain)
-            said = "{:+.1f} [{:+.1f}, {:+.1f}]".format(*(100 * x for x in change))
+            said = "{:+.1f} [{:+.1f}, {:+.1f}]".format(*(round(100 * x, 1) + 0.0 for x in change))
             cells.append("" if word == rules[0] else said)
         yield f"| {word} | " + " | ".join(cells) + " |"
 
