@@ -54,8 +54,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--loop", action="store_true", help="also the loop with torch.distributions")
     args = parser.parse_args(arguments)
     z, points = world(args.classes, args.prompts, args.points, args.dim)
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads; {args.classes} classes, {args.prompts} prompts,"
-          f" {args.points} points, D={args.dim}, eps {args.eps:g}")  # fmt: skip
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads; {args.classes} classes, "
+          f"{args.prompts} prompts, {args.points} points, D={args.dim}, eps {args.eps:g}")  # fmt: skip
     for alpha in args.alpha:
         start, used = time.perf_counter(), time.process_time()
         fit = fit_weights(z, points, alpha, args.eps)

@@ -27,7 +27,7 @@ def entropy(weights: Tensor) -> Tensor:
 @styled
 def plot_weights(weights: Tensor, title: str = "Weights of prompts") -> Figure:
     """Histograms over classes of the largest weight and of the entropy, with the values of even weights: (C, N)."""
-    figure, axes = panels(1, 2, width=8.4, height=3.3)
+    figure, axes = panels(1, 2, width=9.6, height=3.5)
     prompts = weights.shape[1]
     columns = (
         (weights.amax(1), 1 / prompts, "largest weight of a class", "{:.3f}"),
@@ -43,7 +43,7 @@ def plot_weights(weights: Tensor, title: str = "Weights of prompts") -> Figure:
         ax.axvline(middle, color="black", linestyle=":", label=f"median: {form.format(middle)}")
         ax.set(xlabel=label, ylabel="classes")
         ax.yaxis.set_major_locator(MaxNLocator(integer=True))
-        ax.legend(loc="best")
+        ax.legend(loc="lower left", bbox_to_anchor=(-0.02, 1.0), ncols=3, columnspacing=1.0, handlelength=1.6)
     figure.suptitle(title, x=0.01, ha="left", fontsize=11.5, fontweight="bold")
     return figure
 
