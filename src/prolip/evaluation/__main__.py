@@ -25,7 +25,7 @@ from prolip.evaluation.datasets.specs import FORMS, open_dataset
 from prolip.evaluation.feature_store import FeatureStore, slug
 from prolip.evaluation.features import Features, load_features, task_key
 from prolip.evaluation.kinds.base import pair_scores
-from prolip.evaluation.kinds.best_prompts import CHOSEN
+from prolip.evaluation.kinds.best_prompts import described
 from prolip.evaluation.loading import RANDOM, load_embedder
 from prolip.evaluation.model import PRECISIONS
 from prolip.evaluation.published.papers import find_printed, format_printed
@@ -37,9 +37,10 @@ from prolip.evaluation.table import (
     harmonic_means,
 )
 from prolip.evaluation.task import TaskResult, check_prompts, compute_features, evaluate_dataset, study_features
-from prolip.evaluation.zero_shot import ALL, BEST, PromptRule
+from prolip.evaluation.zero_shot import ALL, BPRW, BY_IMAGES, PromptRule, read_prompts
 from prolip.methods import find_score
 from prolip.models.weights.checkpoint import CheckpointError
+from prolip.prompts.fitting import check_pool, fit_prompts
 from prolip.utils import console
 from prolip.utils.messages import naming
 from prolip.utils.outputs import check_output
@@ -51,7 +52,7 @@ NONE_PRINTED = "no published row has a figure of these test sets"
 #: Flags that say how a model reads images and texts.
 OF_MODELS = (
     "model", "pretrained", "tokenizer", "dataset", "split", "save_features", "device", "precision", "skip_damaged",
-    "prompts",
+    "prompts", "prompts_fit", "prompts_split",
 )  # fmt: skip
 
 
@@ -67,7 +68,12 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--similarity", nargs="+", action="extend", help="csd, mean or measures (default: the method's own score)")
     add("--prompts", default=ALL, metavar="RULE", help="which prompts make a class: all (default); certain:K, the K "
         "least uncertain; below:k, those up to mean + k standard deviations of the class's uncertainties; best, as "
-        "many of the least uncertain as half of the labelled images choose for the other half")
+        "many of the least uncertain as half of the labelled images choose for the other half; bprw, weights by which "
+        "the prompts describe the images nearest to a class, or bprw:K, K labelled ones of it, half of them for the "
+        "other (bprw:K,alpha=2,eps=0.02,prior=trace,nearest=5,samples=20,seed=0); a file of weights of python -m "
+        "prolip.prompts fit")
+    add("--prompts-fit", metavar="WORD:ADDRESS", help="images that bprw is fitted to, for others to be scored")
+    add("--prompts-split", help="their split, if it is another than test")
     add("--save-features", metavar="DIR", help="keep embeddings here, and take those that are here already")
     add("--features", metavar="DIR", help="evaluate what --save-features kept, without a model")
     add("--device", default="cpu")
@@ -95,10 +101,16 @@ def check(args: argparse.Namespace) -> None:
     for similarity in args.similarity:
         if similarity:
             find_score(similarity)
-    rule = PromptRule.parse(args.prompts)
-    if rule.way == BEST and (args.uncertainty or args.plots or args.save_features):
-        raise ValueError("--prompts best gives classes of two halves of the images: drop --uncertainty, --plots and "
-                         "--save-features")  # fmt: skip
+    rule = read_prompts(args.prompts)
+    if args.prompts_fit and rule.way != BPRW:
+        raise ValueError(f"--prompts-fit says what bprw is fitted to, and --prompts is {args.prompts}: give --prompts "
+                         "bprw or bprw:K, or drop it")  # fmt: skip
+    if args.prompts_split and not args.prompts_fit:
+        raise ValueError("--prompts-split is the split of --prompts-fit: give both, or --split for what is scored")
+    if rule.way in BY_IMAGES and not args.prompts_fit and (args.uncertainty or args.plots or args.save_features):
+        raise ValueError(f"--prompts {rule.way} gives classes of two halves of the images: drop --uncertainty, --plots "
+                         "and --save-features"
+                         + (", or give --prompts-fit other images" if rule.way == BPRW else ""))  # fmt: skip
     given = vars(args) | {"device": args.device != "cpu", "precision": args.precision != "fp32"}
     given["prompts"] = rule.way != ALL
     useless = [f"--{name.replace('_', '-')}" for name in OF_MODELS if given[name]]
@@ -133,16 +145,24 @@ def features_of(args: argparse.Namespace) -> Iterator[Features]:
     for spec in args.dataset:
         with naming(f"--dataset {spec}"):
             datasets.append(open_dataset(spec, args.split, FaultCounter() if args.skip_damaged else None))
+    pool = None
+    if args.prompts_fit:
+        with naming(f"--prompts-fit {args.prompts_fit}"):
+            pool = open_dataset(args.prompts_fit, args.prompts_split, FaultCounter() if args.skip_damaged else None)
+            for dataset in datasets:
+                check_pool(pool, dataset)
     embedder = load_embedder(args.model, args.pretrained, args.device, args.precision, args.tokenizer)
     for similarity in args.similarity:
         embedder.card.scored_by(similarity)
-    store, prompts = FeatureStore(args.save_features), PromptRule.parse(args.prompts)
+    store, prompts = FeatureStore(args.save_features), read_prompts(args.prompts)
     for dataset in datasets:
         check_prompts(prompts, dataset, embedder.card)
+    options = {"store": store, "batch_size": args.batch_size, "workers": args.workers, "progress": sys.stderr.isatty()}
     for dataset in datasets:
-        yield compute_features(
-            dataset, embedder, store, args.batch_size, args.workers, sys.stderr.isatty(), prompts=prompts
-        )
+        own = prompts
+        if pool is not None and isinstance(prompts, PromptRule) and prompts.fit is not None:
+            own = fit_prompts(pool, embedder, prompts.fit, dataset.templates, **options)
+        yield compute_features(dataset, embedder, prompts=own, **options)
 
 
 def run(args: argparse.Namespace) -> list[TaskResult]:
@@ -170,13 +190,21 @@ def run(args: argparse.Namespace) -> list[TaskResult]:
                 text = json.dumps([result.to_dict() for result in results], indent=1, allow_nan=False)
                 Path(args.out).write_text(text, encoding="utf-8")
     tables = [format_table(results), *([harmonic] if harmonic else [])]
-    tables += [f"prompts: {args.prompts if args.prompts != BEST else CHOSEN}"] if args.prompts != ALL else []
+    tables += [f"prompts: {said_of_prompts(args)}"] if args.prompts != ALL else []
     tables += [format_uncertainty(results)] if wanted else []
     tables += [format_intervals(results)] if args.intervals else []
     if args.published:
         tables.append(format_printed(find_printed(args.published), results) or NONE_PRINTED)
     print("\n\n".join(tables) + (f"\n\nwritten to {args.out}" if args.out else ""))
     return results
+
+
+def said_of_prompts(args: argparse.Namespace) -> str:
+    """Which prompts classes are made of, for readers."""
+    if not args.prompts_fit:
+        return described(read_prompts(args.prompts))
+    split = f", split {args.prompts_split}" if args.prompts_split else ""
+    return f"{args.prompts}, fitted to {args.prompts_fit}{split}"
 
 
 def categories_of(features: Features, instances: str | None) -> Tensor | None:

@@ -35,6 +35,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--tasks", nargs="+", metavar="TASK", help="keys, names or tags (imagenet, shift, vtab, retrieval, wilds, "
         "fairness; counted: the 38 of the average); default: all 40")  # fmt: skip
     add("--similarity", nargs="+", action="extend", help="csd, mean or measures (default: the method's own score)")
+    add("--prompts", nargs="+", default=[], metavar="FILE", help="weights of prompts by python -m prolip.prompts fit, "
+        "each of the task whose classes and prompts it has")  # fmt: skip
     add("--output", default="datacomp", metavar="DIR", help="for results.jsonl and tables.* (default: datacomp)")
     add("--save-features", metavar="DIR", help="keep embeddings here, and take those that are here already")
     add("--allow-missing", action="store_true", help="evaluate what is there; averages that lack a task are left out")

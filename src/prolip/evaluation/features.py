@@ -30,7 +30,7 @@ from prolip.evaluation.datasets.base import (
 from prolip.evaluation.datasets.specs import further_of
 from prolip.evaluation.feature_store import FORMAT, FeatureStore, Record, pack, unpack
 from prolip.evaluation.model import Embedder, ModelCard, groups
-from prolip.evaluation.zero_shot import ALL, PromptRule, Weigh, mix_groups
+from prolip.evaluation.zero_shot import ALL, PromptRule, Prompts, Weigh, mix_groups
 from prolip.gaussian import Gaussian, concatenate
 from prolip.utils.threads import default_workers, in_threads
 
@@ -52,8 +52,8 @@ class Features:
     dataset: its description (that of stored features has no images); keys: (N) of the images; image: (N, D); text:
     (C, D) classes, (T, D) captions or (A, D) cues, None where only images were asked for; labels: (N,) or multi-hot
     (N, C) int64; groups: (N, G); captions: T texts, owners: (T,) int64, the image that each stands with;
-    text_key: what the texts are kept under; prompts: (C, T, D), those of the classes, where labelled images are to
-    choose among them; damaged: what was left out, counts by kind and examples, {} where nothing was.
+    text_key: what the texts are kept under; prompts: (C, T, D), those of the classes, where images are to choose
+    among them, as `rule` says; damaged: what was left out, counts by kind and examples, {} where nothing was.
     """
 
     dataset: Dataset
@@ -67,6 +67,7 @@ class Features:
     text: Gaussian | None = None
     text_key: str = ""
     prompts: Gaussian | None = None
+    rule: PromptRule = EVERY
     damaged: dict[str, Any] = field(default_factory=dict)
 
 
@@ -103,7 +104,7 @@ def stored_texts(
     counts: Sequence[int] | None,
     embedder: Embedder,
     store: FeatureStore,
-    rule: PromptRule = EVERY,
+    rule: Prompts = EVERY,
 ) -> Gaussian:
     """Texts (T, D); with counts, consecutive runs of them mixed to classes (C, D), see `zero_shot.mix_groups`."""
     key = text_key(texts, counts, embedder.card, rule)
@@ -111,8 +112,8 @@ def stored_texts(
     if record is None:
         uncertainty = embedder.card.scored_by().uncertainty
 
-        def weigh(z: Gaussian) -> Tensor:
-            return rule.weights(uncertainty(z))
+        def weigh(z: Gaussian, first: int) -> Tensor:
+            return rule.weights(uncertainty(z), first)
 
         z = embedder.embed_texts(texts) if counts is None else mix_prompts(
             texts, counts, embedder, None if rule.way == ALL else weigh)  # fmt: skip
@@ -146,7 +147,8 @@ def mix_prompts(
     for row, count in enumerate(counts, start=1):
         group.append(count)
         if sum(group) >= PROMPTS or row == len(counts):
-            parts.append(mix_groups(embedder.embed_texts(islice(iterator, sum(group))), group, weigh=weigh))
+            z = embedder.embed_texts(islice(iterator, sum(group)))
+            parts.append(mix_groups(z, group, weigh=weigh, first=row - len(group)))
             group = []
     return concatenate(parts)
 
@@ -267,7 +269,7 @@ def image_key(dataset: Dataset, model: ModelCard) -> str:
 
 
 def text_key(
-    texts: Sequence[str], counts: Sequence[int] | None, model: ModelCard, rule: PromptRule = EVERY
+    texts: Sequence[str], counts: Sequence[int] | None, model: ModelCard, rule: Prompts = EVERY
 ) -> str:
     """What texts by a model are kept under."""
     further = [] if rule.way == ALL else [str(rule)]

@@ -28,7 +28,7 @@ from prolip.evaluation.metrics import bootstrap
 from prolip.evaluation.metrics.bootstrap import Statistic
 from prolip.evaluation.metrics.study import Study
 from prolip.evaluation.model import Embedder, ModelCard
-from prolip.evaluation.zero_shot import ALL, BEST, PromptRule
+from prolip.evaluation.zero_shot import ALL, BY_IMAGES, PromptRule, Prompts
 from prolip.gaussian import Gaussian
 from prolip.scores import Similarity
 
@@ -66,13 +66,14 @@ def compute_features(
     batch_size: int = 256,
     workers: int | None = None,
     progress: bool = False,
-    prompts: PromptRule = EVERY,
+    prompts: Prompts = EVERY,
 ) -> Features:
     """Images and texts of a data set through a model, or out of the store.
 
-    prompts: which of a class's prompts it is made of; workers: threads that decode images, default as many as cores but
-    one, at most 16, none on a single core. Raises DamagedData where a sample is damaged (unless `dataset.damage` counts
-    them) and ValueError for a set without images, and for prompts that cannot be chosen.
+    prompts: which of a class's prompts it is made of, or how much each of them counts; workers: threads that decode
+    images, default as many as cores but one, at most 16, none on a single core. Raises DamagedData where a sample is
+    damaged (unless `dataset.damage` counts them) and ValueError for a set without images, and for prompts that cannot
+    be chosen.
     """
     check_prompts(prompts, dataset, embedder.card)
     store = store or FeatureStore()
@@ -83,10 +84,9 @@ def compute_features(
     if prompts.way != ALL:
         info = features.dataset.info | {"prompts": str(prompts)}
         features = replace(features, dataset=replace(features.dataset, info=info))
-    if prompts.way == BEST:
-        classes = len(dataset.classnames)
-        each = Gaussian(*(x.unflatten(0, (classes, -1)) for x in embedder.embed_texts(texts)))
-        return replace(features, prompts=each)  # which no file keeps
+    if isinstance(prompts, PromptRule) and prompts.way in BY_IMAGES:
+        each = Gaussian(*(x.unflatten(0, (len(dataset.classnames), -1)) for x in embedder.embed_texts(texts)))
+        return replace(features, prompts=each, rule=prompts)  # which no file keeps
     if not features.damaged:
         store.write_task(dataset.name, task_key(features), task_description(features))
     elif store.folder is not None:
@@ -94,17 +94,22 @@ def compute_features(
     return features
 
 
-def check_prompts(prompts: PromptRule, dataset: Dataset, model: ModelCard) -> None:
-    """ValueError where a data set has no prompts to choose from, or the model no uncertainty to choose by."""
+def check_prompts(prompts: Prompts, dataset: Dataset, model: ModelCard) -> None:
+    """ValueError where a data set has no prompts to choose from, the model no uncertainty to choose by, or weights are
+    not of these classes, prompts and model.
+    """
     if prompts.way == ALL:
         return
     if not model.probabilistic:
         raise ValueError(f"prompts {prompts} are chosen by their uncertainties, and {model.name} gives points: take a "
                          "probabilistic model, or all prompts")  # fmt: skip
-    if dataset.kind != "classification" and (prompts.way == BEST or dataset.kind != "multilabel"):
+    if dataset.kind != "classification" and (prompts.way in BY_IMAGES or dataset.kind != "multilabel"):
         raise ValueError(f"{dataset.source} is a {dataset.kind} set, which has no prompts that {prompts} could choose:"
                          " leave it out, or take all")  # fmt: skip
-    prompts.check(len(dataset.templates))
+    if isinstance(prompts, PromptRule):
+        prompts.check(len(dataset.templates))
+    else:
+        prompts.check(dataset.classnames, dataset.templates, model.fingerprint, dataset.fingerprint)
 
 
 def evaluate_dataset(

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,10 +13,15 @@ from torch import Tensor, nn
 from prolip.data.emoji import TEMPLATES
 from prolip.evaluation.model import embed_texts, encoder
 from prolip.gaussian import Gaussian, concatenate, mixture
+from prolip.prompts.bprw import Reweighing, rule_of
+from prolip.prompts.weights import PromptWeights
 
-#: The Gaussians of prompts (C, T, D) -> how much each counts in its class (C, T), summing to one.
-Weigh = Callable[[Gaussian], Tensor]
-ALL, CERTAIN, BELOW, BEST = "all", "certain", "below", "best"
+#: The Gaussians of prompts (C, T, D), the number of their first class -> how much each counts in its class (C, T),
+#: summing to one.
+Weigh = Callable[[Gaussian, int], Tensor]
+ALL, CERTAIN, BELOW, BEST, BPRW = "all", "certain", "below", "best", "bprw"
+#: Ways in which images choose.
+BY_IMAGES = (BEST, BPRW)
 
 
 @dataclass(frozen=True)
@@ -24,16 +30,20 @@ class PromptRule:
 
     way: `all`; `certain`, the `number` least uncertain ones of each class (PCME++ C.6); `below`, those of at most mean
     + `number` standard deviations of their class's (ProLIP Table 3); `best`, as many of the least uncertain as classify
-    each class best, which labelled images say, see `kinds.best_prompts`.
+    each class best, which labelled images say, see `kinds.best_prompts`; `bprw`, weights by which the prompts describe
+    images, as `fit` says. Of the last two, what stands here is their even mixture.
     """
 
     way: str = ALL
     number: float = 0
+    fit: Reweighing | None = None
 
     @classmethod
     def parse(cls, word: str) -> PromptRule:
-        """`all`, `certain:K`, `below:k` or `best`. ValueError for what is none of them."""
+        """`all`, `certain:K`, `below:k`, `best`, `bprw` or `bprw:K`. ValueError for what is none of them."""
         way, colon, text = word.partition(":")
+        if way == BPRW and bool(colon) == bool(text):
+            return cls(way, fit=Reweighing.parse(text))
         try:
             if way in (ALL, BEST) and not colon:
                 return cls(way)
@@ -43,9 +53,12 @@ class PromptRule:
                 return cls(way, float(text))
         except ValueError:
             pass
-        raise ValueError(f"{word!r} chooses no prompts: give all, certain:K (1 or more), below:k (a number) or best")
+        raise ValueError(f"{word!r} chooses no prompts: give all, certain:K (1 or more), below:k (a number), best, "
+                         "bprw, bprw:K (labelled images of each class), or a file of python -m prolip.prompts fit")
 
     def __str__(self) -> str:
+        if self.fit is not None:
+            return rule_of(self.fit)
         return f"{self.way}:{self.number:g}" if self.way in (CERTAIN, BELOW) else self.way
 
     def check(self, prompts: int) -> None:
@@ -53,8 +66,11 @@ class PromptRule:
         if self.way == CERTAIN and self.number > prompts:
             raise ValueError(f"{self} of {prompts} prompts of a class: give {prompts} or less")
 
-    def weights(self, uncertainty: Tensor) -> Tensor:
-        """(C, T) -> (C, T), each row summing to one; of equal uncertainties the first prompts are the more certain."""
+    def weights(self, uncertainty: Tensor, first: int = 0) -> Tensor:
+        """(C, T) -> (C, T), each row summing to one; of equal uncertainties the first prompts are the more certain.
+
+        first: the number of the first of these classes, to which such a rule is indifferent.
+        """
         self.check(uncertainty.shape[1])
         if self.way == CERTAIN:
             kept = certainty_ranks(uncertainty) < self.number
@@ -65,6 +81,16 @@ class PromptRule:
         else:
             kept = torch.ones_like(uncertainty, dtype=torch.bool)
         return kept / kept.sum(1, keepdim=True)
+
+
+#: Which prompts of a class are mixed, and how much each counts.
+Prompts = PromptRule | PromptWeights
+
+
+def read_prompts(word: str) -> Prompts:
+    """A rule by its word, or the weights in a file. ValueError for neither, FileNotFoundError for no such file."""
+    named = word.endswith(".json") or os.path.isfile(word)
+    return PromptWeights.load(word) if named else PromptRule.parse(word)
 
 
 def certainty_ranks(uncertainty: Tensor) -> Tensor:
@@ -109,9 +135,14 @@ def fill(template: str | Callable[[str], str], name: str) -> str:
 
 
 def mix_groups(
-    z: Gaussian, counts: Sequence[int], normalise: bool = True, weigh: Weigh | None = None
+    z: Gaussian, counts: Sequence[int], normalise: bool = True, weigh: Weigh | None = None, first: int = 0
 ) -> Gaussian:
-    """Consecutive runs of `counts` Gaussians (N, D), each mixed, by equal weights or those of `weigh`: (C, D)."""
+    """Consecutive runs of `counts` Gaussians (N, D), each mixed, by equal weights or those of `weigh`: (C, D).
+
+    first: what `weigh` knows the first run by.
+    """
     parts = (Gaussian(*(x.unsqueeze(0) for x in part))
              for part in zip(z.mean.split(list(counts)), z.log_var.split(list(counts))))  # fmt: skip
-    return concatenate(mixture(part, weigh(part) if weigh else None, normalise) for part in parts)
+    return concatenate(
+        mixture(part, weigh(part, number) if weigh else None, normalise) for number, part in enumerate(parts, first)
+    )

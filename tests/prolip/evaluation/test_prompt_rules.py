@@ -63,7 +63,7 @@ def test_more_prompts_than_there_are_is_refused():
 def test_classes_are_mixed_by_the_weights_of_each():
     z = Gaussian(torch.randn(5, 3), torch.randn(5, 3))
     weights = {2: [0.25, 0.75], 3: [0.0, 0.5, 0.5]}
-    got = mix_groups(z, [2, 3], False, lambda part: torch.tensor([weights[part.mean.shape[1]]]))
+    got = mix_groups(z, [2, 3], False, lambda part, row: torch.tensor([weights[part.mean.shape[1]]]))
     for row, rows in enumerate((slice(0, 2), slice(2, 5))):
         w = torch.tensor(weights[rows.stop - rows.start]).unsqueeze(1)
         torch.testing.assert_close(got.mean[row], (w * z.mean[rows]).sum(0))

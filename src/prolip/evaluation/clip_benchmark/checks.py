@@ -11,13 +11,22 @@ from clip_benchmark import cli
 from open_clip.factory import parse_model_name
 
 from prolip.evaluation.datasets.places import Place, archive_state, find_place, join, shard_marks
-from prolip.evaluation.datasets.wds import CLASSNAMES, TEMPLATES, Reading, check_first, read_kind, shard_count
+from prolip.evaluation.datasets.wds import (
+    CLASSNAMES,
+    TEMPLATES,
+    Reading,
+    check_first,
+    open_wds,
+    read_kind,
+    shard_count,
+)
 from prolip.evaluation.loading import is_prolip, openclip_tokenizer
 from prolip.models.config import is_released
 from prolip.models.registry import find_weights, get_model_config
 from prolip.models.tokenizer import get_tokenizer
 from prolip.models.weights.checkpoint import CONFIG_NAMES, read_config
 from prolip.models.weights.hub import hub_file
+from prolip.prompts.weights import PromptWeights
 from prolip.uncertainty.clip import has_variances
 from prolip.utils.documents import loads
 from prolip.utils.outputs import check_output
@@ -80,6 +89,19 @@ def check_task(run: Namespace) -> None:
     for path in run.load_clfs:
         if not os.path.isfile(path):
             raise FileNotFoundError(f"--load_clfs: no file {path}: write one with --save_clf")
+
+
+def check_prompts(run: Namespace, prompts: PromptWeights) -> None:
+    """Weights of prompts can be used: by a model of ours, on images that they were not fitted to. Raises ValueError."""
+    if run.task != "zeroshot_classification" or run.model_type != "prolip":
+        raise ValueError("--prompts weighs the prompts of a probabilistic model's classes, and this is --task"
+                         f" {run.task} of a model of the type {run.model_type}: drop it")
+    place = wds_place(run)
+    if place is not None:
+        dataset = open_wds(place.source, run.split)
+        templates = dataset.templates if not run.custom_template_file else prompts.templates
+        classnames = dataset.classnames if not run.custom_classname_file else prompts.classnames
+        prompts.check(classnames, templates, prompts.fingerprint, dataset.fingerprint)
 
 
 def dataset_name(run: Namespace) -> str:

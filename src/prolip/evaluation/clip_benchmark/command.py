@@ -28,7 +28,7 @@ from prolip.evaluation.clip_benchmark.encoder import GaussianEncoder
 from prolip.evaluation.clip_benchmark.repairs import repaired
 from prolip.evaluation.datasets.base import DamagedData
 from prolip.evaluation.datasets.wds import read_kind
-from prolip.evaluation.loading import load_openclip
+from prolip.evaluation.loading import load_openclip, model_fingerprint
 from prolip.evaluation.model import choose_score, own_score
 from prolip.factory import create_model_and_transforms
 from prolip.methods import find_method, find_score
@@ -36,6 +36,7 @@ from prolip.models.registry import find_weights, get_model_config
 from prolip.models.tokenizer import get_tokenizer
 from prolip.models.weights.checkpoint import CheckpointError, find_in
 from prolip.models.weights.unreadable import WEIGHT_NAMES
+from prolip.prompts.weights import PromptWeights, UnfitPrompts
 from prolip.scores import TrueMatchScore
 from prolip.utils import console
 
@@ -61,6 +62,7 @@ def own_parser() -> argparse.ArgumentParser:
         "--similarity", type=score_called, metavar="SCORE",
         help="how our models compare: csd, mean or a measure (default: the score of their method)",
     )  # fmt: skip
+    parser.add_argument("--prompts", metavar="FILE", help="weights of prompts by python -m prolip.prompts fit")
     parser.add_argument("--amp", action="store_true", help="mixed precision; without it all is computed in float32")
     parser.add_argument("--tokenizer", help="a folder, a file or bpe: another tokenizer than the ProLIP model's own")
     parser.add_argument(
@@ -80,23 +82,30 @@ def score_called(name: str) -> str:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
-def load_encoder(model_name, pretrained, cache_dir, device, *, similarity: str | None, tokenizer: str | None = None):
-    """clip_benchmark's loader of the model type `prolip`: (model, transform, tokenizer)."""
+def load_encoder(model_name, pretrained, cache_dir, device, *, own: Namespace):
+    """clip_benchmark's loader of the model type `prolip`: (model, transform, tokenizer); own: our flags.
+
+    ValueError where weights of prompts are of another model.
+    """
     if checks.is_fitted(model_name):
-        network, transform, tokenize = load_openclip(model_name, None, tokenizer)
-        encoder = GaussianEncoder(network.to(device), choose_score(similarity, *own_score(network), model_name))
-        return encoder, transform, tokenize
-    model, _, transform = create_model_and_transforms(
-        model_name, pretrained or None, device=device, cache_dir=cache_dir, require_pretrained=True
-    )
-    score = choose_score(similarity, *own_score(model), model_name)
-    return GaussianEncoder(model, score), transform, get_tokenizer(model_name, cache_dir=cache_dir, tokenizer=tokenizer)
+        model, transform, tokenize = load_openclip(model_name, None, own.tokenizer)
+        model = model.to(device)
+    else:
+        model, _, transform = create_model_and_transforms(
+            model_name, pretrained or None, device=device, cache_dir=cache_dir, require_pretrained=True
+        )
+        tokenize = get_tokenizer(model_name, cache_dir=cache_dir, tokenizer=own.tokenizer)
+    prompts = PromptWeights.load(own.prompts) if own.prompts else None
+    if prompts is not None:
+        prompts.check(prompts.classnames, prompts.templates, model_fingerprint(model, transform, tokenize))
+    encoder = GaussianEncoder(model, choose_score(own.similarity, *own_score(model), model_name), prompts)
+    return encoder, transform, tokenize
 
 
 @contextmanager
 def plugged_in(own: Namespace) -> Iterator[None]:
     """clip_benchmark, repaired, with the model type `prolip`; as it was afterwards."""
-    loader = partial(load_encoder, similarity=own.similarity, tokenizer=own.tokenizer)
+    loader = partial(load_encoder, own=own)
     with repaired(), patch.dict(registry.TYPE2FUNC, prolip=loader):
         registry.MODEL_TYPES.append("prolip")  # the parser's choices are this very list
         try:
@@ -138,6 +147,8 @@ def planned(own: Namespace, base: Namespace) -> list[Namespace]:
     for run in runs:
         complete(run, own)
         checks.check_task(run)
+        if own.prompts:
+            checks.check_prompts(run, PromptWeights.load(own.prompts))
     checks.check_outputs(runs)
     for run in {(run.model, run.pretrained): run for run in runs}.values():
         checks.check_model(run, own.tokenizer)
@@ -189,6 +200,8 @@ def output_of(run: Namespace, own: Namespace) -> str:
     template = run.output
     if own.output is None and template == UPSTREAM_OUTPUT and run.model_type == "prolip":
         template = OUR_OUTPUT
+        if own.prompts:
+            template = template.replace(".json", f"_{PromptWeights.load(own.prompts).digest}.json")
     weights = os.path.basename(run.pretrained) if os.path.isfile(run.pretrained) else run.pretrained
     values = (
         checks.dataset_name(run), run.model, weights, run.pretrained, run.language, run.task, similarity_of(run, own)
@@ -232,6 +245,7 @@ def evaluate_and_write(run: Namespace, own: Namespace) -> None:
     with open(path, encoding="utf-8") as file:
         result = json.load(file)
     result |= {"similarity": similarity_of(run, own), "amp": run.amp}
+    result |= {"prompts": str(PromptWeights.load(own.prompts))} if own.prompts else {}
     with open(path, "w", encoding="utf-8") as file:
         json.dump(result, file)
 
@@ -253,7 +267,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for run in runs:
             try:
                 evaluate_and_write(run, own)
-            except (CheckpointError, FileNotFoundError) as error:
+            except (CheckpointError, FileNotFoundError, UnfitPrompts) as error:
                 raise refused(error) from error
             except DamagedData as error:  # from a loader's worker with the worker's traceback before it
                 raise refused(str(error).splitlines()[-1].rpartition(f"{DamagedData.__name__}: ")[2]) from error

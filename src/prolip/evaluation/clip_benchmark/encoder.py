@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from prolip.evaluation.model import embed_texts, encoder
 from prolip.evaluation.zero_shot import mix_groups
 from prolip.gaussian import Gaussian, concatenate
+from prolip.prompts.weights import PromptWeights, UnfitPrompts
 from prolip.scores import MeanScore, Score
 
 CLASSES_AT_ONCE = 64
@@ -64,12 +65,12 @@ class GaussianEncoder(nn.Module):
     """A probabilistic model with OpenCLIP's two methods.
 
     score: by its factors, vectors as above, or rows of `Packed`; `MeanScore`, the unit means, with which clip_benchmark
-    runs as it is.
+    runs as it is. prompts: weights with which classes are mixed, without them all prompts count alike.
     """
 
-    def __init__(self, model: nn.Module, score: Score):
+    def __init__(self, model: nn.Module, score: Score, prompts: PromptWeights | None = None):
         super().__init__()
-        self.model, self.score = model, score
+        self.model, self.score, self.prompts = model, score, prompts
         self.packed: type[Packed] = type("Packed", (Packed,), {"score": score})
 
     @property
@@ -113,8 +114,19 @@ def class_vectors(
 
     The columns of clip_benchmark's classifier, with the traces of texts and images in the scores (a trace of an image
     changes nothing between classes, but much between images, which multi-label precision ranks). templates: {c} where
-    the class goes, or the prompts of each class by its name.
+    the class goes, or the prompts of each class by its name. ValueError for other classes or prompts than those that
+    the model's weights of prompts are of.
     """
+    weights = model.prompts
+    if weights is not None:
+        if isinstance(templates, Mapping):
+            raise UnfitPrompts(f"{weights} are of templates, and here each class has prompts of its own: drop them")
+        weights.check(classnames, templates, weights.fingerprint)
+
+    def weigh(z: Gaussian, first: int) -> Tensor:
+        assert weights is not None
+        return weights.weights(z.trace, first)
+
     precision = "fp32"
     if amp:  # what torch.autocast(device) computes in: bf16 on CPU, fp16 on CUDA
         half = torch.get_autocast_dtype(torch.device(device).type) == torch.float16
@@ -125,9 +137,12 @@ def class_vectors(
         groups = [prompts(name, templates) for name in classnames[start : start + CLASSES_AT_ONCE]]
         texts = [text for group in groups for text in group]
         z = embed_texts(encode, tokenizer, texts)
-        parts.append(mix_groups(z, [len(group) for group in groups]))
+        own = None if weights is None else weigh
+        parts.append(mix_groups(z, [len(group) for group in groups], weigh=own, first=start))
+    mixed = concatenate(parts)
     # A plain tensor, which --save_clf can keep; the rows of images know how to multiply it.
-    return model.rows(concatenate(parts), -1.0).as_subclass(Tensor).to(device).mT.contiguous()
+    rows = mixed.mean if model.of_means else model.rows(mixed, -1.0)
+    return rows.as_subclass(Tensor).to(device).mT.contiguous()
 
 
 def prompts(classname: str, templates: Sequence[str] | Mapping[str, Sequence[str]]) -> list[str]:

@@ -69,7 +69,7 @@ def repaired() -> Iterator[None]:
 
 def zero_shot_classifier(model, tokenizer, classnames, templates, device, amp=True) -> Tensor:
     """Not a repair: the original averages the prompts' vectors, for csd a class is the mixture of their Gaussians."""
-    if isinstance(model, GaussianEncoder) and not model.of_means:
+    if isinstance(model, GaussianEncoder) and (model.prompts is not None or not model.of_means):
         return class_vectors(model, tokenizer, classnames, templates, device, amp)
     return ORIGINAL["classifier"](model, tokenizer, classnames, templates, device, amp=amp)
 

@@ -1,12 +1,12 @@
-"""PCME++'s best top-K prompts of each class, chosen by labelled images: by one half of them for the other.
+"""Prompts that images choose: by one half of them for the other.
 
-Chun 2024, C.6, chooses on the very images that are scored, and says so: of two rules that differ by chance alone the
-one that suits these images then wins. Here no image is scored by a choice that it took part in. It is no zero-shot
-figure.
+PCME++'s best top-K prompts of each class (Chun 2024, C.6) are chosen on the very images that are scored, as the paper
+says, and so are the weights of ProLIP's released BPRW: of two rules that differ by chance alone the one that suits
+these images then wins. Here no image is scored by a choice that it took part in. With labels it is no zero-shot figure.
 """
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -14,24 +14,64 @@ from torch import Tensor
 from prolip.evaluation.datasets.base import fingerprint
 from prolip.evaluation.features import Features
 from prolip.evaluation.metrics.blockwise import PairScores
-from prolip.evaluation.zero_shot import CERTAIN, PromptRule, certainty_ranks
+from prolip.evaluation.zero_shot import BEST, CERTAIN, PromptRule, Prompts, certainty_ranks
 from prolip.gaussian import Gaussian, mixture
+from prolip.prompts.bprw import reweigh
 from prolip.scores import Score
 
 CHOSEN = "best, chosen by one half of the labelled images for the other"
 
 
+def described(prompts: Prompts) -> str:
+    """A rule for readers."""
+    if not isinstance(prompts, PromptRule) or prompts.fit is None:
+        return CHOSEN if prompts.way == BEST else str(prompts)
+    return f"{prompts}, fitted to one half of the {'labelled ' if prompts.fit.shots else ''}images for the other"
+
+
 def cross_fitted(
     features: Features, prompts: Gaussian, labels: Tensor, score: Score
 ) -> Iterator[tuple[Tensor, Gaussian]]:
-    """The images of each half (n,), and the classes (C, D) of the prompts (C, T, D) that the other half chose."""
+    """The images of each half (n,), and the classes (C, D) of the prompts (C, T, D) as the other half weighs them."""
+    for rows, weights in cross_weights(features, prompts, labels, score):
+        yield rows, mixture(prompts, weights)
+
+
+def cross_weights(
+    features: Features, prompts: Gaussian, labels: Tensor, score: Score
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """The images of each half (n,), and the weights (C, T) of the prompts (C, T, D) by the other half."""
+    fit = features.rule.fit
+    weigh = best_weights(features, prompts, labels, score) if fit is None else fitted(features, prompts, labels, score)
+    first = halves(features.keys, labels if fit is None or fit.shots else torch.zeros_like(labels))
+    for own in (first, ~first):
+        yield own.nonzero().squeeze(1), weigh((~own).nonzero().squeeze(1))
+
+
+def best_weights(features: Features, prompts: Gaussian, labels: Tensor, score: Score) -> Callable[[Tensor], Tensor]:
+    """Rows of images (n,) -> even weights of the K most certain prompts of each class, with the K that suits them best.
+    """
     uncertainty = features.model.scored_by().uncertainty(prompts)
     hits = hits_by_count(features.image, prompts, uncertainty, labels, score)
-    first = halves(features.keys, labels)
-    for own in (first, ~first):
-        counts = best_counts(hits[:, ~own], labels[~own], len(prompts.mean))
+
+    def weigh(rows: Tensor) -> Tensor:
+        counts = best_counts(hits[:, rows], labels[rows], len(prompts.mean))
         kept = certainty_ranks(uncertainty) < counts.unsqueeze(1)
-        yield own.nonzero().squeeze(1), mixture(prompts, kept / kept.sum(1, keepdim=True))
+        return kept / kept.sum(1, keepdim=True)
+
+    return weigh
+
+
+def fitted(features: Features, prompts: Gaussian, labels: Tensor, score: Score) -> Callable[[Tensor], Tensor]:
+    """Rows of images (n,) -> weights by BPRW, without their labels where it takes no shots."""
+    fit = features.rule.fit
+    assert fit is not None
+
+    def weigh(rows: Tensor) -> Tensor:
+        image, keys = features.image.select(rows), [features.keys[row] for row in rows.tolist()]
+        return reweigh(fit, image, keys, prompts, score, labels[rows] if fit.shots else None).weights
+
+    return weigh
 
 
 def halves(keys: tuple[str, ...], labels: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from prolip.evaluation.kinds.base import (
     too_small_for,
     uncertainty_of,
 )
-from prolip.evaluation.kinds.best_prompts import CHOSEN, cross_fitted
+from prolip.evaluation.kinds.best_prompts import cross_fitted, described
 from prolip.evaluation.metrics.bootstrap import class_mean_of, mean_of
 from prolip.evaluation.metrics.classification import label_ranks, mean_per_class_recall
 from prolip.evaluation.metrics.study import Study, study_classification
@@ -42,7 +42,7 @@ def names(dataset: Dataset) -> list[str]:
 def evaluate(features: Features, score: Score, confusion: bool = False) -> TaskMetrics:
     """acc1, acc5 (with five classes or more) and the mean per-class recall; equal scores go to the lower class.
 
-    Where labelled images are to choose the prompts, one half of them does it for the other.
+    Where images are to choose or weigh the prompts, one half of them does it for the other.
     """
     labels, classes = own_labels(features), len(text_gaussians(features).mean)
     info: dict[str, Any] = {"classes": classes}
@@ -53,7 +53,7 @@ def evaluate(features: Features, score: Score, confusion: bool = False) -> TaskM
         for rows, text in cross_fitted(features, features.prompts, labels, score):
             half = replace(features, image=features.image.select(rows), labels=labels[rows], text=text)
             predicted[rows], ranks[rows] = predictions(half, score)
-        info["prompts"] = CHOSEN
+        info["prompts"] = described(features.rule)
     hits = {f"acc{k}": ranks <= k for k in (1, TOP) if k <= classes}
     metrics = {name: float(hit.double().mean()) for name, hit in hits.items()}
     statistics = {name: mean_of(hit, "images") for name, hit in hits.items()}
@@ -74,9 +74,10 @@ def predictions(features: Features, score: Score) -> tuple[Tensor, Tensor]:
 
 
 def study(features: Features, score: Score) -> Study:
-    """Error: the wrong class. ValueError where labelled images are to choose the prompts."""
+    """Error: the wrong class. ValueError where images are to choose the prompts."""
     if features.prompts is not None:
-        raise ValueError("classes of best prompts differ between two halves of the images: no study of them is made")
+        raise ValueError(f"classes of {features.rule} prompts differ between two halves of the images: no study of them"
+                         " is made")  # fmt: skip
     return study_scores(score_matrix(features, score), own_labels(features), features, features.text, score)
 
 

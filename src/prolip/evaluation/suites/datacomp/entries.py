@@ -28,13 +28,15 @@ from prolip.evaluation.suites.datacomp.scores import (
 from prolip.evaluation.suites.datacomp.tasks import FACE_PROMPTS, Task
 from prolip.evaluation.task import TaskResult, compute_features
 from prolip.gaussian import Gaussian
+from prolip.prompts.weights import PromptWeights
 from prolip.scores import Score, Similarity
 
 
 @dataclass(frozen=True)
 class Settings:
     """How entries are evaluated. uncertainty: with the figures of refusal and calibration; plots: a folder for their
-    pictures; store: where embeddings are kept; the rest as in `compute_features`."""
+    pictures; store: where embeddings are kept; prompts: weights, each for the task whose classes and prompts it
+    has; the rest as in `compute_features`."""
 
     uncertainty: bool = True
     plots: Path | None = None
@@ -42,6 +44,7 @@ class Settings:
     workers: int | None = None
     progress: bool = False
     store: FeatureStore | None = None
+    prompts: tuple[PromptWeights, ...] = ()
 
 
 def evaluate_entry(
@@ -57,9 +60,12 @@ def evaluate_entry(
     store = settings.store or FeatureStore()
     started = time.perf_counter()
     compute = image_features if task.kind == "faces" else compute_features
+    own = next((one for one in settings.prompts if one.are_of(dataset.classnames, dataset.templates)), None)
+    weighed: dict[str, Any] = {} if own is None else {"prompts": own}
     features = compute(
-        dataset, embedder, store, batch_size=settings.batch_size, workers=settings.workers, progress=settings.progress
-    )
+        dataset, embedder, store, batch_size=settings.batch_size, workers=settings.workers, progress=settings.progress,
+        **weighed,
+    )  # fmt: skip
     faces = face_classes(dataset, embedder, store) if task.kind == "faces" else {}
     embedded = time.perf_counter() - started
     out = {}
@@ -88,6 +94,7 @@ def facts_of_entry(features: Features, similarity: Similarity) -> dict[str, Any]
     if dataset.kind == "classification" and features.text is not None:
         out["classes"] = len(features.text.mean)
     out |= {"similarity": similarity, "source": dataset.source, "probabilistic": features.model.probabilistic}
+    out |= {"prompts": dataset.info["prompts"]} if "prompts" in dataset.info else {}
     if features.model.probabilistic:
         uncertainty = uncertainty_of(features)
         out["image_trace"] = float(uncertainty(features.image).mean())

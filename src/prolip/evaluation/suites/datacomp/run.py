@@ -22,8 +22,9 @@ from prolip.evaluation.suites.datacomp.sharing import Tell, parse_shard, shard, 
 from prolip.evaluation.suites.datacomp.store import Identity, Line, Store, latest, main_value
 from prolip.evaluation.suites.datacomp.tables import WRITERS, Report, build_report, table_1, text_of
 from prolip.evaluation.suites.datacomp.tasks import BY_KEY, TASKS, Task, select_tasks
-from prolip.evaluation.task import TaskResult
+from prolip.evaluation.task import TaskResult, check_prompts
 from prolip.methods import find_score
+from prolip.prompts.weights import PromptWeights
 
 Say = Callable[[str], None]
 #: Shown of the face sets, which have no main metric.
@@ -59,18 +60,46 @@ def run(args: argparse.Namespace, say: Say = print) -> Outcome:
     mine = shard(tasks, *parse_shard(args.shard, os.environ))
     found = find_datasets(mine, args.data_dir, args.skip_damaged)
     refuse_missing(mine, found, args, say)
+    prompts = weights_of(args.prompts, found.datasets, len(mine) == len(tasks))
     store = Store(args.output)
     store.check()
     embedder = load_embedder(args.model, args.pretrained, pick_device(args.device), args.precision, args.tokenizer)
     similarities = [embedder.card.scored_by(similarity).name for similarity in args.similarity]
+    for one in prompts:
+        for dataset in found.datasets.values():
+            if one.are_of(dataset.classnames, dataset.templates):
+                check_prompts(one, dataset, embedder.card)
     settings = Settings(
         uncertainty=not args.no_uncertainty, plots=Path(args.output) / "plots" if args.plots else None,
         batch_size=args.batch_size, workers=args.workers, progress=sys.stderr.isatty(),
-        store=FeatureStore(args.save_features),
+        store=FeatureStore(args.save_features), prompts=prompts,
     )  # fmt: skip
     failed = evaluate_all(mine, found.datasets, embedder, similarities, store, settings, say)
     report = write_tables([args.output], args.output, published, say) if store.lines() else Report((), ())
     return Outcome(report, failed, found.missing)
+
+
+def weights_of(paths: Sequence[str], datasets: Mapping[str, Dataset], whole: bool) -> tuple[PromptWeights, ...]:
+    """Weights of prompts in files, each for the task whose classes and prompts it has.
+
+    whole: whether these are all chosen tasks and not a shard of them. ValueError for weights of none, or two of one.
+    """
+    given = tuple(PromptWeights.load(path) for path in paths)
+    for path, one in zip(paths, given):
+        if whole and not any(one.are_of(dataset.classnames, dataset.templates) for dataset in datasets.values()):
+            raise ValueError(f"--prompts {path}: the {len(one.classnames)} classes and {len(one.templates)} prompts of"
+                             f" {one} are those of no task here: choose its task, or drop it")
+        if other := next((x for x in given if x is not one and x.are_of(one.classnames, one.templates)), None):
+            raise ValueError(f"--prompts: {one} and {other} are both of one task: give one of them")
+    return given
+
+
+def row_of(embedder: Embedder, prompts: Sequence[PromptWeights]) -> tuple[str, str]:
+    """Name and fingerprint of a row of results: that of a model, or of a model with these weights of prompts."""
+    if not prompts:
+        return embedder.name, embedder.fingerprint
+    given = sorted(f"{one.rule} [{one.digest}]" for one in prompts)
+    return ", ".join([embedder.name, *given]), fingerprint(embedder.fingerprint, given)
 
 
 def refuse_missing(tasks: Sequence[Task], found: Found, args: argparse.Namespace, say: Say) -> None:
@@ -100,7 +129,7 @@ def evaluate_all(
     """Evaluate the tasks that have a dataset and no result yet, beside other processes; what failed, by key."""
     todo = [task for task in tasks if task.key in datasets]
     marks = {key: fingerprint(d.fingerprint, d.classnames, d.templates, digits=16) for key, d in datasets.items()}
-    identities = [Identity(embedder.name, embedder.fingerprint, s, embedder.precision) for s in similarities]
+    identities = [Identity(*row_of(embedder, settings.prompts), s, embedder.precision) for s in similarities]
     kept = [key for key, wanted in wanted_of(todo, store, identities, marks).items() if not wanted]
     if kept:
         drawn = " and get no plots" if settings.plots else ""

@@ -1,0 +1,75 @@
+"""What weights of prompts look like: how far they are from even (ProLIP figure C.4), and which prompts have most."""
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from torch import Tensor
+
+from prolip.prompts.weights import PromptWeights
+from prolip.utils.style import panels, styled
+
+#: Of Okabe and Ito, told apart with every kind of colour vision.
+BARS, EVEN = "#0072b2", "#d55e00"
+BINS = 30
+
+
+def entropy(weights: Tensor) -> Tensor:
+    """-sum pi log pi in nats, log N where all N count alike: (C, N) -> (C,)."""
+    return -torch.xlogy(weights, weights).sum(1)
+
+
+@styled
+def plot_weights(weights: Tensor, title: str = "Weights of prompts") -> Figure:
+    """Histograms over classes of the largest weight and of the entropy, with the values of even weights: (C, N)."""
+    figure, axes = panels(1, 2, width=9.6, height=3.5)
+    prompts = weights.shape[1]
+    columns = (
+        (weights.amax(1), 1 / prompts, "largest weight of a class", "{:.3f}"),
+        (entropy(weights), float(np.log(prompts)), "entropy of a class's weights, nats", "{:.2f}"),
+    )
+    for ax, (values, even, label, form) in zip(axes, columns):
+        low, high = min(float(values.min()), even), max(float(values.max()), even)
+        room = 0.03 * (high - low) or 0.1 * abs(even) or 0.1
+        ax.hist(values.numpy(), bins=BINS, range=(low - room, high + room), color=BARS, edgecolor="white",
+                linewidth=0.5, label=f"{len(values)} classes")  # fmt: skip
+        ax.axvline(even, color=EVEN, linestyle="--", label=f"even: {form.format(even)}")
+        middle = float(values.median())
+        ax.axvline(middle, color="black", linestyle=":", label=f"median: {form.format(middle)}")
+        ax.set(xlabel=label, ylabel="classes")
+        ax.yaxis.set_major_locator(MaxNLocator(integer=True))
+        ax.legend(loc="lower left", bbox_to_anchor=(-0.02, 1.0), ncols=3, columnspacing=1.0, handlelength=1.6)
+    figure.suptitle(title, x=0.01, ha="left", fontsize=11.5, fontweight="bold")
+    return figure
+
+
+def write_weights(fitted: PromptWeights, folder: str | os.PathLike) -> list[Path]:
+    """`weights.png`, `.pdf` and `.svg` in a folder."""
+    figure = plot_weights(fitted.table, f"Weights of {len(fitted.templates)} prompts, {fitted.rule}")
+    paths = [Path(folder) / f"weights.{ending}" for ending in ("png", "pdf", "svg")]
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    for path in paths:
+        figure.savefig(path)
+    return paths
+
+
+def listing(fitted: PromptWeights, most: int = 3) -> Iterator[str]:
+    """Lines: the prompts with the largest mean weights, then the `most` most and least weighted ones of each class."""
+    table, prompts = fitted.table, len(fitted.templates)
+    own = entropy(table)
+    yield f"{fitted}"
+    yield (f"{len(table)} classes, {prompts} prompts, even weight {1 / prompts:.4f}; entropy {own.mean():.3f} nats on "
+           f"average ({own.min():.3f} to {own.max():.3f}), of even weights {np.log(prompts):.3f}")  # fmt: skip
+    mean = table.mean(0)
+    for rank in mean.argsort(descending=True, stable=True).tolist():
+        yield f"{mean[rank]:8.4f}  {fitted.templates[rank]}"
+    for name, row, nats in zip(fitted.classnames, table, own):
+        order = row.argsort(descending=True, stable=True).tolist()
+        shown = order[:most], order[max(most, prompts - most) :]
+        words = [", ".join(f"{row[i]:.4f} {fitted.templates[i]!r}" for i in part) for part in shown]
+        yield f"{name} (entropy {nats:.3f}): most {words[0]}" + (f"; least {words[1]}" if words[1] else "")

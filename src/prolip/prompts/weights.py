@@ -1,0 +1,134 @@
+"""Weights of prompts in a file: whose they are, of which classes and prompts, and what they were fitted to."""
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from prolip.models.weights.checkpoint import replacing
+from prolip.prompts.bprw import Reweighing, rule_of
+from prolip.utils.documents import loads, read_file, shown
+
+FORMAT = "prolip-prompts-1"
+#: Bytes of a file: those of a thousand classes with 80 prompts have two million.
+MOST = 2**28
+AGAIN = "fit them again: python -m prolip.prompts fit"
+
+
+class UnfitPrompts(ValueError):
+    """Weights are of other classes, prompts or a model, or may not be used on these images."""
+
+
+@dataclass(frozen=True)
+class PromptWeights:
+    """How much every prompt counts in its class, with all that decides whether it may be used.
+
+    table: (C, T), rows summing to one, for classnames x templates ({c} where the class goes); model, fingerprint: of
+    whose prompts; settings: how they were fitted, to images called `images`, of the fingerprint `data`.
+    """
+
+    way: ClassVar[str] = "fitted"
+    classnames: tuple[str, ...]
+    templates: tuple[str, ...]
+    table: Tensor
+    model: str
+    fingerprint: str
+    settings: Reweighing
+    images: str
+    data: str
+
+    def __str__(self) -> str:
+        return f"{self.rule} by {self.images} [{self.digest}]"
+
+    @property
+    def rule(self) -> str:
+        """How they were fitted, as --prompts calls it."""
+        return rule_of(self.settings)
+
+    @cached_property
+    def digest(self) -> str:
+        """Eight digits that change with everything in the file."""
+        return hashlib.blake2b(json.dumps(self.to_dict(), sort_keys=True).encode(), digest_size=4).hexdigest()
+
+    def weights(self, uncertainty: Tensor, first: int = 0) -> Tensor:
+        """As `PromptRule.weights`, of consecutive classes from `first` on: (C', T) -> (C', T)."""
+        return self.table[first : first + len(uncertainty)]
+
+    def are_of(self, classnames: Sequence[str], templates: Sequence[str]) -> bool:
+        """Whether they are of these classes and prompts."""
+        return (self.classnames, self.templates) == (tuple(classnames), tuple(map(in_braces, templates)))
+
+    def check(
+        self, classnames: Sequence[str], templates: Sequence[str], fingerprint: str, data: str | None = None
+    ) -> None:
+        """UnfitPrompts unless they are of these classes, prompts and model, and by other images than `data`."""
+        if fingerprint != self.fingerprint:
+            raise UnfitPrompts(f"{self} are weights for prompts of {self.model}, which has other weights, settings or"
+                               f" another tokenizer than this model: {AGAIN} with this one")
+        for what, own, given in (("classes", self.classnames, tuple(classnames)),
+                                 ("prompts", self.templates, tuple(map(in_braces, templates)))):  # fmt: skip
+            if own != given:
+                both = list(zip(own, given))
+                place = next((i for i, (mine, theirs) in enumerate(both) if mine != theirs), len(both))
+                mine, theirs = (repr(x[place]) if place < len(x) else "none" for x in (own, given))
+                raise UnfitPrompts(f"{self} are weights of {len(own)} {what}, these are {len(given)}, and number"
+                                 f" {place + 1} is {mine} there and {theirs} here: {AGAIN} with these {what}")
+        if data is not None and data == self.data:
+            raise UnfitPrompts(f"{self} were fitted to these very images, which they may not be scored on: evaluate"
+                             " another split, or fit to one (python -m prolip.prompts fit --split train)")
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values, from which `load` makes it."""
+        classes = [{"name": name, "weights": row} for name, row in zip(self.classnames, self.table.tolist())]
+        named = {"model": self.model, "fingerprint": self.fingerprint, "settings": str(self.settings)}
+        named |= {"images": self.images, "data": self.data}
+        return {"format": FORMAT, **named, "templates": list(self.templates), "classes": classes}
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Write the file, whole or not at all."""
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        with replacing(Path(path)) as temporary:
+            temporary.write_text(json.dumps(self.to_dict(), indent=1), encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | os.PathLike) -> PromptWeights:
+        """What `save` wrote. FileNotFoundError, and ValueError for a file that is none or whose weights are none."""
+        try:
+            values = loads(read_file(path, MOST))
+            if not isinstance(values, dict) or values.get("format") != FORMAT:
+                raise ValueError(f"it is no {FORMAT}")
+            names = tuple(one["name"] for one in values["classes"])
+            texts = {key: values[key] for key in ("model", "fingerprint", "images", "data")}
+            found = cls(names, tuple(values["templates"]), torch.tensor([one["weights"] for one in values["classes"]],
+                        dtype=torch.float64), **texts, settings=Reweighing.parse(values["settings"]))  # fmt: skip
+            if not all(isinstance(x, str) for x in (*names, *found.templates, *texts.values())):
+                raise ValueError("a name in it is no text")
+            check_weights(found.table, len(found.templates))
+        except FileNotFoundError:
+            raise FileNotFoundError(f"no file {path}: python -m prolip.prompts fit writes weights of prompts") from None
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            why = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+            raise ValueError(f"{path} holds no weights of prompts: {why}. {AGAIN[0].upper()}{AGAIN[1:]}") from error
+        return found
+
+
+def check_weights(weights: Tensor, prompts: int) -> None:
+    """ValueError unless each row is of so many numbers of 0 or more that sum to one."""
+    if weights.dim() != 2 or weights.shape[1] != prompts:
+        raise ValueError(f"weights of the shape {tuple(weights.shape)} are not of classes with {prompts} prompts")
+    total = weights.sum(1)
+    if not bool((weights >= 0).all()) or not torch.allclose(total, torch.ones_like(total), atol=1e-6):
+        raise ValueError(f"the weights of a class are negative or do not sum to one: {shown(total.tolist())}")
+
+
+def in_braces(template: str) -> str:
+    """A template with {c} where the class goes."""
+    return template.replace("{}", "{c}")

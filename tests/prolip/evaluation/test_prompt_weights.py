@@ -1,0 +1,207 @@
+"""bprw by the commands: each half by the other, another split, a file; what is scored has no part in its weights."""
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+
+import miniatures as mini
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from prolip.evaluation.__main__ import main
+from prolip.evaluation.datasets.wds import open_wds
+from prolip.evaluation.kinds import best_prompts
+from prolip.evaluation.task import compute_features, evaluate_dataset, study_features
+from prolip.evaluation.zero_shot import PromptRule
+from prolip.gaussian import Gaussian, mixture
+from prolip.prompts.__main__ import main as prompts_main
+from prolip.prompts.bprw import Reweighing, reweigh
+from prolip.prompts.fitting import fit_prompts
+from prolip.prompts.weights import PromptWeights
+
+TEMPLATES = ("{c}", "a photo of a {c}.", "this is the {c} of a friend of mine", "{c} {c}")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """Two sets of the same classes and prompts: images to fit to, and images to score."""
+    root = tmp_path_factory.mktemp("bprw")
+    pool = mini.wds_classification(root / "wds_pool", templates=TEMPLATES, images=35, seed=3)
+    return pool, mini.wds_classification(root / "wds_scored", templates=TEMPLATES, images=42)
+
+
+@pytest.fixture(scope="module")
+def kept(data, folder, tmp_path_factory):
+    """A file of weights by the command."""
+    path = tmp_path_factory.mktemp("kept") / "w.json"
+    rule = ["--rule", "bprw:3,alpha=1.5"]
+    prompts_main(["fit", "--model", folder, "--dataset", f"wds:{data[0]}", *rule, "--out", str(path)])
+    return path
+
+
+@pytest.mark.parametrize("word", ["bprw", "bprw:2", "bprw:2,prior=trace"])
+def test_each_half_is_scored_by_the_weights_of_the_other(data, ours, word):
+    features = compute_features(open_wds(data[1]), ours, prompts=PromptRule.parse(word))
+    score, fit, labels = features.model.scored_by(), features.rule.fit, features.labels
+    first = best_prompts.halves(features.keys, labels if fit.shots else torch.zeros_like(labels))
+    predicted = torch.empty_like(labels)
+    for own in (first, ~first):
+        others = (~own).nonzero().squeeze(1)
+        keys = [features.keys[row] for row in others.tolist()]
+        weights = reweigh(fit, features.image.select(others), keys, features.prompts, score,
+                          labels[others] if fit.shots else None).weights  # fmt: skip
+        assert not torch.allclose(weights, torch.full_like(weights, 0.25), atol=0.02)
+        classes = mixture(features.prompts, weights)
+        predicted[own] = score.pairwise(features.image.select(own), classes).argmax(1)
+    result = evaluate_dataset(features.dataset, features)
+    assert result.metrics["acc1"] == pytest.approx((predicted == labels).double().mean().item())
+    halves = "one half of the labelled images" if fit.shots else "one half of the images"
+    assert result.info["prompts"] == f"{word}, fitted to {halves} for the other"
+    with pytest.raises(ValueError, match="no study of them"):
+        study_features(features)
+
+
+@pytest.mark.parametrize("word", ["bprw", "bprw:4"])
+def test_no_image_has_a_part_in_the_weights_that_it_is_scored_by(data, ours, word):
+    features = compute_features(open_wds(data[1]), ours, prompts=PromptRule.parse(word))
+    labels, score = features.labels, features.model.scored_by()
+
+    def weights(mean, labels=labels):
+        given = replace(features, image=Gaussian(mean, features.image.log_var))
+        return list(best_prompts.cross_weights(given, features.prompts, labels, score))
+
+    before = weights(features.image.mean)
+    for number, (rows, found) in enumerate(before):
+        mean = features.image.mean.clone()
+        mean[rows] = features.image.mean[rows].flip(0)
+        after = weights(mean)
+        assert torch.equal(after[number][1], found)
+        assert not torch.equal(after[1 - number][1], before[1 - number][1])
+    assert sorted(torch.cat([rows for rows, _ in before]).tolist()) == list(range(len(labels)))
+    other = weights(features.image.mean, labels.roll(1))
+    same = all(torch.equal(a, b) for pair in zip(before, other) for a, b in zip(*pair))
+    assert same is (word == "bprw")  # which looks at no label
+
+
+def test_a_file_holds_the_weights_of_its_images_and_classes_are_mixed_by_them(data, folder, ours, kept, capsys):
+    pool, scored = map(open_wds, data)
+    found = PromptWeights.load(kept)
+    images = compute_features(pool, ours, prompts=PromptRule.parse("bprw"))
+    score = images.model.scored_by()
+    want = reweigh(Reweighing(3, 1.5), images.image, images.keys, images.prompts, score, images.labels)
+    assert torch.equal(found.table, want.weights) and found.classnames == mini.CLASSES
+    given = compute_features(scored, ours, prompts=found)
+    each = Gaussian(*(x.unflatten(0, (7, 4)) for x in ours.embed_texts(
+        template.replace("{c}", name) for name in mini.CLASSES for template in TEMPLATES)))  # fmt: skip
+    mixed = mixture(each, found.table)
+    torch.testing.assert_close(given.text.mean, mixed.mean)
+    torch.testing.assert_close(given.text.log_var, mixed.log_var)
+    by_file = main(["--model", folder, "--dataset", f"wds:{data[1]}", "--prompts", str(kept), "--uncertainty"])[0]
+    want_acc = evaluate_dataset(scored, given).metrics["acc1"]
+    assert by_file.metrics["acc1"] == want_acc and "refusal/score/error" in by_file.metrics
+    assert by_file.info["prompts"] == str(found) and str(found) in capsys.readouterr().out
+    by_fit = main(["--model", folder, "--dataset", f"wds:{data[1]}", "--prompts", "bprw:3,alpha=1.5",
+                   "--prompts-fit", f"wds:{data[0]}"])[0]  # fmt: skip
+    assert by_fit.metrics["acc1"] == want_acc and by_fit.info["prompts"] == str(found)
+    assert f"prompts: bprw:3,alpha=1.5, fitted to wds:{data[0]}" in capsys.readouterr().out
+
+
+def test_kept_features_hold_the_mixtures_of_each_file_apart(data, folder, kept, tmp_path):
+    words = ["--model", folder, "--dataset", f"wds:{data[1]}", "--save-features", str(tmp_path)]
+    plain, weighed = main(words)[0], main([*words, "--prompts", str(kept)])[0]
+    again = {result.info.get("prompts", "all"): result.metrics for result in main(["--features", str(tmp_path)])}
+    assert again == {"all": plain.metrics, str(PromptWeights.load(kept)): weighed.metrics}
+
+
+def test_many_classes_get_their_own_weights_some_at_a_time(data, ours, kept, monkeypatch):
+    found, scored = PromptWeights.load(kept), open_wds(data[1])
+    whole = compute_features(scored, ours, prompts=found).text
+    monkeypatch.setattr("prolip.evaluation.features.PROMPTS", 8)
+    parts = compute_features(scored, ours, prompts=found).text
+    torch.testing.assert_close(parts.mean, whole.mean)
+
+
+def refusal(capsys, command, *words):
+    with pytest.raises(SystemExit) as ended:
+        command(list(words))
+    assert ended.value.code == 2
+    return capsys.readouterr().err
+
+
+def test_what_may_not_be_scored_or_fits_nothing_is_refused(data, folder, kept, tmp_path, capsys, theirs):
+    words = ["--model", folder, "--dataset", f"wds:{data[1]}", "--prompts"]
+
+    def refused(*more, command=main):
+        return refusal(capsys, command, *more)
+
+    assert "these very images" in refused(*words[:3], f"wds:{data[0]}", "--prompts", str(kept))
+    own = ["--prompts-fit", f"wds:{data[1]}"]
+    assert "the very images that are scored" in refused(*words, "bprw:3", *own)
+    other = mini.prolip_folder(tmp_path / "other", seed=1)
+    assert "has other weights" in refused("--model", other, *words[2:], str(kept))
+    few = mini.wds_classification(tmp_path / "wds_few", classes=mini.CLASSES[:3], templates=TEMPLATES)
+    assert "weights of 7 classes, these are 3" in refused(*words[:3], f"wds:{few}", "--prompts", str(kept))
+    assert "has other classes" in refused(*words, "bprw", "--prompts-fit", f"wds:{few}")
+    assert "no file" in refused(*words, str(tmp_path / "none.json"))
+    assert "give --prompts bprw" in refused(*words, "certain:1", "--prompts-fit", f"wds:{data[0]}")
+    assert "split of --prompts-fit" in refused(*words, "bprw", "--prompts-split", "train")
+    assert "or give --prompts-fit" in refused(*words, "bprw", "--uncertainty")
+    assert "no setting of bprw" in refused(*words, "bprw:x")
+    assert "drop --prompts" in refused("--features", str(tmp_path), "--prompts", str(kept))
+    fit = ["fit", "--model", folder, "--dataset", f"wds:{data[0]}", "--out"]
+    assert "ends in .json" in refused(*fit, str(tmp_path / "w"), command=prompts_main)
+    assert "no weights to fit" in refused(*fit, str(tmp_path / "w.json"), "--rule", "best", command=prompts_main)
+    assert "--workers -1" in refused(*fit, str(tmp_path / "w.json"), "--workers", "-1", command=prompts_main)
+    with pytest.raises(ValueError, match="gives points"):
+        fit_prompts(open_wds(data[0]), theirs, Reweighing())
+
+
+def test_prompts_of_a_file_take_the_place_of_the_data_sets_own(data, folder, ours, tmp_path):
+    lines, out = tmp_path / "prompts.txt", tmp_path / "w.json"
+    lines.write_text("the {c}\n{c}\n")
+    words = ["--templates", str(lines), "--out", str(out)]
+    prompts_main(["fit", "--model", folder, "--dataset", f"wds:{data[0]}", *words])
+    found = PromptWeights.load(out)
+    assert found.templates == ("the {c}", "{c}") and found.rule == "bprw" and found.table.shape == (7, 2)
+    assert torch.equal(fit_prompts(open_wds(data[0]), ours, Reweighing(), ["the {}", "{}"]).table, found.table)
+
+
+def test_the_listing_names_most_and_least_weighted_prompts_and_the_figure_is_drawn(kept, tmp_path, capsys):
+    found = PromptWeights.load(kept)
+    prompts_main(["show", str(kept), "--most", "1", "--figures", str(tmp_path / "drawn")])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == str(found) and lines[1].startswith("7 classes, 4 prompts, even weight 0.2500; entropy ")
+    nats = -(found.table * found.table.log()).sum(1)
+    range_ = f"({nats.min():.3f} to {nats.max():.3f})"
+    assert f"{nats.mean():.3f} nats on average {range_}, of even weights 1.386" in lines[1]
+    means = [float(line.split()[0]) for line in lines[2:6]]
+    assert means == sorted(means, reverse=True) and sum(means) == pytest.approx(1, abs=1e-3)
+    assert {line.split("  ")[-1] for line in lines[2:6]} == set(TEMPLATES)
+    for name, row, line in zip(mini.CLASSES, found.table, lines[6:13]):
+        most, least = int(row.argmax()), int(row.argmin())
+        assert re.fullmatch(rf"{name} \(entropy [\d.]+\): most {row[most]:.4f} {re.escape(repr(TEMPLATES[most]))}; "
+                            rf"least {row[least]:.4f} {re.escape(repr(TEMPLATES[least]))}", line), line  # fmt: skip
+    pixels = np.asarray(Image.open(tmp_path / "drawn/weights.png").convert("RGB"))
+    assert (pixels != 255).any(2).mean() > 0.02 and pixels.shape[1] > 800
+    assert (tmp_path / "drawn/weights.pdf").read_bytes().startswith(b"%PDF")
+    assert "<svg" in (tmp_path / "drawn/weights.svg").read_text()
+    assert refusal(capsys, prompts_main, "show", str(kept), "--most", "0").startswith("error: --most 0")
+
+
+def test_the_figure_has_a_class_in_every_histogram_and_lines_for_even_weights():
+    from prolip.prompts.figures import entropy, plot_weights
+
+    table = torch.tensor([[0.25] * 4, [1.0, 0, 0, 0], [0.5, 0.5, 0, 0]], dtype=torch.float64)
+    torch.testing.assert_close(entropy(table), torch.tensor([4.0, 1, 2]).double().log())
+    for weights in (table, table[:1]):
+        for ax, even in zip(plot_weights(weights).axes, (0.25, float(np.log(4)))):
+            assert sum(patch.get_height() for patch in ax.patches) == len(weights)
+            assert ax.lines[0].get_xdata()[0] == pytest.approx(even)
+
+
+def test_the_file_can_be_read_without_the_program(kept):
+    values = json.loads(kept.read_text())
+    assert values["settings"] == "3,alpha=1.5" and [one["name"] for one in values["classes"]] == list(mini.CLASSES)

@@ -1,0 +1,73 @@
+"""Weights of prompts in a file: what is read is what was written, and others' weights are refused by what differs."""
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from prolip.prompts.bprw import Reweighing
+from prolip.prompts.weights import PromptWeights
+
+NAMES, TEMPLATES = ("cat", "dog", "dog"), ("a {c}.", "{c}")
+
+
+@pytest.fixture
+def kept():
+    table = torch.rand(3, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    table /= table.sum(1, keepdim=True)
+    return PromptWeights(NAMES, TEMPLATES, table, "local-dir:m", "f" * 32, Reweighing(5), "data/wds_pets", "d" * 32)
+
+
+def test_a_file_holds_every_digit(kept, tmp_path):
+    path = tmp_path / "below" / "w.json"
+    kept.save(path)
+    found = PromptWeights.load(path)
+    assert torch.equal(found.table, kept.table) and found.table.dtype == torch.float64
+    assert found.to_dict() == kept.to_dict() and str(found) == str(kept) and "bprw:5 by data/wds_pets" in str(kept)
+    assert replace(kept, table=kept.table.flip(0)).digest != kept.digest
+    assert torch.equal(kept.weights(torch.zeros(2, 2), 1), kept.table[1:])
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [({"classnames": ("cat", "dog", "cow")}, "3 classes, these are 3, and number 3 is 'dog' there and 'cow' here"),
+     ({"classnames": ("cat", "dog")}, "3 classes, these are 2, and number 3 is 'dog' there and none here"),
+     ({"templates": ("a {}.", "the {}")}, "number 2 is '{c}' there and 'the {c}' here"),
+     ({"fingerprint": "0" * 32}, "weights for prompts of local-dir:m"), ({"data": "d" * 32}, "these very images")],
+)  # fmt: skip
+def test_other_classes_prompts_models_and_the_same_images_are_refused(kept, change, words):
+    fits = {"classnames": NAMES, "templates": ("a {}.", "{}"), "fingerprint": "f" * 32, "data": "e" * 32}
+    kept.check(**fits)
+    with pytest.raises(ValueError, match=words.replace("{", r"\{")):
+        kept.check(**(fits | change))
+
+
+def damaged(**change):
+    return lambda values: values | change
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [(damaged(format="other"), "no prolip-prompts-1"), (lambda values: [], "no prolip-prompts-1"),
+     (lambda values: {k: v for k, v in values.items() if k != "model"}, "it has no 'model'"),
+     (damaged(classes=[{"name": "cat", "weights": [0.5, 0.6]}]), "do not sum to one"),
+     (damaged(classes=[{"name": "cat", "weights": [1.5, -0.5]}]), "are negative"),
+     (damaged(classes=[{"name": "cat", "weights": [1.0]}]), "not of classes with 2 prompts"),
+     (damaged(classes=[{"name": "cat", "weights": ["x", "y"]}]), "holds no weights"),
+     (damaged(classes=[]), "not of classes"), (damaged(classes=7), "holds no weights"),
+     (damaged(model=3), "is no text"), (damaged(settings="5,alpha=x"), "bprw")],
+)  # fmt: skip
+def test_a_file_that_is_none_says_what_is_wrong(kept, tmp_path, damage, words):
+    path = tmp_path / "w.json"
+    path.write_text(json.dumps(damage(kept.to_dict())))
+    with pytest.raises(ValueError, match=words) as raised:
+        PromptWeights.load(path)
+    assert "w.json holds no weights of prompts" in str(raised.value)
+
+
+def test_no_file_and_no_json_are_told_apart(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no file .*w.json"):
+        PromptWeights.load(tmp_path / "w.json")
+    (tmp_path / "w.json").write_text("{")
+    with pytest.raises(ValueError, match="holds no weights of prompts"):
+        PromptWeights.load(tmp_path / "w.json")
