@@ -50,7 +50,7 @@ def inclusion_by_level(inclusions: Sequence[Inclusion]) -> Figure:
             ax.hist(h[rows], list(edges), weights=np.full(int(rows.sum()), 1 / len(h)), color=colour, alpha=0.75,
                     label=label, hatch=hatch, edgecolor="white", linewidth=0.4)  # fmt: skip
         ax.axvline(0, color=INK, linewidth=1, linestyle="--")
-        ax.set_title(f"original in level {inclusion.level}: {inclusion.rate:.0%}", fontsize=10)
+        ax.set_title(f"last in level {inclusion.level}: {inclusion.rate:.0%}", fontsize=10)
         ax.set_xlabel("H")
         ax.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     axes[0].set_ylabel("share of the images")

@@ -84,5 +84,5 @@ def format_levels(inclusions: Sequence[Inclusion], traces: LevelTraces, what: st
              + ", ".join(f"{x:.4g}" for x in traces.values.mean(0))
              + f"; Spearman with it {traces.spearman:+.3f}, neighbours in order {traces.in_order:.1%}"]  # fmt: skip
     for x in inclusions:
-        lines.append(f"  last level in level {x.level}: H > 0 for {x.rate:.1%}, median H {np.median(x.h):+.4g}")
+        lines.append(f"  last in level {x.level}: H > 0 for {x.rate:.1%}, median H {np.median(x.h):+.4g}")
     return "\n".join(lines)

@@ -110,5 +110,5 @@ def test_figures_are_written_as_pixels_and_as_vectors(tmp_path):
     for name, figure in drawn.items():
         png, svg = figures.write(figure, tmp_path / "figures", name)
         assert png.read_bytes()[:4] == b"\x89PNG" and b"<svg" in svg.read_bytes()
-    assert [ax.get_title() for ax in drawn["b"].axes] == [f"original in level {i}: 100%" for i in range(3)]
+    assert [ax.get_title("left") for ax in drawn["b"].axes] == [f"last in level {i}: 100%" for i in range(3)]
     assert len(drawn["c"].axes[0].get_lines()) == 3, "both models, and the line of no change"
