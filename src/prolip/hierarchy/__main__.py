@@ -123,8 +123,7 @@ def run_entailment(args: argparse.Namespace) -> str:
     corpus = corpus_of(args)
     pairs = entailment.relations(corpus, corpus.caption_table(), args.pairs, args.seed)
     results = [
-        entailment.evaluate_entailment(load(args, model), corpus, args.pairs, args.draws, args.seed)
-        for model in args.model
+        entailment.evaluate_entailment(load(args, model), corpus, pairs, args.draws) for model in args.model
     ]
     save(args.out, entailment.as_json(results, pairs))
     return entailment.format_entailment(results, pairs, args.draws)

@@ -17,7 +17,7 @@ from prolip.evaluation.metrics.bootstrap import Interval, Statistic
 from prolip.evaluation.model import Embedder
 from prolip.evaluation.suites.emoji.evaluate import embed_drawings
 from prolip.hierarchy.relations import KindPairs, image_pairs, text_pairs
-from prolip.hierarchy.scores import Items, Scored, items_of, scores_of
+from prolip.hierarchy.scores import SCORES, Items, Scored, items_of, scores_of
 
 #: Numbers that a block of draws may hold for all pairs.
 ELEMENTS = 1 << 22
@@ -44,24 +44,25 @@ class Entailment(NamedTuple):
 
 
 def evaluate_entailment(
-    embedder: Embedder, corpus: Corpus, most: int = 5000, draws: int = 500, seed: int = 0
+    embedder: Embedder, corpus: Corpus, pairs: Mapping[str, KindPairs] | None = None, draws: int = 500
 ) -> Entailment:
     """All scores of a model on the corpus: texts that are kinds of texts, and drawings of texts.
 
-    The images that texts speak of are the corpus's drawings, without their labels.
+    The images that texts speak of are the corpus's drawings, without their labels. pairs: as `relations` makes them of
+    this corpus, which is what is taken without.
     """
     table = corpus.caption_table()
     image, empty = embed_drawings(corpus, embedder)[0], embedder.embed_texts([""])
     text = items_of(embedder.card, embedder.embed_texts(table.texts), empty, image)
     return entailment_of(
         embedder.name, scores_of(embedder.card), text, items_of(embedder.card, image, empty),
-        relations(corpus, table, most, seed), draws,
+        pairs or relations(corpus, table), draws,
     )  # fmt: skip
 
 
 def relations(corpus: Corpus, table: CaptionTable, most: int = 5000, seed: int = 0) -> dict[str, KindPairs]:
     """Both relations of a corpus, the same for all models."""
-    return {"texts": text_pairs(corpus, table, most, seed), "images": image_pairs(corpus, table, most, seed)}
+    return {"texts": text_pairs(table, most, seed), "images": image_pairs(corpus, table, most, seed)}
 
 
 def entailment_of(  # noqa: PLR0913 (what is compared, and how)
@@ -199,6 +200,7 @@ def format_entailment(results: Sequence[Entailment], pairs: Mapping[str, KindPai
                 lines.append(f"{short(result.model)} {c.score} - {short(other.model)} {c.other}:"
                              f" {d.value:+.3f} [{d.low:+.3f}, {d.high:+.3f}]")  # fmt: skip
         lines.append("")
+    lines += [f"{name:<16}{score.words}" for name, score in SCORES.items()]
     return "\n".join(lines).rstrip()
 
 

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,7 @@ def ambiguity(named: Mapping[str, Sequence[Study]]) -> Figure:
     """
     kinds = list(dict.fromkeys(study.name for studies in named.values() for study in studies))
     figure, axes = panels(2, len(kinds), width=3.6 * len(kinds), height=2.7, sharex="col")
-    for (model, studies), (colour, dashes, marker) in zip(named.items(), LOOKS):
+    for (model, studies), (colour, dashes, marker) in zip(named.items(), cycle(LOOKS)):
         form: Any = {"color": colour, "linestyle": dashes, "marker": marker, "markersize": 5, "label": model}
         for study in studies:
             above, below = axes[kinds.index(study.name)], axes[len(kinds) + kinds.index(study.name)]

@@ -57,7 +57,7 @@ def choose(instances: str | Path, least: int = LEAST, segments: int = SEGMENTS) 
     except (ValueError, KeyError, TypeError) as error:
         what = f"{type(error).__name__}: {error}"
         raise ValueError(f"{path} is no file of COCO's instances ({what}): {WANTED}") from error
-    return sorted(found)
+    return sorted(found, key=lambda one: one.file)
 
 
 def mask_of(segmentation: Any, size: tuple[int, int]) -> np.ndarray:

@@ -41,12 +41,12 @@ class KindPairs:
         return len(self.inner)
 
 
-def text_pairs(corpus: Corpus, table: CaptionTable, most: int = 5000, seed: int = 0) -> KindPairs:
+def text_pairs(table: CaptionTable, most: int = 5000, seed: int = 0) -> KindPairs:
     """Texts that are kinds of texts, at most `most` of them, drawn by `seed`.
 
     random: (A, B') where B' is the outer of another pair, drawn as often as it is one, and does not contain A: neither
     how general A nor how general B' is tells it from a true pair. sibling: (A, C), C another kind of the same B at A's
-    level, neither containing the other. ValueError for a corpus without a true pair.
+    level, neither containing the other. ValueError where no pair is true.
     """
     relation = csr_matrix(table.text_relation.astype(np.float32))
     count, level = table.true_matches, table.text_level

@@ -62,7 +62,7 @@ def traverse(  # noqa: PLR0913 (what the paper leaves to choose)
         raise ValueError(f"{steps} steps: give 2 or more, the caption and the root")
     if not len(text.mean):
         raise ValueError("no caption to meet: give at least one")
-    if root == "included" and bool(text.log_var.isneginf().any()):
+    if root == "included" and any(bool(z.log_var.isneginf().any()) for z in (image, text)):
         raise ValueError("these embeddings are points, which include nothing: use root='empty'")
     captions, end = F.normalize(text.mean, dim=-1), F.normalize(empty.mean[0], dim=-1)
     share = torch.linspace(0, 1, steps).tolist()

@@ -167,7 +167,7 @@ def test_models_are_compared_on_the_same_draws_and_printed():
     assert compare(good, good, "texts", best, 50).difference == (0.0, 0.0, 0.0)
     text = format_entailment([good, bad], pairs, 50)
     assert "Is text A a kind of text B?" in text and "- knowing trace" not in text.split("\n")[0]
-    assert text.count("seen_trace") >= 4
+    assert text.count("seen_trace") >= 4 and "ours: said of A's images, B leaves more open" in text
     kept = as_json([good], pairs)
     assert kept["models"][0]["auc"]["texts/trace/reversed"][0] == 1.0
     assert kept["pairs"]["texts"]["used"] == len(pairs["texts"])

@@ -12,7 +12,7 @@ def test_true_pairs_are_proper_subsets_of_a_more_general_level():
     table = corpus.caption_table()
     sets, level = truth(corpus)
     wanted = {(a, b) for a in sets for b in sets if sets[a] < sets[b] and level[a] > level[b]}
-    pairs = text_pairs(corpus, table, most=10**6)
+    pairs = text_pairs(table, most=10**6)
     found = {(table.texts[a], table.texts[b]) for a, b in zip(pairs.inner, pairs.outer)}
     assert found == wanted and len(pairs) == pairs.found == len(wanted)
     assert [tuple(row) for row in pairs.levels] == [(level[table.texts[a]], level[table.texts[b]])
@@ -23,7 +23,7 @@ def test_negatives_are_no_kinds_and_siblings_share_the_parent():
     corpus = corpus_of()
     table = corpus.caption_table()
     sets, level = truth(corpus)
-    pairs = text_pairs(corpus, table, most=10**6)
+    pairs = text_pairs(table, most=10**6)
     outers = {table.texts[b] for b in pairs.outer}
     assert (pairs.random >= 0).mean() > 0.9 and (pairs.sibling >= 0).mean() > 0.5
     for a, b, other, sibling in zip(pairs.inner, pairs.outer, pairs.random, pairs.sibling):
@@ -40,7 +40,7 @@ def test_a_pair_is_spread_over_the_concepts_of_its_inner():
     corpus = corpus_of()
     table = corpus.caption_table()
     sets, _ = truth(corpus)
-    pairs = text_pairs(corpus, table, most=40)
+    pairs = text_pairs(table, most=40)
     assert len(pairs) == 40 < pairs.found
     for row, a in zip(pairs.shares.toarray(), pairs.inner):
         own = sets[table.texts[a]]
@@ -50,7 +50,7 @@ def test_a_pair_is_spread_over_the_concepts_of_its_inner():
 def test_equal_seeds_give_equal_pairs_and_others_others():
     corpus = corpus_of()
     table = corpus.caption_table()
-    first, again, other = (text_pairs(corpus, table, 40, seed) for seed in (0, 0, 1))
+    first, again, other = (text_pairs(table, 40, seed) for seed in (0, 0, 1))
     assert np.array_equal(first.inner, again.inner) and np.array_equal(first.sibling, again.sibling)
     assert not np.array_equal(first.random, other.random)
 
@@ -76,9 +76,9 @@ def test_drawings_are_of_their_texts_and_of_no_sibling_s():
 def test_a_corpus_without_kinds_or_drawings_is_refused():
     corpus = Corpus((Concept("1", "a", (), "a", "a"),), ())
     with pytest.raises(ValueError, match="no text of this corpus is a kind of another"):
-        text_pairs(corpus, corpus.caption_table())
+        text_pairs(corpus.caption_table())
     with pytest.raises(ValueError, match="no drawing"):
         image_pairs(corpus, corpus.caption_table())
     whole = corpus_of()
     with pytest.raises(ValueError, match="0 pairs: give 1 or more"):
-        text_pairs(whole, whole.caption_table(), most=0)
+        text_pairs(whole.caption_table(), most=0)

@@ -66,6 +66,8 @@ def test_what_cannot_be_traversed_is_refused():
             traverse(image, text, empty, **options)
     with pytest.raises(ValueError, match="root='empty'"):
         traverse(image, points, empty)
+    with pytest.raises(ValueError, match="root='empty'"):
+        traverse(Gaussian(image.mean, torch.full_like(image.mean, -torch.inf)), text, empty)
     with pytest.raises(ValueError, match="no caption"):
         traverse(image, text.select([]), empty)
     assert traverse(image, points, empty, "empty").root_caption.tolist() == [-1, -1]
