@@ -26,12 +26,14 @@ from prolip.evaluation.model import PRECISIONS, Embedder, check_device
 from prolip.evaluation.suites.emoji import gallery
 from prolip.evaluation.suites.emoji.evaluate import embed_drawings
 from prolip.hierarchy import ambiguity, entailment, figures, hierarcaps, hierarimgs, levels
-from prolip.hierarchy.traversal import INCLUSIONS, ROOTS, STEPS, format_paths, traverse
+from prolip.hierarchy.traversal import INCLUSIONS, ROOTS, STEPS, Pairwise, format_paths, traverse
 from prolip.models.weights.checkpoint import CheckpointError
 from prolip.utils import console
 from prolip.utils.outputs import check_output
 
 Add = Callable[..., Any]
+#: The score of the model's method, in place of a measure of inclusion.
+OWN = "own"
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -102,11 +104,16 @@ def _corpus(add: Add) -> None:
 
 def _traversal(add: Add) -> None:
     add("--steps", type=int, default=STEPS, help=f"from the caption to the root (default: {STEPS})")
-    add("--inclusion", default="log_inclusion", choices=INCLUSIONS, help="by which a caption includes an image most")
+    add("--inclusion", default="log_inclusion", choices=(*INCLUSIONS, OWN),
+        help=f"by which a caption includes an image most; {OWN}: the model's own score")  # fmt: skip
 
 
 def load(args: argparse.Namespace, model: str) -> Embedder:
     return load_embedder(model, args.pretrained, args.device, args.precision, args.tokenizer, stored=False)
+
+
+def inclusion_of(args: argparse.Namespace, embedder: Embedder) -> str | Pairwise:
+    return embedder.score.pairwise if args.inclusion == OWN else args.inclusion
 
 
 def corpus_of(args: argparse.Namespace) -> Corpus:
@@ -136,7 +143,7 @@ def run_traverse(args: argparse.Namespace) -> str:
         raise ValueError(f"--images {args.images}: give 1 or more")
     embedder, texts = load(args, args.model), corpus.caption_table().texts
     image, text = embed_drawings(shown, embedder)[0], embedder.embed_texts(texts)
-    found = traverse(image, text, embedder.embed_texts([""]), args.root, args.steps, args.inclusion)
+    found = traverse(image, text, embedder.embed_texts([""]), args.root, args.steps, inclusion_of(args, embedder))
     names = [corpus.concepts[drawing.concept].name for drawing in shown.drawings]
     lines = [format_paths(names, texts, found)]
     if args.root == "included":
@@ -153,7 +160,7 @@ def run_hierarcaps(args: argparse.Namespace) -> str:
         image = levels.embed_files(embedder, files, sys.stderr.isatty())
         text, empty = embedder.embed_texts(data.texts), embedder.embed_texts([""])
         for root in ROOTS if embedder.probabilistic else ("empty",):
-            found = traverse(image, text, empty, root, args.steps, args.inclusion)
+            found = traverse(image, text, empty, root, args.steps, inclusion_of(args, embedder))
             metrics = hierarcaps.paper_metrics(data, found)
             if root == "empty":
                 metrics |= hierarcaps.benchmark_metrics(data, image, text, empty, args.steps)

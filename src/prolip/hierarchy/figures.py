@@ -43,7 +43,8 @@ def inclusion_by_level(inclusions: Sequence[Inclusion]) -> Figure:
     figure, axes = panels(1, len(inclusions), width=3.2 * len(inclusions), height=3.2, sharey=True)
     every = np.concatenate([x.h for x in inclusions])
     low, high = np.quantile(every, (0.005, 0.995))
-    edges = np.linspace(min(low, 0.0), max(high, 0.0) + 1e-9, 41)
+    width = max(high - low, 1e-9) / 40
+    edges = np.arange(np.floor(min(low, 0.0) / width), np.ceil(max(high, 0.0) / width) + 2) * width  # 0 is one of them
     for ax, inclusion in zip(axes, inclusions):
         h = inclusion.h.clip(edges[0], edges[-1])
         for rows, (colour, _, _), label in ((h > 0, LOOKS[0], "included"), (h <= 0, LOOKS[1], "not")):
@@ -54,7 +55,7 @@ def inclusion_by_level(inclusions: Sequence[Inclusion]) -> Figure:
         ax.set_title(f"last in level {inclusion.level}: {inclusion.rate:.0%}", fontsize=10)
         ax.set_xlabel("H")
         ax.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-    axes[0].set_ylabel("share of the images")
+    axes[0].set_ylabel("share")
     axes[-1].legend()
     return figure
 

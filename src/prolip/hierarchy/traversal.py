@@ -1,7 +1,7 @@
 """Image traversal, ProLIP 4.4: from the caption nearest to an image to a [ROOT], and the captions met on the way."""
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -15,7 +15,10 @@ STEPS = 50
 #: What the traversal ends in: the most inclusive caption averaged with "", or "" alone.
 ROOTS = ("included", "empty")
 #: "Includes most" by which measure; H grows with the distance of the means where the caption is the wider.
-INCLUSIONS = {"log_inclusion": pairwise_log_inclusion, "inclusion_test": pairwise_inclusion_test}
+Pairwise = Callable[[Gaussian, Gaussian], Tensor]
+INCLUSIONS: dict[str, Pairwise] = {
+    "log_inclusion": pairwise_log_inclusion, "inclusion_test": pairwise_inclusion_test,
+}  # fmt: skip
 #: Elements of one block of similarities.
 ELEMENTS = 1 << 24
 
@@ -44,25 +47,28 @@ def traverse(  # noqa: PLR0913 (what the paper leaves to choose)
     empty: Gaussian,
     root: str = "included",
     steps: int = STEPS,
-    inclusion: str = "log_inclusion",
+    inclusion: str | Pairwise = "log_inclusion",
 ) -> Traversal:
     """Traverse from every image to its root, image (N, D), text (T, D) the captions, empty (1, D) the text "".
 
     The path is (1 - s) m_caption + s m_root, s in `steps` equal steps from 0 to 1; nearest is by the cosine of the
     means, as a point between two captions has no variance. Similarities of the path are mixed from those of its ends,
     so a step costs N T. root="included": the caption that includes the image most by `inclusion` at eps = 0 (one-sided
-    by default; ProLIP (3)), its mean averaged with that of "" and renormalised; root="empty": that of "" (Desai et al.
-    2023). ValueError for an unknown root or measure, fewer than 2 steps, and Gaussians of no extent with "included".
+    by default; ProLIP (3)), or by any scores of all pairs, larger is more inclusive; its mean averaged with that of ""
+    and renormalised; root="empty": that of "" (Desai et al. 2023). ValueError for an unknown root or measure, fewer
+    than 2 steps, and Gaussians of no extent with a measure.
     """
     if root not in ROOTS:
         raise ValueError(f"root {root!r} is unknown: use one of {', '.join(ROOTS)}")
-    if inclusion not in INCLUSIONS:
+    if isinstance(inclusion, str) and inclusion not in INCLUSIONS:
         raise ValueError(f"inclusion {inclusion!r} is unknown: use one of {', '.join(INCLUSIONS)}")
+    includes = INCLUSIONS[inclusion] if isinstance(inclusion, str) else inclusion
     if steps < 2:
         raise ValueError(f"{steps} steps: give 2 or more, the caption and the root")
     if not len(text.mean):
         raise ValueError("no caption to meet: give at least one")
-    if root == "included" and any(bool(z.log_var.isneginf().any()) for z in (image, text)):
+    measured = root == "included" and isinstance(inclusion, str)
+    if measured and any(bool(z.log_var.isneginf().any()) for z in (image, text)):
         raise ValueError("these embeddings are points, which include nothing: use root='empty'")
     captions, end = F.normalize(text.mean, dim=-1), F.normalize(empty.mean[0], dim=-1)
     share = torch.linspace(0, 1, steps).tolist()
@@ -72,7 +78,7 @@ def traverse(  # noqa: PLR0913 (what the paper leaves to choose)
         with without_autocast(captions.device):
             nearest = (z.mean @ captions.mT).argmax(1)
             if root == "included":
-                chosen = INCLUSIONS[inclusion](z, text).argmax(1)
+                chosen = includes(z, text).argmax(1)
                 ends = F.normalize(captions[chosen] + end, dim=-1)
             else:
                 chosen = torch.full_like(nearest, -1)

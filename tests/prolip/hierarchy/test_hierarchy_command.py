@@ -57,6 +57,8 @@ def test_traverse_prints_a_path_and_the_root_of_each_drawing(model, shard, capsy
     assert len([line for line in lines if "[ROOT]" in line]) == 3 and lines[0].startswith("thing n0")
     assert main(["traverse", "--model", model, "--data", shard, "--images", "2", "--root", "empty"]) == 0
     assert "[ROOT]" not in capsys.readouterr().out
+    assert main(["traverse", "--model", model, "--data", shard, "--images", "2", "--inclusion", "own"]) == 0
+    assert capsys.readouterr().out.count("[ROOT]") == 2
     assert main(["traverse", "--model", model, "--data", shard, "--images", "0"]) == 2
 
 
