@@ -77,7 +77,9 @@ def read_hierarcaps(path: str | Path) -> HierarCaps:
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"no file at {path}: {WANTED}")
-    ids, chains, images = [], [], []
+    ids: list[str] = []
+    chains: list[tuple[str, ...]] = []
+    images: list[str] = []
     with path.open(newline="", encoding="utf-8") as file:
         try:
             rows = csv.DictReader(file, strict=True)
