@@ -39,7 +39,8 @@ FLOORS = [
     ["prolip.evaluation.distributed", "prolip.evaluation.table", "prolip.evaluation.suites",
      "prolip.evaluation.published"],
     # the commands
-    ["prolip.evaluation", "prolip.export", "prolip.report", "prolip.curate", "prolip.uncertainty.attach", "prolip.uncertainty.__main__"],
+    ["prolip.evaluation", "prolip.export", "prolip.report", "prolip.curate", "prolip.uncertainty.attach",
+     "prolip.uncertainty.__main__"],
     ["prolip"],  # the public names
     ["training"],
     ["planner"],

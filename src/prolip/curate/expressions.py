@@ -75,8 +75,9 @@ def name_of(node: ast.AST) -> str:
 
 def quantile_of(node: ast.Call) -> tuple[str, float]:
     """Column and share of a call that `is_quantile`."""
-    share: Any = ast.literal_eval(node.args[1])
-    return name_of(node.args[0]), float(share)
+    share = node.args[1]
+    assert isinstance(share, ast.Constant) and isinstance(share.value, (int, float))
+    return name_of(node.args[0]), float(share.value)
 
 
 def check(node: ast.expr, text: str) -> None:
@@ -133,7 +134,8 @@ def evaluate(node: Any, columns: Columns, quantiles: Mapping[tuple[str, float], 
         return evaluate(part, columns, quantiles)
 
     if isinstance(node, ast.Constant):
-        return float(node.value)
+        number: Any = node.value
+        return float(number)
     if isinstance(node, ast.Name):
         return columns[node.id]
     if isinstance(node, ast.Call):
