@@ -41,7 +41,8 @@ FLOORS = [
      "prolip.evaluation.published"],
     # the commands
     ["prolip.curate", "prolip.evaluation", "prolip.export", "prolip.hierarchy", "prolip.report",
-     "prolip.prompts.figures", "prolip.prompts.__main__", "prolip.search", "prolip.uncertainty.attach", "prolip.uncertainty.__main__"],
+     "prolip.prompts.figures", "prolip.prompts.__main__", "prolip.search",
+     "prolip.uncertainty.attach", "prolip.uncertainty.__main__"],
     ["prolip"],  # the public names
     ["training"],
     ["planner"],

@@ -15,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from prolip.curate.__main__ import parse as parse_curation
 from prolip.data.config import chunks_ahead
 from prolip.models.registry import get_model_config
 from training.checkpoint.run_folder import OURS, write_status
@@ -88,7 +89,7 @@ def flags_of(words: list[str]) -> list[str]:
     return words[words.index("training.main") + 1 :]
 
 
-@pytest.mark.parametrize("script", ["train.sbatch", "eval.sbatch", "datacomp.sbatch"])
+@pytest.mark.parametrize("script", ["train.sbatch", "eval.sbatch", "datacomp.sbatch", "curate.sbatch"])
 def test_scripts_are_valid_bash(script):
     assert subprocess.run(["bash", "-n", SLURM / script], capture_output=True).stderr == b""
 
@@ -351,6 +352,19 @@ def test_datacomps_tasks_are_shared_out_over_an_array(start, runs):
 def test_what_datacomps_script_lacks_is_named(start, runs, words, variables, message):
     status, started, _, output = start("datacomp.sbatch", *words, **variables)
     assert (status, started) == (2, []) and message in output
+
+
+def test_curation_scores_on_the_gpu_that_its_task_has(start):
+    given = ["score", "--data", "{0..9}.tar", "--model", "local-dir:m", "--out", "scores"]
+    status, words, _, _ = start("curate.sbatch", *given)
+    assert status == 0
+    assert words == ["-m", "prolip.curate", "score", "--device", "cuda", "--precision", "amp_bf16", *given[1:]]
+    assert parse_curation(words[2:]).device == "cuda"
+    assert start("curate.sbatch", *given, SLURM_GPUS_ON_NODE="0")[1] == ["-m", "prolip.curate", *given]
+    given = ["write", "--out", "scores", "--shards-out", "kept"]
+    assert start("curate.sbatch", *given)[1] == ["-m", "prolip.curate", *given]
+    status, started, _, output = start("curate.sbatch")
+    assert (status, started) == (2, []) and "got no command" in output
 
 
 def test_the_exported_model_is_the_one_that_the_run_left(tmp_path):

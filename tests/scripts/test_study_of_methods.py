@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from sweeping import train_here
 
 from drawings import SHARDS, UNSEEN
 from prolip.evaluation.suites.emoji.result import load
-from training.main import main as train_main
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -24,18 +24,7 @@ ADAPT = (f"--precision fp32 --device cpu --workers 0 --batch-size 16 --train-dat
 BACKBONE = f"{FLAGS} --max-steps 2 --warmup 1"
 ARGUMENTS = ["--steps", "3", "--seeds", "0", "1", "--flags", FLAGS, "--adapt-flags", ADAPT, "--backbone-flags",
              BACKBONE]  # fmt: skip
-
-
 WORDS = [*ARGUMENTS, "--noise", "0", "20", "--methods", "siglip", "vse"]
-
-
-def train_here(plan: dict, variant: str, seed: int, folder: Path, threads: int) -> None:
-    """As sweep.train, without a process of its own, which takes seconds to import."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    (folder.parent / f"{folder.name}.made-of").write_text(study.sweep.made_of(plan, variant))
-    words = ["--config", str(ROOT / plan["recipe"]), "--seed", str(seed), "--name", folder.name, "--output-dir",
-             str(folder.parent), "--overwrite", *study.sweep.flags_of(plan, variant)]  # fmt: skip
-    assert train_main(words) == 0
 
 
 @pytest.fixture(scope="module")
