@@ -56,6 +56,7 @@ def test_the_ring_is_compared_with_siglips_exchange_and_with_none(forked):
 def test_curation_is_compared_with_the_loader_and_its_memory_printed_step_by_step(forked):
     tiny = ("--samples", "200", "--shard-samples", "50", "--turn-shards", "1", "--rounds", "2")
     text = run(forked, "bench_curate.py", *tiny)
-    assert re.search(rf"^loader \d+ samples/s, scoring \d+ samples/s: {NUMBER} \({NUMBER} to {NUMBER}\)$", text, re.M), text
+    ratio = rf"{NUMBER} \({NUMBER} to {NUMBER}\)"
+    assert re.search(rf"^loader \d+ samples/s, scoring \d+ samples/s: {ratio}$", text, re.M), text
     for name in ("score, 50", "score, 200", "select", "write, 140 kept"):
         assert re.search(rf"^\| {name} \| {NUMBER} \| \d+ \| \d+ \|$", text, re.M), text
