@@ -233,7 +233,8 @@ def compared(runs: Runs, pairs: Sequence[tuple[str, str]], keys: Sequence[str]) 
             both = [list(map(statistics, runs.results(runs.name(method, percent)))) for method in (first, second)]
             if all(both):
                 rows.append([f"{second} - {first}", f"{percent}%", *gain(*both, keys).values()])
-    return markdown(["", "noise", *keys], rows)
+    titles = {key: title.strip() for title, (key, _) in FIGURES.items()}
+    return markdown(["", "noise", *(titles[key] for key in keys)], rows)
 
 
 def robustness(runs: Runs) -> list[str]:
@@ -302,7 +303,7 @@ def few(runs: Runs) -> list[str]:
 
 
 KEYS = ("names/rsum", *(f"captions/{way}/{figure}" for figure in ("mAP@R", "R-Precision") for way in ("i2t", "t2i")))
-PCMEPP = [("pcmepp", other) for other in ("pcme", "vse", "infonce", "triplet-sum")]
+PCMEPP = [("pcmepp", other) for other in ("pcme", "vse", "clip", "infonce", "triplet-sum")]
 TABLES: dict[str, Callable[[Runs], list[str]]] = {
     **{f"noise {percent}": partial(retrieval, percent=percent) for percent in (0, 20, 50)},
     "robustness": robustness,
@@ -360,8 +361,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             runs.train()
         except KeyboardInterrupt:
             sys.exit("interrupted: the same command goes on with the runs that are missing")
-    wanted = options.tables or [name for name in TABLES if len(TABLES[name](runs)) > 2]
-    tables = {name: TABLES[name](runs) for name in wanted}
+    tables = {name: TABLES[name](runs) for name in options.tables or TABLES}
+    tables = {name: lines for name, lines in tables.items() if options.tables or len(lines) > 2}
     if options.write:
         write(options.write, tables, options.corpus)
     else:
