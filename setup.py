@@ -38,6 +38,7 @@ setup(
                  "eccv_caption>=0.1,<0.2",  # the oracle of COCO 5K, CxC and ECCV Caption
                  "s3fs>=2025.9", "moto[s3]>=5.1,<6", "flask>=3,<4", "flask-cors>=6,<7",  # a local S3
                  "onnx>=1.17", "onnxruntime>=1.20", "onnxscript>=0.2",
+                 "qdrant-client>=1.20,<2",  # a database that docs/search.md hands vectors to, in memory
                  "resvg-py>=0.5,<0.6", "scikit-image>=0.24,<0.27"],
         "corpora": ["resvg-py>=0.5,<0.6"],  # draws SVGs; 0.5.0 draws the bundled emoji byte for byte
         "study": ["scikit-image>=0.24,<0.27"],  # its photographs are foreign inputs of scripts/uncertainty_study.py
