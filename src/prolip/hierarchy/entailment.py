@@ -75,7 +75,7 @@ def entailment_of(  # noqa: PLR0913 (what is compared, and how)
 ) -> Entailment:
     """AUCs of embeddings; text: rows of the table's texts, image: of the drawings; pairs: as `relations`."""
     statistics: dict[tuple[str, str, str], Statistic] = {}
-    by_level = {}
+    by_level: dict[tuple[str, str, str], float] = {}
     for relation, found in pairs.items():
         inner = image if relation == "images" else text
         for name, score in scores.items():
