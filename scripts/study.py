@@ -303,7 +303,7 @@ def few(runs: Runs) -> list[str]:
 
 
 KEYS = ("names/rsum", *(f"captions/{way}/{figure}" for figure in ("mAP@R", "R-Precision") for way in ("i2t", "t2i")))
-PCMEPP = [("pcmepp", other) for other in ("pcme", "vse", "clip", "infonce", "triplet-sum")]
+PCMEPP = [("pcmepp", other) for other in ("pcme", "vse", "clip", "infonce", "triplet-sum", "prolip")]
 TABLES: dict[str, Callable[[Runs], list[str]]] = {
     **{f"noise {percent}": partial(retrieval, percent=percent) for percent in (0, 20, 50)},
     "robustness": robustness,
