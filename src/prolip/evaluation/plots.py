@@ -21,13 +21,8 @@ from prolip.evaluation.metrics.calibration import Reliability
 from prolip.evaluation.metrics.selective import RiskCoverage, risk_coverage
 from prolip.evaluation.metrics.study import Study
 from prolip.evaluation.metrics.traces import Deciles, by_decile
-from prolip.utils.style import MUTED, panels, styled
+from prolip.utils.style import LOOKS, MUTED, panels, styled
 
-#: Colour, dashes and marker of each series.
-LOOKS = (
-    ("#0072b2", "-", "o"), ("#d55e00", (0, (6, 2)), "s"), ("#009e73", (0, (1.5, 1.5)), "D"),
-    ("#cc79a7", (0, (6, 2, 1.5, 2)), "^"), ("#e69f00", (0, (3, 1.5)), "v"), ("#56b4e9", "-", "P"),
-)  # fmt: skip
 #: Inches; at 100 dots per inch 600 pixels wide, which the sizes of the letters are made for.
 WIDTH, HEIGHT = 6.0, 3.9
 

@@ -30,6 +30,7 @@ from prolip.hierarchy.traversal import INCLUSIONS, ROOTS, STEPS, Pairwise, forma
 from prolip.models.weights.checkpoint import CheckpointError
 from prolip.utils import console
 from prolip.utils.outputs import check_output
+from prolip.utils.style import write
 
 Add = Callable[..., Any]
 #: The score of the model's method, in place of a measure of inclusion.
@@ -188,15 +189,16 @@ def run_levels(args: argparse.Namespace) -> str:
         traces = levels.traces_by_level([embedder.score.uncertainty(x).numpy() for x in z])
         inclusions = levels.inclusion_by_level(z)
         lines.append(levels.format_levels(inclusions, traces, "images"))
-        figures.write(figures.trace_by_level(traces, "images"), args.out, "image_traces")
-        figures.write(figures.inclusion_by_level(inclusions), args.out, "image_inclusion")
+        write(figures.trace_by_level(traces, "images"), args.out, "image_traces")
+        write(figures.trace_differences(traces, "images"), args.out, "image_differences")
+        write(figures.inclusion_by_level(inclusions), args.out, "image_inclusion")
     if data is not None:
         text = embedder.embed_texts(data.texts)
         traces = levels.traces_by_level(list(embedder.score.uncertainty(text).numpy()[data.rows.T]))
         inclusions = levels.inclusion_by_level([text.select(torch.from_numpy(rows)) for rows in data.rows.T])
         lines.append(levels.format_levels(inclusions, traces, "texts"))
-        figures.write(figures.trace_by_level(traces, "texts"), args.out, "text_traces")
-        figures.write(figures.inclusion_by_level(inclusions), args.out, "text_inclusion")
+        write(figures.trace_by_level(traces, "texts"), args.out, "text_traces")
+        write(figures.inclusion_by_level(inclusions), args.out, "text_inclusion")
     return "\n".join([*lines, f"figures written to {args.out}"])
 
 
@@ -210,7 +212,7 @@ def run_ambiguity(args: argparse.Namespace) -> str:
                    ambiguity.study_texts(embedder, corpus, args.inputs, args.seed)]  # fmt: skip
         named[entailment.short(embedder.name)] = studies
         lines += [embedder.name, *map(ambiguity.format_study, studies), ""]
-    written = figures.write(figures.ambiguity(named), args.out, "ambiguity")
+    written = write(figures.ambiguity(named), args.out, "ambiguity")
     return "\n".join([*lines, f"written to {', '.join(map(str, written))}"])
 
 

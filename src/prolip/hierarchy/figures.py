@@ -3,17 +3,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import cycle
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import PercentFormatter
+from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from prolip.evaluation.plots import LOOKS
 from prolip.hierarchy.ambiguity import Study
 from prolip.hierarchy.levels import Inclusion, LevelTraces
-from prolip.utils.style import INK, MUTED, panels, styled
+from prolip.utils.style import INK, LOOKS, MUTED, panels, styled
 
 #: What a study changes, for its axis.
 CHANGES = {"erase": "share of the pixels erased", "mix": "weight of a second image", "drop": "share of words dropped"}
@@ -21,7 +19,7 @@ CHANGES = {"erase": "share of the pixels erased", "mix": "weight of a second ima
 
 @styled
 def trace_by_level(traces: LevelTraces, what: str) -> Figure:
-    """Uncertainty by level, ProLIP figure 7: quartiles as a box, means as diamonds, general to specific."""
+    """Uncertainty by level, ProLIP figure 7: quartiles as a box, a marker at the mean, general to specific."""
     figure, (ax,) = panels(1, 1, width=6.0, height=3.6)
     x = traces.values
     for i, column in enumerate(x.T):
@@ -38,9 +36,21 @@ def trace_by_level(traces: LevelTraces, what: str) -> Figure:
 
 
 @styled
-def inclusion_by_level(inclusions: Sequence[Inclusion]) -> Figure:
-    """Histograms of H(original in level i) with the share above 0, ProLIP figure 8, a panel for each level."""
-    figure, axes = panels(1, len(inclusions), width=3.2 * len(inclusions), height=3.2, sharey=True)
+def inclusion_by_level(inclusions: Sequence[Inclusion], examples: Sequence[np.ndarray] = ()) -> Figure:
+    """Histograms of H(original in level i) with the share above 0, ProLIP figure 8, a panel for each level.
+
+    examples: the pixels of an image of each of these levels, shown above.
+    """
+    count = len(inclusions)
+    heights = (1.4, 3.2) if len(examples) else (3.2,)
+    figure = Figure(figsize=(3.2 * count, sum(heights)), layout="constrained")
+    grid = figure.add_gridspec(len(heights), count, height_ratios=heights)
+    for i, pixels in enumerate(examples):
+        picture = figure.add_subplot(grid[0, i])
+        picture.imshow(pixels)
+        picture.set_axis_off()
+    axes = [figure.add_subplot(grid[-1, 0])]
+    axes += [figure.add_subplot(grid[-1, i], sharey=axes[0]) for i in range(1, count)]
     every = np.concatenate([x.h for x in inclusions])
     low, high = np.quantile(every, (0.005, 0.995))
     width = max(high - low, 1e-9) / 40
@@ -52,11 +62,37 @@ def inclusion_by_level(inclusions: Sequence[Inclusion]) -> Figure:
             ax.hist(h[rows], list(edges), weights=np.full(int(rows.sum()), 1 / len(h)), color=colour, alpha=0.75,
                     label=label, hatch=hatch, edgecolor="white", linewidth=0.4)  # fmt: skip
         ax.axvline(0, color=INK, linewidth=1, linestyle="--")
+        ax.tick_params(labelleft=ax is axes[0])
         ax.set_title(f"last in level {inclusion.level}: {inclusion.rate:.0%}", fontsize=10)
         ax.set_xlabel("H")
         ax.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     axes[0].set_ylabel("share")
     axes[-1].legend()
+    return figure
+
+
+@styled
+def trace_differences(traces: LevelTraces, what: str) -> Figure:
+    """Uncertainty at all levels, and that of each level less that of its last one, ProLIP figure C.2."""
+    x = traces.values
+    figure, axes = panels(1, x.shape[1], width=3.0 * x.shape[1], height=3.1)
+    edges = list(np.histogram_bin_edges(x, 30))
+    for column, (colour, dashes, _), i in zip(x.T, cycle(LOOKS), range(x.shape[1])):
+        share = np.full(len(column), 1 / len(column))
+        axes[0].hist(column, edges, weights=share, histtype="step", color=colour, linestyle=dashes, linewidth=1.6,
+                     label=f"level {i}" if i < x.shape[1] - 1 else "last")  # fmt: skip
+    axes[0].set_title(what)
+    axes[0].set(xlabel="uncertainty", ylabel="share")
+    axes[0].legend()
+    for i, ax in enumerate(axes[1:]):
+        difference = x[:, i] - x[:, -1]
+        ax.hist(difference, 30, weights=np.full(len(difference), 1 / len(difference)), color=LOOKS[0][0])
+        ax.axvline(0, color=INK, linewidth=1, linestyle="--")
+        ax.set_title(f"level {i} - last: > 0 for {(difference > 0).mean():.0%}", fontsize=10)
+        ax.set_xlabel("difference")
+    for ax in axes:
+        ax.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+        ax.xaxis.set_major_locator(MaxNLocator(4))
     return figure
 
 
@@ -93,13 +129,3 @@ def ambiguity(named: Mapping[str, Sequence[Study]]) -> Figure:
     if handles:
         axes[0].legend(handles, labels)
     return figure
-
-
-def write(figure: Figure, folder: str | Path, name: str) -> list[Path]:
-    """FOLDER/NAME.png and, to be printed at any size, NAME.svg."""
-    place = Path(folder)
-    place.mkdir(parents=True, exist_ok=True)
-    paths = [place / f"{name}.{kind}" for kind in ("png", "svg")]
-    for path in paths:
-        figure.savefig(path)
-    return paths

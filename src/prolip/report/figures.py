@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.collections import PathCollection
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter, StrMethodFormatter
 
@@ -15,16 +17,19 @@ from prolip.evaluation.suites.emoji.evaluate import recall_by_trace
 from prolip.evaluation.suites.emoji.result import CorpusResult
 from prolip.report.pca import pca
 from prolip.report.runs import RunFolder
-from prolip.utils.style import BAD, GOOD, IMAGE, INK, LEVEL_COLOURS, MUTED, TEXT, panels, styled
+from prolip.utils.style import BAD, GOOD, IMAGE, INK, LEVEL_COLOURS, LEVEL_MARKERS, MUTED, TEXT, panels, styled
 
 #: Keys of a line of the log that are no terms of the loss.
 NO_TERMS = ("kind", "step", "epoch", "samples", "seconds", "time", "lr", "grad_norm", "scale", "bias", "faults",
             "samples_per_second", "samples_per_s", "data_wait", "eta", "mfu", "memory_gib")  # fmt: skip
 NORMS = ("grad_norm", "param_norm")
-COLOURS = {"trace_image": IMAGE, "trace_text": TEXT, "trace_masked_image": IMAGE, "trace_masked_text": TEXT,
-           "vib_image": IMAGE, "vib_text": TEXT,
-           "grad_norm_image": IMAGE, "grad_norm_text": TEXT, "inclusion_image": IMAGE, "inclusion_text": TEXT,
-           "inclusion_image_text": "#5f1f3c"}  # fmt: skip
+#: Colour and dashes of what is of one modality: texts are dashed, masked views dotted.
+DASHES, DOTS = (0, (6, 2)), (0, (1.5, 1.5))
+LINES: dict[str, tuple[str, Any]] = {
+    **{f"{kind}_image": (IMAGE, "-") for kind in ("trace", "vib", "grad_norm", "inclusion")},
+    **{f"{kind}_text": (TEXT, DASHES) for kind in ("trace", "vib", "grad_norm", "inclusion")},
+    "trace_masked_image": (IMAGE, DOTS), "trace_masked_text": (TEXT, DOTS), "inclusion_image_text": ("#5f1f3c", DOTS),
+}  # fmt: skip
 
 
 @styled
@@ -54,9 +59,8 @@ def learning_curves(run: RunFolder) -> Figure | None:
     for ax, (title, lines, keys) in zip(axes, drawn):
         for key in keys:
             points = [(line["step"], line[key]) for line in lines if _is_number(line.get(key))]
-            # PPCL is nearly the whole loss and would hide it; masked views have their modality's colour
-            dashes = "--" if (key == "ppcl" and "loss" in keys) or "masked" in key else "-"
-            ax.plot(*zip(*points), label=_short(key), color=COLOURS.get(key), linestyle=dashes)
+            form: Any = dict(zip(("color", "linestyle"), LINES.get(key, ())))  # others: as the style has it
+            ax.plot(*zip(*points), label=_short(key), **form)
         ax.set_title(title)
         if len(keys) > 1:
             ax.legend()
@@ -75,14 +79,15 @@ def trace_histogram(result: CorpusResult) -> Figure:
     log = _wide(image, text)
     both = np.concatenate([image, text])
     edges = np.geomspace(both.min(), both.max(), 60) if log else np.linspace(both.min(), both.max() + 1e-12, 60)
-    for values, colour, label in ((image, IMAGE, "drawings"), (text, TEXT, "texts")):
-        share = np.full(len(values), 1 / len(values))
-        ax.hist(values, list(edges), weights=share, color=colour, alpha=0.65, label=label)
-        ax.axvline(values.mean(), color=colour, linestyle="--", linewidth=1.4)
+    series = ((image, IMAGE, "", "--", "drawings"), (text, TEXT, "///", DOTS, "texts"))
+    for values, colour, hatch, dashes, label in series:
+        form: Any = {"color": colour, "alpha": 0.65, "hatch": hatch, "edgecolor": "white"}
+        ax.hist(values, list(edges), weights=np.full(len(values), 1 / len(values)), label=label, **form)
+        ax.axvline(values.mean(), color=colour, linestyle=dashes, linewidth=1.6)
     if log:
         ax.set_xscale("log")
     ax.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-    ax.set(xlabel="trace (uncertainty); dashed: the mean", ylabel="share")
+    ax.set(xlabel="trace (uncertainty); lines: means, dashed of drawings, dotted of texts", ylabel="share")
     ax.legend()
     return figure
 
@@ -121,10 +126,7 @@ def trace_by_length(result: CorpusResult) -> Figure:
     noise = np.random.default_rng(0)
     lengths = {"tokens": result.token_lengths, "characters": np.array([len(text) for text in result.table.texts])}
     for ax, (unit, length) in zip(axes, lengths.items()):
-        for i in reversed(range(len(LEVELS))):
-            rows = level == i
-            at = length[rows] + noise.uniform(-0.3, 0.3, rows.sum())
-            ax.scatter(at, trace[rows], s=6, color=LEVEL_COLOURS[LEVELS[i]], alpha=0.35, lw=0, label=LEVELS[i])
+        _dots(ax, length + noise.uniform(-0.3, 0.3, len(length)), trace, level)
         groups = [group for group in traces.by_length(length, trace) if group.texts >= 5]
         x = [group.length for group in groups]
         ax.fill_between(x, [g.lower for g in groups], [g.upper for g in groups], color=INK, alpha=0.12, lw=0)
@@ -133,7 +135,7 @@ def trace_by_length(result: CorpusResult) -> Figure:
         ax.set(xlabel=f"length in {unit}", ylabel="trace (uncertainty)")
         if _wide(trace):
             ax.set_yscale("log")
-    axes[1].legend(markerscale=2.2, handletextpad=0.3, loc="best")
+    _legend(axes[1])
     return figure
 
 
@@ -143,10 +145,7 @@ def true_matches(result: CorpusResult) -> Figure:
     figure, (ax,) = panels(1, 1, width=6.4)
     table, trace = result.table, result.uncertainty(result.text)
     jitter = np.exp(np.random.default_rng(0).uniform(-0.12, 0.12, len(trace)))
-    for i in reversed(range(len(LEVELS))):
-        rows = table.text_level == i
-        x, size, colour = (table.true_matches * jitter)[rows], 8 if rows.sum() > 100 else 26, LEVEL_COLOURS[LEVELS[i]]
-        ax.scatter(x, trace[rows], s=size, color=colour, alpha=0.5, lw=0, label=LEVELS[i])
+    _dots(ax, table.true_matches * jitter, trace, table.text_level)
     ax.set_xscale("log")
     ax.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     if _wide(trace):
@@ -154,7 +153,7 @@ def true_matches(result: CorpusResult) -> Figure:
     rho = result.metrics["spearman/trace_true_matches"]
     ax.set_title(f"Spearman {rho:+.2f}" if np.isfinite(rho) else "Spearman undefined: constant traces")
     ax.set(xlabel="concepts the text is true of", ylabel="trace (uncertainty)")
-    ax.legend(markerscale=1.6, handletextpad=0.2)
+    _legend(ax)
     return figure
 
 
@@ -167,10 +166,8 @@ def expected_matches(result: CorpusResult) -> Figure | None:
     figure, (ax,) = panels(1, 1, width=6.4)
     true = result.text_relation.sum(1)
     jitter = np.exp(np.random.default_rng(0).uniform(-0.12, 0.12, len(true)))
-    for i in reversed(range(len(LEVELS))):
-        rows = (result.table.text_level == i) & (true > 0)
-        size, colour = 8 if rows.sum() > 100 else 26, LEVEL_COLOURS[LEVELS[i]]
-        ax.scatter((true * jitter)[rows], expected[rows], s=size, color=colour, alpha=0.5, lw=0, label=LEVELS[i])
+    shown = true > 0
+    _dots(ax, (true * jitter)[shown], expected[shown], result.table.text_level[shown])
     groups = [group for group in levels.by_expected(expected, true) if group.texts >= 5 and group.true]
     ax.plot([g.true for g in groups], [g.expected for g in groups], "D", color=INK, markeredgecolor="white",
             markersize=7, label="mean of a group")  # fmt: skip
@@ -181,7 +178,7 @@ def expected_matches(result: CorpusResult) -> Figure | None:
            ylabel="drawings it is expected to be true of")  # fmt: skip
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    ax.legend(markerscale=1.6, handletextpad=0.2)
+    _legend(ax)
     return figure
 
 
@@ -236,6 +233,21 @@ def draw_all(run: RunFolder, seed: int = 0) -> dict[str, Figure]:
         figures |= {draw.__name__: draw(run.result) for draw in of_result}
         figures["pca"] = pca(run.result, seed)
     return {name: figure for name, figure in figures.items() if figure is not None}
+
+
+def _dots(ax: Axes, x: np.ndarray, y: np.ndarray, level: np.ndarray) -> None:
+    """Texts as dots in the colour and with the marker of their level, the many names beneath: all (T,)."""
+    for i, name in reversed(list(enumerate(LEVELS))):
+        rows = level == i
+        ax.scatter(x[rows], y[rows], s=9 if rows.sum() > 100 else 30, color=LEVEL_COLOURS[name], alpha=0.5, lw=0,
+                   marker=LEVEL_MARKERS[name], label=name)  # fmt: skip
+
+
+def _legend(ax: Axes) -> None:
+    """The legend of dots, which are too faint and small for one."""
+    for handle in ax.legend(handletextpad=0.3).legend_handles:
+        if isinstance(handle, PathCollection):
+            handle.set(alpha=1.0, sizes=[32])
 
 
 def _is_number(value: Any) -> bool:

@@ -16,7 +16,7 @@ from sklearn.decomposition import PCA
 from prolip.data.emoji import LEVELS
 from prolip.evaluation.suites.emoji.result import CorpusResult
 from prolip.gaussian import Gaussian, concatenate
-from prolip.utils.style import INK, LEVEL_COLOURS, MUTED, panels, styled
+from prolip.utils.style import INK, LEVEL_COLOURS, LEVEL_MARKERS, MUTED, panels, styled
 
 POINTS = 10  # per Gaussian, as in appendix A.1
 
@@ -91,7 +91,8 @@ def pca(result: CorpusResult, seed: int = 0) -> Figure | None:
     for level in ("image", *LEVELS):
         x, y = plane.mean[[i for i, name in enumerate(levels) if name == level]].T
         label = "drawing" if level == "image" else level
-        ax.scatter(x, y, s=46, color=LEVEL_COLOURS[level], edgecolor="white", zorder=5, label=label)
+        ax.scatter(x, y, s=46, color=LEVEL_COLOURS[level], marker=LEVEL_MARKERS[level], edgecolor="white", zorder=5,
+                   label=label)  # fmt: skip
     ax.autoscale_view()
     ax.margins(0.1)
     ax.set_aspect("equal", adjustable="datalim")

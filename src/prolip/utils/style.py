@@ -1,6 +1,11 @@
-"""One palette and one style for every figure: images are blue, texts warm, darker for the more general levels."""
+"""One palette and one style for every figure: images are blue, texts warm, darker for the more general levels.
+
+Colours of one figure are told apart with every kind of colour vision (a test simulates each), and never say anything
+alone: series have their own dashes or markers, too.
+"""
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
@@ -10,9 +15,16 @@ from matplotlib.figure import Figure
 
 IMAGE, TEXT = "#1d6f96", "#d5633c"
 LEVEL_COLOURS = {"group": "#5f1f3c", "subgroup": "#b03a54", "keyword": "#e2793f", "name": "#eeae45", "image": IMAGE}
+LEVEL_MARKERS = {"group": "s", "subgroup": "^", "keyword": "v", "name": "o", "image": "P"}
 INK, MUTED, LINE = "#20303d", "#667582", "#dfe5ea"
-GOOD, BAD = "#2b8a5b", "#c0455a"
-CYCLE = [IMAGE, TEXT, "#5f1f3c", "#4f9d69", "#8a6fb0", "#b58a2b", "#667582"]
+#: Of Okabe and Ito: colour, dashes and marker of each series.
+LOOKS: tuple[tuple[str, Any, str], ...] = (
+    ("#0072b2", "-", "o"), ("#d55e00", (0, (6, 2)), "s"), ("#009e73", (0, (1.5, 1.5)), "D"),
+    ("#cc79a7", (0, (6, 2, 1.5, 2)), "^"), ("#e69f00", (0, (3, 1.5)), "v"), ("#56b4e9", "-", "P"),
+)  # fmt: skip
+GOOD, BAD = LOOKS[0][0], LOOKS[1][0]
+#: How vectors are written.
+VECTORS = ("svg", "pdf")
 
 STYLE: Any = {
     "font.size": 10.5, "axes.titlesize": 11.5, "axes.titleweight": "bold", "axes.titlelocation": "left",
@@ -20,8 +32,9 @@ STYLE: Any = {
     "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "axes.axisbelow": True,
     "grid.color": LINE, "grid.linewidth": 0.8, "text.color": INK, "xtick.color": MUTED, "ytick.color": MUTED,
     "xtick.labelcolor": INK, "ytick.labelcolor": INK, "legend.frameon": False, "legend.fontsize": 9.5,
-    "axes.prop_cycle": cycler(color=CYCLE), "lines.linewidth": 1.8, "figure.facecolor": "white",
-    "savefig.facecolor": "white", "figure.dpi": 100, "savefig.dpi": 160, "axes.titlecolor": INK,
+    "axes.prop_cycle": cycler(color=[look[0] for look in LOOKS], linestyle=[look[1] for look in LOOKS]),
+    "lines.linewidth": 1.8, "hatch.linewidth": 0.6, "figure.facecolor": "white", "savefig.facecolor": "white",
+    "figure.dpi": 100, "savefig.dpi": 160, "axes.titlecolor": INK,
 }  # fmt: skip
 
 
@@ -34,3 +47,13 @@ def panels(rows: int, columns: int, width: float = 9.6, height: float = 3.2, **k
     figure = Figure(figsize=(width, height * rows), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False, **kwargs)
     return figure, list(axes.flat)
+
+
+def write(figure: Figure, folder: str | Path, name: str, vector: str = VECTORS[0]) -> list[Path]:
+    """FOLDER/NAME.png and, to be printed at any size, NAME.svg or .pdf."""
+    place = Path(folder)
+    place.mkdir(parents=True, exist_ok=True)
+    paths = [place / f"{name}.{kind}" for kind in ("png", vector)]
+    for path in paths:
+        figure.savefig(path)
+    return paths

@@ -95,7 +95,7 @@ def test_images_at_levels_are_built_and_drawn(model, coco, captions, tmp_path, c
     given = ["levels", "--model", model, "--levels", str(built), "--captions", str(captions[0]), "--out", str(figures)]
     assert main(given) == 0
     assert "images: 2 chains" in capsys.readouterr().out
-    names = {"image_traces", "image_inclusion", "text_traces", "text_inclusion"}
+    names = {"image_traces", "image_differences", "image_inclusion", "text_traces", "text_inclusion"}
     assert {path.name for path in figures.iterdir()} == {f"{name}.{kind}" for name in names for kind in ("png", "svg")}
     assert main(["levels", "--model", model, "--out", str(figures)]) == 2
     assert "--levels" in capsys.readouterr().err

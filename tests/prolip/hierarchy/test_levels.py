@@ -10,6 +10,7 @@ from prolip.gaussian import Gaussian
 from prolip.hierarchy import ambiguity, figures
 from prolip.hierarchy.levels import format_levels, inclusion_by_level, traces_by_level
 from prolip.measures import log_inclusion
+from prolip.utils.style import write
 
 
 def nested(rows=20, levels=4):
@@ -108,7 +109,7 @@ def test_figures_are_written_as_pixels_and_as_vectors(tmp_path):
         "c": figures.ambiguity({"one": [studies], "two": [studies]}),
     }  # fmt: skip
     for name, figure in drawn.items():
-        png, svg = figures.write(figure, tmp_path / "figures", name)
+        png, svg = write(figure, tmp_path / "figures", name)
         assert png.read_bytes()[:4] == b"\x89PNG" and b"<svg" in svg.read_bytes()
     assert [ax.get_title("left") for ax in drawn["b"].axes] == [f"last in level {i}: 100%" for i in range(3)]
     assert len(drawn["c"].axes[0].get_lines()) == 3, "both models, and the line of no change"

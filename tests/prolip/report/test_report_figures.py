@@ -96,6 +96,14 @@ def test_dots_stand_at_their_number_of_matches_and_their_trace(result):
     np.testing.assert_allclose(drawn[:, 1], np.concatenate([result.text.trace.numpy()[rows] for rows in levels]))
 
 
+def test_dots_of_each_level_have_a_marker_of_their_own(result):
+    for axes in (figures.true_matches(result).axes[0], figures.trace_by_length(result).axes[1]):
+        dots = {c.get_label(): c.get_paths()[0].vertices.tolist() for c in axes.collections if c.get_label()[0] != "_"}
+        assert list(dots) == ["name", "keyword", "subgroup", "group"]
+        assert len({str(shape) for shape in dots.values()}) == 4
+        assert {handle.get_alpha() for handle in axes.get_legend().legend_handles[:4]} == {1.0}
+
+
 def test_levels_are_drawn_in_order_with_their_means(result):
     (axes,) = figures.trace_by_level(result).axes
     assert [label.get_text().split("\n")[0] for label in axes.get_xticklabels()] == [
@@ -134,6 +142,9 @@ def test_learning_curves_draw_every_term_and_the_validation(tmp_path):
     (scale,) = panels["Logit scale a"].lines
     assert scale.get_ydata()[-1] == 22.0 and scale.get_xdata()[-1] == 12
     assert [line.get_label() for line in panels["Mean trace"].lines] == ["image", "text"]
+    for axes in panels.values():
+        dashes = [str(line._unscaled_dash_pattern) for line in axes.lines]
+        assert len(set(dashes)) == len(dashes), "lines are told apart without their colours"
     short = runs.RunFolder(tmp_path, train=run.train[:1])
     assert figures.learning_curves(short) is None
 

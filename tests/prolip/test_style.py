@@ -1,0 +1,68 @@
+"""Colours of one figure are told apart with every kind of colour vision, and in print without any."""
+from itertools import combinations
+
+import numpy as np
+import pytest
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+
+from prolip.utils.style import BAD, GOOD, IMAGE, LEVEL_COLOURS, LEVEL_MARKERS, LOOKS, STYLE, TEXT, styled, write
+
+#: What is left of linear light without one sort of cones (Machado et al. 2009, severity 1).
+VISION = {
+    "all": np.eye(3),
+    "protanopia": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+    "deuteranopia": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.01182, 0.04294, 0.968881]],
+    "tritanopia": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.3039]],
+}
+#: CIELAB (D65): of the sRGB matrix, and of its white.
+XYZ = np.array([[0.4124564, 0.3575761, 0.1804375], [0.2126729, 0.7151522, 0.072175], [0.0193339, 0.119192, 0.9503041]])
+WHITE = XYZ.sum(1)
+#: Distance that two patches of a plot have to have; the six of Okabe and Ito's that lines take come to 16.
+APART = 15
+
+
+def lab(colour, vision):
+    rgb = np.array(to_rgb(colour))
+    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+    x = XYZ @ (np.array(vision) @ linear).clip(0, 1) / WHITE
+    f = np.where(x > (6 / 29) ** 3, np.cbrt(x), x / (3 * (6 / 29) ** 2) + 4 / 29)
+    return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
+
+
+def distance(a, b, vision):
+    return float(np.linalg.norm(lab(a, VISION[vision]) - lab(b, VISION[vision])))
+
+
+def test_the_distance_is_cielabs():
+    assert distance("white", "black", "all") == pytest.approx(100, abs=0.01)
+    assert lab("#ff0000", VISION["all"]) == pytest.approx([53.24, 80.09, 67.20], abs=0.01)
+    assert distance("#2b8a5b", "#c0455a", "deuteranopia") < 6, "green and red of one lightness, which were once used"
+
+
+@pytest.mark.parametrize("vision", VISION)
+@pytest.mark.parametrize("colours", [
+    tuple(look[0] for look in LOOKS), tuple(LEVEL_COLOURS.values()), (IMAGE, TEXT), (GOOD, BAD),
+], ids=["series", "levels", "modalities", "good and bad"])  # fmt: skip
+def test_any_two_colours_are_apart(colours, vision):
+    assert min(distance(a, b, vision) for a, b in combinations(colours, 2)) > APART
+
+
+def test_nothing_is_said_by_colour_alone():
+    assert len({str(look[1:]) for look in LOOKS}) == len(LOOKS)
+    assert len({look[2] for look in LOOKS}) == len(LOOKS), "each series has its own marker"
+    assert LEVEL_MARKERS.keys() == LEVEL_COLOURS.keys() and len(set(LEVEL_MARKERS.values())) == len(LEVEL_MARKERS)
+    assert [look["linestyle"] for look in STYLE["axes.prop_cycle"]] == [look[1] for look in LOOKS]
+
+
+@pytest.mark.parametrize(("vector", "start"), [("svg", b"<?xml"), ("pdf", b"%PDF")])
+def test_a_figure_is_written_as_pixels_and_as_vectors(tmp_path, vector, start):
+    @styled
+    def draw():
+        figure = Figure()
+        figure.subplots().plot([1, 2])
+        return figure
+
+    png, other = write(draw(), tmp_path / "new" / "folder", "name", vector)
+    assert png.read_bytes()[:4] == b"\x89PNG" and other.read_bytes().startswith(start)
+    assert [png.name, other.name] == ["name.png", f"name.{vector}"]
