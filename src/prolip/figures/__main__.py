@@ -1,0 +1,94 @@
+"""The figures of the ProLIP paper, of a model of ours or OpenCLIP's, on a corpus.
+
+    python -m prolip.figures --model local-dir:runs/demo/model --data data/emoji/emojione.tar --out figures
+    python -m prolip.figures --model local-dir:runs/demo/model --data data/emoji/emojione.tar --only 4 5 C.1 \\
+        --out figures
+"""
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from prolip.evaluation.loading import load_embedder
+from prolip.evaluation.model import PRECISIONS, check_device
+from prolip.evaluation.suites.emoji import evaluate_corpus, gallery
+from prolip.figures.index import FIGURES, OWN, Source, file_of
+from prolip.hierarchy.traversal import INCLUSIONS
+from prolip.models.weights.checkpoint import CheckpointError
+from prolip.utils import console
+from prolip.utils.outputs import check_output
+from prolip.utils.style import VECTORS, write
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    form = argparse.RawDescriptionHelpFormatter
+    listed = "figures:\n" + "\n".join(f"  {key:<5}{drawn.words}" for key, drawn in FIGURES.items())
+    parser = argparse.ArgumentParser("python -m prolip.figures", description=__doc__, formatter_class=form,
+                                     epilog=listed)  # fmt: skip
+    add = parser.add_argument
+    add("--model", required=True, help="local-dir:FOLDER, hf-hub:NAME, or a name of ours or OpenCLIP's")
+    add("--pretrained", help="weights file or OpenCLIP's tag")
+    add("--tokenizer", help="another tokenizer than the model's")
+    add("--device", default="cpu")
+    add("--precision", default="fp32", choices=PRECISIONS)
+    add("--data", nargs="+", required=True, metavar="TAR", help="shards whose drawings are shown")
+    add("--select", help="which concepts, e.g. 'group=animals nature|food drink'")
+    add("--names", nargs="+", metavar="TAR", help="shards whose concepts have texts, too")
+    add("--all-names", action="store_true", help="--select does not narrow these")
+    add("--only", nargs="+", choices=FIGURES, metavar="FIGURE", help="these alone, such as 4 5 C.1 (default: all)")
+    add("--levels", metavar="FOLDER", help="images at levels for 8, C.2 and C.3, as `python -m prolip.hierarchy "
+        "hierarimgs` writes them (default: the drawings with cells erased)")  # fmt: skip
+    add("--captions", metavar="CSV", help="texts at levels for 7: HierarCaps' CSV (default: the corpus's own levels)")
+    add("--inclusion", default=next(iter(INCLUSIONS)), choices=(*INCLUSIONS, OWN),
+        help=f"for 9: by which a caption includes a drawing most; {OWN}: the model's own score")  # fmt: skip
+    add("--seed", type=int, default=0, help="of every choice (default: 0)")
+    add("--vector", default=VECTORS[0], choices=VECTORS, help=f"beside PNG (default: {VECTORS[0]})")
+    add("--out", required=True, metavar="FOLDER")
+    return parser.parse_args(arguments)
+
+
+def run(args: argparse.Namespace) -> list[Path]:
+    """Check, evaluate, draw; the files written, as they are."""
+    check_output(args.out, folder=True)
+    check_device(args.device)
+    corpus = gallery(args.data, args.select, args.names, args.all_names)
+    embedder = load_embedder(args.model, args.pretrained, args.device, args.precision, args.tokenizer, stored=False)
+    wanted = args.only or list(FIGURES)
+    unfit = [key for key in wanted if FIGURES[key].needs_variances and not embedder.probabilistic]
+    if unfit and args.only:
+        shown = "figure " + " and ".join(unfit)
+        raise ValueError(f"{embedder.name} has no variances, which {shown} shows: give another model")
+    source = Source(embedder, evaluate_corpus(embedder, corpus), args.levels, args.captions, args.inclusion, args.seed)
+    paths: list[Path] = []
+    for key in wanted:
+        words = f"{key:<5}{FIGURES[key].words}"
+        if key in unfit:
+            print(f"{words}: left out, as {embedder.name} has no variances")
+            continue
+        written = write(FIGURES[key].draw(source), args.out, file_of(key), args.vector)
+        print(f"{words}: {', '.join(map(str, written))}")
+        paths += written
+    return paths
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command: what the user can mend ends in one line and exit code 2."""
+    args = parse(arguments)
+    try:
+        run(args)
+    except (OSError, ValueError, CheckpointError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def script() -> NoReturn:
+    """`main` as a process of its own, whose output may die."""
+    console.command(main)
+
+
+if __name__ == "__main__":
+    script()

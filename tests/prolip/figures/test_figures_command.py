@@ -1,0 +1,100 @@
+"""The command on small models and a small corpus: all figures there are, each as pixels and as vectors."""
+import io
+import json
+import shutil
+import tarfile
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import prolip
+from prolip.figures.__main__ import main
+from prolip.figures.index import FIGURES, file_of
+from prolip.models.weights.checkpoint import save_pretrained
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """Small random models, of Gaussians and of points."""
+    place = tmp_path_factory.mktemp("models")
+    made = prolip.create_model("ProLIP-ViT-test", init_unc_bias=-4.0, init_unc_gain=1.0)
+    points = prolip.create_model("ProLIP-ViT-test", method_cfg={"name": "siglip"})
+    return {name: f"local-dir:{save_pretrained(model, place / name)}"
+            for name, model in (("gaussians", made), ("points", points))}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def shard(tmp_path_factory):
+    """Fifteen drawings of as many concepts."""
+    path, rng = tmp_path_factory.mktemp("shards") / "flat.tar", np.random.default_rng(0)
+    with tarfile.open(path, "w") as tar:
+        for i in range(15):
+            record = {"hexcode": str(i), "name": f"thing n{i}", "keywords": [f"key{i % 3}", "some more words"],
+                      "subgroup": f"sub{i % 4}", "group": f"group{i % 2}", "style": "flat"}  # fmt: skip
+            picture = io.BytesIO()
+            Image.fromarray(rng.integers(0, 255, (32, 32, 3), dtype=np.uint8)).save(picture, "png")
+            for suffix, data in (("png", picture.getvalue()), ("json", json.dumps(record).encode())):
+                info = tarfile.TarInfo(f"flat-{i}.{suffix}")
+                info.size = len(data)
+                tar.addfile(info, io.BytesIO(data))
+    return str(path)
+
+
+def test_every_figure_is_written_as_pixels_and_as_vectors(models, shard, tmp_path, capsys):
+    out = tmp_path / "figures"
+    assert main(["--model", models["gaussians"], "--data", shard, "--out", str(out)]) == 0
+    lines = capsys.readouterr().out.strip().split("\n")
+    assert [line.split()[0] for line in lines] == ["1", "4", "5", "6", "7", "8", "9", "C.1", "C.2", "C.3"]
+    assert {path.name for path in out.iterdir()} == {f"{file_of(key)}.{kind}" for key in FIGURES
+                                                    for kind in ("png", "svg")}  # fmt: skip
+    with Image.open(out / "figure_4_samples.png") as picture:
+        assert min(picture.size) >= 500
+
+
+def test_points_have_the_figures_that_need_no_variances(models, shard, tmp_path, capsys):
+    given = ["--model", models["points"], "--data", shard, "--out", str(tmp_path), "--vector", "pdf"]
+    assert main(given) == 0
+    assert "C.3" in capsys.readouterr().out
+    assert {path.name for path in tmp_path.iterdir()} == {f"{file_of(key)}.{kind}" for key in ("1", "9")
+                                                         for kind in ("png", "pdf")}  # fmt: skip
+    assert main([*given, "--only", "9", "5"]) == 2
+    error = capsys.readouterr().err
+    assert "has no variances, which figure 5 shows" in error and error.count("\n") == 1
+
+
+def test_data_of_others_takes_the_corpuss_place(models, shard, tmp_path, capsys):
+    for name in "ab":
+        (tmp_path / "levels" / name).mkdir(parents=True)
+        for level in range(3):
+            picture = Image.new("RGB", (32, 32), (80 * level, 9, 99 if name == "a" else 200))
+            picture.save(tmp_path / "levels" / name / f"level{level}.png")
+    csv = tmp_path / "captions.csv"
+    csv.write_text("id,captions,image_url\n1,a => b c => d e f,x/1.jpg\n2,a => g => h i,x/2.jpg\n")
+    given = ["--model", models["gaussians"], "--data", shard, "--out", str(tmp_path / "out"), "--only", "7", "8", "9",
+             "--levels", str(tmp_path / "levels"), "--captions", str(csv), "--inclusion", "own"]  # fmt: skip
+    assert main(given) == 0
+    titles = (tmp_path / "out" / f"{file_of('8')}.svg").read_text()
+    assert "last in level 1" in titles and "last in level 2" not in titles
+    assert "level 2" in (tmp_path / "out" / f"{file_of('7')}.svg").read_text()
+    shutil.rmtree(tmp_path / "levels" / "b")
+    (tmp_path / "levels" / "a" / "level0.png").write_bytes(b"no picture")
+    assert main(given) == 2 and "level0.png" in capsys.readouterr().err
+
+
+def test_what_cannot_be_is_said_in_one_line(models, shard, tmp_path, capsys):
+    place = tmp_path / "file"
+    place.touch()
+    model = models["gaussians"]
+    for given, words in (
+        (["--model", model, "--data", shard, "--out", str(place)], "is a file: give a folder"),
+        (["--model", model, "--data", "none.tar", "--out", str(tmp_path)], "no shard at none.tar"),
+        (["--model", "local-dir:nowhere", "--data", shard, "--out", str(tmp_path)], "nowhere"),
+        (["--model", model, "--data", shard, "--out", str(tmp_path), "--levels", str(place)], "no images at levels"),
+        (["--model", model, "--data", shard, "--out", str(tmp_path), "--captions", "none.csv"], "no file at none.csv"),
+    ):
+        assert main(given) == 2
+        error = capsys.readouterr().err
+        assert error.startswith("error: ") and words in error and error.count("\n") == 1
+    with pytest.raises(SystemExit):
+        main(["--model", model, "--data", shard, "--out", str(tmp_path), "--only", "2"])
