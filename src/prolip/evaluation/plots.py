@@ -126,9 +126,10 @@ def _finish(ax: Axes, title: str, percent: str) -> None:
         low, high = getattr(ax, f"get_{letter}lim")()
         formatter = PercentFormatter(1, decimals=0 if high - low > 0.05 else 1)
         getattr(ax, f"{letter}axis").set_major_formatter(formatter)
-    _, labels = ax.get_legend_handles_labels()
+    handles, labels = ax.get_legend_handles_labels()
     columns = 2 if max(map(len, labels)) < 36 else 1
-    ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=columns, columnspacing=1.4, handlelength=2.6)
+    form: Any = {"loc": "outside lower center", "ncols": columns, "columnspacing": 1.4, "handlelength": 2.6}
+    ax.get_figure(root=True).legend(handles, labels, **form)
 
 
 def _inside(p: np.ndarray) -> np.ndarray:

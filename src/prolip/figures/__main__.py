@@ -20,7 +20,7 @@ from prolip.hierarchy.traversal import INCLUSIONS
 from prolip.models.weights.checkpoint import CheckpointError
 from prolip.utils import console
 from prolip.utils.outputs import check_output
-from prolip.utils.style import VECTORS, write
+from prolip.utils.style import STYLE, VECTORS, write
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -46,6 +46,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         help=f"for 9: by which a caption includes a drawing most; {OWN}: the model's own score")  # fmt: skip
     add("--seed", type=int, default=0, help="of every choice (default: 0)")
     add("--vector", default=VECTORS[0], choices=VECTORS, help=f"beside PNG (default: {VECTORS[0]})")
+    add("--dpi", type=int, default=STYLE["savefig.dpi"], help="dots of the PNG an inch (default: %(default)s)")
     add("--out", required=True, metavar="FOLDER")
     return parser.parse_args(arguments)
 
@@ -54,6 +55,8 @@ def run(args: argparse.Namespace) -> list[Path]:
     """Check, evaluate, draw; the files written, as they are."""
     check_output(args.out, folder=True)
     check_device(args.device)
+    if args.dpi < 10:
+        raise ValueError(f"--dpi {args.dpi}: give 10 or more, such as 100 for a page and 300 for print")
     corpus = gallery(args.data, args.select, args.names, args.all_names)
     embedder = load_embedder(args.model, args.pretrained, args.device, args.precision, args.tokenizer, stored=False)
     wanted = args.only or list(FIGURES)
@@ -68,7 +71,7 @@ def run(args: argparse.Namespace) -> list[Path]:
         if key in unfit:
             print(f"{words}: left out, as {embedder.name} has no variances")
             continue
-        written = write(FIGURES[key].draw(source), args.out, file_of(key), args.vector)
+        written = write(FIGURES[key].draw(source), args.out, file_of(key), args.vector, args.dpi)
         print(f"{words}: {', '.join(map(str, written))}")
         paths += written
     return paths

@@ -12,8 +12,11 @@ from matplotlib.ticker import PercentFormatter, StrMethodFormatter
 
 from prolip.data.emoji import LEVELS
 from prolip.evaluation.metrics import traces
+from prolip.evaluation.metrics.selective import risk_coverage
+from prolip.evaluation.plots import plot_risk_coverage
 from prolip.evaluation.suites.emoji import levels
 from prolip.evaluation.suites.emoji.evaluate import recall_by_trace
+from prolip.evaluation.suites.emoji.refusal import signs_against
 from prolip.evaluation.suites.emoji.result import CorpusResult
 from prolip.report.pca import pca
 from prolip.report.runs import RunFolder
@@ -222,13 +225,28 @@ def recall_by_decile(result: CorpusResult) -> Figure:
     return figure
 
 
+#: What a first name can be refused by, the best that there is first, and how the legend calls it.
+REFUSED_BY = {"all": "answer and novelty", "answer": "answer's probability", "mean": "novelty", "score": "top score",
+              "image": "trace of the drawing"}  # fmt: skip
+
+
+def refused(result: CorpusResult) -> Figure:
+    """Share of wrong first names of drawings against the share that is named, by what the unsure are refused."""
+    ranking = result.names_ranking[0]
+    asked = ranking.answerable.numpy()
+    wrong = (~ranking.hit(1)).numpy()[asked].astype(np.float64)
+    signs = signs_against(result, result.text.select(result.name_texts), "i2t")
+    curves = {label: risk_coverage(signs[key][asked], wrong) for key, label in REFUSED_BY.items() if key in signs}
+    return plot_risk_coverage(curves, f"Naming {len(wrong):,} drawings, refusing the unsure")
+
+
 def draw_all(run: RunFolder, seed: int = 0) -> dict[str, Figure]:
     """Every figure that the run has something to show in, by name."""
     figures: dict[str, Figure | None] = {"learning_curves": learning_curves(run)}
     if run.result is not None and run.result.probabilistic:
         of_result: tuple[Callable[[CorpusResult], Figure | None], ...] = (
             trace_histogram, trace_by_level, trace_by_length, true_matches, expected_matches, inclusion,
-            recall_by_decile,
+            recall_by_decile, refused,
         )  # fmt: skip
         figures |= {draw.__name__: draw(run.result) for draw in of_result}
         figures["pca"] = pca(run.result, seed)

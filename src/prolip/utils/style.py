@@ -49,11 +49,13 @@ def panels(rows: int, columns: int, width: float = 9.6, height: float = 3.2, **k
     return figure, list(axes.flat)
 
 
-def write(figure: Figure, folder: str | Path, name: str, vector: str = VECTORS[0]) -> list[Path]:
-    """FOLDER/NAME.png and, to be printed at any size, NAME.svg or .pdf."""
+def write(
+    figure: Figure, folder: str | Path, name: str, vector: str = VECTORS[0], dpi: int = STYLE["savefig.dpi"]
+) -> list[Path]:
+    """FOLDER/NAME.png of so many dots an inch and, to be printed at any size, NAME.svg or .pdf."""
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)
     paths = [place / f"{name}.{kind}" for kind in ("png", vector)]
     for path in paths:
-        figure.savefig(path)
+        figure.savefig(path, dpi=dpi)
     return paths

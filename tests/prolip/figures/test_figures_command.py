@@ -72,8 +72,10 @@ def test_data_of_others_takes_the_corpuss_place(models, shard, tmp_path, capsys)
     csv = tmp_path / "captions.csv"
     csv.write_text("id,captions,image_url\n1,a => b c => d e f,x/1.jpg\n2,a => g => h i,x/2.jpg\n")
     given = ["--model", models["gaussians"], "--data", shard, "--out", str(tmp_path / "out"), "--only", "7", "8", "9",
-             "--levels", str(tmp_path / "levels"), "--captions", str(csv), "--inclusion", "own"]  # fmt: skip
+             "--levels", str(tmp_path / "levels"), "--captions", str(csv), "--inclusion", "own", "--dpi", "40"]  # fmt: skip
     assert main(given) == 0
+    with Image.open(tmp_path / "out" / f"{file_of('7')}.png") as picture:
+        assert picture.size == (240, 144), "6 by 3.6 inches"
     titles = (tmp_path / "out" / f"{file_of('8')}.svg").read_text()
     assert "last in level 1" in titles and "last in level 2" not in titles
     assert "level 2" in (tmp_path / "out" / f"{file_of('7')}.svg").read_text()
@@ -91,6 +93,7 @@ def test_what_cannot_be_is_said_in_one_line(models, shard, tmp_path, capsys):
         (["--model", model, "--data", "none.tar", "--out", str(tmp_path)], "no shard at none.tar"),
         (["--model", "local-dir:nowhere", "--data", shard, "--out", str(tmp_path)], "nowhere"),
         (["--model", model, "--data", shard, "--out", str(tmp_path), "--levels", str(place)], "no images at levels"),
+        (["--model", model, "--data", shard, "--out", str(tmp_path), "--dpi", "0"], "--dpi 0: give 10 or more"),
         (["--model", model, "--data", shard, "--out", str(tmp_path), "--captions", "none.csv"], "no file at none.csv"),
     ):
         assert main(given) == 2

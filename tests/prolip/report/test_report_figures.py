@@ -123,6 +123,21 @@ def test_bars_of_deciles_are_the_scores_that_the_axis_names(result):
     assert mean == pytest.approx(result.metrics["names/i2t/R@1"], abs=0.05)  # groups of two and three drawings
 
 
+def test_refusal_draws_the_errors_of_what_is_named_by_everything_that_the_model_knows(result):
+    wrong = ~result.names_ranking[0].hit(1).numpy()
+    for made, names in ((result, ["top score", "trace of the drawing"]),
+                        (with_units(result), ["answer's probability", "top score", "trace of the drawing"])):
+        (axes,) = figures.refused(made).axes
+        labels = [line.get_label() for line in axes.lines]
+        assert [label.split("  ")[0] for label in labels] == [*names, "random", "oracle"]
+        assert axes.get_title(loc="left") == "Naming 22 drawings, refusing the unsure"
+        by_trace = axes.lines[names.index("trace of the drawing")]
+        order = result.image.trace.numpy().argsort(kind="stable")
+        wanted = wrong[order].cumsum() / np.arange(1, 23)
+        drawn = by_trace.get_ydata()
+        np.testing.assert_allclose(drawn, wanted[-len(drawn):])
+
+
 def test_contours_stand_at_one_and_two_standard_deviations(result):
     (axes,) = pca.pca(result).axes
     widths = [patch.get_width() for patch in axes.patches]
@@ -167,7 +182,7 @@ def test_every_figure_is_drawn(result, tmp_path):
     drawn = figures.draw_all(runs.read(write_run(tmp_path / "demo", result)))
     assert set(drawn) == {
         "learning_curves", "trace_histogram", "trace_by_level", "trace_by_length", "true_matches", "inclusion",
-        "recall_by_decile", "pca",
+        "recall_by_decile", "refused", "pca",
     }  # fmt: skip
 
 
