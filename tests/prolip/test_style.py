@@ -6,7 +6,19 @@ import pytest
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
-from prolip.utils.style import BAD, GOOD, IMAGE, LEVEL_COLOURS, LEVEL_MARKERS, LOOKS, STYLE, TEXT, styled, write
+from prolip.utils.style import (
+    BAD,
+    GOOD,
+    IMAGE,
+    LEVEL_COLOURS,
+    LEVEL_MARKERS,
+    LOOKS,
+    STYLE,
+    TEXT,
+    percent,
+    styled,
+    write,
+)
 
 #: What is left of linear light without one sort of cones (Machado et al. 2009, severity 1).
 VISION = {
@@ -53,6 +65,14 @@ def test_nothing_is_said_by_colour_alone():
     assert len({look[2] for look in LOOKS}) == len(LOOKS), "each series has its own marker"
     assert LEVEL_MARKERS.keys() == LEVEL_COLOURS.keys() and len(set(LEVEL_MARKERS.values())) == len(LEVEL_MARKERS)
     assert [look["linestyle"] for look in STYLE["axes.prop_cycle"]] == [look[1] for look in LOOKS]
+
+
+def test_shares_are_called_what_they_are():
+    axis = Figure().subplots().yaxis
+    axis.axes.set_ylim(0, 0.18)
+    percent(axis)
+    names = [axis.get_major_formatter()(x) for x in (0.0, -1e-17, 0.025, 0.1, 0.6 + 0.1, 1.0, 0.001)]
+    assert names == ["0%", "0%", "2.5%", "10%", "70%", "100%", "0.1%"]
 
 
 @pytest.mark.parametrize(("vector", "start"), [("svg", b"<?xml"), ("pdf", b"%PDF")])

@@ -21,7 +21,7 @@ from prolip.evaluation.metrics.calibration import Reliability
 from prolip.evaluation.metrics.selective import RiskCoverage, risk_coverage
 from prolip.evaluation.metrics.study import Study
 from prolip.evaluation.metrics.traces import Deciles, by_decile
-from prolip.utils.style import LOOKS, MUTED, panels, styled
+from prolip.utils.style import LOOKS, MUTED, panels, percent, styled
 
 #: Inches; at 100 dots per inch 600 pixels wide, which the sizes of the letters are made for.
 WIDTH, HEIGHT = 6.0, 3.9
@@ -41,7 +41,7 @@ def plot_risk_coverage(curves: Mapping[str, RiskCoverage], title: str = "Refusin
     ax.axhline(one.error, linestyle="--", color=MUTED, linewidth=1.2, label="random")  # last in the legend
     ax.plot(one.coverage, one.oracle, linestyle=":", color=MUTED, linewidth=1.2, label="oracle")
     ax.set(xlim=(0, 1.01), ylim=(0, 1.06 * top or 1), xlabel="coverage: share answered", ylabel="error of the answered")
-    _finish(ax, title, percent="xy")
+    _finish(ax, title, shares="xy")
     return figure
 
 
@@ -58,7 +58,7 @@ def plot_deciles(deciles: Mapping[str, Deciles], value: str, title: str = "By de
     ax.set_xticks(range(1, most + 1))
     ax.set_ylim(bottom=0)
     ax.set(xlabel="tenth of the queries, certain to uncertain", ylabel=value)
-    _finish(ax, title, percent="y")
+    _finish(ax, title, shares="y")
     return figure
 
 
@@ -119,13 +119,11 @@ def write_plots(study: Study, title: str, folder: Path) -> None:
         figure.savefig(folder / f"{name}.png", dpi=150)
 
 
-def _finish(ax: Axes, title: str, percent: str) -> None:
-    """The title, shares in percent, and the legend beneath the axes, where no curve can hide it."""
+def _finish(ax: Axes, title: str, shares: str) -> None:
+    """The title, the shares of some axes in percent, and the legend beneath, where no curve can hide it."""
     ax.set_title(title)
-    for letter in percent:  # with a decimal where the axis spans less than five
-        low, high = getattr(ax, f"get_{letter}lim")()
-        formatter = PercentFormatter(1, decimals=0 if high - low > 0.05 else 1)
-        getattr(ax, f"{letter}axis").set_major_formatter(formatter)
+    for letter in shares:
+        percent(getattr(ax, f"{letter}axis"))
     handles, labels = ax.get_legend_handles_labels()
     columns = 2 if max(map(len, labels)) < 36 else 1
     form: Any = {"loc": "outside lower center", "ncols": columns, "columnspacing": 1.4, "handlelength": 2.6}

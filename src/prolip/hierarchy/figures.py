@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, PercentFormatter
+from matplotlib.ticker import MaxNLocator
 
 from prolip.hierarchy.ambiguity import Study
 from prolip.hierarchy.levels import Inclusion, LevelTraces
-from prolip.utils.style import INK, LOOKS, MUTED, panels, styled
+from prolip.utils.style import INK, LOOKS, MUTED, panels, percent, styled
 
 #: What a study changes, for its axis.
 CHANGES = {"erase": "share of the pixels erased", "mix": "weight of a second image", "drop": "share of words dropped"}
@@ -65,7 +65,7 @@ def inclusion_by_level(inclusions: Sequence[Inclusion], examples: Sequence[np.nd
         ax.tick_params(labelleft=ax is axes[0])
         ax.set_title(f"last in level {inclusion.level}: {inclusion.rate:.0%}", fontsize=10)
         ax.set_xlabel("H")
-        ax.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+        percent(ax.yaxis)
     axes[0].set_ylabel("share")
     axes[-1].legend()
     return figure
@@ -91,7 +91,7 @@ def trace_differences(traces: LevelTraces, what: str) -> Figure:
         ax.set_title(f"level {i} - last: > 0 for {(difference > 0).mean():.0%}", fontsize=10)
         ax.set_xlabel("difference")
     for ax in axes:
-        ax.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+        percent(ax.yaxis)
         ax.xaxis.set_major_locator(MaxNLocator(4))
     return figure
 
@@ -122,7 +122,7 @@ def ambiguity(named: Mapping[str, Sequence[Study]]) -> Figure:
         below = axes[len(kinds) + i]
         below.axhline(0.5, color=MUTED, linewidth=1, linestyle=":")
         below.set(ylim=(-0.03, 1.03), xlabel=CHANGES.get(kind, kind))
-        below.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+        percent(below.yaxis)
     axes[0].set_ylabel("uncertainty / original's")
     axes[len(kinds)].set_ylabel("original included (H > 0)")
     handles, labels = axes[0].get_legend_handles_labels()

@@ -20,7 +20,7 @@ from prolip.evaluation.suites.emoji.refusal import signs_against
 from prolip.evaluation.suites.emoji.result import CorpusResult
 from prolip.report.pca import pca
 from prolip.report.runs import RunFolder
-from prolip.utils.style import BAD, GOOD, IMAGE, INK, LEVEL_COLOURS, LEVEL_MARKERS, MUTED, TEXT, panels, styled
+from prolip.utils.style import BAD, GOOD, IMAGE, INK, LEVEL_COLOURS, LEVEL_MARKERS, MUTED, TEXT, panels, percent, styled
 
 #: Keys of a line of the log that are no terms of the loss.
 NO_TERMS = ("kind", "step", "epoch", "samples", "seconds", "time", "lr", "grad_norm", "scale", "bias", "faults",
@@ -89,7 +89,7 @@ def trace_histogram(result: CorpusResult) -> Figure:
         ax.axvline(values.mean(), color=colour, linestyle=dashes, linewidth=1.6)
     if log:
         ax.set_xscale("log")
-    ax.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    percent(ax.yaxis)
     ax.set(xlabel="trace (uncertainty); lines: means, dashed of drawings, dotted of texts", ylabel="share")
     ax.legend()
     return figure
@@ -219,7 +219,7 @@ def recall_by_decile(result: CorpusResult) -> Figure:
         ax.bar(range(1, len(d.value) + 1), d.value, color=colour, width=0.82)
         rho = f"$\\rho$ {d.spearman_bins:+.2f} deciles, {d.spearman_queries:+.2f} queries"
         ax.set_title(f"{title}\n{rho}", fontsize=10)
-        ax.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+        percent(ax.yaxis)
         ax.set(xlabel="decile of trace (10 = most uncertain)", ylabel=unit, xticks=(1, 4, 7, 10))
         ax.grid(axis="x", visible=False)
     return figure

@@ -11,7 +11,9 @@ from typing import Any
 import matplotlib as mpl
 from cycler import cycler
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
 
 IMAGE, TEXT = "#1d6f96", "#d5633c"
 LEVEL_COLOURS = {"group": "#5f1f3c", "subgroup": "#b03a54", "keyword": "#e2793f", "name": "#eeae45", "image": IMAGE}
@@ -47,6 +49,11 @@ def panels(rows: int, columns: int, width: float = 9.6, height: float = 3.2, **k
     figure = Figure(figsize=(width, height * rows), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False, **kwargs)
     return figure, list(axes.flat)
+
+
+def percent(axis: Axis) -> None:
+    """Shares as they are: a tick at 2.5% is called so, not 2%."""
+    axis.set_major_formatter(FuncFormatter(lambda share, _: f"{round(100 * share, 9) + 0.0:.3g}%"))
 
 
 def write(

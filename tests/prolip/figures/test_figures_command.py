@@ -72,7 +72,8 @@ def test_data_of_others_takes_the_corpuss_place(models, shard, tmp_path, capsys)
     csv = tmp_path / "captions.csv"
     csv.write_text("id,captions,image_url\n1,a => b c => d e f,x/1.jpg\n2,a => g => h i,x/2.jpg\n")
     given = ["--model", models["gaussians"], "--data", shard, "--out", str(tmp_path / "out"), "--only", "7", "8", "9",
-             "--levels", str(tmp_path / "levels"), "--captions", str(csv), "--inclusion", "own", "--dpi", "40"]  # fmt: skip
+             "--levels", str(tmp_path / "levels"), "--captions", str(csv), "--inclusion", "own",
+             "--dpi", "40"]  # fmt: skip
     assert main(given) == 0
     with Image.open(tmp_path / "out" / f"{file_of('7')}.png") as picture:
         assert picture.size == (240, 144), "6 by 3.6 inches"
