@@ -127,7 +127,7 @@ def _finish(ax: Axes, title: str, shares: str) -> None:
     handles, labels = ax.get_legend_handles_labels()
     columns = 2 if max(map(len, labels)) < 36 else 1
     form: Any = {"loc": "outside lower center", "ncols": columns, "columnspacing": 1.4, "handlelength": 2.6}
-    ax.get_figure(root=True).legend(handles, labels, **form)
+    ax.figure.legend(handles, labels, **form)
 
 
 def _inside(p: np.ndarray) -> np.ndarray:

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import textwrap
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -62,7 +62,8 @@ def certain_and_uncertain(result: CorpusResult, drawings: int = 8, texts: int = 
     pictures, words = ends(image, drawings), ends(text, texts)
     rows = -(-max(len(x) for x in pictures.values()) // COLUMNS)
     figure = Figure(figsize=(9.6, 1.55 * rows + 0.25 * texts + 0.7), layout="constrained")
-    for half, end, colour in zip(figure.subfigures(1, 2, wspace=0.04), ENDS, (GOOD, BAD)):
+    halves: Any = figure.subfigures(1, 2, wspace=0.04)
+    for half, end, colour in zip(halves, ENDS, (GOOD, BAD)):
         half.suptitle(f"{end}: drawings above, texts below", color=colour, fontsize=11.5, fontweight="bold")
         grid = half.add_gridspec(rows + 1, COLUMNS, height_ratios=[1.4] * rows + [0.25 * texts])
         for place in range(rows * COLUMNS):
@@ -88,7 +89,7 @@ def pairs(result: CorpusResult, each: int = COLUMNS, seed: int = 0) -> Figure:
     """
     image, text = result.uncertainty(result.image), result.uncertainty(result.text)
     figure = Figure(figsize=(11.5, 4.9), layout="constrained")
-    parts = figure.subfigures(2, 2, wspace=0.03, hspace=0.04)
+    parts: Any = figure.subfigures(2, 2, wspace=0.03, hspace=0.04)
     for part, corner in zip(parts.flat, corners(result, each, seed)):
         sure = (corner.image, corner.text).count("certain")
         part.suptitle(f"{corner.image} image, {corner.text} text", fontsize=11, fontweight="bold",

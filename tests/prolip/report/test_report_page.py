@@ -28,7 +28,7 @@ def test_the_page_needs_nothing_else(html):
     assert not re.findall(r"(?:src|href)=\"(?!data:)", text) and "<script" not in text
     assert "http://" not in text and "https://" not in text and "@import" not in text
     files = {path.stem for path in (folder / "figures").glob("*.png")}
-    assert text.count('<img class="figure"') == len(files) == 8
+    assert text.count('<img class="figure"') == len(files) == 9
 
 
 def test_headlines_are_the_metrics(html, result):

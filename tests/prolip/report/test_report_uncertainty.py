@@ -56,7 +56,7 @@ def test_the_section_stands_behind_the_headlines_and_draws_its_figures_once(html
     order = [text.index(said) for said in ("own name first", 'id="uncertainty"', "<h2>How it learned")]
     assert order == sorted(order) and "The traces in detail" in text and "What the model is uncertain about" not in text
     files = {path.stem for path in (folder / "figures").glob("*.png")}
-    assert text.count('<img class="figure"') == len(files) == 9 and "expected_matches" in files
+    assert text.count('<img class="figure"') == len(files) == 10 and "expected_matches" in files
 
 
 def test_the_page_is_balanced_and_needs_nothing_else(html):
