@@ -3,6 +3,8 @@
     python -m prolip.figures --model local-dir:runs/demo/model --data data/emoji/emojione.tar --out figures
     python -m prolip.figures --model local-dir:runs/demo/model --data data/emoji/emojione.tar --only 4 5 C.1 \\
         --out figures
+    python -m prolip.figures --model local-dir:runs/demo/model --data data/emoji/emojione.tar --only C.4 C.5 \\
+        --weights weights.json --out figures
 """
 from __future__ import annotations
 
@@ -18,6 +20,7 @@ from prolip.evaluation.suites.emoji import evaluate_corpus, gallery
 from prolip.figures.index import FIGURES, OWN, Source, file_of
 from prolip.hierarchy.traversal import INCLUSIONS
 from prolip.models.weights.checkpoint import CheckpointError
+from prolip.prompts.weights import PromptWeights
 from prolip.utils import console
 from prolip.utils.outputs import check_output
 from prolip.utils.style import STYLE, VECTORS, write
@@ -42,6 +45,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--levels", metavar="FOLDER", help="images at levels for 8, C.2 and C.3, as `python -m prolip.hierarchy "
         "hierarimgs` writes them (default: the drawings with cells erased)")  # fmt: skip
     add("--captions", metavar="CSV", help="texts at levels for 7: HierarCaps' CSV (default: the corpus's own levels)")
+    add("--weights", metavar="JSON", help="weights of prompts for C.4 and C.5, as `python -m prolip.prompts fit` "
+        "writes them; C.5 shows them beside the drawings of their classes")  # fmt: skip
     add("--inclusion", default=next(iter(INCLUSIONS)), choices=(*INCLUSIONS, OWN),
         help=f"for 9: by which a caption includes a drawing most; {OWN}: the model's own score")  # fmt: skip
     add("--seed", type=int, default=0, help="of every choice (default: 0)")
@@ -57,19 +62,25 @@ def run(args: argparse.Namespace) -> list[Path]:
     check_device(args.device)
     if args.dpi < 10:
         raise ValueError(f"--dpi {args.dpi}: give 10 or more, such as 100 for a page and 300 for print")
+    weights = PromptWeights.load(args.weights) if args.weights else None
     corpus = gallery(args.data, args.select, args.names, args.all_names)
     embedder = load_embedder(args.model, args.pretrained, args.device, args.precision, args.tokenizer, stored=False)
-    wanted = args.only or list(FIGURES)
-    unfit = [key for key in wanted if FIGURES[key].needs_variances and not embedder.probabilistic]
-    if unfit and args.only:
-        shown = "figure " + " and ".join(unfit)
-        raise ValueError(f"{embedder.name} has no variances, which {shown} shows: give another model")
-    source = Source(embedder, evaluate_corpus(embedder, corpus), args.levels, args.captions, args.inclusion, args.seed)
+    missing = {}
+    for key, drawn in FIGURES.items():
+        if drawn.needs_variances and not embedder.probabilistic:
+            missing[key] = f"{embedder.name} has no variances"
+        if drawn.needs_weights and weights is None:
+            missing[key] = "it takes --weights, of prompts"
+    for key in args.only or ():
+        if key in missing:
+            raise ValueError(f"figure {key} cannot be drawn: {missing[key]}")
+    source = Source(embedder, evaluate_corpus(embedder, corpus), args.levels, args.captions, weights, args.inclusion,
+                    args.seed)  # fmt: skip
     paths: list[Path] = []
-    for key in wanted:
+    for key in args.only or FIGURES:
         words = f"{key:<5}{FIGURES[key].words}"
-        if key in unfit:
-            print(f"{words}: left out, as {embedder.name} has no variances")
+        if key in missing:
+            print(f"{words}: left out, {missing[key]}")
             continue
         written = write(FIGURES[key].draw(source), args.out, file_of(key), args.vector, args.dpi)
         print(f"{words}: {', '.join(map(str, written))}")

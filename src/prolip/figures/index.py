@@ -10,12 +10,14 @@ from matplotlib.figure import Figure
 
 from prolip.evaluation.model import Embedder
 from prolip.evaluation.suites.emoji.result import CorpusResult
-from prolip.figures import images, samples, walks
+from prolip.figures import images, prompts, samples, walks
 from prolip.figures.images import Pictures
 from prolip.hierarchy import figures as hierarchy
 from prolip.hierarchy.hierarcaps import read_hierarcaps
 from prolip.hierarchy.levels import traces_by_level
 from prolip.hierarchy.traversal import INCLUSIONS, Pairwise, Traversal, traverse
+from prolip.prompts.figures import plot_weights
+from prolip.prompts.weights import PromptWeights
 from prolip.report import figures as report
 from prolip.report.pca import pca
 
@@ -28,13 +30,15 @@ class Source:
     """What figures are drawn from: a model, its evaluation on a corpus, and data of others where they are given.
 
     levels: a folder of images at levels (default: drawings with cells erased); captions: HierarCaps' CSV (default: the
-    corpus's own levels); inclusion: by which a caption includes a drawing most; seed: of every choice.
+    corpus's own levels); weights: of prompts, for C.4 and C.5; inclusion: by which a caption includes a drawing most;
+    seed: of every choice.
     """
 
     embedder: Embedder
     result: CorpusResult
     levels: str | None = None
     captions: str | None = None
+    weights: PromptWeights | None = None
     inclusion: str = next(iter(INCLUSIONS))
     seed: int = 0
 
@@ -55,12 +59,15 @@ class Source:
 
 
 class Drawn(NamedTuple):
-    """A figure: its file's name, what it shows in words, whether it needs variances, how it is drawn."""
+    """A figure: its file's name, what it shows in words, whether it needs variances, how it is drawn, and whether it
+    needs weights of prompts.
+    """
 
     name: str
     words: str
     needs_variances: bool
     draw: Callable[[Source], Figure]
+    needs_weights: bool = False
 
 
 def plane(source: Source) -> Figure:
@@ -79,6 +86,19 @@ def levels_of_texts(source: Source) -> Figure:
     text = source.embedder.embed_texts(data.texts)
     uncertainty = source.embedder.score.uncertainty(text).numpy()
     return hierarchy.trace_by_level(traces_by_level(list(uncertainty[data.rows.T])), "texts")
+
+
+def weights_of(source: Source) -> PromptWeights:
+    """Those that were given. ValueError where none were."""
+    if source.weights is None:
+        raise ValueError("figures C.4 and C.5 show weights of prompts, none are given: python -m prolip.prompts fit")
+    return source.weights
+
+
+def histograms(source: Source) -> Figure:
+    """Figure C.4."""
+    weights = weights_of(source)
+    return plot_weights(weights.table, f"Weights of {len(weights.templates)} prompts, {weights.rule}")
 
 
 FIGURES: dict[str, Drawn] = {
@@ -100,6 +120,10 @@ FIGURES: dict[str, Drawn] = {
                  lambda source: hierarchy.trace_differences(source.pictures.traces, "images")),
     "C.3": Drawn("failures", "images that their own level 0 does not include", True,
                  lambda source: images.failures(source.pictures)),
+    "C.4": Drawn("prompts", "how uneven the weights of prompts are", False, histograms, needs_weights=True),
+    "C.5": Drawn("prompts_of_classes", "the prompts that count most, beside drawings of their classes", False,
+                 lambda source: prompts.examples(weights_of(source), source.result, seed=source.seed),
+                 needs_weights=True),
 }  # fmt: skip
 
 

@@ -6,12 +6,15 @@ import tarfile
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 import prolip
 from prolip.figures.__main__ import main
 from prolip.figures.index import FIGURES, file_of
 from prolip.models.weights.checkpoint import save_pretrained
+from prolip.prompts.bprw import Reweighing
+from prolip.prompts.weights import PromptWeights
 
 
 @pytest.fixture(scope="module")
@@ -41,11 +44,21 @@ def shard(tmp_path_factory):
     return str(path)
 
 
-def test_every_figure_is_written_as_pixels_and_as_vectors(models, shard, tmp_path, capsys):
+@pytest.fixture
+def weights(tmp_path):
+    """Of four prompts in two classes, which are subgroups of the drawings, and one which is not."""
+    table = torch.tensor([[0.7, 0.1, 0.1, 0.1], [0.1, 0.2, 0.3, 0.4], [0.25] * 4], dtype=torch.float64)
+    templates = ("a {c}.", "my {c}.", "{c}", "a drawing of a {c}.")
+    made = PromptWeights(("sub1", "sub3", "cars"), templates, table, "m", "f" * 32, Reweighing(5), "data", "d" * 32)
+    made.save(tmp_path / "weights.json")
+    return str(tmp_path / "weights.json")
+
+
+def test_every_figure_is_written_as_pixels_and_as_vectors(models, shard, weights, tmp_path, capsys):
     out = tmp_path / "figures"
-    assert main(["--model", models["gaussians"], "--data", shard, "--out", str(out)]) == 0
+    assert main(["--model", models["gaussians"], "--data", shard, "--weights", weights, "--out", str(out)]) == 0
     lines = capsys.readouterr().out.strip().split("\n")
-    assert [line.split()[0] for line in lines] == ["1", "4", "5", "6", "7", "8", "9", "C.1", "C.2", "C.3"]
+    assert [line.split()[0] for line in lines] == ["1", "4", "5", "6", "7", "8", "9", "C.1", "C.2", "C.3", "C.4", "C.5"]
     assert {path.name for path in out.iterdir()} == {f"{file_of(key)}.{kind}" for key in FIGURES
                                                     for kind in ("png", "svg")}  # fmt: skip
     with Image.open(out / "figure_4_samples.png") as picture:
@@ -55,12 +68,13 @@ def test_every_figure_is_written_as_pixels_and_as_vectors(models, shard, tmp_pat
 def test_points_have_the_figures_that_need_no_variances(models, shard, tmp_path, capsys):
     given = ["--model", models["points"], "--data", shard, "--out", str(tmp_path), "--vector", "pdf"]
     assert main(given) == 0
-    assert "C.3" in capsys.readouterr().out
+    lines = capsys.readouterr().out.strip().split("\n")
+    assert sum("has no variances" in line for line in lines) == 8 and sum("--weights" in line for line in lines) == 2
     assert {path.name for path in tmp_path.iterdir()} == {f"{file_of(key)}.{kind}" for key in ("1", "9")
                                                          for kind in ("png", "pdf")}  # fmt: skip
     assert main([*given, "--only", "9", "5"]) == 2
     error = capsys.readouterr().err
-    assert "has no variances, which figure 5 shows" in error and error.count("\n") == 1
+    assert "figure 5 cannot be drawn" in error and "no variances" in error and error.count("\n") == 1
 
 
 def test_data_of_others_takes_the_corpuss_place(models, shard, tmp_path, capsys):
@@ -94,6 +108,8 @@ def test_what_cannot_be_is_said_in_one_line(models, shard, tmp_path, capsys):
         (["--model", model, "--data", "none.tar", "--out", str(tmp_path)], "no shard at none.tar"),
         (["--model", "local-dir:nowhere", "--data", shard, "--out", str(tmp_path)], "nowhere"),
         (["--model", model, "--data", shard, "--out", str(tmp_path), "--levels", str(place)], "no images at levels"),
+        (["--model", model, "--data", shard, "--out", str(tmp_path), "--only", "C.4"], "it takes --weights"),
+        (["--model", model, "--data", shard, "--out", str(tmp_path), "--weights", "none.json"], "no file none.json"),
         (["--model", model, "--data", shard, "--out", str(tmp_path), "--dpi", "0"], "--dpi 0: give 10 or more"),
         (["--model", model, "--data", shard, "--out", str(tmp_path), "--captions", "none.csv"], "no file at none.csv"),
     ):

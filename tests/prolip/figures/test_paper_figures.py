@@ -6,12 +6,14 @@ from matplotlib.figure import Figure
 from PIL import Image
 from report.report_stand_in import make_result
 
-from prolip.figures import images, samples, walks
+from prolip.figures import images, prompts, samples, walks
 from prolip.figures.images import Pictures, without_cells
 from prolip.gaussian import Gaussian
 from prolip.hierarchy import figures as hierarchy
 from prolip.hierarchy.levels import traces_by_level
 from prolip.hierarchy.traversal import traverse
+from prolip.prompts.bprw import Reweighing
+from prolip.prompts.weights import PromptWeights
 from prolip.scores import CSDScore
 
 
@@ -177,3 +179,28 @@ def test_walks_to_the_empty_text_have_no_root_of_their_own(result):
     assert np.isnan(walks.true_roots(result, found))
     figure = walks.traversals(result, found, 3)
     assert isinstance(figure, Figure) and not any("[ROOT]" in said for said in words_of(figure))
+
+
+def weights_of(*names):
+    """Of three prompts, the later ones with more weight in later classes."""
+    table = torch.tensor([[0.5, 0.3, 0.2], [0.2, 0.5, 0.3], [0.1, 0.2, 0.7]], dtype=torch.float64)[: len(names)]
+    templates = ("a {c}.", "my {c}.", "one {c}.")
+    return PromptWeights(names, templates, table, "m", "f" * 32, Reweighing(5), "data", "d" * 32)
+
+
+def test_prompts_stand_beside_drawings_of_their_class_with_most_weight_first(result):
+    weights = weights_of("bird", "no such thing", "Fruit")
+    chosen = prompts.choose(weights, result, seed=2)
+    assert [shown.row for shown in chosen] == [0, 2]
+    for shown, name in zip(chosen, ("bird", "fruit")):
+        own = [result.corpus.concepts[result.corpus.drawings[i].concept].subgroup for i in shown.drawings]
+        assert own == [name] * prompts.PICTURES and len(set(shown.drawings.tolist())) == prompts.PICTURES
+    assert [shown.prompts.tolist() for shown in chosen] == [[0, 1, 2], [2, 1, 0]]
+    figure = prompts.examples(weights, result, seed=2)
+    bars = [ax for ax in figure.axes if ax.patches]
+    assert [[bar.get_width() for bar in ax.patches] for ax in bars] == [[0.5, 0.3, 0.2], [0.7, 0.2, 0.1]]
+    assert [label.get_text() for label in bars[1].get_yticklabels()] == ["one {c}.", "my {c}.", "a {c}."]
+    assert [ax.lines[0].get_xdata()[0] for ax in bars] == [pytest.approx(1 / 3)] * 2
+    assert len(pictures_of(figure)) == 10
+    with pytest.raises(ValueError, match="no drawing is of any of the 1 classes"):
+        prompts.choose(weights_of("car"), result)
