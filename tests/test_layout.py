@@ -40,7 +40,7 @@ FLOORS = [
      "prolip.evaluation.published"],
     # the commands
     ["prolip.evaluation", "prolip.export", "prolip.report", "prolip.search", "prolip.uncertainty.attach",
-     "prolip.uncertainty.__main__"],
+     "prolip.uncertainty.__main__", "prolip.hierarchy"],
     ["prolip"],  # the public names
     ["training"],
     ["planner"],

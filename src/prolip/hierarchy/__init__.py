@@ -1,0 +1,11 @@
+"""What is a kind of what, by the Gaussians: entailment, traversal, HierarCaps, HierarImgs, inclusion by level."""
+from prolip.hierarchy.entailment import Entailment, evaluate_entailment, format_entailment
+from prolip.hierarchy.hierarcaps import HierarCaps, benchmark_metrics, paper_metrics, read_hierarcaps
+from prolip.hierarchy.relations import KindPairs, image_pairs, text_pairs
+from prolip.hierarchy.scores import SCORES, Items, items_of
+from prolip.hierarchy.traversal import Traversal, traverse
+
+__all__ = [
+    "SCORES", "Entailment", "HierarCaps", "Items", "KindPairs", "Traversal", "benchmark_metrics", "evaluate_entailment",
+    "format_entailment", "image_pairs", "items_of", "paper_metrics", "read_hierarcaps", "text_pairs", "traverse",
+]  # fmt: skip

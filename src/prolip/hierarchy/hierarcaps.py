@@ -1,0 +1,178 @@
+"""HierarCaps (Alper and Averbuch-Elor, ECCV 2024): captions of COCO images at several levels, by two protocols.
+
+The file is a CSV `id,captions,image_url`, levels general to specific joined by `=>`. ProLIP's protocol and the
+benchmark's own measure different things under like names, so their metrics are `paper/...` and `benchmark/...`.
+"""
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+from scipy.stats import kendalltau
+
+from prolip.gaussian import Gaussian
+from prolip.hierarchy.traversal import STEPS, Traversal, nearest_to_root
+
+COLUMNS = ("id", "captions", "image_url")
+ARROW = "=>"
+WANTED = "give HierarCaps' CSV with the columns id,captions,image_url, such as hierarcaps_test.csv"
+
+
+@dataclass(frozen=True)
+class HierarCaps:
+    """N rows: ids; chains: the captions of each, general to specific, all of one length L; images: names of files.
+
+    One image may have several rows, as it has several references in COCO.
+    """
+
+    ids: tuple[str, ...]
+    chains: tuple[tuple[str, ...], ...]
+    images: tuple[str, ...]
+
+    @property
+    def levels(self) -> int:
+        """L, captions of a row."""
+        return len(self.chains[0])
+
+    @cached_property
+    def texts(self) -> tuple[str, ...]:
+        """The distinct captions, in order of appearance."""
+        return tuple(dict.fromkeys(text for chain in self.chains for text in chain))
+
+    @cached_property
+    def rows(self) -> np.ndarray:
+        """(N, L) index into `texts`."""
+        place = {text: i for i, text in enumerate(self.texts)}
+        return np.array([[place[text] for text in chain] for chain in self.chains])
+
+    @cached_property
+    def distinct_images(self) -> tuple[str, ...]:
+        """M names, in order of appearance."""
+        return tuple(dict.fromkeys(self.images))
+
+    @cached_property
+    def image_of(self) -> np.ndarray:
+        """(N,) index into `distinct_images`."""
+        place = {name: i for i, name in enumerate(self.distinct_images)}
+        return np.array([place[name] for name in self.images])
+
+    def files(self, folder: str | Path) -> list[Path]:
+        """The image files, M, in a folder. FileNotFoundError naming the first that is not there."""
+        paths = [Path(folder) / name for name in self.distinct_images]
+        if missing := [path for path in paths if not path.is_file()]:
+            raise FileNotFoundError(
+                f"{len(missing)} of {len(paths)} images are not in {folder}, such as {missing[0].name}: download COCO's"
+                " val2014.zip, unpack it and give its folder"
+            )
+        return paths
+
+
+def read_hierarcaps(path: str | Path) -> HierarCaps:
+    """Read the CSV. FileNotFoundError, and ValueError with the line of what is no row of it."""
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"no file at {path}: {WANTED}")
+    ids: list[str] = []
+    chains: list[tuple[str, ...]] = []
+    images: list[str] = []
+    with path.open(newline="", encoding="utf-8") as file:
+        try:
+            rows = csv.DictReader(file, strict=True)
+            if missing := [name for name in COLUMNS if name not in (rows.fieldnames or ())]:
+                raise ValueError(f"{path} has no column {', '.join(missing)}, but {rows.fieldnames}: {WANTED}")
+            for row in rows:
+                where = f"{path}, line {rows.line_num}"
+                chain = tuple(text.strip() for text in (row["captions"] or "").split(ARROW))
+                name = (row["image_url"] or "").strip().rsplit("/", 1)[-1]
+                if len(chain) < 2 or not all(chain) or not name:
+                    raise ValueError(f"{where}: captions {row['captions']!r} of image {row['image_url']!r}: want two"
+                                     f" levels or more joined by {ARROW}, none of them empty, and the image's URL")
+                if chains and len(chain) != len(chains[0]):
+                    raise ValueError(f"{where}: {len(chain)} levels, and {len(chains[0])} in the first row: all rows"
+                                     " have the same")
+                ids.append(row["id"])
+                chains.append(chain)
+                images.append(name)
+        except (csv.Error, UnicodeDecodeError) as error:
+            raise ValueError(f"{path} is no CSV in UTF-8 ({error}): {WANTED}") from error
+    if not chains:
+        raise ValueError(f"{path} has no row: {WANTED}")
+    return HierarCaps(tuple(ids), tuple(chains), tuple(images))
+
+
+def paper_metrics(data: HierarCaps, found: Traversal) -> dict[str, float]:
+    """ProLIP's metrics (table 2), a row of the CSV against the captions met from its image; found: of the M images.
+
+    paper/precision: share of the distinct captions met that are the row's own; paper/recall: share of the row's own
+    that are met; paper/any_hit: whether any is; paper/root_recall: whether the caption nearest to the root is one of
+    the row's; paper/root_level0: whether it is the most general one. Means over rows. The paper does not say which of
+    recall and any_hit its R@1 is.
+    """
+    root = nearest_to_root(found).numpy()
+    met = [set(row) for row in found.met.tolist()]
+    sums: dict[str, list[float]] = {}
+    for own, image in zip(data.rows, data.image_of):
+        truth, seen = set(own.tolist()), met[image]
+        hits = len(truth & seen)
+        values = {"precision": hits / len(seen), "recall": hits / len(truth), "any_hit": float(hits > 0),
+                  "root_recall": float(root[image] in truth), "root_level0": float(root[image] == own[0])}  # fmt: skip
+        for name, value in values.items():
+            sums.setdefault(f"paper/{name}", []).append(value)
+    return {name: float(np.mean(values)) for name, values in sums.items()}
+
+
+def benchmark_metrics(
+    data: HierarCaps, image: Gaussian, text: Gaussian, empty: Gaussian, steps: int = STEPS
+) -> dict[str, float]:
+    """The metrics of the benchmark's authors; image (M, D), text (T, D), empty (1, D), means alone.
+
+    Radius of a caption: |m - r|, r the mean of "". `steps` thresholds go from the least radius to the greatest; at
+    each the caption nearest to the image is taken of those within. benchmark/precision: share of the distinct captions
+    so taken that any row of the image has; benchmark/recall: share of the levels of which a caption of any row was
+    taken; both are means over images. benchmark/d_corr: Kendall's tau of a row's radii with its levels, mean over rows.
+    benchmark/d_corr_trace: the same of -trace, where captions have an extent.
+    """
+    radius = (text.mean - empty.mean).norm(dim=1)
+    scores = image.mean @ text.mean.mT
+    taken = []
+    for threshold in np.linspace(radius.min().item(), radius.max().item(), steps):
+        inside = radius.double() <= threshold
+        inside |= radius == radius.min()  # the first threshold may be rounded below it
+        taken.append(scores.masked_fill(~inside, -torch.inf).argmax(1))
+    chosen = torch.stack(taken, 1).tolist()
+    precision, recall = [], []
+    for i, row in enumerate(chosen):
+        own = data.rows[data.image_of == i]
+        seen, truth = set(row), set(own.flatten().tolist())
+        precision.append(len(seen & truth) / len(seen))
+        recall.append(np.mean([bool(seen & set(level)) for level in own.T.tolist()]))
+    out = {"benchmark/precision": float(np.mean(precision)), "benchmark/recall": float(np.mean(recall)),
+           "benchmark/d_corr": depth_correlation(radius.numpy()[data.rows])}  # fmt: skip
+    if not bool(text.log_var.isneginf().any()):
+        out["benchmark/d_corr_trace"] = depth_correlation(-text.trace.numpy()[data.rows])
+    return out
+
+
+def depth_correlation(values: np.ndarray) -> float:
+    """Mean over rows of Kendall's tau between values (N, L) and their levels 0 ... L - 1.
+
+    Ranks are those of a stable sort, as the benchmark's: of equal values the more general one comes first.
+    """
+    order = np.argsort(values, axis=1, kind="stable")
+    levels = np.arange(values.shape[1])
+    return float(np.mean([kendalltau(row, levels).statistic for row in order]))
+
+
+def format_metrics(named: Sequence[tuple[str, dict[str, float]]]) -> str:
+    """Metrics of several models or roots, a column each."""
+    keys = list(dict.fromkeys(key for _, metrics in named for key in metrics))
+    lines = [f"{'':<26}" + "".join(f"{name:>24}" for name, _ in named)]
+    for key in keys:
+        cells = (f"{metrics[key]:.4f}" if key in metrics else "-" for _, metrics in named)
+        lines.append(f"{key:<26}" + "".join(f"{cell:>24}" for cell in cells))
+    return "\n".join(lines)

@@ -1,0 +1,171 @@
+"""HierarImgs, ProLIP B.3: images at four levels, made of COCO's segments; built once, read as a folder.
+
+    FOLDER/000000000139/level0.png   the largest segment on a blank canvas
+                        level1.png   with the second largest pasted, and so on
+                        level3.jpg   the original
+"""
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from PIL import Image, ImageDraw
+
+from prolip.utils.documents import loads
+
+#: The smallest segment of a kept image has more pixels than this; so many segments are pasted.
+LEAST, SEGMENTS = 5000, 3
+BLANK = (255, 255, 255)
+WANTED = "give COCO's annotations/instances_val2017.json and the folder of its images, val2017"
+
+
+class Chosen(NamedTuple):
+    """An image and the segmentations of its largest segments, largest first; size: (height, width)."""
+
+    file: str
+    size: tuple[int, int]
+    segments: tuple[Any, ...]
+
+
+def choose(instances: str | Path, least: int = LEAST, segments: int = SEGMENTS) -> list[Chosen]:
+    """The images of which every segment is larger than `least` pixels and that have `segments` of them.
+
+    Sizes are the annotations' `area`, which COCO counts in pixels. FileNotFoundError, and ValueError for what is no
+    file of instances.
+    """
+    path = Path(instances)
+    if not path.is_file():
+        raise FileNotFoundError(f"no file at {path}: {WANTED}")
+    try:
+        content = loads(path.read_text(encoding="utf-8"))
+        images = {image["id"]: image for image in content["images"]}
+        of_image: dict[Any, list[Mapping]] = {}
+        for annotation in content["annotations"]:
+            of_image.setdefault(annotation["image_id"], []).append(annotation)
+        found = []
+        for key, annotations in of_image.items():
+            if len(annotations) < segments or min(a["area"] for a in annotations) <= least:
+                continue
+            largest = sorted(annotations, key=lambda a: -a["area"])[:segments]
+            image = images[key]
+            found.append(Chosen(image["file_name"], (image["height"], image["width"]),
+                                tuple(a["segmentation"] for a in largest)))  # fmt: skip
+    except (ValueError, KeyError, TypeError) as error:
+        what = f"{type(error).__name__}: {error}"
+        raise ValueError(f"{path} is no file of COCO's instances ({what}): {WANTED}") from error
+    return sorted(found, key=lambda one: one.file)
+
+
+def mask_of(segmentation: Any, size: tuple[int, int]) -> np.ndarray:
+    """A segmentation of COCO as pixels, (height, width) bool.
+
+    A list of polygons [x0, y0, x1, y1, ...], drawn by Pillow; or run lengths {"counts", "size"} in columns, background
+    first, as a list or as COCO's text of them. ValueError for anything else.
+    """
+    height, width = size
+    if isinstance(segmentation, Mapping) and "counts" in segmentation:
+        counts = segmentation["counts"]
+        runs = decode_counts(counts) if isinstance(counts, (str, bytes)) else [int(n) for n in counts]
+        if min(runs, default=0) < 0 or sum(runs) != height * width:
+            raise ValueError(f"run lengths of {sum(runs)} pixels for an image of {width} x {height}")
+        values = np.arange(len(runs)) % 2 == 1
+        return np.repeat(values, runs).reshape(width, height).T
+    if isinstance(segmentation, Sequence) and not isinstance(segmentation, str) and segmentation:
+        canvas = Image.new("1", (width, height))
+        draw = ImageDraw.Draw(canvas)
+        for polygon in segmentation:
+            if len(polygon) < 6 or len(polygon) % 2:
+                raise ValueError(f"a polygon of {len(polygon)} numbers: want x and y of three points or more")
+            draw.polygon([float(x) for x in polygon], fill=1)
+        return np.asarray(canvas)
+    raise ValueError(f"a segmentation is a list of polygons or run lengths, got {type(segmentation).__name__}")
+
+
+def decode_counts(text: str | bytes) -> list[int]:
+    """COCO's run lengths from their text: 5 bits a character, low bits first, 32 for "more", from the fourth on the
+    difference to the run before the last.
+    """
+    data = text.encode() if isinstance(text, str) else text
+    runs: list[int] = []
+    place = 0
+    while place < len(data):
+        value, shift, more = 0, 0, True
+        while more:
+            if place >= len(data):
+                raise ValueError("run lengths break off in the middle of a number")
+            bits = data[place] - 48
+            if not 0 <= bits < 64:
+                raise ValueError(f"run lengths hold the character {chr(data[place])!r}")
+            value |= (bits & 31) << shift
+            shift, more, place = shift + 5, bool(bits & 32), place + 1
+            if not more and bits & 16:
+                value -= 1 << shift
+        runs.append(value + (runs[-2] if len(runs) > 2 else 0))
+    return runs
+
+
+def levels_of(image: Image.Image, masks: Sequence[np.ndarray]) -> list[Image.Image]:
+    """The levels of an image but the last, which it is itself: segments pasted on white one by one, largest first."""
+    pixels = np.asarray(image.convert("RGB"))
+    canvas = np.empty_like(pixels)
+    canvas[...] = BLANK
+    out = []
+    for mask in masks:
+        canvas[mask] = pixels[mask]
+        out.append(Image.fromarray(canvas.copy()))
+    return out
+
+
+def build(
+    instances: str | Path, images: str | Path, out: str | Path, least: int = LEAST, most: int | None = None
+) -> int:
+    """Write the levels of all chosen images below a folder; how many images there are.
+
+    most: only so many. FileNotFoundError for an image that is not there, ValueError where none can be chosen.
+    """
+    chosen = choose(instances, least)[:most]
+    if not chosen:
+        raise ValueError(f"no image of {instances} has {SEGMENTS} segments, all larger than {least} pixels: {WANTED}")
+    folder, target = Path(images), Path(out)
+    if missing := [c.file for c in chosen if not (folder / c.file).is_file()]:
+        some = f"{len(missing)} of {len(chosen)} images are not in {folder}, such as {missing[0]}"
+        raise FileNotFoundError(f"{some}: {WANTED}")
+    for one in chosen:
+        source = folder / one.file
+        with Image.open(source) as image:
+            if (image.height, image.width) != one.size:
+                raise ValueError(f"{source} is {image.width} x {image.height} and {one.size[1]} x {one.size[0]} in"
+                                 f" {instances}: {WANTED}")
+            try:
+                pictures = levels_of(image, [mask_of(s, one.size) for s in one.segments])
+            except ValueError as error:
+                raise ValueError(f"{instances}: {one.file}: {error}") from error
+        place = target / source.stem
+        place.mkdir(parents=True, exist_ok=True)
+        for level, picture in enumerate(pictures):
+            picture.save(place / f"level{level}.png")
+        shutil.copyfile(source, place / f"level{len(pictures)}{source.suffix}")
+    (target / "hierarimgs.json").write_text(json.dumps({"images": len(chosen), "levels": SEGMENTS + 1, "least": least}))
+    return len(chosen)
+
+
+def read_levels(folder: str | Path) -> list[list[Path]]:
+    """The files of each image of a folder that `build` wrote, level 0 first; all have the same number of levels.
+
+    ValueError for a folder that holds none.
+    """
+    found = [sorted(place.glob("level*"), key=lambda path: int(path.stem.removeprefix("level")))
+             for place in _folders(Path(folder))]  # fmt: skip
+    found = [files for files in found if files]
+    if not found or len({len(files) for files in found}) > 1:
+        raise ValueError(f"{folder} holds no images at levels, or not as many of each: write it with python -m"
+                         " prolip.hierarchy hierarimgs --instances FILE --images FOLDER --out FOLDER")
+    return found
+
+
+def _folders(root: Path) -> Iterator[Path]:
+    return iter(sorted(path for path in root.iterdir() if path.is_dir())) if root.is_dir() else iter(())

@@ -1,0 +1,139 @@
+"""Scores of "is A a kind of B?", from what a model says of A and B: larger where it is.
+
+Those that every model of Gaussians has, those of points, and ours, `seen_trace`; see the functions.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from prolip import measures
+from prolip.evaluation.model import ModelCard
+from prolip.gaussian import Gaussian, without_autocast
+from prolip.scores import Score
+
+#: Nats, and distance to "", within which two inputs are about as general; chosen on the emoji corpus, see the docs.
+NATS, RADIUS = 0.1, 0.05
+#: Rows of texts that are compared with all images at a time.
+ROWS = 1024
+
+
+class Items(NamedTuple):
+    """Inputs of either side as all scores take them.
+
+    z: (N, D); seen: (N, D), the mean of the images that an input speaks of, times a: an image speaks of itself;
+    nats: (N,), what it leaves open; radius: (N,), its mean's distance from that of ""; score: of the model's method.
+    """
+
+    z: Gaussian
+    seen: Tensor
+    nats: Tensor
+    radius: Tensor
+    score: Score
+
+    def select(self, rows: np.ndarray | Tensor) -> Items:
+        """These rows."""
+        rows = torch.as_tensor(rows)
+        return Items(self.z.select(rows), self.seen[rows], self.nats[rows], self.radius[rows], self.score)
+
+
+class Scored(NamedTuple):
+    """A score: its function of pairs of rows, (N,), (N,) -> (N,), what it is in words, whether it needs variances."""
+
+    pairs: Callable[[Items, Items], Tensor]
+    words: str
+    needs_variance: bool
+
+
+def cosine(a: Items, b: Items) -> Tensor:
+    """Similarity of the means alone, which cannot know the direction."""
+    return (a.z.mean * b.z.mean).sum(1)
+
+
+def root(a: Items, b: Items) -> Tensor:
+    """|m_A - r| - |m_B - r|, r the mean of "": what is nearer to it is more general (HierarCaps, ECCV 2024)."""
+    return a.radius - b.radius
+
+
+def trace(a: Items, b: Items) -> Tensor:
+    """trace_B - trace_A: what is more uncertain is more general (ProLIP 4.3)."""
+    return b.z.trace - a.z.trace
+
+
+def own(a: Items, b: Items) -> Tensor:
+    """The model's own score of A, in the place of an image, with the text B."""
+    (u, first), (v, second) = a.score.factors(a.z, "image"), b.score.factors(b.z, "text")  # type: ignore[misc]
+    return (u * v).sum(1) + first + second
+
+
+def seen(a: Items, b: Items) -> Tensor:
+    """a E[m_i . m_B], i drawn from the images that A speaks of: is B said of them? Needs no variance."""
+    return (a.seen * b.z.mean).sum(1)
+
+
+def seen_trace(a: Items, b: Items) -> Tensor:
+    """Ours: a E[m_i . m_B | i of A] + log sigmoid((eta_B - eta_A) / NATS).
+
+    B has to be said of A's images, and to leave more open: eta, in nats, is trace / unit, log n where a text fits n
+    images. The second term is no reward for being far more general, but a refusal where B is the narrower one.
+    """
+    return seen(a, b) + F.logsigmoid((b.nats - a.nats) / NATS)
+
+
+def seen_root(a: Items, b: Items) -> Tensor:
+    """`seen_trace` with nearness to "" instead of the nats: what the trace adds is the difference."""
+    return seen(a, b) + F.logsigmoid((a.radius - b.radius) / RADIUS)
+
+
+def _measure(name: str) -> Callable[[Items, Items], Tensor]:
+    measure = measures.get_measure(name)
+    sign = 1.0 if measure.is_similarity else -1.0
+    return lambda a, b: sign * measure.paired(a.z, b.z)
+
+
+SCORES: dict[str, Scored] = {
+    "cosine": Scored(cosine, "similarity of the means", False),
+    "root": Scored(root, 'distance to ""', False),
+    "seen": Scored(seen, "B said of A's images", False),
+    "seen_root": Scored(seen_root, 'the same, and B nearer to ""', False),
+    "own": Scored(own, "the model's score, A as an image", False),
+    "elk": Scored(_measure("elk"), "elk", True),
+    "log_inclusion": Scored(_measure("log_inclusion"), "log inclusion of A in B", True),
+    "inclusion_test": Scored(_measure("inclusion_test"), "inclusion test H", True),
+    "trace": Scored(trace, "difference of traces", True),
+    "seen_trace": Scored(seen_trace, "ours: said of A's images, B leaves more open", True),
+}
+
+
+def scores_of(card: ModelCard) -> dict[str, Scored]:
+    """Those that a model has: without variances those of points, and its own where that is a product of factors."""
+    score = card.scored_by()
+    nothing = Gaussian(torch.zeros(1, 1), torch.zeros(1, 1))
+    has_own = type(score).factors is not Score.factors and score.factors(nothing) is not None
+    kept = {name: one for name, one in SCORES.items() if card.probabilistic or not one.needs_variance}
+    return kept if has_own else {name: one for name, one in kept.items() if name != "own"}
+
+
+def items_of(card: ModelCard, z: Gaussian, empty: Gaussian, images: Gaussian | None = None) -> Items:
+    """Inputs (N, D), with the embedding of "" (1, D): texts, given `images` (M, D) to find what they speak of.
+
+    The images need no labels. A text speaks of image i with p(i|A) = softmax_i(a m_i . m_A), a the logit scale, in
+    (N, D) memory; without `images` the inputs are images and speak of themselves. A unit of trace is a nat where the
+    model's method has units, elsewhere 2/a is taken for one. ValueError for a model without a logit scale.
+    """
+    scale = card.logit_scale
+    if scale is None:
+        raise ValueError(f"{card.name} has no logit_scale, which says how sure a cosine is: it was not contrastive")
+    score = card.scored_by()
+    nats = z.trace / (score.units.unit if score.units is not None else 2 / scale)
+    radius = (z.mean - empty.mean).norm(dim=1)
+    if images is None:
+        return Items(z, scale * z.mean, nats, radius, score)
+    with without_autocast(z.mean.device):
+        found = [(scale * part @ images.mean.mT).softmax(1) @ images.mean for part in z.mean.split(ROWS)]
+    return Items(z, scale * torch.cat(found), nats, radius, score)

@@ -1,0 +1,100 @@
+"""Image traversal, ProLIP 4.4: from the caption nearest to an image to a [ROOT], and the captions met on the way."""
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from prolip.gaussian import Gaussian, without_autocast
+from prolip.measures import pairwise_inclusion_test, pairwise_log_inclusion
+
+STEPS = 50
+#: What the traversal ends in: the most inclusive caption averaged with "", or "" alone.
+ROOTS = ("included", "empty")
+#: "Includes most" by which measure; H grows with the distance of the means where the caption is the wider.
+Pairwise = Callable[[Gaussian, Gaussian], Tensor]
+INCLUSIONS: dict[str, Pairwise] = {
+    "log_inclusion": pairwise_log_inclusion, "inclusion_test": pairwise_inclusion_test,
+}  # fmt: skip
+#: Elements of one block of similarities.
+ELEMENTS = 1 << 24
+
+
+class Traversal(NamedTuple):
+    """N traversals over T captions.
+
+    nearest: (N,) caption nearest to the image; root_caption: (N,) caption that includes the image most, -1 where the
+    root is "" alone; root: (N, D) unit vectors; met: (N, steps) caption nearest at each step, from the nearest caption
+    to the root.
+    """
+
+    nearest: Tensor
+    root_caption: Tensor
+    root: Tensor
+    met: Tensor
+
+    def path(self, row: int) -> list[int]:
+        """The captions met by one traversal, runs of the same one taken together."""
+        return torch.unique_consecutive(self.met[row]).tolist()
+
+
+def traverse(  # noqa: PLR0913 (what the paper leaves to choose)
+    image: Gaussian,
+    text: Gaussian,
+    empty: Gaussian,
+    root: str = "included",
+    steps: int = STEPS,
+    inclusion: str | Pairwise = "log_inclusion",
+) -> Traversal:
+    """Traverse from every image to its root, image (N, D), text (T, D) the captions, empty (1, D) the text "".
+
+    The path is (1 - s) m_caption + s m_root, s in `steps` equal steps from 0 to 1; nearest is by the cosine of the
+    means, as a point between two captions has no variance. Similarities of the path are mixed from those of its ends,
+    so a step costs N T. root="included": the caption that includes the image most by `inclusion` at eps = 0 (one-sided
+    by default; ProLIP (3)), or by any scores of all pairs, larger is more inclusive; its mean averaged with that of ""
+    and renormalised; root="empty": that of "" (Desai et al. 2023). ValueError for an unknown root or measure, fewer
+    than 2 steps, and Gaussians of no extent with a measure.
+    """
+    if root not in ROOTS:
+        raise ValueError(f"root {root!r} is unknown: use one of {', '.join(ROOTS)}")
+    if isinstance(inclusion, str) and inclusion not in INCLUSIONS:
+        raise ValueError(f"inclusion {inclusion!r} is unknown: use one of {', '.join(INCLUSIONS)}")
+    includes = INCLUSIONS[inclusion] if isinstance(inclusion, str) else inclusion
+    if steps < 2:
+        raise ValueError(f"{steps} steps: give 2 or more, the caption and the root")
+    if not len(text.mean):
+        raise ValueError("no caption to meet: give at least one")
+    measured = root == "included" and isinstance(inclusion, str)
+    if measured and any(bool(z.log_var.isneginf().any()) for z in (image, text)):
+        raise ValueError("these embeddings are points, which include nothing: use root='empty'")
+    captions, end = F.normalize(text.mean, dim=-1), F.normalize(empty.mean[0], dim=-1)
+    share = torch.linspace(0, 1, steps).tolist()
+    parts: list[Traversal] = []
+    for rows in torch.arange(len(image.mean)).split(max(1, ELEMENTS // max(1, 2 * len(captions)))):
+        z = image.select(rows)
+        with without_autocast(captions.device):
+            nearest = (z.mean @ captions.mT).argmax(1)
+            if root == "included":
+                chosen = includes(z, text).argmax(1)
+                ends = F.normalize(captions[chosen] + end, dim=-1)
+            else:
+                chosen = torch.full_like(nearest, -1)
+                ends = end.expand(len(rows), -1)
+            start, last = captions[nearest] @ captions.mT, ends @ captions.mT
+        met = torch.stack([torch.lerp(start, last, s).argmax(1) for s in share], 1)
+        parts.append(Traversal(nearest, chosen, ends, met))
+    return Traversal(*(torch.cat(found) for found in zip(*parts)))
+
+
+def nearest_to_root(found: Traversal) -> Tensor:
+    """The caption nearest to each root, (N,): the last one met."""
+    return found.met[:, -1]
+
+
+def format_paths(keys: Sequence[str], texts: Sequence[str], found: Traversal, width: int = 40) -> str:
+    """One line for each image: its key, then the captions from specific to general."""
+    paths = (" → ".join(texts[i] or '""' for i in found.path(row)) for row in range(len(keys)))
+    return "\n".join(f"{key[:width]:<{width}}  {path}" for key, path in zip(keys, paths))

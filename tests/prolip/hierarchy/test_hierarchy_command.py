@@ -1,0 +1,125 @@
+"""The command on small models, a small corpus and miniatures of HierarCaps and COCO."""
+import io
+import json
+import shutil
+import tarfile
+
+import numpy as np
+import pytest
+from PIL import Image
+from test_hierarcaps import ROWS, URL
+from test_hierarimgs import coco  # noqa: F401  # a fixture
+
+import prolip
+from prolip.hierarchy.__main__ import main
+from prolip.models.weights.checkpoint import save_pretrained
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A small random model whose traces differ."""
+    made = prolip.create_model("ProLIP-ViT-test", init_unc_bias=-4.0, init_unc_gain=1.0)
+    return f"local-dir:{save_pretrained(made, tmp_path_factory.mktemp('small'))}"
+
+
+@pytest.fixture(scope="module")
+def shard(tmp_path_factory):
+    """Twelve flat drawings of twelve concepts with keywords of five words."""
+    path = tmp_path_factory.mktemp("shards") / "flat.tar"
+    with tarfile.open(path, "w") as tar:
+        for i in range(12):
+            record = {"hexcode": str(i), "name": f"thing n{i}", "keywords": [f"key{i % 3}", "some more words"],
+                      "subgroup": f"sub{i % 4}", "group": f"group{i % 2}", "style": "flat"}  # fmt: skip
+            picture = io.BytesIO()
+            Image.new("RGB", (32, 32), (20 * i, 0, 99)).save(picture, "png")
+            for suffix, data in (("png", picture.getvalue()), ("json", json.dumps(record).encode())):
+                info = tarfile.TarInfo(f"flat-{i}.{suffix}")
+                info.size = len(data)
+                tar.addfile(info, io.BytesIO(data))
+    return str(path)
+
+
+def test_entailment_of_two_models_is_one_table_and_json(model, shard, tmp_path, capsys):
+    out = tmp_path / "sub" / "found.json"
+    given = ["entailment", "--model", model, "--model", model, "--data", shard, "--draws", "20", "--out", str(out)]
+    assert main(given) == 0
+    text = capsys.readouterr().out
+    assert "Is text A a kind of text B?" in text and "Is text B true of image A?" in text
+    kept = json.loads(out.read_text())
+    assert len(kept["models"]) == 2 and kept["models"][0] == kept["models"][1]
+    assert {"texts/seen_trace/mean", "images/own/sibling"} <= kept["models"][0]["auc"].keys()
+    assert kept["pairs"]["texts"]["used"] == kept["pairs"]["texts"]["found"] > 0
+
+
+def test_traverse_prints_a_path_and_the_root_of_each_drawing(model, shard, capsys):
+    assert main(["traverse", "--model", model, "--data", shard, "--images", "3", "--steps", "9"]) == 0
+    lines = capsys.readouterr().out.strip().split("\n")
+    assert len([line for line in lines if "[ROOT]" in line]) == 3 and lines[0].startswith("thing n0")
+    assert main(["traverse", "--model", model, "--data", shard, "--images", "2", "--root", "empty"]) == 0
+    assert "[ROOT]" not in capsys.readouterr().out
+    assert main(["traverse", "--model", model, "--data", shard, "--images", "2", "--inclusion", "own"]) == 0
+    assert capsys.readouterr().out.count("[ROOT]") == 2
+    assert main(["traverse", "--model", model, "--data", shard, "--images", "0"]) == 2
+
+
+@pytest.fixture
+def captions(tmp_path):
+    path, folder = tmp_path / "caps.csv", tmp_path / "val2014"
+    path.write_text(ROWS.replace("{url}", URL))
+    folder.mkdir()
+    for name, colour in (("a.jpg", (9, 99, 200)), ("b.jpg", (90, 200, 20))):
+        Image.new("RGB", (40, 30), colour).save(folder / name)
+    return path, folder
+
+
+def test_hierarcaps_prints_both_protocols_apart(model, captions, tmp_path, capsys):
+    path, folder = captions
+    out = tmp_path / "metrics.json"
+    given = ["hierarcaps", "--model", model, "--captions", str(path), "--images", str(folder), "--out", str(out)]
+    assert main(given) == 0
+    assert "3 rows, 2 images, 10 captions, 4 levels" in capsys.readouterr().out
+    included, empty = json.loads(out.read_text()).values()
+    assert {name.split("/")[0] for name in included} == {"paper"} and "benchmark/d_corr" in empty
+    assert all(np.isfinite(list(empty.values())))
+    (folder / "b.jpg").unlink()
+    assert main(given) == 2 and "b.jpg" in capsys.readouterr().err
+
+
+def test_images_at_levels_are_built_and_drawn(model, coco, captions, tmp_path, capsys):  # noqa: F811
+    built = tmp_path / "levels"
+    given = ["hierarimgs", "--instances", str(coco / "instances.json"), "--images", str(coco / "val2017"),
+             "--out", str(built), "--least", "50"]  # fmt: skip
+    assert main(given) == 0 and "1 images at 4 levels" in capsys.readouterr().out
+    shutil.copytree(built / "000000000001", built / "000000000002")
+    figures = tmp_path / "figures"
+    given = ["levels", "--model", model, "--levels", str(built), "--captions", str(captions[0]), "--out", str(figures)]
+    assert main(given) == 0
+    assert "images: 2 chains" in capsys.readouterr().out
+    names = {"image_traces", "image_inclusion", "text_traces", "text_inclusion"}
+    assert {path.name for path in figures.iterdir()} == {f"{name}.{kind}" for name in names for kind in ("png", "svg")}
+    assert main(["levels", "--model", model, "--out", str(figures)]) == 2
+    assert "--levels" in capsys.readouterr().err
+
+
+def test_ambiguity_draws_all_three_changes(model, shard, tmp_path, capsys):
+    given = ["ambiguity", "--model", model, "--data", shard, "--inputs", "6", "--out", str(tmp_path / "out")]
+    assert main(given) == 0
+    text = capsys.readouterr().out
+    assert all(f"{name}: 6 inputs" in text for name in ("erase", "mix", "drop"))
+    assert (tmp_path / "out/ambiguity.png").is_file() and (tmp_path / "out/ambiguity.svg").is_file()
+
+
+def test_what_cannot_be_is_said_in_one_line(model, shard, tmp_path, capsys):
+    place = tmp_path / "file"
+    place.touch()
+    for given, words in (
+        (["ambiguity", "--model", model, "--data", shard, "--out", str(place)], "is a file: give a folder"),
+        (["entailment", "--model", model, "--data", "none.tar"], "no shard at none.tar"),
+        (["entailment", "--model", "local-dir:nowhere", "--data", shard], "nowhere"),
+        (["entailment", "--model", model, "--data", shard, "--draws", "1"], "1 draws"),
+        (["entailment", "--model", model, "--data", shard, "--device", "cuda:99"], "device"),
+        (["levels", "--model", model, "--levels", str(tmp_path), "--out", str(tmp_path / "o")], "no images at levels"),
+    ):
+        assert main(given) == 2
+        error = capsys.readouterr().err
+        assert error.startswith("error: ") and words in error and error.count("\n") == 1

@@ -1,0 +1,149 @@
+"""HierarImgs from a miniature of COCO's instances, with polygons and run lengths."""
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from prolip.hierarchy.hierarimgs import build, choose, decode_counts, levels_of, mask_of, read_levels
+
+
+def box(x0, y0, x1, y1):
+    """A polygon that covers the pixels x0 ... x1, y0 ... y1."""
+    return [[x0, y0, x1, y0, x1, y1, x0, y1]]
+
+
+def runs_of(mask):
+    """Run lengths in columns, background first."""
+    flat, runs, value, length = mask.T.ravel(), [], False, 0
+    for pixel in flat.tolist():
+        if pixel != value:
+            runs.append(length)
+            value, length = pixel, 0
+        length += 1
+    return [*runs, length]
+
+
+def text_of(runs):
+    """COCO's text of run lengths, one number after another as its definition says."""
+    out = ""
+    for i, run in enumerate(runs):
+        x, more = run - (runs[i - 2] if i > 2 else 0), True
+        while more:
+            bits, x = x & 31, x >> 5
+            more = not (x == 0 and not bits & 16) and not (x == -1 and bits & 16)
+            out += chr(bits + (32 if more else 0) + 48)
+    return out
+
+
+def test_run_lengths_of_a_shape_by_hand():
+    """3 rows, 4 columns: .XX. / XX.. / .... : columns . X . | X X . | X . . | . . ."""
+    wanted = np.array([[0, 1, 1, 0], [1, 1, 0, 0], [0, 0, 0, 0]], bool)
+    counts = [1, 1, 1, 2, 1, 1, 5]
+    assert runs_of(wanted) == counts
+    assert np.array_equal(mask_of({"counts": counts, "size": [3, 4]}, (3, 4)), wanted)
+    # differences from the fourth on: 2 - 1, 1 - 1, 1 - 2, 5 - 1 with one character each, -1 being 31
+    assert decode_counts("1111" + "0" + "O" + "4") == counts
+    assert np.array_equal(mask_of({"counts": "11110O4", "size": [3, 4]}, (3, 4)), wanted)
+
+
+def test_texts_of_run_lengths_are_read_back_whatever_their_size():
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        runs = rng.integers(0, 10 ** rng.integers(1, 6), rng.integers(1, 30)).tolist()
+        assert decode_counts(text_of(runs)) == runs
+    mask = rng.random((20, 30)) < 0.4
+    assert np.array_equal(mask_of({"counts": text_of(runs_of(mask)), "size": [20, 30]}, (20, 30)), mask)
+
+
+def test_polygons_are_filled_and_joined():
+    mask = mask_of([*box(1, 2, 4, 6), *box(7, 0, 9, 1)], (8, 12))
+    wanted = np.zeros((8, 12), bool)
+    wanted[2:7, 1:5] = wanted[0:2, 7:10] = True
+    assert np.array_equal(mask, wanted)
+
+
+@pytest.mark.parametrize("segmentation, words", [
+    ([], "list of polygons"), ("x", "list of polygons"), ([[1, 2, 3, 4]], "a polygon of 4 numbers"),
+    ({"counts": [3, 4]}, "run lengths of 7 pixels"), ({"counts": "P"}, "break off"), ({"counts": "\x7f"}, "character"),
+])  # fmt: skip
+def test_what_is_no_segmentation_is_refused(segmentation, words):
+    with pytest.raises(ValueError, match=words):
+        mask_of(segmentation, (3, 4))
+
+
+def test_levels_paste_segments_on_white_largest_first():
+    pixels = np.full((4, 6, 3), 10, np.uint8)
+    first, second = np.zeros((4, 6), bool), np.zeros((4, 6), bool)
+    first[:, :3], second[0, 3:] = True, True
+    low, high = (np.asarray(x) for x in levels_of(Image.fromarray(pixels), [first, second]))
+    assert (low[first] == 10).all() and (low[~first] == 255).all()
+    assert (high[first | second] == 10).all() and (high[~(first | second)] == 255).all()
+
+
+def annotation(image, area, segmentation):
+    return {"image_id": image, "area": area, "segmentation": segmentation}
+
+
+@pytest.fixture
+def coco(tmp_path):
+    """Image 1 is kept; 2 has a small segment, 3 has two segments alone, 4 has none."""
+    folder = tmp_path / "val2017"
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    for i in range(1, 5):
+        Image.fromarray(rng.integers(0, 200, (100, 120, 3), dtype=np.uint8)).save(folder / f"{i:012d}.png")
+    ring = np.zeros((100, 120), bool)
+    ring[60:, 80:] = True
+    whole = [annotation(1, 70, box(0, 0, 9, 6)), annotation(1, 1600, {"counts": runs_of(ring), "size": [100, 120]}),
+             annotation(1, 4000, box(0, 20, 79, 69)), annotation(1, 60, box(30, 0, 34, 11))]  # fmt: skip
+    small = [annotation(2, area, box(0, 0, 20, 20)) for area in (400, 50, 400)]
+    content = {
+        "images": [{"id": i, "file_name": f"{i:012d}.png", "height": 100, "width": 120} for i in range(1, 5)],
+        "annotations": [*whole, *small, annotation(3, 400, box(0, 0, 9, 9)), annotation(3, 400, box(0, 0, 9, 9))],
+    }
+    (tmp_path / "instances.json").write_text(json.dumps(content))
+    return tmp_path
+
+
+def test_images_whose_smallest_segment_is_large_enough_give_their_three_largest(coco):
+    (one,) = choose(coco / "instances.json", least=50)
+    assert one.file == "000000000001.png" and one.size == (100, 120)
+    assert one.segments[0] == box(0, 20, 79, 69) and isinstance(one.segments[1], dict)
+    assert one.segments[2] == box(0, 0, 9, 6)
+    assert choose(coco / "instances.json", least=60) == []
+    assert len(choose(coco / "instances.json", least=49)) == 2
+
+
+def test_what_is_built_is_read_and_the_last_level_is_the_original(coco):
+    out = coco / "out"
+    assert build(coco / "instances.json", coco / "val2017", out, least=50) == 1
+    (files,) = read_levels(out)
+    assert [path.name for path in files] == ["level0.png", "level1.png", "level2.png", "level3.png"]
+    original = coco / "val2017/000000000001.png"
+    assert files[3].read_bytes() == original.read_bytes()
+    levels = [np.asarray(Image.open(path)) for path in files]
+    shown = [int((level != 255).any(2).sum()) for level in levels]
+    assert shown == [80 * 50, 80 * 50 + 40 * 40, 80 * 50 + 40 * 40 + 10 * 7, 100 * 120]
+    assert all((a[(a != 255).any(2)] == levels[3][(a != 255).any(2)]).all() for a in levels)
+
+
+def test_what_cannot_be_built_is_said_before_anything_is_written(coco):
+    out = coco / "out"
+    with pytest.raises(FileNotFoundError, match="instances_val2017.json"):
+        build(coco / "none.json", coco / "val2017", out)
+    with pytest.raises(ValueError, match="no image of .* all larger than 5000 pixels"):
+        build(coco / "instances.json", coco / "val2017", out)
+    for content in ("{", "[]", '{"images": []}', '{"images": [], "annotations": [{"image_id": 1}]}'):
+        (coco / "bad.json").write_text(content)
+        with pytest.raises(ValueError, match="no file of COCO's instances|no image of"):
+            build(coco / "bad.json", coco / "val2017", out)
+    (coco / "val2017/000000000001.png").unlink()
+    with pytest.raises(FileNotFoundError, match="1 of 1 images are not in .* such as 000000000001.png"):
+        build(coco / "instances.json", coco / "val2017", out, least=50)
+    Image.new("RGB", (5, 5)).save(coco / "val2017/000000000001.png")
+    with pytest.raises(ValueError, match="is 5 x 5 and 120 x 100"):
+        build(coco / "instances.json", coco / "val2017", out, least=50)
+    assert not out.exists()
+    with pytest.raises(ValueError, match="holds no images at levels"):
+        read_levels(out)

@@ -1,0 +1,82 @@
+"""Traversals against a loop over images, steps and captions."""
+import pytest
+import torch
+from test_entailment import gaussians
+
+from prolip.gaussian import Gaussian
+from prolip.hierarchy import traversal, traverse
+from prolip.measures import inclusion_test, log_inclusion, pairwise_log_inclusion
+
+
+def by_loops(image, text, empty, root, steps, measure=log_inclusion):
+    """Captions met, one image and one step at a time."""
+    paths, roots = [], []
+    for i in range(len(image.mean)):
+        z = image.select([i])
+        start = text.mean[(text.mean @ image.mean[i]).argmax()]
+        if root == "empty":
+            end = empty.mean[0]
+        else:
+            scores = torch.stack([measure(z, text.select([j]))[0] for j in range(len(text.mean))])
+            end = torch.nn.functional.normalize((text.mean[scores.argmax()] + empty.mean[0]) / 2, dim=0)
+        points = [(1 - s / (steps - 1)) * start + s / (steps - 1) * end for s in range(steps)]
+        paths.append([int((text.mean @ torch.nn.functional.normalize(p, dim=0)).argmax()) for p in points])
+        roots.append(end)
+    return torch.tensor(paths), torch.stack(roots)
+
+
+@pytest.mark.parametrize("root", ["included", "empty"])
+@pytest.mark.parametrize("inclusion", ["log_inclusion", "inclusion_test"])
+def test_traversal_is_the_loop_over_images_and_steps_however_it_is_cut(root, inclusion, monkeypatch):
+    image, text, empty = gaussians(9), gaussians(30, seed=1), gaussians(1, seed=2)
+    measure = {"log_inclusion": log_inclusion, "inclusion_test": inclusion_test}[inclusion]
+    met, ends = by_loops(image, text, empty, root, 11, measure)
+    for elements in (traversal.ELEMENTS, 1):
+        monkeypatch.setattr(traversal, "ELEMENTS", elements)
+        found = traverse(image, text, empty, root, 11, inclusion)
+        assert torch.equal(found.met, met) and torch.allclose(found.root, ends, atol=1e-6)
+        assert torch.equal(found.nearest, met[:, 0])
+        assert torch.equal(traversal.nearest_to_root(found), met[:, -1])
+    assert len(met.unique()) > 3
+
+
+def test_the_root_is_the_caption_that_includes_the_image_and_not_the_farthest_wide_one():
+    """H of a far and wide caption is the larger; one-sided log_inclusion takes the near one."""
+    image = Gaussian(torch.tensor([[1.0, 0.0]]), torch.full((1, 2), -4.0))
+    text = Gaussian(torch.tensor([[1.0, 0.0], [-1.0, 0.0]]), torch.full((2, 2), -3.0))
+    assert traverse(image, text, text.select([0])).root_caption.item() == 0
+    assert traverse(image, text, text.select([0]), inclusion="inclusion_test").root_caption.item() == 1
+
+
+def test_the_root_may_be_chosen_by_any_scores_of_all_pairs_also_of_points():
+    image, text, empty = gaussians(4), gaussians(9, seed=1), gaussians(1, seed=2)
+    points = Gaussian(text.mean, torch.full_like(text.mean, -torch.inf))
+    by_name, by_scores = traverse(image, text, empty), traverse(image, text, empty, inclusion=pairwise_log_inclusion)
+    assert all(torch.equal(a, b) for a, b in zip(by_name, by_scores))
+    found = traverse(image, points, empty, inclusion=lambda z, t: -(z.mean @ t.mean.mT))
+    assert torch.equal(found.root_caption, (image.mean @ text.mean.mT).argmin(1))
+
+
+def test_paths_join_repeats_and_are_printed_from_specific_to_general():
+    met = torch.tensor([[2, 2, 0, 0, 1]])
+    found = traversal.Traversal(met[:, 0], met[:, 1], torch.zeros(1, 2), met)
+    assert found.path(0) == [2, 0, 1]
+    assert traversal.format_paths(["key"], ["bird", "", "robin"], found, 5) == 'key    robin → bird → ""'
+
+
+def test_what_cannot_be_traversed_is_refused():
+    image, text, empty = gaussians(2), gaussians(3, seed=1), gaussians(1, seed=2)
+    points = Gaussian(text.mean, torch.full_like(text.mean, -torch.inf))
+    for options, words in (
+        ({"root": "top"}, "root 'top' is unknown"), ({"inclusion": "csd"}, "inclusion 'csd' is unknown"),
+        ({"steps": 1}, "1 steps"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=words):
+            traverse(image, text, empty, **options)
+    with pytest.raises(ValueError, match="root='empty'"):
+        traverse(image, points, empty)
+    with pytest.raises(ValueError, match="root='empty'"):
+        traverse(Gaussian(image.mean, torch.full_like(image.mean, -torch.inf)), text, empty)
+    with pytest.raises(ValueError, match="no caption"):
+        traverse(image, text.select([]), empty)
+    assert traverse(image, points, empty, "empty").root_caption.tolist() == [-1, -1]
