@@ -39,8 +39,9 @@ FLOORS = [
     ["prolip.evaluation.distributed", "prolip.evaluation.table", "prolip.evaluation.suites",
      "prolip.evaluation.published"],
     # the commands
-    ["prolip.evaluation", "prolip.export", "prolip.report", "prolip.search", "prolip.uncertainty.attach",
-     "prolip.uncertainty.__main__", "prolip.hierarchy"],
+    ["prolip.evaluation", "prolip.export", "prolip.report", "prolip.search", "prolip.hierarchy", "prolip.curate",
+     "prolip.uncertainty.attach", "prolip.uncertainty.__main__"],
+    ["prolip.explorer"],
     ["prolip"],  # the public names
     ["training"],
     ["planner"],

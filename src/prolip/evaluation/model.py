@@ -284,12 +284,13 @@ def embed_texts(
 def token_lengths(tokenizer: Callable, texts: Iterable[str], batch_size: int = 4096) -> Tensor:
     """Tokens of each text without padding, (N,): the padding is the last id that the empty text is encoded to."""
     pad = tokenizer([""])[0, -1]
-    lengths = []
-    for group in groups(texts, batch_size):
-        ids = tokenizer(group)
-        padding = (ids == pad).flip(1).int().cumprod(1).sum(1)  # the run of padding at the end of the row
-        lengths.append(ids.shape[1] - padding)
-    return torch.cat(lengths)
+    return torch.cat([lengths_of(tokenizer(group), pad) for group in groups(texts, batch_size)])
+
+
+def lengths_of(ids: Tensor, pad: Tensor) -> Tensor:
+    """Tokens of each row without the run of padding at its end, (N, L) -> (N,)."""
+    padding = (ids == pad).flip(1).int().cumprod(1).sum(1)
+    return ids.shape[1] - padding
 
 
 def groups(items: Iterable, size: int) -> Iterator[list]:

@@ -1,0 +1,211 @@
+"""Curate image-text data by what a model knows of it, and by what it does not know.
+
+    python -m prolip.curate score  --data 'shards/{000..099}.tar' --model local-dir:runs/demo/model --out runs/curated
+    python -m prolip.curate select --out runs/curated --drop 'mismatch: match_probability < 0.2' --duplicates 0.97 \\
+        --keep 0.7 --by normalised_score
+    python -m prolip.curate write  --out runs/curated --shards-out kept
+    python -m prolip.curate report --out runs/curated
+
+score embeds every sample once and writes a Parquet table for each shard. Any number of processes may share the work
+(--part 3/16, or the tasks of a SLURM array); a run that was broken off goes on. select is cheap: try as many rules as
+you like. write makes shards of what is kept, with an index, the same bytes whoever writes them.
+"""
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from functools import partial
+from pathlib import Path
+
+from tqdm import tqdm
+
+from prolip.curate.expressions import Expression, parse_rules
+from prolip.curate.figures import MEANINGS, Figures
+from prolip.curate.page import write_page
+from prolip.curate.score import SCORES, Scorer, shares
+from prolip.curate.select import SUMMARY, Choice, counted, select, write_subset
+from prolip.curate.write import Plan, begin, finish, write_shard
+from prolip.data.faults import ShardFault
+from prolip.data.reading.entries import find_index
+from prolip.data.reading.opening import ReadPolicy
+from prolip.data.reading.shards import expand_shards
+from prolip.data.reading.tar import ShardReader
+from prolip.data.samples.captions import CaptionSampler
+from prolip.evaluation.loading import load_embedder
+from prolip.evaluation.model import PRECISIONS, check_device
+from prolip.models.weights.checkpoint import CheckpointError
+from prolip.utils import console
+from prolip.utils.outputs import check_output
+from prolip.utils.threads import default_workers
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    columns = "\n".join(f"  {name:<18} {words}" for name, words in MEANINGS.items())
+    parser = argparse.ArgumentParser("python -m prolip.curate", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    commands = parser.add_subparsers(dest="command", required=True, metavar="score|select|write|report")
+    add_score(commands.add_parser("score", help="embed every sample, write its figures"))
+    add_select(commands.add_parser(
+        "select", help="say what is kept", epilog=f"figures:\n{columns}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    ))  # fmt: skip
+    add_write(commands.add_parser("write", help="write what is kept as new shards"))
+    report = commands.add_parser("report", help="a page of what was dropped, with examples")
+    add_out(report)
+    report.add_argument("--examples", type=int, default=12, help="samples shown of each reason (default: %(default)s)")
+    return parser.parse_args(arguments)
+
+
+def add_out(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of the tables")
+
+
+def add_part(parser: argparse.ArgumentParser, what: str) -> None:
+    parser.add_argument("--part", metavar="I/N", help=f"only every N-th {what} from the I-th, counted from 0; "
+                        "default: those of the task of a SLURM array, else all")  # fmt: skip
+
+
+def add_score(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--data", required=True, help="shards, as --train-data of training.main takes them")
+    add("--model", required=True, help="local-dir:FOLDER, hf-hub:NAME, or a name with --pretrained")
+    add("--pretrained", help="weights of a model that is given by its name")
+    add_out(parser)
+    add_part(parser, "shard")
+    add("--caption-sampling", default="txt", help="where captions are, as in training; of several the likeliest")
+    add("--workers", type=int, default=default_workers(), help="threads that decode (default: %(default)s)")
+    add("--precision", default="fp32", choices=PRECISIONS)
+    add("--device", default="cpu")
+
+
+def add_select(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add_out(parser)
+    add("--drop", action="append", default=[], metavar="'NAME: FORMULA'",
+        help="a rule: samples of which the formula is true go, for this reason; as many as you like, with columns such"
+             " as match_probability, text_bits, quantile(text_tokens, 0.9), and, or, not")  # fmt: skip
+    add("--duplicates", type=float, metavar="COSINE", help="of images nearer than this only the best stays, e.g. 0.97")
+    add("--keep", type=float, default=1.0, metavar="SHARE", help="of all samples, the best --by (default: all)")
+    add("--by", metavar="FORMULA", help="what is better, such as normalised_score")
+    add("--copies", metavar="FORMULA", help="how often a sample is written on average, 0 to 10")
+    add("--subset", type=Path, metavar="FILE", help="also the kept uids, as DataComp's filtering track has them (.npy)")
+
+
+def add_write(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add_out(parser)
+    add_part(parser, "new shard")
+    add("--shards-out", type=Path, required=True, metavar="DIR", help="folder of the new shards")
+    add("--shard-samples", type=int, default=10_000, help="in each of them (default: %(default)s)")
+    add("--workers", type=int, default=default_workers(), help="processes that index (default: %(default)s)")
+
+
+def part_of(text: str | None, count: int) -> range:
+    """The numbers that --part, or the environment of a SLURM array, leaves to this process."""
+    given = text
+    if text is None and (task := os.environ.get("SLURM_ARRAY_TASK_ID")) is not None:
+        first = int(os.environ.get("SLURM_ARRAY_TASK_MIN", 0))
+        text = f"{int(task) - first}/{os.environ.get('SLURM_ARRAY_TASK_COUNT', 1)}"
+    if text is None:
+        return range(count)
+    part, slash, parts = text.partition("/")
+    if not (slash and part.isdecimal() and parts.isdecimal() and int(part) < int(parts)):
+        raise ValueError(f"--part {given or text!r}: give I/N with I from 0 to N - 1, such as 0/16")
+    return shares(count, int(part), int(parts))
+
+
+def score(options: argparse.Namespace) -> int:
+    """Score the shards of this part; 1 where a shard cannot be read to its end."""
+    check_device(options.device)
+    if options.workers < 0:
+        raise ValueError(f"--workers {options.workers}: give 0 or more")
+    captions = CaptionSampler.parse(options.caption_sampling)
+    urls = [shard.url for shard in expand_shards(options.data)]
+    numbers = part_of(options.part, len(urls))
+    check_output(options.out, folder=True)
+    model = load_embedder(options.model, options.pretrained, options.device, options.precision)
+    about = {"model": model.name, "fingerprint": model.fingerprint, "precision": options.precision,
+             "captions": options.caption_sampling, "score": model.score.name, "shards": len(urls)}  # fmt: skip
+    scorer = Scorer(urls, options.out, Figures(model), model.preprocess, captions, about,
+                    ShardReader(ReadPolicy(), find_index(urls)), options.workers)  # fmt: skip
+    waiting = [number for number in numbers if not scorer.is_done(number)]
+    if done := len(numbers) - len(waiting):
+        print(f"{done} of {len(numbers)} shards have their scores already", file=sys.stderr)
+    faults: Counter[str] = Counter()
+    broken = []
+    for number in tqdm(waiting, unit="shard", disable=None):
+        faults += scorer.score(number)
+        if not scorer.is_done(number):
+            broken.append(urls[number])
+            print(f"{urls[number]} cannot be read to its end; what came before is scored", file=sys.stderr)
+    seen = "".join(f"; {kind} {count}" for kind, count in faults.most_common())
+    print(f"{len(waiting) - len(broken)} shards scored into {options.out / SCORES}{seen}")
+    return 1 if broken else 0
+
+
+def choose(options: argparse.Namespace) -> int:
+    """Select, and print what became of the samples."""
+    by, copies = (None if text is None else Expression.parse(text) for text in (options.by, options.copies))
+    choice = Choice(rules=parse_rules(options.drop), keep=options.keep, by=by, copies=copies,
+                    duplicates=options.duplicates)  # fmt: skip
+    if options.subset is not None:
+        check_output(options.subset)
+    summary = select(options.out, choice)
+    print(f"{summary['kept']:,} of {summary['samples']:,} samples are kept"
+          + (f", written {summary['written']:,} times" if summary["written"] != summary["kept"] else ""))  # fmt: skip
+    for name in choice.reasons:
+        if summary["dropped"][name]:
+            alone = summary["dropped_alone"][name]
+            print(f"  {name:<16} {summary['dropped'][name]:>10,} dropped, {alone:,} by it alone")
+    if faults := counted(options.out):
+        print("  seen while reading: " + ", ".join(f"{kind} {count}" for kind, count in faults.most_common()))
+    print(f"written to {options.out / SUMMARY}")
+    if options.subset is not None:
+        print(f"{write_subset(options.out, options.subset):,} uids in {options.subset}")
+    return 0
+
+
+def write(options: argparse.Namespace) -> int:
+    """Write the new shards of this part, and the index where they are the last."""
+    plan = Plan(options.out, options.shard_samples, ShardReader())
+    numbers = part_of(options.part, plan.count)
+    check_output(options.shards_out, folder=True)
+    begin(plan, options.shards_out)
+    waiting = [number for number in numbers if not plan.path(options.shards_out, number).exists()]
+    samples = sum(map(partial(write_shard, plan, options.shards_out), progress(waiting)))
+    missing = finish(plan, options.shards_out, options.workers)
+    left = f"; {missing} are still missing, the index follows with the last" if missing else ", with their index"
+    print(f"{samples:,} samples in {len(waiting)} new shards in {options.shards_out}{left}")
+    return 0
+
+
+def progress(numbers: Sequence[int]) -> Iterable[int]:
+    return tqdm(numbers, unit="shard", disable=None)
+
+
+def report(options: argparse.Namespace) -> int:
+    """Write the page."""
+    if options.examples < 0:
+        raise ValueError(f"--examples {options.examples}: give 0 or more")
+    started = time.monotonic()
+    print(f"{write_page(options.out, options.examples)} in {time.monotonic() - started:.0f} s")
+    return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command: what the user can mend ends in one line and exit code 2."""
+    options = parse(arguments)
+    commands = {"score": score, "select": choose, "write": write, "report": report}
+    try:
+        return commands[options.command](options)
+    except (OSError, ValueError, ImportError, CheckpointError, ShardFault) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    console.command(main)

@@ -1,0 +1,184 @@
+"""Rules as people write them: `match_probability < 0.2 and text_tokens > quantile(text_tokens, 0.9)` over columns."""
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+import numpy as np
+
+from prolip.utils.messages import first_few
+
+#: What a rule may hold beside numbers, columns, `and`, `or`, `not` and brackets.
+BINARY: dict[type, Callable] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: np.divide, ast.Pow: np.power,
+}  # fmt: skip
+COMPARISONS: dict[type, Callable] = {
+    ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge, ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+}  # fmt: skip
+FUNCTIONS: dict[str, Callable] = {"abs": np.abs, "log": np.log, "exp": np.exp, "sqrt": np.sqrt}
+QUANTILE = "quantile"
+EXAMPLE = "such as match_probability < 0.2 or text_bits < quantile(text_bits, 0.1)"
+
+Columns = Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Expression:
+    """A formula over the columns of a table, read by `parse`.
+
+    text: as it was given; columns: those that it reads; quantiles: (column, share) pairs whose values it wants.
+    """
+
+    text: str
+    tree: ast.expr
+    columns: frozenset[str]
+    quantiles: frozenset[tuple[str, float]]
+
+    @classmethod
+    def parse(cls, text: str) -> Expression:
+        """Read a formula; nothing in it is ever executed. ValueError saying what is not understood."""
+        try:
+            tree = ast.parse(text.strip(), mode="eval").body
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            why = getattr(error, "msg", error)
+            raise ValueError(f"{text!r} is no rule ({why}): give a formula, {EXAMPLE}") from None
+        check(tree, text)
+        calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+        quantiles = frozenset(quantile_of(node) for node in calls if name_of(node.func) == QUANTILE)
+        names = {name_of(node) for node in ast.walk(tree)} - {name_of(node.func) for node in calls} - {""}
+        return cls(text.strip(), tree, frozenset(names), quantiles)
+
+    def check_columns(self, known: list[str]) -> None:
+        """ValueError for a column that a table does not have."""
+        for name in sorted(self.columns - set(known)):
+            near = get_close_matches(name, known, n=2)
+            hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(known)}"
+            raise ValueError(f"{self.text!r}: there is no column {name!r}: {hint}")
+
+    def __call__(self, columns: Columns, quantiles: Mapping[tuple[str, float], float] | None = None) -> np.ndarray:
+        """Its value for every row, (N,) float64, or booleans for comparisons; a comparison with NaN is false."""
+        rows = len(next(iter(columns.values()))) if columns else 0
+        with np.errstate(all="ignore"):
+            value = evaluate(self.tree, columns, quantiles or {})
+        return np.broadcast_to(value, (rows,))
+
+
+def name_of(node: ast.AST) -> str:
+    """A name, or nothing for what is none."""
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def quantile_of(node: ast.Call) -> tuple[str, float]:
+    """Column and share of a call that `is_quantile`."""
+    share = node.args[1]
+    assert isinstance(share, ast.Constant) and isinstance(share.value, (int, float))
+    return name_of(node.args[0]), float(share.value)
+
+
+def check(node: ast.expr, text: str) -> None:
+    """ValueError for what a formula may not hold."""
+    if isinstance(node, ast.Constant):
+        if isinstance(node.value, (int, float)) and not isinstance(node.value, bool):
+            return None
+    elif isinstance(node, ast.Name):
+        return None
+    elif isinstance(node, ast.Call) and not node.keywords:
+        name = name_of(node.func)
+        if name in FUNCTIONS and len(node.args) == 1:
+            return check(node.args[0], text)
+        if name == QUANTILE and is_quantile(node.args):
+            return None
+        if name in (QUANTILE, *FUNCTIONS):
+            wanted = "quantile(COLUMN, SHARE), a share from 0 to 1" if name == QUANTILE else "one value"
+            raise ValueError(f"{text!r}: {ast.unparse(node)!r} wants {wanted}")
+    else:
+        parts = parts_of(node)
+        if parts is not None:
+            for part in parts:
+                check(part, text)
+            return None
+    allowed = f"numbers, columns, + - * / **, comparisons, and, or, not, {', '.join((*FUNCTIONS, QUANTILE))}"
+    raise ValueError(f"{text!r}: {ast.unparse(node)!r} is not understood: a rule has {allowed}, {EXAMPLE}")
+
+
+def is_quantile(args: list[ast.expr]) -> bool:
+    """Whether these are a column and a share."""
+    return (
+        len(args) == 2 and isinstance(args[0], ast.Name) and isinstance(args[1], ast.Constant)
+        and isinstance(args[1].value, (int, float)) and 0 <= args[1].value <= 1
+    )  # fmt: skip
+
+
+def parts_of(node: ast.expr) -> list[ast.expr] | None:
+    """The operands of an operation that is known, None for any other node."""
+    if isinstance(node, ast.BoolOp):
+        return node.values
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.Not, ast.USub)):
+        return [node.operand]
+    if isinstance(node, ast.BinOp) and type(node.op) in BINARY:
+        return [node.left, node.right]
+    if isinstance(node, ast.Compare) and all(type(op) in COMPARISONS for op in node.ops):
+        return [node.left, *node.comparators]
+    return None
+
+
+def evaluate(node: Any, columns: Columns, quantiles: Mapping[tuple[str, float], float]) -> Any:
+    """The value of a node that `check` has passed."""
+
+    def value(part: ast.expr) -> Any:
+        return evaluate(part, columns, quantiles)
+
+    if isinstance(node, ast.Constant):
+        number: Any = node.value
+        return float(number)
+    if isinstance(node, ast.Name):
+        return columns[node.id]
+    if isinstance(node, ast.Call):
+        name = name_of(node.func)
+        return quantiles[quantile_of(node)] if name == QUANTILE else FUNCTIONS[name](value(node.args[0]))
+    if isinstance(node, ast.BoolOp):
+        join = np.logical_and if isinstance(node.op, ast.And) else np.logical_or
+        return join.reduce(np.broadcast_arrays(*[np.asarray(value(part), dtype=bool) for part in node.values]))
+    if isinstance(node, ast.UnaryOp):
+        return np.logical_not(value(node.operand)) if isinstance(node.op, ast.Not) else -value(node.operand)
+    if isinstance(node, ast.BinOp):
+        return BINARY[type(node.op)](value(node.left), value(node.right))
+    sides = [value(part) for part in (node.left, *node.comparators)]
+    each = [COMPARISONS[type(op)](a, b) for op, a, b in zip(node.ops, sides, sides[1:])]
+    return np.logical_and.reduce(np.broadcast_arrays(*each))
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Samples of which the formula is true are dropped; name: the reason that is written beside them."""
+
+    name: str
+    drop: Expression
+
+    @classmethod
+    def parse(cls, text: str) -> Rule:
+        """Read `NAME: FORMULA`; ValueError with an example otherwise."""
+        name, colon, formula = text.partition(":")
+        if not colon or not name.strip().replace("-", "_").isidentifier():
+            raise ValueError(f"--drop {text!r}: give NAME: FORMULA, such as mismatch: match_probability < 0.2")
+        expression = Expression.parse(formula)
+        if not isinstance(expression.tree, (ast.Compare, ast.BoolOp)) and not (
+            isinstance(expression.tree, ast.UnaryOp) and isinstance(expression.tree.op, ast.Not)
+        ):
+            raise ValueError(f"--drop {text!r}: {expression.text!r} is no comparison: say when a sample is dropped,"
+                             f" {EXAMPLE}")  # fmt: skip
+        return cls(name.strip(), expression)
+
+
+def parse_rules(texts: list[str]) -> list[Rule]:
+    """All rules of a command line. ValueError where two have one name."""
+    rules = [Rule.parse(text) for text in texts]
+    names = [rule.name for rule in rules]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(f"--drop has {first_few(twice, 3)} twice: give each rule a name of its own")
+    return rules

@@ -1,0 +1,87 @@
+"""What a model says of pairs of an image and its caption: a few numbers each."""
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+from prolip.curate.tables import SIGNATURE
+from prolip.evaluation.model import Embedder, lengths_of
+from prolip.measures import inclusion_test
+
+#: Bits of a signature; the angle between two means is about pi times the share in which theirs differ.
+BITS = 256
+#: Column -> what it is, for the help and the page.
+MEANINGS = {
+    "cosine": "cosine of the means (the CLIP score)",
+    "score": "the model's own score of the pair",
+    "match_probability": "probability that the caption is true of the image, by the model's scale and bias",
+    "normalised_score": "a score - 1/2 (log mean exp of it over the batch's texts + over its images)",
+    "image_uncertainty": "trace of the image, or what else the model's method calls its uncertainty",
+    "text_uncertainty": "the same of the caption",
+    "image_bits": "bits that the image says about which caption is meant, of models with units",
+    "text_bits": "bits that the caption says about which image is meant",
+    "inclusion": "inclusion test of the image in its caption: above 0 where the caption is the wider one",
+    "text_tokens": "tokens of the caption",
+    "width": "of the image, in pixels", "height": "of the image, in pixels",
+}  # fmt: skip
+
+
+class Figures:
+    """What an embedder says of batches of pairs: MEANINGS, and novelties by the end of the tower, where it has any."""
+
+    def __init__(self, embedder: Embedder):
+        self.embedder = embedder
+        self.pad = embedder.tokenizer([""])[0, -1]
+        self.planes: Tensor | None = None
+
+    def __call__(self, pixels: Tensor, captions: Sequence[str]) -> dict[str, np.ndarray | pa.Array]:
+        """Columns of a batch, pixels (B, 3, H, W) and B captions.
+
+        normalised_score compares a pair with the others of its batch, as Wang et al. 2024 (arXiv 2405.19547) do; means
+        in place of their sums give a smaller last batch about the same numbers.
+        """
+        model = self.embedder
+        ids = model.tokenizer(list(captions))
+        image, text = model.encode_hidden(pixels), model.encode_hidden_text(ids)
+        z, t, score = image.z, text.z, model.score
+        matrix = score.pairwise(z, t)
+        own = matrix.diagonal()
+        found = {
+            "cosine": (z.mean * t.mean).sum(1), "score": own, "match_probability": score.match_probability(own),
+            "normalised_score": normalised(score.scaled(matrix)), "text_tokens": lengths_of(ids, self.pad),
+        }  # fmt: skip
+        if model.probabilistic:
+            image_trace, text_trace = score.uncertainty(z), score.uncertainty(t)
+            found |= {"image_uncertainty": image_trace, "text_uncertainty": text_trace}
+            found["inclusion"] = inclusion_test(z, t)
+            if score.units is not None:
+                found["image_bits"] = score.units.information(image_trace, of="texts", bits=True)
+                found["text_bits"] = score.units.information(text_trace, of="images", bits=True)
+        for side, novelty, hidden in (("image", model.novelty, image), ("text", model.text_novelty, text)):
+            if novelty is not None:
+                found |= {f"{side}_novelty_{end}": nats for end, nats in novelty(hidden).items()}
+        columns: dict[str, np.ndarray | pa.Array] = {k: x.float().numpy() for k, x in found.items() if x is not None}
+        columns[SIGNATURE] = self.signatures(z.mean)
+        return columns
+
+    def signatures(self, mean: Tensor) -> pa.Array:
+        """BITS signs of projections on random planes, packed: for unit vectors at an angle w a bit differs with
+        probability w / pi (Charikar 2002). (B, D) -> (B,) binary.
+        """
+        if self.planes is None:
+            self.planes = torch.randn(mean.shape[1], BITS, generator=torch.Generator().manual_seed(0))
+        bits = np.packbits((mean @ self.planes > 0).numpy(), axis=1)
+        return pa.array([row.tobytes() for row in bits], pa.binary(BITS // 8))
+
+
+def normalised(logits: Tensor | None) -> Tensor | None:
+    """l_ii - 1/2 (log mean_j exp l_ij + log mean_j exp l_ji) of logits (B, B) -> (B,); None for None."""
+    if logits is None:
+        return None
+    both = logits.logsumexp(1) + logits.logsumexp(0)
+    return logits.diagonal() - (both / 2 - math.log(len(logits)))

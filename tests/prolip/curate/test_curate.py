@@ -1,0 +1,278 @@
+"""Curation of shards from scores to new shards: figures by hand, kills, parts, faults, copies, the page, mistakes."""
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from PIL import Image
+
+import prolip
+from prolip.curate.__main__ import main
+from prolip.curate.figures import normalised
+from prolip.curate.write import write_shard
+from prolip.data.reading.tar import read_shard
+from prolip.evaluation.loading import load_embedder
+from prolip.models.weights.checkpoint import save_pretrained
+
+WORDS = ["a red square", "a blue square", "a green one", "stripes", "dots and dots"]
+
+
+def picture(seed: int) -> bytes:
+    pixels = np.random.default_rng(seed).integers(0, 256, (40, 36, 3), dtype=np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "png")
+    return buffer.getvalue()
+
+
+def add(tar: tarfile.TarFile, name: str, data: bytes) -> None:
+    member = tarfile.TarInfo(name)
+    member.size = len(data)
+    tar.addfile(member, io.BytesIO(data))
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory) -> Path:
+    """Three shards with 40 samples; one image of the second is broken, two samples of the third are one picture."""
+    folder = tmp_path_factory.mktemp("shards")
+    number = 0
+    for shard, count in enumerate((15, 15, 10)):
+        with tarfile.open(folder / f"{shard}.tar", "w") as tar:
+            for row in range(count):
+                key = f"{row:04d}"  # the same keys in all shards
+                broken, again = (shard, row) == (1, 4), (shard, row) == (2, 7)
+                add(tar, f"{key}.png", b"no picture" if broken else picture(7777 if again or number == 33 else number))
+                add(tar, f"{key}.txt", f"{WORDS[number % 5]} {number}".encode())
+                add(tar, f"{key}.json", json.dumps({"uid": f"{number:032x}"}).encode())
+                number += 1
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> str:
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("model")
+    save_pretrained(prolip.create_model("ProLIP-ViT-test", init_unc_bias=-3.0), folder)
+    return f"local-dir:{folder}"
+
+
+@pytest.fixture(scope="module")
+def scored(shards, model, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("curated")
+    assert main(score_words(shards, model, folder)) == 0
+    return folder
+
+
+def score_words(shards: Path, model: str, out: Path, *more: str) -> list[str]:
+    return ["score", "--data", f"{shards}/{{0,1,2}}.tar", "--model", model, "--out", str(out), "--workers", "2", *more]
+
+
+def selected(scored: Path, out: Path, *words: str) -> dict:
+    """A selection of its own, from the same scores."""
+    shutil.copytree(scored / "scores", out / "scores")
+    assert main(["select", "--out", str(out), *words]) == 0
+    return json.loads((out / "selection.json").read_text())
+
+
+def table(folder: Path, number: int) -> dict[str, list]:
+    return pq.read_table(folder / f"{number:06d}.parquet").to_pydict()
+
+
+def test_figures_are_those_of_the_model(scored, model, shards):
+    embedder = load_embedder(model, stored=False)
+    rows = list(read_shard(f"{shards}/0.tar"))
+    pixels = torch.stack([embedder.preprocess(Image.open(io.BytesIO(raw["png"]))) for raw in rows])
+    texts = [raw["txt"].decode() for raw in rows]
+    z, t = embedder.encode_image(pixels), embedder.embed_texts(texts)
+    found = table(scored / "scores", 0)
+    scores = embedder.score.pairwise(z, t)
+    logits = embedder.logit_scale * scores.double()
+    want = {
+        "cosine": (z.mean * t.mean).sum(1), "score": scores.diagonal(), "image_uncertainty": z.trace,
+        "text_uncertainty": t.trace, "match_probability": embedder.score.match_probability(scores.diagonal()),
+        "normalised_score": torch.stack([
+            logits[i, i] - (logits[i].exp().mean().log() + logits[:, i].exp().mean().log()) / 2 for i in range(15)
+        ]),
+    }  # fmt: skip
+    for name, values in want.items():
+        np.testing.assert_allclose(found[name], values.numpy(), rtol=2e-4, atol=2e-5, err_msg=name)
+    assert found["caption"] == texts and found["row"] == list(range(15)) and found["uid"][3] == f"{3:032x}"
+    assert (found["width"][0], found["height"][0]) == (36, 40) and set(found["fault"]) == {None}
+    assert normalised(None) is None
+
+
+def test_what_cannot_be_used_keeps_its_reason_and_no_figure(scored, tmp_path, capsys):
+    found = table(scored / "scores", 1)
+    assert found["fault"][4].startswith("bad image") and found["cosine"][4] is None
+    assert sum(fault is not None for fault in found["fault"]) == 1 and found["cosine"][5] is not None
+    summary = selected(scored, tmp_path)
+    assert summary["dropped"] == {"unusable": 1, "duplicate": 0, "rank": 0, "copies": 0} and summary["kept"] == 39
+    assert "bad image 1" in capsys.readouterr().out
+
+
+def test_a_killed_run_goes_on_and_parts_make_the_same_tables(scored, shards, model, tmp_path, monkeypatch, capsys):
+    assert main(score_words(shards, model, tmp_path, "--part", "1/2")) == 0
+    assert [path.stem for path in sorted((tmp_path / "scores").iterdir())] == ["000001"]
+    assert main(["select", "--out", str(tmp_path)]) == 2
+    assert "2 of 3 shards have no scores yet, number 0" in capsys.readouterr().err
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "4")
+    monkeypatch.setenv("SLURM_ARRAY_TASK_MIN", "4")
+    monkeypatch.setenv("SLURM_ARRAY_TASK_COUNT", "2")
+    assert main(score_words(shards, model, tmp_path)) == 0
+    monkeypatch.undo()
+    before = (tmp_path / "scores/000001.parquet").stat().st_mtime_ns
+    assert main(score_words(shards, model, tmp_path)) == 0
+    assert "3 of 3 shards have their scores already" in capsys.readouterr().err
+    assert (tmp_path / "scores/000001.parquet").stat().st_mtime_ns == before
+    for number in range(3):
+        name = f"scores/{number:06d}.parquet"
+        assert (tmp_path / name).read_bytes() == (scored / name).read_bytes()
+
+
+def test_rules_shares_and_reasons_are_those_of_numpy(scored, tmp_path):
+    columns = [table(scored / "scores", number) for number in range(3)]
+    cosine = np.array([x if x is not None else np.nan for part in columns for x in part["cosine"]])
+    summary = selected(scored, tmp_path, "--drop", "poor: cosine < quantile(cosine, 0.25)", "--keep", "0.5",
+                       "--by=-text_uncertainty")  # fmt: skip
+    poor = cosine < np.nanquantile(cosine.astype(np.float32), 0.25)
+    trace = np.array([x if x is not None else np.nan for part in columns for x in part["text_uncertainty"]])
+    rest = np.flatnonzero(~poor & ~np.isnan(cosine))
+    best = rest[np.argsort(trace[rest])][:20]
+    reasons = np.concatenate([table(tmp_path / "selection", number)["reasons"] for number in range(3)])
+    assert sorted(np.flatnonzero(reasons == 0)) == sorted(best)
+    assert summary["dropped"]["poor"] == poor.sum() and summary["dropped"]["rank"] == len(rest) - 20
+    assert summary["reasons"] == ["unusable", "duplicate", "rank", "copies", "poor"]
+
+
+def test_one_of_two_equal_pictures_stays(scored, tmp_path):
+    summary = selected(scored, tmp_path, "--duplicates", "1")
+    assert summary["dropped"]["duplicate"] == 1 and summary["kept"] == 38
+    reasons = np.concatenate([table(tmp_path / "selection", number)["reasons"] for number in range(3)])
+    assert np.flatnonzero(reasons == 2).item() in (33, 37)
+
+
+def test_new_shards_hold_what_is_kept_and_no_byte_depends_on_kills_or_parts(scored, tmp_path, monkeypatch, capsys):
+    summary = selected(scored, tmp_path / "a", "--drop", "poor: cosine < quantile(cosine, 0.3)")
+    words = ["write", "--out", str(tmp_path / "a"), "--shard-samples", "8", "--workers", "1", "--shards-out"]
+    assert main([*words, str(tmp_path / "whole")]) == 0
+    samples = [raw for path in sorted((tmp_path / "whole").glob("*.tar")) for raw in read_shard(str(path))]
+    assert len(samples) == summary["kept"] == summary["written"]
+    uids = [json.loads(raw["json"])["uid"] for raw in samples]
+    every = [row for number in range(3) for row in table(scored / "scores", number)["uid"]]
+    copies = np.concatenate([table(tmp_path / "a/selection", number)["copies"] for number in range(3)])
+    assert uids == [uid for uid, kept in zip(every, copies) if kept]
+    index = json.loads((tmp_path / "whole/index.json").read_text())
+    assert sum(entry["samples"] for entry in index["shards"].values()) == len(samples)
+
+    def killed(plan, out, number):
+        if number == 2:
+            raise KeyboardInterrupt
+        return write_shard(plan, out, number)
+
+    monkeypatch.setattr("prolip.curate.__main__.write_shard", killed)
+    with pytest.raises(KeyboardInterrupt):
+        main([*words, str(tmp_path / "killed")])
+    monkeypatch.undo()
+    assert not (tmp_path / "killed/index.json").exists()
+    assert main([*words, str(tmp_path / "killed"), "--part", "1/2"]) == 0
+    assert main([*words, str(tmp_path / "killed"), "--part", "0/2"]) == 0
+    for path in (tmp_path / "whole").iterdir():
+        assert (tmp_path / "killed" / path.name).read_bytes() == path.read_bytes()
+    assert "the index follows with the last" in capsys.readouterr().out
+    assert main(["select", "--out", str(tmp_path / "a")]) == 0
+    assert main([*words, str(tmp_path / "whole")]) == 2
+    assert "holds shards of another selection: give another --shards-out" in capsys.readouterr().err
+
+
+def test_copies_have_keys_of_their_own_and_the_mean_that_was_asked_for(scored, tmp_path):
+    summary = selected(scored, tmp_path / "a", "--copies", "2.5")
+    assert summary["written"] == pytest.approx(2.5 * 39, rel=0.1) and summary["kept"] == 39
+    assert main(["write", "--out", str(tmp_path / "a"), "--shards-out", str(tmp_path / "b"), "--workers", "0"]) == 0
+    faults: list = []
+    keys = [raw["__key__"] for raw in read_shard(str(tmp_path / "b/000000.tar"), faults.append)]
+    assert len(keys) == len(set(keys)) == summary["written"] and not faults
+
+
+def test_a_shard_that_changed_is_not_written(scored, tmp_path, shards, model, capsys):
+    copy = tmp_path / "shards"
+    shutil.copytree(shards, copy)
+    assert main(score_words(copy, model, tmp_path / "a")) == 0
+    assert main(["select", "--out", str(tmp_path / "a")]) == 0
+    shutil.copy(shards / "2.tar", copy / "0.tar")
+    assert main(["write", "--out", str(tmp_path / "a"), "--shards-out", str(tmp_path / "b")]) == 2
+    assert "ends after 10 samples, it had 15: score it again" in capsys.readouterr().err
+    assert not list((tmp_path / "b").glob("*.tar"))
+
+
+def test_a_shard_that_breaks_off_is_said_and_scored_again(tmp_path, shards, model, capsys):
+    copy = tmp_path / "shards"
+    shutil.copytree(shards, copy)
+    whole = (copy / "1.tar").read_bytes()
+    (copy / "1.tar").write_bytes(whole[: len(whole) // 2])
+    assert main(score_words(copy, model, tmp_path / "a")) == 1
+    assert "1.tar cannot be read to its end" in capsys.readouterr().err
+    some = len(table(tmp_path / "a/scores", 1)["key"])
+    assert 0 < some < 15
+    assert main(["select", "--out", str(tmp_path / "a")]) == 0
+    (copy / "1.tar").write_bytes(whole)
+    assert main(score_words(copy, model, tmp_path / "a")) == 0
+    assert len(table(tmp_path / "a/scores", 1)["key"]) == 15
+
+
+def test_the_subset_is_datacomps(scored, tmp_path):
+    rule = "poor: cosine < quantile(cosine, 0.5)"
+    selected(scored, tmp_path / "a", "--subset", str(tmp_path / "s.npy"), "--drop", rule)
+    uids = np.load(tmp_path / "s.npy")
+    assert uids.dtype == np.dtype("u8,u8") and (np.sort(uids) == uids).all()
+    copies = np.concatenate([table(tmp_path / "a/selection", number)["copies"] for number in range(3)])
+    assert uids["f0"].tolist() == [0] * len(uids) and uids["f1"].tolist() == np.flatnonzero(copies).tolist()
+
+
+def test_the_page_shows_reasons_and_pictures_and_escapes_captions(scored, tmp_path, capsys):
+    out = tmp_path / "a"
+    selected(scored, out, "--drop", "poor: cosine < quantile(cosine, 0.3)", "--duplicates", "0.999")
+    path = out / "scores/000000.parquet"
+    changed = pq.read_table(path)
+    captions = ["<script>alert(1)</script>"] * 15
+    changed = changed.set_column(changed.column_names.index("caption"), "caption", [captions])
+    pq.write_table(changed, path)
+    assert main(["report", "--out", str(out), "--examples", "40"]) == 0
+    page = (out / "report.html").read_text()
+    assert "<script>" not in page and "&lt;script&gt;" in page
+    assert page.count("data:image/webp") >= 39 and "Dropped: poor" in page and "Dropped: duplicate" in page
+    assert "src=\"http" not in page and "could not be read" in page
+
+
+@pytest.mark.parametrize("words,said", [
+    (["select", "--drop", "cosine < 1"], "give NAME: FORMULA"),
+    (["select", "--drop", "x: cosin < 1"], "did you mean cosine"),
+    (["select", "--drop", "rank: cosine < 1"], "is a reason of its own already"),
+    (["select", "--keep", "0.5"], "Give --by"),
+    (["select", "--keep", "0", "--by", "cosine"], "above 0 to 1"),
+    (["select", "--duplicates", "2"], "--duplicates 2.0"),
+    (["write", "--shards-out", "{out}/new"], "run `python -m prolip.curate select` first"),
+    (["report"], "run `python -m prolip.curate select` first"),
+])  # fmt: skip
+def test_mistakes_end_in_one_line(scored, tmp_path, capsys, words, said):
+    shutil.copytree(scored / "scores", tmp_path / "scores")
+    assert main([words[0], "--out", str(tmp_path), *(word.format(out=tmp_path) for word in words[1:])]) == 2
+    error = capsys.readouterr().err
+    assert said in error and error.startswith("error: ") and error.count("\n") == 1
+
+
+def test_scores_of_another_model_are_not_mixed(scored, shards, tmp_path, capsys, model):
+    shutil.copytree(scored / "scores", tmp_path / "a" / "scores")
+    torch.manual_seed(1)
+    save_pretrained(prolip.create_model("ProLIP-ViT-test"), tmp_path / "other")
+    assert main(score_words(shards, f"local-dir:{tmp_path}/other", tmp_path / "a")) == 2
+    assert "was made with model" in capsys.readouterr().err
+    assert main(score_words(shards, model, tmp_path / "b", "--part", "2/2")) == 2
+    assert "give I/N with I from 0 to N - 1" in capsys.readouterr().err
+    assert main(["select", "--out", str(tmp_path / "b")]) == 2
+    assert "run `python -m prolip.curate score` first" in capsys.readouterr().err
