@@ -86,7 +86,7 @@ class Asker:
             parts.append(self._text(text))
         if upload is not None:
             with self._lock:
-                if upload not in self._uploads:
+                if not isinstance(upload, str) or upload not in self._uploads:
                     raise KeyError("this picture is not kept any more: drop it again")
                 parts.append(self._uploads[upload])
         if not parts:
