@@ -96,6 +96,7 @@ async function askBy(question, item = null) {
   state.question = question;
   state.item = item;
   state.serial += 1;
+  if (!question.text) $("text").value = "";
   chips();
   const view = ["beside", "path"].includes(selected()) ? selected() : "nearest";
   await show(view);
@@ -446,7 +447,7 @@ async function rules() {
   $("rules-lead").textContent = `Which samples would you train on? Counted on ${found.source}. A rule drops the samples of which it is true.`;
   const names = found.columns.filter((column) => column.quantiles.length).map((column) => column.name);
   $("add").disabled = !names.length;
-  const first = ["match_probability", "text_bits", "image_bits", "text_uncertainty", "image_uncertainty"].find((name) => names.includes(name)) || names[0];
+  const first = ["normalised_score", "match_probability", "text_bits", "image_bits", "text_uncertainty", "image_uncertainty"].find((name) => names.includes(name)) || names[0];
   if (first) addRule({ column: first, below: first !== "image_uncertainty" && first !== "text_uncertainty", at: 10 }); else await tried();
 }
 function nameFor(base) {
@@ -526,19 +527,20 @@ async function tried() {
 // --- the page ------------------------------------------------------------------------------------------------------
 const views = { nearest, beside, path, map, uncertain, rules };
 const selected = () => document.querySelector("[role=tab][aria-selected=true]").getAttribute("aria-controls");
-function select(name) {
+/** Show a panel; remember: in the address, which also takes the keyboard's next Tab there, so not at the start. */
+function select(name, remember) {
   for (const tab of document.querySelectorAll("[role=tab]")) {
     const on = tab.getAttribute("aria-controls") === name;
     tab.setAttribute("aria-selected", String(on));
     tab.tabIndex = on ? 0 : -1;
     $(tab.getAttribute("aria-controls")).hidden = !on;
-    if (on) tab.scrollIntoView({ block: "nearest", inline: "nearest" });
+    if (on && remember) tab.scrollIntoView({ block: "nearest", inline: "nearest" });
   }
-  history.replaceState(null, "", `#${name}`);
+  if (remember) history.replaceState(null, "", `#${name}`);
 }
 /** A view, computed where this question has not been shown in it. */
-async function show(name) {
-  select(name);
+async function show(name, remember = true) {
+  select(name, remember);
   $("error").hidden = true;
   if (["nearest", "beside", "path"].includes(name)) {
     if (state.shown[name] === state.serial) return;
@@ -548,7 +550,7 @@ async function show(name) {
 }
 function facts(about) {
   const parts = [`${count(about.items)} ${about.side === "text" ? "texts" : "items"}`, `${about.dim} dimensions`];
-  if (about.model) parts.push(about.model);
+  if (about.model) parts.push(about.model.replace(/^local-dir:.*?([^/]+\/[^/]+)\/?$/, "$1"));
   parts.push(`ranked by ${about.score}`);
   return parts.join(" · ");
 }
@@ -592,7 +594,7 @@ async function start() {
   for (const field of ["text", "picture"]) $(field).disabled = !state.about.can_ask;
   $("ask").querySelector(".main").disabled = !state.about.can_ask;
   const wanted = location.hash.slice(1);
-  await show(wanted in views ? wanted : "nearest");
+  await show(wanted in views ? wanted : "nearest", false);
   document.documentElement.dataset.ready = "yes";
 }
 start();

@@ -109,8 +109,8 @@ def opened(
         lacks.append("There is no model, so no text can be typed, no picture dropped and no path walked; items, the map"
                      " and uncertainties work. Give --model.")  # fmt: skip
     if index.side == "image" and not any("path" in item or "shard" in item for item in some):
-        lacks.append("These are kept features, which know of no pictures: items are shown by their keys. An index of"
-                     " images:FOLDER or shards:TARS has them.")  # fmt: skip
+        lacks.append("Nothing says where the pictures of these items are, as of kept features: they are shown by their"
+                     " keys. An index of images:FOLDER or shards:TARS knows.")  # fmt: skip
     if index.side == "image" and not any(item.get("captions") for item in some):
         lacks.append("No captions are kept with these items, so rules know the items alone, and paths need --texts"
                      " FILE. shards:TARS brings captions.")  # fmt: skip

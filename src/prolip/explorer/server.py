@@ -9,6 +9,7 @@ import ipaddress
 import json
 import secrets
 import socket
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from http import HTTPStatus
@@ -25,10 +26,10 @@ from prolip.explorer.app import App, Refused
 from prolip.explorer.pictures import Gone
 from prolip.utils.documents import loads
 
-#: Bytes of a question, of a picture, and of a body that is too large and is read away, so that its sender hears why.
+#: Bytes of a question, of a picture, and of a refused body that are read away, so that its sender hears why.
 JSON_BYTES, PICTURE_BYTES, DRAINED = 2**16, 2**24, 2**26
-#: Seconds that a connection may say nothing.
-PATIENCE = 30.0
+#: Seconds that a connection may say nothing, and that are waited for the rest of a refused body.
+PATIENCE, LINGER = 30.0, 2.0
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 #: Files of the page.
 ASSETS = {"explorer.js": "text/javascript; charset=utf-8", "explorer.css": "text/css; charset=utf-8"}
@@ -78,6 +79,8 @@ class Handler(BaseHTTPRequestHandler):
 
     protocol_version, server_version, sys_version, timeout = "HTTP/1.1", "prolip", "", PATIENCE
     server: Server
+    #: Bytes of the body that were not read.
+    unread = 0
 
     def do_GET(self) -> None:
         """The page, its files, thumbnails, and what needs no question."""
@@ -101,7 +104,7 @@ class Handler(BaseHTTPRequestHandler):
         except (BrokenPipeError, ConnectionResetError, TimeoutError):
             self.close_connection = True
         except Exception as error:  # the page shows it, the terminal says where
-            self.log_error("%s: %s: %s", self.path, type(error).__name__, error)
+            print(f"error: {self.path}: {type(error).__name__}: {error}", file=sys.stderr)
             self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, f"{type(error).__name__}: {error}")
 
     def _get(self, path: str) -> None:
@@ -159,23 +162,16 @@ class Handler(BaseHTTPRequestHandler):
         length = self.headers.get("Content-Length", "")
         if not length.isdecimal() or len(length) > 15:
             raise Refused(HTTPStatus.LENGTH_REQUIRED, f"{what} comes with its length")
+        self.unread = int(length)
         if int(length) > most:
-            self._drain(int(length))
             raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
                           f"{what} of {int(length):,} bytes: at most {most:,} are taken")  # fmt: skip
         if self.headers.get_content_type() != kind:
-            self._drain(int(length))
             raise Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"{what} is sent as {kind}")
-        data = self.rfile.read(int(length))
+        data, self.unread = self.rfile.read(int(length)), 0
         if len(data) < int(length):
             raise Refused(HTTPStatus.BAD_REQUEST, f"{what} broke off after {len(data):,} of {int(length):,} bytes")
         return data
-
-    def _drain(self, length: int) -> None:
-        """Read away what is not wanted, up to a bound: a connection that is closed on it loses the answer."""
-        left = min(length, DRAINED)
-        while left > 0 and (part := self.rfile.read(min(left, 2**16))):
-            left -= len(part)
 
     # --- what it gets ------------------------------------------------------------------------------------------------
     def _page(self) -> None:
@@ -192,10 +188,17 @@ class Handler(BaseHTTPRequestHandler):
         self._send(data, "application/json; charset=utf-8", {"Cache-Control": "no-store"}, status)
 
     def _refuse(self, status: int, why: str) -> None:
-        """Say why, and end the connection: what is left of a body would be taken for the next request."""
+        """Say why, and end the connection: what is left of a body would be taken for the next request.
+
+        It is read away first, up to a bound: a connection that is closed on its sender loses the answer.
+        """
         self.close_connection = True
         with suppress(OSError):  # nobody may listen any more
             self._json({"error": why}, status)
+            self.connection.settimeout(LINGER)
+            left = min(self.unread, DRAINED)
+            while left > 0 and (part := self.rfile.read1(min(left, 2**16))):
+                left -= len(part)
 
     def _send(self, data: bytes, kind: str, headers: Mapping[str, str], status: int = HTTPStatus.OK) -> None:
         self.send_response(status)
@@ -207,12 +210,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Requests are nobody's news."""
-
-    def log_error(self, format: str, *args: Any) -> None:
-        """Errors of ours are: one line."""
-        if not format.startswith("code "):
-            super().log_message(format, *args)
+        """Requests, and connections that end, are nobody's news."""
 
 
 def host_of(header: str) -> str:

@@ -39,27 +39,30 @@ def first_answer(asked: Gaussian, candidates: Iterable[Gaussian], own: Score, si
     """How sure the first of all candidates, batches (N, D), is of a question (1, D) of a side; None where nothing was
     trained that says so.
 
-    With units the softmax of the cosines (`Units.code_length`), in which candidates that are as good share what one
-    has: too low, not too high, where several are right. Otherwise the match probability, or where there is no bias,
-    the softmax by the trained scale.
+    Of a text the match probability, as a text is true of many images, whose shares of a softmax are small. Of a picture
+    with units the softmax of the cosines (`Units.code_length`), in which captions that are as good share what one has:
+    too low, not too high, where several are right. Where a score has none of this, the softmax by its trained scale.
     """
     units, among, best, total = own.units, 0, -math.inf, torch.tensor(-math.inf, dtype=torch.float64)
+    way = "match" if own.match_probability(torch.zeros(1)) is not None else "share"
+    if units is not None and (side == "image" or way == "share"):
+        way = "units"
     for z in candidates:
-        if units is not None:
+        if way == "units":
+            assert units is not None
             scores: Tensor | None = pairwise_mean_cosine(asked, z).flatten() * (2 / units.unit)
         else:
             own_scores = own.pairwise(*((asked, z) if side == "image" else (z, asked))).flatten()
-            probability = own.match_probability(own_scores)
-            scores = own.scaled(own_scores) if probability is None else probability
+            scores = own.match_probability(own_scores) if way == "match" else own.scaled(own_scores)
         if scores is None:
             return None
         among, best = among + len(scores), max(best, float(scores.max()))
         total = torch.logaddexp(total, scores.double().logsumexp(0))
     if not among:
         return None
-    if units is None and own.match_probability(torch.zeros(1)) is not None:
-        return Answer(-math.log(min(1.0, max(best, 1e-300))), among, "match")
-    return Answer(max(0.0, float(total) - best), among, "share" if units is None else "units")
+    if way == "match":
+        return Answer(-math.log(min(1.0, max(best, 1e-300))), among, way)
+    return Answer(max(0.0, float(total) - best), among, way)
 
 
 def judge(answer: Answer | None, novelty: dict[str, float]) -> dict[str, Any]:

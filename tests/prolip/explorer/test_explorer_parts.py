@@ -201,10 +201,12 @@ def test_verdicts_are_those_of_the_whole_gallery_whatever_its_parts():
     match, share = CSDScore(20.0, -10.0), CSDScore(20.0)
     parts = [z.select(slice(a, b)) for a, b in ((0, 7), (7, 60), (60, 90))]
     length = units.units.code_length(asked.mean @ z.mean.T).min()
+    true = -units.match_probability(units.pairwise(z, asked)).max().log()
     scores = pairwise_csd_similarity(z, asked)[:, 0]
-    for score, nats in ((units, length), (match, -match.match_probability(scores).max().log()),
-                        (share, -(20 * scores).softmax(0).max().log())):  # fmt: skip
-        found = first_answer(asked, parts, score, "text")
+    cases = ((units, "image", length), (units, "text", true), (share, "text", -(20 * scores).softmax(0).max().log()),
+             (match, "text", -match.match_probability(scores).max().log()))  # fmt: skip
+    for score, side, nats in cases:
+        found = first_answer(asked, parts, score, side)
         assert found.among == 90 and found.code_length == pytest.approx(float(nats), abs=1e-5)
     assert first_answer(asked, parts, CSDScore(), "text") is None and first_answer(asked, [], units, "text") is None
     found, novelty = first_answer(asked, parts, units, "text"), {"first": 6.5, "mean": 0.2}
