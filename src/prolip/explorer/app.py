@@ -60,8 +60,8 @@ class App:
         """Compute what first visitors would wait for."""
         self.gallery.uncertainty()
         self._map()
-        with self._model:
-            self.captions.there  # noqa: B018  # embeds them
+        with torch.no_grad():
+            self.captions.there  # noqa: B018  # embeds them, while texts are answered already
 
     # --- looks -------------------------------------------------------------------------------------------------------
     def about(self) -> dict[str, Any]:

@@ -158,7 +158,7 @@ class Asker:
                **self.gallery.meaning_of(trace, asked.side)}  # fmt: skip
         if asked.sides == {self.gallery.index.side}:
             out["rank"] = number(self.gallery.rank(trace))
-        elif asked.sides == {"text"} and self.captions.there:
+        elif asked.sides == {"text"} and self.captions.ready and self.captions.there:  # a text does not wait for them
             out["rank"] = number(self.captions.rank(trace))
         return out
 

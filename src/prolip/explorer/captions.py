@@ -44,6 +44,11 @@ class Captions:
         return bool(self._found()[0])
 
     @property
+    def ready(self) -> bool:
+        """Whether they are embedded already."""
+        return self._found.done
+
+    @property
     def texts(self) -> list[str]:
         return self._found()[0]
 

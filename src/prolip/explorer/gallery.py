@@ -29,6 +29,11 @@ class Once(Generic[Value]):
     def __init__(self, compute: Callable[[], Value]):
         self._compute, self._lock, self._found = compute, threading.Lock(), list[Value]()
 
+    @property
+    def done(self) -> bool:
+        """Whether it is there, so that nobody waits."""
+        return bool(self._found)
+
     def __call__(self) -> Value:
         with self._lock:
             if not self._found:
