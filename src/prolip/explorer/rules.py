@@ -177,8 +177,15 @@ def summary(table: Table, name: str) -> dict[str, Any]:
         return {"name": name, "meaning": MEANINGS.get(name, name), "quantiles": [], "bars": []}
     quantiles = np.quantile(values, np.linspace(0, 1, 101))
     bars, _ = np.histogram(values, BARS, (quantiles[0], max(quantiles[-1], np.nextafter(quantiles[0], np.inf))))
-    rounded = [float(f"{x:.5g}") for x in quantiles.tolist()]
+    inner = [float(f"{x:.5g}") for x in quantiles[1:-1].tolist()]
+    rounded = [outward(float(quantiles[0]), -1), *inner, outward(float(quantiles[-1]), 1)]
     return {"name": name, "meaning": MEANINGS.get(name, name), "quantiles": rounded, "bars": bars.tolist()}
+
+
+def outward(value: float, way: int) -> float:
+    """To five digits and never inwards, so that a rule at an end drops nothing; way: -1 down, 1 up."""
+    near = float(f"{value:.5g}")
+    return near if way * (near - value) >= 0 else float(f"{value + way * abs(value) * 1e-4:.5g}")
 
 
 def try_rules(table: Table, texts: Sequence[str]) -> dict[str, Any]:

@@ -289,6 +289,10 @@ def test_rules_count_as_select_does(tmp_path):
     assert table.item(75) == {"key": "1/k5", "shard": "1.tar", "captions": ["<b>5</b>"]}
     about = {column["name"]: column for column in describe(table)["columns"]}
     assert about["cosine"]["quantiles"][50] == pytest.approx(float(np.median(table.column("cosine"))), rel=1e-4)
+    for column in about.values():
+        low, high = column["quantiles"][0], column["quantiles"][100]
+        ends = [f"low: {column['name']} < {low}", f"high: {column['name']} > {high}"]
+        assert [rule["dropped"] for rule in try_rules(table, ends)["rules"]] == [0, 0]
     assert len(about["cosine"]["bars"]) == 40 and sum(about["cosine"]["bars"]) == 120
     for bad, words in (("x", "NAME: FORMULA"), ("x: cosin < 1", "did you mean cosine"), ("x: 1 < 2", "no column"),
                        ("x: __import__('os')", "not understood"), ("x: cosine", "no comparison")):  # fmt: skip
