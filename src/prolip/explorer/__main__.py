@@ -88,11 +88,11 @@ def announce(server: Server, app: App) -> None:
     for line in app.opened.lacks:
         print(f"note: {line}", file=sys.stderr)
     if not server.is_private:
-        print(f"warning: --host {server.server_address[0]} opens this to every machine that reaches this one: whoever"
+        host, port = str(server.server_address[0]), server.server_address[1]
+        print(f"warning: --host {host} opens this to every machine that reaches this one: whoever"
               " does sees all items, captions and pictures, and has texts and pictures embedded here. There is no"
               " password, and nothing is encrypted. For one other machine leave --host out, and type there:"
-              f" ssh -L {server.server_address[1]}:127.0.0.1:{server.server_address[1]} THIS_MACHINE",
-              file=sys.stderr)  # fmt: skip
+              f" ssh -L {port}:127.0.0.1:{port} THIS_MACHINE", file=sys.stderr)  # fmt: skip
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -59,7 +59,8 @@ class App:
     def warm_up(self) -> None:
         """Compute what first visitors would wait for."""
         self.gallery.uncertainty()
-        self._map()
+        if len(self.gallery.index) > 1:
+            self._map()
         with torch.no_grad():
             self.captions.there  # noqa: B018  # embeds them, while texts are answered already
 

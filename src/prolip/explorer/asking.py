@@ -162,8 +162,10 @@ class Asker:
             out["rank"] = number(self.captions.rank(trace))
         return out
 
-    def _place(self, asked: Asked) -> list[float | None]:
-        """Where a question is on the map."""
+    def _place(self, asked: Asked) -> list[float | None] | None:
+        """Where a question is on the map; None where one item makes none."""
+        if len(self.gallery.index) < 2:
+            return None
         return [number(x) for x in place(self.gallery.mapped().plane, asked.z)[0].tolist()]
 
     def _said(self, asked: Asked) -> list[dict[str, Any]]:
@@ -214,7 +216,8 @@ class Asker:
         count = BESIDE + (asked.row is not None)
         whole = len(index) * asked.z.mean.shape[1] <= NUMBERS
         near = None if whole else index.search(asked.z, SHORTLIST)
-        role, columns, order = other_side(index.side), [], {}
+        role, columns = other_side(index.side), []
+        order: dict[int, int] = {}
         for name, score in scores.items():
             if score is index.score:
                 found = index.search(asked.z, count)

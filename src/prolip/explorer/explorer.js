@@ -335,7 +335,7 @@ function draw() {
   for (const { point, at } of seen) { pen.beginPath(); pen.arc(at[0], at[1], 2.4, 0, 2 * Math.PI); pen.fillStyle = colour.of(tint(point), 0.9); pen.fill(); }
   if ($("pictures").checked) picturesOf(seen, pen, box, colour);
   if (view.chosen >= 0) mark(pen, view.points[view.chosen].at, box, colour.ink, colour);
-  if (state.found && state.question) mark(pen, state.found.place, box, colour.accent, colour, "your question");
+  if (state.found && state.found.place && state.question) mark(pen, state.found.place, box, colour.accent, colour, "your question");
 }
 /** Pictures of items that lie far enough apart not to cover each other. */
 function picturesOf(seen, pen, box, colour) {

@@ -3,8 +3,8 @@ from __future__ import annotations
 
 import tempfile
 from argparse import Namespace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from prolip.evaluation.loading import load_embedder
 from prolip.evaluation.model import Embedder
@@ -15,7 +15,8 @@ from prolip.search.store import NAME
 from prolip.utils.messages import explain_missing
 
 
-class Opened(NamedTuple):
+@dataclass(frozen=True)
+class Opened:
     """index: of what is shown; embedder: of the model, None where there is none; lacks: what cannot be done, and why;
     temporary: a folder that goes when the page does.
     """

@@ -26,11 +26,19 @@ BARS, RULES, CHARACTERS, SHOWN = 40, 12, 500, 12
 
 
 class Table(Protocol):
-    """Numbers of samples by column. total: of how many samples `rows` are a part."""
+    """Numbers of samples by column."""
 
-    rows: int
-    total: int
-    source: str
+    @property
+    def rows(self) -> int:
+        """How many samples have numbers."""
+
+    @property
+    def total(self) -> int:
+        """Of how many these are a part."""
+
+    @property
+    def source(self) -> str:
+        """Which they are, in words."""
 
     def names(self) -> list[str]:
         """The columns."""
@@ -52,8 +60,11 @@ class GalleryTable:
 
     def __init__(self, gallery: Gallery, captions: Captions):
         self.gallery, self.captions = gallery, captions
-        self.total = len(gallery.index)
         self._found = Once(self._compute)
+
+    @property
+    def total(self) -> int:
+        return len(self.gallery.index)
 
     @property
     def source(self) -> str:
@@ -129,10 +140,21 @@ class ScoredTable:
     def __init__(self, folder: Path):
         self.paths = tables_of(folder)
         self.counts = [len(read_columns(path, ["row"])["row"]) for path in self.paths]
-        self.rows = self.total = sum(self.counts)
-        self.source = f"all {self.rows:,} samples that are scored in {folder}"
+        self.folder = folder
         self._columns: dict[str, np.ndarray] = {}
         self._usable = Once(self._look)
+
+    @property
+    def rows(self) -> int:
+        return sum(self.counts)
+
+    @property
+    def total(self) -> int:
+        return self.rows
+
+    @property
+    def source(self) -> str:
+        return f"all {self.rows:,} samples that are scored in {self.folder}"
 
     def names(self) -> list[str]:
         return [name for name in column_names(self.paths[0]) if name not in PLACE and name != SIGNATURE]
@@ -198,7 +220,7 @@ def try_rules(table: Table, texts: Sequence[str]) -> dict[str, Any]:
     rules = parse_rules(list(texts))
     usable, names = table.usable(), table.names()
     hits = np.stack([np.zeros_like(usable), *(dropped(table, rule, names) & usable for rule in rules)])
-    any_of, how_many = hits.any(0), hits.sum(0)
+    any_of, how_many = np.asarray(hits.any(0)), hits.sum(0)
     kept = usable & ~any_of
     given = " ".join(f"--drop {shlex.quote(f'{rule.name}: {rule.drop.text}')}" for rule in rules)
     return {

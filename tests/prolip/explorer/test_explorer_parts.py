@@ -320,6 +320,57 @@ def test_a_temporary_index_goes_with_its_page(small_model, tmp_path):
     assert not folder.exists()
 
 
+def test_kept_features_are_explored_with_and_without_their_model(small_model, shard, tmp_path, capsys):
+    from prolip.evaluation.__main__ import main as evaluate
+
+    (tmp_path / "task/test").mkdir(parents=True)
+    (tmp_path / "task/test/0.tar").write_bytes(Path(shard).read_bytes())
+    (tmp_path / "task/test/nshards.txt").write_text("1")
+    (tmp_path / "task/dataset_type.txt").write_text("retrieval")
+    evaluate(["--model", small_model, "--dataset", f"wds:{tmp_path}/task", "--save-features", str(tmp_path / "kept")])
+    app = make_app(parse([str(tmp_path / "kept")]))
+    about = app.about()
+    assert len(app.gallery.index) == 12 and not about["can_ask"]
+    assert "There is no model" in about["lacks"][0] and "where the pictures" in about["lacks"][1]
+    assert len(app.search({"row": 0})["answers"]) == 11 and len(app.uncertain()["least"]) == 12
+    with pytest.raises(Gone, match="no pictures"):
+        app.thumbnail("item", 0)
+    with pytest.raises(ValueError, match="embedded by a model"):
+        app.walk({"row": 0})
+    asked = make_app(parse([f"features:{tmp_path}/kept", "--model", small_model]))
+    assert asked.about()["can_ask"] and len(asked.walk({"row": 0})["steps"]) and len(asked.about()["lacks"]) == 1
+    with pytest.raises(ValueError, match="were embedded already: leave --data out"):
+        make_app(parse([str(tmp_path / "kept"), "--data", shard]))
+    for made in (app, asked):
+        made.opened.temporary.cleanup()
+
+
+def test_samples_that_were_scored_show_their_pictures(app, shard, tmp_path):
+    columns = {"row": pa.array(range(12), pa.int32()), "key": pa.array([f"s{i:02}" for i in range(12)]),
+               "uid": pa.array([None] * 12, pa.string()), "caption": pa.array(COLOURS),
+               "fault": pa.array([None] * 12, pa.string()), "cosine": np.arange(12, dtype=np.float32)}  # fmt: skip
+    write_table(table_path(tmp_path / SCORES, 0), columns, {"shard": shard, "shards": 1})
+    scored = make_app(parse([str(app.opened.index.store.folder), "--scores", str(tmp_path)]))
+    (goes,) = scored.rules({"rules": ["low: cosine < 1"]})["shown"]["dropped"]
+    kind, row = goes["thumbnail"].split("/")
+    image = Image.open(io.BytesIO(scored.thumbnail(kind, int(row)))).convert("RGB")
+    assert goes["captions"] == ["red"] and goes["row"] is None and image.getpixel((9, 9))[0] > 240
+    with pytest.raises(KeyError, match="counted from 0"):
+        scored.thumbnail("sample", 12)
+
+
+def test_one_item_is_a_gallery_without_a_map(tmp_path):
+    app = make_app(parse([str(indexed(tmp_path / "index", gaussians(1)).store.folder)]))
+    found = app.search({"row": 0})
+    app.warm_up()
+    assert found["answers"] == [] and found["place"] is None
+    with pytest.raises(ValueError, match="a map takes two"):
+        app.looks["map"]()
+    empty = SearchIndex.create(tmp_path / "empty", CSDScore(), 4)
+    with pytest.raises(ValueError, match="holds no item"):
+        Gallery(empty)
+
+
 def test_an_index_of_texts_is_asked_by_pictures(small_model, tmp_path):
     (tmp_path / "texts.txt").write_text("red\nblue\n<b>green</b>\n")
     app = make_app(parse([small_model, "--data", f"texts:{tmp_path / 'texts.txt'}"]))
