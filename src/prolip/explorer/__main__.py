@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import threading
 import webbrowser
@@ -108,6 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     threading.Thread(target=app.warm_up, daemon=True).start()
     if args.open:
         webbrowser.open(server.url)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that a temporary index goes then, too
     try:
         server.serve_forever()
     except KeyboardInterrupt:

@@ -4,7 +4,11 @@ from __future__ import annotations
 import http.client
 import io
 import json
+import os
 import re
+import subprocess
+import sys
+import urllib.request
 import zlib
 
 import pytest
@@ -226,6 +230,21 @@ def test_one_question_after_another_goes_over_one_connection(server):
 
 
 # --- the command -----------------------------------------------------------------------------------------------------
+def test_the_command_serves_until_it_is_ended_and_leaves_nothing(small_model, shard, tmp_path):
+    words = [sys.executable, "-m", "prolip.explorer", small_model, "--data", shard, "--port", "0"]
+    env = os.environ | {"TMPDIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env) as process:
+        said = process.stdout.readline()
+        (url,) = re.findall(r"^12 items at (http://127\.0\.0\.1:\d+/)  \(Ctrl-C ends it\)$", said.rstrip())
+        with urllib.request.urlopen(f"{url}api/about") as answer:
+            assert json.load(answer)["items"] == 12
+        assert [path.name for path in tmp_path.glob("prolip-explore-*/*")] == ["index"]
+        process.terminate()
+        _, errors = process.communicate(timeout=120)
+    assert process.returncode == 0 and errors.splitlines() == ["ended"]
+    assert not list(tmp_path.glob("prolip-explore-*"))
+
+
 @pytest.mark.parametrize("words, said", [
     (["MODEL"], "nothing to explore yet: give --data"),
     (["MODEL", "--data", "nowhere"], "neither a folder nor shards"),
