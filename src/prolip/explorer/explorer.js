@@ -78,7 +78,7 @@ function figuresOf(item) {
 /** An item that can be asked by. */
 function card(item, figures = true) {
   const name = called(item);
-  const inside = [tile(item), h("span.caption", { title: item.captions.join("\n") }, name), figures ? figuresOf(item) : null];
+  const inside = [item.picture || item.thumbnail ? tile(item) : null, h("span.caption", { title: item.captions.join("\n") }, name), figures ? figuresOf(item) : null];
   if (item.reasons && item.reasons.length) inside.push(h("span.reasons", {}, item.reasons.join(", ")));
   if (item.row === null) return h("li", {}, h("div.card", {}, inside));
   return h("li", {}, h("button.card", { type: "button", ariaLabel: `Ask by ${name}${spoken(item)}`, onclick: () => askBy({ row: item.row }, item) }, inside));
@@ -330,7 +330,8 @@ function draw() {
   const seen = view.points.map((point, i) => ({ point, i, at: onScreen(point.at, box) })).filter(({ at }) => at[0] > -60 && at[1] > -60 && at[0] < box.width + 60 && at[1] < box.height + 60);
   const tint = (point) => (state.about.probabilistic ? point.level : 0);
   if ($("ellipses").checked && state.about.probabilistic) {
-    for (const { point } of seen) { ellipse(pen, point.at, box); pen.fillStyle = colour.of(tint(point), 0.05); pen.fill(); pen.strokeStyle = colour.of(tint(point), 0.24); pen.lineWidth = 0.8; pen.stroke(); }
+    const faint = Math.min(1, 800 / seen.length); // many lie over each other
+    for (const { point } of seen) { ellipse(pen, point.at, box); pen.fillStyle = colour.of(tint(point), 0.06 * faint); pen.fill(); pen.strokeStyle = colour.of(tint(point), 0.28 * faint); pen.lineWidth = 0.8; pen.stroke(); }
   }
   for (const { point, at } of seen) { pen.beginPath(); pen.arc(at[0], at[1], 2.4, 0, 2 * Math.PI); pen.fillStyle = colour.of(tint(point), 0.9); pen.fill(); }
   if ($("pictures").checked) picturesOf(seen, pen, box, colour);
