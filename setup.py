@@ -23,7 +23,8 @@ setup(
     package_dir={"": "src"},
     packages=find_packages("src"),
     package_data={
-        "prolip": ["models/configs/*.json", "report/*.j2", "curate/*.j2", "evaluation/suites/datacomp/*.csv",
+        "prolip": ["models/configs/*.json", "report/*.j2", "curate/*.j2", "explorer/*.j2",
+                   "explorer/*.js", "explorer/*.css", "evaluation/suites/datacomp/*.csv",
                    "evaluation/published/*.csv", "py.typed"],
         "training": ["retired_flags.json"],
         "planner": ["published.csv"],
@@ -31,7 +32,8 @@ setup(
     entry_points={"console_scripts": ["prolip-clip-benchmark=prolip.evaluation.clip_benchmark.command:script",
                                       "prolip-search=prolip.search.__main__:script",
                                       "prolip-hierarchy=prolip.hierarchy.__main__:script",
-                                      "prolip-figures=prolip.figures.__main__:script"]},
+                                      "prolip-figures=prolip.figures.__main__:script",
+                                      "prolip-explore=prolip.explorer.__main__:script"]},
     install_requires=read_requirements(),
     extras_require={
         "test": ["pytest>=8", "pytest-timeout", "pytest-xdist>=3.5", "hypothesis", "mpmath", "ruff", "mypy",
@@ -40,6 +42,7 @@ setup(
                  "s3fs>=2025.9", "moto[s3]>=5.1,<6", "flask>=3,<4", "flask-cors>=6,<7",  # a local S3
                  "onnx>=1.17", "onnxruntime>=1.20", "onnxscript>=0.2",
                  "qdrant-client>=1.20,<2",  # a database that docs/search.md hands vectors to, in memory
+                 "playwright>=1.40,<2",  # drives Debian's chromium through the explorer's page
                  "resvg-py>=0.5,<0.6", "scikit-image>=0.24,<0.27"],
         "corpora": ["resvg-py>=0.5,<0.6"],  # draws SVGs; 0.5.0 draws the bundled emoji byte for byte
         "study": ["scikit-image>=0.24,<0.27"],  # its photographs are foreign inputs of scripts/uncertainty_study.py

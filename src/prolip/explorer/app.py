@@ -1,0 +1,144 @@
+"""What the page can ask, by name, over one gallery: the requests that `server` hands on."""
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+
+from prolip.explorer.asking import Asker
+from prolip.explorer.captions import Captions
+from prolip.explorer.gallery import MAPPED, Gallery, Once, number
+from prolip.explorer.opening import Opened
+from prolip.explorer.pictures import Gone
+from prolip.explorer.rules import GalleryTable, ScoredTable, Table, describe, try_rules
+from prolip.search.risk import Threshold
+
+#: Items at either end of the order of uncertainty.
+ENDS = 24
+Values = Mapping[str, Any]
+
+
+class Refused(Exception):
+    """A request that is not answered, with the status that says why."""
+
+    def __init__(self, status: HTTPStatus, why: str):
+        super().__init__(why)
+        self.status = status
+
+
+class App:
+    """The explorer without its web: `looks` take nothing, `questions` JSON values; both give JSON values.
+
+    scores: what `prolip.curate score` wrote, for rules over all of its samples; threshold: a calibrated refusal.
+    """
+
+    def __init__(
+        self, opened: Opened, title: str, scores: Path | None = None, threshold: Threshold | None = None,
+        captions: Captions | None = None,
+    ):  # fmt: skip
+        self.opened, self.title = opened, title
+        self.captions = captions or Captions(Gallery(opened.index), opened.embedder)
+        self.gallery = self.captions.gallery
+        self.asker = Asker(self.gallery, opened.embedder, self.captions, threshold)
+        self.scored = None if scores is None else ScoredTable(scores)
+        self.table: Table = self.scored or GalleryTable(self.gallery, self.captions)
+        self._model = threading.Lock()  # torch's own threads share one pool: one question after the other
+        self._map = Once(self._points)
+        self.looks: dict[str, Callable[[], Any]] = {
+            "about": self.about, "map": self._map, "uncertain": self.uncertain, "columns": self.columns,
+        }  # fmt: skip
+        self.questions: dict[str, Callable[[Values], Any]] = {
+            "search": self.search, "compare": self.compare, "walk": self.walk, "rules": self.rules,
+        }  # fmt: skip
+
+    def warm_up(self) -> None:
+        """Compute what first visitors would wait for."""
+        self.gallery.uncertainty()
+        if len(self.gallery.index) > 1:
+            self._map()
+        with torch.no_grad():
+            self.captions.there  # noqa: B018  # embeds them, while texts are answered already
+
+    # --- looks -------------------------------------------------------------------------------------------------------
+    def about(self) -> dict[str, Any]:
+        """What is shown, by which model, and what cannot be done."""
+        index, embedder, gallery = self.opened.index, self.opened.embedder, self.gallery
+        name = embedder.name if embedder is not None else index.card.name if index.card is not None else None
+        return {
+            "title": self.title, "items": len(index), "dim": index.store.values["dim"], "side": index.side,
+            "model": name, "parameters": None if embedder is None else embedder.parameters,
+            "can_ask": embedder is not None, "probabilistic": gallery.probabilistic,
+            "score": index.score.name, "own_score": gallery.own.name, "kind": index.kind.name,
+            "units": None if gallery.units is None else {"images": gallery.units.images, "texts": gallery.units.texts},
+            "novelty": embedder is not None and embedder.novelty is not None,
+            "lacks": self.opened.lacks, "risk": self.asker.threshold is not None,
+        }  # fmt: skip
+
+    def _points(self) -> dict[str, Any]:
+        """The map: rows with their ellipses, and how uncertain each is among all."""
+        found, trace = self.gallery.mapped(), self.gallery.uncertainty()
+        own = trace[found.rows]
+        order = own.argsort(kind="stable").argsort(kind="stable") / max(1, len(own) - 1)
+        points = [{**item, "at": [number(x) for x in place], "level": number(level)}
+                  for item, place, level in zip(self.gallery.describe(found.rows.tolist()), found.places.tolist(),
+                                                order.tolist())]  # fmt: skip
+        return {"points": points, "share": [number(x) for x in found.plane.share], "most": MAPPED,
+                "total": len(self.gallery.index)}  # fmt: skip
+
+    def uncertain(self) -> dict[str, Any]:
+        """The least and the most uncertain items. ValueError for points, of which none is more so."""
+        if not self.gallery.probabilistic:
+            raise ValueError("this model gives points: no item is more uncertain than another")
+        least, most = self.gallery.extremes(ENDS)
+        return {"least": self.gallery.describe(least), "most": self.gallery.describe(most)}
+
+    def columns(self) -> dict[str, Any]:
+        """What rules can be made of."""
+        with self._model:
+            return describe(self.table)
+
+    def thumbnail(self, kind: str, row: int) -> bytes:
+        """The picture of an `item` of the gallery, or a `sample` of scores. KeyError and `Gone` where there is none."""
+        if kind == "sample" and self.scored is not None:
+            return self.gallery.pictures.thumbnail(self.scored.item(row))
+        if kind != "item":
+            raise Gone(f"there are no pictures of {kind!r}")
+        return self.gallery.pictures.thumbnail(self.gallery.index.items([self.gallery.check(row)])[0])
+
+    # --- questions ---------------------------------------------------------------------------------------------------
+    def upload(self, image: Image.Image) -> dict[str, Any]:
+        """Keep a picture to ask by."""
+        with self._model, torch.no_grad():
+            return {"upload": self.asker.upload(image), "width": image.width, "height": image.height}
+
+    def search(self, values: Values) -> dict[str, Any]:
+        """Answers to a question; count: how many."""
+        count = values.get("count", 24)
+        if not isinstance(count, int) or isinstance(count, bool):
+            raise ValueError(f"count {count!r}: give a whole number")
+        with self._model, torch.no_grad():
+            return self.asker.search(self.asker.read(values), count)
+
+    def compare(self, values: Values) -> dict[str, Any]:
+        """The same question by several scores."""
+        with self._model, torch.no_grad():
+            return self.asker.compare(self.asker.read(values))
+
+    def walk(self, values: Values) -> dict[str, Any]:
+        """The path from a question to its root."""
+        with self._model, torch.no_grad():
+            asked = self.asker.read(values)
+            return self.captions.walk(asked.z, asked.label, asked.side, str(values.get("root", "included")))
+
+    def rules(self, values: Values) -> dict[str, Any]:
+        """What rules would drop."""
+        rules = values.get("rules", [])
+        if not isinstance(rules, list):
+            raise ValueError(f"rules {rules!r}: give a list of NAME: FORMULA")
+        with self._model:
+            return try_rules(self.table, rules)

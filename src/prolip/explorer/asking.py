@@ -1,0 +1,256 @@
+"""Questions of a page: a text, a picture, both, or an item of the gallery; what is nearest, and what the model says."""
+from __future__ import annotations
+
+import secrets
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from PIL import Image
+
+from prolip.evaluation.model import Embedder
+from prolip.explorer.captions import Captions
+from prolip.explorer.gallery import Gallery, cut, number
+from prolip.explorer.pictures import Gone
+from prolip.explorer.plane import place
+from prolip.explorer.verdict import first_answer, judge
+from prolip.gaussian import Gaussian, concatenate, mixture
+from prolip.methods import find_score
+from prolip.scores import Score, Side
+from prolip.search import exact
+from prolip.search.answers import COMPARED, answers_of, confidences
+from prolip.search.exact import Found, other_side
+from prolip.search.risk import Threshold
+
+#: Answers at most, and those that stand side by side; pictures that are kept for further questions.
+MOST, BESIDE, UPLOADS = 60, 8, 64
+#: Numbers of a gallery (N D) up to which scores without an index rank all of it, beyond only so many of the nearest.
+NUMBERS, SHORTLIST = 2**26, 5000
+#: Scores that are compared, beside the one that the index ranks by.
+COMPARED_SCORES = ("mean", "csd", "elk")
+
+
+class Unasked(ValueError):
+    """A question that cannot be asked; the text says what can."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A question as a Gaussian (1, D). sides: what it was made of; novelty: nats by end; row: of the gallery's item."""
+
+    z: Gaussian
+    sides: frozenset[Side]
+    label: str
+    novelty: dict[str, float] = field(default_factory=dict)
+    row: int | None = None
+
+    @property
+    def side(self) -> Side:
+        """What it counts as where a score asks; a text with a picture as a text."""
+        return "image" if self.sides == {"image"} else "text"
+
+
+class Asker:
+    """Answers from a gallery; without a model of its items alone. threshold: of `prolip.search.risk`, if any."""
+
+    def __init__(
+        self, gallery: Gallery, embedder: Embedder | None, captions: Captions, threshold: Threshold | None = None
+    ):
+        self.gallery, self.embedder, self.captions, self.threshold = gallery, embedder, captions, threshold
+        self._uploads: OrderedDict[str, Asked] = OrderedDict()
+        self._lock = threading.Lock()
+
+    # --- questions ---------------------------------------------------------------------------------------------------
+    def upload(self, image: Image.Image, name: str = "your picture") -> str:
+        """Keep a picture's Gaussian to ask by; what it is called from now on."""
+        asked, key = self._picture(image, name), secrets.token_hex(8)
+        with self._lock:
+            self._uploads[key] = asked
+            while len(self._uploads) > UPLOADS:
+                self._uploads.popitem(last=False)
+        return key
+
+    def read(self, values: Mapping[str, Any]) -> Asked:
+        """A question of JSON values: `text`, `upload`, both, or `row`. `Unasked`; KeyError for what is not there."""
+        text, upload, row = (values.get(name) for name in ("text", "upload", "row"))
+        if row is not None:
+            return self._item(row)
+        if text is not None and (not isinstance(text, str) or len(text) > 2000):
+            raise Unasked("a text is a string of at most 2,000 characters")
+        parts = []
+        if text:
+            parts.append(self._text(text))
+        if upload is not None:
+            with self._lock:
+                if not isinstance(upload, str) or upload not in self._uploads:
+                    raise KeyError("this picture is not kept any more: drop it again")
+                parts.append(self._uploads[upload])
+        if not parts:
+            raise Unasked("no question: type a text, drop a picture, or choose an item")
+        if len(parts) == 1:
+            return parts[0]
+        both = concatenate([part.z for part in parts])
+        z = mixture(Gaussian(both.mean.unsqueeze(0), both.log_var.unsqueeze(0)))  # as `prolip.search.answers.embed`
+        label = " + ".join(part.label for part in parts)
+        return Asked(z, frozenset[Side](["image", "text"]), label)
+
+    def _model(self) -> Embedder:
+        if self.embedder is None:
+            raise Unasked("there is no model to embed texts and pictures: start with --model, or choose an item")
+        return self.embedder
+
+    def _text(self, text: str) -> Asked:
+        model = self._model()
+        hidden, ids = None, model.tokenizer([text])
+        if model.text_novelty is not None:
+            hidden = model.encode_hidden_text(ids)
+        novelty = {} if hidden is None or model.text_novelty is None else floats(model.text_novelty(hidden))
+        return Asked(model.encode_text(ids) if hidden is None else hidden.z, frozenset[Side](["text"]), text, novelty)
+
+    def _picture(self, image: Image.Image, label: str) -> Asked:
+        model = self._model()
+        pixels = model.preprocess(image).unsqueeze(0)
+        if model.novelty is None:
+            return Asked(model.encode_image(pixels), frozenset[Side](["image"]), label)
+        hidden = model.encode_hidden(pixels)
+        return Asked(hidden.z, frozenset[Side](["image"]), label, floats(model.novelty(hidden)))
+
+    def _item(self, row: Any) -> Asked:
+        row = self.gallery.check(row)
+        item, novelty = self.gallery.index.items([row])[0], {}
+        side: Side = self.gallery.index.side
+        if self.embedder is not None and side == "image" and self.embedder.novelty is not None:
+            with suppress(Gone):  # its embedding is enough to ask by
+                novelty = self._picture(self.gallery.pictures.image(item), item["key"]).novelty
+        z = self.gallery.index.gaussians([row])
+        return Asked(z, frozenset[Side]([side]), item["key"], novelty, row)
+
+    # --- answers -----------------------------------------------------------------------------------------------------
+    def search(self, asked: Asked, count: int = 24) -> dict[str, Any]:
+        """The nearest items, the nearest captions of a picture, and what speaks against answering."""
+        count, index = max(1, min(count, MOST)), self.gallery.index
+        found = self._found(asked, count)
+        pair = asked.sides == {other_side(index.side)}
+        answers = answers_of(index, found, [pair])[0]
+        rows = [row for row in found.rows[0].tolist() if row >= 0]
+        listed = [
+            described | {"score": number(answer.similarity), "probability": number(answer.probability)}
+            for described, answer in zip(self.gallery.describe(rows), answers)
+        ]
+        return {
+            "question": self._question(asked), "answers": listed, "said": self._said(asked),
+            "verdict": self._verdict(asked, pair), "by": index.score.name, "place": self._place(asked),
+            "risk": self._risk(asked),
+        }  # fmt: skip
+
+    def _found(self, asked: Asked, count: int) -> Found:
+        """The nearest items but for the one that asks."""
+        found = self.gallery.index.search(asked.z, count + (asked.row is not None))
+        return found if asked.row is None else without(found, asked.row, count)
+
+    def _question(self, asked: Asked) -> dict[str, Any]:
+        trace = float(self.gallery.own.uncertainty(asked.z)[0])
+        out = {"label": cut(asked.label), "sides": sorted(asked.sides), "row": asked.row,
+               **self.gallery.meaning_of(trace, asked.side)}  # fmt: skip
+        if asked.sides == {self.gallery.index.side}:
+            out["rank"] = number(self.gallery.rank(trace))
+        elif asked.sides == {"text"} and self.captions.ready and self.captions.there:  # a text does not wait for them
+            out["rank"] = number(self.captions.rank(trace))
+        return out
+
+    def _place(self, asked: Asked) -> list[float | None] | None:
+        """Where a question is on the map; None where one item makes none."""
+        if len(self.gallery.index) < 2:
+            return None
+        return [number(x) for x in place(self.gallery.mapped().plane, asked.z)[0].tolist()]
+
+    def _said(self, asked: Asked) -> list[dict[str, Any]]:
+        """The captions nearest to a picture by the model's own score."""
+        if asked.sides != {"image"} or not self.captions.there:
+            return []
+        return self.captions.nearest(asked.z, 5)
+
+    def _verdict(self, asked: Asked, pair: bool) -> dict[str, Any]:
+        """Of a pair with the gallery its first item is judged, of a picture among pictures the first caption."""
+        answer, among = None, "items"
+        if pair:
+            answer = first_answer(asked.z, self._candidates(asked), self.gallery.own, asked.side)
+        elif asked.sides == {"image"} and self.captions.there:
+            answer = first_answer(asked.z, [self.captions.z], self.gallery.own, "image")
+            among = "captions"
+        return {**judge(answer, asked.novelty), "among": among}
+
+    def _candidates(self, asked: Asked) -> Iterator[Gaussian]:
+        """All items in batches, or the nearest where scoring all would take long."""
+        index = self.gallery.index
+        fast = self.gallery.units is not None or self.gallery.own.factors(asked.z) is not None
+        if not fast and len(index) * asked.z.mean.shape[1] > NUMBERS:
+            rows = index.search(asked.z, SHORTLIST).rows[0]
+            yield index.gaussians(rows[rows >= 0].tolist())
+            return
+        for chunk in index.chunks:
+            yield chunk.gaussian(chunk.living)
+
+    def _risk(self, asked: Asked) -> dict[str, Any] | None:
+        """Whether the calibrated threshold answers, where there is one and the question is of its kind."""
+        index = self.gallery.index
+        if self.threshold is None or asked.sides != {other_side(index.side)}:
+            return None
+        near = index.search(asked.z, COMPARED)
+        sure = confidences(index, asked.z, near)
+        return {"answers": bool(self.threshold.answers(sure)[0]), "by": self.threshold.by,
+                "confidence": number(float(sure[self.threshold.by][0])), "least": number(self.threshold.least),
+                "promise": str(self.threshold)}  # fmt: skip
+
+    # --- side by side ------------------------------------------------------------------------------------------------
+    def compare(self, asked: Asked) -> dict[str, Any]:
+        """The first items by the index's score, by the cosine of the means, csd and elk, and where each moved to.
+
+        Beyond NUMBERS numbers only the SHORTLIST nearest by the index are ranked by the others, which `among` says.
+        """
+        index, scores = self.gallery.index, self._scores()
+        count = BESIDE + (asked.row is not None)
+        whole = len(index) * asked.z.mean.shape[1] <= NUMBERS
+        near = None if whole else index.search(asked.z, SHORTLIST)
+        role, columns = other_side(index.side), []
+        order: dict[int, int] = {}
+        for name, score in scores.items():
+            if score is index.score:
+                found = index.search(asked.z, count)
+            elif near is None:
+                found = exact.score_all(score, asked.z, index.chunks, count, role)
+            else:
+                again = exact.rescored(score, asked.z, near.rows, self._gather, role)
+                found = exact.joined([exact.top(Found(near.rows, again), count)], count)
+            if asked.row is not None:
+                found = without(found, asked.row, BESIDE)
+            rows = [row for row in found.rows[0].tolist() if row >= 0]
+            order = order or {row: rank for rank, row in enumerate(rows)}
+            listed = [item | {"score": number(value), "before": order.get(item["row"])}
+                      for item, value in zip(self.gallery.describe(rows), found.scores[0].tolist())]  # fmt: skip
+            columns.append({"score": name, "own": score is index.score, "answers": listed})
+        return {"columns": columns, "among": len(index) if whole else SHORTLIST, "whole": whole}
+
+    def _scores(self) -> dict[str, Score]:
+        """The index's own first, then the others that these Gaussians have."""
+        found = {self.gallery.index.score.name: self.gallery.index.score}
+        names = COMPARED_SCORES if self.gallery.probabilistic else COMPARED_SCORES[:1]
+        return found | {name: find_score(name)() for name in names if name not in found}
+
+    def _gather(self, rows: Any) -> Gaussian:
+        return self.gallery.index.gaussians(rows.tolist())
+
+
+def floats(novelty: Mapping[str, torch.Tensor]) -> dict[str, float]:
+    """Nats of one input."""
+    return {name: float(nats[0]) for name, nats in novelty.items()}
+
+
+def without(found: Found, row: int, count: int) -> Found:
+    """The answers of one question but for a row, at most so many."""
+    kept = found.rows[0] != row
+    return Found(found.rows[:, kept][:, :count], found.scores[:, kept][:, :count])

@@ -1,0 +1,142 @@
+"""What is shown of a whole gallery: items, their uncertainty, the ends of its order, a sample of it as a map."""
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+
+from prolip.explorer.pictures import Pictures
+from prolip.explorer.plane import Plane, fit_plane, place
+from prolip.scores import Side
+from prolip.search.answers import meaning
+from prolip.search.exact import other_side
+from prolip.search.index import SearchIndex
+from prolip.search.store import Item
+from prolip.uncertainty.units import in_words
+
+#: Items of a map, captions of an item and characters of a text that are shown.
+MAPPED, CAPTIONS, CHARACTERS = 1500, 5, 400
+Value = TypeVar("Value")
+
+
+class Once(Generic[Value]):
+    """A value that is computed for whoever asks first, while others wait for it."""
+
+    def __init__(self, compute: Callable[[], Value]):
+        self._compute, self._lock, self._found = compute, threading.Lock(), list[Value]()
+
+    @property
+    def done(self) -> bool:
+        """Whether it is there, so that nobody waits."""
+        return bool(self._found)
+
+    def __call__(self) -> Value:
+        with self._lock:
+            if not self._found:
+                self._found.append(self._compute())
+            return self._found[0]
+
+
+class Map(NamedTuple):
+    """rows: of the sample; plane; places: (M, 5) as `plane.place` has them."""
+
+    rows: np.ndarray
+    plane: Plane
+    places: np.ndarray
+
+
+class Gallery:
+    """An index as the page shows it: never more than a chunk and four bytes an item of it in memory.
+
+    uncertainty: (N,) float32 of all rows, NaN for deleted ones; mapped: a sample in its plane.
+    """
+
+    def __init__(self, index: SearchIndex):
+        if not len(index):
+            raise ValueError(f"{index.store.folder} holds no item: put some in, python -m prolip.search extend")
+        self.index, self.pictures = index, Pictures()
+        self.units, self.own = meaning(index)
+        self.probabilistic = any(chunk.log_var is not None for chunk in index.chunks)
+        self.uncertainty = Once(self._uncertainty)
+        self.mapped = Once(self._map)
+
+    def check(self, row: Any) -> int:
+        """A row that is there. KeyError otherwise."""
+        if not isinstance(row, int) or isinstance(row, bool) or not 0 <= row < len(self.index.store):
+            raise KeyError(f"no item {row!r}: there are {len(self.index.store):,}, counted from 0")
+        alive = self.index.store.alive
+        if alive is not None and not alive[row]:
+            raise KeyError(f"item {row} was deleted")
+        return row
+
+    def describe(self, rows: Sequence[int]) -> list[dict[str, Any]]:
+        """Rows as the page shows them."""
+        trace = self.uncertainty()
+        return [{"row": row, **shown(item), **self.meaning_of(float(trace[row]), self.index.side)}
+                for row, item in zip(rows, self.index.items(rows))]  # fmt: skip
+
+    def meaning_of(self, trace: float, side: Side) -> dict[str, Any]:
+        """A trace, what it says in bits of log2 of all that could be meant, and how much it fits."""
+        if self.units is None or not math.isfinite(trace):
+            return {"uncertainty": number(trace), "bits": None, "fits": None}
+        of, x = f"{other_side(side)}s", torch.tensor(trace)
+        bits, share = float(self.units.information(x, of, bits=True)), float(self.units.share(x, of))
+        return {"uncertainty": number(trace), "bits": number(bits), "fits": in_words(share)}
+
+    def sample(self, count: int, seed: int = 0) -> np.ndarray:
+        """At most so many living rows at random, rising."""
+        alive, total = self.index.store.alive, len(self.index.store)
+        random = np.random.default_rng(seed)
+        if alive is None:
+            return np.sort(random.choice(total, min(count, total), replace=False))
+        living = np.flatnonzero(alive)
+        return np.sort(random.choice(living, min(count, len(living)), replace=False))
+
+    def extremes(self, count: int) -> tuple[list[int], list[int]]:
+        """The rows with the least and the most uncertainty, the ends first."""
+        trace = self.uncertainty()
+        rows = np.flatnonzero(~np.isnan(trace))
+        count = min(count, len(rows))
+        ends = []
+        for values in (trace[rows], -trace[rows]):
+            near = np.argpartition(values, count - 1)[:count]
+            ends.append(rows[near[np.argsort(values[near], kind="stable")]].tolist())
+        return ends[0], ends[1]
+
+    def rank(self, trace: float) -> float:
+        """The share of the items that are less uncertain."""
+        values = self.uncertainty()
+        return float((values < trace).sum() / (~np.isnan(values)).sum())
+
+    def _uncertainty(self) -> np.ndarray:
+        found = np.full(len(self.index.store), np.nan, dtype=np.float32)
+        for chunk in self.index.chunks:
+            rows = chunk.living
+            found[chunk.start + rows] = self.own.uncertainty(chunk.gaussian(rows)).float().numpy()
+        return found
+
+    def _map(self) -> Map:
+        rows = self.sample(MAPPED)
+        z = self.index.gaussians(rows.tolist())
+        plane = fit_plane(z)
+        return Map(rows, plane, place(plane, z).numpy())
+
+
+def shown(item: Item) -> dict[str, Any]:
+    """An item without its paths, and with texts of bounded length."""
+    captions = [cut(text) for text in item.get("captions", [])[:CAPTIONS]]
+    return {"key": cut(item["key"]), "captions": captions, "picture": "path" in item or "shard" in item}
+
+
+def cut(text: str) -> str:
+    """A text of at most CHARACTERS."""
+    return text if len(text) <= CHARACTERS else f"{text[: CHARACTERS - 1]}…"
+
+
+def number(value: float | None) -> float | None:
+    """A number as JSON has it, to six digits; None for what is not finite."""
+    return None if value is None or not math.isfinite(value) else float(f"{value:.6g}")

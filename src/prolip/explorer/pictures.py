@@ -1,0 +1,131 @@
+"""Thumbnails of a gallery's items, read from their files or, by its place in the shard, from the middle of a tar."""
+from __future__ import annotations
+
+import io
+import tarfile
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar, cast
+
+import numpy as np
+from PIL import Image
+from webdataset.tariterators import base_plus_ext
+
+from prolip.data.faults import SampleFault
+from prolip.data.reading.opening import is_local, local_path
+from prolip.data.reading.tar import SAMPLE_BYTES, StrictHeader, printable
+from prolip.data.samples.decoding import decode_image
+from prolip.data.samples.sample import IMAGE_SUFFIXES
+from prolip.search.store import Item, hashes_of
+from prolip.utils.documents import read_file
+
+#: Pixels of a thumbnail's longer side; thumbnails, and shards' tables, that are kept.
+SIDE, KEPT, TABLES = 224, 1024, 256
+Value = TypeVar("Value")
+
+
+class Gone(Exception):
+    """There is no picture of an item; the text says why."""
+
+
+class Table(NamedTuple):
+    """Where the pictures of a shard are: hashes of the keys, rising, their first bytes and how many there are."""
+
+    hashes: np.ndarray
+    offsets: np.ndarray
+    sizes: np.ndarray
+
+
+class Kept:
+    """The values that were asked for last, by name; threads share it."""
+
+    def __init__(self, most: int):
+        self.most, self._values, self._lock = most, OrderedDict[str, object](), threading.Lock()
+
+    def get(self, name: str, make: Callable[[], Value]) -> Value:
+        """What is kept under a name, or what is made for it."""
+        with self._lock:
+            if name in self._values:
+                self._values.move_to_end(name)
+                return self._values[name]  # type: ignore[return-value]
+        value = make()
+        with self._lock:
+            self._values[name] = value
+            while len(self._values) > self.most:
+                self._values.popitem(last=False)
+        return value
+
+
+class Pictures:
+    """Pictures of items that say where theirs is: `path`, or `shard` with a key SHARD/KEY, as `prolip.search` keeps."""
+
+    def __init__(self) -> None:
+        self._thumbnails, self._tables = Kept(KEPT), Kept(TABLES)
+
+    def thumbnail(self, item: Item) -> bytes:
+        """WebP of at most SIDE pixels a side. `Gone` where there is none."""
+        name = f"{item.get('shard', '')}\n{item.get('path', '')}\n{item['key']}"
+        return self._thumbnails.get(name, lambda: thumbnail_of(self.image(item)))
+
+    def image(self, item: Item) -> Image.Image:
+        """The picture in RGB, as models see it. `Gone` where there is none."""
+        try:
+            return decode_image(self.data(item))
+        except SampleFault as fault:
+            raise Gone(str(fault)) from fault
+        except OSError as error:
+            raise Gone(f"{error.filename or item['key']}: {error.strerror or error}") from error
+
+    def data(self, item: Item) -> bytes:
+        """The bytes of its file. `Gone` where nobody knows of one, OSError where it cannot be read."""
+        if "path" in item:
+            try:
+                return read_file(item["path"], SAMPLE_BYTES)
+            except ValueError as error:
+                raise Gone(str(error)) from error
+        if "shard" not in item:
+            raise Gone("kept features have no pictures: give an index of images:FOLDER or shards:TARS")
+        shard: str = item["shard"]
+        if not is_local(shard):
+            raise Gone(f"{shard} is not on this machine, and pictures are read from local shards alone")
+        key = item["key"].removeprefix(f"{Path(shard).stem}/")
+        table = self._tables.get(shard, lambda: table_of(local_path(shard)))
+        code = hashes_of([key])[0]
+        row = int(np.searchsorted(table.hashes, code))
+        if row == len(table.hashes) or table.hashes[row] != code:
+            raise Gone(f"{shard} has no picture of {key} any more")
+        with open(local_path(shard), "rb") as file:
+            file.seek(int(table.offsets[row]))
+            return file.read(int(table.sizes[row]))
+
+
+def table_of(path: str) -> Table:
+    """Where the pictures of a tar are, by its headers alone. `Gone` for a compressed or damaged one."""
+    found: dict[str, tuple[int, int, int]] = {}
+    try:
+        with tarfile.open(path, mode="r:", tarinfo=StrictHeader) as archive:
+            while (member := archive.next()) is not None:
+                cast(Any, archive).members.clear()  # or the list grows with the shard
+                key, suffix = base_plus_ext(printable(member.name.removeprefix("./")))
+                if key is None or not member.isreg() or suffix.lower() not in IMAGE_SUFFIXES:
+                    continue
+                order = IMAGE_SUFFIXES.index(suffix.lower())
+                if member.size <= SAMPLE_BYTES and order < found.get(key, (len(IMAGE_SUFFIXES),))[0]:
+                    found[key] = (order, member.offset_data, member.size)
+    except (tarfile.TarError, OSError) as error:
+        raise Gone(f"{path}: {error}; pictures are read from whole shards that are not compressed") from error
+    hashes = hashes_of(found)
+    rising = hashes.argsort()
+    _, offsets, sizes = np.array(list(found.values()), dtype=np.int64).reshape(-1, 3).T
+    return Table(hashes[rising], offsets[rising], sizes[rising])
+
+
+def thumbnail_of(image: Image.Image) -> bytes:
+    """WebP of at most SIDE pixels a side."""
+    small = image.copy()
+    small.thumbnail((SIDE, SIDE))
+    data = io.BytesIO()
+    small.save(data, "WEBP", quality=86, method=2)
+    return data.getvalue()

@@ -1,0 +1,250 @@
+"""Curation rules tried on a gallery: how many samples each drops, before any is dropped (`prolip.curate`)."""
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from prolip.curate.expressions import Rule, parse_rules
+from prolip.curate.figures import MEANINGS, normalised
+from prolip.curate.select import tables_of
+from prolip.curate.tables import PLACE, SIGNATURE, column_names, read_columns, read_note, whole_column
+from prolip.explorer.captions import Captions, captions_of
+from prolip.explorer.gallery import Gallery, Once, shown
+from prolip.gaussian import Gaussian
+from prolip.measures import inclusion_test, mean_cosine
+from prolip.search.store import Item
+
+#: Samples whose pairs are computed where nobody has scored them; rows that a normalised score compares within.
+SAMPLED, BATCH = 2000, 256
+#: Bars of a histogram, rules at once, characters of a rule, samples that are shown of each answer.
+BARS, RULES, CHARACTERS, SHOWN = 40, 12, 500, 12
+
+
+class Table(Protocol):
+    """Numbers of samples by column."""
+
+    @property
+    def rows(self) -> int:
+        """How many samples have numbers."""
+
+    @property
+    def total(self) -> int:
+        """Of how many these are a part."""
+
+    @property
+    def source(self) -> str:
+        """Which they are, in words."""
+
+    def names(self) -> list[str]:
+        """The columns."""
+
+    def column(self, name: str) -> np.ndarray:
+        """One of them, (rows,)."""
+
+    def usable(self) -> np.ndarray:
+        """(rows,) bool: what rules apply to."""
+
+    def items(self, rows: Sequence[int]) -> list[dict[str, Any]]:
+        """Samples as the page shows them, with `picture`: the end of its address, or None."""
+
+
+class GalleryTable:
+    """What a gallery's embeddings say of its pairs, by the formulas of `prolip.curate.figures`; of a sample where the
+    captions are to be embedded for it.
+    """
+
+    def __init__(self, gallery: Gallery, captions: Captions):
+        self.gallery, self.captions = gallery, captions
+        self._found = Once(self._compute)
+
+    @property
+    def total(self) -> int:
+        return len(self.gallery.index)
+
+    @property
+    def source(self) -> str:
+        """Where the numbers are from, in words."""
+        if self.rows < self.total:
+            return f"{self.rows:,} samples at random of {self.total:,}, by their first captions"
+        return f"all {self.total:,} items"
+
+    @property
+    def rows(self) -> int:
+        return len(self._found()[0])
+
+    def names(self) -> list[str]:
+        return list(self._found()[1])
+
+    def column(self, name: str) -> np.ndarray:
+        return self._found()[1][name]
+
+    def usable(self) -> np.ndarray:
+        return np.ones(self.rows, dtype=bool)
+
+    def items(self, rows: Sequence[int]) -> list[dict[str, Any]]:
+        found = self.gallery.describe([int(self._found()[0][row]) for row in rows])
+        return [item | {"thumbnail": f"item/{item['row']}" if item["picture"] else None} for item in found]
+
+    def _compute(self) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        gallery, side = self.gallery, self.gallery.index.side
+        if self.captions.embedder is not None and side == "image":
+            rows = gallery.sample(SAMPLED)
+            first = [captions_of(item)[:1] for item in gallery.index.items(rows.tolist())]
+            rows = rows[[bool(texts) for texts in first]]
+            if len(rows):
+                texts = self.captions.model.embed_texts([texts[0] for texts in first if texts])
+                return rows, pair_columns(gallery, gallery.index.gaussians(rows.tolist()), texts)
+        trace = gallery.uncertainty()
+        rows = np.flatnonzero(~np.isnan(trace))
+        if not gallery.probabilistic:
+            return rows, {}
+        return rows, side_columns(gallery, trace[rows], side)
+
+
+def pair_columns(gallery: Gallery, image: Gaussian, text: Gaussian) -> dict[str, np.ndarray]:
+    """The columns that `prolip.curate score` would write of pairs, and embeddings know."""
+    own = gallery.own
+    parts = [own.pairwise(image.select(slice(i, i + BATCH)), text.select(slice(i, i + BATCH)))
+             for i in range(0, len(image.mean), BATCH)]  # fmt: skip
+    score = np.concatenate([part.diagonal().numpy() for part in parts])
+    probability = [own.match_probability(part.diagonal()) for part in parts]
+    better = [normalised(own.scaled(part)) for part in parts]
+    found: dict[str, Any] = {"cosine": mean_cosine(image, text).numpy(), "score": score}
+    for name, values in (("match_probability", probability), ("normalised_score", better)):
+        if all(x is not None for x in values):
+            found[name] = np.concatenate([x.numpy() for x in values if x is not None])
+    if gallery.probabilistic:
+        found |= side_columns(gallery, own.uncertainty(image).numpy(), "image")
+        found |= side_columns(gallery, own.uncertainty(text).numpy(), "text")
+        found["inclusion"] = inclusion_test(image, text).numpy()
+    return {name: np.asarray(x, dtype=np.float64) for name, x in found.items()}
+
+
+def side_columns(gallery: Gallery, trace: np.ndarray, side: str) -> dict[str, np.ndarray]:
+    """Uncertainty and bits of one side."""
+    found = {f"{side}_uncertainty": trace}
+    if gallery.units is not None:
+        of = "texts" if side == "image" else "images"
+        found[f"{side}_bits"] = gallery.units.information(torch.from_numpy(trace), of, bits=True).numpy()
+    return found
+
+
+class ScoredTable:
+    """What `prolip.curate score` has written of shards, all of it; a column is read when it is asked for."""
+
+    def __init__(self, folder: Path):
+        self.paths = tables_of(folder)
+        self.counts = [len(read_columns(path, ["row"])["row"]) for path in self.paths]
+        self.folder = folder
+        self._columns: dict[str, np.ndarray] = {}
+        self._usable = Once(self._look)
+
+    @property
+    def rows(self) -> int:
+        return sum(self.counts)
+
+    @property
+    def total(self) -> int:
+        return self.rows
+
+    @property
+    def source(self) -> str:
+        return f"all {self.rows:,} samples that are scored in {self.folder}"
+
+    def names(self) -> list[str]:
+        return [name for name in column_names(self.paths[0]) if name not in PLACE and name != SIGNATURE]
+
+    def column(self, name: str) -> np.ndarray:
+        if name not in self._columns:
+            self._columns[name] = whole_column(self.paths, name)
+        return self._columns[name]
+
+    def usable(self) -> np.ndarray:
+        return self._usable()
+
+    def _look(self) -> np.ndarray:
+        faults = [read_columns(path, ["fault"])["fault"] for path in self.paths]
+        return np.concatenate([np.array([fault is None for fault in part], dtype=bool) for part in faults])
+
+    def item(self, row: int) -> Item:
+        """A sample as an index would know it. KeyError for none."""
+        if not 0 <= row < self.rows:
+            raise KeyError(f"no sample {row!r}: there are {self.rows:,}, counted from 0")
+        starts = np.cumsum([0, *self.counts])
+        number = int(np.searchsorted(starts, row, side="right")) - 1
+        columns, place = read_columns(self.paths[number], ["key", "caption"]), row - int(starts[number])
+        shard, key = read_note(self.paths[number])["shard"], columns["key"][place]
+        return {"key": f"{Path(shard).stem}/{key}", "shard": shard, "captions": [columns["caption"][place] or ""]}
+
+    def items(self, rows: Sequence[int]) -> list[dict[str, Any]]:
+        return [{**shown(self.item(int(row))), "row": None, "thumbnail": f"sample/{int(row)}"} for row in rows]
+
+
+def describe(table: Table) -> dict[str, Any]:
+    """Every column with its meaning, its quantiles in hundredths and its histogram."""
+    return {"rows": table.rows, "total": table.total, "source": table.source,
+            "columns": [summary(table, name) for name in table.names()]}  # fmt: skip
+
+
+def summary(table: Table, name: str) -> dict[str, Any]:
+    """quantiles: 101 values; bars: counts between the first and the last hundredth."""
+    values = table.column(name).astype(np.float64)
+    values = values[np.isfinite(values)]
+    if not len(values):
+        return {"name": name, "meaning": MEANINGS.get(name, name), "quantiles": [], "bars": []}
+    quantiles = np.quantile(values, np.linspace(0, 1, 101))
+    bars, _ = np.histogram(values, BARS, (quantiles[0], max(quantiles[-1], np.nextafter(quantiles[0], np.inf))))
+    inner = [float(f"{x:.5g}") for x in quantiles[1:-1].tolist()]
+    rounded = [outward(float(quantiles[0]), -1), *inner, outward(float(quantiles[-1]), 1)]
+    return {"name": name, "meaning": MEANINGS.get(name, name), "quantiles": rounded, "bars": bars.tolist()}
+
+
+def outward(value: float, way: int) -> float:
+    """To five digits and never inwards, so that a rule at an end drops nothing; way: -1 down, 1 up."""
+    near = float(f"{value:.5g}")
+    return near if way * (near - value) >= 0 else float(f"{value + way * abs(value) * 1e-4:.5g}")
+
+
+def try_rules(table: Table, texts: Sequence[str]) -> dict[str, Any]:
+    """What rules `NAME: FORMULA` would drop, counted as `prolip.curate select` does: by each, by it alone, by any.
+
+    shown: some that are dropped, with why, and some that are kept, spread over all. ValueError for what is no rule.
+    """
+    if len(texts) > RULES or any(not isinstance(text, str) or len(text) > CHARACTERS for text in texts):
+        raise ValueError(f"give at most {RULES} rules of at most {CHARACTERS} characters each")
+    rules = parse_rules(list(texts))
+    usable, names = table.usable(), table.names()
+    hits = np.stack([np.zeros_like(usable), *(dropped(table, rule, names) & usable for rule in rules)])
+    any_of, how_many = np.asarray(hits.any(0)), hits.sum(0)
+    kept = usable & ~any_of
+    given = " ".join(f"--drop {shlex.quote(f'{rule.name}: {rule.drop.text}')}" for rule in rules)
+    return {
+        "rows": table.rows, "total": table.total, "unusable": int((~usable).sum()), "kept": int(kept.sum()),
+        "rules": [{"name": rule.name, "dropped": int(hit.sum()), "alone": int((hit & (how_many == 1)).sum())}
+                  for rule, hit in zip(rules, hits[1:])],
+        "command": f"python -m prolip.curate select --out FOLDER {given}".strip(),
+        "shown": {"dropped": examples(table, any_of, rules, hits[1:]), "kept": examples(table, kept, [], hits[:0])},
+    }  # fmt: skip
+
+
+def dropped(table: Table, rule: Rule, names: list[str]) -> np.ndarray:
+    """Of which samples a rule is true, (rows,) bool."""
+    rule.drop.check_columns(names)
+    columns = {name: table.column(name) for name in rule.drop.columns}
+    quantiles = {(name, share): float(np.nanquantile(table.column(name), share)) for name, share in rule.drop.quantiles}
+    if not columns:
+        raise ValueError(f"{rule.drop.text!r} names no column: there are {', '.join(names)}")
+    return np.asarray(rule.drop(columns, quantiles), dtype=bool)
+
+
+def examples(table: Table, chosen: np.ndarray, rules: Sequence[Rule], hits: np.ndarray) -> list[dict[str, Any]]:
+    """Some of the chosen samples, evenly spread, and the names of the rules that drop them."""
+    rows = np.flatnonzero(chosen)
+    rows = rows[np.linspace(0, len(rows) - 1, min(SHOWN, len(rows))).astype(int)] if len(rows) else rows
+    return [item | {"reasons": [rule.name for rule, hit in zip(rules, hits) if hit[row]]}
+            for item, row in zip(table.items(rows.tolist()), rows.tolist())]  # fmt: skip

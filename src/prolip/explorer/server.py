@@ -1,0 +1,250 @@
+"""The page's server: its own machine alone by default, bounded requests, answers as JSON.
+
+A page of another site can make a browser ask, and under a name that it makes point here (DNS rebinding) read what is
+answered. So a request must name a host that this server has, and what has a body must come from its own page.
+"""
+from __future__ import annotations
+
+import ipaddress
+import json
+import secrets
+import socket
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.resources import files
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from prolip.data.faults import SampleFault
+from prolip.data.samples.decoding import decode_image
+from prolip.explorer.app import App, Refused
+from prolip.explorer.pictures import Gone
+from prolip.utils.documents import loads
+
+#: Bytes of a question, of a picture, and of a refused body that are read away, so that its sender hears why.
+JSON_BYTES, PICTURE_BYTES, DRAINED = 2**16, 2**24, 2**26
+#: Seconds that a connection may say nothing, and that are waited for the rest of a refused body.
+PATIENCE, LINGER = 30.0, 2.0
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+#: Files of the page.
+ASSETS = {"explorer.js": "text/javascript; charset=utf-8", "explorer.css": "text/css; charset=utf-8"}
+#: On every answer: nothing is guessed, framed, or told to others.
+ALWAYS = {
+    "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin", "Cross-Origin-Opener-Policy": "same-origin",
+    "X-Frame-Options": "DENY",
+}  # fmt: skip
+
+
+class Server(ThreadingHTTPServer):
+    """The explorer at a host and port; 0: any free port. hosts: names that requests may use for it."""
+
+    daemon_threads, allow_reuse_address = True, True
+
+    def __init__(self, app: App, host: str, port: int):
+        self.app, self.hosts = app, names_of(host)
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        loader = PackageLoader("prolip.explorer", ".")
+        environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
+        self.page = environment.get_template("page.html.j2")
+        self.assets = {name: files("prolip.explorer").joinpath(name).read_bytes() for name in ASSETS}
+        super().__init__((host, port), Handler)
+
+    @property
+    def url(self) -> str:
+        """Where the page is."""
+        host, port = str(self.server_address[0]), self.server_address[1]
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+        return f"http://{f'[{host}]' if ':' in host else host}:{port}/"
+
+    def knows(self, name: str) -> bool:
+        """Whether a Host header's name is this server's. Open to others, any address is: rebinding needs a name."""
+        if name in self.hosts:
+            return True
+        return not self.is_private and is_address(name)
+
+    @property
+    def is_private(self) -> bool:
+        """Whether only this machine reaches it."""
+        return is_loopback(str(self.server_address[0]))
+
+
+class Handler(BaseHTTPRequestHandler):
+    """One request: checked, answered, in the words of `App`."""
+
+    protocol_version, server_version, sys_version, timeout = "HTTP/1.1", "prolip", "", PATIENCE
+    server: Server
+    #: Bytes of the body that were not read.
+    unread = 0
+
+    def do_GET(self) -> None:
+        """The page, its files, thumbnails, and what needs no question."""
+        self._answer(self._get)
+
+    def do_POST(self) -> None:
+        """Questions and pictures."""
+        self._answer(self._post)
+
+    def _answer(self, work: Callable[[str], None]) -> None:
+        """Do it; what goes wrong becomes an answer that says what."""
+        try:
+            self._check_host()
+            work(unquote(urlsplit(self.path).path))
+        except Refused as refused:
+            self._refuse(refused.status, str(refused))
+        except (Gone, KeyError) as error:
+            self._refuse(HTTPStatus.NOT_FOUND, str(error.args[0] if error.args else error))
+        except ValueError as error:
+            self._refuse(HTTPStatus.BAD_REQUEST, str(error))
+        except (BrokenPipeError, ConnectionResetError, TimeoutError):
+            self.close_connection = True
+        except Exception as error:  # the page shows it, the terminal says where
+            print(f"error: {self.path}: {type(error).__name__}: {error}", file=sys.stderr)
+            self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, f"{type(error).__name__}: {error}")
+
+    def _get(self, path: str) -> None:
+        app, parts = self.server.app, path.strip("/").split("/")
+        if path == "/":
+            self._page()
+        elif len(parts) == 2 and parts[0] == "static" and parts[1] in ASSETS:
+            self._send(self.server.assets[parts[1]], ASSETS[parts[1]], {"Cache-Control": "no-cache"})
+        elif len(parts) == 3 and parts[0] == "thumbnail" and parts[2].isdecimal() and len(parts[2]) < 16:
+            data = app.thumbnail(parts[1], int(parts[2]))
+            self._send(data, "image/webp", {"Cache-Control": "private, max-age=3600"})
+        elif len(parts) == 2 and parts[0] == "api" and parts[1] in app.looks:
+            self._json(app.looks[parts[1]]())
+        elif parts[0] == "api" and parts[-1] in app.questions:
+            raise Refused(HTTPStatus.METHOD_NOT_ALLOWED, f"{path} is asked by POST")
+        else:
+            raise Refused(HTTPStatus.NOT_FOUND, "there is no such page")
+
+    def _post(self, path: str) -> None:
+        app, parts = self.server.app, path.strip("/").split("/")
+        self._check_origin()
+        if path == "/api/upload":
+            data = self._body(PICTURE_BYTES, "application/octet-stream", "a picture")
+            try:
+                image = decode_image(data)
+            except SampleFault as fault:
+                why = f"this is no picture that can be read: {fault}"
+                raise Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, why) from fault
+            self._json(app.upload(image))
+        elif len(parts) == 2 and parts[0] == "api" and parts[1] in app.questions:
+            data = self._body(JSON_BYTES, "application/json", "a question")
+            try:
+                values = loads(data.decode("utf-8"))
+            except (ValueError, RecursionError) as error:
+                raise Refused(HTTPStatus.BAD_REQUEST, f"the question is no JSON: {error}") from error
+            if not isinstance(values, dict):
+                raise Refused(HTTPStatus.BAD_REQUEST, 'a question is a JSON object, such as {"text": "a cat"}')
+            self._json(app.questions[parts[1]](values))
+        else:
+            raise Refused(HTTPStatus.NOT_FOUND, "there is no such page")
+
+    # --- what a request must be --------------------------------------------------------------------------------------
+    def _check_host(self) -> None:
+        name = host_of(self.headers.get("Host", ""))
+        if not self.server.knows(name):
+            raise Refused(HTTPStatus.MISDIRECTED_REQUEST, f"this is not the server of {name!r}: open {self.server.url}")
+
+    def _check_origin(self) -> None:
+        origin, own = self.headers.get("Origin"), self.headers.get("Host", "")
+        if origin is not None and urlsplit(origin).netloc != own:
+            raise Refused(HTTPStatus.FORBIDDEN, f"a page of {origin} may not ask")
+
+    def _body(self, most: int, kind: str, what: str) -> bytes:
+        """The body, of the kind that a foreign page cannot send unasked; `Refused` for another, or a longer one."""
+        length = self.headers.get("Content-Length", "")
+        if not length.isdecimal() or len(length) > 15:
+            raise Refused(HTTPStatus.LENGTH_REQUIRED, f"{what} comes with its length")
+        self.unread = int(length)
+        if int(length) > most:
+            raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+                          f"{what} of {int(length):,} bytes: at most {most:,} are taken")  # fmt: skip
+        if self.headers.get_content_type() != kind:
+            raise Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"{what} is sent as {kind}")
+        data, self.unread = self.rfile.read(int(length)), 0
+        if len(data) < int(length):
+            raise Refused(HTTPStatus.BAD_REQUEST, f"{what} broke off after {len(data):,} of {int(length):,} bytes")
+        return data
+
+    # --- what it gets ------------------------------------------------------------------------------------------------
+    def _page(self) -> None:
+        nonce = secrets.token_urlsafe(16)
+        policy = (f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}';"
+                  " img-src 'self' blob: data:; connect-src 'self'; base-uri 'none'; form-action 'none';"
+                  " frame-ancestors 'none'")  # fmt: skip
+        text = self.server.page.render(nonce=nonce, title=self.server.app.title)
+        self._send(text.encode(), "text/html; charset=utf-8",
+                   {"Content-Security-Policy": policy, "Cache-Control": "no-store"})  # fmt: skip
+
+    def _json(self, values: Any, status: int = HTTPStatus.OK) -> None:
+        data = json.dumps(values, ensure_ascii=False, allow_nan=False).encode("utf-8", "backslashreplace")
+        self._send(data, "application/json; charset=utf-8", {"Cache-Control": "no-store"}, status)
+
+    def _refuse(self, status: int, why: str) -> None:
+        """Say why, and end the connection: what is left of a body would be taken for the next request.
+
+        It is read away first, up to a bound: a connection that is closed on its sender loses the answer.
+        """
+        self.close_connection = True
+        with suppress(OSError):  # nobody may listen any more
+            self._json({"error": why}, status)
+            self.connection.settimeout(LINGER)
+            left = min(self.unread, DRAINED)
+            while left > 0 and (part := self.rfile.read1(min(left, 2**16))):
+                left -= len(part)
+
+    def _send(self, data: bytes, kind: str, headers: Mapping[str, str], status: int = HTTPStatus.OK) -> None:
+        self.send_response(status)
+        for name, value in {"Content-Type": kind, "Content-Length": str(len(data)), **ALWAYS, **headers}.items():
+            self.send_header(name, value)
+        if self.close_connection:
+            self.send_header("Connection", "close")
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Requests, and connections that end, are nobody's news."""
+
+
+def host_of(header: str) -> str:
+    """The name in a Host header, without its port and brackets."""
+    try:
+        return (urlsplit(f"//{header}").hostname or "").rstrip(".")
+    except ValueError:
+        return ""
+
+
+def names_of(host: str) -> frozenset[str]:
+    """What a server of this address may be called: this machine's own names, and the one it was given."""
+    own = () if is_loopback(host) else (socket.gethostname().lower(), socket.getfqdn().lower())
+    return frozenset({*LOOPBACK, host.lower(), *own})
+
+
+def is_address(name: str) -> bool:
+    """Whether a name is an IP address."""
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address is only this machine's."""
+    return host == "localhost" or (is_address(host) and ipaddress.ip_address(host).is_loopback)
+
+
+def make_server(app: App, host: str, port: int) -> Server:
+    """A server that is bound. ValueError naming the remedy where it cannot be."""
+    try:
+        return Server(app, host, port)
+    except (OSError, OverflowError) as error:
+        raise ValueError(f"{host}:{port} cannot be served at ({error}): give another --port, or 0 for any that is free,"
+                         " and with --host an address of this machine") from error  # fmt: skip

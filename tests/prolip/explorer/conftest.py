@@ -1,0 +1,49 @@
+"""A small model and a gallery whose captions try to run scripts, on a page that a thread serves."""
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from explored import COLOURS, HOSTILE, picture
+from webdataset import TarWriter
+
+import prolip
+from prolip.explorer.__main__ import make_app, parse
+from prolip.explorer.server import make_server
+from prolip.models.weights.checkpoint import save_pretrained
+
+
+@pytest.fixture(scope="session")
+def small_model(tmp_path_factory) -> str:
+    """`local-dir:` address of a random model whose traces differ."""
+    torch.manual_seed(0)
+    model = prolip.create_model("ProLIP-ViT-test", init_unc_bias=-4.0, init_unc_gain=1.0)
+    return f"local-dir:{save_pretrained(model, tmp_path_factory.mktemp('explored_model'))}"
+
+
+@pytest.fixture(scope="session")
+def shard(tmp_path_factory) -> str:
+    """Twelve squares; the captions of the first three are hostile."""
+    path = str(tmp_path_factory.mktemp("squares") / "squares.tar")
+    with TarWriter(path, encoder=False) as writer:
+        for row, colour in enumerate(COLOURS):
+            captions = [*HOSTILE[row : row + 1], f"a {colour} square", colour]
+            writer.write({"__key__": f"s{row:02}", "png": picture(colour), "txt": "\n".join(captions).encode()})
+    return path
+
+
+@pytest.fixture(scope="session")
+def app(small_model, shard, tmp_path_factory):
+    place = tmp_path_factory.mktemp("explored") / "index"
+    return make_app(parse([small_model, "--data", shard, "--index", str(place)]))
+
+
+@pytest.fixture(scope="session")
+def server(app):
+    """The page on a free port of this machine."""
+    made = make_server(app, "127.0.0.1", 0)
+    threading.Thread(target=made.serve_forever, daemon=True).start()
+    yield made
+    made.shutdown()
+    made.server_close()

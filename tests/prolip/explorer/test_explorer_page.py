@@ -1,0 +1,261 @@
+"""The explorer's page in a real browser: what people do with it, and what captions cannot do to them."""
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from explored import COLOURS, HOSTILE, picture
+
+import prolip.explorer
+from prolip.explorer import server as served
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install '.[test]'")
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on PATH: apt-get install chromium")
+expect = sync_api.expect
+VIEWS = ("nearest", "beside", "path", "map", "uncertain", "rules")
+#: Milliseconds, of a machine that does much else.
+PATIENCE = 60_000
+
+
+@pytest.fixture(scope="module")
+def browser():
+    expect.set_options(timeout=PATIENCE)
+    with sync_api.sync_playwright() as playwright:
+        made = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield made
+        made.close()
+
+
+@pytest.fixture
+def opened(browser, server):
+    """(width, height) -> a page that is ready; whatever it complains about ends the test."""
+    contexts, complaints = [], []
+
+    def run(width: int = 1280, height: int = 900, place: str = ""):
+        context = browser.new_context(viewport={"width": width, "height": height}, reduced_motion="reduce")
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(PATIENCE)
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("console", lambda line: complaints.append(line.text) if "Security" in line.text else None)
+        page.on("dialog", lambda dialog: complaints.append(dialog.message))
+        page.on("request", lambda request: complaints.append(request.url) if foreign(request.url, server.url) else None)
+        page.goto(server.url + place)
+        expect(page.locator("html")).to_have_attribute("data-ready", "yes")
+        return page
+
+    yield run
+    for context in contexts:
+        context.close()
+    assert complaints == []
+
+
+def foreign(url: str, own: str) -> bool:
+    return not url.startswith((own, "data:", f"blob:{own}"))
+
+
+def ask(page, text: str) -> None:
+    page.fill("#text", text)
+    page.press("#text", "Enter")
+    expect(page.locator("#status")).to_contain_text("12 items; the nearest:")
+
+
+def view(page, name: str) -> None:
+    page.click(f"#tab-{name}")
+    expect(page.locator(f"#{name}")).to_be_visible()
+    expect(page.locator("#status")).not_to_contain_text("…")
+
+
+def drop(page, data: bytes, name: str = "mine.png") -> None:
+    page.set_input_files("#picture", {"name": name, "mimeType": "image/png", "buffer": data})
+
+
+def test_a_text_is_asked_compared_and_walked(opened):
+    page = opened()
+    ask(page, "a red square")
+    expect(page.locator("#answers li")).to_have_count(12)
+    expect(page.locator("#answers .meter").first).to_be_visible()
+    expect(page.locator("#answers img").first).to_have_js_property("complete", True)
+    assert page.locator("#answers img").first.evaluate("image => image.naturalWidth") == 32
+    expect(page.locator("#makes .verdict")).to_contain_text(re.compile("would (answer|refuse) this"))
+    page.locator("#least-sure").fill("100")
+    expect(page.locator("#makes .verdict")).to_have_text("The model would refuse this")
+    page.locator("#least-sure").fill("0")
+    expect(page.locator("#makes .verdict")).to_have_text("The model would answer this")
+    view(page, "beside")
+    expect(page.locator("#columns section h2")).to_have_text([re.compile("^csd"), "mean", "elk"])
+    expect(page.locator("#columns section").first.locator("li")).to_have_count(8)
+    view(page, "path")
+    expect(page.locator("#steps .word").first).to_have_text("a red square")
+    expect(page.locator("#steps .word").last).to_have_text("[ROOT]")
+    expect(page.locator("#steps li").first.locator("img")).to_have_count(4)
+    page.check("input[value=empty]")
+    expect(page.locator("#steps .says").last).to_have_text("“”")
+
+
+def test_a_picture_is_asked_by_and_then_an_item(opened):
+    page = opened()
+    drop(page, picture("cyan"))
+    expect(page.locator("#status")).to_contain_text("the nearest: a cyan square")
+    expect(page.locator("#chips")).to_contain_text("your picture")
+    expect(page.locator("#makes")).to_contain_text("Captions it would give")
+    page.locator("#answers button").first.click()
+    expect(page.locator("#chips")).to_contain_text("a cyan square")
+    expect(page.locator("#status")).to_contain_text("11 items; the nearest:")
+    page.click("#chips button")
+    expect(page.locator("#asked")).to_be_hidden()
+
+
+def test_bad_and_huge_pictures_are_refused_in_words(opened):
+    page = opened()
+    drop(page, b"no picture at all")
+    expect(page.locator("#error")).to_contain_text("This is no picture that can be read")
+    page.evaluate("""() => {
+        const files = new DataTransfer(), field = document.getElementById("picture");
+        files.items.add(new File([new Uint8Array(2 ** 24 + 1)], "huge.png", {type: "image/png"}));
+        field.files = files.files;
+        field.dispatchEvent(new Event("change"));
+    }""")
+    expect(page.locator("#error")).to_contain_text("at most 16,777,216 are taken")
+    drop(page, picture("red"))
+    expect(page.locator("#status")).to_contain_text("12 items")
+    expect(page.locator("#error")).to_be_hidden()
+
+
+def test_the_server_itself_refuses_a_huge_picture_in_the_browsers_hearing(opened, monkeypatch):
+    monkeypatch.setattr(served, "PICTURE_BYTES", 2**16)
+    page = opened()
+    status = page.evaluate("""async () => {
+        const body = new Uint8Array(2 ** 22);
+        const headers = {"Content-Type": "application/octet-stream"};
+        const answer = await fetch("api/upload", {method: "POST", headers, body});
+        return [answer.status, (await answer.json()).error];
+    }""")  # fmt: skip
+    assert status[0] == 413 and "at most" in status[1]
+
+
+def test_captions_are_text_and_run_nothing(opened):
+    page = opened()
+    ask(page, HOSTILE[1])
+    for name in VIEWS:
+        view(page, name)
+    view(page, "uncertain")
+    for hostile in HOSTILE:
+        expect(page.get_by_text(hostile, exact=True).locator("visible=true").first).to_be_visible()
+    page.wait_for_timeout(200)
+    assert page.evaluate("window.ran") is None
+    made = "main script, main svg:not(.bars), [onerror], [onload]"
+    assert page.evaluate(f"document.querySelectorAll('{made}').length") == 0
+
+
+def test_a_telephone_never_scrolls_sideways(opened):
+    page = opened(375, 740)
+    ask(page, "a square with a very long description " * 12)
+    for name in VIEWS:
+        view(page, name)
+        wide = page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
+        assert wide[0] <= wide[1] == 375, name
+
+
+def test_rules_count_while_the_slider_moves(opened):
+    page = opened(place="#rules")
+    expect(page.locator("#kept")).to_contain_text("of 12 stay")
+    slider = page.locator("#list input[type=range]")
+    slider.fill("0")
+    expect(page.locator("#kept")).to_contain_text("12 of 12 stay")
+    slider.fill("50")
+    expect(page.locator("#kept")).to_contain_text("6 of 12 stay")
+    expect(page.locator("#goes li")).to_have_count(6)
+    command = "python -m prolip.curate select --out FOLDER --drop 'low: normalised_score <"
+    expect(page.locator("#command")).to_contain_text(command)
+    page.click("#formula")
+    page.locator("#list input[type=text]").last.fill("text_uncertainty <")
+    expect(page.locator("#list .wrong")).to_contain_text("is no rule")
+    page.locator("#list input[type=text]").last.fill("cosine < quantile(cosine, 2)")
+    expect(page.locator("#list .wrong")).to_contain_text("a share from 0 to 1")
+    page.locator("#list input[type=text]").last.fill("cosine > -2")
+    expect(page.locator("#kept")).to_contain_text("0 of 12 stay")
+
+
+def test_all_of_it_goes_by_keyboard(opened):
+    page = opened()
+    press = page.keyboard.press
+    page.bring_to_front()
+    press("Tab")
+    expect(page.locator(".skip")).to_be_focused()
+    press("Tab")
+    expect(page.locator("#text")).to_be_focused()
+    page.keyboard.type("a blue square")
+    press("Enter")
+    expect(page.locator("#status")).to_contain_text("12 items; the nearest:")
+    page.focus("#tab-nearest")
+    for name in (*VIEWS[1:], "nearest"):
+        press("ArrowRight")
+        expect(page.locator(f"#{name}")).to_be_visible()
+        expect(page.locator(f"#tab-{name}")).to_be_focused()
+    press("Tab")  # from the tab into its panel
+    expect(page.locator("#least-sure")).to_be_focused()
+    press("Tab")
+    expect(page.locator("#answers .card").first).to_be_focused()
+    press("Enter")
+    expect(page.locator("#status")).to_contain_text("11 items; the nearest:")
+    view(page, "map")
+    page.focus("#canvas")
+    press("ArrowRight")
+    expect(page.locator("#chosen .card")).to_be_visible()
+    chosen = page.locator("#chosen .caption").inner_text()
+    press("Enter")
+    expect(page.locator("#chips")).to_contain_text(chosen)
+
+
+def test_a_click_on_the_map_chooses_an_item(opened):
+    page = opened(place="#map")
+    expect(page.locator("#map-lead")).to_contain_text("All 12 items")
+    box = page.locator("#canvas").bounding_box()
+    at = page.evaluate("onScreen(view.points[3].at, document.getElementById('canvas').getBoundingClientRect())")
+    page.mouse.click(box["x"] + at[0], box["y"] + at[1])
+    expect(page.locator("#chosen .card")).to_contain_text(f"a {COLOURS[3]} square")
+
+
+def test_everything_has_a_name_for_a_screen_reader(opened):
+    page = opened()
+    ask(page, "red")
+    for name in VIEWS:
+        view(page, name)
+    found = page.evaluate("""() => {
+        const all = (what) => [...document.querySelectorAll(what)], html = (some) => some.map((x) => x.outerHTML);
+        const ids = all('[id]').map((x) => x.id);
+        return {
+            unlabelled: html(all('input, select, canvas').filter((x) => !x.labels?.length && !x.ariaLabel)),
+            mute: html(all('button').filter((x) => !x.textContent.trim() && !x.ariaLabel)),
+            alt: html(all('img').filter((x) => !x.hasAttribute('alt'))),
+            ids: ids.filter((x, i) => ids.indexOf(x) !== i),
+            live: all('[aria-live], [role=alert]').map((x) => x.id),
+            controls: html(all('[aria-controls]').filter((x) => !ids.includes(x.getAttribute('aria-controls')))),
+        };
+    }""")
+    assert {"status", "error", "kept", "chosen"} <= set(found.pop("live"))
+    assert found == {"unlabelled": [], "mute": [], "alt": [], "ids": [], "controls": []}
+
+
+def luminance(colour: str) -> float:
+    """Relative luminance of #rgb or #rrggbb, WCAG 2.2."""
+    digits = colour[1:] if len(colour) == 7 else "".join(2 * c for c in colour[1:])
+    parts = [int(digits[i : i + 2], 16) / 255 for i in (0, 2, 4)]
+    linear = [x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
+def test_text_stands_out_from_its_ground(scheme):
+    text = Path(prolip.explorer.__file__).with_name("explorer.css").read_text()
+    blocks = re.findall(r":root \{(.*?)\}", text, re.S)
+    colours = dict(re.findall(r"--([\w-]+): (#\w+);", blocks[0] + blocks[scheme]))
+    inks = ("ink", "soft", "accent", "bad", "bits", "good")
+    pairs = [(ink, ground) for ink in inks for ground in ("paper", "ground")]
+    for ink, ground in [*pairs, ("on-accent", "accent"), ("ink", "wash"), ("soft", "wash")]:
+        low, high = sorted((luminance(colours[ink]), luminance(colours[ground])))
+        assert (high + 0.05) / (low + 0.05) >= 4.5, (ink, ground)
