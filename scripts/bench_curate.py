@@ -84,8 +84,10 @@ def scorer(urls: Sequence[str], out: Path, args: argparse.Namespace) -> Scorer:
 def loaded(urls: Sequence[str], out: Path, args: argparse.Namespace) -> int:
     """Samples that the training loader hands out."""
     preprocess = scorer(urls, out, args).preprocess
-    config = DataConfig(train_data="::".join(urls), train_num_samples=len(urls) * args.shard_samples, batch_size=250,
-                        workers=max(1, args.workers), shuffle_buffer=1)  # fmt: skip
+    config = DataConfig(
+        train_data="::".join(urls), train_num_samples=len(urls) * args.shard_samples, shuffle_buffer=1,
+        batch_size=min(250, args.shard_samples), workers=max(1, args.workers),
+    )  # fmt: skip
     loader = build_loader(config, preprocess, get_tokenizer(args.model))
     loader.set_epoch(0)
     count = sum(len(batch["key"]) for batch in loader)

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image, ImageDraw
 
+from prolip.data.pictures import open_image
 from prolip.utils.documents import loads
 
 #: The smallest segment of a kept image has more pixels than this; so many segments are pasted.
@@ -136,14 +137,14 @@ def build(
         raise FileNotFoundError(f"{some}: {WANTED}")
     for one in chosen:
         source = folder / one.file
-        with Image.open(source) as image:
-            if (image.height, image.width) != one.size:
-                raise ValueError(f"{source} is {image.width} x {image.height} and {one.size[1]} x {one.size[0]} in"
-                                 f" {instances}: {WANTED}")
-            try:
-                pictures = levels_of(image, [mask_of(s, one.size) for s in one.segments])
-            except ValueError as error:
-                raise ValueError(f"{instances}: {one.file}: {error}") from error
+        image = open_image(source)
+        if (image.height, image.width) != one.size:
+            raise ValueError(f"{source} is {image.width} x {image.height} and {one.size[1]} x {one.size[0]} in"
+                             f" {instances}: {WANTED}")  # fmt: skip
+        try:
+            pictures = levels_of(image, [mask_of(s, one.size) for s in one.segments])
+        except ValueError as error:
+            raise ValueError(f"{instances}: {one.file}: {error}") from error
         place = target / source.stem
         place.mkdir(parents=True, exist_ok=True)
         for level, picture in enumerate(pictures):
