@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from prolip.data.emoji import Corpus
+from prolip.data.pictures import open_image
 from prolip.evaluation.model import Embedder
 from prolip.gaussian import Gaussian
 from prolip.hierarchy import figures, levels
@@ -52,7 +53,7 @@ class Pictures:
         """Those of a folder as `python -m prolip.hierarchy hierarimgs` writes it. ValueError for another."""
         files = read_levels(folder)
         z = [levels.embed_files(embedder, paths, sys.stderr.isatty()) for paths in zip(*files)]
-        return cls(embedder, z, lambda row, level: Image.open(files[row][level]).convert("RGB"))
+        return cls(embedder, z, lambda row, level: open_image(files[row][level]))
 
     @cached_property
     def inclusions(self) -> list[levels.Inclusion]:
@@ -73,7 +74,7 @@ class Pictures:
 
 def without_cells(image: Image.Image, share: float, seed: int) -> Image.Image:
     """The image with a share of its 8 x 8 cells white; with one seed a larger share has the cells of the smaller."""
-    pixels = torch.from_numpy(np.asarray(image.convert("RGB"), dtype=np.float32)).permute(2, 0, 1)
+    pixels = torch.from_numpy(np.asarray(image, dtype=np.float32)).permute(2, 0, 1)
     kept = erase(pixels[None] - WHITE, share, torch.Generator().manual_seed(seed))[0] + WHITE
     return Image.fromarray(kept.permute(1, 2, 0).byte().numpy())
 

@@ -110,8 +110,8 @@ def decode_counts(text: str | bytes) -> list[int]:
 
 
 def levels_of(image: Image.Image, masks: Sequence[np.ndarray]) -> list[Image.Image]:
-    """The levels of an image but the last, which it is itself: segments pasted on white one by one, largest first."""
-    pixels = np.asarray(image.convert("RGB"))
+    """Levels of an RGB image but the last, which it is itself: segments pasted on white one by one, largest first."""
+    pixels = np.asarray(image)
     canvas = np.empty_like(pixels)
     canvas[...] = BLANK
     out = []
