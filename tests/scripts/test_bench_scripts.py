@@ -51,3 +51,13 @@ def test_the_ring_is_compared_with_siglips_exchange_and_with_none(forked):
     for name in ("ring", "gather", "bidirectional", "no exchange"):
         assert re.search(rf"^\| {name} \| {NUMBER} \| {NUMBER} \(", text, re.M), text
     assert re.search(rf"2 ranks have {NUMBER} \(.*\) times the throughput of one", text), text
+
+
+def test_classifiers_are_compared_by_shots_and_at_risks(forked):
+    corpus = ("--select", "subgroup=plant flower|food vegetable", "--risks", "0.5", "--shots", "4")
+    small = ("--model", "ProLIP-ViT-test", "--pretrained", "random", "--repeats", "1")
+    text = run(forked, "bench_classifiers.py", *small, *corpus)
+    for name in ("zero-shot, fitted", " 4 shots, names and shots", " 4 shots, logistic regression"):
+        assert re.search(rf"^{name} +acc +{NUMBER}%  nats +{NUMBER}  ECE {NUMBER}$", text, re.M), text
+    answers = r"^  at most 50% wrong: +[\d.]+% answered, (none|[\d.]+% of them wrong, more)"
+    assert len(re.findall(answers, text, re.M)) == 2
