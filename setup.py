@@ -23,7 +23,7 @@ setup(
     package_dir={"": "src"},
     packages=find_packages("src"),
     package_data={
-        "prolip": ["models/configs/*.json", "report/*.j2", "evaluation/suites/datacomp/*.csv",
+        "prolip": ["models/configs/*.json", "report/*.j2", "hub/*.j2", "evaluation/suites/datacomp/*.csv",
                    "evaluation/published/*.csv", "py.typed"],
         "training": ["retired_flags.json"],
         "planner": ["published.csv"],

@@ -41,7 +41,7 @@ FLOORS = [
     # the commands
     ["prolip.evaluation", "prolip.export", "prolip.report", "prolip.search", "prolip.uncertainty.attach",
      "prolip.uncertainty.__main__"],
-    ["prolip.classifiers"],  # which refuse as a search does
+    ["prolip.classifiers", "prolip.hub"],  # which refuse as a search does
     ["prolip"],  # the public names
     ["training"],
     ["planner"],

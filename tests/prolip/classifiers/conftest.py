@@ -4,6 +4,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from fitted_models import fitted_model
 
 from prolip.data import emoji
 from prolip.evaluation.loading import load_embedder
@@ -23,8 +24,6 @@ def drawings():
 @pytest.fixture(scope="session")
 def small_model(tmp_path_factory):
     """`local-dir:` address of a model with variances and novelty, fitted to random pairs."""
-    from test_classifiers import fitted_model
-
     return fitted_model(tmp_path_factory.mktemp("classifying"))
 
 

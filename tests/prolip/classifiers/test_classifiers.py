@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from safetensors.torch import save_file
 from scipy.special import softmax
 from scipy.stats import binom
 from sklearn.base import clone
@@ -18,30 +17,10 @@ import prolip
 from prolip.classifiers import FewShotClassifier, ZeroShotClassifier
 from prolip.evaluation.model import Embedder
 from prolip.gaussian import Gaussian
-from prolip.methods import LikelihoodConfig
-from prolip.models.weights.checkpoint import save_pretrained
 from prolip.scores import CSDScore
-from prolip.uncertainty.attach import attach
 from prolip.uncertainty.novelty import refusal
-from prolip.uncertainty.pairs import Pairs
 
 NAMES = ["food vegetable", "plant flower", "transport air"]
-
-
-def fitted_model(folder) -> str:
-    """A small model with variances and novelty, fitted to random pairs."""
-    torch.manual_seed(0)
-    save_pretrained(prolip.create_model("ProLIP-ViT-test"), folder / "plain")
-    model = prolip.create_model("ProLIP-ViT-test")
-    width, first = model.embed_dim, model.config["vision_cfg"]["width"]
-    image, text = (torch.nn.functional.normalize(torch.randn(64, width), dim=1) for _ in range(2))
-    ids = prolip.get_tokenizer("ProLIP-ViT-test")([f"picture {i}" for i in range(64)])
-    ends = {"image_first": torch.randn(64, 2 * first),
-            "text_first": torch.randn(64, 2 * model.config["text_cfg"]["width"])}  # fmt: skip
-    pairs = Pairs.in_rows(image, text, 10.0, text_ids=ids, **ends)
-    save_file(pairs.tensors(), folder / "pairs.safetensors")
-    attach(f"local-dir:{folder}/plain", None, None, pairs, LikelihoodConfig(bank=32, centres=8), folder / "fitted")
-    return f"local-dir:{folder}/fitted"
 
 
 def test_zero_shot_gives_the_models_own_probabilities_of_all_kinds_of_input(small, small_model, drawings, tmp_path):
