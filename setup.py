@@ -37,9 +37,12 @@ setup(
                  "eccv_caption>=0.1,<0.2",  # the oracle of COCO 5K, CxC and ECCV Caption
                  "s3fs>=2025.9", "moto[s3]>=5.1,<6", "flask>=3,<4", "flask-cors>=6,<7",  # a local S3
                  "onnx>=1.17", "onnxruntime>=1.20", "onnxscript>=0.2",
+                 "mkdocs>=1.6,<2", "mkdocs-material>=9.8,<10", "mkdocstrings[python]>=1,<2",  # the site
+                 "nbclient>=0.11,<1", "nbformat>=5.11,<6", "ipykernel>=7,<8",
                  "resvg-py>=0.5,<0.6", "scikit-image>=0.24,<0.27"],
         "corpora": ["resvg-py>=0.5,<0.6"],  # draws SVGs; 0.5.0 draws the bundled emoji byte for byte
         "study": ["scikit-image>=0.24,<0.27"],  # its photographs are foreign inputs of scripts/uncertainty_study.py
+        "docs": ["mkdocs>=1.6,<2", "mkdocs-material>=9.8,<10", "mkdocstrings[python]>=1,<2"],  # make site
         "export": ["onnx>=1.17", "onnxruntime>=1.20", "onnxscript>=0.2"],
         "hf": ["transformers>=4.40", "huggingface_hub", "sentencepiece"],
         "s3": ["s3fs>=2025.9"],

@@ -21,14 +21,14 @@ TINY = {
 CONFIG = LikelihoodConfig(bank=32, centres=8)
 
 
-def fitted_model(folder: Path) -> str:
+def fitted_model(folder: Path, name: str = "ProLIP-ViT-test") -> str:
     """A small model with variances and novelty, fitted to random pairs."""
     torch.manual_seed(0)
-    save_pretrained(prolip.create_model("ProLIP-ViT-test"), folder / "plain")
-    model = prolip.create_model("ProLIP-ViT-test")
+    save_pretrained(prolip.create_model(name), folder / "plain")
+    model = prolip.create_model(name)
     width, first = model.embed_dim, model.config["vision_cfg"]["width"]
     image, text = (torch.nn.functional.normalize(torch.randn(64, width), dim=1) for _ in range(2))
-    ids = prolip.get_tokenizer("ProLIP-ViT-test")([f"picture {i}" for i in range(64)])
+    ids = prolip.get_tokenizer(name)([f"picture {i}" for i in range(64)])
     ends = {"image_first": torch.randn(64, 2 * first),
             "text_first": torch.randn(64, 2 * model.config["text_cfg"]["width"])}  # fmt: skip
     pairs = Pairs.in_rows(image, text, 10.0, text_ids=ids, **ends)
