@@ -29,7 +29,8 @@ setup(
         "planner": ["published.csv"],
     },
     entry_points={"console_scripts": ["prolip-clip-benchmark=prolip.evaluation.clip_benchmark.command:script",
-                                      "prolip-search=prolip.search.__main__:script"]},
+                                      "prolip-search=prolip.search.__main__:script",
+                                      "prolip-hub=prolip.hub.__main__:script"]},
     install_requires=read_requirements(),
     extras_require={
         "test": ["pytest>=8", "pytest-timeout", "pytest-xdist>=3.5", "hypothesis", "mpmath", "ruff", "mypy",

@@ -73,5 +73,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+def script() -> None:
+    """`prolip-hub`."""
+    console.command(main)
+
+
 if __name__ == "__main__":
     console.command(main)
