@@ -1,4 +1,4 @@
-# make demo, make test, make test-slurm, make test-numerics: each makes what it needs. Another interpreter: make demo PYTHON=python3.12
+# make demo, make test, make test-slurm, make test-numerics, make site: each makes what it needs. Another interpreter: make demo PYTHON=python3.12
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -9,7 +9,7 @@ TESTED := $(VENV)/.ready-to-test
 # also where PYTHONDONTWRITEBYTECODE is set: tests alone are some fifty processes.
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --editable
 
-.PHONY: help demo test test-slurm test-numerics lint clean
+.PHONY: help demo test test-slurm test-numerics lint site clean
 .DELETE_ON_ERROR:
 
 help:
@@ -18,6 +18,7 @@ help:
 	@echo 'make test-slurm  those that start a SLURM cluster on this machine (as root, with slurm-wlm and munge)'
 	@echo 'make test-numerics  those of arithmetic with the kernels of every kind of CPU that this one can stand in for'
 	@echo 'make lint    ruff and mypy'
+	@echo 'make site    docs/ as a site in build/site'
 	@echo 'make clean   delete the virtual environment and caches; runs/ stays'
 
 demo: $(READY)
@@ -35,6 +36,10 @@ test-numerics: $(TESTED)
 # Without ruff's cache: it keeps a verdict about the order of imports when a module of ours that is new changes it.
 lint: $(TESTED)
 	$(BIN)/ruff check --no-cache; ruff=$$?; $(BIN)/mypy && exit $$ruff
+
+site: $(TESTED)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict -f .mkdocs.yml
+	@echo 'build/site is written. To read it: $(BIN)/python -m http.server -d build/site, then http://localhost:8000'
 
 define BROKEN
 echo 'error: the installation broke off, for the reason above. It takes about 7 GB here and, meanwhile, 3 GB of'; \

@@ -23,7 +23,7 @@ setup(
     package_dir={"": "src"},
     packages=find_packages("src"),
     package_data={
-        "prolip": ["models/configs/*.json", "report/*.j2", "curate/*.j2", "explorer/*.j2",
+        "prolip": ["models/configs/*.json", "report/*.j2", "curate/*.j2", "hub/*.j2", "explorer/*.j2",
                    "explorer/*.js", "explorer/*.css", "evaluation/suites/datacomp/*.csv",
                    "evaluation/published/*.csv", "py.typed"],
         "training": ["retired_flags.json"],
@@ -33,7 +33,8 @@ setup(
                                       "prolip-search=prolip.search.__main__:script",
                                       "prolip-hierarchy=prolip.hierarchy.__main__:script",
                                       "prolip-figures=prolip.figures.__main__:script",
-                                      "prolip-explore=prolip.explorer.__main__:script"]},
+                                      "prolip-explore=prolip.explorer.__main__:script",
+                                      "prolip-hub=prolip.hub.__main__:script"]},
     install_requires=read_requirements(),
     extras_require={
         "test": ["pytest>=8", "pytest-timeout", "pytest-xdist>=3.5", "hypothesis", "mpmath", "ruff", "mypy",
@@ -43,9 +44,12 @@ setup(
                  "onnx>=1.17", "onnxruntime>=1.20", "onnxscript>=0.2",
                  "qdrant-client>=1.20,<2",  # a database that docs/search.md hands vectors to, in memory
                  "playwright>=1.40,<2",  # drives Debian's chromium through the explorer's page
+                 "mkdocs>=1.6,<2", "mkdocs-material>=9.8,<10", "mkdocstrings[python]>=1,<2",  # the site
+                 "nbclient>=0.11,<1", "nbformat>=5.11,<6", "ipykernel>=7,<8",
                  "resvg-py>=0.5,<0.6", "scikit-image>=0.24,<0.27"],
         "corpora": ["resvg-py>=0.5,<0.6"],  # draws SVGs; 0.5.0 draws the bundled emoji byte for byte
         "study": ["scikit-image>=0.24,<0.27"],  # its photographs are foreign inputs of scripts/uncertainty_study.py
+        "docs": ["mkdocs>=1.6,<2", "mkdocs-material>=9.8,<10", "mkdocstrings[python]>=1,<2"],  # make site
         "export": ["onnx>=1.17", "onnxruntime>=1.20", "onnxscript>=0.2"],
         "hf": ["transformers>=4.40", "huggingface_hub", "sentencepiece"],
         "s3": ["s3fs>=2025.9"],

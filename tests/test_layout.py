@@ -43,6 +43,7 @@ FLOORS = [
     ["prolip.curate", "prolip.evaluation", "prolip.export", "prolip.hierarchy", "prolip.report",
      "prolip.prompts.figures", "prolip.prompts.__main__", "prolip.search",
      "prolip.uncertainty.attach", "prolip.uncertainty.__main__"],
+    ["prolip.classifiers", "prolip.hub"],  # which refuse as a search does
     ["prolip.explorer", "prolip.figures"],
     ["prolip"],  # the public names
     ["training"],

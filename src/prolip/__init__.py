@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from prolip import losses, measures
+    from prolip.classifiers import FewShotClassifier, ZeroShotClassifier
     from prolip.data.pictures import open_image
     from prolip.factory import (
         create_model,
@@ -19,9 +20,9 @@ if TYPE_CHECKING:
     from prolip.openclip_names import build_zero_shot_classifier, list_pretrained, tokenize
 
 __all__ = [
-    "Gaussian", "build_zero_shot_classifier", "create_model", "create_model_and_transforms",
-    "create_model_from_pretrained", "get_tokenizer", "list_models", "list_pretrained", "losses", "measures",
-    "open_image", "score_of", "tokenize",
+    "FewShotClassifier", "Gaussian", "ZeroShotClassifier", "build_zero_shot_classifier", "create_model",
+    "create_model_and_transforms", "create_model_from_pretrained", "get_tokenizer", "list_models", "list_pretrained",
+    "losses", "measures", "open_image", "score_of", "tokenize",
 ]  # fmt: skip
 __version__ = "0.1.0"
 
@@ -33,7 +34,7 @@ _LATE = {
     "create_model": "factory", "create_model_and_transforms": "factory", "list_models": "models.registry",
     "get_tokenizer": "models.tokenizer", "create_model_from_pretrained": "factory", "open_image": "data.pictures",
     "score_of": "methods", "build_zero_shot_classifier": "openclip_names", "list_pretrained": "openclip_names",
-    "tokenize": "openclip_names",
+    "tokenize": "openclip_names", "FewShotClassifier": "classifiers", "ZeroShotClassifier": "classifiers",
 }  # fmt: skip
 
 

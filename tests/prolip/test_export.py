@@ -125,7 +125,7 @@ def test_what_cannot_be_exported_is_refused_with_the_remedy(tmp_path, monkeypatc
     with pytest.raises(ValueError, match="torch.bfloat16 on cpu.*precision='fp32'"):
         export_onnx(model, tmp_path)
     assert export.main(["ProLIP-ViT-test", str(tmp_path)]) == 2
-    assert "no weights to load" in capsys.readouterr().err
+    assert "no weights are given" in capsys.readouterr().err
     (tmp_path / "file").touch()
     assert export.main(["ProLIP-ViT-test", str(tmp_path / "file"), "--pretrained", "random"]) == 2
     assert "is a file: give a folder" in capsys.readouterr().err

@@ -60,3 +60,13 @@ def test_curation_is_compared_with_the_loader_and_its_memory_printed_step_by_ste
     assert re.search(rf"^loader \d+ samples/s, scoring \d+ samples/s: {ratio}$", text, re.M), text
     for name in ("score, 50", "score, 200", "select", "write, 140 kept"):
         assert re.search(rf"^\| {name} \| {NUMBER} \| \d+ \| \d+ \|$", text, re.M), text
+
+
+def test_classifiers_are_compared_by_shots_and_at_risks(forked):
+    corpus = ("--select", "subgroup=plant flower|food vegetable", "--risks", "0.5", "--shots", "4")
+    small = ("--model", "ProLIP-ViT-test", "--pretrained", "random", "--repeats", "1")
+    text = run(forked, "bench_classifiers.py", *small, *corpus)
+    for name in ("zero-shot, fitted", " 4 shots, names and shots", " 4 shots, logistic regression"):
+        assert re.search(rf"^{name} +acc +{NUMBER}%  nats +{NUMBER}  ECE {NUMBER}$", text, re.M), text
+    answers = r"^  at most 50% wrong: +[\d.]+% answered, (none|[\d.]+% of them wrong, more)"
+    assert len(re.findall(answers, text, re.M)) == 2

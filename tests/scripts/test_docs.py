@@ -206,6 +206,19 @@ def test_python_of_evaluation_md_runs_on_a_task_of_the_corpus(tmp_path, capsys):
     assert "mean_per_class_recall" in figures and 0 <= float(auroc) <= 1
 
 
+def test_python_of_classification_md_runs_with_a_fitted_model(tmp_path, monkeypatch, capsys):
+    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs/classification.md").read_text(), re.S | re.M)
+    names = ("picture.png", "other.png", "cat.png", "cat2.png", "dog.png", "dog2.png")
+    for name, colour in zip(names, ("red", "blue", "green", "white", "black", "gray")):
+        Image.new("RGB", (64, 64), colour).save(tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    model = fitted_model(tmp_path)
+    given = {"pictures": list(names), "labels": ["cat", "dog", "apple"] * 2, "others": names[:2]}
+    for code in blocks:
+        exec(code.replace("local-dir:runs/demo/model", model), dict(given))
+    assert "I do not know" in capsys.readouterr().out
+
+
 def test_notice_names_what_requirements_and_the_extras_name():
     lines = (ROOT / "requirements.txt").read_text().splitlines()
     setup = ast.parse((ROOT / "setup.py").read_text())

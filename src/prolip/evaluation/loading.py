@@ -29,7 +29,8 @@ from prolip.models.tokenizer import ALL_NAMES, BPETokenizer, cut, first_line, ge
 from prolip.models.weights.checkpoint import CheckpointError, find_in, read_config, read_state_dict
 from prolip.models.weights.hub import HubFileNotFoundError, hub_file, hub_files
 from prolip.models.weights.unreadable import CONFIG_NAMES, WEIGHT_NAMES, why_no_model, why_no_name
-from prolip.uncertainty.clip import has_variances, with_variances
+from prolip.uncertainty.clip import FILE, has_variances, with_variances
+from prolip.utils.documents import read_json
 
 RANDOM = "random"
 #: Seed of weights that are asked to be random, so that they are the same in every process.
@@ -107,7 +108,9 @@ def load_openclip(model: str, pretrained: str | None, tokenizer: str | None) -> 
             "--pretrained FILE"
         ) from error
     schema, folder = parse_model_name(model)
-    if schema == "local-dir" and has_variances(folder):
+    if schema == "hf-hub" and read_json(config_file(model)).get("uncertainty"):  # as python -m prolip.hub writes it
+        folder = str(hub_files(folder, (FILE,)))
+    if folder and has_variances(folder):
         return Loaded(with_variances(network, folder), flattening(preprocess), tokenize)
     return Loaded(PointModel(network), flattening(preprocess), tokenize)
 

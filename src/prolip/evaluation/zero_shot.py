@@ -115,6 +115,16 @@ def class_gaussians(
     evaluation does; device, precision: where and how the model computes; options: of `embed_texts`. Raises
     ValueError for a class without names, a template without {}, or no template.
     """
+    prompts = fill_all(classes, templates)
+    encode = encoder(model, "text", torch.device(device), precision)
+    z = embed_texts(encode, tokenizer, [prompt for group in prompts for prompt in group], **options)
+    return mix_groups(z, [len(group) for group in prompts], normalise)
+
+
+def fill_all(
+    classes: Sequence[Sequence[str]], templates: Sequence[str | Callable[[str], str]] = TEMPLATES
+) -> list[list[str]]:
+    """The prompts of each class, its names in their order, each in all templates; see `class_gaussians`."""
     if isinstance(templates, str) or not templates:
         raise ValueError(f"the templates are {templates!r}: give a list with at least one")
     for template in templates:
@@ -123,10 +133,7 @@ def class_gaussians(
     for i, names in enumerate(classes):
         if isinstance(names, str) or not names:
             raise ValueError(f"class {i} is {names!r}: give a list with at least one name")
-    prompts = [[fill(template, name) for name in names for template in templates] for names in classes]
-    encode = encoder(model, "text", torch.device(device), precision)
-    z = embed_texts(encode, tokenizer, [prompt for group in prompts for prompt in group], **options)
-    return mix_groups(z, [len(group) for group in prompts], normalise)
+    return [[fill(template, name) for name in names for template in templates] for names in classes]
 
 
 def fill(template: str | Callable[[str], str], name: str) -> str:

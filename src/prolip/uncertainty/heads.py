@@ -87,7 +87,7 @@ class AmbiguityHead(nn.Module):
         if self.parts.vocabulary:
             if ids is None:
                 raise ValueError("this head looks at tokens: give the ids of the texts")
-            found.append(token_features(ids, self.rarity[ids], self.rarity.amax()))
+            found.append(token_features(ids, self.rarity[ids], self.rarity.amax(0)))
         return torch.cat(found, 1) if found else mean.new_zeros(len(mean), 0)
 
     def linear(self, features: Tensor) -> Tensor:

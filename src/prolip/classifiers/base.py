@@ -1,0 +1,216 @@
+"""What both classifiers do: probabilities, uncertainty, and answers with a bound on how many are wrong."""
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import open_clip
+import torch
+from scipy.special import log_softmax
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils.validation import check_is_fitted, column_or_1d
+
+from prolip.classifiers.inputs import Shown, as_shown, to_array
+from prolip.classifiers.inputs import embed as embed_pictures
+from prolip.classifiers.sharpness import Sharpness
+from prolip.data.emoji import TEMPLATES
+from prolip.evaluation.loading import load_embedder
+from prolip.evaluation.model import Embedder
+from prolip.evaluation.zero_shot import fill_all, mix_groups
+from prolip.gaussian import Gaussian
+from prolip.models.config import near_matches
+from prolip.scores import Score
+from prolip.search.risk import Threshold, find_threshold
+from prolip.uncertainty.novelty import refusal
+
+#: Templates by name: OpenAI's 80 of ImageNet, the seven best of them, and ours for small drawings.
+NAMED = {
+    "openai": open_clip.OPENAI_IMAGENET_TEMPLATES, "simple": open_clip.SIMPLE_IMAGENET_TEMPLATES, "drawings": TEMPLATES,
+}  # fmt: skip
+Names = Sequence[str] | Mapping[Any, str | Sequence[str]] | None
+#: Rows whose scores are computed at a time.
+ROWS = 4096
+
+
+class ImageClassifier(ClassifierMixin, BaseEstimator):
+    """An estimator of classes of images by a model that knows what it does not know.
+
+    X is everywhere a list of pictures (paths, URLs, bytes, Pillow images), a Gaussian, or the array that `embed` gave.
+    """
+
+    model: str | Embedder | None
+    pretrained: str | None
+    similarity: str | None
+    device: str
+    batch_size: int
+    classes_: np.ndarray
+    sharpness_: Sharpness
+    dimension_: int
+
+    @abstractmethod
+    def _parts(self, shown: Any) -> list[np.ndarray]:
+        """The kinds of logits (N, C) that `sharpness_` weighs."""
+
+    def embed(self, X: Any) -> np.ndarray:
+        """Pictures as rows of features (N, W) that every method takes instead, for what is asked more than once.
+
+        W = 2 D: means and log variances; with two novelties behind them where the model has them; D for a model of
+        points.
+        """
+        return to_array(embed_pictures(X, self._embedder(), self.batch_size))
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """Probabilities (N, C) in the order of `classes_`, each row summing to one."""
+        return np.exp(self.predict_log_proba(X))
+
+    def predict_log_proba(self, X: Any) -> np.ndarray:
+        """Their logarithms."""
+        return self._log_proba(self._shown(X))
+
+    def predict(self, X: Any, risk: float | None = None, delta: float = 0.1) -> np.ndarray:
+        """The most probable class of each image, (N,).
+
+        risk: refuse, so that at most this share of the answers is wrong, with probability 1 - delta over the images of
+        `calibrate_risk`. The answer is then a masked array: masked where it is refused, so that `.mask` says which are,
+        `(predicted == y).mean()` is the accuracy of those that are answered, and `.filled("?")` gives plain labels.
+        """
+        shown = self._shown(X)
+        log_p = self._log_proba(shown)
+        labels = self.classes_[log_p.argmax(1)]
+        if risk is None:
+            return labels
+        threshold = self.risk_threshold(risk, delta)
+        if self.risk_by_ != (by := tuple(shown.novelty) if isinstance(shown, Shown) else ()):
+            raise ValueError(f"calibrate_risk knew {self.risk_by_ or 'no'} novelties and predict {by or 'none'}: give"
+                             " both pictures (or what embed makes of them), or both Gaussians")
+        answered = threshold.answers({"confidence": self._confidence(shown, log_p)})
+        free = labels.astype(object) if labels.dtype.kind == "U" else labels  # `filled` may take a longer word
+        return np.ma.MaskedArray(free, mask=~answered)
+
+    def refuse(self, X: Any, risk: float, delta: float = 0.1) -> np.ndarray:
+        """Which images `predict` with this risk does not answer, (N,) bool."""
+        return np.ma.getmaskarray(self.predict(X, risk, delta))
+
+    def confidence(self, X: Any) -> np.ndarray:
+        """What is refused by, (N,): the probability that the answer is right and the image of the training's kind.
+
+        The second only for pictures (or what `embed` made of them) and models with a novelty, see
+        `prolip.uncertainty.novelty.refusal`.
+        """
+        shown = self._shown(X)
+        return self._confidence(shown, self._log_proba(shown))
+
+    def calibrate_risk(self, X: Any, y: Any) -> ImageClassifier:
+        """Keep how sure it is of labelled images, and which it gets wrong, for `predict` with a risk.
+
+        They must not be those of `fit`, as what was fitted to is known too well; and be drawn like those to be asked.
+        A label that is no class is an image that every answer is wrong of.
+        """
+        shown = self._shown(X)
+        log_p = self._log_proba(shown)
+        y = column_or_1d(y)
+        if len(y) != len(log_p):
+            raise ValueError(f"{len(log_p)} images and {len(y)} labels: give one of each")
+        self.risk_confidence_ = self._confidence(shown, log_p)
+        self.risk_by_ = tuple(shown.novelty) if isinstance(shown, Shown) else ()
+        self.risk_wrong_ = self.classes_[log_p.argmax(1)] != y
+        return self
+
+    def risk_threshold(self, risk: float, delta: float = 0.1) -> Threshold:
+        """The least confidence that is answered, which says in words what is promised; `prolip.search.risk` has how.
+
+        ValueError before `calibrate_risk`.
+        """
+        check_is_fitted(self)
+        if not hasattr(self, "risk_wrong_"):
+            raise ValueError("nobody knows yet how often which confidence is wrong: give calibrate_risk(images, labels)"
+                             " labelled images that fit has not seen, before answers with a risk")
+        return find_threshold({"confidence": self.risk_confidence_}, self.risk_wrong_, risk, delta)
+
+    def _confidence(self, shown: Any, log_p: np.ndarray) -> np.ndarray:
+        answer = -log_p.max(1)
+        if isinstance(shown, Shown) and shown.novelty:
+            answer = refusal(shown.z.mean.new_tensor(answer), shown.novelty).double().numpy()
+        return np.exp(-answer)
+
+    def _log_proba(self, shown: Any) -> np.ndarray:
+        return log_softmax(self.sharpness_.logits(self._parts(shown), self._uncertainty(shown)), axis=1)
+
+    def _uncertainty(self, shown: Any) -> np.ndarray:
+        """By the model's own score, (N,)."""
+        return self._score().uncertainty(shown.z).double().numpy()
+
+    def _shown(self, X: Any) -> Any:
+        check_is_fitted(self)
+        return self._look(X)
+
+    def _look(self, X: Any) -> Shown:
+        return as_shown(X, self._embedder(), self.dimension_, self.batch_size)
+
+    def _score(self) -> Score:
+        """The score that compares images with texts."""
+        return self._embedder().card.scored_by(self.similarity)
+
+    def _embedder(self) -> Embedder:
+        """The model, loaded when it is first asked for and again when another is named."""
+        if isinstance(self.model, Embedder):
+            return self.model
+        if not isinstance(self.model, str):
+            raise ValueError(f"model={self.model!r}: give a name such as 'local-dir:runs/demo/model', or what"
+                             " prolip.evaluation.load_embedder gives")
+        named = (self.model, self.pretrained, self.device)
+        if self.__dict__.get("_loaded", (None,))[0] != named:
+            self._loaded = named, load_embedder(*named, stored=False)
+        return self._loaded[1]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the loaded model, which a copy loads again by its name."""
+        return {name: value for name, value in super().__getstate__().items() if name != "_loaded"}
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "sharpness_")
+
+def text_classes(
+    embedder: Embedder, classes: Sequence[Sequence[str]], templates: str | Sequence[Any]
+) -> Gaussian:
+    """Each class as the mixture of its names in all templates, (C, D)."""
+    if isinstance(templates, str):
+        templates = NAMED.get(templates, (templates,))
+    prompts = fill_all(classes, templates)
+    return mix_groups(embedder.embed_texts([text for group in prompts for text in group]), list(map(len, prompts)))
+
+
+def class_logits(score: Score, image: Gaussian, classes: Gaussian) -> np.ndarray:
+    """What a softmax over classes makes probabilities of, (N, D), (C, D) -> (N, C): a * score of what was trained with
+    a scale, log probabilities of a match where they are the score, and the score itself where nothing was trained.
+    """
+    parts = []
+    for rows in torch.arange(len(image.mean)).split(ROWS):
+        scores = score.pairwise(image.select(rows), classes)
+        logits = score.scaled(scores)
+        if logits is None:
+            matches = score.match_probability(scores)
+            logits = scores if matches is None else matches.clamp(min=torch.finfo(matches.dtype).tiny).log()
+        parts.append(logits.double())
+    return torch.cat(parts).numpy()
+
+
+def named_classes(classes: Names) -> dict[Any, list[str]]:
+    """Label -> names, in the labels' order. ValueError for none, fewer than two, or what are no names."""
+    if isinstance(classes, str) or not isinstance(classes, (Sequence, Mapping, np.ndarray)) or len(classes) < 2:
+        raise ValueError(f"classes={classes!r}: give two names or more, or {{label: name or list of names}}")
+    pairs = classes.items() if isinstance(classes, Mapping) else ((name, name) for name in classes)
+    named = {label: [names] if isinstance(names, str) else names for label, names in pairs}
+    if len(named) < len(classes):
+        raise ValueError("a class is named twice: give each once")
+    for label, names in named.items():
+        if not isinstance(names, (list, tuple)) or not names or not all(isinstance(name, str) for name in names):
+            raise ValueError(f"class {label!r} is called {names!r}: give a name, or a list of them")
+    return {label: list(named[label]) for label in sorted(named)}
+
+
+def unknown_label(label: Any, known: Sequence) -> str:
+    """What to say of a label that no class has."""
+    return f"label {label!r} is no class: {near_matches(str(label), [str(one) for one in known])}"

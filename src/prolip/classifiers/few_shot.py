@@ -1,0 +1,123 @@
+"""Classes by a few images of each, and by their names where a model knows them."""
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
+
+from prolip.classifiers.base import ImageClassifier, Names, class_logits, named_classes, text_classes, unknown_label
+from prolip.classifiers.discriminant import Discriminant, fit_discriminant
+from prolip.classifiers.inputs import Shown
+from prolip.classifiers.sharpness import Sharpness, fit_sharpness
+from prolip.evaluation.model import Embedder
+
+#: Parts that images with labels are held out in, in turns, for what counts how much.
+FOLDS = 5
+#: Deviations of the log weights of names and shots before any is known: the model's own scale was trained, that of
+#: densities is a guess.
+LOOSE_TEXTS, LOOSE_SHOTS = 1.0, 2.0
+
+
+class FewShotClassifier(ImageClassifier):
+    """Images by a few labelled ones: `FewShotClassifier(model).fit(pictures, names).predict(others)`.
+
+    Gaussian discriminant analysis of the means (a training-free baseline that is hard to beat, Wang et al., ICLR 2024)
+    beside the model's own score with the classes' names; how much each counts, cross-validation over the shots says.
+    model: as `ZeroShotClassifier`'s; None: X is an array of features of any origin. classes: what the labels are
+    called, {label: name or list of names}; None: the labels are the names, where they are texts. text: whether names
+    count at all. After `fit`: `classes_`, `discriminant_`, `texts_` (None without names), `sharpness_`.
+    """
+
+    def __init__(  # noqa: PLR0913 (as above)
+        self, model: str | Embedder | None = None, classes: Names = None, text: bool = True, templates: Any = "{}",
+        similarity: str | None = None, pretrained: str | None = None, device: str = "cpu", batch_size: int = 64,
+        seed: int = 0,
+    ):
+        self.model, self.classes, self.text, self.templates = model, classes, text, templates
+        self.similarity, self.pretrained, self.device = similarity, pretrained, device
+        self.batch_size, self.seed = batch_size, seed
+
+    def fit(self, X: Any, y: Any) -> FewShotClassifier:
+        """Learn the classes of labelled images, two or more of them, from one image of each on."""
+        if self.model is None:
+            shown, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2)
+        else:
+            self.dimension_ = self._embedder().embed_texts([""]).mean.shape[1]
+            shown, y = self._look(X), column_or_1d(y)
+        check_classification_targets(y)
+        self.classes_, labels = np.unique(y, return_inverse=True)
+        if len(self.classes_) < 2:
+            raise ValueError(f"y has one class, {self.classes_[0]!r}: a classifier takes images of two or more classes")
+        x = means(shown)
+        if len(x) != len(y):
+            raise ValueError(f"{len(x)} images and {len(y)} labels: give one of each")
+        self.texts_ = self._name_classes() if self.model is not None and self.text else None
+        self.discriminant_ = fit_discriminant(x, labels, len(self.classes_))
+        self.sharpness_ = self._weigh(shown, x, labels)
+        return self
+
+    def _name_classes(self) -> Any:
+        """Gaussians of the classes' names. ValueError where a class has none, or a name no images."""
+        given = named_classes(self.classes_.tolist() if self.classes is None else self.classes)
+        for label in self.classes_.tolist():
+            if label not in given:
+                raise ValueError(f"{unknown_label(label, list(given))} Or text=False: by its images alone")
+        if missing := [label for label in given if label not in set(self.classes_.tolist())]:
+            raise ValueError(f"there is no image of {', '.join(map(repr, missing))}: leave those classes out, or take a"
+                             " ZeroShotClassifier, which needs none")
+        return text_classes(self._embedder(), list(given.values()), self.templates)
+
+    def _weigh(self, shown: Any, x: np.ndarray, labels: np.ndarray) -> Sharpness:
+        """How much names and shots count, by shots that were held out in turns; classes with one image never are.
+
+        Where none can be, as no two of a class would be left to say how far its images lie apart, names count as the
+        model says and shots not at all: nothing says how far to trust them.
+        """
+        count = len(self.classes_)
+        fold = folds(labels, self.seed)
+        held = fold >= 0
+        texts = [] if self.texts_ is None else [class_logits(self._score(), shown.z, self.texts_)]
+        if not held.any() or min((fold != turn).sum() for turn in range(fold.max() + 1)) <= count:
+            return Sharpness(np.array([1.0, 0.0] if texts else [1.0]))
+        shots = np.zeros((len(x), count))
+        for turn in range(fold.max() + 1):
+            out = fold == turn
+            shots[out] = shot_logits(fit_discriminant(x[~out], labels[~out], count), x[out])
+        parts = [part[held] for part in (*texts, shots)]
+        loose = [*([LOOSE_TEXTS] if texts else []), LOOSE_SHOTS]
+        return fit_sharpness(parts, labels[held], self._uncertainty(shown)[held], loose)
+
+    def _parts(self, shown: Any) -> list[np.ndarray]:
+        shots = shot_logits(self.discriminant_, means(shown))
+        return [shots] if self.texts_ is None else [class_logits(self._score(), shown.z, self.texts_), shots]
+
+    def _uncertainty(self, shown: Any) -> np.ndarray:
+        return super()._uncertainty(shown) if isinstance(shown, Shown) else np.zeros(len(shown))
+
+    def _shown(self, X: Any) -> Any:
+        check_is_fitted(self)
+        return self._look(X) if self.model is not None else validate_data(self, X, dtype=np.float64, reset=False)
+
+
+def shot_logits(discriminant: Discriminant, x: np.ndarray) -> np.ndarray:
+    """Log densities by the dimension, (N, D) -> (N, C), as if all directions of an image said the same: as the D
+    witnesses that a density takes them for they are far too sure.
+    """
+    return discriminant.logits(x) / x.shape[1]
+
+
+def means(shown: Any) -> np.ndarray:
+    """What the discriminant sees, (N, D) float64."""
+    return shown.mean if isinstance(shown, Shown) else shown
+
+
+def folds(labels: np.ndarray, seed: int) -> np.ndarray:
+    """A turn below FOLDS of each image, (N,), that leaves an image of its class in every other; -1: is the only one."""
+    random, turn = np.random.default_rng(seed), np.full(len(labels), -1)
+    for label in np.unique(labels):
+        rows = random.permutation(np.flatnonzero(labels == label))
+        if len(rows) > 1:
+            turn[rows] = np.arange(len(rows)) % min(FOLDS, len(rows))
+    return turn

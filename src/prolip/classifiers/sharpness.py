@@ -1,0 +1,69 @@
+"""Probabilities that hold: how much each kind of logit counts, and how much less it does for an uncertain image.
+
+Temperature scaling (Guo et al., ICML 2017) of a sum of logits, with a temperature of each image (as Joy et al., AAAI
+2023, who learn it by a network; here it is one number times the image's own uncertainty):
+
+    p(c|x) = softmax_c exp(-s u(x)) sum_k w_k l_k(x, c),    s >= 0,
+
+where u is the uncertainty in standard deviations from the mean of the labelled images. w and s are the most probable
+after these images, before which log w_k is normal about 0 with a deviation that says how little is known of w_k, and s
+of a folded standard normal: few images move them little, and no image that leaves more open is ever made surer.
+"""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from scipy.optimize import minimize
+from scipy.special import log_softmax
+
+
+class Sharpness(NamedTuple):
+    """weights: (K,) of the kinds of logits; slope: s; centre, spread: of the uncertainties it was fitted with."""
+
+    weights: np.ndarray
+    slope: float = 0.0
+    centre: float = 0.0
+    spread: float = 1.0
+
+    def standard(self, uncertainty: np.ndarray) -> np.ndarray:
+        """u, (N,) -> (N,)."""
+        return (np.asarray(uncertainty, np.float64) - self.centre) / self.spread
+
+    def logits(self, parts: Sequence[np.ndarray], uncertainty: np.ndarray) -> np.ndarray:
+        """K kinds of logits (N, C) and uncertainties (N,) -> (N, C), whose softmax holds."""
+        whole = sum(w * np.asarray(part, np.float64) for w, part in zip(self.weights, parts))
+        return np.exp(-self.slope * self.standard(uncertainty))[:, None] * whole if self.slope else whole
+
+
+def fit_sharpness(
+    parts: Sequence[np.ndarray], labels: np.ndarray, uncertainty: np.ndarray, loose: Sequence[float] | None = None
+) -> Sharpness:
+    """Of K kinds of logits (N, C), the true classes (N,) and uncertainties (N,) of labelled images.
+
+    loose: the deviations of the log weights before anything was seen, 1 unless given. Where all are equally uncertain
+    the slope is 0.
+    """
+    deviation = np.append(np.ones(len(parts)) if loose is None else np.asarray(loose, np.float64), 1.0)
+    uncertainty = np.asarray(uncertainty, np.float64)
+    spread = float(uncertainty.std())
+    varies = spread > 1e-6 * max(1.0, float(np.abs(uncertainty).max()))
+    own = Sharpness(np.ones(len(parts)), 0.0, float(uncertainty.mean()), spread if varies else 1.0)
+    u = own.standard(uncertainty) if varies else np.zeros(len(labels))
+    stacked, rows = np.stack([np.asarray(part, np.float64) for part in parts]), np.arange(len(labels))
+
+    def loss(x: np.ndarray) -> tuple[float, np.ndarray]:
+        """-log posterior and its gradient, of log w and s."""
+        shown = np.exp(x[:-1])[:, None, None] * np.exp(-x[-1] * u)[:, None] * stacked
+        log_p = log_softmax(shown.sum(0), axis=1)
+        apart = np.exp(log_p)
+        apart[rows, labels] -= 1
+        by_part = (apart * shown).sum((1, 2))
+        by_slope = -(u[:, None] * apart * shown.sum(0)).sum()
+        y = x / deviation
+        return -log_p[rows, labels].sum() + 0.5 * y @ y, np.append(by_part, by_slope) + y / deviation
+
+    bounds = [(-20.0, 20.0)] * len(parts) + [(0.0, 20.0 if varies else 0.0)]
+    found = minimize(loss, np.zeros(len(parts) + 1), jac=True, bounds=bounds, method="L-BFGS-B").x
+    return own._replace(weights=np.exp(found[:-1]), slope=float(found[-1]))

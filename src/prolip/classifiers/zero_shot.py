@@ -1,0 +1,59 @@
+"""Classes by their names alone."""
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from sklearn.utils.validation import column_or_1d
+
+from prolip.classifiers.base import ImageClassifier, Names, class_logits, named_classes, text_classes, unknown_label
+from prolip.classifiers.inputs import Shown
+from prolip.classifiers.sharpness import Sharpness, fit_sharpness
+from prolip.evaluation.model import Embedder
+
+
+class ZeroShotClassifier(ImageClassifier):
+    """Images by the names of their classes: `ZeroShotClassifier(model, ["cat", "dog"]).fit().predict(pictures)`.
+
+    model: a name such as local-dir:runs/demo/model (`pretrained`: its weights, where the name has none), or what
+    `prolip.evaluation.load_embedder` gives. classes: names, or {label: name or list of names}. templates: what names
+    stand in, one or a list, with {} in the name's place; "openai", "simple" or "drawings" are lists. similarity:
+    another score than the model's own. After `fit`: `classes_`, the sorted labels, `texts_`, their Gaussians (C, D),
+    `sharpness_`.
+    """
+
+    def __init__(  # noqa: PLR0913 (scikit-learn's estimators take all of their settings here)
+        self, model: str | Embedder, classes: Names, templates: Any = "{}", similarity: str | None = None,
+        pretrained: str | None = None, device: str = "cpu", batch_size: int = 64,
+    ):
+        self.model, self.classes, self.templates, self.similarity = model, classes, templates, similarity
+        self.pretrained, self.device, self.batch_size = pretrained, device, batch_size
+
+    def fit(self, X: Any = None, y: Any = None) -> ZeroShotClassifier:
+        """Embed the classes; labelled images, where there are any, make the probabilities hold.
+
+        Without, they are those of the model's own scale. The answers are the same either way. ValueError for labels
+        that no class has, and X without y.
+        """
+        named = named_classes(self.classes)
+        embedder = self._embedder()
+        self.texts_ = text_classes(embedder, list(named.values()), self.templates)
+        self.classes_ = np.array(list(named))
+        self.dimension_ = self.texts_.mean.shape[1]
+        self.sharpness_ = Sharpness(np.ones(1))
+        if (X is None) != (y is None):
+            raise ValueError("images and labels belong together: give both to fit, or none")
+        if X is not None:
+            shown, y = self._shown(X), column_or_1d(y)
+            if len(y) != len(shown.z.mean):
+                raise ValueError(f"{len(shown.z.mean)} images and {len(y)} labels: give one of each")
+            place = {label: row for row, label in enumerate(self.classes_.tolist())}
+            for label in y.tolist():
+                if label not in place:
+                    raise ValueError(unknown_label(label, list(place)))
+            labels = np.array([place[label] for label in y.tolist()])
+            self.sharpness_ = fit_sharpness(self._parts(shown), labels, self._uncertainty(shown))
+        return self
+
+    def _parts(self, shown: Shown) -> list[np.ndarray]:
+        return [class_logits(self._score(), shown.z, self.texts_)]

@@ -1,0 +1,149 @@
+"""A model card of facts: everything in it is read from the model and from what its run left."""
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import EvalResult, ModelCardData
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from prolip.evaluation.loading import config_file, is_prolip, load_embedder
+from prolip.evaluation.model import Embedder
+from prolip.hub.figures import figures, licences, place, readings
+from prolip.models.weights.checkpoint import read_config
+from prolip.models.weights.unreadable import is_run
+
+CARD = "README.md"
+POINTS = "A CLIP-like model: pictures and texts become points."
+GAUSSIANS = "A probabilistic vision-language model: every picture and every text becomes a Gaussian."
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model's folder, and of its run the configuration and the last evaluation, empty where there is none."""
+
+    folder: Path
+    config: Mapping[str, Any] = field(default_factory=dict)
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Said:
+    """What only people know. name: of the model; licence: its own; data_licence: of what it was trained on."""
+
+    name: str
+    licence: str | None = None
+    data_licence: str | None = None
+
+
+def find_source(place: str, evaluation: str | None = None) -> Source:
+    """A run's folder, or a model's. evaluation: a JSON of figures, instead of the run's eval.json.
+
+    FileNotFoundError for what is neither, ValueError for a file that is no JSON.
+    """
+    folder = Path(place.removeprefix("local-dir:"))
+    run = folder if is_run(folder) else folder.absolute().parent if is_run(folder.absolute().parent) else None
+    model = folder / "model" if is_run(folder) else folder
+    config_file(f"local-dir:{model}")  # or it says what is there instead
+    found = {}
+    for name, path in (("config", run and run / "config.json"), ("metrics", evaluation or (run and run / "eval.json"))):
+        if path and Path(path).is_file():
+            try:
+                found[name] = json.loads(Path(path).read_text(encoding="utf-8"))
+            except ValueError as error:
+                raise ValueError(f"{path} is no JSON ({error}): delete it, or evaluate again") from error
+        elif name == "metrics" and evaluation:
+            raise FileNotFoundError(f"no figures at {evaluation}: give the eval.json of a run")
+    return Source(model, **found)
+
+
+def make_card(source: Source, said: Said, address: str) -> str:
+    """The card of a model that is loaded as `address`, Markdown behind the hub's YAML."""
+    embedder = load_embedder(f"local-dir:{source.folder}", stored=False)
+    config = read_config(config_file(f"local-dir:{source.folder}"))[0]
+    template = Environment(
+        loader=PackageLoader("prolip.hub", "."), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+        keep_trailing_newline=True,
+    ).get_template("card.md.j2")  # fmt: skip
+    size = config["vision_cfg"]["image_size"]
+    rows = figures(source.metrics)
+    units = embedder.score.units if embedder.probabilistic else None
+    data = source.config.get("data", {})
+    body = template.render(
+        name=said.name, kind=GAUSSIANS if embedder.probabilistic else POINTS, address=address,
+        method=source.config.get("method") or config.get("method_cfg", {}).get("name"),
+        parameters=f"{embedder.parameters / 1e6:,.1f} million", dimension=config["embed_dim"],
+        pixels=f"{size} x {size}" if isinstance(size, int) else " x ".join(map(str, size)),
+        context=config["text_cfg"].get("context_length", 77), ours=is_prolip(f"local-dir:{source.folder}"),
+        figures=rows, tested=tested_on(source), step=source.metrics.get("step", "the last"),
+        probabilistic=embedder.probabilistic, units=units, readings=readings(units, source.metrics) if units else [],
+        novelty=embedder.novelty is not None, trained=trained_on(source),
+        shards=licences([data.get("train_data")]), data_licence=said.data_licence, licence=said.licence,
+        limits=limits(source, embedder),
+    )  # fmt: skip
+    front = ModelCardData(
+        license=said.licence.lower() if said.licence else None, library_name="prolip", model_name=said.name,
+        pipeline_tag="zero-shot-image-classification", tags=["prolip", "open_clip", "probabilistic-embeddings"],
+        eval_results=[EvalResult(
+            task_type="zero-shot-image-classification", dataset_type="prolip-evaluation",
+            dataset_name=tested_on(source) or "not recorded", metric_type=row.key, metric_value=round(row.number, 5),
+            metric_name=row.words,
+        ) for row in rows] or None,
+    )  # fmt: skip
+    return f"---\n{front.to_yaml()}\n---\n\n{spaced(body)}"
+
+
+def spaced(text: str) -> str:
+    """One empty line about headings, tables and code, which the loops of a template leave none or two of."""
+    text = re.sub(r"\n+(?=## )", "\n\n", text)
+    text = re.sub(r"(?m)^(#.*|[^|\n].*)\n(?=\|)", r"\1\n\n", text)
+    text = re.sub(r"(?m)^(\|.*)\n(?=[^|\n])", r"\1\n\n", text)
+    text = text.replace("```\n```", "```\n\n```")
+    return re.sub(r"(?m)^(## .*)\n(?=[^\n])", r"\1\n\n", re.sub(r"\n{3,}", "\n\n", text))
+
+
+def tested_on(source: Source) -> str:
+    """The data of the run's evaluation."""
+    val = source.config.get("val", {})
+    told = place(val.get("val_data"))
+    chosen = f" ({val['val_select']})" if told and val.get("val_select") else ""
+    names = f", beside the captions of {place(val['val_names'])}" if told and val.get("val_names") else ""
+    return f"{told}{chosen}{names}" if told else ", ".join(map(place, val.get("val_tasks") or []))
+
+
+def trained_on(source: Source) -> str:
+    """Data, length and beginning of the run, in two or three sentences."""
+    data, run, model = (source.config.get(name, {}) for name in ("data", "run", "model"))
+    if not data.get("train_data"):
+        return ""
+    steps, batch = source.metrics.get("step"), data.get("batch_size")
+    length = f", {steps:,} steps of {batch} pairs per process" if steps and batch else ""
+    chosen = f" ({data['select']})" if data.get("select") else ""
+    start = model.get("pretrained")
+    begun = f" It began with the weights of {place(start)}, whose data count too." if start else ""
+    return f"{place(data['train_data'])}{chosen}{length}, {run.get('precision', 'fp32')}.{begun}"
+
+
+def limits(source: Source, embedder: Embedder) -> list[str]:
+    """What the model cannot do, as far as its files say."""
+    found = []
+    tested, metrics = tested_on(source), source.metrics
+    if tested:
+        found.append(f"It was measured on {tested} alone. Of other pictures and texts nothing is known.")
+    if isinstance(wrong := metrics.get("names/i2t/R@1"), (int, float)):
+        found.append(f"Of 100 such pictures {round(100 * (1 - wrong))} get a wrong first name: take answers with a"
+                     " bound on how many are wrong (`calibrate_risk`, `predict(..., risk=...)`).")  # fmt: skip
+    if isinstance(ece := metrics.get("refusal/names_i2t/answer/ece"), (int, float)):
+        found.append(f"Its probabilities are off by {ece:.2f} on average there: `fit` them to labelled pictures.")
+    if embedder.probabilistic and embedder.novelty is None:
+        found.append("It does not notice pictures of a foreign kind: it has no novelty.")
+    if not embedder.probabilistic:
+        found.append("It says nothing of how sure it is but by its similarities.")
+    if embedder.parameters < 50e6:
+        found.append(f"It is small, {embedder.parameters / 1e6:.0f} million parameters: a model to try things with.")
+    found.append("Nobody has looked at what it makes of people. Do not let it decide on them.")
+    return found

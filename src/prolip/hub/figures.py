@@ -1,0 +1,106 @@
+"""What a card tells of a run: its figures in words, its data and their licences, and what its traces mean."""
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from prolip.data.reading.shards import expand_source
+from prolip.uncertainty.units import Units, in_words
+
+#: Figures of the corpus in the order of the card: key, what it is, whether it is a share.
+KNOWN = (
+    ("names/i2t/R@1", "pictures that find their name first", True),
+    ("names/i2t/R@5", "pictures that find their name among the first five", True),
+    ("names/t2i/R@1", "names that find their picture first", True),
+    ("captions/i2t/mAP@R", "mAP@R, pictures to all captions", True),
+    ("captions/t2i/mAP@R", "mAP@R, captions to pictures", True),
+    ("zero_shot/subgroup/top1", "zero-shot, {zero_shot/subgroup/classes} classes", True),
+    ("zero_shot/group/top1", "zero-shot, {zero_shot/group/classes} classes", True),
+    ("refusal/names_i2t/score/auroc", "AUROC of wrong names, by the score", False),
+    ("refusal/names_i2t/all/auroc", "AUROC of wrong names, by answer and novelty", False),
+    ("refusal/names_i2t/answer/ece", "ECE of the answer's probability", False),
+    ("matches/within_factor_2", "captions whose number of matches is told within a factor of 2", True),
+    ("spearman/trace_true_matches", "Spearman's correlation of traces with true matches", False),
+)
+CHANCE = {"names/i2t/R@1": "names/i2t/chance_R@1", "names/i2t/R@5": "names/i2t/chance_R@5",
+          "names/t2i/R@1": "names/t2i/chance_R@1",
+          "matches/within_factor_2": "matches/chance_within_factor_2"}  # fmt: skip
+#: What other test sets are told by.
+TASKS = ("acc1", "mean_per_class_recall", "mean_recall@1", "i2t/R@1", "t2i/R@1", "mAP")
+#: The bundled pictures by the beginning of their shard's name, the longest first. Texts: Unicode's, or the sets' own.
+LICENCES = {
+    "emoji": {"noto": "Apache-2.0", "twemoji": "CC-BY-4.0", "emojione": "CC-BY-4.0", "fluent-emoji": "MIT"},
+    "icons": {"tabler": "MIT", "phosphor": "MIT", "lucide": "ISC", "unicons": "Apache-2.0", "mdi": "Apache-2.0",
+              "remixicon": "Apache-2.0"},
+}  # fmt: skip
+#: Traces that are explained: of captions at a level, as the evaluation found them.
+LEVELS = (("trace/group", "a group's name"), ("trace/subgroup", "a subgroup's name"), ("trace/keyword", "a keyword"),
+          ("trace/name", "a name"))  # fmt: skip
+
+
+class Figure(NamedTuple):
+    """One line of the table. key: as eval.json has it; value: as it is written; chance: of no model at all, or ""."""
+
+    key: str
+    words: str
+    value: str
+    chance: str
+    number: float
+
+
+def figures(metrics: Mapping[str, Any]) -> list[Figure]:
+    """The figures of an evaluation that a card shows, those of the corpus first."""
+    found = []
+    for key, words, share in KNOWN:
+        if isinstance(value := metrics.get(key), (int, float)) and math.isfinite(value):
+            for part in [part for part in metrics if f"{{{part}}}" in words]:
+                words = words.replace(f"{{{part}}}", f"{metrics[part]:.0f}")
+            chance = metrics.get(CHANCE.get(key, ""))
+            found.append(Figure(key, words, told(value, share), "" if chance is None else told(chance, share), value))
+    known = {key.partition("/")[0] for key, _, _ in KNOWN} | {"recall_by_trace", "trace", "inclusion"}
+    for key, value in metrics.items():
+        task, _, rest = key.partition("/")
+        if rest in TASKS and task not in known and isinstance(value, (int, float)) and math.isfinite(value):
+            found.append(Figure(key, f"{task}: {rest}", told(value, True), "", value))
+    return found
+
+
+def told(value: float, share: bool) -> str:
+    return f"{value:.1%}" if share else f"{value:.3f}"
+
+
+def licences(sources: Sequence[str | None]) -> list[tuple[str, str]]:
+    """(shard, licence of its pictures) of the bundled data among these; "" where it is not known."""
+    found = {}
+    for source in sources:
+        for part in (source or "").split("::"):
+            for url in expand_source(part) if part else []:
+                path = Path(url)
+                known = LICENCES.get(path.parent.name, {}) if path.suffix == ".tar" else {}
+                names = sorted((name for name in known if path.stem.startswith(name)), key=len)
+                found["/".join(path.parts[-2:])] = known[names[-1]] if names else ""
+    return list(found.items())
+
+
+def readings(units: Units, metrics: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
+    """(what, trace, pictures that it fits, bits) of captions by level; of round shares where nothing was measured."""
+    given = [(words, float(metrics[key])) for key, words in LEVELS if isinstance(metrics.get(key), (int, float))]
+    if not given:
+        shares = [torch.tensor(1 / n) for n in (2, 10, 100) if units.images >= n]
+        given = [("a text", float(units.trace(share))) for share in shares]
+    rows = []
+    for words, trace in given:
+        x = torch.tensor(trace)
+        bits = float(units.information(x, bits=True))
+        rows.append((words, f"{trace:.3f}", in_words(float(units.share(x))), f"{bits:.1f}"))
+    return rows
+
+
+def place(path: str | None) -> str:
+    """Paths as others may read them: the end of those that are of this machine alone."""
+    parts = (path or "").split("::")
+    return "::".join("/".join(Path(part).parts[-2:]) if Path(part).is_absolute() else part for part in parts)

@@ -1,0 +1,72 @@
+"""A trained model with its card, in a folder or on the hub; `local-dir:` and `hf-hub:` load it again."""
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from prolip.hub.card import CARD, Said, Source, make_card
+from prolip.models.tokenizer import ALL_NAMES
+from prolip.models.weights.checkpoint import replacing
+from prolip.models.weights.unreadable import CONFIG_NAMES, WEIGHT_NAMES
+from prolip.uncertainty.clip import FILE
+from prolip.utils.documents import read_json
+from prolip.utils.outputs import check_output
+
+FIGURES = "eval.json"
+#: What belongs to a model; everything else of its folder stays where it is.
+FILES = (*CONFIG_NAMES, *WEIGHT_NAMES, FILE, *dict.fromkeys([*ALL_NAMES, "vocab.json", "merges.txt", "vocab.txt",
+         "special_tokens_map.json", "added_tokens.json"]))  # fmt: skip
+
+
+def save(source: Source, folder: Path, said: Said, address: str | None = None) -> list[Path]:
+    """Copy a model's files, write its card and figures beside them; what was written, in order.
+
+    address: what the card loads the model by; without, this folder. The weights stay bit for bit; the configuration of
+    one of OpenCLIP's says where its variances lie. ValueError where the folder cannot be written, or is the model's.
+    """
+    check_output(folder, True)
+    if folder.exists() and folder.resolve() == source.folder.resolve():
+        raise ValueError(f"{folder} is where the model lies: give another folder")
+    card = make_card(source, said, address or f"local-dir:{folder}")  # known to be loadable before anything is written
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for name in FILES:
+        if not (source.folder / name).is_file():
+            continue
+        with replacing(folder / name) as temporary:
+            if name == "open_clip_config.json" and (source.folder / FILE).is_file():
+                config = read_json(source.folder / name) | {"uncertainty": FILE}
+                temporary.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+            else:
+                shutil.copyfile(source.folder / name, temporary)
+        written.append(folder / name)
+    texts = {CARD: card} | ({FIGURES: json.dumps(source.metrics, indent=2) + "\n"} if source.metrics else {})
+    for name, text in texts.items():
+        with replacing(folder / name) as temporary:
+            temporary.write_text(text, encoding="utf-8")
+        written.append(folder / name)
+    return written
+
+
+def push(folder: Path, repo: str, private: bool = False, say: Callable[[str], None] = print) -> str:
+    """Put a folder that `save` wrote on the hub as `org/name`, made if it is not there; its address.
+
+    With the account that `hf auth login` or HF_TOKEN gives. ConnectionError where the hub refuses or is not reached.
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError
+
+    api = HfApi()
+    names = [name for name in (*FILES, CARD, FIGURES) if (folder / name).is_file()]
+    try:
+        api.create_repo(repo, private=private, exist_ok=True)
+        say(f"{repo}: uploading {len(names)} files")
+        api.upload_folder(
+            repo_id=repo, folder_path=folder, allow_patterns=names, commit_message="Add the model with its card"
+        )
+    except (HfHubHTTPError, OSError) as error:
+        raise ConnectionError(f"{repo} could not be written: {str(error).strip().splitlines()[0]}. Log in with `hf auth"
+                              " login`, and look at the name and the network") from error  # fmt: skip
+    return f"hf-hub:{repo}"

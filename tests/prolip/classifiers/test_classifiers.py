@@ -1,0 +1,210 @@
+"""Zero- and few-shot classifiers: the model's own figures, scikit-learn's habits, and refusal."""
+import io
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from scipy.special import softmax
+from scipy.stats import binom
+from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
+from sklearn.model_selection import GridSearchCV, cross_val_score, train_test_split
+from sklearn.utils.estimator_checks import check_estimator
+
+import prolip
+from prolip.classifiers import FewShotClassifier, ZeroShotClassifier
+from prolip.evaluation.model import Embedder
+from prolip.gaussian import Gaussian
+from prolip.scores import CSDScore
+from prolip.uncertainty.novelty import refusal
+
+NAMES = ["food vegetable", "plant flower", "transport air"]
+
+
+def test_zero_shot_gives_the_models_own_probabilities_of_all_kinds_of_input(small, small_model, drawings, tmp_path):
+    pictures = drawings[0][:5]
+    (tmp_path / "a.webp").write_bytes(pictures[1])
+    streams = [io.BytesIO(one) for one in pictures]
+    given = [pictures[0], tmp_path / "a.webp", streams[2], Image.open(streams[3]), pictures[4]]
+    found = ZeroShotClassifier(small_model, NAMES).fit()
+    p = found.predict_proba(given)
+    z = small.encode_image(torch.stack([small.preprocess(prolip.open_image(one)) for one in pictures]))
+    texts = small.embed_texts(NAMES)
+    logits = small.score.scale * small.score.pairwise(z, texts)
+    np.testing.assert_allclose(p, softmax(logits.numpy(), 1), atol=1e-6)
+    assert found.classes_.tolist() == NAMES
+    assert found.predict(pictures).tolist() == np.array(NAMES)[p.argmax(1)].tolist()
+    np.testing.assert_allclose(found.predict_proba(z), p, atol=1e-5)
+    rows = found.embed(pictures)
+    assert rows.shape == (5, 2 * z.mean.shape[1] + 2) and rows.dtype == np.float32
+    np.testing.assert_allclose(found.predict_proba(rows), p, atol=1e-5)
+    np.testing.assert_allclose(np.exp(found.predict_log_proba(np.array(pictures, dtype=object))), p, atol=1e-5)
+
+
+def test_classes_have_synonyms_templates_and_labels_of_any_kind(small):
+    found = ZeroShotClassifier(small, {7: ["plane", "jet"], 3: "rose"}, "a drawing of {}").fit()
+    assert found.classes_.tolist() == [3, 7]
+    prompts = small.embed_texts(["a drawing of plane", "a drawing of jet"])
+    torch.testing.assert_close(found.texts_.var[1], prompts.var.mean(0))
+    many = ZeroShotClassifier(small, ["a", "b"], "openai").fit().texts_
+    listed = ZeroShotClassifier(small, ["a", "b"], __import__("open_clip").OPENAI_IMAGENET_TEMPLATES).fit().texts_
+    torch.testing.assert_close(many.mean, listed.mean)
+
+
+def test_confidence_is_the_answers_probability_and_that_the_image_is_of_the_kind(small, drawings):
+    found = ZeroShotClassifier(small, NAMES).fit()
+    pictures = drawings[0][:4]
+    pixels = torch.stack([small.preprocess(prolip.open_image(one)) for one in pictures])
+    novelty = small.novelty(small.encode_hidden(pixels))
+    sure = found.predict_proba(pictures).max(1)
+    wanted = np.exp(-refusal(torch.from_numpy(-np.log(sure)), novelty).numpy())
+    np.testing.assert_allclose(found.confidence(pictures), wanted, rtol=1e-4)
+    z = Gaussian(*(torch.from_numpy(x) for x in np.split(found.embed(pictures)[:, :-2], 2, 1)))
+    np.testing.assert_allclose(found.confidence(z), sure, rtol=1e-4)
+
+
+def test_fitting_to_labelled_images_keeps_the_answers_and_makes_probabilities_hold(small, drawings):
+    pictures, labels, _ = drawings
+    plain = ZeroShotClassifier(small, NAMES)
+    rows = plain.embed(pictures)
+    before, after = clone(plain).fit().predict_log_proba(rows), plain.fit(rows, labels).predict_log_proba(rows)
+    assert (before.argmax(1) == after.argmax(1)).all()
+    own = np.searchsorted(NAMES, labels)
+    assert -after[np.arange(len(own)), own].mean() < -before[np.arange(len(own)), own].mean()
+
+
+def test_few_shots_learn_what_names_do_not_say(small, drawings):
+    """Random weights know no names; colours tell designers apart."""
+    pictures, _, styles = drawings
+    found = FewShotClassifier(small, classes={"noto": "one", "fluent-emoji-high-contrast": "other"})
+    train, test, known, asked = train_test_split(found.embed(pictures), styles, test_size=0.5, random_state=0,
+                                                 stratify=styles)  # fmt: skip
+    zero = ZeroShotClassifier(small, found.classes).fit()
+    assert found.fit(train, known).score(test, asked) > 0.7 > zero.score(test, asked) + 0.1
+    assert found.texts_ is not None and len(found.sharpness_.weights) == 2
+    alone = FewShotClassifier(small, text=False).fit(train, known)
+    assert alone.texts_ is None and alone.score(test, asked) > 0.7
+    p = found.predict_proba(test)
+    assert p.max(1).mean() == pytest.approx(found.score(test, asked), abs=0.15)
+
+
+def test_one_shot_of_each_class_goes_by_the_names(small, drawings):
+    rows = ZeroShotClassifier(small, NAMES).fit().embed(drawings[0])
+    first = [drawings[1].index(name) for name in NAMES]
+    found = FewShotClassifier(small).fit(rows[first], NAMES)
+    np.testing.assert_allclose(found.predict_proba(rows), ZeroShotClassifier(small, NAMES).fit().predict_proba(rows))
+
+
+def test_scikit_learns_checks_of_an_estimator_of_features():
+    """ZeroShotClassifier takes none of them: it has no default model and classes, and learns nothing from X."""
+    check_estimator(FewShotClassifier())
+
+
+def test_they_are_cloned_searched_and_pickled_like_any_estimator(small, small_model, drawings):
+    pictures, _, styles = drawings
+    found = FewShotClassifier(small_model, text=False)
+    rows = found.embed(pictures)
+    by_object = FewShotClassifier(small, text=False)
+    assert cross_val_score(by_object, rows, styles, cv=3).mean() > 0.65
+    search = GridSearchCV(by_object, {"seed": [0, 1]}, cv=2).fit(rows, styles)
+    assert search.best_params_["seed"] in (0, 1)
+    again = pickle.loads(pickle.dumps(found.fit(rows, styles)))
+    assert "_loaded" not in vars(again)
+    np.testing.assert_array_equal(again.predict_proba(rows[:3]), found.predict_proba(rows[:3]))
+    copy = clone(ZeroShotClassifier(small_model, NAMES, "simple"))
+    assert copy.get_params()["templates"] == "simple" and copy.set_params(templates="{}").templates == "{}"
+    assert "model=" in repr(copy)
+    with pytest.raises(NotFittedError):
+        copy.predict(rows)
+
+
+def points(n, seed):
+    """Unit vectors about three directions, unevenly far: some are hard; with the Gaussians of the classes."""
+    random = np.random.default_rng(seed)
+    labels = random.integers(3, size=n)
+    x = np.eye(3, 8)[labels] + random.normal(size=(n, 8)) * random.uniform(0.1, 1.0, size=(n, 1))
+    mean = torch.nn.functional.normalize(torch.from_numpy(x).float(), dim=1)
+    return Gaussian(mean, torch.full_like(mean, -9.0)), labels
+
+
+@pytest.fixture
+def eyes():
+    """A model whose texts "0", "1", "2" are three directions."""
+    def encode_text(ids):
+        mean = torch.eye(3, 8)[(ids[:, 0] % 3)]
+        return Gaussian(mean, torch.full_like(mean, -9.0))
+
+    parts = dict.fromkeys(Embedder.__dataclass_fields__)
+    return Embedder(**parts | {
+        "name": "eyes", "encode_text": encode_text, "tokenizer": lambda texts: torch.tensor([[ord(t[-1] or "0")] if t
+        else [48] for t in texts]), "probabilistic": True, "logit_scale": 5.0, "score": CSDScore(5.0, -1.0),
+        "precision": "fp32", "fingerprint": "", "parameters": 0,
+    })  # fmt: skip
+
+
+def test_few_answers_are_wrong_at_any_risk(eyes):
+    """Over draws, the answers' true error is above the risk in a share delta of them at most, as is promised."""
+    world, truth = points(20_000, 99)
+    found = ZeroShotClassifier(eyes, {0: "0", 1: "1", 2: "2"}).fit()
+    assert 0.15 < (found.predict(world) != truth).mean() < 0.5
+    broken, answered = 0, []
+    for seed in range(60):
+        found.calibrate_risk(*points(300, seed))
+        predicted = found.predict(world, risk=0.1, delta=0.2)
+        assert isinstance(predicted, np.ma.MaskedArray)
+        answered.append(1 - predicted.mask.mean())
+        wrong = np.ma.filled((predicted != truth).mean(), 0.0)  # of none at all
+        broken += float(wrong) > 0.1
+        assert (found.refuse(world, 0.1, 0.2) == predicted.mask).all()
+    assert broken <= binom.ppf(0.999, 60, 0.2) and np.mean(answered) > 0.3
+    assert "at most 10% of them wrong" in str(found.risk_threshold(0.1))
+
+
+def test_images_of_no_class_count_as_wrong_answers(eyes):
+    z, labels = points(50, 0)
+    found = ZeroShotClassifier(eyes, {0: "0", 1: "1", 2: "2"}).fit().calibrate_risk(z, np.full(50, 8))
+    assert found.risk_wrong_.all() and found.refuse(z, 0.1).all()
+
+
+@pytest.mark.parametrize("classes", ["cat", ["cat"], None, ["cat", "cat"], {"a": 3, "b": "b"}, {"a": [], "b": "b"}])
+def test_classes_that_are_none_are_refused(small, classes):
+    with pytest.raises(ValueError, match="give|class"):
+        ZeroShotClassifier(small, classes).fit()
+
+
+def test_bad_input_is_refused_in_words(small, drawings):
+    found = ZeroShotClassifier(small, NAMES).fit()
+    rows = found.embed(drawings[0][:4])
+    width = rows.shape[1]
+    for bad, error, words in (
+        (rows[:, :5], ValueError, f"5 features.*{width - 2} or {width}"), (drawings[0][0], TypeError, "give a list"),
+        (Gaussian(*torch.zeros(2, 3, 5)), ValueError, "5 features"), (np.full_like(rows, np.nan), ValueError, "NaN"),
+        (["no/such.png"], FileNotFoundError, "no/such.png"), ([], ValueError, "array"),
+    ):  # fmt: skip
+        with pytest.raises(error, match=words):
+            found.predict(bad)
+    with pytest.raises(ValueError, match="calibrate_risk"):
+        found.predict(rows, risk=0.1)
+    with pytest.raises(ValueError, match="4 images and 3 labels"):
+        found.fit(rows, NAMES)
+    with pytest.raises(ValueError, match="'plant flowers' is no class: did you mean plant flower"):
+        found.fit(rows, ["plant flowers"] * 4)
+    with pytest.raises(ValueError, match="belong together"):
+        found.fit(rows)
+    with pytest.raises(ValueError, match="two or more classes"):
+        FewShotClassifier(small).fit(rows, ["a"] * 4)
+    with pytest.raises(ValueError, match="no image of 'c'"):
+        FewShotClassifier(small, classes=["a", "b", "c"]).fit(rows, ["a", "a", "b", "b"])
+    with pytest.raises(ValueError, match="'b' is no class.*text=False"):
+        FewShotClassifier(small, classes=["a", "c"]).fit(rows, ["a", "a", "b", "b"])
+    with pytest.raises(ValueError, match="model=3"):
+        ZeroShotClassifier(3, NAMES).fit()
+
+
+def test_a_threshold_of_pictures_is_not_used_for_gaussians(small, drawings):
+    found = ZeroShotClassifier(small, NAMES).fit().calibrate_risk(drawings[0], drawings[1])
+    z = Gaussian(*(torch.from_numpy(x) for x in np.split(found.embed(drawings[0][:4])[:, :-2], 2, 1)))
+    with pytest.raises(ValueError, match="both"):
+        found.predict(z, risk=0.5)

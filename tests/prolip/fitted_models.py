@@ -1,0 +1,56 @@
+"""Small models with fitted variances, ours and OpenCLIP's, for tests of what is done with them."""
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import open_clip
+import torch
+
+import prolip
+from prolip.methods import LikelihoodConfig
+from prolip.models.weights.checkpoint import save_pretrained
+from prolip.uncertainty.attach import attach
+from prolip.uncertainty.pairs import Pairs
+
+TINY = {
+    "embed_dim": 16,
+    "vision_cfg": {"image_size": 32, "patch_size": 16, "width": 32, "layers": 1, "head_width": 16},
+    "text_cfg": {"context_length": 8, "vocab_size": 49408, "width": 32, "heads": 2, "layers": 1},
+}  # fmt: skip
+CONFIG = LikelihoodConfig(bank=32, centres=8)
+
+
+def fitted_model(folder: Path, name: str = "ProLIP-ViT-test") -> str:
+    """A small model with variances and novelty, fitted to random pairs."""
+    torch.manual_seed(0)
+    save_pretrained(prolip.create_model(name), folder / "plain")
+    model = prolip.create_model(name)
+    width, first = model.embed_dim, model.config["vision_cfg"]["width"]
+    image, text = (torch.nn.functional.normalize(torch.randn(64, width), dim=1) for _ in range(2))
+    ids = prolip.get_tokenizer(name)([f"picture {i}" for i in range(64)])
+    ends = {"image_first": torch.randn(64, 2 * first),
+            "text_first": torch.randn(64, 2 * model.config["text_cfg"]["width"])}  # fmt: skip
+    pairs = Pairs.in_rows(image, text, 10.0, text_ids=ids, **ends)
+    attach(f"local-dir:{folder}/plain", None, None, pairs, CONFIG, folder / "fitted")
+    return f"local-dir:{folder}/fitted"
+
+
+def openclip_model(folder: Path) -> tuple[str, str]:
+    """Name and weights of a small random model of OpenCLIP's."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "ViT-least.json").write_text(json.dumps(TINY))
+    open_clip.add_model_config(folder / "ViT-least.json")
+    torch.manual_seed(1)
+    torch.save(open_clip.create_model("ViT-least").state_dict(), folder / "weights.pt")
+    return "ViT-least", str(folder / "weights.pt")
+
+
+def fitted_openclip(folder: Path) -> str:
+    """It with variances of random pairs."""
+    image, text = (torch.nn.functional.normalize(torch.randn(64, 16), dim=1) for _ in range(2))
+    ids = open_clip.get_tokenizer("ViT-B-32", context_length=8)([f"picture {i}" for i in range(64)])
+    ends = {"image_first": torch.randn(64, 64), "text_first": torch.randn(64, 64)}
+    pairs = Pairs.in_rows(image, text, 10.0, text_ids=ids, **ends)
+    attach(*openclip_model(folder / "plain"), None, pairs, CONFIG, folder / "fitted")
+    return f"local-dir:{folder}/fitted"

@@ -1,0 +1,175 @@
+"""Models with their cards: what is written is what the model and its run say, and loads again, from the hub too."""
+import json
+import shutil
+from pathlib import Path
+
+import httpx
+import huggingface_hub
+import pytest
+import torch
+import yaml
+from fitted_models import TINY, fitted_model, fitted_openclip, openclip_model
+from huggingface_hub.errors import HfHubHTTPError
+from PIL import Image
+
+import prolip
+from prolip.evaluation.loading import load_embedder
+from prolip.hub.__main__ import main
+from prolip.hub.card import spaced
+from prolip.hub.figures import figures, licences, place
+
+METRICS = {"step": 300, "names/i2t/R@1": 0.25, "names/i2t/chance_R@1": 0.01, "zero_shot/subgroup/top1": 0.5,
+           "zero_shot/subgroup/classes": 25.0, "trace/group": 0.3, "trace/name": 0.1, "spearman/trace_tokens": -0.3,
+           "refusal/names_i2t/answer/ece": 0.11, "birds/acc1": 0.4}  # fmt: skip
+CONFIG = {"method": "likelihood", "data": {"train_data": "data/emoji/{noto,fluent-emoji}.tar::/private/secret/own.tar",
+          "batch_size": 128}, "val": {"val_data": "data/emoji/emojione.tar"}, "run": {"precision": "amp_bf16"},
+          "model": {"pretrained": "/private/secret/backbone/model"}}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run that ended, its model fitted to random pairs."""
+    folder = tmp_path_factory.mktemp("ended")
+    shutil.copytree(fitted_model(folder / "made").removeprefix("local-dir:"), folder / "run/model")
+    (folder / "run/eval.json").write_text(json.dumps(METRICS))
+    (folder / "run/config.json").write_text(json.dumps(CONFIG))
+    for name in ("metrics.jsonl", "status.json"):
+        (folder / "run" / name).write_text("{}\n")
+    (folder / "run/model/diary.txt").write_text("not the model's")
+    return folder / "run"
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """The hub as a folder: what is uploaded lies in the cache of models, and there is no network."""
+    cache, made = tmp_path / "cache", {}
+
+    class Api:
+        def create_repo(self, repo, private, exist_ok):
+            assert exist_ok
+            made[repo] = private
+
+        def upload_folder(self, repo_id, folder_path, allow_patterns, commit_message):
+            place = cache / f"models--{repo_id.replace('/', '--')}"
+            (place / "snapshots/abc").mkdir(parents=True)
+            (place / "refs").mkdir()
+            (place / "refs/main").write_text("abc")
+            for name in allow_patterns:
+                shutil.copy(Path(folder_path) / name, place / "snapshots/abc")
+
+    monkeypatch.setattr(huggingface_hub, "HfApi", Api)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(cache))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("prolip.models.weights.hub.reachable", lambda: False)
+    return made
+
+
+def front_and_body(folder: Path):
+    _, front, body = (folder / "README.md").read_text().split("---\n", 2)
+    return yaml.safe_load(front), body
+
+
+def test_a_card_says_what_the_run_says_and_its_code_runs(run, tmp_path, capsys, monkeypatch):
+    assert main(["save", str(run), str(tmp_path / "mine"), "--license", "MIT", "--data-license", "Ask me."]) == 0
+    written = {path.name for path in (tmp_path / "mine").iterdir()}
+    assert written == {"config.json", "model.safetensors", "README.md", "eval.json"}
+    for name in ("config.json", "model.safetensors"):
+        assert (tmp_path / "mine" / name).read_bytes() == (run / "model" / name).read_bytes()
+    front, body = front_and_body(tmp_path / "mine")
+    assert front["license"] == "mit" and front["pipeline_tag"] == "zero-shot-image-classification"
+    told = {m["type"]: m["value"] for result in front["model-index"][0]["results"] for m in result["metrics"]}
+    assert told["names/i2t/R@1"] == 0.25 and told["birds/acc1"] == 0.4
+    units = load_embedder(f"local-dir:{tmp_path}/mine", stored=False).score.units
+    bits = float(units.information(torch.tensor(0.3), bits=True))
+    for line in ("| pictures that find their name first | 25.0% | 1.0% | `names/i2t/R@1` |",
+                 "| zero-shot, 25 classes | 50.0% |", "| birds: acc1 | 40.0% |", f"trace of {units.unit:.4f} times h",
+                 "| a group's name | 0.300 |", f"{bits:.1f} bits", "| emoji/noto.tar | Apache-2.0 |",
+                 "| emoji/fluent-emoji.tar | MIT |", "| secret/own.tar | not known here", "weights of backbone/model",
+                 "Of 100 such pictures 75 get a wrong first name", "Ask me.", "it has a *novelty*"):  # fmt: skip
+        assert line in body, line
+    assert "/private" not in body + str(front)
+    monkeypatch.chdir(tmp_path)
+    Image.new("RGB", (8, 8), "red").save("picture.png")
+    for code in body.split("```python\n")[1:]:
+        exec(code.split("```")[0], {})
+    assert "load it as" in capsys.readouterr().out
+
+
+def test_what_is_pushed_is_loaded_from_the_hub(run, hub, capsys):
+    assert main(["push", str(run), "org/mine", "--private"]) == 0
+    assert hub == {"org/mine": True} and "load it as hf-hub:org/mine" in capsys.readouterr().out
+    ours, theirs = (load_embedder(name) for name in (f"local-dir:{run}/model", "hf-hub:org/mine"))
+    assert ours.fingerprint == theirs.fingerprint
+    model = prolip.create_model("hf-hub:org/mine")
+    assert model.logit_scale == prolip.create_model(f"local-dir:{run}/model").logit_scale
+
+
+def test_an_openclip_model_keeps_its_variances_on_the_hub(hub, tmp_path, capsys):
+    name = fitted_openclip(tmp_path)
+    assert main(["push", str(tmp_path / "fitted"), "org/clip"]) == 0
+    fitted = load_embedder(name)
+    again = load_embedder("hf-hub:org/clip")
+    assert again.probabilistic and again.fingerprint == fitted.fingerprint
+    assert again.score.units == fitted.score.units
+
+
+def test_a_dry_run_sends_nothing_and_shows_what_it_would(run, capsys, monkeypatch):
+    monkeypatch.setattr(huggingface_hub, "HfApi", lambda: pytest.fail("asked the hub"))
+    assert main(["push", str(run), "org/mine", "--dry-run"]) == 0
+    said = capsys.readouterr().out
+    size = (run / "model/model.safetensors").stat().st_size
+    assert f"{size:,} bytes  model.safetensors" in said and "hf-hub:org/mine" in said and "diary" not in said
+    assert "not stated by whoever saved it" in said
+
+
+def test_a_hub_that_refuses_is_an_error_in_one_line(run, capsys, monkeypatch):
+    class Api:
+        def create_repo(self, *args, **options):
+            request = httpx.Request("POST", "https://hub")
+            raise HfHubHTTPError("401 Unauthorized", response=httpx.Response(401, request=request))
+
+    monkeypatch.setattr(huggingface_hub, "HfApi", Api)
+    assert main(["push", str(run), "org/mine"]) == 2
+    assert "hf auth login" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words, said", [
+    (["push", "RUN", "a name with spaces"], "error"), (["push", "RUN", "mine"], "give org/name"),
+    (["save", "RUN/model", "RUN/model"], "another folder"), (["save", "no/such", "x"], "no/such"),
+    (["save", "RUN", "x", "--eval", "no.json"], "no figures at no.json"),
+])  # fmt: skip
+def test_what_cannot_be_saved_is_refused(run, words, said, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main([word.replace("RUN", str(run)) for word in words]) == 2
+    assert said in capsys.readouterr().err and not any(tmp_path.iterdir())
+
+
+def test_a_model_without_a_run_or_variances_claims_nothing(tmp_path):
+    openclip_model(folder := tmp_path / "clip")
+    (folder / "weights.pt").rename(folder / "open_clip_pytorch_model.bin")
+    (folder / "open_clip_config.json").write_text(json.dumps({"model_cfg": TINY, "preprocess_cfg": {}}))
+    assert main(["save", str(folder), str(tmp_path / "out")]) == 0
+    front, body = front_and_body(tmp_path / "out")
+    assert "model-index" not in front and "license" not in front
+    for line in ("nothing is claimed", "a model of points", "Not recorded with this model"):
+        assert line in body
+
+
+def test_figures_licences_and_places_are_told_as_they_are():
+    rows = figures({"recall_by_trace/x/acc1": 1.0, "cars/acc1": 0.5, "cars/acc5": 1.0})
+    assert [row.key for row in rows] == ["cars/acc1"]
+    assert figures({"names/i2t/R@1": float("nan")}) == []
+    assert licences(["data/icons/mdi-outline.tar", "data/emoji/noto-v1.tar", "noto.tar"]) == [
+        ("icons/mdi-outline.tar", "Apache-2.0"), ("emoji/noto-v1.tar", "Apache-2.0"), ("noto.tar", "")]  # fmt: skip
+    assert place("/a/b/c/d") == "c/d" and place("data/x.tar") == "data/x.tar" and place(None) == ""
+
+
+def test_tables_headings_and_code_stand_apart():
+    assert spaced("# a\ntext\n## b\n| x |\n| y |\ntext\n\n\n\n```\n```") == (
+        "# a\ntext\n\n## b\n\n| x |\n| y |\n\ntext\n\n```\n\n```")  # fmt: skip
+
+
+def test_a_folder_with_a_card_loads_as_one_without(run, tmp_path):
+    assert main(["save", str(run / "model"), str(tmp_path / "copy")]) == 0
+    one, other = (load_embedder(f"local-dir:{folder}") for folder in (run / "model", tmp_path / "copy"))
+    assert one.fingerprint == other.fingerprint
