@@ -5,6 +5,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from fitted_models import openclip_model
 from PIL import Image
 from scipy.special import softmax
 from scipy.stats import binom
@@ -15,8 +16,10 @@ from sklearn.utils.estimator_checks import check_estimator
 
 import prolip
 from prolip.classifiers import FewShotClassifier, ZeroShotClassifier
+from prolip.evaluation.loading import load_embedder
 from prolip.evaluation.model import Embedder
 from prolip.gaussian import Gaussian
+from prolip.models.weights.checkpoint import save_pretrained
 from prolip.scores import CSDScore
 from prolip.uncertainty.novelty import refusal
 
@@ -166,6 +169,31 @@ def test_images_of_no_class_count_as_wrong_answers(eyes):
     z, labels = points(50, 0)
     found = ZeroShotClassifier(eyes, {0: "0", 1: "1", 2: "2"}).fit().calibrate_risk(z, np.full(50, 8))
     assert found.risk_wrong_.all() and found.refuse(z, 0.1).all()
+
+
+def test_a_model_of_points_has_its_softmax_and_rows_of_means(drawings, tmp_path):
+    name, weights = openclip_model(tmp_path)
+    found = ZeroShotClassifier(name, NAMES, "simple", pretrained=weights).fit()
+    rows = found.embed(drawings[0][:6])
+    assert rows.shape == (6, 16)
+    network = load_embedder(name, weights, stored=False)
+    scale, text = network.logit_scale, found.texts_.mean.numpy()
+    np.testing.assert_allclose(found.predict_proba(drawings[0][:6]), softmax(scale * rows @ text.T, 1), atol=1e-5)
+    np.testing.assert_allclose(found.confidence(rows), found.predict_proba(rows).max(1))
+    assert FewShotClassifier(network).fit(rows, NAMES * 2).sharpness_.slope == 0
+    with pytest.raises(ValueError, match="5 features.* 16"):
+        found.predict(rows[:, :5])
+
+
+def test_probabilities_of_a_match_become_those_of_classes(drawings, tmp_path):
+    """PCME's score is a probability by samples: of three classes, one of which it is, p_c / sum of p."""
+    torch.manual_seed(0)
+    folder = save_pretrained(prolip.create_model("ProLIP-ViT-test", method_cfg={"name": "pcme"}), tmp_path)
+    found = ZeroShotClassifier(f"local-dir:{folder}", NAMES).fit()
+    rows = found.embed(drawings[0][:4])
+    z = Gaussian(*map(torch.from_numpy, np.split(rows, 2, 1)))
+    p = load_embedder(f"local-dir:{folder}", stored=False).score.pairwise(z, found.texts_).double().numpy()
+    np.testing.assert_allclose(found.predict_proba(rows), p / p.sum(1, keepdims=True), rtol=1e-4)
 
 
 @pytest.mark.parametrize("classes", ["cat", ["cat"], None, ["cat", "cat"], {"a": 3, "b": "b"}, {"a": [], "b": "b"}])
