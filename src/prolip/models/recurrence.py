@@ -9,6 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+#: Whether a graph is made for other programs; torch before 2.7 does not tell it from one for itself.
+EXPORTING = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)
+
 
 def run_grus(grus: Sequence[nn.GRU], x: Tensor) -> list[Tensor]:
     """States of GRUs of one layer and one size on the same input, (N, T, input) -> (N, T, H) each.
@@ -16,7 +19,8 @@ def run_grus(grus: Sequence[nn.GRU], x: Tensor) -> list[Tensor]:
     A step of a small GRU takes a CPU less time than asking for it: G of them are taken in one, and their gradients are
     in closed form. CUDA has kernels for whole sequences.
     """
-    return _step_together(grus, x) if x.device.type == "cpu" else [gru(x)[0] for gru in grus]
+    alone = x.device.type != "cpu" or EXPORTING()  # ONNX has an operator for whole sequences, too
+    return [gru(x)[0] for gru in grus] if alone else _step_together(grus, x)
 
 
 @torch.compiler.disable  # hundreds of steps are no graph; of nn.GRU Dynamo makes none either
