@@ -95,7 +95,7 @@ def test_onnx_graphs_equal_the_model_in_onnxruntime(tmp_path, name):
     assert found.keys() == ENCODERS.keys() and max(found.values()) <= 1e-4
     with torch.no_grad():  # and the comparison can tell another model
         model.text.text_uncertainty_projection.bias += 0.01
-    assert largest_differences(model, files, (3,))["text"] > 0.009
+    assert largest_differences(model, files, (3,))["text"] > 9e-4  # of log variances near -10
     with torch.no_grad():
         model.text.text_uncertainty_projection.bias.fill_(float("nan"))
     assert math.isnan(largest_differences(model, files, (3,))["text"])

@@ -82,6 +82,7 @@ def test_openclips_models_are_exported_with_and_without_variances(fitted, tmp_pa
     assert log_var.isfinite().all() if fitted else torch.isneginf(log_var).all()
 
 
+@pytest.mark.slow
 def test_a_graph_that_onnxruntime_does_not_run_is_refused_with_what_does(tmp_path):
     """One that was made for two rows alone."""
     encoder = ImageEncoder(create_model("ProLIP-ViT-test").eval())

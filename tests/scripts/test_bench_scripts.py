@@ -2,6 +2,8 @@
 import re
 from pathlib import Path
 
+import pytest
+
 from prolip.methods import METHODS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -21,12 +23,17 @@ def test_the_step_is_compared_with_siglips_and_with_the_released_views(forked):
     assert re.search(rf"^masked views: {NUMBER} ms, in the released shape {NUMBER} ms: {NUMBER}$", text, re.M), text
 
 
-def test_every_method_is_compared_with_clip_and_pcmes_memory_with_all_pairs(forked):
+@pytest.mark.slow
+def test_every_method_is_compared_with_clip(forked):
     text = run(forked, "bench_methods.py", "--model", "ProLIP-ViT-test", "--batch-size", "8", "--rounds", "2")
     for name in (name for name, method in METHODS.items() if not method.adapts):
         assert re.search(rf"^\| {name} \| {NUMBER} \| {NUMBER} \(", text, re.M), text
+
+
+def test_a_method_is_compared_with_clip_and_pcmes_memory_with_all_pairs(forked):
     words = ("--model", "ProLIP-ViT-test", "--batch-size", "8", "--rounds", "2", "--methods", "pcmepp")
-    assert "processor time" in run(forked, "bench_methods.py", *words, "--processor-time")
+    text = run(forked, "bench_methods.py", *words, "--processor-time")
+    assert "processor time" in text and re.search(rf"^\| pcmepp \| {NUMBER} \| {NUMBER} \(", text, re.M), text
     words = ("--memory", "--batch-size", "16", "--match-samples", "2", "--dim", "32")
     text = run(forked, "bench_methods.py", *words)
     for name in ("tiles", "all pairs at once"):
@@ -34,6 +41,7 @@ def test_every_method_is_compared_with_clip_and_pcmes_memory_with_all_pairs(fork
     assert "| differences of coordinates (not run) | 0 | |" in text
 
 
+@pytest.mark.slow
 def test_vacsrs_memory_is_compared_with_all_pairs_and_its_ranking_timed(forked):
     tiny = ("--dim", "16", "--hidden", "8", "--threads", "1")
     text = run(forked, "bench_methods.py", "--memory", "vacsr", "--batch-size", "16", *tiny)

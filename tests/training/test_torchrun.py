@@ -142,9 +142,10 @@ def test_two_ranks_stop_together_at_a_loss_that_is_not_finite(forked, runs):
 
 # Ten steps the first way, then ten the second, from a checkpoint inside an epoch.
 CHANGES = {"shards-ddp": (FSDP, DDP), "ddp-shards": (DDP, FSDP), "one-two": (ONE, DDP), "two-one": (DDP, ONE)}
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("shards-ddp", "two-one")]
 
 
-@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize("name", ["ddp-shards", "one-two", *SLOW])
 def test_runs_go_on_with_other_ranks_or_in_shards_as_one_process_would(forked, runs, tmp_path, start, name):
     """FSDP2, DDP and one process take over from each other: all is as in one process."""
     for (ranks, *words), steps, again in zip(CHANGES[name], ("10", "20"), ([], ["--resume", "latest"])):

@@ -60,6 +60,7 @@ def test_it_trains_on_two_ranks_is_killed_and_goes_on_with_its_head_and_score(ru
     assert load_file(runs / "whole/model/model.safetensors")["near.weight"].unique().numel() > 1  # trained
 
 
+@pytest.mark.slow
 def test_shards_and_micro_batches_carry_its_head_and_score(runs, forked, tmp_path):
     words = ["--output-dir", tmp_path, "--name", "shards", "--fsdp", "--accum-freq", "2", "--batch-size", "4"]
     assert forked.run(*TRAINING, *words, ranks=2, before=KNOWN) == 0, forked.err[-3000:]
