@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 import threading
@@ -96,6 +97,15 @@ def announce(server: Server, app: App) -> None:
               f" ssh -L {port}:127.0.0.1:{port} THIS_MACHINE", file=sys.stderr)  # fmt: skip
 
 
+def warm_up(app: App, over: threading.Event) -> None:
+    """Have what takes longest ready before it is asked for; once all is `over` its index is gone, and it may fail."""
+    try:
+        app.warm_up()
+    except Exception:
+        if not over.is_set():
+            raise
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command: what the user can mend ends in one line and exit code 2."""
     args = parse(arguments)
@@ -106,7 +116,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error.args[0] if isinstance(error, KeyError) else error}", file=sys.stderr)
         return 2
     announce(server, app)
-    threading.Thread(target=app.warm_up, daemon=True).start()
+    over = threading.Event()
+    threading.Thread(target=warm_up, args=(app, over), daemon=True).start()
     if args.open:
         webbrowser.open(server.url)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that a temporary index goes then, too
@@ -115,6 +126,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("ended", file=sys.stderr)
     finally:
+        over.set()
         server.server_close()
         if app.opened.temporary is not None:
             app.opened.temporary.cleanup()
@@ -122,9 +134,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def script() -> NoReturn:
-    """`main` as a process of its own, whose output may die."""
+    """`main` as a process of its own, whose output may die.
+
+    It ends without the interpreter's own clearing up: a thread that still embeds would abort beneath it.
+    """
     torch.set_grad_enabled(False)
-    console.command(main)
+    try:
+        console.command(main)
+    except SystemExit as ended:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(ended.code if isinstance(ended.code, int) else 0)
 
 
 if __name__ == "__main__":
