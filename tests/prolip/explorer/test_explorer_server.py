@@ -215,8 +215,7 @@ def test_a_claimed_length_is_answered_before_anything_comes(ask, monkeypatch):
     assert ask("POST", "/api/search", None, JSON | {"Content-Length": "70000"})[0] == 413
 
 
-def test_a_body_without_a_length_is_refused(ask, monkeypatch):
-    monkeypatch.setattr(served, "LINGER", 0.05)
+def test_a_body_without_a_length_is_refused(ask):
     status, _, body = ask("POST", "/api/upload", iter([b"abc"]), BYTES)  # chunked
     assert status == 411 and "comes with its length" in json.loads(body)["error"]
 
