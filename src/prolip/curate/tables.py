@@ -2,8 +2,6 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +9,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+from prolip.utils.outputs import replacing
 
 #: Columns that every table of scores has; figures stand beside them.
 PLACE = {"row": pa.int32(), "key": pa.string(), "uid": pa.string(), "caption": pa.string(), "fault": pa.string()}
@@ -28,16 +28,8 @@ def write_table(path: Path, columns: Mapping[str, Any], note: Mapping[str, Any])
     table = pa.table({name: x if isinstance(x, pa.Array) else pa.array(x) for name, x in columns.items()})
     table = table.replace_schema_metadata({NOTE: json.dumps(note, sort_keys=True)})
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-        try:
-            pq.write_table(table, file, compression="zstd")
-            file.flush()
-            os.fsync(file.fileno())
-            os.chmod(file.name, 0o644)
-            os.replace(file.name, path)
-        except BaseException:
-            os.unlink(file.name)
-            raise
+    with replacing(path) as temporary:
+        pq.write_table(table, temporary, compression="zstd")
 
 
 def read_note(path: Path) -> dict[str, Any]:

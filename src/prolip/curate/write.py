@@ -2,10 +2,7 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +16,7 @@ from prolip.data.index import index_shards, write_index
 from prolip.data.reading.entries import INDEX_NAME, ShardIndex, canonical
 from prolip.data.reading.tar import ShardReader
 from prolip.data.samples.sample import Raw, suffixes_of
+from prolip.utils.outputs import replacing
 
 PLAN = "plan.json"
 
@@ -93,22 +91,12 @@ def write_shard(plan: Plan, out: Path, number: int) -> int:
     """
     path = plan.path(out, number)
     seen: set[str] = set()
-    with tempfile.NamedTemporaryFile(dir=out, prefix=f".{path.name}.", delete=False) as file:
-        try:
-            with TarWriter(file, encoder=False, mtime=0) as writer:
-                for raw in plan.samples_of(number):
-                    key = raw["__key__"]
-                    key = f"{key}_{len(seen)}" if key in seen else key
-                    seen.add(key)
-                    writer.write({"__key__": key} | {suffix: raw[suffix] for suffix in suffixes_of(raw)})
-            file.flush()
-            os.fsync(file.fileno())
-            os.chmod(file.name, 0o644)
-            os.replace(file.name, path)
-        except BaseException:
-            with suppress(FileNotFoundError):
-                os.unlink(file.name)
-            raise
+    with replacing(path) as temporary, temporary.open("wb") as file, TarWriter(file, encoder=False, mtime=0) as writer:
+        for raw in plan.samples_of(number):
+            key = raw["__key__"]
+            key = f"{key}_{len(seen)}" if key in seen else key
+            seen.add(key)
+            writer.write({"__key__": key} | {suffix: raw[suffix] for suffix in suffixes_of(raw)})
     return len(seen)
 
 

@@ -34,6 +34,7 @@ from prolip.data.samples.sample import has_image
 from prolip.data.survey import survey
 from prolip.utils import console
 from prolip.utils.messages import naming
+from prolip.utils.outputs import replacing
 
 
 class IndexedShard(NamedTuple):
@@ -114,16 +115,8 @@ def write_index(index: ShardIndex) -> None:
             remote.write(data)
         return
     path = Path(local_path(index.place))
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-        try:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-            os.chmod(file.name, 0o644)
-            os.replace(file.name, path)
-        except BaseException:
-            os.unlink(file.name)
-            raise
+    with replacing(path) as temporary:
+        temporary.write_bytes(data)
 
 
 def check_place(place: str) -> None:

@@ -25,8 +25,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from prolip.gaussian import Gaussian
-from prolip.models.weights.checkpoint import replacing
 from prolip.utils.documents import loads
+from prolip.utils.outputs import replacing
 
 log = logging.getLogger(__name__)
 

@@ -8,11 +8,10 @@ from pathlib import Path
 
 from prolip.hub.card import CARD, Said, Source, make_card
 from prolip.models.tokenizer import ALL_NAMES
-from prolip.models.weights.checkpoint import replacing
 from prolip.models.weights.unreadable import CONFIG_NAMES, WEIGHT_NAMES
 from prolip.uncertainty.clip import FILE
 from prolip.utils.documents import read_json
-from prolip.utils.outputs import check_output
+from prolip.utils.outputs import check_output, replacing
 
 FIGURES = "eval.json"
 #: What belongs to a model; everything else of its folder stays where it is.

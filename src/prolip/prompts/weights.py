@@ -13,9 +13,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from prolip.models.weights.checkpoint import replacing
 from prolip.prompts.bprw import Reweighing, rule_of
 from prolip.utils.documents import loads, read_file, shown
+from prolip.utils.outputs import replacing
 
 FORMAT = "prolip-prompts-1"
 #: Bytes of a file: those of a thousand classes with 80 prompts have two million.

@@ -26,6 +26,7 @@ from prolip.search.chunks import Chunk, gather, gather_vectors
 from prolip.search.exact import Found, other_side
 from prolip.search.indexes import FLAT, PQ, Kind
 from prolip.search.store import Item, Store
+from prolip.utils.outputs import replacing
 
 log = logging.getLogger(__name__)
 
@@ -161,9 +162,8 @@ class SearchIndex:
         return near
 
     def _write(self, index: faiss.Index, name: str) -> None:
-        beside = self.store.folder / f".{name}"
-        faiss.write_index(index, str(beside))
-        os.replace(beside, self.store.folder / name)
+        with replacing(self.store.folder / name) as temporary:
+            faiss.write_index(index, str(temporary))
 
     def _read(self, name: str, mapped: bool = False) -> faiss.Index:
         path = str(self.store.folder / name)

@@ -25,10 +25,10 @@ from typing import Any
 import numpy as np
 
 from prolip.gaussian import Gaussian
-from prolip.models.weights.checkpoint import replacing
 from prolip.scores import Score, Side, least_constant
 from prolip.search.chunks import Chunk, make_chunk
 from prolip.utils.documents import loads
+from prolip.utils.outputs import replacing
 
 FORMAT, NAME = "prolip-search-1", "index.json"
 Item = dict[str, Any]

@@ -27,14 +27,14 @@ from prolip.data.faults import FaultCounter
 from prolip.evaluation.loading import load_embedder
 from prolip.evaluation.model import PRECISIONS
 from prolip.methods import LikelihoodConfig
-from prolip.models.weights.checkpoint import CheckpointError, replacing
+from prolip.models.weights.checkpoint import CheckpointError
 from prolip.uncertainty.attach import attach
 from prolip.uncertainty.collect import embed_images, embed_texts, join
 from prolip.uncertainty.novelty import FEWEST
 from prolip.uncertainty.pairs import Pairs
 from prolip.uncertainty.units import Units, in_words
 from prolip.utils import console
-from prolip.utils.outputs import check_output
+from prolip.utils.outputs import check_output, replacing
 
 #: Flags of `DataConfig` that say where pairs are and how to read them.
 DATA = ("--train-data", "--train-split", "--caption-sampling", "--select", "--dataset-type", "--csv-img-key",

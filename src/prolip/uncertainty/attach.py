@@ -23,11 +23,12 @@ from prolip.methods import LikelihoodConfig, find_method
 from prolip.methods.base import Context
 from prolip.models.prolip import ProLIP
 from prolip.models.tokenizer import ALL_NAMES, get_tokenizer
-from prolip.models.weights.checkpoint import read_config, replacing, save_pretrained
+from prolip.models.weights.checkpoint import read_config, save_pretrained
 from prolip.uncertainty.clip import FILE, FittedCLIP
 from prolip.uncertainty.fit import Fitted, fit_variances
 from prolip.uncertainty.novelty import fitted_novelty
 from prolip.uncertainty.pairs import Pairs
+from prolip.utils.outputs import replacing
 
 #: What a model of ours becomes.
 METHOD = "likelihood"

@@ -12,10 +12,10 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from prolip.gaussian import Gaussian
-from prolip.models.weights.checkpoint import replacing
 from prolip.scores import Score, TrueMatchScore
 from prolip.uncertainty.heads import Parts, VarianceHead
 from prolip.uncertainty.novelty import Novelty, Widths
+from prolip.utils.outputs import replacing
 
 #: The file beside OpenCLIP's own configuration and weights.
 FILE = "uncertainty.safetensors"

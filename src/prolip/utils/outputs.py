@@ -1,8 +1,10 @@
-"""Where results are to go, checked before hours of work whose end they are."""
+"""Where results are to go, checked before hours of work whose end they are; files that are whole or not there."""
 from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -24,3 +26,22 @@ def check_output(path: str | os.PathLike, folder: bool = False) -> None:
             tempfile.TemporaryFile(dir=above).close()
         except OSError as error:
             raise ValueError(f"{place} cannot be written ({error.strerror} in {above}): give another path") from None
+
+
+@contextmanager
+def replacing(target: Path) -> Iterator[Path]:
+    """Yield a temporary path beside `target` and rename it over `target` when the block succeeds."""
+    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        umask = os.umask(0)
+        os.umask(umask)
+        temporary.chmod(0o666 & ~umask)  # mkstemp makes the file private, and others are to read it
+        with temporary.open("rb") as written:
+            os.fsync(written.fileno())
+        os.replace(temporary, target)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise

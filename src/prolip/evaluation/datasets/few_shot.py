@@ -30,10 +30,9 @@ from prolip.evaluation.datasets.base import Dataset, Sample, fingerprint
 from prolip.evaluation.datasets.emoji import SHARD, SPLIT, suffix_of
 from prolip.evaluation.datasets.specs import FORMS, open_dataset
 from prolip.evaluation.datasets.wds import COUNT, class_files
-from prolip.models.weights.checkpoint import replacing
 from prolip.utils import console
 from prolip.utils.messages import naming
-from prolip.utils.outputs import check_output
+from prolip.utils.outputs import check_output, replacing
 
 #: The paper's words, VACSR B.1.
 TEMPLATE = "a photo of a {c}"

@@ -5,10 +5,8 @@ import json
 import logging
 import math
 import os
-import tempfile
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,6 +27,7 @@ from prolip.models.weights.unreadable import (
     why_not_in,
 )
 from prolip.utils.documents import read_json, shown
+from prolip.utils.outputs import replacing
 
 log = logging.getLogger(__name__)
 
@@ -353,22 +352,3 @@ def save_pretrained(model: ProLIP, folder: str | os.PathLike, tokenizer: Any = N
     if hasattr(tokenizer, "save_pretrained"):
         tokenizer.save_pretrained(folder)
     return folder
-
-
-@contextmanager
-def replacing(target: Path) -> Iterator[Path]:
-    """Yield a temporary path beside `target` and rename it over `target` when the block succeeds."""
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    os.close(handle)
-    temporary = Path(name)
-    try:
-        yield temporary
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    umask = os.umask(0)
-    os.umask(umask)
-    temporary.chmod(0o666 & ~umask)  # mkstemp makes the file private; a checkpoint is read by others
-    with temporary.open("rb") as written:
-        os.fsync(written.fileno())
-    os.replace(temporary, target)

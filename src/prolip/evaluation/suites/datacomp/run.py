@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from prolip.evaluation.datasets.base import Dataset, fingerprint
-from prolip.evaluation.feature_store import FeatureStore, replacing
+from prolip.evaluation.feature_store import FeatureStore
 from prolip.evaluation.loading import load_embedder
 from prolip.evaluation.model import Embedder
 from prolip.evaluation.suites.datacomp.entries import Settings, evaluate_entry
@@ -25,6 +25,7 @@ from prolip.evaluation.suites.datacomp.tasks import BY_KEY, TASKS, Task, select_
 from prolip.evaluation.task import TaskResult, check_prompts
 from prolip.methods import find_score
 from prolip.prompts.weights import PromptWeights
+from prolip.utils.outputs import replacing
 
 Say = Callable[[str], None]
 #: Shown of the face sets, which have no main metric.
