@@ -10,6 +10,7 @@ import json
 import secrets
 import socket
 import sys
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from http import HTTPStatus
@@ -28,7 +29,7 @@ from prolip.utils.documents import loads
 
 #: Bytes of a question, of a picture, and of a refused body that are read away, so that its sender hears why.
 JSON_BYTES, PICTURE_BYTES, DRAINED = 2**16, 2**24, 2**26
-#: Seconds that a connection may say nothing, and that are waited for the rest of a refused body.
+#: Seconds that a connection may say nothing, and that it may pause within the rest of a refused body.
 PATIENCE, LINGER = 30.0, 2.0
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 #: Files of the page.
@@ -79,8 +80,6 @@ class Handler(BaseHTTPRequestHandler):
 
     protocol_version, server_version, sys_version, timeout = "HTTP/1.1", "prolip", "", PATIENCE
     server: Server
-    #: Bytes of the body that were not read.
-    unread = 0
 
     def do_GET(self) -> None:
         """The page, its files, thumbnails, and what needs no question."""
@@ -162,13 +161,12 @@ class Handler(BaseHTTPRequestHandler):
         length = self.headers.get("Content-Length", "")
         if not length.isdecimal() or len(length) > 15:
             raise Refused(HTTPStatus.LENGTH_REQUIRED, f"{what} comes with its length")
-        self.unread = int(length)
         if int(length) > most:
             raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
                           f"{what} of {int(length):,} bytes: at most {most:,} are taken")  # fmt: skip
         if self.headers.get_content_type() != kind:
             raise Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"{what} is sent as {kind}")
-        data, self.unread = self.rfile.read(int(length)), 0
+        data = self.rfile.read(int(length))
         if len(data) < int(length):
             raise Refused(HTTPStatus.BAD_REQUEST, f"{what} broke off after {len(data):,} of {int(length):,} bytes")
         return data
@@ -190,14 +188,16 @@ class Handler(BaseHTTPRequestHandler):
     def _refuse(self, status: int, why: str) -> None:
         """Say why, and end the connection: what is left of a body would be taken for the next request.
 
-        It is read away first, up to a bound: a connection that is closed on its sender loses the answer.
+        What still comes is read away until the sender closes too, up to a bound: closed on it earlier, it would lose
+        the answer. Whether anything comes is not known: a body may be sent in chunks, without its length.
         """
         self.close_connection = True
         with suppress(OSError):  # nobody may listen any more
             self._json({"error": why}, status)
+            self.connection.shutdown(socket.SHUT_WR)
             self.connection.settimeout(LINGER)
-            left = min(self.unread, DRAINED)
-            while left > 0 and (part := self.rfile.read1(min(left, 2**16))):
+            left, end = DRAINED, time.monotonic() + PATIENCE
+            while left > 0 and time.monotonic() < end and (part := self.rfile.read1(min(left, 2**16))):
                 left -= len(part)
 
     def _send(self, data: bytes, kind: str, headers: Mapping[str, str], status: int = HTTPStatus.OK) -> None:

@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 import urllib.request
 import zlib
 
@@ -15,7 +16,6 @@ import pytest
 from explored import picture
 from PIL import Image
 
-from prolip.explorer import server as served
 from prolip.explorer.__main__ import announce, main
 from prolip.explorer.server import is_loopback, make_server
 
@@ -208,15 +208,19 @@ def test_a_huge_picture_is_refused_while_it_comes(ask):
     assert headers["Connection"] == "close"
 
 
-def test_a_claimed_length_is_answered_before_anything_comes(ask, monkeypatch):
-    monkeypatch.setattr(served, "LINGER", 0.05)
+def test_a_claimed_length_is_answered_before_anything_comes(ask):
     for length, status in (("1000000000000", 413), ("-5", 411), ("many", 411), ("9" * 30, 411)):
         assert ask("POST", "/api/upload", None, BYTES | {"Content-Length": length})[0] == status
     assert ask("POST", "/api/search", None, JSON | {"Content-Length": "70000"})[0] == 413
 
 
 def test_a_body_without_a_length_is_refused(ask):
-    status, _, body = ask("POST", "/api/upload", iter([b"abc"]), BYTES)  # chunked
+    def chunks():
+        for _ in range(5):  # the answer is there long before the last
+            time.sleep(0.05)
+            yield b"abc"
+
+    status, _, body = ask("POST", "/api/upload", chunks(), BYTES)
     assert status == 411 and "comes with its length" in json.loads(body)["error"]
 
 
