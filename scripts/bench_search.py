@@ -63,8 +63,11 @@ def gaussians(count: int, args: argparse.Namespace, number: int) -> Gaussian:
     return Gaussian(mean, (trace / args.dim).log() + within - 0.045)
 
 
-def gallery(args: argparse.Namespace) -> Iterator[Part]:
+def gallery(args: argparse.Namespace, position: int = 0) -> Iterator[Part]:
+    """From a position on, which is that of a part."""
     for number, start in enumerate(range(0, args.items, ROWS)):
+        if start < position:
+            continue
         count = min(ROWS, args.items - start)
         yield Part([{"key": str(start + i)} for i in range(count)], gaussians(count, args, number + 1), start + count)
 
@@ -88,8 +91,14 @@ def memory(field: str) -> float:
 
 
 def build(folder: Path, score: Score, kind: str, args: argparse.Namespace) -> SearchIndex:
-    index = SearchIndex.create(folder, score, args.dim, Kind(kind))
-    index.add("synthetic", gallery(args), ROWS)
+    """A new index, or the one that a killed run of the same options left in the folder, taken up."""
+    is_new = not (folder / "index.json").exists()
+    index = SearchIndex.create(folder, score, args.dim, Kind(kind)) if is_new else SearchIndex(folder)
+    held = index.position("synthetic")
+    if held:
+        print(f"{folder.name}: goes on from {held:,} rows", flush=True)
+    if not index.is_done("synthetic"):
+        index.add("synthetic", gallery(args, held), ROWS)
     index.finish()
     return index
 
@@ -182,7 +191,8 @@ def main() -> None:
     add("--threads", type=int, default=2)
     add("--processor-time", action="store_true", help="of one thread, on a machine that does other things, too")
     add("--seed", type=int, default=0)
-    add("--folder", help="where the indexes are kept, an empty one (default: one that is deleted)")
+    add("--folder", help="where the indexes are kept; what a killed run of the same options left there goes on"
+        " (default: one that is deleted)")  # fmt: skip
     add("--plot", metavar="FILE", help="a PNG")
     args = parser.parse_args()
     if args.processor_time:
