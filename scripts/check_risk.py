@@ -3,37 +3,37 @@
     python -m prolip.evaluation.corpus --model local-dir:runs/demo/model --data data/emoji/emojione.tar --out eval
     python scripts/check_risk.py eval --risk 0.1 0.2 0.3
 
-Questions are all texts, each of which is answered by its first drawing, and all drawings, answered by their first text;
-an answer is right where the text is true of the drawing. Half of them, drawn at random, find the threshold, and the
-other half is answered by it. Printed: the share of the splits in which anything is answered; of these the mean share of
-questions answered and of answers wrong; the share of splits with more wrong answers than risked (this counts the chance
-of the second half, too), and with more than `prolip.search.risk.most_wrong`, which should be at most twice delta.
+Questions are drawings, answered by the first of the names (`names_i2t`) or of all texts (`captions_i2t`), and names and
+texts, answered by their first drawing (`..._t2i`); an answer is right where the text is true of the drawing. One is
+chosen of all that the evaluation refuses by (`refusal/...`), the lead over the second, the share among the first 20.
+Half of the questions, drawn at random, find the threshold, and the other half is answered by it. Printed: the share of
+the splits in which anything is answered; of these the mean share of questions answered and of answers wrong; the share
+of splits with more wrong answers than risked (this counts the chance of the second half, too), and with more than
+`prolip.search.risk.most_wrong`, which should be at most twice delta.
 """
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 
 import numpy as np
-import torch
 
-from prolip.evaluation.suites.emoji import CorpusResult, load
+from prolip.evaluation.suites.emoji import CorpusResult, load, refusal
 from prolip.search.risk import find_threshold, most_wrong
 
 
-def questions(result: CorpusResult, way: str) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """Confidences in the first answers, by name, and whether these are wrong."""
-    scores = result.score.pairwise(result.image, result.text).double()
-    true = torch.from_numpy(result.text_relation.T)
-    if way == "texts":
-        scores, true = scores.T, true.T
-    near = scores.topk(20, dim=1)
-    wrong = ~true.gather(1, near.indices[:, :1])[:, 0]
-    found = {"similarity": near.values[:, 0], "lead": near.values[:, 0] - near.values[:, 1]}
-    scaled = result.score.scaled(near.values)
-    if scaled is not None:
-        found["share"] = scaled[:, 0] - scaled.logsumexp(1)
-    answerable = true.any(1)  # a text of no drawing has no right answer, and is asked of nobody
-    return {name: x[answerable].numpy() for name, x in found.items()}, wrong[answerable].double().numpy()
+def questions(result: CorpusResult) -> Iterator[tuple[str, dict[str, np.ndarray], np.ndarray]]:
+    """Of each case its name, confidences in the first answers by name, and whether these are wrong."""
+    for name, way, ranking, texts in refusal.cases(result):
+        scores = result.score.pairwise(result.image, texts).double()
+        near = (scores if way == "i2t" else scores.T).topk(20, dim=1).values
+        found = {key: -x for key, x in refusal.signs_against(result, texts, way).items()}
+        found["lead"] = (near[:, 0] - near[:, 1]).numpy()
+        scaled = result.score.scaled(near)
+        if scaled is not None:
+            found["share"] = (scaled[:, 0] - scaled.logsumexp(1)).numpy()
+        asked = ranking.answerable.numpy()  # a text of no drawing has no right answer, and is asked of nobody
+        yield name, {key: x[asked] for key, x in found.items()}, (~ranking.hit(1)).double().numpy()[asked]
 
 
 def check(sure: dict[str, np.ndarray], wrong: np.ndarray, args: argparse.Namespace, risk: float) -> str:
@@ -65,10 +65,9 @@ def main() -> None:
           " risked | more than said |\n|---|---|---|---|---|---|---|---|---|")  # fmt: skip
     for folder in args.folders:
         result = load(folder)
-        for way in ("drawings", "texts"):
-            sure, wrong = questions(result, way)
+        for name, sure, wrong in questions(result):
             for risk in args.risk:
-                print(f"| {folder} | {len(wrong)} {way} | {check(sure, wrong, args, risk)} |", flush=True)
+                print(f"| {folder} | {len(wrong)} {name} | {check(sure, wrong, args, risk)} |", flush=True)
 
 
 if __name__ == "__main__":
