@@ -10,8 +10,13 @@ What is right is the order of csd by exact search. Per kind of index, at several
 - two steps (PCME++ C.5): an index of the means finds K candidates, which are ranked again by their distance and the
   trace that is kept beside; of pq from the kept vectors, too. K of 10 to 1,000.
 
-Queries are asked all at once; the fastest of `--rounds` counts. Memory is the process's peak (VmHWM) within a step,
-which counts pages of mapped files that the system may drop, and what is its own (RssAnon) at the end of the step.
+Queries are asked all at once; in each of `--rounds` all settings of both ways take turns, and the median counts. Two
+settings of a way make all those between: some queries by one, the others by the other. So a way has, at any time, the
+recall on its upper hull, and the last lines compare it with each setting of two steps that no other of them beats: the
+difference of recall in the same time, its 95% interval over queries and rounds drawn again, both ways by the same.
+
+Memory is the process's peak (VmHWM) within a step, which counts pages of mapped files that the system may drop, and
+what is its own (RssAnon) at the end of the step.
 """
 from __future__ import annotations
 
@@ -20,10 +25,12 @@ import contextlib
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import faiss
+import numpy as np
 import torch
 import torch.nn.functional as F
 from matplotlib.axes import Axes
@@ -44,12 +51,27 @@ EFFORTS = {IVF: LISTS, HNSW: (10, 16, 20, 24, 32, 48, 64, 80, 96, 112, 128, 256)
 CANDIDATES, AGAIN = (10, 20, 50, 100, 200, 500, 1000), (10, 20, 50, 100, 200, 500, 1000)
 
 
-class Point(NamedTuple):
-    """One setting: recall@k and queries per second."""
+#: One setting's name, and its search, which returns rows (Q, k).
+Setting = tuple[str, Callable[[], torch.Tensor]]
+#: How often queries and rounds are drawn again.
+DRAWS = 1000
 
-    recall: float
-    speed: float
+
+class Point(NamedTuple):
+    """One setting: recall@k of each query (Q,), seconds of all queries in each round (R,)."""
+
     setting: str
+    found: np.ndarray
+    seconds: np.ndarray
+
+    @property
+    def recall(self) -> float:
+        return float(self.found.mean())
+
+    @property
+    def speed(self) -> float:
+        """Queries per second."""
+        return len(self.found) / float(np.median(self.seconds))
 
 
 def gaussians(count: int, args: argparse.Namespace, number: int) -> Gaussian:
@@ -103,31 +125,33 @@ def build(folder: Path, score: Score, kind: str, args: argparse.Namespace) -> Se
     return index
 
 
-def measure(search: Callable[[], torch.Tensor], want: torch.Tensor, args: argparse.Namespace, setting: str) -> Point:
-    """Of a search that returns rows (Q, k)."""
-    found, best = search(), float("inf")
+def measure(ways: list[list[Setting]], want: torch.Tensor, args: argparse.Namespace) -> list[list[Point]]:
+    """Of the settings of each way."""
+    settings = [setting for way in ways for setting in way]
     clock = time.process_time if args.processor_time else time.perf_counter
-    for _ in range(args.rounds):
-        started = clock()
-        found = search()
-        best = min(best, clock() - started)
-    return Point(float((found.unsqueeze(2) == want.unsqueeze(1)).any(1).float().mean()), len(want) / best, setting)
+    found = [(search().unsqueeze(2) == want.unsqueeze(1)).any(1).double().mean(1).numpy() for _, search in settings]
+    seconds = np.zeros((len(settings), args.rounds))
+    for number in range(args.rounds):
+        for at in np.random.default_rng(number).permutation(len(settings)):
+            started = clock()
+            settings[at][1]()
+            seconds[at, number] = clock() - started
+    points = iter([Point(name, *figures) for (name, _), *figures in zip(settings, found, seconds)])
+    return [[next(points) for _ in way] for way in ways]
 
 
-def ours(index: SearchIndex, queries: Gaussian, want: torch.Tensor, args: argparse.Namespace) -> list[Point]:
-    points = []
-    for effort in EFFORTS[index.kind.name]:
-        for again in AGAIN if index.kind.name == PQ else (None,):
-            setting = f"effort {effort}" + (f", {again} again" if again else "")
-            points.append(measure(lambda: index.search(queries, args.top, effort, again).rows,  # noqa: B023
-                                  want, args, setting))  # fmt: skip
-    return points
+def ours(index: SearchIndex, queries: Gaussian, args: argparse.Namespace) -> list[Setting]:
+    def search(effort: int, again: int | None) -> torch.Tensor:
+        return index.search(queries, args.top, effort, again).rows
+
+    return [(f"effort {effort}" + (f", {again} again" if again else ""), partial(search, effort, again))
+            for effort in EFFORTS[index.kind.name]
+            for again in (AGAIN if index.kind.name == PQ else (None,))]  # fmt: skip
 
 
-def two_steps(
-    means: SearchIndex, traces: torch.Tensor, queries: Gaussian, want: torch.Tensor, args: argparse.Namespace
-) -> list[Point]:
+def two_steps(means: SearchIndex, queries: Gaussian, args: argparse.Namespace) -> list[Setting]:
     """The distance of the means is 2 - 2 cosine, and half of csd is 1 - cosine + half of both traces."""
+    traces = torch.cat([chunk.gaussian().trace for chunk in means.chunks]).double()
 
     def search(effort: int, count: int) -> torch.Tensor:
         near = means.search(queries, count, effort, count)
@@ -136,7 +160,7 @@ def two_steps(
         return Found(near.rows.gather(1, best), again).rows
 
     counts = [count for count in CANDIDATES if args.top <= count <= args.items]
-    return [measure(lambda: search(effort, count), want, args, f"effort {effort}, K {count}")  # noqa: B023
+    return [(f"effort {effort}, K {count}", partial(search, effort, count))
             for effort in EFFORTS[means.kind.name] for count in counts]  # fmt: skip
 
 
@@ -149,17 +173,48 @@ def front(points: list[Point]) -> list[Point]:
     return out
 
 
-def at_least_as_good(one: list[Point], other: list[Point], slack: float) -> bool:
-    """Whether for each point of `other` one of `one` is as fast, but for `slack`, with as much recall."""
-    return all(any(p.recall >= q.recall and p.speed >= q.speed * (1 - slack) for p in one) for q in front(other))
+def hull(recall: np.ndarray, seconds: np.ndarray, within: np.ndarray) -> np.ndarray:
+    """The best recall in a time (P,) of settings (N,), or of two of them, each for a part of the queries.
+
+    Below the fastest one, it answers as many as it has time for.
+    """
+    recall, seconds = np.append(recall, 0.0), np.append(seconds, 0.0)
+    early, late = seconds[:, None, None] <= within, seconds[None, :, None] > within
+    gap = np.where(early & late, seconds[None, :, None] - seconds[:, None, None], np.inf)
+    mixed = recall[:, None, None] + (within - seconds[:, None, None]) / gap * (recall[:, None] - recall[:, None, None])
+    return np.where(early, mixed, -np.inf).max((0, 1))
+
+
+def differences(one: list[Point], other: list[Point]) -> tuple[np.ndarray, np.ndarray]:
+    """Recall of `one` above that of each of `other` (P,) in its time, and the ends of its 95% interval (2, P)."""
+    found, seconds = (np.stack([getattr(p, name) for p in one + other]) for name in ("found", "seconds"))
+    generator, n, drawn = np.random.default_rng(0), len(one), []
+    for number in range(DRAWS + 1):
+        queries, rounds = (generator.integers(0, size, size) if number else np.arange(size)
+                           for size in (found.shape[1], seconds.shape[1]))  # fmt: skip
+        recall, taken = found[:, queries].mean(1), np.median(seconds[:, rounds], axis=1)
+        drawn.append(hull(recall[:n], taken[:n], taken[n:]) - recall[n:])
+    return drawn[0], np.quantile(drawn[1:], (0.025, 0.975), axis=0)
+
+
+def compare(kind: str, one: list[Point], other: list[Point]) -> str:
+    """Whether `one` has at least as much recall at each speed of `other`, as far as the intervals can say."""
+    other = front(other)
+    apart, (low, high) = differences(one, other)
+    at = int(apart.argmin())
+    return (
+        f"{kind}: ours at least as good as two steps at every speed: {'yes' if (high >= 0).all() else 'no'}"
+        f" (recall above theirs, of {len(other)} settings: {apart.max():+.4f} to {apart[at]:+.4f}"
+        f" [{low[at]:+.4f}, {high[at]:+.4f}] at {other[at].speed:,.0f} queries/s)"
+    )
 
 
 @styled
-def plot(curves: dict[tuple[str, str], list[Point]], args: argparse.Namespace) -> Figure:
+def plot(curves: dict[str, dict[str, list[Point]]], args: argparse.Namespace) -> Figure:
     """Recall against speed: ours in full lines, two steps in broken ones, a colour per kind of index."""
     figure, (ax,) = panels(1, 1, width=7.2, height=4.6)
-    for (kind, way), points in curves.items():
-        best = front(points)
+    for kind, way in ((kind, way) for kind, ways in curves.items() for way in ways):
+        best = front(curves[kind][way])
         broken = way == "two steps"
         ax.plot([p.recall for p in best], [p.speed for p in best], color=COLOURS[kind], marker="s" if broken else "o",
                 markersize=4, linestyle=(0, (4, 2)) if broken else "-", label=f"{kind}, {way}")  # fmt: skip
@@ -208,7 +263,7 @@ def run(args: argparse.Namespace, folder: Path) -> None:
     queries = gaussians(args.queries, args, 0)
     print(f"{args.items:,} items, {args.dim} dimensions, {args.queries} queries, {args.threads} threads, faiss"
           f" {faiss.__version__}\n\n| step | seconds | peak GB | own GB |\n|---|---|---|---|")  # fmt: skip
-    curves: dict[tuple[str, str], list[Point]] = {}
+    curves: dict[str, dict[str, list[Point]]] = {}
     want = None
     for kind in args.kinds:
         with step(f"{kind}, build"):
@@ -220,20 +275,20 @@ def run(args: argparse.Namespace, folder: Path) -> None:
             continue
         with step(f"{kind}, {args.queries} queries"):
             index.search(queries, args.top)
-        curves[kind, "ours"] = ours(index, queries, want, args)
+        ways = {"ours": ours(index, queries, args)}
         if not args.only_ours:
             with step(f"{kind} of means, build"):
                 means = build(folder / f"{kind}-means", MeanScore(), kind, args)
-            traces = torch.cat([chunk.gaussian().trace for chunk in means.chunks]).double()
-            curves[kind, "two steps"] = two_steps(means, traces, queries, want, args)
+            ways["two steps"] = two_steps(means, queries, args)
+        curves[kind] = dict(zip(ways, measure(list(ways.values()), want, args)))
     print("\n| index | way | recall | queries/s | setting |\n|---|---|---|---|---|")
-    for (kind, way), points in curves.items():
-        for p in front(points):
-            print(f"| {kind} | {way} | {p.recall:.4f} | {p.speed:.0f} | {p.setting} |")
-    for kind in args.kinds:
-        if (kind, "two steps") in curves:
-            good = at_least_as_good(curves[kind, "ours"], curves[kind, "two steps"], 0.05)
-            print(f"{kind}: ours at least as good as two steps at every speed, within 5%: {'yes' if good else 'no'}")
+    for kind, measured in curves.items():
+        for way, points in measured.items():
+            for p in front(points):
+                print(f"| {kind} | {way} | {p.recall:.4f} | {p.speed:.0f} | {p.setting} |")
+    for kind, measured in curves.items():
+        if "two steps" in measured:
+            print(compare(kind, measured["ours"], measured["two steps"]))
     if args.plot and curves:
         plot(curves, args).savefig(args.plot)
 
