@@ -12,8 +12,8 @@ from sklearn.utils.validation import check_array
 from torch import Tensor
 
 from prolip.data.pictures import open_image
-from prolip.evaluation.model import Embedder, groups
-from prolip.gaussian import Gaussian, concatenate
+from prolip.evaluation.model import Embedder, groups, joined
+from prolip.gaussian import Gaussian
 
 #: Ends of a tower that a novelty is of, in the order of their columns.
 ENDS = ("mean", "first")
@@ -48,12 +48,10 @@ def is_picture(given: Any) -> bool:
 
 def embed(pictures: Iterable[Any], embedder: Embedder, batch_size: int) -> Shown:
     """Pictures through the image tower, some at a time."""
-    parts, novelties = [], []
-    for group in groups(pictures, batch_size):
-        hidden = embedder.encode_hidden(torch.stack([embedder.preprocess(open_image(one)) for one in group]))
-        parts.append(hidden.z)
-        novelties.append({} if embedder.novelty is None else embedder.novelty(hidden))
-    return Shown(concatenate(parts), {end: torch.cat([n[end] for n in novelties]) for end in novelties[0]})
+    return Shown(*joined([
+        embedder.embed(torch.stack([embedder.preprocess(open_image(one)) for one in group]), "image")
+        for group in groups(pictures, batch_size)
+    ]))  # fmt: skip
 
 
 def to_array(shown: Shown) -> np.ndarray:

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, NamedTuple
@@ -49,6 +49,15 @@ class ModelCard:
         return choose_score(similarity, own, self.probabilistic, self.name)
 
 
+class Embedded(NamedTuple):
+    """Inputs of one side: Gaussians (N, D), and by the end of the tower how unlike the training they are, nats (N,);
+    {} where the model does not know.
+    """
+
+    z: Gaussian
+    novelty: dict[str, Tensor]
+
+
 @dataclass(frozen=True)
 class Embedder:
     """A model that evaluates.
@@ -88,6 +97,15 @@ class Embedder:
             self.name, self.fingerprint, self.precision, self.probabilistic, self.logit_scale, self.logit_bias,
             self.score.to_dict(),
         )  # fmt: skip
+
+    def embed(self, batch: Tensor, side: Side) -> Embedded:
+        """One batch of pixels or token ids and its novelty, by one pass."""
+        shown = side == "image"
+        novelty = self.novelty if shown else self.text_novelty
+        if novelty is None:
+            return Embedded(self.encode_image(batch) if shown else self.encode_text(batch), {})
+        hidden = self.encode_hidden(batch) if shown else self.encode_hidden_text(batch)
+        return Embedded(hidden.z, novelty(hidden))
 
     def embed_texts(self, texts: Iterable[str], batch_size: int = 512) -> Gaussian:
         """Any number of texts, (N, D). ValueError for none."""
@@ -279,6 +297,12 @@ def embed_texts(
     if not parts:
         raise ValueError("no text to embed: give at least one")
     return concatenate(parts)
+
+
+def joined(parts: Sequence[Embedded]) -> Embedded:
+    """Batches of one side as one."""
+    novelty = {end: torch.cat([part.novelty[end] for part in parts]) for end in parts[0].novelty}
+    return Embedded(concatenate([part.z for part in parts]), novelty)
 
 
 def token_lengths(tokenizer: Callable, texts: Iterable[str], batch_size: int = 4096) -> Tensor:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from PIL import Image
 
-from prolip.evaluation.model import Embedder
+from prolip.evaluation.model import Embedded, Embedder
 from prolip.explorer.captions import Captions
 from prolip.explorer.gallery import Gallery, cut, number
 from prolip.explorer.pictures import Gone
@@ -22,14 +22,14 @@ from prolip.gaussian import Gaussian, concatenate, mixture
 from prolip.methods import find_score
 from prolip.scores import Score, Side
 from prolip.search import exact
-from prolip.search.answers import COMPARED, answers_of, confidences
+from prolip.search.answers import COMPARED, NUMBERS, answers_of, confidences
 from prolip.search.exact import Found, other_side
 from prolip.search.risk import Threshold
 
 #: Answers at most, and those that stand side by side; pictures that are kept for further questions.
 MOST, BESIDE, UPLOADS = 60, 8, 64
-#: Numbers of a gallery (N D) up to which scores without an index rank all of it, beyond only so many of the nearest.
-NUMBERS, SHORTLIST = 2**26, 5000
+#: Of the nearest that scores without an index rank, where a gallery has more than NUMBERS numbers.
+SHORTLIST = 5000
 #: Scores that are compared, beside the one that the index ranks by.
 COMPARED_SCORES = ("mean", "csd", "elk")
 
@@ -105,19 +105,13 @@ class Asker:
 
     def _text(self, text: str) -> Asked:
         model = self._model()
-        hidden, ids = None, model.tokenizer([text])
-        if model.text_novelty is not None:
-            hidden = model.encode_hidden_text(ids)
-        novelty = {} if hidden is None or model.text_novelty is None else floats(model.text_novelty(hidden))
-        return Asked(model.encode_text(ids) if hidden is None else hidden.z, frozenset[Side](["text"]), text, novelty)
+        z, novelty = model.embed(model.tokenizer([text]), "text")
+        return Asked(z, frozenset[Side](["text"]), text, floats(novelty))
 
     def _picture(self, image: Image.Image, label: str) -> Asked:
         model = self._model()
-        pixels = model.preprocess(image).unsqueeze(0)
-        if model.novelty is None:
-            return Asked(model.encode_image(pixels), frozenset[Side](["image"]), label)
-        hidden = model.encode_hidden(pixels)
-        return Asked(hidden.z, frozenset[Side](["image"]), label, floats(model.novelty(hidden)))
+        z, novelty = model.embed(model.preprocess(image).unsqueeze(0), "image")
+        return Asked(z, frozenset[Side](["image"]), label, floats(novelty))
 
     def _item(self, row: Any) -> Asked:
         row = self.gallery.check(row)
@@ -201,7 +195,8 @@ class Asker:
         if self.threshold is None or asked.sides != {other_side(index.side)}:
             return None
         near = index.search(asked.z, COMPARED)
-        sure = confidences(index, asked.z, near)
+        novelty = {end: torch.tensor([nats]) for end, nats in asked.novelty.items()}
+        sure = confidences(index, Embedded(asked.z, novelty), near)
         return {"answers": bool(self.threshold.answers(sure)[0]), "by": self.threshold.by,
                 "confidence": number(float(sure[self.threshold.by][0])), "least": number(self.threshold.least),
                 "promise": str(self.threshold)}  # fmt: skip

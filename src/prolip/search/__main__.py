@@ -20,8 +20,7 @@ from tqdm import tqdm
 
 from prolip.data.faults import FaultCounter
 from prolip.evaluation.loading import load_embedder
-from prolip.evaluation.model import PRECISIONS, Embedder
-from prolip.gaussian import Gaussian
+from prolip.evaluation.model import PRECISIONS, Embedded, Embedder
 from prolip.models.weights.checkpoint import CheckpointError
 from prolip.search import sources
 from prolip.search.answers import (
@@ -202,16 +201,16 @@ def query(args: argparse.Namespace) -> None:
         raise ValueError("--risk is of the first answer by the score, and --wider and --narrower rank by inclusion")
     index = SearchIndex(args.index)
     embedder = load(index, args)
-    queries, threshold = embed(questions, embedder), None
+    embedded, threshold = embed(questions, embedder), None
     if args.risk is not None:
         asked, right = read_questions(args.calibrate)
         threshold = calibrate(index, asked, right, embedder, args.risk, 1 - args.confidence, args.effort)
         print(threshold, file=sys.stderr)
     if inclusion:
-        found = index.search_inclusion(queries, args.top, args.wider, args.shortlist or 1000)
+        found = index.search_inclusion(embedded.z, args.top, args.wider, args.shortlist or 1000)
     else:
-        found = index.search(queries, args.top, args.effort, args.shortlist, args.exactly)
-    given = which_are_answered(index, queries, threshold, args.effort)
+        found = index.search(embedded.z, args.top, args.effort, args.shortlist, args.exactly)
+    given = which_are_answered(index, embedded, threshold, args.effort)
     answers = answers_of(index, found, are_pairs(questions, index), not inclusion)
     for question, own, answered in zip(questions, answers, given):
         own = own if answered else []
@@ -225,13 +224,13 @@ def query(args: argparse.Namespace) -> None:
 
 
 def which_are_answered(
-    index: SearchIndex, queries: Gaussian, threshold: Threshold | None, effort: int | None
+    index: SearchIndex, asked: Embedded, threshold: Threshold | None, effort: int | None
 ) -> list[bool]:
     """Every question, or those that the threshold lets through."""
     if threshold is None:
-        return [True] * len(queries.mean)
-    near = index.search(queries, COMPARED, effort)
-    return threshold.answers(confidences(index, queries, near)).tolist()
+        return [True] * len(asked.z.mean)
+    near = index.search(asked.z, COMPARED, effort)
+    return threshold.answers(confidences(index, asked, near)).tolist()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -11,19 +11,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from prolip.evaluation.model import Embedder
-from prolip.gaussian import Gaussian, concatenate, mixture
+from prolip.evaluation.model import Embedded, Embedder, groups, joined
+from prolip.gaussian import Gaussian, mixture
 from prolip.scores import Score
 from prolip.search.exact import Found, other_side
 from prolip.search.index import SearchIndex
 from prolip.search.risk import Threshold, find_threshold
 from prolip.search.sources import question_images
 from prolip.search.store import Item
+from prolip.uncertainty.novelty import refusal
 from prolip.uncertainty.units import Units, in_words
 from prolip.utils.documents import loads
 
 #: Answers that are looked at to tell how sure the first one is.
 COMPARED = 20
+#: Texts and pictures that are embedded at a time; questions whose products with a part of the gallery are made at once.
+TEXTS, PICTURES, BLOCK = 512, 64, 512
+#: Numbers of a gallery (N D) up to which all of it is looked at beside what an index finds.
+NUMBERS = 2**26
 
 
 class Question(NamedTuple):
@@ -67,21 +72,35 @@ class Answer:
         return "  ".join(parts)
 
 
-def embed(questions: Sequence[Question], embedder: Embedder) -> Gaussian:
-    """Questions as Gaussians, (Q, D).
+def embed(questions: Sequence[Question], embedder: Embedder) -> Embedded:
+    """Questions as Gaussians (Q, D), and their novelty where the model knows it of all of them.
 
     Of a text and a picture the mixture of both, N(the mean of the means brought to unit length, the mean of the
-    variances), as a class is that of its prompts (ProLIP 4.2): what is near to both, as wide as either.
+    variances), as a class is that of its prompts (ProLIP 4.2): what is near to both, as wide as either. It is as new as
+    the newer of them.
     """
+    if Question() in questions:
+        raise ValueError("a question without a text and a picture: give --text or --image")
+    texts, images = ([i for i, question in enumerate(questions) if question[part] is not None] for part in (0, 1))
     parts = []
-    for text, image in questions:
-        own = [embedder.embed_texts([text])] if text is not None else []
-        own += [embedder.encode_image(question_images([image], embedder))] if image is not None else []
-        if not own:
-            raise ValueError("a question without a text and a picture: give --text or --image")
-        both = concatenate(own)
-        parts.append(both if len(own) == 1 else mixture(Gaussian(both.mean.unsqueeze(0), both.log_var.unsqueeze(0))))
-    return concatenate(parts)
+    if texts:
+        asked = groups((questions[i].text for i in texts), TEXTS)
+        parts.append((texts, joined([embedder.embed(embedder.tokenizer(group), "text") for group in asked])))
+    if images:
+        shown = groups((questions[i].image for i in images), PICTURES)
+        parts.append((images, joined([embedder.embed(question_images(group, embedder), "image") for group in shown])))
+    z = Gaussian(*(torch.empty(len(questions), x.shape[1]) for x in parts[0][1].z))
+    for rows, part in parts:
+        z.mean[rows], z.log_var[rows] = part.z
+    if both := sorted(set(texts) & set(images)):
+        own = [part.z.select([rows.index(i) for i in both]) for rows, part in parts]
+        z.mean[both], z.log_var[both] = mixture(Gaussian(*(torch.stack(pair, 1) for pair in zip(*own))))
+    novelty = {end: torch.full((len(questions),), -torch.inf) for end in parts[0][1].novelty
+               if all(end in part.novelty for _, part in parts)}  # fmt: skip
+    for rows, part in parts:
+        for end, nats in novelty.items():
+            nats[rows] = nats[rows].maximum(part.novelty[end])
+    return Embedded(z, novelty)
 
 
 def are_pairs(questions: Sequence[Question], index: SearchIndex) -> list[bool]:
@@ -116,13 +135,16 @@ def meaning(index: SearchIndex) -> tuple[Units | None, Score]:
     return own.units, own
 
 
-def confidences(index: SearchIndex, queries: Gaussian, found: Found) -> dict[str, np.ndarray]:
+def confidences(index: SearchIndex, asked: Embedded, found: Found) -> dict[str, np.ndarray]:
     """How sure the first answer of each question is, larger is surer, by name; an index that finds nothing is not.
 
     similarity: its score; lead: before the second; share: log of its softmax by the trained scale among what was found;
-    certainty: minus the uncertainties of question and answer. found: COMPARED answers or so of each, always as many.
+    certainty: minus the uncertainties of question and answer. Where the model has units log p: minus the code length of
+    the answer among all items, of an index of at most NUMBERS numbers; where it knows novelty familiarity: log of the
+    probability that the question is of the training's kind; and both, their sum (`prolip.uncertainty.novelty.refusal`).
+    found: COMPARED answers or so of each, always as many.
     """
-    first = found.scores[:, 0]
+    queries, first = asked.z, found.scores[:, 0]
     out = {"similarity": first}
     if found.scores.shape[1] > 1:
         lead = first - found.scores[:, 1]
@@ -136,7 +158,31 @@ def confidences(index: SearchIndex, queries: Gaussian, found: Found) -> dict[str
     if bool(has_answer.any()) and bool(queries.log_var.isfinite().any()):
         trace: Tensor = own.uncertainty(index.gaussians(rows.clamp(min=0).tolist())) + own.uncertainty(queries)
         out["certainty"] = (-trace.double()).where(has_answer, -torch.inf)
+    nats = code_lengths(index, queries, rows)
+    if nats is not None:
+        out["log p"] = -nats
+    if asked.novelty:
+        out["familiarity"] = -refusal(torch.zeros(len(rows)), asked.novelty)
+    if nats is not None and asked.novelty:
+        out["both"] = -refusal(nats, asked.novelty)
     return {name: x.double().numpy() for name, x in out.items()}
+
+
+def code_lengths(index: SearchIndex, queries: Gaussian, rows: Tensor) -> Tensor | None:
+    """`Units.code_length` of a row for each question (Q,) among all items, (Q,) nats, inf for the row -1; None where
+    the model has no units, and of an index of more than NUMBERS numbers, which it would read for each batch.
+    """
+    units, dim = meaning(index)[0], queries.mean.shape[1]
+    if units is None or len(index) * dim > NUMBERS or not len(index):
+        return None
+    logits = 2 / units.unit * queries.mean
+    total = torch.full((len(rows),), -torch.inf, dtype=torch.float64)
+    for chunk in index.chunks:
+        means = chunk.gaussian(chunk.living).mean
+        for part, own in zip(total.split(BLOCK), logits.split(BLOCK)):
+            part.copy_(part.logaddexp((own @ means.mT).double().logsumexp(1)))
+    answer = (logits * index.gaussians(rows.clamp(min=0).tolist()).mean).double().sum(1)
+    return (total - answer).where(rows >= 0, torch.inf)
 
 
 def calibrate(
@@ -144,10 +190,10 @@ def calibrate(
     delta: float = 0.1, effort: int | None = None,
 ) -> Threshold:  # fmt: skip
     """The threshold for these questions, whose right answers are the keys `right`; see `prolip.search.risk`."""
-    queries = embed(questions, embedder)
-    found = index.search(queries, COMPARED, effort)
+    asked = embed(questions, embedder)
+    found = index.search(asked.z, COMPARED, effort)
     wrong = [not rows or rows[0] not in set(keys) for rows, keys in zip(first_keys(index, found), right)]
-    return find_threshold(confidences(index, queries, found), np.array(wrong), risk, delta)
+    return find_threshold(confidences(index, asked, found), np.array(wrong), risk, delta)
 
 
 def first_keys(index: SearchIndex, found: Found) -> list[list[str]]:

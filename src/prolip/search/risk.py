@@ -47,9 +47,12 @@ class Threshold(NamedTuple):
         return bool(np.isfinite(self.least)) or self.least == -np.inf
 
     def answers(self, confidences: Mapping[str, Array]) -> np.ndarray:
-        """Which questions are answered, (N,) bool."""
-        return as_array(confidences[self.by], np.float64) >= self.least if self.holds else \
-            np.zeros(len(as_array(confidences[self.by])), dtype=bool)  # fmt: skip
+        """Which questions are answered, (N,) bool. ValueError where they lack what they are refused by."""
+        if self.by not in confidences:
+            raise ValueError(f"refused is by {self.by}, and of these questions only {', '.join(confidences)} are known:"
+                             " ask, and calibrate on, questions of one kind, texts or pictures")  # fmt: skip
+        sure = as_array(confidences[self.by], np.float64)
+        return sure >= self.least if self.holds else np.zeros(len(sure), dtype=bool)
 
     def __str__(self) -> str:
         sure = f"with {1 - self.delta:.0%} confidence"

@@ -3,18 +3,23 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 import torch
+import torch.nn.functional as F
 from squares import COLOURS, picture
 
 from prolip.evaluation.loading import load_embedder
-from prolip.evaluation.model import embed_texts
-from prolip.gaussian import mixture
+from prolip.evaluation.model import Embedded, embed_texts
+from prolip.gaussian import Gaussian, mixture
+from prolip.scores import TrueMatchScore
 from prolip.search.__main__ import main
-from prolip.search.answers import Question, embed
-from prolip.search.index import SearchIndex
+from prolip.search.answers import Question, confidences, embed
+from prolip.search.index import Part, SearchIndex
 from prolip.search.planning import table
+from prolip.search.risk import Threshold
+from prolip.uncertainty.novelty import refusal
 
 
 def run(capsys, *words: str) -> tuple[int, list[str], str]:
@@ -55,8 +60,8 @@ def test_pictures_are_found_by_text_picture_and_both(built, photos, embedder, ca
     assert answers[0]["answers"][0]["similarity"] == pytest.approx(float(want.max()), abs=1e-6)
     code, lines, _ = run(capsys, *words, "--text", "a red square", "--image", red, "--together")
     assert code == 0 and len(lines) == 1
-    both = embed([Question("a red square", str(red))], embedder)
-    own = embed([Question("a red square"), Question(None, str(red))], embedder)
+    both = embed([Question("a red square", str(red))], embedder).z
+    own = embed([Question("a red square"), Question(None, str(red))], embedder).z
     for x, y in zip(both, mixture(own)):
         torch.testing.assert_close(x[0], y)
     found = index.search(both, 3)
@@ -164,6 +169,57 @@ def test_refusal_by_risk_answers_what_is_known_to_be_right_and_refuses_the_rest(
     path.write_text('{"text": "a"}\n')
     code, _, said = run(capsys, *words)
     assert code == 2 and "line 1" in said and '"keys"' in said
+
+
+def test_questions_are_embedded_in_batches_as_alone(photos, embedder, monkeypatch):
+    """Texts, pictures and both, in any order; the novelty of both is the larger."""
+    from prolip.search import answers
+
+    monkeypatch.setattr(answers, "TEXTS", 2)
+    monkeypatch.setattr(answers, "PICTURES", 2)
+    knowing = replace(embedder, novelty=lambda hidden: {"first": hidden.first.mean(1)},
+                      text_novelty=lambda hidden: {"first": hidden.first[:, 0], "mean": hidden.z.mean[:, 0]})
+    red, blue = str(photos / "warm/green.png"), str(photos / "cold/red.png")
+    asked = [Question("a"), Question(None, red), Question("a square", blue), Question("c"), Question("d", red)]
+    together, alone = embed(asked, knowing), [embed([question], knowing) for question in asked]
+    for i, own in enumerate(alone):
+        for x, y in zip(own.z, together.z):
+            torch.testing.assert_close(x[0], y[i])
+        torch.testing.assert_close(own.novelty["first"][0], together.novelty["first"][i])
+    assert set(together.novelty) == {"first"} and set(alone[0].novelty) == {"first", "mean"}
+    text, shown = (embed([question], knowing).novelty["first"] for question in (Question("d"), Question(None, red)))
+    assert together.novelty["first"][4] == torch.maximum(text, shown)
+    assert embed(asked, embedder).novelty == {}
+
+
+def test_the_answer_among_all_items_and_novelty_are_what_is_refused_by(tmp_path, monkeypatch):
+    """Against `Units.code_length` of the whole matrix, without the deleted, and `refusal`."""
+    from prolip.search import answers
+
+    score = TrueMatchScore(0.4, 0.07, images=50, texts=60, scale=20.0, bias=-9.0)
+    g = torch.Generator().manual_seed(0)
+    z, asked = (Gaussian(F.normalize(torch.randn(n, 16, generator=g), dim=1), torch.randn(n, 16, generator=g) - 4)
+                for n in (40, 9))  # fmt: skip
+    index = SearchIndex.create(tmp_path / "index", score, 16)
+    index.add("own", [Part([{"key": str(i)} for i in range(a, a + 20)], z.select(slice(a, a + 20)), a + 20)
+                      for a in (0, 20)], 20)  # fmt: skip
+    index.delete(["3", "25"])
+    monkeypatch.setattr(answers, "BLOCK", 4)
+    found = index.search(asked, 5)
+    novelty = {"first": torch.linspace(0, 9, 9), "mean": torch.linspace(4, 1, 9)}
+    sure = confidences(index, Embedded(asked, novelty), found)
+    alive = [i for i in range(40) if i not in (3, 25)]
+    want = score.units.code_length(asked.mean @ z.mean[alive].T)
+    want = want.gather(1, torch.tensor([[alive.index(row)] for row in found.rows[:, 0].tolist()])).squeeze(1)
+    torch.testing.assert_close(torch.from_numpy(-sure["log p"]), want.double(), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(torch.from_numpy(-sure["both"]), refusal(want, novelty).double(), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(torch.from_numpy(sure["both"] - sure["log p"]), torch.from_numpy(sure["familiarity"]))
+    assert "both" not in confidences(index, Embedded(asked, {}), found)
+    monkeypatch.setattr(answers, "NUMBERS", 100)
+    assert "log p" not in confidences(index, Embedded(asked, novelty), found)
+    threshold = Threshold("both", -1.0, 0.1, 0.1, 5, 0, 9)
+    with pytest.raises(ValueError, match="refused is by both, .* texts or pictures"):
+        threshold.answers(confidences(index, Embedded(asked, {}), found))
 
 
 # --- mistakes --------------------------------------------------------------------------------------------------------
