@@ -69,7 +69,7 @@ FIGURES = {
     "R-Precision i2t": ("captions/i2t/R-Precision", 100), "t2i  ": ("captions/t2i/R-Precision", 100),
     "zero-shot": ("zero_shot/subgroup_plain/top1", 100),
 }  # fmt: skip
-MARK = "<!-- {}: by scripts/study.py -->"
+MARK = "<!-- {}: by scripts/{}.py -->"
 
 
 class Runs:
@@ -318,11 +318,11 @@ TABLES: dict[str, Callable[[Runs], list[str]]] = {
 }
 
 
-def write(page: Path, tables: dict[str, list[str]], corpus: str) -> None:
-    """Put every table between the two marks of its name. Raises SystemExit for one that the page has no place for."""
+def write(page: Path, tables: dict[str, list[str]], corpus: str, script: str = "study") -> None:
+    """Put every table between the two marks of its name and script. SystemExit for one that the page lacks."""
     text = page.read_text(encoding="utf-8")
     for name, lines in tables.items():
-        mark = MARK.format(name if corpus == "emoji" else f"{corpus} {name}")
+        mark = MARK.format(name if corpus == "emoji" else f"{corpus} {name}", script)
         if text.count(mark) != 2:
             sys.exit(f"error: {page} has {text.count(mark)} lines {mark!r}: give it two, around the table")
         before, _, after = text.split(mark)

@@ -187,7 +187,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         curation.train()
     lines = curation.tables()
     if options.write:
-        study.write(options.write, {MARK.format(curation.corpus): lines}, "emoji")
+        study.write(options.write, {MARK.format(curation.corpus): lines}, "emoji", "study_curation")
     else:
         print("\n".join(lines))
 

@@ -14,15 +14,17 @@ if TYPE_CHECKING:
         create_model_from_pretrained,
     )
     from prolip.gaussian import Gaussian
+    from prolip.hub.saving import push_to_hub
     from prolip.methods import score_of
     from prolip.models.registry import list_models
     from prolip.models.tokenizer import get_tokenizer
+    from prolip.models.weights.checkpoint import save_pretrained
     from prolip.openclip_names import build_zero_shot_classifier, list_pretrained, tokenize
 
 __all__ = [
     "FewShotClassifier", "Gaussian", "ZeroShotClassifier", "build_zero_shot_classifier", "create_model",
     "create_model_and_transforms", "create_model_from_pretrained", "get_tokenizer", "list_models", "list_pretrained",
-    "losses", "measures", "open_image", "score_of", "tokenize",
+    "losses", "measures", "open_image", "push_to_hub", "save_pretrained", "score_of", "tokenize",
 ]  # fmt: skip
 __version__ = "0.1.0"
 
@@ -35,6 +37,7 @@ _LATE = {
     "get_tokenizer": "models.tokenizer", "create_model_from_pretrained": "factory", "open_image": "data.pictures",
     "score_of": "methods", "build_zero_shot_classifier": "openclip_names", "list_pretrained": "openclip_names",
     "tokenize": "openclip_names", "FewShotClassifier": "classifiers", "ZeroShotClassifier": "classifiers",
+    "save_pretrained": "models.weights.checkpoint", "push_to_hub": "hub.saving",
 }  # fmt: skip
 
 

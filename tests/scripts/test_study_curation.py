@@ -31,7 +31,7 @@ def ended(tmp_path_factory) -> tuple[Path, str]:
     recipe, page = folder / "recipe.yaml", folder / "page.md"
     text = (ROOT / study.RECIPES["emoji"]).read_text()
     recipe.write_text("\n".join(x for x in text.splitlines() if not x.lstrip().startswith("select:")))
-    page.write_text(2 * (study.MARK.format(study_curation.MARK.format("emoji")) + "\n"))
+    page.write_text(2 * (study.MARK.format(study_curation.MARK.format("emoji"), "study_curation") + "\n"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(study.sweep, "train", train_here)
         patch.setitem(study.RECIPES, "emoji", str(recipe))

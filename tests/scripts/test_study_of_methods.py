@@ -76,7 +76,7 @@ def test_a_gain_is_the_difference_of_the_means_with_an_interval_around_it(runs):
 
 
 def test_tables_stand_between_the_marks_of_a_page(runs, tmp_path):
-    page, mark = tmp_path / "study.md", study.MARK.format("noise 0")
+    page, mark = tmp_path / "study.md", study.MARK.format("noise 0", "study")
     page.write_text(f"# A\n\n{mark}\nold\n{mark}\n\nbehind\n")
     words = ["--tables-only", "--tables", "noise 0", "--write", str(page)]
     study.main(["--out", str(runs), *WORDS, *words])

@@ -16,10 +16,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from huggingface_hub.errors import HFValidationError
-from huggingface_hub.utils import validate_repo_id
 
 from prolip.hub.card import Said, find_source
-from prolip.hub.saving import push, save
+from prolip.hub.saving import check_repo, push, save
 from prolip.models.weights.checkpoint import CheckpointError
 from prolip.utils import console
 
@@ -54,9 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             written = save(source, Path(args.folder), said)
             print(f"{args.folder}: {', '.join(path.name for path in written)}; load it as local-dir:{args.folder}")
             return 0
-        validate_repo_id(args.repo)
-        if "/" not in args.repo:
-            raise ValueError(f"{args.repo!r} has no owner: give org/name")
+        check_repo(args.repo)
         said = Said(args.name or args.repo.split("/")[1], args.license, args.data_license)
         with tempfile.TemporaryDirectory() as folder:
             written = save(source, Path(folder) / "model", said, f"hf-hub:{args.repo}")

@@ -2,12 +2,19 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from prolip.hub.card import CARD, Said, Source, make_card
+from huggingface_hub.utils import validate_repo_id
+
+from prolip.hub.card import CARD, Said, Source, find_source, make_card
+from prolip.models.prolip import ProLIP
 from prolip.models.tokenizer import ALL_NAMES
+from prolip.models.weights.checkpoint import save_pretrained
 from prolip.models.weights.unreadable import CONFIG_NAMES, WEIGHT_NAMES
 from prolip.uncertainty.clip import FILE
 from prolip.utils.documents import read_json
@@ -47,6 +54,35 @@ def save(source: Source, folder: Path, said: Said, address: str | None = None) -
             temporary.write_text(text, encoding="utf-8")
         written.append(folder / name)
     return written
+
+
+def push_to_hub(  # noqa: PLR0913 (what a card says)
+    model: ProLIP | str | os.PathLike, repo: str, *, tokenizer: Any = None, licence: str | None = None,
+    data_licence: str | None = None, private: bool = False,
+) -> str:  # fmt: skip
+    """Put a model with its card on the hub as `org/name`; the address that loads it.
+
+    model: in memory, which has no figures yet, or the folder of a run or model; tokenizer: one of `get_tokenizer`'s, of
+    a model in memory; licence: in the hub's words, mit or cc-by-4.0; data_licence: a sentence. ValueError for a name
+    that the hub does not take, ConnectionError where it refuses or is not reached.
+    """
+    check_repo(repo)
+    with tempfile.TemporaryDirectory() as temporary:
+        place = Path(temporary)
+        if isinstance(model, ProLIP):
+            model = save_pretrained(model, place / "memory", tokenizer)
+        elif tokenizer is not None:
+            raise ValueError(f"a tokenizer for {os.fspath(model)}: a folder has its own; leave it out")
+        said = Said(repo.split("/")[1], licence, data_licence)
+        save(find_source(os.fspath(model)), place / "model", said, f"hf-hub:{repo}")
+        return push(place / "model", repo, private)
+
+
+def check_repo(repo: str) -> None:
+    """ValueError for what is no `org/name`."""
+    validate_repo_id(repo)
+    if "/" not in repo:
+        raise ValueError(f"{repo!r} has no owner: give org/name")
 
 
 def push(folder: Path, repo: str, private: bool = False, say: Callable[[str], None] = print) -> str:

@@ -104,6 +104,22 @@ def test_what_is_pushed_is_loaded_from_the_hub(run, hub, capsys):
     assert model.logit_scale == prolip.create_model(f"local-dir:{run}/model").logit_scale
 
 
+def test_a_model_in_memory_and_a_run_are_pushed_from_python(run, hub):
+    model = prolip.create_model(f"local-dir:{run}/model")
+    assert prolip.push_to_hub(model, "org/memory", licence="mit") == "hf-hub:org/memory"
+    assert prolip.push_to_hub(run, "org/run", private=True) == "hf-hub:org/run"
+    assert hub == {"org/memory": False, "org/run": True}
+    names = ("hf-hub:org/memory", "hf-hub:org/run", f"local-dir:{run}/model")
+    memory, of_run, own = (load_embedder(name) for name in names)
+    pixels = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    for x, y, z in zip(*(one.encode_image(pixels) for one in (memory, of_run, own))):
+        assert torch.equal(x, z) and torch.equal(y, z)
+    with pytest.raises(ValueError, match="a folder has its own"):
+        prolip.push_to_hub(run, "org/run", tokenizer=prolip.get_tokenizer(f"local-dir:{run}/model"))
+    with pytest.raises(ValueError, match="give org/name"):
+        prolip.push_to_hub(model, "mine")
+
+
 def test_an_openclip_model_keeps_its_variances_on_the_hub(hub, tmp_path, capsys):
     name = fitted_openclip(tmp_path)
     assert main(["push", str(tmp_path / "fitted"), "org/clip"]) == 0
