@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -213,17 +214,25 @@ def compare(kind: str, one: list[Point], other: list[Point]) -> str:
 def plot(curves: dict[str, dict[str, list[Point]]], args: argparse.Namespace) -> Figure:
     """Recall against speed: ours in full lines, two steps in broken ones, a colour per kind of index."""
     figure, (ax,) = panels(1, 1, width=7.2, height=4.6)
+    least = 0.5 / (args.queries * args.top)  # where a recall of 1 stands, to the right of what misses one item
     for kind, way in ((kind, way) for kind, ways in curves.items() for way in ways):
         best = front(curves[kind][way])
         broken = way == "two steps"
-        ax.plot([p.recall for p in best], [p.speed for p in best], color=COLOURS[kind], marker="s" if broken else "o",
-                markersize=4, linestyle=(0, (4, 2)) if broken else "-", label=f"{kind}, {way}")  # fmt: skip
-    finish(ax, args)
+        missed, speeds = [max(1 - p.recall, least) for p in best], [p.speed for p in best]
+        ax.plot(missed, speeds, color=COLOURS[kind], marker="s" if broken else "o", markersize=4,
+                linestyle=(0, (4, 2)) if broken else "-", label=f"{kind}, {way}")  # fmt: skip
+    finish(ax, args, least)
     return figure
 
 
-def finish(ax: Axes, args: argparse.Namespace) -> None:
+def finish(ax: Axes, args: argparse.Namespace, least: float) -> None:
+    """Recall by how much is missed, in powers of ten, the more the further left."""
     ax.set_yscale("log")
+    ax.set_xscale("log")
+    ax.set_xlim(1, least / 1.5)
+    missed = [0.5] + [0.1**n for n in range(1, 9) if 0.1**n > 2 * least]
+    ax.set_xticks([*missed, least], [f"{1 - share:.{max(1, round(-math.log10(share)))}f}" for share in missed] + ["1"])
+    ax.minorticks_off()
     ax.set_xlabel(f"recall@{args.top} of csd's order")
     ax.set_ylabel(f"queries per {'processor second' if args.processor_time else 'second'}")
     ax.set_title(f"{args.items:,} Gaussians of {args.dim} dimensions, {torch.get_num_threads()} thread(s)")
