@@ -77,10 +77,10 @@ def embed(questions: Sequence[Question], embedder: Embedder) -> Embedded:
 
     Of a text and a picture the mixture of both, N(the mean of the means brought to unit length, the mean of the
     variances), as a class is that of its prompts (ProLIP 4.2): what is near to both, as wide as either. It is as new as
-    the newer of them.
+    the newer of them. ValueError for no question, and for one of nothing.
     """
-    if Question() in questions:
-        raise ValueError("a question without a text and a picture: give --text or --image")
+    if not questions or Question() in questions:
+        raise ValueError(f"{len(questions)} questions, or one without a text and a picture: give texts or pictures")
     texts, images = ([i for i, question in enumerate(questions) if question[part] is not None] for part in (0, 1))
     parts = []
     if texts:

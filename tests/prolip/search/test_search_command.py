@@ -166,6 +166,9 @@ def test_refusal_by_risk_answers_what_is_known_to_be_right_and_refuses_the_rest(
     path.write_text("\n".join(json.dumps(line | {"keys": ["another"]}) for line in right))
     code, lines, said = run(capsys, *words)
     assert code == 0 and "all are refused" in said and lines == [f"{photos}/warm/green.png: refused"]
+    path.write_text("\n")
+    code, _, said = run(capsys, *words)
+    assert code == 2 and "0 questions" in said
     path.write_text('{"text": "a"}\n')
     code, _, said = run(capsys, *words)
     assert code == 2 and "line 1" in said and '"keys"' in said
