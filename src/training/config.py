@@ -186,7 +186,7 @@ class ValidationConfig:
     """What is measured on the way and at the end, and which model is kept for it."""
 
     val_data: str | None = option(None, "shards of the emoji corpus to evaluate on")
-    val_names: str | None = option(None, "shards whose names the drawings must be told from as well")
+    val_names: str | None = option(None, "shards whose names the drawings must be distinguished from as well")
     val_select: str | None = option(None, "which concepts to evaluate, in the words of --select; without: all")
     imagenet_val: str | None = option(None, "folder of ImageNet's validation images, a folder per class: imagenet/acc1")
     coco_test: str | None = option(None, "JSON,IMAGES: Karpathy's file and the folder of COCO's images: coco/i2t/R@1")

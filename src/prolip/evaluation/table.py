@@ -18,7 +18,7 @@ COLUMNS = (
 #: What the test sets of a few-shot task are called.
 PARTS = ("base", "novel")
 #: Figures of refusal, and what the table calls them: error of all, of the surest 80% and half, area under risk and
-#: coverage and its least value, rank correlation with the error, and how well errors are told from the rest.
+#: coverage and its least value, rank correlation with the error, and how well errors are separated from the rest.
 REFUSAL = {
     "error": "error", "error@80": "80% kept", "error@50": "50% kept", "aurc": "AURC", "aurc_oracle": "oracle",
     "spearman": "rho", "auroc": "AUROC",

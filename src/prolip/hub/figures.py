@@ -1,4 +1,4 @@
-"""What a card tells of a run: its figures in words, its data and their licences, and what its traces mean."""
+"""What a card says of a run: its figures in words, its data and their licences, and what its traces mean."""
 from __future__ import annotations
 
 import math
@@ -23,13 +23,13 @@ KNOWN = (
     ("refusal/names_i2t/score/auroc", "AUROC of wrong names, by the score", False),
     ("refusal/names_i2t/all/auroc", "AUROC of wrong names, by answer and novelty", False),
     ("refusal/names_i2t/answer/ece", "ECE of the answer's probability", False),
-    ("matches/within_factor_2", "captions whose number of matches is told within a factor of 2", True),
+    ("matches/within_factor_2", "captions whose number of matches is predicted within a factor of 2", True),
     ("spearman/trace_true_matches", "Spearman's correlation of traces with true matches", False),
 )
 CHANCE = {"names/i2t/R@1": "names/i2t/chance_R@1", "names/i2t/R@5": "names/i2t/chance_R@5",
           "names/t2i/R@1": "names/t2i/chance_R@1",
           "matches/within_factor_2": "matches/chance_within_factor_2"}  # fmt: skip
-#: What other test sets are told by.
+#: What other test sets are measured by.
 TASKS = ("acc1", "mean_per_class_recall", "mean_recall@1", "i2t/R@1", "t2i/R@1", "mAP")
 #: The bundled pictures by the beginning of their shard's name, the longest first. Texts: Unicode's, or the sets' own.
 LICENCES = {
@@ -60,16 +60,16 @@ def figures(metrics: Mapping[str, Any]) -> list[Figure]:
             for part in [part for part in metrics if f"{{{part}}}" in words]:
                 words = words.replace(f"{{{part}}}", f"{metrics[part]:.0f}")
             chance = metrics.get(CHANCE.get(key, ""))
-            found.append(Figure(key, words, told(value, share), "" if chance is None else told(chance, share), value))
+            found.append(Figure(key, words, written(value, share), "" if chance is None else written(chance, share), value))
     known = {key.partition("/")[0] for key, _, _ in KNOWN} | {"recall_by_trace", "trace", "inclusion"}
     for key, value in metrics.items():
         task, _, rest = key.partition("/")
         if rest in TASKS and task not in known and isinstance(value, (int, float)) and math.isfinite(value):
-            found.append(Figure(key, f"{task}: {rest}", told(value, True), "", value))
+            found.append(Figure(key, f"{task}: {rest}", written(value, True), "", value))
     return found
 
 
-def told(value: float, share: bool) -> str:
+def written(value: float, share: bool) -> str:
     return f"{value:.1%}" if share else f"{value:.3f}"
 
 

@@ -23,7 +23,7 @@ from prolip.uncertainty.novelty import refusal
 from prolip.uncertainty.units import Units, in_words
 from prolip.utils.documents import loads
 
-#: Answers that are looked at to tell how sure the first one is.
+#: Answers that are looked at to say how sure the first one is.
 COMPARED = 20
 #: Texts and pictures that are embedded at a time; questions whose products with a part of the gallery are made at once.
 TEXTS, PICTURES, BLOCK = 512, 64, 512
