@@ -39,9 +39,16 @@ function complain(error) {
   $("error").hidden = false;
   $("status").textContent = "";
 }
-function say(text) {
-  $("error").hidden = true;
-  $("status").textContent = text;
+let begun = 0;
+/** Say that something begins; gives what says how it ended, unless something else has begun since and has the line. */
+function begin(text) {
+  const mine = (begun += 1), say = (line) => {
+    if (mine !== begun) return;
+    $("error").hidden = true;
+    $("status").textContent = line;
+  };
+  say(text);
+  return say;
 }
 async function attempt(work) {
   try { return await work(); } catch (error) { complain(error); return undefined; }
@@ -120,7 +127,7 @@ async function upload(file) {
     complain(new Error(`this file has ${count(file.size)} bytes: at most ${count(LARGEST)} are taken`));
     return;
   }
-  say("Reading your picture…");
+  begin("Reading your picture…");
   await attempt(async () => {
     const answer = await fetch("api/upload", { method: "POST", headers: { "Content-Type": "application/octet-stream" }, body: file });
     const found = await answer.json().catch(() => ({ error: `the server answered ${answer.status}` }));
@@ -155,7 +162,7 @@ function clear() {
   for (const panel of ["nearest", "beside", "path"]) empty(panel, true);
   $("nearest").querySelector(".split").hidden = true;
   fill($("columns")); fill($("steps"));
-  say("");
+  begin("");
   draw();
 }
 const empty = (panel, on) => { $(panel).querySelector(".empty").hidden = !on; };
@@ -163,8 +170,7 @@ const empty = (panel, on) => { $(panel).querySelector(".empty").hidden = !on; };
 /** `show` a panel's content, unless it stands there for this question already. */
 async function nearest(aloud = true) {
   if (!state.question) return;
-  const serial = state.serial;
-  if (aloud) say("Searching…");
+  const serial = state.serial, say = aloud ? begin("Searching…") : () => {};
   const found = await attempt(() => ask("search", state.question));
   if (!found || serial !== state.serial) return;
   state.found = found;
@@ -177,7 +183,7 @@ async function nearest(aloud = true) {
   made(found);
   draw();
   const first = found.answers[0];
-  if (aloud) say(found.answers.length ? `${found.answers.length} items; the nearest: ${called(first)}${spoken(first)}.` : "Nothing was found.");
+  say(found.answers.length ? `${found.answers.length} items; the nearest: ${called(first)}${spoken(first)}.` : "Nothing was found.");
 }
 
 /** What the model makes of a question: how open it is, what speaks against an answer. */
@@ -233,7 +239,7 @@ function parted(verdict) {
 
 async function beside() {
   if (!state.question) return;
-  say("Ranking by each score…");
+  const say = begin("Ranking by each score…");
   const serial = state.serial, found = await attempt(() => ask("compare", state.question));
   if (!found || serial !== state.serial) return;
   empty("beside", false);
@@ -256,7 +262,7 @@ function moved(item, rank, own) {
 
 async function path() {
   if (!state.question) return;
-  say("Walking…");
+  const say = begin("Walking…");
   const root = document.querySelector("input[name=root]:checked").value, serial = state.serial;
   const found = await attempt(() => ask("walk", { ...state.question, root }));
   if (!found || serial !== state.serial) { if (!found) fill($("steps")); return; }
@@ -271,7 +277,7 @@ async function path() {
 
 async function uncertain() {
   if (state.shown.uncertain) return;
-  say("Reading…");
+  const say = begin("Reading…");
   const found = await attempt(() => ask("uncertain"));
   if (!found) return;
   state.shown.uncertain = true;
@@ -285,7 +291,7 @@ const view = { x: 0, y: 0, scale: 1, points: [], chosen: -1, images: new Map(), 
 
 async function map() {
   if (!state.shown.map) {
-    say("Drawing the map…");
+    const say = begin("Drawing the map…");
     const found = await attempt(() => ask("map"));
     if (!found) return;
     state.shown.map = true;
@@ -441,9 +447,11 @@ function canvasEvents() {
 // --- rules ---------------------------------------------------------------------------------------------------------
 async function rules() {
   if (state.columns) return;
-  say("Reading the samples' numbers…");
+  const say = begin("Reading the samples' numbers…");
   const found = await attempt(() => ask("columns"));
   if (!found) return;
+  say("");
+  if (state.columns) return;
   state.columns = found;
   $("rules-lead").textContent = `Which samples would you train on? Counted on ${found.source}. A rule drops the samples of which it is true.`;
   const names = found.columns.filter((column) => column.quantiles.length).map((column) => column.name);
@@ -515,7 +523,7 @@ async function tried() {
     return;
   }
   if (serial !== state.tries) return;
-  say("");
+  $("error").hidden = true;
   const share = found.rows ? found.kept / found.rows : 0;
   fill($("kept"), h("span.big", {}, percent(share, 1)), ` – ${count(found.kept)} of ${count(found.rows)} stay${found.unusable ? `; ${count(found.unusable)} cannot be read` : ""}`);
   $("kept-bar").firstElementChild.style.width = `${100 * share}%`;

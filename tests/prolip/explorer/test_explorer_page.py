@@ -211,6 +211,20 @@ def test_all_of_it_goes_by_keyboard(opened):
     expect(page.locator("#chips")).to_contain_text(chosen)
 
 
+@pytest.mark.parametrize(
+    "slow, filled", [("uncertain", "#least li"), ("columns", "#kept .big"), ("map", "#map-legend:not([hidden])")]
+)
+def test_a_view_that_comes_late_does_not_wipe_out_what_was_found(opened, slow, filled):
+    page, held = opened(), []
+    page.route(f"**/api/{slow}", lambda route: held.append(route))
+    page.click(f"#tab-{'rules' if slow == 'columns' else slow}")
+    expect(page.locator("#status")).to_contain_text("…")
+    ask(page, "red")
+    held[0].continue_()
+    expect(page.locator(filled).first).to_be_attached()
+    expect(page.locator("#status")).to_contain_text("12 items; the nearest:")
+
+
 def test_a_click_on_the_map_chooses_an_item(opened):
     page = opened(place="#map")
     expect(page.locator("#map-lead")).to_contain_text("All 12 items")
