@@ -212,7 +212,7 @@ def test_all_of_it_goes_by_keyboard(opened):
 
 
 @pytest.mark.parametrize(
-    "slow, filled", [("uncertain", "#least li"), ("columns", "#kept .big"), ("map", "#map-legend:not([hidden])")]
+    "slow, filled", [("uncertain", "#least li"), ("columns", "#kept .big"), ("map", "#map-lead:has-text('All 12')")]
 )
 def test_a_view_that_comes_late_does_not_wipe_out_what_was_found(opened, slow, filled):
     page, held = opened(), []
