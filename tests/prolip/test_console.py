@@ -131,6 +131,23 @@ def test_a_command_ends_quietly_with_its_reader_and_not_well_without_room(line, 
     assert done.returncode == ended and "Traceback" not in done.stderr and done.stderr.count("\n") <= 1
 
 
+def test_what_a_user_can_mend_ends_in_one_line_and_other_errors_do_not(capsys):
+    raised: list[Exception | None] = [ValueError("no such thing"), KeyError("a key"), None]
+
+    @console.ends_in_one_line(ValueError, KeyError)
+    def main(code: int) -> int:
+        """What it does."""
+        if error := raised.pop(0):
+            raise error
+        return code
+
+    assert [main(5), main(5), main(code=5)] == [2, 2, 5] and main.__doc__ == "What it does."
+    assert capsys.readouterr().err == "error: no such thing\nerror: a key\n"
+    raised.append(TypeError("a mistake of ours"))
+    with pytest.raises(TypeError, match="of ours"):
+        main(5)
+
+
 def test_what_is_guarded_is_there_before_torch():
     done = run("-c", "import sys, prolip.utils.console, training.health.preemption; print('torch' in sys.modules)")
     assert done.stdout == "False\n", done.stderr

@@ -196,15 +196,12 @@ def report(options: argparse.Namespace) -> int:
     return 0
 
 
+@console.ends_in_one_line(OSError, ValueError, ImportError, CheckpointError, ShardFault)
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command: what the user can mend ends in one line and exit code 2."""
     options = parse(arguments)
     commands = {"score": score, "select": choose, "write": write, "report": report}
-    try:
-        return commands[options.command](options)
-    except (OSError, ValueError, ImportError, CheckpointError, ShardFault) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    return commands[options.command](options)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -88,14 +87,11 @@ def run(args: argparse.Namespace) -> list[Path]:
     return paths
 
 
+@console.ends_in_one_line(OSError, ValueError, CheckpointError)
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command: what the user can mend ends in one line and exit code 2."""
     args = parse(arguments)
-    try:
-        run(args)
-    except (OSError, ValueError, CheckpointError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    run(args)
     return 0
 
 

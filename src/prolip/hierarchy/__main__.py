@@ -224,18 +224,15 @@ TASKS = {
 FOLDERS = ("hierarimgs", "levels", "ambiguity")
 
 
+@console.ends_in_one_line(OSError, ValueError, CheckpointError)
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command: what the user can mend ends in one line and exit code 2."""
     args = parse(arguments)
-    try:
-        if getattr(args, "out", None):
-            check_output(args.out, folder=args.task in FOLDERS)
-        if hasattr(args, "device"):
-            check_device(args.device)
-        print(TASKS[args.task](args))
-    except (OSError, ValueError, CheckpointError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    if getattr(args, "out", None):
+        check_output(args.out, folder=args.task in FOLDERS)
+    if hasattr(args, "device"):
+        check_device(args.device)
+    print(TASKS[args.task](args))
     return 0
 
 

@@ -10,7 +10,6 @@ is loaded as hf-hub:org/name, what is saved as local-dir:FOLDER.
 from __future__ import annotations
 
 import argparse
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -43,30 +42,27 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+@console.ends_in_one_line(OSError, ValueError, HFValidationError, CheckpointError)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Save, or save and push; 2 with one line where it cannot be."""
     args = parse(arguments)
-    try:
-        source = find_source(args.source, args.eval)
-        if args.command == "save":
-            said = Said(args.name or Path(args.folder).name, args.license, args.data_license)
-            written = save(source, Path(args.folder), said)
-            print(f"{args.folder}: {', '.join(path.name for path in written)}; load it as local-dir:{args.folder}")
+    source = find_source(args.source, args.eval)
+    if args.command == "save":
+        said = Said(args.name or Path(args.folder).name, args.license, args.data_license)
+        written = save(source, Path(args.folder), said)
+        print(f"{args.folder}: {', '.join(path.name for path in written)}; load it as local-dir:{args.folder}")
+        return 0
+    check_repo(args.repo)
+    said = Said(args.name or args.repo.split("/")[1], args.license, args.data_license)
+    with tempfile.TemporaryDirectory() as folder:
+        written = save(source, Path(folder) / "model", said, f"hf-hub:{args.repo}")
+        if args.dry_run:
+            print(f"would be sent to {args.repo}:")
+            for path in written:
+                print(f"  {path.stat().st_size:>13,} bytes  {path.name}")
+            print(f"\n{(Path(folder) / 'model/README.md').read_text(encoding='utf-8')}")
             return 0
-        check_repo(args.repo)
-        said = Said(args.name or args.repo.split("/")[1], args.license, args.data_license)
-        with tempfile.TemporaryDirectory() as folder:
-            written = save(source, Path(folder) / "model", said, f"hf-hub:{args.repo}")
-            if args.dry_run:
-                print(f"would be sent to {args.repo}:")
-                for path in written:
-                    print(f"  {path.stat().st_size:>13,} bytes  {path.name}")
-                print(f"\n{(Path(folder) / 'model/README.md').read_text(encoding='utf-8')}")
-                return 0
-            print(f"load it as {push(Path(folder) / 'model', args.repo, args.private)}")
-    except (OSError, ValueError, HFValidationError, CheckpointError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        print(f"load it as {push(Path(folder) / 'model', args.repo, args.private)}")
     return 0
 
 

@@ -60,16 +60,16 @@ def figures(metrics: Mapping[str, Any]) -> list[Figure]:
             for part in [part for part in metrics if f"{{{part}}}" in words]:
                 words = words.replace(f"{{{part}}}", f"{metrics[part]:.0f}")
             chance = metrics.get(CHANCE.get(key, ""))
-            found.append(Figure(key, words, written(value, share), "" if chance is None else written(chance, share), value))
+            found.append(Figure(key, words, text(value, share), "" if chance is None else text(chance, share), value))
     known = {key.partition("/")[0] for key, _, _ in KNOWN} | {"recall_by_trace", "trace", "inclusion"}
     for key, value in metrics.items():
         task, _, rest = key.partition("/")
         if rest in TASKS and task not in known and isinstance(value, (int, float)) and math.isfinite(value):
-            found.append(Figure(key, f"{task}: {rest}", written(value, True), "", value))
+            found.append(Figure(key, f"{task}: {rest}", text(value, True), "", value))
     return found
 
 
-def written(value: float, share: bool) -> str:
+def text(value: float, share: bool) -> str:
     return f"{value:.1%}" if share else f"{value:.3f}"
 
 

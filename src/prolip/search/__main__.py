@@ -233,27 +233,24 @@ def which_are_answered(
     return threshold.answers(confidences(index, asked, near)).tolist()
 
 
+@console.ends_in_one_line(OSError, ValueError, KeyError, CheckpointError)
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command: what the user can mend ends in one line and exit code 2."""
     args = parse(arguments)
-    try:
-        if args.command == "plan":
-            print(f"{args.items:,} items of {args.dim} dimensions, csd\n")
-            print(table(args.items, args.dim, not args.points))
-            return 0
-        if args.command == "query":
-            query(args)
-            return 0
-        index = build(args) if args.command == "build" else SearchIndex(args.index)
-        if args.command == "extend":
-            fill(index, args, None)
-        elif args.command == "finish":
-            index.finish(args.anew, sys.stderr.isatty())
-        elif args.command == "delete":
-            index.delete(args.keys)
-    except (OSError, ValueError, KeyError, CheckpointError) as error:
-        print(f"error: {error.args[0] if isinstance(error, KeyError) else error}", file=sys.stderr)
-        return 2
+    if args.command == "plan":
+        print(f"{args.items:,} items of {args.dim} dimensions, csd\n")
+        print(table(args.items, args.dim, not args.points))
+        return 0
+    if args.command == "query":
+        query(args)
+        return 0
+    index = build(args) if args.command == "build" else SearchIndex(args.index)
+    if args.command == "extend":
+        fill(index, args, None)
+    elif args.command == "finish":
+        index.finish(args.anew, sys.stderr.isatty())
+    elif args.command == "delete":
+        index.delete(args.keys)
     print(f"{len(index):,} items in {args.index}, by {index.score.name}, {index.kind.name}")
     return 0
 

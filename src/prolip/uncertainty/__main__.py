@@ -101,24 +101,21 @@ def shown(samples: Iterator[Captioned]) -> Iterator[Captioned]:
     yield from tqdm(samples, desc="images", unit="", disable=not sys.stderr.isatty())
 
 
+@console.ends_in_one_line(OSError, ValueError, CheckpointError, SafetensorError)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Embed, fit, write; says what the texts and the images are found to fit."""
     args = parse(arguments)
-    try:
-        check_output(args.output, True)
-        start = time.perf_counter()
-        pairs = read_pairs(args)
-        embedded = time.perf_counter()
-        if args.save_pairs:
-            with replacing(Path(args.save_pairs)) as temporary:
-                save_file(pairs.tensors(), temporary)
-        config = LikelihoodConfig(
-            fit_samples=args.samples, bank=args.bank, centres=args.centres, novelty_centres=args.novelty_centres
-        )
-        fitted = attach(args.model, args.pretrained, args.tokenizer, pairs, config, args.output, args.seed)
-    except (OSError, ValueError, CheckpointError, SafetensorError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    check_output(args.output, True)
+    start = time.perf_counter()
+    pairs = read_pairs(args)
+    embedded = time.perf_counter()
+    if args.save_pairs:
+        with replacing(Path(args.save_pairs)) as temporary:
+            save_file(pairs.tensors(), temporary)
+    config = LikelihoodConfig(
+        fit_samples=args.samples, bank=args.bank, centres=args.centres, novelty_centres=args.novelty_centres
+    )
+    fitted = attach(args.model, args.pretrained, args.tokenizer, pairs, config, args.output, args.seed)
     done = time.perf_counter()
     how = "read" if args.pairs else "embedded"
     print(f"{len(pairs.image):,} images, {len(pairs.text):,} texts, {len(pairs):,} pairs; {how} in"

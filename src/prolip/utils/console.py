@@ -6,12 +6,15 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import io
 import os
 import select
 import sys
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any, NoReturn, ParamSpec
+
+P = ParamSpec("P")
 
 #: EX_IOERR of sysexits.h: what a command was asked to print could not be written.
 EXIT_LOST = 74
@@ -77,6 +80,23 @@ def guard() -> None:
             buffer, encoding=getattr(stream, "encoding", "utf-8"), errors="backslashreplace",
             line_buffering=number == 2 or os.isatty(number), write_through=getattr(stream, "write_through", False),
         ))  # fmt: skip
+
+
+def ends_in_one_line(*mistakes: type[Exception]) -> Callable[[Callable[P, int]], Callable[P, int]]:
+    """For a command's `main`: these errors, which its user can mend, are a line on stderr and exit code 2."""
+
+    def around(main: Callable[P, int]) -> Callable[P, int]:
+        @functools.wraps(main)
+        def run(*args: P.args, **kwargs: P.kwargs) -> int:
+            try:
+                return main(*args, **kwargs)
+            except mistakes as error:
+                print(f"error: {error.args[0] if isinstance(error, KeyError) else error}", file=sys.stderr)
+                return 2
+
+        return run
+
+    return around
 
 
 def command(main: Callable[[], object]) -> NoReturn:
