@@ -47,7 +47,7 @@ from prolip.utils.style import IMAGE, TEXT, panels, styled
 COLOURS = {IVF: IMAGE, HNSW: TEXT, PQ: "#4f9d69"}
 #: Rows that are made, and written, at a time.
 ROWS = 65_536
-LISTS = (1, 2, 3, 4, 6, 8, 10, 12, 16, 24, 32, 64)
+LISTS = (1, 2, 3, 4, 6, 8, 10, 12, 16, 24, 32, 64, 128)
 EFFORTS = {IVF: LISTS, HNSW: (10, 16, 20, 24, 32, 48, 64, 80, 96, 112, 128, 256), PQ: LISTS}
 CANDIDATES, AGAIN = (10, 20, 50, 100, 200, 500, 1000), (10, 20, 50, 100, 200, 500, 1000)
 

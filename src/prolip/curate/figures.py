@@ -47,8 +47,8 @@ class Figures:
         """
         model = self.embedder
         ids = model.tokenizer(list(captions))
-        image, text = model.encode_hidden(pixels), model.encode_hidden_text(ids)
-        z, t, score = image.z, text.z, model.score
+        (z, image_novelty), (t, text_novelty) = model.embed(pixels, "image"), model.embed(ids, "text")
+        score = model.score
         matrix = score.pairwise(z, t)
         own = matrix.diagonal()
         found = {
@@ -62,9 +62,8 @@ class Figures:
             if score.units is not None:
                 found["image_bits"] = score.units.information(image_trace, of="texts", bits=True)
                 found["text_bits"] = score.units.information(text_trace, of="images", bits=True)
-        for side, novelty, hidden in (("image", model.novelty, image), ("text", model.text_novelty, text)):
-            if novelty is not None:
-                found |= {f"{side}_novelty_{end}": nats for end, nats in novelty(hidden).items()}
+        for side, novelty in (("image", image_novelty), ("text", text_novelty)):
+            found |= {f"{side}_novelty_{end}": nats for end, nats in novelty.items()}
         columns: dict[str, np.ndarray | pa.Array] = {k: x.float().numpy() for k, x in found.items() if x is not None}
         columns[SIGNATURE] = self.signatures(z.mean)
         return columns

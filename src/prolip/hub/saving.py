@@ -57,13 +57,13 @@ def save(source: Source, folder: Path, said: Said, address: str | None = None) -
 
 
 def push_to_hub(  # noqa: PLR0913 (what a card says)
-    model: ProLIP | str | os.PathLike, repo: str, *, tokenizer: Any = None, licence: str | None = None,
-    data_licence: str | None = None, private: bool = False,
+    model: ProLIP | str | os.PathLike, repo: str, *, tokenizer: Any = None, license: str | None = None,
+    data_license: str | None = None, private: bool = False,
 ) -> str:  # fmt: skip
     """Put a model with its card on the hub as `org/name`; the address that loads it.
 
     model: in memory, which has no figures yet, or the folder of a run or model; tokenizer: one of `get_tokenizer`'s, of
-    a model in memory; licence: in the hub's words, mit or cc-by-4.0; data_licence: a sentence. ValueError for a name
+    a model in memory; license: in the hub's words, mit or cc-by-4.0; data_license: a sentence. ValueError for a name
     that the hub does not take, ConnectionError where it refuses or is not reached.
     """
     check_repo(repo)
@@ -73,7 +73,7 @@ def push_to_hub(  # noqa: PLR0913 (what a card says)
             model = save_pretrained(model, place / "memory", tokenizer)
         elif tokenizer is not None:
             raise ValueError(f"a tokenizer for {os.fspath(model)}: a folder has its own; leave it out")
-        said = Said(repo.split("/")[1], licence, data_licence)
+        said = Said(repo.split("/")[1], license, data_license)
         save(find_source(os.fspath(model)), place / "model", said, f"hf-hub:{repo}")
         return push(place / "model", repo, private)
 

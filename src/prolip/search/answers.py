@@ -79,8 +79,10 @@ def embed(questions: Sequence[Question], embedder: Embedder) -> Embedded:
     variances), as a class is that of its prompts (ProLIP 4.2): what is near to both, as wide as either. It is as new as
     the newer of them. ValueError for no question, and for one of nothing.
     """
-    if not questions or Question() in questions:
-        raise ValueError(f"{len(questions)} questions, or one without a text and a picture: give texts or pictures")
+    if not questions:
+        raise ValueError("no question: give texts or pictures")
+    if Question() in questions:
+        raise ValueError(f"question {questions.index(Question()) + 1} has neither a text nor a picture: give one")
     texts, images = ([i for i, question in enumerate(questions) if question[part] is not None] for part in (0, 1))
     parts = []
     if texts:
@@ -139,9 +141,10 @@ def confidences(index: SearchIndex, asked: Embedded, found: Found) -> dict[str, 
     """How sure the first answer of each question is, larger is surer, by name; an index that finds nothing is not.
 
     similarity: its score; lead: before the second; share: log of its softmax by the trained scale among what was found;
-    certainty: minus the uncertainties of question and answer. Where the model has units log p: minus the code length of
-    the answer among all items, of an index of at most NUMBERS numbers; where it knows novelty familiarity: log of the
-    probability that the question is of the training's kind; and both, their sum (`prolip.uncertainty.novelty.refusal`).
+    certainty: minus the uncertainties of question and answer. Where the model has units, log probability: minus the
+    code length of the answer among all items, of an index of at most NUMBERS numbers. Where it knows novelty,
+    familiarity: log of the probability that the question is of the training's kind. Joint log probability: the sum of
+    both (`prolip.uncertainty.novelty.refusal`).
     found: COMPARED answers or so of each, always as many.
     """
     queries, first = asked.z, found.scores[:, 0]
@@ -160,11 +163,11 @@ def confidences(index: SearchIndex, asked: Embedded, found: Found) -> dict[str, 
         out["certainty"] = (-trace.double()).where(has_answer, -torch.inf)
     nats = code_lengths(index, queries, rows)
     if nats is not None:
-        out["log p"] = -nats
+        out["log probability"] = -nats
     if asked.novelty:
         out["familiarity"] = -refusal(torch.zeros(len(rows)), asked.novelty)
     if nats is not None and asked.novelty:
-        out["both"] = -refusal(nats, asked.novelty)
+        out["joint log probability"] = -refusal(nats, asked.novelty)
     return {name: x.double().numpy() for name, x in out.items()}
 
 

@@ -49,8 +49,9 @@ class Threshold(NamedTuple):
     def answers(self, confidences: Mapping[str, Array]) -> np.ndarray:
         """Which questions are answered, (N,) bool. ValueError where they lack what they are refused by."""
         if self.by not in confidences:
-            raise ValueError(f"refused is by {self.by}, and of these questions only {', '.join(confidences)} are known:"
-                             " ask, and calibrate on, questions of one kind, texts or pictures")  # fmt: skip
+            known = ", ".join(confidences)
+            raise ValueError(f"the threshold is one of {self.by}, and these questions have {known} alone: calibrate on"
+                             " questions of the kind that is asked, texts or pictures")  # fmt: skip
         sure = as_array(confidences[self.by], np.float64)
         return sure >= self.least if self.holds else np.zeros(len(sure), dtype=bool)
 

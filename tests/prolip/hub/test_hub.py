@@ -106,7 +106,7 @@ def test_what_is_pushed_is_loaded_from_the_hub(run, hub, capsys):
 
 def test_a_model_in_memory_and_a_run_are_pushed_from_python(run, hub):
     model = prolip.create_model(f"local-dir:{run}/model")
-    assert prolip.push_to_hub(model, "org/memory", licence="mit") == "hf-hub:org/memory"
+    assert prolip.push_to_hub(model, "org/memory", license="mit") == "hf-hub:org/memory"
     assert prolip.push_to_hub(run, "org/run", private=True) == "hf-hub:org/run"
     assert hub == {"org/memory": False, "org/run": True}
     names = ("hf-hub:org/memory", "hf-hub:org/run", f"local-dir:{run}/model")

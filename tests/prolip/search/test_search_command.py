@@ -168,7 +168,7 @@ def test_refusal_by_risk_answers_what_is_known_to_be_right_and_refuses_the_rest(
     assert code == 0 and "all are refused" in said and lines == [f"{photos}/warm/green.png: refused"]
     path.write_text("\n")
     code, _, said = run(capsys, *words)
-    assert code == 2 and "0 questions" in said
+    assert code == 2 and "no question" in said
     path.write_text('{"text": "a"}\n')
     code, _, said = run(capsys, *words)
     assert code == 2 and "line 1" in said and '"keys"' in said
@@ -214,14 +214,16 @@ def test_the_answer_among_all_items_and_novelty_are_what_is_refused_by(tmp_path,
     alive = [i for i in range(40) if i not in (3, 25)]
     want = score.units.code_length(asked.mean @ z.mean[alive].T)
     want = want.gather(1, torch.tensor([[alive.index(row)] for row in found.rows[:, 0].tolist()])).squeeze(1)
-    torch.testing.assert_close(torch.from_numpy(-sure["log p"]), want.double(), rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(torch.from_numpy(-sure["both"]), refusal(want, novelty).double(), rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(torch.from_numpy(sure["both"] - sure["log p"]), torch.from_numpy(sure["familiarity"]))
-    assert "both" not in confidences(index, Embedded(asked, {}), found)
+    alone, familiar, joint = (torch.from_numpy(sure[name]) for name in ("log probability", "familiarity",
+                              "joint log probability"))  # fmt: skip
+    torch.testing.assert_close(-alone, want.double(), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(-joint, refusal(want, novelty).double(), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(joint - alone, familiar)
+    assert "joint log probability" not in confidences(index, Embedded(asked, {}), found)
     monkeypatch.setattr(answers, "NUMBERS", 100)
-    assert "log p" not in confidences(index, Embedded(asked, novelty), found)
-    threshold = Threshold("both", -1.0, 0.1, 0.1, 5, 0, 9)
-    with pytest.raises(ValueError, match="refused is by both, .* texts or pictures"):
+    assert "log probability" not in confidences(index, Embedded(asked, novelty), found)
+    threshold = Threshold("joint log probability", -1.0, 0.1, 0.1, 5, 0, 9)
+    with pytest.raises(ValueError, match="one of joint log probability, .* texts or pictures"):
         threshold.answers(confidences(index, Embedded(asked, {}), found))
 
 
