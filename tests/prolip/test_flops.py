@@ -3,10 +3,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from prolip import create_model
-from prolip.flops import FORWARD_AND_BACKWARD, flops_per_sample, peak_of
+from prolip.flops import FORWARD_AND_BACKWARD, count_flops, flops_per_sample, peak_of
 from prolip.methods import METHODS
 
 ROWS = 16
@@ -19,12 +18,21 @@ def test_what_an_objective_declares_is_what_it_computes(method, settings):
     objective = kind(create_model("ProLIP-ViT-test"), config(**settings))
     texts = torch.randint(5, 50, (ROWS, objective.model.context_length))
     batch = {"image": torch.randn(ROWS, 3, 32, 32), "text": texts}
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
+    with count_flops() as counter, torch.no_grad():
         objective.embed(objective.prepare(batch, 0))
     passes = objective.passes(objective.config, ROWS, objective.model.num_patches)
     counted = flops_per_sample(objective.model, passes, ROWS)
     assert counted * ROWS == pytest.approx(FORWARD_AND_BACKWARD * counter.get_total_flops(), rel=0.01)
     assert all(p.device.type == "cpu" and p.requires_grad for n, p in objective.named_parameters() if "resblocks" in n)
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_both_products_of_attention_are_counted_on_every_device(device):
+    rows, heads, length, width = 2, 3, 5, 8
+    query, key, value = torch.empty(3, rows, heads, length, width, device=device)
+    with count_flops() as counter:
+        torch.nn.functional.scaled_dot_product_attention(query, key, value)
+    assert counter.get_total_flops() == 2 * 2 * rows * heads * length * length * width
 
 
 def test_peaks_go_by_the_names_of_devices():

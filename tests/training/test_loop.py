@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 from training_runs import batches, make, one_step, parameters
 
 from prolip.data.augment.affine import AugmentConfig, Cutout, DeviceAugment
 from prolip.data.augment.tokens import TokenAugment
+from prolip.flops import count_flops
 from training.health.terms import NonFiniteError, TermMeter
 from training.loop import on_device, total_faults, train
 from training.optim import gradient_norms, parameter_norms, parts_of
@@ -326,7 +326,7 @@ def test_model_flops_utilisation_is_flops_times_rate_over_peak(tmp_path):
     train(run)
     run.kept.log.close()
     row = json.loads((run.kept.folder / "metrics.jsonl").read_text().splitlines()[-1])
-    with FlopCounterMode(display=False) as counter:
+    with count_flops() as counter:
         one_step(run, next(batches(run)), 0)
     # the counter sees the loss and the heads' backward pass too, which the model's count leaves out or rounds
     assert row["mfu"] == pytest.approx(counter.get_total_flops() / 8 * row["samples_per_second"] / 2e12, rel=0.1)

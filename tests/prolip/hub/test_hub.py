@@ -1,15 +1,16 @@
 """Models with their cards: what is written is what the model and its run say, and loads again, from the hub too."""
 import json
 import shutil
+import threading
+from functools import partial
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
-import httpx
 import huggingface_hub
 import pytest
 import torch
 import yaml
 from fitted_models import TINY, fitted_model, fitted_openclip, openclip_model
-from huggingface_hub.errors import HfHubHTTPError
 from PIL import Image
 
 import prolip
@@ -138,15 +139,25 @@ def test_a_dry_run_sends_nothing_and_shows_what_it_would(run, capsys, monkeypatc
     assert "not stated by whoever saved it" in said
 
 
-def test_a_hub_that_refuses_is_an_error_in_one_line(run, capsys, monkeypatch):
-    class Api:
-        def create_repo(self, *args, **options):
-            request = httpx.Request("POST", "https://hub")
-            raise HfHubHTTPError("401 Unauthorized", response=httpx.Response(401, request=request))
+class RefusingHub(BaseHTTPRequestHandler):
+    """A hub that does not accept the token."""
 
-    monkeypatch.setattr(huggingface_hub, "HfApi", Api)
-    assert main(["push", str(run), "org/mine"]) == 2
-    assert "hf auth login" in capsys.readouterr().err
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_error(401, "Unauthorized")
+
+    def log_message(self, *words):
+        pass
+
+
+def test_a_hub_that_refuses_is_an_error_in_one_line(run, capsys, monkeypatch):
+    with HTTPServer(("127.0.0.1", 0), RefusingHub) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        api = partial(huggingface_hub.HfApi, endpoint=f"http://127.0.0.1:{server.server_port}", token="hf_no")
+        monkeypatch.setattr(huggingface_hub, "HfApi", api)
+        assert main(["push", str(run), "org/mine"]) == 2
+        server.shutdown()
+    assert "401" in (said := capsys.readouterr().err) and "hf auth login" in said
 
 
 @pytest.mark.parametrize("words, said", [
