@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from prolip.data.samples.captions import stable_hash
-from prolip.flops import EncoderPass
+from prolip.flops import EncoderPass, image_sides
 from prolip.gaussian import Gaussian, upcast, without_autocast
 from prolip.losses import Matches, dot_products, tiled_loss_over_ranks, transpose_over_ranks, triplet_loss
 from prolip.methods.base import Batch, Context, MeansObjective, Needs, PoolNeeds, Reps, Terms
@@ -144,13 +144,13 @@ class SourceFreeObjective(MeansObjective):
 
 def freeze_unread(model: Any) -> None:
     """Freeze every parameter that the means do not depend on, which DDP would wait for."""
-    size, wanted = model.image_size, [x for x in model.parameters() if x.requires_grad]
-    height, width = size if isinstance(size, (tuple, list)) else (size, size)
-    device, dtype = model.logit_scale.device, model.logit_scale.dtype
+    device, dtype, looked = model.logit_scale.device, model.logit_scale.dtype, set(model._looked)
+    wanted = [x for x in model.parameters() if x.requires_grad]
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
-        image = model.encode_image(torch.zeros(1, 3, height, width, device=device, dtype=dtype)).mean
+        image = model.encode_image(torch.zeros(1, 3, *image_sides(model), device=device, dtype=dtype)).mean
         text = model.encode_text(torch.zeros(1, model.context_length, dtype=torch.int64, device=device)).mean
         found = torch.autograd.grad(image.sum() + text.sum(), wanted, allow_unused=True)
+    model._looked = looked  # these zeros are not the first batch, whose values the model checks
     for parameter, gradient in zip(wanted, found):
         parameter.requires_grad_(gradient is not None)
 

@@ -76,7 +76,7 @@ def restore(run: Run, state: dict[str, Any]) -> None:
         run.kept.log.say(f"note: saved by {len(saved_by)} ranks, so dropout draws other random numbers from here on")
 
 
-def keep_draws(run: Run, version: int) -> None:
+def keep_draws(run: Run, version: Any) -> None:
     """Draw the random numbers of the checkpoint's version, whatever --draws says, and save that with the config."""
     if version not in VERSIONS:
         raise FlagError(f"the checkpoint's random numbers are of version {version}, this code draws versions "

@@ -180,7 +180,8 @@ def test_ranks_make_the_images_of_one_process(ranks):
     images = pictures(12)
     whole = ColourJitter(PAPER, MEAN, STD, draws=Draws(seed=5))(images, step=7)
     for rank in range(ranks):
-        part = ColourJitter(PAPER, MEAN, STD, draws=Draws(seed=5, rank=rank, world_size=ranks))(images[rank::ranks], step=7)
+        draws = Draws(seed=5, rank=rank, world_size=ranks)
+        part = ColourJitter(PAPER, MEAN, STD, draws=draws)(images[rank::ranks], step=7)
         torch.testing.assert_close(part, whole[rank::ranks], rtol=0, atol=1e-5)
 
 
