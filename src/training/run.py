@@ -133,8 +133,8 @@ def build(config: Config, world: World, folder: Path, rows: int, held: contextli
     """
     settings = config.run
     seed_everything(settings.seed, settings.deterministic)
-    if world.device.type == "cuda" and not settings.deterministic:
-        torch.set_float32_matmul_precision("high")
+    if world.device.type == "cuda" and settings.precision == "fp32" and not settings.deterministic:
+        torch.set_float32_matmul_precision("high")  # TF32 in the towers; under autocast only heads have float32 products
     tokenizer = build_tokenizer(config)  # before the model: what is missing shows at once
     with heard("prolip.models.weights.checkpoint") as weights:
         model, transform, preprocess = build_model(config, world.device)
