@@ -134,7 +134,7 @@ def build(config: Config, world: World, folder: Path, rows: int, held: contextli
     settings = config.run
     seed_everything(settings.seed, settings.deterministic)
     if world.device.type == "cuda" and settings.precision == "fp32" and not settings.deterministic:
-        torch.set_float32_matmul_precision("high")  # TF32 in the towers; under autocast only heads have float32 products
+        torch.set_float32_matmul_precision("high")  # TF32 for the towers; under autocast they need none
     tokenizer = build_tokenizer(config)  # before the model: what is missing shows at once
     with heard("prolip.models.weights.checkpoint") as weights:
         model, transform, preprocess = build_model(config, world.device)

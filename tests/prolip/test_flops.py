@@ -39,7 +39,7 @@ def test_the_heads_of_a_method_count(method):
 
     Attention and recurrence count by another rule on other devices, so they are left some room.
     """
-    model = create_model("ProLIP-ViT-test", method_cfg={"name": method}).requires_grad_(False)  # training: no fused path of evaluations
+    model = create_model("ProLIP-ViT-test", method_cfg={"name": method}).requires_grad_(False)
     got = {kind: flops_per_sample(model, [EncoderPass(kind, 1)], 1) / FORWARD_AND_BACKWARD
            for kind in ("image", "text")}  # fmt: skip
     inputs = {"image": torch.randn(1, 3, 32, 32), "text": torch.randint(5, 50, (1, model.context_length))}
