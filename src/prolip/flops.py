@@ -35,7 +35,7 @@ def flops_per_sample(model: Any, passes: Iterable[EncoderPass], rows: int) -> fl
     What is computed again (activations, micro-batches) is not counted.
     """
     with torch.device("meta"):
-        twin = type(model)(model.config).requires_grad_(False)
+        twin = model.twin().requires_grad_(False)  # with the heads of its method
     return FORWARD_AND_BACKWARD * sum(forward_flops(twin, part.kind, part.keep) * (part.rows / rows) for part in passes)
 
 

@@ -1,8 +1,8 @@
 """Diagonal Gaussians: what every image and every text is mapped to."""
 from __future__ import annotations
 
-from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import reduce
 from typing import Any, NamedTuple
 
@@ -67,10 +67,35 @@ def upcast(x: Tensor) -> Tensor:
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager:
-    """A region in which matrix products keep their dtype: heads, measures and losses run in float32 under autocast."""
-    if not torch.amp.is_autocast_available(device.type) or not torch.is_autocast_enabled(device.type):  # meta has none
-        return nullcontext()
-    return torch.autocast(device.type, enabled=False)
+    """A region in which matrix products keep their dtype and full precision: no autocast, no TF32.
+
+    Heads, measures, losses and rankings run in it. Compiled graphs keep the precision that the process has.
+    """
+    context: AbstractContextManager = nullcontext()
+    if torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type):  # meta has none
+        context = torch.autocast(device.type, enabled=False)
+    return context if torch.compiler.is_compiling() else full_precision(context)
+
+
+@contextmanager
+def full_precision(context: AbstractContextManager) -> Iterator[None]:
+    """`context` with torch's float32 matmul precision at "highest", which is afterwards what it was."""
+    backends: Sequence[Any] = ()
+    try:
+        before = torch.get_float32_matmul_precision()
+    except RuntimeError:  # set by `fp32_precision`, since torch 2.9, and the older interface then refuses to answer
+        before, backends = "highest", (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)
+    own = [backend.fp32_precision for backend in backends]
+    try:
+        if own or before != "highest":
+            torch.set_float32_matmul_precision("highest")
+        with context:
+            yield
+    finally:
+        if before != "highest":
+            torch.set_float32_matmul_precision(before)
+        for backend, precision in zip(backends, own):
+            backend.fp32_precision = precision
 
 
 def check_gaussian(z: Any, name: str = "z") -> None:

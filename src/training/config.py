@@ -15,6 +15,7 @@ from prolip.data.augment.affine import AugmentConfig
 from prolip.data.loader import DataConfig
 from prolip.methods import find_method
 from prolip.options import ModelOptions
+from prolip.random import VERSIONS
 from prolip.utils.documents import read_json, read_yaml
 from prolip.utils.fields import option
 from prolip.utils.messages import appearance_of
@@ -133,6 +134,7 @@ class RunConfig:
     fsdp: bool = option(False, "parameters, gradients and optimiser state in shards over the ranks, instead of DDP")
     device: Literal["auto", "cuda", "cpu"] = option("auto", "accelerator; auto takes CUDA when there is one")
     seed: int = option(0, "seed of initialisation, data order, augmentation and masked views")
+    draws: Literal[1, 2] = option(VERSIONS[-1], "version of the random numbers; --resume keeps the checkpoint's")
     deterministic: bool = option(False, "only algorithms whose results do not vary, where torch has them")
     resume: str | None = option(
         None, "go on from a checkpoint: a file or URL, latest of this run, or auto: latest if there is any"

@@ -133,8 +133,8 @@ def build(config: Config, world: World, folder: Path, rows: int, held: contextli
     """
     settings = config.run
     seed_everything(settings.seed, settings.deterministic)
-    if world.device.type == "cuda" and not settings.deterministic:
-        torch.set_float32_matmul_precision("high")
+    if world.device.type == "cuda" and settings.precision == "fp32" and not settings.deterministic:
+        torch.set_float32_matmul_precision("high")  # TF32 for the towers; under autocast they need none
     tokenizer = build_tokenizer(config)  # before the model: what is missing shows at once
     with heard("prolip.models.weights.checkpoint") as weights:
         model, transform, preprocess = build_model(config, world.device)
@@ -142,6 +142,7 @@ def build(config: Config, world: World, folder: Path, rows: int, held: contextli
     loader = open_loader(config, world, rows, model, transform, tokenizer)
     steps = total_steps(config, loader.num_batches, global_batch)
     trained = build_trained(config, world, model, (steps, loader.num_batches), tokenizer)
+    draws = trained.objective.context.draws
     measured = Measured(validation=build_validation(config, world, tokenizer, preprocess, list(trained.averages)))
     storage = Storage(settings.checkpoint_dir or str(folder / "checkpoints"))
     address, passed_over = take_folder(config, world, folder, storage, held or contextlib.ExitStack())
@@ -159,8 +160,8 @@ def build(config: Config, world: World, folder: Path, rows: int, held: contextli
         world=world,
         trained=trained,
         fed=Fed(
-            loader=loader, augment=build_augment(config, model, world), global_batch=global_batch,
-            token_augment=build_token_augment(config, model, tokenizer, world),
+            loader=loader, augment=build_augment(config, model, world.device, draws), global_batch=global_batch,
+            token_augment=build_token_augment(config, model, tokenizer, world.device, draws),
         ),
         health=build_health(config, world, trained.objective, rows),
         measured=measured,
@@ -227,6 +228,7 @@ def build_trained(config: Config, world: World, model: Any, length: tuple[int, i
         tokenizer=tokenizer,
         teacher=build_teacher(method.needs(config.objective).teacher, world.device),
     )
+    context.draws.version = settings.draws
     objective = method(model, config.objective, context).to(world.device)
     averages = build_averages(model, config.optim, per_epoch, steps, foreach=not settings.fsdp)
     if settings.fsdp:

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from prolip import create_model
-from prolip.flops import FORWARD_AND_BACKWARD, count_flops, flops_per_sample, peak_of
+from prolip.flops import FORWARD_AND_BACKWARD, EncoderPass, count_flops, flops_per_sample, peak_of
 from prolip.methods import METHODS
 
 ROWS = 16
@@ -38,3 +38,23 @@ def test_both_products_of_attention_are_counted_on_every_device(device):
 def test_peaks_go_by_the_names_of_devices():
     assert peak_of("NVIDIA H100 80GB HBM3") == 989.4e12 and peak_of("NVIDIA A100-SXM4-40GB") == 312e12
     assert peak_of("Some other device") is None
+
+
+@pytest.mark.parametrize("method", [name for name, method in METHODS.items() if not method.adapts])
+def test_the_heads_of_a_method_count(method):
+    """Against the model itself, whose heads run; and every weight matrix of a head multiplies each row at least once.
+
+    Recurrence counts by another rule on other devices, so it is left some room.
+    """
+    model = create_model("ProLIP-ViT-test", method_cfg={"name": method}).requires_grad_(False)
+    got = {kind: flops_per_sample(model, [EncoderPass(kind, 1)], 1) / FORWARD_AND_BACKWARD
+           for kind in ("image", "text")}  # fmt: skip
+    inputs = {"image": torch.randn(1, 3, 32, 32), "text": torch.randint(5, 50, (1, model.context_length))}
+    plain = create_model("ProLIP-ViT-test")
+    for (kind, x), tower in zip(inputs.items(), (model.visual, model.text)):
+        with count_flops() as counter:
+            getattr(model, f"encode_{kind}")(x)
+        assert got[kind] == pytest.approx(counter.get_total_flops(), rel=0.03)
+        head = [] if tower.head is None else [p for p in tower.head.parameters() if p.ndim == 2]
+        more = got[kind] - flops_per_sample(plain, [EncoderPass(kind, 1)], 1) / FORWARD_AND_BACKWARD
+        assert more >= 2 * sum(p.numel() for p in head)

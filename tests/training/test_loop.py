@@ -321,6 +321,27 @@ def test_images_and_texts_are_augmented_by_the_step():
     assert first["image"].eq(0).all(1).any(2).any(1).all() and batch["image"] is pixels
 
 
+def test_augmentation_and_views_go_by_the_steps_of_the_run_not_of_the_epoch(tmp_path):
+    """By the batch within the epoch, every epoch would repeat the random numbers of the first one."""
+    run = make(tmp_path, max_steps=6, max_nonfinite=0)
+    seen: dict[str, list[int]] = {"image": [], "text": [], "views": []}
+    prepare = run.trained.objective.prepare
+
+    def noting(name: str, result):
+        def note(x, step):
+            seen[name].append(step)
+            return result(x, step)
+
+        return note
+
+    run.fed.augment, run.fed.token_augment = (noting(name, lambda x, _: x) for name in ("image", "text"))
+    run.trained.objective.prepare = noting("views", prepare)
+    assert run.fed.loader.num_batches == 3
+    train(run)
+    run.kept.log.close()
+    assert run.at.epoch == 2 and seen == dict.fromkeys(seen, [0, 1, 2, 3, 4, 5])
+
+
 def test_model_flops_utilisation_is_flops_times_rate_over_peak(tmp_path):
     run = make(tmp_path, peak_tflops=2.0)
     train(run)

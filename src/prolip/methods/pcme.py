@@ -12,14 +12,13 @@ from torch import Tensor, nn
 
 from prolip.gaussian import Gaussian, upcast, without_autocast
 from prolip.losses import log_match_odds, tiled_loss_over_ranks, uniformity_over_ranks, vib
-from prolip.masking import mix_seed
 from prolip.methods.base import Batch, Reps, Terms
-from prolip.methods.gaussians import SIDES, HeadsObjective, begin_as, linear_parts, own_words
+from prolip.methods.gaussians import HeadsObjective, begin_as, linear_parts, own_words
 from prolip.models.heads import layer_norm, project
+from prolip.random import Stream
 from prolip.scores import MatchProbabilityScore
 from prolip.utils.fields import option
 
-NOISE_STREAM = 21
 #: Samples that uniformity looks at, of either kind half.
 UNIFORM_POINTS = 128
 
@@ -142,7 +141,7 @@ class PCMEObjective(HeadsObjective):
     """Soft contrastive loss over all pairs of the global batch, (1) to (3), with KL and uniformity.
 
     L = sum_ij -log p(match is as it is) / B + kl_weight [VIB(image) + VIB(text)] + uniformity_weight L_unif, p by J x J
-    samples. Each rank draws its own samples, a function of (seed, step, rank).
+    samples.
     """
 
     config: PCMEConfig
@@ -150,10 +149,11 @@ class PCMEObjective(HeadsObjective):
     def prepare(self, batch: Batch, step: int) -> Batch:
         """Add the noise of the samples, (B, J, D) for images and texts."""
         self.check_captions(batch)
-        image, here = batch["image"], self.context
-        draw = torch.Generator(image.device).manual_seed(mix_seed(here.seed, step, NOISE_STREAM, here.rank))
-        shape = len(image), self.config.match_samples, self.model.embed_dim
-        return batch | {f"noise_{side}": torch.randn(shape, generator=draw, device=image.device) for side in SIDES}
+        image, draws = batch["image"], self.context.draws
+        samples, dim, rows = self.config.match_samples, self.model.embed_dim, draws.rows(len(image), image.device)
+        streams = {"noise_image": Stream.IMAGE_SAMPLE, "noise_text": Stream.TEXT_SAMPLE}
+        noise = {name: draws.normal(stream, step, rows, samples * dim) for name, stream in streams.items()}
+        return batch | {name: x.view(-1, samples, dim) for name, x in noise.items()}
 
     def terms(self, reps: Reps, batch: Batch) -> Terms:
         """The loss and its parts, unweighted; with what is for the log."""

@@ -14,19 +14,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from prolip.data.samples.captions import stable_hash
-from prolip.flops import EncoderPass
+from prolip.flops import EncoderPass, image_sides
 from prolip.gaussian import Gaussian, upcast, without_autocast
 from prolip.losses import Matches, dot_products, tiled_loss_over_ranks, transpose_over_ranks, triplet_loss
-from prolip.masking import draw_noise
 from prolip.methods.base import Batch, Context, MeansObjective, Needs, PoolNeeds, Reps, Terms
+from prolip.random import Stream
 from prolip.scores import Score, Side, index_vectors
 from prolip.uncertainty.novelty import refusal
 from prolip.uncertainty.pool import Pool
 from prolip.utils.fields import option
 
 PairWeight = Literal["none", "spread", "trace", "probability", "novelty"]
-#: Numbers that this method draws within a step, beside those of `prolip.masking` and of other methods.
-PAIR_STREAM = 21
 #: Queries whose neighbours are looked at together.
 BLOCK = 1024
 
@@ -101,7 +99,7 @@ class SourceFreeObjective(MeansObjective):
 
     def prepare(self, batch: Batch, step: int) -> Batch:
         """Add a text to each image, one of those that make a pseudo-pair with it, drawn anew in each step."""
-        memory, here = self.memory, self.context
+        memory, draws = self.memory, self.context.draws
         if not memory:
             raise ValueError("no pseudo-pairs: `look` at a pool, and keep what it returns as `memory`")
         wanted = torch.tensor([key_id(key) for key in batch["key"]])
@@ -111,8 +109,7 @@ class SourceFreeObjective(MeansObjective):
             raise ValueError(f"the sample {batch['key'][strange[0]]!r} was not there when pseudo-pairs were made: the"
                              " training data has changed; begin a run of its own")
         start, end = memory["start"][row], memory["start"][row + 1]
-        noise = draw_noise(len(row) * here.world_size, 1, here.seed, step, PAIR_STREAM, here.rank, here.world_size,
-                           "cpu").flatten()  # fmt: skip
+        noise = draws.uniform(Stream.PSEUDO_PAIR, step, draws.rows(len(row), "cpu"), 1).flatten()
         pair = start + (noise * (end - start)).long()
         most = int((end - start).amax())
         others = start.unsqueeze(1) + torch.arange(most)
@@ -147,13 +144,13 @@ class SourceFreeObjective(MeansObjective):
 
 def freeze_unread(model: Any) -> None:
     """Freeze every parameter that the means do not depend on, which DDP would wait for."""
-    size, wanted = model.image_size, [x for x in model.parameters() if x.requires_grad]
-    height, width = size if isinstance(size, (tuple, list)) else (size, size)
-    device, dtype = model.logit_scale.device, model.logit_scale.dtype
+    device, dtype, looked = model.logit_scale.device, model.logit_scale.dtype, set(model._looked)
+    wanted = [x for x in model.parameters() if x.requires_grad]
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
-        image = model.encode_image(torch.zeros(1, 3, height, width, device=device, dtype=dtype)).mean
+        image = model.encode_image(torch.zeros(1, 3, *image_sides(model), device=device, dtype=dtype)).mean
         text = model.encode_text(torch.zeros(1, model.context_length, dtype=torch.int64, device=device)).mean
         found = torch.autograd.grad(image.sum() + text.sum(), wanted, allow_unused=True)
+    model._looked = looked  # these zeros are not the first batch, whose values the model checks
     for parameter, gradient in zip(wanted, found):
         parameter.requires_grad_(gradient is not None)
 

@@ -11,17 +11,14 @@ from torch.func import functional_call
 
 from prolip.gaussian import Gaussian, check_pair, upcast, without_autocast
 from prolip.losses import tiled_loss_over_ranks
-from prolip.masking import mix_seed
 from prolip.methods.base import Batch, Context, Reps, Terms
 from prolip.methods.gaussians import SIDES, HeadsObjective, begin_as, own_words
 from prolip.models.adapter import PairNetwork, PairNoise, SimilarityAdapter
 from prolip.models.heads import layer_norm, project
 from prolip.models.pooling import GeneralisedPooling
-from prolip.noise import pair_noise
+from prolip.random import Stream, pair_noise
 from prolip.scores import Score
 from prolip.utils.fields import option
-
-NOISE_STREAM = 31
 
 
 @dataclass(kw_only=True)
@@ -155,7 +152,7 @@ class VACSRObjective(HeadsObjective):
     def prepare(self, batch: Batch, step: int) -> Batch:
         """Add what the noise of all pairs is a function of, beside their places in the global batch."""
         self.check_captions(batch)
-        return batch | {"pair_seed": mix_seed(self.context.seed, step, NOISE_STREAM)}
+        return batch | {"pair_seed": self.context.draws.key(Stream.PAIR_NOISE, step)}
 
     def embed(self, batch: Batch) -> Reps:
         """Unit embeddings of images and texts (B, D), and the weights of the adapter."""
@@ -167,7 +164,7 @@ class VACSRObjective(HeadsObjective):
         config, seed = self.config, batch["pair_seed"]
         image, text = upcast(reps["image_mean"]), upcast(reps["text_mean"])
         weights = {name.removeprefix("adapter."): reps[name] for name in self.shared}
-        place = self.context.rank * len(image) + torch.arange(len(image), device=image.device)
+        place = self.context.draws.rows(len(image), image.device)
 
         def sample(images: tuple[Tensor, Tensor], texts: tuple[Tensor, Tensor]) -> Tensor:
             (v, rows), (t, columns) = images, texts

@@ -17,6 +17,7 @@ from prolip.data.augment.affine import (
     warp,
 )
 from prolip.data.augment.colour import ColourConfig, ColourJitter
+from prolip.random import Draws
 
 MEAN, STD = (0.48, 0.45, 0.40), (0.26, 0.26, 0.27)
 
@@ -93,12 +94,12 @@ def test_greyscale_and_jitter_hit_their_share_of_the_images():
 
 def test_two_ranks_make_the_images_of_one_process(images):
     config = AugmentConfig(rotate=20, zoom=(0.7, 1.1), shift=0.1, hue=0.1, saturation=0.5, greyscale_prob=0.3)
-    whole = DeviceAugment(config, MEAN, STD, seed=5)(images, step=7)
+    whole = DeviceAugment(config, MEAN, STD, draws=Draws(seed=5))(images, step=7)
     for rank in range(2):
-        part = DeviceAugment(config, MEAN, STD, seed=5, rank=rank, world_size=2)(images[rank::2], step=7)
+        part = DeviceAugment(config, MEAN, STD, draws=Draws(seed=5, rank=rank, world_size=2))(images[rank::2], step=7)
         torch.testing.assert_close(part, whole[rank::2], rtol=0, atol=1e-6)
-    assert not torch.allclose(whole, DeviceAugment(config, MEAN, STD, seed=5)(images, step=8))
-    assert not torch.allclose(whole, DeviceAugment(config, MEAN, STD, seed=6)(images, step=7))
+    assert not torch.allclose(whole, DeviceAugment(config, MEAN, STD, draws=Draws(seed=5))(images, step=8))
+    assert not torch.allclose(whole, DeviceAugment(config, MEAN, STD, draws=Draws(seed=6))(images, step=7))
 
 
 def test_float_images_are_refused(images):
@@ -107,7 +108,7 @@ def test_float_images_are_refused(images):
 
 
 def cut(kind, images, cutout, step=0, **settings):
-    transform = kind(AugmentConfig() if kind is DeviceAugment else ColourConfig(), MEAN, STD, **settings)
+    transform = kind(AugmentConfig() if kind is DeviceAugment else ColourConfig(), MEAN, STD, draws=Draws(**settings))
     transform.cutout = cutout
     return transform(images, step)
 

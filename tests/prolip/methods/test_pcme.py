@@ -122,6 +122,8 @@ def test_samples_change_with_step_seed_and_rank_alone():
     for different in (later, other.prepare(batch, 0)):
         assert not torch.equal(one["noise_image"], different["noise_image"])
     assert not torch.equal(one["noise_image"], one["noise_text"])
+    half = {name: x[1::2] for name, x in batch.items()}
+    assert torch.equal(make_objective(rank=1, world_size=2).prepare(half, 0)["noise_text"], one["noise_text"][1::2])
     with pytest.raises(ValueError, match="known_matches wants caption_id and"):
         objective.prepare({name: batch[name] for name in ("image", "text")}, 0)
 

@@ -57,6 +57,17 @@ def make_batch(rows: int) -> dict:
     return {"image": image, "key": [f"k{3 * n:03}" for n in range(rows)]}
 
 
+@pytest.mark.parametrize("method", ["prolip", "pcmepp"])
+def test_the_first_batch_is_checked_as_that_of_a_fresh_model(method):
+    """The zeros that tell which parameters the means depend on once counted as the first batch."""
+    objective, batch = make_objective(method=method), make_batch(3)
+    batch["image"][1] = torch.nan
+    with pytest.raises(ValueError, match="images hold NaN or infinity"):
+        objective.embed(objective.prepare(batch, 0))
+    with pytest.raises(ValueError, match="token ids are from 99999"):
+        objective.model.encode_text(torch.full((1, 12), 99999))
+
+
 def part_of(batch: dict, rank: int, ranks: int) -> dict:
     """What a rank has of a global batch: every `ranks`-th row, as the loader deals them out."""
     return {name: x[rank::ranks] for name, x in batch.items()}

@@ -30,7 +30,7 @@ from prolip.methods.vacsr import (
 )
 from prolip.models.adapter import PairNetwork, PairNoise, SimilarityAdapter
 from prolip.models.weights.checkpoint import save_pretrained
-from prolip.noise import pair_noise
+from prolip.random import pair_noise
 from training.main import main
 
 DOUBLE = torch.float64
@@ -159,7 +159,7 @@ def train_rank(rank: int, world_size: int, rows: int) -> dict:
     results = {}
     for name, settings in SETTINGS.items():
         wrapper = DistributedDataParallel(make_objective(settings, rank, world_size))
-        own = {key: x[rank * rows : (rank + 1) * rows] for key, x in make_batch(rows * world_size).items()
+        own = {key: x[rank::world_size] for key, x in make_batch(rows * world_size).items()
                if key != "pair_seed"}  # fmt: skip
         results[name] = accumulate_backward(wrapper, own | {"pair_seed": 5}), gradients(wrapper.module)
     return results

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from training_runs import make, metrics, words
+from training_runs import batches, make, metrics, words
 
 from training.checkpoint.files import list_steps, load_checkpoint
 from training.checkpoint.resuming import changed_settings, claim
@@ -262,6 +262,41 @@ def test_a_loss_scale_goes_on_and_one_that_there_was_not_begins(tmp_path):
     runs[1].trained.scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
     restore(runs[1], runs[0].kept.saver.state | {"scaler": {}})
     assert runs[1].trained.scaler.get_scale() == 2.0
+
+
+def views_of(run) -> tuple[list, list]:
+    """Kept patches and masked places of step 2, rows 0 and 1."""
+    batch = next(batches(run))
+    prepared = run.trained.objective.prepare(batch, 2)
+    places = (prepared["masked_text"] != batch["text"][:2]).nonzero().tolist()
+    return prepared["keep"].tolist(), [[column for row, column in places if row == wanted] for wanted in (0, 1)]
+
+
+def test_a_checkpoint_from_before_version_2_keeps_the_random_numbers_of_its_code(tmp_path, capsys):
+    """The views are those of commit 6999e53, whose checkpoints have no version."""
+    old, resumed, new = (make(tmp_path / name, objective={"mask_fraction": 0.25}, seed=3, draws=version)
+                         for name, version in (("a", 1), ("b", 2), ("c", 2)))  # fmt: skip
+    old.kept.saver = resumed.kept.saver = Kept()
+    save(old)
+    state = old.kept.saver.state
+    assert state.pop("draws") == 1 and state["config"]["run"].pop("draws") == 1
+    restore(resumed, state)
+    assert "note: random numbers stay at the checkpoint's version 1" in capsys.readouterr().out
+    theirs = [[3, 7, 11, 15], [6, 7, 11, 13]], [[1, 2, 3, 4, 5, 7], [0, 1, 2, 4, 5, 6, 7, 8, 9]]
+    assert views_of(resumed) == theirs == views_of(old) != views_of(new)
+    save(resumed)  # and so does the next checkpoint, and the config
+    assert resumed.kept.saver.state["draws"] == resumed.kept.saver.state["config"]["run"]["draws"] == 1
+
+
+def test_random_numbers_of_an_unknown_version_are_refused_before_anything_changes(tmp_path):
+    run = make(tmp_path)
+    run.kept.saver = Kept()
+    save(run)
+    state = run.kept.saver.state
+    assert state["draws"] == 2
+    with pytest.raises(FlagError, match=r"of version 3, this code draws versions 1, 2: resume with the code that"):
+        restore(run, state | {"draws": 3, "step": 2})
+    assert run.at.step == 0 and run.trained.objective.context.draws.version == 2
 
 
 def test_steps_that_were_passed_over_count_in_the_whole_run(tmp_path):

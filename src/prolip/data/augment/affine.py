@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from prolip.masking import AUGMENT_STREAM, CUTOUT_STREAM, draw_noise
+from prolip.random import Draws, Stream
 from prolip.utils.fields import option
 
 LUMA = (0.299, 0.587, 0.114)
@@ -95,7 +95,7 @@ class DeviceTransform(nn.Module):
     """uint8 images to normalised floats on the device: x -> (change(x) - mean) / std per channel, x in [0, 1], and 0 in
     a square of some images (Cutout, DeVries and Taylor 2017).
 
-    The random numbers of a change are a function of (seed, step, global row), as those of the masked views are.
+    The random numbers of a change are those of `draws`, functions of (seed, step, global row).
     """
 
     #: Set where squares are wanted.
@@ -107,9 +107,7 @@ class DeviceTransform(nn.Module):
         mean: Sequence[float],
         std: Sequence[float],
         *,
-        seed: int = 0,
-        rank: int = 0,
-        world_size: int = 1,
+        draws: Draws | None = None,
         dtype: torch.dtype = torch.float32,
     ):
         super().__init__()
@@ -117,7 +115,7 @@ class DeviceTransform(nn.Module):
         self.pixel_std: Tensor
         self.config = config
         self.dtype = dtype
-        self.seed, self.rank, self.world_size = seed, rank, world_size
+        self.draws = draws or Draws()
         self.register_buffer("pixel_mean", torch.tensor(mean).view(1, 3, 1, 1), persistent=False)
         self.register_buffer("pixel_std", torch.tensor(std).view(1, 3, 1, 1), persistent=False)
 
@@ -128,7 +126,7 @@ class DeviceTransform(nn.Module):
         x = self.change(images, step).sub_(self.pixel_mean).div_(self.pixel_std).to(self.dtype)
         if not self.cutout.side:
             return x
-        noise = self.noise(images, 3, step, x.device, CUTOUT_STREAM)
+        noise = self.noise(images, 3, step, x.device, Stream.CUTOUT)
         return x.masked_fill_(squares(noise, self.cutout, x.shape[2:]), 0)
 
     def change(self, images: Tensor, step: int) -> Tensor:
@@ -136,13 +134,10 @@ class DeviceTransform(nn.Module):
         raise NotImplementedError
 
     def noise(
-        self, images: Tensor, columns: int, step: int, device: torch.device | str, stream: int = AUGMENT_STREAM
+        self, images: Tensor, columns: int, step: int, device: torch.device | str, stream: Stream = Stream.AUGMENT
     ) -> Tensor:
         """Uniform numbers for each local image, (B, columns), drawn on `device`."""
-        return draw_noise(
-            images.shape[0] * self.world_size, columns, seed=self.seed, step=step, stream=stream,
-            rank=self.rank, world_size=self.world_size, device=device,
-        )  # fmt: skip
+        return self.draws.uniform(stream, step, self.draws.rows(len(images), device), columns)
 
 
 class DeviceAugment(DeviceTransform):
