@@ -157,8 +157,8 @@ class PCMEObjective(HeadsObjective):
         """Weights and start in the units of the released code."""
         own, dim = self.config, self.model.embed_dim
         found = [
-            f"--kl-weight {own.kl_weight:.4g}: vib_beta {2 * own.kl_weight / dim:.3g} of PCME's released code (sums; D ="
-            f" {dim}), {2 * batch * own.kl_weight:.3g} of PCME++'s rerun (mean KL, summed matches; B = {batch})",
+            f"--kl-weight {own.kl_weight:.4g}: vib_beta {2 * own.kl_weight / dim:.3g} of PCME's released code (sums;"
+            f" D = {dim}), {2 * batch * own.kl_weight:.3g} of PCME++'s rerun (mean KL, summed matches; B = {batch})",
             f"--match-start {own.match_start:g}: {own.match_start / 2:g} of PCME's released code, where the probability"
             " is sigmoid(2x)",
         ]
