@@ -186,7 +186,7 @@ def rectangles(noise: Tensor, prob: float, size: Sequence[int]) -> Tensor:
     """Where images are erased, (B, 1, H, W) bool: a rectangle inside the image, its area uniform in ERASED_AREA, the
     log of its ratio of sides uniform up to ERASED_ASPECT either way. noise: (B, 5), uniform.
 
-    At least one pixel of a side stays. On square images that shortens fewer than one rectangle in 100; timm draws it again.
+    A side that would reach the image's length is one pixel shorter: under 1% on square images, where timm draws again.
     """
     on, area, aspect, down, right = noise.unbind(1)
     low, high = ERASED_AREA
