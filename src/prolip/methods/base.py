@@ -105,10 +105,7 @@ class Objective(nn.Module):
         return [EncoderPass("image", rows), EncoderPass("text", rows)]
 
     def notes(self, batch: int) -> tuple[str, ...]:
-        """What the run prints at its start and after each `look`, such as a weight in the units of released code.
-
-        batch: rows of the global batch.
-        """
+        """Lines for the run's start and after each `look`, such as a weight in other units; batch: the global one."""
         return ()
 
     def look(self, score: Score, pool: Pool) -> dict[str, Tensor]:

@@ -51,8 +51,7 @@ class VACSRConfig:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: give 1 or more")
         if self.component_noise not in get_args(ComponentNoise):
-            raise ValueError(f"component_noise={self.component_noise!r}: use one of"
-                             f" {', '.join(get_args(ComponentNoise))}")  # fmt: skip
+            raise ValueError(f"component_noise={self.component_noise!r}: use independent or shared")
         if not 0 < self.gumbel_temperature < float("inf"):
             raise ValueError(f"gumbel_temperature={self.gumbel_temperature}: give a finite number above 0")
 
@@ -165,11 +164,8 @@ class VACSRObjective(HeadsObjective):
     def notes(self, batch: int) -> tuple[str, ...]:
         """alpha in the paper's units."""
         alpha, dim = self.config.kl_weight / batch, self.model.embed_dim
-        said = (
-            f"--kl-weight {self.config.kl_weight:.4g}: alpha {alpha:.3g} of the paper if its terms are means over pairs"
-            f" and its KL a mean over D, {alpha / dim:.3g} if KL is a sum over D (B = {batch}, D = {dim})"
-        )
-        return (said,)
+        said = f"--kl-weight {self.config.kl_weight:.4g}: the paper's alpha is {alpha:.3g} if its terms are means over"
+        return (f"{said} pairs and D, {alpha / dim:.3g} if its KL is a sum over D (B = {batch}, D = {dim})",)
 
     def prepare(self, batch: Batch, step: int) -> Batch:
         """Add what the noise of all pairs is a function of, beside their places in the global batch."""

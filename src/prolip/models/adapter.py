@@ -90,13 +90,10 @@ class SimilarityAdapter(nn.Module):
 def sample(weight: Tensor, mean: Tensor, sigma: Tensor, normal: Tensor) -> Tensor:
     """z = sum_k w_k (mean_k + sigma_k normal_k), section 3.1: a sample of every component, mixed by the softmax w.
 
-    weight (..., K); mean, sigma (..., K, D); normal (..., K D), or (..., D), which all components share: then z is
-    sum_k w_k mean_k + normal sum_k w_k sigma_k. Its variance given w is sum_k w_k^2 sigma_k^2, or (sum_k w_k sigma_k)^2
-    where normal is shared.
+    weight (..., K); mean, sigma (..., K, D); normal (..., K D), or (..., D), which all components share. The variance
+    of z given w is sum_k w_k^2 sigma_k^2, or (sum_k w_k sigma_k)^2 where normal is shared.
     """
-    if normal.shape[-1] == mean.shape[-1]:
-        return mixed(weight, sigma).mul(normal).add(mixed(weight, mean))
-    return mixed(weight, torch.addcmul(mean, sigma, normal.view_as(mean)))
+    return mixed(weight, torch.addcmul(mean, sigma, normal.unflatten(-1, (-1, mean.shape[-1]))))
 
 
 def mixed(weight: Tensor, x: Tensor) -> Tensor:
