@@ -29,6 +29,7 @@ class Stream(IntEnum):
     AUGMENT = 3
     CUTOUT = 4
     TOKENS = 5
+    ERASE = 6
     MIX = 11
     CUT = 12
     IMAGE_SIZE = 13

@@ -41,7 +41,8 @@ def look_at_data(run: Run) -> None:
         raise FlagError(problem)
     objective.memory = found
     if run.world.is_first:
-        run.kept.log.say(f"epoch {at.epoch}: looked at the whole data in {time.perf_counter() - start:.0f} s")
+        said = f"epoch {at.epoch}: looked at the whole data in {time.perf_counter() - start:.0f} s"
+        run.kept.log.say("\n".join([said, *objective.notes(run.fed.global_batch)]))
 
 
 def look_with(run: Run, wanted: PoolNeeds, model: Any) -> tuple[dict[str, Tensor], str]:

@@ -266,9 +266,10 @@ class Config:
         in_workers = not self.model.device_augment and (
             self.model.openclip_transform or self.model.aug_cfg.get("use_timm") or self.data.dataset_type == "synthetic"
         )
-        if self.augment.cutout and in_workers:
-            raise FlagError("--cutout is for images that the device normalises: leave it out, or leave out "
-                            "--openclip-transform, use_timm and synthetic data")  # fmt: skip
+        for name in ("cutout", "erase_prob"):
+            if getattr(self.augment, name) and in_workers:
+                raise FlagError(f"{flag_of(name)} is for images that the device normalises: leave it out, or leave out "
+                                "--openclip-transform, use_timm and synthetic data")  # fmt: skip
         if any(self.augment.token_shares) and self.data.captions == 0:
             raise FlagError("this method reads no texts: leave out --text-mask, --text-random and --text-delete")
 

@@ -119,7 +119,7 @@ def build_augment(config: Config, model: Any, device: torch.device, draws: Draws
         augment = ColourJitter(halves[1], mean, std, draws=draws)
     else:
         return None
-    augment.cutout = Cutout(config.augment.cutout, config.augment.cutout_prob)
+    augment.cutout = Cutout(config.augment.cutout, config.augment.cutout_prob, config.augment.erase_prob)
     return augment.to(device)
 
 

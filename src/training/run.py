@@ -170,7 +170,8 @@ def build(config: Config, world: World, folder: Path, rows: int, held: contextli
         ),
     )
     say = run.kept.log.say
-    say("\n".join([summary(run), *(f"  weights    {record.getMessage()}" for record in weights)]))
+    notes = [f"  note       {line}" for line in trained.objective.notes(global_batch)]
+    say("\n".join([summary(run), *notes, *(f"  weights    {record.getMessage()}" for record in weights)]))
     if loader.noise is not None:
         say(f"noise: {loader.noise}")
     for reason in passed_over:

@@ -26,7 +26,7 @@ PUBLIC_FLAGS = """
 --csv-quoting --csv-separator --cutout --cutout-prob
 --dataset-resampled --dataset-type --dct-scaled-decoding --decay-fraction --deterministic --device --device-augment
 --draws
---ema-decay --epochs --eps --fill --force-context-length --force-image-size --fsdp --global-batch-size
+--ema-decay --epochs --eps --erase-prob --fill --force-context-length --force-image-size --fsdp --global-batch-size
 --image-freeze-epochs --image-lr-mult --lr-milestones --lr-step-factor --swa-epochs --text-freeze-epochs --text-lr-mult
 --unfreeze-warmup-epochs
 --grad-checkpointing --grad-clip-norm --greyscale-prob --help --hue --imagenet-val --inclusion-eps --inclusion-form

@@ -109,6 +109,10 @@ class Objective(nn.Module):
         """What `embed` sends through the model for `rows` rows; patches: of a whole image."""
         return [EncoderPass("image", rows), EncoderPass("text", rows)]
 
+    def notes(self, batch: int) -> tuple[str, ...]:
+        """Lines for the run's start and after each `look`, such as a weight in other units; batch: the global one."""
+        return ()
+
     def look(self, score: Score, pool: Pool) -> dict[str, Tensor]:
         """Called on one rank with all images and texts and the model's score, where `Needs.pool` asks for that; gives
         the `memory` of all ranks.

@@ -29,8 +29,10 @@ class PCMEConfig:
 
     match_samples: int = option(8, "J, points that are drawn from each Gaussian")
     match_start: float = option(15.0, "a and b of the probability at the start; the paper has 15 for COCO, 5 for CUB")
-    kl_weight: float = option(1e-4, "weight of the divergence from N(0, I)")
-    uniformity_weight: float = option(0.0, "weight of the uniformity loss; the paper has 0 for COCO, 10 for CUB")
+    kl_weight: float = option(1e-4, "weight of the divergence from N(0, I), a mean over D beside a match loss per image"
+                              "; the paper's 1e-5 and 1e-3 of sums are 2.56e-3 and 0.256 here at D = 512")
+    uniformity_weight: float = option(0.0, "weight of the uniformity loss; the paper has 0 for COCO, and 10 for CUB"
+                                      " beside a sum over all pairs: 0.039 here at a batch of 128")
     known_matches: bool = option(True, "count every true caption of an image in the batch as a match")
 
     def __post_init__(self) -> None:
@@ -142,9 +144,27 @@ class PCMEObjective(HeadsObjective):
 
     L = sum_ij -log p(match is as it is) / B + kl_weight [VIB(image) + VIB(text)] + uniformity_weight L_unif, p by J x J
     samples.
+
+    Released code sums -log p over all pairs in both directions, 2 B times as much, and KL over B x D: its loss is 2 B L
+    with vib_beta = 2 kl_weight / D and uniform_lambda = 2 B uniformity_weight. PCME++'s rerun has the mean KL, so its
+    vib_beta is 2 B kl_weight.
     """
 
     config: PCMEConfig
+
+    def notes(self, batch: int) -> tuple[str, ...]:
+        """Weights and start in the units of the released code."""
+        own, dim = self.config, self.model.embed_dim
+        found = [
+            f"--kl-weight {own.kl_weight:.4g}: vib_beta {2 * own.kl_weight / dim:.3g} of PCME's released code (sums;"
+            f" D = {dim}), {2 * batch * own.kl_weight:.3g} of PCME++'s rerun (mean KL, summed matches; B = {batch})",
+            f"--match-start {own.match_start:g}: {own.match_start / 2:g} of PCME's released code, where the probability"
+            " is sigmoid(2x)",
+        ]
+        if own.uniformity_weight:
+            found.append(f"--uniformity-weight {own.uniformity_weight:.4g}: uniform_lambda"
+                         f" {2 * batch * own.uniformity_weight:.3g} of PCME's released code (B = {batch})")  # fmt: skip
+        return tuple(found)
 
     def prepare(self, batch: Batch, step: int) -> Batch:
         """Add the noise of the samples, (B, J, D) for images and texts."""

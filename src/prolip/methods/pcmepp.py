@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from prolip.gaussian import Gaussian, without_autocast
 from prolip.losses import matching_loss, pseudo_labels, tiled_loss_over_ranks, transpose_over_ranks, vib
+from prolip.losses.labels import PseudoPositives
 from prolip.measures import get_measure
 from prolip.methods.base import Batch, Context, Reps, Terms
 from prolip.methods.gaussians import HeadsObjective, begin_as, linear_parts, own_words
@@ -29,6 +30,8 @@ class PCMEppConfig:
     """Weights and constants of the PCME++ loss; symbols as in the paper."""
 
     pseudo_weight: float = option(0.1, "alpha of pseudo-positives; the paper has 0.01 and 0 for 20% and 50% of noise")
+    pseudo_positives: PseudoPositives = option("all", "what is as near as any match of a row counts as it (all), or as "
+                                               "the first of its largest labels alone (first: the paper's A.4)")
     vib_weight: float = option(1e-4, "beta of the information bottleneck")
     mix_fraction: float = option(0.25, "share of the images that Mixup or CutMix mixes with another; 0: none")
     size_augment: float = option(0.2, "SizeAugment: most of an input's tokens that pooling leaves out; 0: none")
@@ -39,6 +42,8 @@ class PCMEppConfig:
         for name in ("pseudo_weight", "vib_weight", "clip_weight"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise ValueError(f"{name}={getattr(self, name)} is no weight: give a finite number of at least 0")
+        if self.pseudo_positives not in get_args(PseudoPositives):
+            raise ValueError(f"pseudo_positives={self.pseudo_positives!r}: use first or all")
         for name in ("mix_fraction", "size_augment"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} is no share: give a number from 0 to below 1")
@@ -190,7 +195,7 @@ class PCMEppObjective(HeadsObjective):
             if not config.pseudo_weight:
                 return loss
             ways = (logit, label), (transpose_over_ranks(logit), transpose_over_ranks(label))
-            pseudo = torch.stack([matching_loss(x, pseudo_labels(x, y)) for x, y in ways])
+            pseudo = torch.stack([matching_loss(x, pseudo_labels(x, y, config.pseudo_positives)) for x, y in ways])
             return loss + config.pseudo_weight * pseudo.sum()
 
         csd, known = CSD.pairwise_scores, self.matches(batch)

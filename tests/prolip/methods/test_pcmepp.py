@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import copy
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ import prolip
 from drawings import SHARDS, UNSEEN
 from prolip.evaluation.corpus import main as evaluate_corpus
 from prolip.gaussian import Gaussian
+from prolip.losses import tiled_loss_over_ranks
 from prolip.methods.base import Context, accumulate_backward, split_batch
 from prolip.methods.pcmepp import PCMEppConfig, PCMEppObjective
 from prolip.mixing import Mix
@@ -22,7 +24,8 @@ from prolip.random import uniform_rows
 from training.main import main
 
 DOUBLE = torch.float64
-SETTINGS = {"full": {}, "alone": {"pseudo_weight": 0.0, "vib_weight": 0.0, "known_matches": False},
+SETTINGS = {"full": {}, "first": {"pseudo_positives": "first", "pseudo_weight": 1.0},
+            "alone": {"pseudo_weight": 0.0, "vib_weight": 0.0, "known_matches": False},
             "with clip": {"clip_weight": 0.5, "pseudo_weight": 0.3}}  # fmt: skip
 
 
@@ -68,6 +71,10 @@ def by_hand(objective: PCMEppObjective, batch: dict) -> torch.Tensor:
 
     def pseudo(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         places = range(len(x))
+        if config.pseudo_positives == "first":
+            firsts = [row.index(max(row)) for row in y.tolist()]
+            near = [[x[i, j] >= x[i, firsts[i]] for j in places] for i in places]
+            return torch.tensor([[y[i, firsts[i]] if near[i][j] else y[i, j] for j in places] for i in places])
         rows = [[max(y[i, k] for k in places if x[i, k] <= x[i, j]) for j in places] for i in places]
         return torch.stack([torch.stack(row) for row in rows]).to(DOUBLE)
 
@@ -94,6 +101,17 @@ def test_the_loss_and_its_gradients_are_equation_3_pair_by_pair(settings):
     assert_close(gradients(objective), gradients(other))
     assert other.model.logit_scale.exp().item() / 2 == pytest.approx(5.0)  # a and b of the paper
     assert (other.model.logit_bias + other.model.logit_scale.exp()).item() == pytest.approx(5.0)
+
+
+@pytest.mark.parametrize("which", ["first", "all"])
+def test_pseudo_positives_do_not_depend_on_tiles(which, monkeypatch):
+    own = {"pseudo_positives": which, "pseudo_weight": 1.0}
+    one, other, others = make_objective(own), make_objective(own), make_objective({"pseudo_weight": 1.0})
+    whole = accumulate_backward(one, make_batch(8))
+    assert (whole["loss"] == accumulate_backward(others, make_batch(8))["loss"]) == (which == "all")  # labels that tell
+    monkeypatch.setattr("prolip.methods.pcmepp.tiled_loss_over_ranks", partial(tiled_loss_over_ranks, tile=3))
+    assert_close(accumulate_backward(other, make_batch(8)), whole)
+    assert_close(gradients(other), gradients(one))
 
 
 def test_every_trained_parameter_gets_a_gradient_and_the_towers_own_projections_none():
@@ -243,6 +261,7 @@ def test_variances_begin_as_small_as_the_configuration_says():
 @pytest.mark.parametrize(("settings", "words"), [
     ({"pseudo_weight": -1}, "pseudo_weight=-1 is no weight"), ({"vib_weight": math.inf}, "vib_weight=inf"),
     ({"mix_fraction": 1.0}, "mix_fraction=1.0 is no share"), ({"size_augment": -0.1}, "size_augment=-0.1"),
+    ({"pseudo_positives": "some"}, "pseudo_positives='some': use first or all"),
 ])  # fmt: skip
 def test_settings_out_of_range_are_refused(settings, words):
     with pytest.raises(ValueError, match=words):

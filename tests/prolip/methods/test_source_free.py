@@ -17,6 +17,7 @@ from prolip.methods.source_free import (
     Retrieved,
     SourceFreeConfig,
     SourceFreeObjective,
+    neighbourhood,
     pseudo_pairs,
     rank_weighted_variance,
     retrieve,
@@ -91,13 +92,22 @@ def test_the_variance_is_the_papers_loop(count):
 @pytest.mark.parametrize("side", ["image", "text"])
 def test_what_is_retrieved_is_the_order_of_the_models_own_score(score, side):
     pool = make_pool()
-    near = retrieve(score, pool, side, 5)
+    near = retrieve(score, pool, side, SourceFreeConfig(neighbours=5))
     scores = score.pairwise(pool.image, pool.text)
     scores = scores if side == "image" else scores.mT
     values, rows = scores.topk(5, dim=1)
     assert torch.equal(near.rows, rows)
     torch.testing.assert_close(near.scores[:, :1] - near.scores, values[:, :1] - values, atol=1e-5, rtol=0)
-    assert retrieve(score, pool, side, 300).rows.shape[1] == (20 if side == "image" else 30)
+    for wanted in (SourceFreeConfig(neighbours=300), SourceFreeConfig(pair_weight="probability")):
+        assert retrieve(score, pool, side, wanted).rows.shape[1] == (20 if side == "image" else 30)
+    assert retrieve(score, pool, side, SourceFreeConfig()).rows.shape[1] == 3
+
+
+@pytest.mark.parametrize(("pool", "k"), [(2, 2), (30, 3), (475, 4), (29_000, 290), (30_000, 300), (566_435, 300)])
+def test_a_neighbourhood_is_a_hundredth_of_the_pool_from_3_to_the_papers_300(pool, k):
+    assert neighbourhood(SourceFreeConfig(), pool) == k
+    assert neighbourhood(SourceFreeConfig(neighbours=7), pool) == min(7, pool)
+    assert neighbourhood(SourceFreeConfig(pair_weight="novelty"), pool) == min(300, pool)
 
 
 @pytest.mark.parametrize("weight", WEIGHTS)
