@@ -129,7 +129,7 @@ def compare_results(results: Sequence[TaskResult], draws: int) -> None:
     for result in results:
         base = first.setdefault((result.key, result.info["source"]), result)
         if base is result or any(
-            base.statistics[name].sizes != statistic.sizes
+            not base.statistics[name].same_queries(statistic)
             for name, statistic in result.statistics.items() if name in base.statistics
         ):  # fmt: skip
             continue
@@ -153,7 +153,7 @@ def format_intervals(results: Sequence[TaskResult]) -> str:
         if change := result.info.get("difference"):
             signed = {c: "{:+.2f} [{:+.1f}, {:+.1f}]".format(*(100 * x for x in change["metrics"][c])) for c in columns}
             blocks[columns].append((f"  minus {change['to']['model']}  {change['to']['similarity']}", signed))
-    lines = ["95% intervals over queries, by bootstrap; differences on the same queries"]
+    lines = ["95% intervals by bootstrap over queries, an image with its captions as one; differences on the same draws"]
     for columns, rows in blocks.items():
         width = max(len(name) for name, _ in rows)
         cell = max([24, *(len(text) + 2 for _, cells in rows for text in cells.values())])

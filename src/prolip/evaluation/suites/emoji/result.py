@@ -105,13 +105,23 @@ class CorpusResult:
 
     @property
     def statistics(self) -> dict[str, bootstrap.Statistic]:
-        """The metrics over drawings or texts that have intervals, as functions of how often each was drawn."""
+        """The metrics over drawings or texts that have intervals, as functions of how often each cluster was drawn.
+
+        A cluster is a concept: its drawings, its name, and each text whose first drawing is one of them. Texts that
+        several concepts carry join no clusters: such links could make one cluster of the whole corpus.
+        """
         rankings = {"names": self.names_ranking, "captions": self.captions_ranking}
         found = {f"{name}/{key}": statistic for name, (i2t, t2i) in rankings.items()
                  for key, statistic in statistics_of(i2t, t2i, name).items()}  # fmt: skip
         found |= self.zero_shot | refusal.statistics(self)
         known = {key for key, value in self.metrics.items() if math.isfinite(value) and not key.endswith("rsum")}
-        return {key: statistic for key, statistic in found.items() if key in known}
+        drawn = np.unique(self.corpus.drawing_concepts, return_inverse=True)[1]
+        named = self.table.relation[self.table.rows("name")][:, self.corpus.drawing_concepts].argmax(1)
+        first = self.text_relation.argmax(1)
+        first[self.name_texts] = named
+        of = {"images": drawn, "names": drawn[named], "captions": drawn[first]}
+        clusters = {name: bootstrap.Clusters("concepts", rows, drawn.max() + 1) for name, rows in of.items()}
+        return {key: bootstrap.clustered(statistic, clusters) for key, statistic in found.items() if key in known}
 
     def add_intervals(self, draws: int, against: CorpusResult | None = None) -> None:
         """95% intervals by bootstrap, `info["intervals"]`; those of the differences to another model's result on the
@@ -234,7 +244,7 @@ def interval_lines(info: dict) -> list[str]:
     if "intervals" not in info:
         return []
     change = info.get("difference", {})
-    lines = ["", f"{'95% intervals over queries, by bootstrap':<53}" + ("difference to --against" if change else "")]
+    lines = ["", f"{'95% intervals by bootstrap over concepts':<53}" + ("difference to --against" if change else "")]
     for key, (low, high) in info["intervals"].items():
         cells = f"{key:<34}{100 * low:5.1f} to {100 * high:5.1f}"
         if key in change:
