@@ -23,7 +23,7 @@ from prolip.data.reading.table import show_counts
 from prolip.evaluation.datasets import coco
 from prolip.evaluation.datasets.specs import FORMS, open_dataset
 from prolip.evaluation.feature_store import FeatureStore, slug
-from prolip.evaluation.features import Features, load_features, task_key
+from prolip.evaluation.features import Features, load_features
 from prolip.evaluation.kinds.base import pair_scores
 from prolip.evaluation.kinds.best_prompts import described
 from prolip.evaluation.loading import RANDOM, load_embedder
@@ -173,11 +173,10 @@ def run(args: argparse.Namespace) -> list[TaskResult]:
     drawn: set[str] = set()
     harmonic = ""
     for features in features_of(args):
-        task, categories = task_key(features), categories_of(features, args.instances)
+        categories = categories_of(features, args.instances)
         for similarity in args.similarity:
             options = {"confusion": args.confusion, "draws": args.intervals}
             result = evaluate_dataset(features.dataset, features, similarity, **options)
-            result.info["task"] = task
             if categories is not None:
                 result.metrics.update(plausible_matches(features, categories, similarity))
             results.append(with_uncertainty(result, features, args.plots, drawn) if wanted else result)
@@ -242,7 +241,8 @@ def with_uncertainty(result: TaskResult, features: Features, plots: str | None, 
         from prolip.evaluation.plots import write_plots  # late: only plots need matplotlib
 
         write_plots(study, result.key, Path(plots) / name)
-    return replace(result, metrics=result.metrics | study.metrics())
+    info = result.info | ({"too_large_for": list(study.too_large_for)} if study.too_large_for else {})
+    return replace(result, metrics=result.metrics | study.metrics(), info=info)
 
 
 def main(arguments: Sequence[str] | None = None) -> list[TaskResult]:

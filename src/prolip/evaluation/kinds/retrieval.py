@@ -15,7 +15,7 @@ from prolip.evaluation.kinds.base import (
     too_small_for,
     uncertainty_of,
 )
-from prolip.evaluation.kinds.classification import NEIGHBOURS
+from prolip.evaluation.kinds.classification import BY_NEIGHBOURS, NEIGHBOURS
 from prolip.evaluation.metrics.blockwise import Relevance, rank_sparse
 from prolip.evaluation.metrics.bootstrap import Clusters, Statistic, clustered, combine, mean_of
 from prolip.evaluation.metrics.ranking import KS, Ranking, both_directions, retrieval_names
@@ -114,8 +114,10 @@ def study(features: Features, score: Score) -> Study:
     own, complete = relevance_of(features)
     found = study_rankings(features, own if complete is None else complete, score)[2]
     labels = features.labels
-    if labels is None or not features.model.probabilistic or not 1 < len(labels) <= NEIGHBOURS:
+    if labels is None or not features.model.probabilistic or len(labels) < 2:
         return found
+    if len(labels) > NEIGHBOURS:
+        return found._replace(too_large_for=BY_NEIGHBOURS)
     neighbours = recall_auroc(features.image, labels, uncertainty_of(features)(features.image))
     return found._replace(extra={f"refusal/{key}": value for key, value in neighbours.items()})
 

@@ -97,12 +97,12 @@ def risk_area_of(uncertainty: Array, error: Array, queries: str) -> Statistic:
     harmonic numbers; a query drawn twice is a tie.
     """
     order, starts, errors = _by_rise(uncertainty, error)
-    harmonic = np.concatenate([[0.0], (1 / np.arange(1, len(as_array(error)) + 1)).cumsum()])
 
     def estimate(weights: Weights) -> np.ndarray:
         drawn = weights[queries][:, order]
         size, wrong = (np.add.reduceat(x, starts, axis=1) for x in (drawn, drawn * errors))
-        count = size.cumsum(1).astype(np.int64)
+        count = size.cumsum(1).astype(np.int64)  # clusters of several queries may draw more than there are
+        harmonic = np.concatenate([[0.0], (1 / np.arange(1, count.max(initial=0) + 1)).cumsum()])
         before, mean = count - size.astype(np.int64), np.nan_to_num(_ratio(wrong, size))
         area = mean * size + (wrong.cumsum(1) - wrong - mean * before) * (harmonic[count] - harmonic[before])
         return _ratio(area.sum(1), size.sum(1))
