@@ -89,7 +89,7 @@ class Relevance(NamedTuple):
 
 @dataclass(frozen=True)
 class Shortlist:
-    """Each query's `size` nearest by a cheap score, of equal ones the first, are scored again and rank before all others.
+    """The `size` nearest items by a cheap score, the first of equal ones, are scored again and rank before all others.
 
     coarse(rows, columns) -> (r, c), as `PairScores.block`; paired(images, texts) -> (N,), of int64 indices (N,), (N,).
     """
