@@ -42,7 +42,7 @@ from prolip.methods import find_score
 from prolip.models.weights.checkpoint import CheckpointError
 from prolip.prompts.fitting import check_pool, fit_prompts
 from prolip.utils import console
-from prolip.utils.messages import naming
+from prolip.utils.messages import at_least, naming
 from prolip.utils.outputs import check_output
 
 log = logging.getLogger(__name__)
@@ -123,10 +123,8 @@ def check(args: argparse.Namespace) -> None:
         raise ValueError("give --model and --dataset, or --features DIR to evaluate saved embeddings")
     if args.intervals == 1:
         raise ValueError("--intervals 1: give two draws or more, such as 1000, or no number")
-    bounds = {"--batch-size": (args.batch_size, 1), "--workers": (args.workers, 0), "--intervals": (args.intervals, 0)}
-    for flag, (value, least) in bounds.items():
-        if value is not None and value < least:
-            raise ValueError(f"{flag} {value}: give {least} or more")
+    at_least(args, 1, "batch_size")
+    at_least(args, 0, "workers", "intervals")
     if args.confusion and not args.out:
         raise ValueError("--confusion goes into the JSON: give --out FILE too")
     if args.instances and not Path(args.instances).is_file():

@@ -111,6 +111,8 @@ class PromptWeights:
                         dtype=torch.float64), **texts, settings=Reweighing.parse(values["settings"]))  # fmt: skip
             if not all(isinstance(x, str) for x in (*names, *found.templates, *texts.values())):
                 raise ValueError("a name in it is no text")
+            if bare := [template for template in found.templates if "{c}" not in template]:
+                raise ValueError(f"its prompt {bare[0]!r} has no {{c}} where the class goes")
             check_weights(found.table, len(found.templates))
         except FileNotFoundError:
             raise FileNotFoundError(f"no file {path}: python -m prolip.prompts fit writes weights of prompts") from None

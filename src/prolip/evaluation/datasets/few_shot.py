@@ -31,7 +31,7 @@ from prolip.evaluation.datasets.emoji import SHARD, SPLIT, suffix_of
 from prolip.evaluation.datasets.specs import FORMS, open_dataset
 from prolip.evaluation.datasets.wds import COUNT, class_files
 from prolip.utils import console
-from prolip.utils.messages import naming
+from prolip.utils.messages import at_least, naming
 from prolip.utils.outputs import check_output, replacing
 
 #: The paper's words, VACSR B.1.
@@ -230,8 +230,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def run(args: argparse.Namespace) -> FewShot:
     """Open, draw, write and report."""
-    if args.shots < 1:
-        raise ValueError(f"--shots {args.shots}: give 1 or more")
+    at_least(args, 1, "shots")
     if "{c}" not in args.template and "{}" not in args.template:
         raise ValueError(f"--template {args.template!r} has no {{c}} where the class goes")
     check_new(args.out, ("all",) if args.classes == "all" else ("base", "novel"))  # before anything is read

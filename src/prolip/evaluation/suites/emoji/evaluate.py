@@ -55,6 +55,9 @@ def evaluate_corpus(
         corpus = corpus.select(select)
     if not corpus.drawings:
         raise ValueError(f"the rule {select!r} leaves no drawing of these shards: choose concepts that they show")
+    if len(corpus.concepts) < 2:
+        raise ValueError(f"{corpus.concepts[0].name!r} is the only concept, and every answer would be right: choose two"
+                         " or more, or add names to tell it from")  # fmt: skip
     table = corpus.caption_table()
     image, novelty = embed_drawings(corpus, embedder)
     text = embedder.embed_texts(table.texts)

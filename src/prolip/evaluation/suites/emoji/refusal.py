@@ -91,7 +91,8 @@ def signs_against(result: CorpusResult, texts: Gaussian, way: str) -> dict[str, 
     top = Nearest(sizes[0])
     for part, block in row_blocks(rows, *sizes):
         top.update(part, block)
-    image, text = (slice(None), top.item) if way == "i2t" else (top.item, slice(None))
+    first = top.item.numpy()  # NumPy takes a tensor of one element for a number
+    image, text = (slice(None), first) if way == "i2t" else (first, slice(None))
     out = {"score": -top.score.numpy()}
     if result.probabilistic:
         out |= {"image": result.uncertainty(result.image)[image], "text": result.uncertainty(texts)[text]}
