@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> list[Path]:
     check_device(args.device)
     at_least(args, 0, "seed")
     if not 10 <= args.dpi <= MOST_DPI:
-        raise ValueError(f"--dpi {args.dpi}: give 10 to {MOST_DPI}, such as 100 for a page and 300 for print")
+        raise ValueError(f"--dpi {args.dpi}: give 10 or more, at most {MOST_DPI}: 100 for a page, 300 for print")
     weights = PromptWeights.load(args.weights) if args.weights else None
     corpus = gallery(args.data, args.select, args.names, args.all_names)
     embedder = load_embedder(args.model, args.pretrained, args.device, args.precision, args.tokenizer, stored=False)
