@@ -114,6 +114,7 @@ def check_prompts(prompts: Prompts, dataset: Dataset, model: ModelCard) -> None:
         prompts.check(len(dataset.templates))
     else:
         prompts.check(dataset.classnames, dataset.templates, model.fingerprint, dataset.fingerprint)
+        prompts.check_images(dataset)
 
 
 def evaluate_dataset(

@@ -154,6 +154,20 @@ def test_deciles_of_keywords_are_of_their_average_precision(known):
     np.testing.assert_array_equal(deciles.value, want.value)
 
 
+def test_one_concept_is_refused_and_one_drawing_among_names_is_not(full):
+    """NumPy took the first place of a single query for a number."""
+    knowing = as_embedder(Knowing(full), tokenize, preprocess)
+    with pytest.raises(ValueError, match="'n2' is the only concept"):
+        corpus_evaluation.evaluate_corpus(knowing, full, select="name=n2")
+    one = replace(full, drawings=full.drawings[:1])
+    found = corpus_evaluation.evaluate_corpus(knowing, one)
+    assert found.metrics["names/i2t/R@1"] == 1 and found.metrics["names/t2i/queries"] == 1
+    assert found.metrics["refusal/names_t2i/image/aurc"] == 0
+    found.add_intervals(20)
+    two = corpus_evaluation.evaluate_corpus(knowing, full, select="name=n2|n5")
+    assert two.metrics["names/t2i/R@1"] == 1 and two.metrics["names/t2i/queries"] == 2
+
+
 def test_match_probabilities_of_both_galleries_are_checked(known):
     assert not refusal.calibration(scattered(known, "csd"))  # no scale, no probability
     found = scattered(known, "csd")
