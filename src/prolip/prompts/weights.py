@@ -100,8 +100,8 @@ class PromptWeights:
         """JSON values, from which `load` makes it."""
         classes = [{"name": name, "weights": row} for name, row in zip(self.classnames, self.table.tolist())]
         named = {"model": self.model, "fingerprint": self.fingerprint, "settings": str(self.settings)}
-        named |= {"images": self.images, "data": self.data, "contents": sorted(self.contents)}
-        return {"format": FORMAT, **named, "templates": list(self.templates), "classes": classes}
+        named |= {"images": self.images, "data": self.data}
+        return {"format": FORMAT, **named, "contents": sorted(self.contents), "templates": list(self.templates), "classes": classes}
 
     def save(self, path: str | os.PathLike) -> None:
         """Write the file, whole or not at all."""

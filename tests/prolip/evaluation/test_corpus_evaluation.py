@@ -189,7 +189,7 @@ def test_a_concept_is_drawn_with_its_drawings_and_texts(known):
     assert all(set(s.clusters) == set(s.sizes) - {"concepts"} for s in known.statistics.values())
     names = known.statistics["names/t2i/R@1"].clusters["names"]
     images = known.statistics["names/i2t/R@1"].clusters["images"]
-    assert names.count == images.count == 9 and names.name == images.name == "concepts"
+    assert names.size == images.size == 9 and names.name == images.name == "concepts"
     owners = [known.corpus.drawings[i].concept for i in np.unique(images.of, return_index=True)[1]]
     for text in np.flatnonzero(known.names_ranking[1].answerable):
         assert owners[names.of[text]] == text  # a concept's row is that of its name

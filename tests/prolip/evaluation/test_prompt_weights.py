@@ -191,7 +191,8 @@ def test_the_same_images_by_another_reader_are_refused(data, folder, kept, ours,
 def test_templates_that_hold_no_prompt_are_refused(data, folder, tmp_path, capsys):
     lines = tmp_path / "prompts.txt"
     fit = ["fit", "--model", folder, "--dataset", f"wds:{data[0]}", "--out", str(tmp_path / "w.json"), "--templates"]
-    for text, words in (("", "holds no prompt"), ("\n\n", "holds no prompt"), ("{c}\n\n{c}\n", "is blank"), ("a photo\n", "'a photo' has no {c}")):
+    given = {"": "holds no prompt", "\n\n": "holds no prompt", "{c}\n\n{c}\n": "is blank", "a\n": "'a' has no {c}"}
+    for text, words in given.items():
         lines.write_text(text)
         assert words in refusal(capsys, prompts_main, *fit, str(lines))
     assert not (tmp_path / "w.json").exists()

@@ -21,12 +21,11 @@ Weights = Mapping[str, np.ndarray]
 
 
 class Clusters(NamedTuple):
-    """The clusters that queries are drawn with. name: the set of `count` clusters; of: (Q,) the cluster of each query.
-    """
+    """The `size` clusters that queries are drawn with. name: of the set of them; of: (Q,) the cluster of each query."""
 
     name: str
     of: np.ndarray
-    count: int
+    size: int
 
 
 class Statistic(NamedTuple):
@@ -126,7 +125,7 @@ def auroc_of(uncertainty: Array, wrong: Array, queries: str) -> Statistic:
 def clustered(part: Statistic, clusters: Mapping[str, Clusters]) -> Statistic:
     """The same statistic with its query sets drawn by `clusters`, by name of the set; other sets as before."""
     own = {name: clusters[name] for name in part.sizes if name in clusters}
-    return Statistic(part.sizes | {link.name: link.count for link in own.values()}, part.estimate, own)
+    return Statistic(part.sizes | {link.name: link.size for link in own.values()}, part.estimate, own)
 
 
 def combine(terms: Sequence[tuple[float, Statistic]]) -> Statistic:
