@@ -7,6 +7,7 @@ import pickle
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import is_dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -221,7 +222,11 @@ def openclip_tokenizer(model: str, tokenizer: str | None) -> Callable[[list[str]
         made = open_clip.tokenizer.HFTokenizer(source, context_length=context, trust_remote_code=False, **options)
     except Exception as error:  # damaged files raise whatever their values happen to mean
         raise ValueError(f"transformers cannot read a tokenizer from {source}: {first_line(error)}") from error
-    return lambda texts: made(cut(texts, context))
+    return partial(_tokenize_cut, made, context)
+
+
+def _tokenize_cut(made: Callable[[list[str]], Tensor], context: int, texts: list[str]) -> Tensor:
+    return made(cut(texts, context))
 
 
 def model_fingerprint(network: nn.Module, preprocess: Callable, tokenizer: Callable) -> str:
