@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from prolip.data.samples import decoding
 from prolip.evaluation.model import PRECISIONS, Embedder, Loaded, PointModel, check_device, embedder_of
 from prolip.factory import create_model_and_transforms, flattening
+from prolip.gaussian import kind_of
 from prolip.models.config import check_openclip, is_released, near_matches
 from prolip.models.config_rules import RULES, check_values
 from prolip.models.registry import list_models
@@ -132,6 +133,8 @@ def check_openclip_config(model: str) -> bool:
 
 def is_prolip(model: str) -> bool:
     """Whether a name means one of our models. ValueError for a name that nobody knows."""
+    if not isinstance(model, str):
+        raise TypeError(f"the model is {kind_of(model)}: give a name, such as local-dir:runs/demo/model")
     schema, name = parse_model_name(model)
     if schema:
         config, _ = read_config(config_file(model))
