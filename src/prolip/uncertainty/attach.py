@@ -41,6 +41,7 @@ from prolip.uncertainty.fit import Fitted, fit_variances
 from prolip.uncertainty.hidden import encode_hidden, innermost
 from prolip.uncertainty.novelty import fitted_novelty
 from prolip.uncertainty.pairs import Pairs
+from prolip.utils.documents import read_json
 from prolip.utils.outputs import replacing
 
 #: What a model of ours becomes.
@@ -83,9 +84,10 @@ def check_place(folder: str | os.PathLike, model: str) -> None:
     if schema == "local-dir" and place.resolve() == Path(own).resolve():
         raise ValueError(f"{folder} is where the model lies: give another folder")
     there = {name for name in (*CONFIG_NAMES, *WEIGHT_NAMES, FILE) if (place / name).exists()}
-    known = {CONFIG_NAMES[0], WEIGHT_NAMES[0]} if ours else {CONFIG, WEIGHTS, FILE}
+    config, *others = CONFIG_NAMES[:1] + WEIGHT_NAMES[:1] if ours else (CONFIG, WEIGHTS, FILE)
     try:
-        same = not there or (there <= known and is_prolip(f"local-dir:{folder}") is ours)
+        same = not there or (there <= {config, *others} and "model_cfg" in read_json(place / config)
+                             and is_prolip(f"local-dir:{folder}") is ours)  # fmt: skip
     except (CheckpointError, OSError, ValueError):
         same = False
     if not same:

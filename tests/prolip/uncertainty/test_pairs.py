@@ -95,7 +95,7 @@ def test_rows_that_are_not_finite_are_named_by_their_keys_wherever_they_are(part
     given[part][places, 2] = lost
     keys = {f"{side}_keys": [f"{side} {row}" for row in range(rows)] for side in ("image", "text")}
     named = ", ".join(f"'{part.partition('_')[0]} {row}'" for row in places[:5])
-    with pytest.raises(ValueError, match=f"{part} holds NaN or infinite values in 6 of {rows} rows .{named} and 1 more"):
+    with pytest.raises(ValueError, match=f"{part} holds NaN .* in 6 of {rows} rows .{named} and 1 more"):
         Pairs.in_rows(given.pop("image"), given.pop("text"), 10.0, **given, **keys)
 
 
