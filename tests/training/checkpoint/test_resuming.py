@@ -264,6 +264,21 @@ def test_a_loss_scale_goes_on_and_one_that_there_was_not_begins(tmp_path):
     assert runs[1].trained.scaler.get_scale() == 2.0
 
 
+@pytest.mark.parametrize("bad", [1, 2])
+def test_a_run_that_allows_fewer_bad_steps_than_it_had_is_refused_before_its_first_step(tmp_path, bad, capsys):
+    """Its gate would stay shut: it would end well, and nothing have been trained."""
+    first = make(tmp_path / "first", max_nonfinite=2)
+    first.kept.saver, first.health.meter.bad_steps = Kept(), bad
+    save(first)
+    second = make(tmp_path / "second", max_nonfinite=bad - 1)
+    before = {name: x.clone() for name, x in second.trained.objective.state_dict().items()}
+    with pytest.raises(FlagError, match=f"had {bad} steps that were not finite, this run allows {bad - 1}, .* "
+                                        f"give --max-nonfinite {bad} or more"):  # fmt: skip
+        restore(second, first.kept.saver.state)
+    assert all(torch.equal(x, before[name]) for name, x in second.trained.objective.state_dict().items())
+    restore(make(tmp_path / "third", max_nonfinite=bad), first.kept.saver.state)
+
+
 def test_steps_that_were_passed_over_count_in_the_whole_run(tmp_path):
     """--max-nonfinite 2, both used up before the checkpoint: the next bad step shuts the gate and stops the run."""
     first, second = (make(tmp_path / name, max_nonfinite=2) for name in "ab")
