@@ -151,7 +151,7 @@ def drawings_as_csv(folder: Path, rows: int) -> Path:
 def test_a_run_on_few_pairs_saves_its_means_and_says_before_the_first_step_what_it_will_lack(tmp_path, capsys, rows):
     data = drawings_as_csv(tmp_path, rows)
     folder = begin(tmp_path, "few", "--method", "likelihood", "--bank", "32", "--train-data", str(data), "--batch-size",
-                   "1", "--max-steps", "2", "--caption-sampling", "title")  # fmt: skip
+                   "1", "--max-steps", "2", "--warmup", "1", "--caption-sampling", "title")  # fmt: skip
     said = capsys.readouterr().out
     fitted = rows >= 30
     assert (load_embedder(f"local-dir:{folder}/model").score.units is not None) is fitted

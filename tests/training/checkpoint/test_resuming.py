@@ -22,6 +22,7 @@ from training.config import RunConfig
 from training.flags import FlagError
 from training.health.terms import NonFiniteError
 from training.main import main
+from training.parallel.distributed import World
 
 
 def start(folder: Path, name: str, *more: str) -> Path:
@@ -291,6 +292,21 @@ def test_steps_that_were_passed_over_count_in_the_whole_run(tmp_path):
     second.health.meter.add({"loss": torch.tensor(float("nan"))}, 3)
     with pytest.raises(NonFiniteError, match=r"step 3: loss not finite .*--max-nonfinite 2 allows 2"):
         second.health.meter.check(second.world)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_every_rank_goes_on_with_its_own_random_state(tmp_path, rank):
+    saved = make(tmp_path / "saved")
+    saved.kept.saver = Kept()
+    save(saved)
+    state, states = saved.kept.saver.state, []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        states.append(state["random"][0] | {"torch": torch.get_rng_state()})
+    run = make(tmp_path / "resumed")
+    run.world = World(rank=rank, world_size=2)
+    restore(run, state | {"random": states})
+    assert torch.equal(torch.get_rng_state(), states[rank]["torch"])
 
 
 def test_moments_go_by_name_and_settings_by_the_run():
