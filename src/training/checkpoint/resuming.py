@@ -143,6 +143,8 @@ def go_on(run: Run, address: str, state: dict[str, Any]) -> None:
     changed = list(changed_settings(state["config"], run.config.to_dict()))
     if changed:
         say(f"note: other settings than the checkpoint's, from here on: {'; '.join(changed)}")
+    if state.get("memory") and any(change.startswith("objective.") for change in changed):
+        say("note: what the method keeps of the whole data is the checkpoint's, found with the checkpoint's settings")
     if state["total_steps"] != total and run.config.optim.lr_scheduler != "const":
         say(f"note: the checkpoint's run was to take {state['total_steps']} steps, this one takes {total}, and "
             f"the {run.config.optim.lr_scheduler} schedule is that of {total} from here on")  # fmt: skip

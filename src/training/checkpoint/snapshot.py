@@ -65,7 +65,9 @@ def restore(run: Run, state: dict[str, Any]) -> None:
     for name in trained.averaged(state["step"]):
         load_module(trained.averages[name].module, state[name])
     run.at = Position(step=state["step"], epoch=state["epoch"], batch_in_epoch=state["batch_in_epoch"],
-                      seconds=state.get("seconds", 0.0))  # fmt: skip
+                      seconds=state.get("seconds", 0.0),
+                      closed=state.get("closed", state["step"] == state["total_steps"]))  # fmt: skip
+    run.at.closed &= run.at.step == run.total_steps  # more steps, more to fit
     run.kept.clock.restart(run.at.step)
     run.health.meter.bad_steps = state.get("bad_steps", 0)
     trained.gate.bad_steps = trained.gate.bad_steps + run.health.meter.bad_steps
@@ -99,6 +101,12 @@ def check_same_run(config: Config, trained: Trained, global_batch: int, state: d
         raise FlagError(
             f"the checkpoint was trained at a global batch of {state['global_batch']}, this run has "
             f"{global_batch}: give --global-batch-size {state['global_batch']}"
+        )
+    bad, allowed = state.get("bad_steps", 0), config.run.max_nonfinite
+    if bad > allowed:
+        raise FlagError(
+            f"the checkpoint's run had {bad} steps that were not finite, this run allows {allowed}, so no step would "
+            f"change its parameters: give --max-nonfinite {bad} or more"
         )
     check_averages(trained, state)
     sizes = [{name: tuple(value.shape) for name, value in part.items()}

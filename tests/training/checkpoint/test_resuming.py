@@ -22,6 +22,7 @@ from training.config import RunConfig
 from training.flags import FlagError
 from training.health.terms import NonFiniteError
 from training.main import main
+from training.parallel.distributed import World
 
 
 def start(folder: Path, name: str, *more: str) -> Path:
@@ -299,6 +300,21 @@ def test_random_numbers_of_an_unknown_version_are_refused_before_anything_change
     assert run.at.step == 0 and run.trained.objective.context.draws.version == 2
 
 
+@pytest.mark.parametrize("bad", [1, 2])
+def test_a_run_that_allows_fewer_bad_steps_than_it_had_is_refused_before_its_first_step(tmp_path, bad, capsys):
+    """Its gate would stay shut: it would end well, and nothing have been trained."""
+    first = make(tmp_path / "first", max_nonfinite=2)
+    first.kept.saver, first.health.meter.bad_steps = Kept(), bad
+    save(first)
+    second = make(tmp_path / "second", max_nonfinite=bad - 1)
+    before = {name: x.clone() for name, x in second.trained.objective.state_dict().items()}
+    with pytest.raises(FlagError, match=f"had {bad} steps that were not finite, this run allows {bad - 1}, .* "
+                                        f"give --max-nonfinite {bad} or more"):  # fmt: skip
+        restore(second, first.kept.saver.state)
+    assert all(torch.equal(x, before[name]) for name, x in second.trained.objective.state_dict().items())
+    restore(make(tmp_path / "third", max_nonfinite=bad), first.kept.saver.state)
+
+
 def test_steps_that_were_passed_over_count_in_the_whole_run(tmp_path):
     """--max-nonfinite 2, both used up before the checkpoint: the next bad step shuts the gate and stops the run."""
     first, second = (make(tmp_path / name, max_nonfinite=2) for name in "ab")
@@ -311,6 +327,21 @@ def test_steps_that_were_passed_over_count_in_the_whole_run(tmp_path):
     second.health.meter.add({"loss": torch.tensor(float("nan"))}, 3)
     with pytest.raises(NonFiniteError, match=r"step 3: loss not finite .*--max-nonfinite 2 allows 2"):
         second.health.meter.check(second.world)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_every_rank_goes_on_with_its_own_random_state(tmp_path, rank):
+    saved = make(tmp_path / "saved")
+    saved.kept.saver = Kept()
+    save(saved)
+    state, states = saved.kept.saver.state, []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        states.append(state["random"][0] | {"torch": torch.get_rng_state()})
+    run = make(tmp_path / "resumed")
+    run.world = World(rank=rank, world_size=2)
+    restore(run, state | {"random": states})
+    assert torch.equal(torch.get_rng_state(), states[rank]["torch"])
 
 
 def test_moments_go_by_name_and_settings_by_the_run():
