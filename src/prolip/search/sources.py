@@ -32,6 +32,7 @@ from prolip.scores import Side
 from prolip.search.index import Part
 from prolip.search.store import Item
 from prolip.utils.documents import read_file, text_lines
+from prolip.utils.links import check_inside, walk
 from prolip.utils.messages import explain_missing, listing
 from prolip.utils.threads import default_workers, in_threads
 
@@ -112,18 +113,18 @@ def embedded(
 
 
 def images_below(folder: Path) -> Iterator[Read]:
-    """The pictures below a folder, by their paths; hidden ones are left out."""
+    """The pictures below a folder, by their paths; hidden ones are left out, and a link that leaves it is a fault."""
     if not folder.is_dir():
         raise FileNotFoundError(f"no folder {folder}: {explain_missing(str(folder))}")
     found = False
-    for here, below, names in os.walk(folder, followlinks=True):
-        below[:] = sorted(name for name in below if not name.startswith("."))
-        for name in sorted(names):
+    for here, names in walk(folder):
+        for name in names:
             if name.startswith(".") or os.path.splitext(name)[1][1:].lower() not in IMAGE_SUFFIXES:
                 continue
             found, path = True, os.path.join(here, name)
             item = {"key": os.path.relpath(path, folder).replace(os.sep, "/"), "path": os.path.abspath(path)}
             try:
+                check_inside(folder, path)
                 yield Read(item, read_file(path, SAMPLE_BYTES))
             except (OSError, ValueError) as error:
                 yield Read(item, SampleFault("missing image", getattr(error, "strerror", None) or str(error)))
