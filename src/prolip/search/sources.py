@@ -10,7 +10,7 @@ A position counts what was read, damaged or not, so that reading goes on where i
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from prolip.data.faults import FaultCounter, SampleFault, ShardFault
-from prolip.data.pictures import open_image
 from prolip.data.reading.shards import expand_shards
 from prolip.data.reading.tar import SAMPLE_BYTES, read_shard
 from prolip.data.samples.captions import LIKELY
@@ -187,8 +186,3 @@ def parts_of(features: Features, start: int = 0, rows: int = 4096) -> Iterator[P
         items = [{"key": key} | ({"captions": texts} if texts else {})
                  for key, texts in zip(features.keys[some], captions[some])]  # fmt: skip
         yield Part(items, features.image.select(some), some.stop)
-
-
-def question_images(paths: Iterable[str], embedder: Embedder) -> Tensor:
-    """Pictures as questions, (N, 3, H, W). ValueError and OSError of `open_image`."""
-    return torch.stack([embedder.preprocess(open_image(path)) for path in paths])

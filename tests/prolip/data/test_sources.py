@@ -83,7 +83,7 @@ def test_an_index_that_cannot_be_read_is_refused_as_patiently_as_shards_are_read
 def test_few_remote_or_large_shards_for_many_streams_are_refused_with_the_remedy(tmp_path, monkeypatch):
     remedy = r"2 shards for 4 streams .* at most 2, write more shards, or add --dataset-resampled"
     with pytest.raises(ValueError, match=remedy):
-        build("memory://a/{0..1}.tar", workers=4, train_num_samples=100)
+        build("gs://a/{0..1}.tar", workers=4, train_num_samples=100)
     write_shards(tmp_path, [4, 4])
     monkeypatch.setattr("prolip.data.sources.COUNT_LIMIT", 10)
     with pytest.raises(ValueError, match=remedy):
