@@ -39,7 +39,7 @@ def test_every_other_address_is_refused_by_name_with_what_is_allowed(address, wh
 
 
 def test_braces_are_counted_as_they_are_expanded():
-    parts = ["{", "}", ",", "..", "1", "03", "-2", "a", "d", "\\", "{0..3}", "{a,b}", "{1..9..3}", "{z..a..5}", "{2..-1}"]
+    parts = ["{", "}", ",", "..", "1", "03", "-2", "a", "d", "\\", "{0..3}", "{a,b}", "{1..9..3}", "{z..a..5}"]
     draw, balanced = random.Random(0), 0
     for _ in range(4000):
         pattern = "".join(draw.choices(parts, k=draw.randint(1, 8)))

@@ -55,8 +55,8 @@ def expand_braces(pattern: str) -> list[str]:
         raise ValueError(f"brace pattern {short(pattern)} is not balanced: {error}") from None
     if count > MOST or count * len(pattern) > CHARACTERS:
         number = f"{count:,}" if count < 10**15 else "more than 10^15"
-        raise ValueError(f"brace pattern {short(pattern)} stands for {number} addresses, at most {MOST:,} are read:"
-                         " correct the range")  # fmt: skip
+        said = f"{number} addresses, at most {MOST:,} of 16 GB in all are read"
+        raise ValueError(f"brace pattern {short(pattern)} stands for {said}: correct the range")
     return list(braceexpand(pattern))
 
 
