@@ -20,7 +20,7 @@ Source = str | os.PathLike | bytes | bytearray | memoryview | IO[bytes] | Image.
 #: The largest picture in its largest form, four channels of 16 bits, and what its file says of it.
 PICTURE_BYTES = 8 * MAX_PIXELS + 2**20
 #: Somebody waits for the picture: a name that is not known, or a host that refuses, is reported within a second or two.
-PATIENCE = ReadPolicy(connect_timeout=3, read_timeout=5, least_rate=2**13, retries=1, backoff=0.5)
+PATIENCE = ReadPolicy(connect_timeout=3, read_timeout=5, least_rate=2**13, retries=1, backoff=0.5, backoff_limit=1)
 
 
 def open_image(source: Source, public_only: bool = False) -> Image.Image:

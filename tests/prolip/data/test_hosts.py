@@ -64,6 +64,11 @@ def test_every_redirect_is_looked_at(server, monkeypatch):
     with pytest.raises(OSError, match="127.0.0.2 is at 127.0.0.2, which is not public"):
         prolip.open_image(server.url("moved", "a.png"), public_only=True)
     assert list(server.seen) == ["/moved/a.png"]
+    for target in ("file:///etc/passwd", "pipe:touch x", "ftp://host/a.png"):
+        server.target = target
+        for public_only in (True, False):
+            with pytest.raises(OSError, match="moved.*No connection adapters were found"):
+                prolip.open_image(server.url("moved", "a.png"), public_only=public_only)
     server.target = server.url("ok", "a.png")
     assert prolip.open_image(server.url("moved", "a.png"), public_only=True).size == (3, 2)
 
