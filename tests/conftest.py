@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import buckets  # noqa: F401  # registers the object store of tests
 from forked import Forked
 
 # Triton settles when it is imported whether kernels are compiled or interpreted; a machine without a GPU can only do

@@ -98,7 +98,7 @@ class Check(NamedTuple):
 def read_runs(path: Path) -> list[Published]:
     """The runs of a CSV file. Sources that do not give samples_per_second give samples, and the hours they took."""
     runs = []
-    with open(path, encoding="utf-8", newline="") as file:
+    with open(path, encoding="utf-8-sig", newline="") as file:
         for row in csv.DictReader(file):
             given = row["samples_per_second"]
             speed = float(given) if given else float(row["samples"]) / (float(row["hours"]) * HOUR)

@@ -80,7 +80,7 @@ def look_with(run: Run, wanted: PoolNeeds, model: Any) -> tuple[dict[str, Tensor
 
 def read_texts(path: str) -> set[str]:
     """The lines of a file, each a text."""
-    return set(filter(None, text_lines(Path(path).read_text(encoding="utf-8"))))
+    return set(filter(None, text_lines(Path(path).read_text(encoding="utf-8-sig"))))
 
 
 def samples_to_close(run: Run) -> int:

@@ -146,7 +146,7 @@ class RunConfig:
     save_every_minutes: float | None = option(None, "save as well when the last checkpoint is so old")
     keep_checkpoints: int = option(0, "keep only so many of the newest checkpoints; 0: keep all")
     keep_every_steps: int = option(0, "of older checkpoints, keep the first behind each multiple of so many steps")
-    checkpoint_dir: str | None = option(None, "folder or fsspec URL (s3://...) of checkpoints, not the run folder's")
+    checkpoint_dir: str | None = option(None, "folder or URL (s3://...) of checkpoints, not the run folder's")
     ledger: bool = option(False, "write the keys of all samples trained on, by step, into the run folder's ledger/")
     max_nonfinite: int = option(0, "steps with a term that is not finite to pass over before the run stops")
     log_every_n_steps: int = option(100, "steps between lines of the log")

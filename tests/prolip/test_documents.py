@@ -26,6 +26,15 @@ def written(kind, sections):
     return "{" + ",\n".join(f"{json.dumps(name)}: {{{inside}}}" for name, inside in parts) + "}"
 
 
+@pytest.mark.parametrize("kind", ["json", "yaml"])
+def test_a_byte_order_mark_is_no_part_of_a_config_file(tmp_path, kind):
+    path = tmp_path / f"config.{kind}"
+    path.write_text(written(kind, [(name, list(settings.items())) for name, settings in SETTINGS.items()]), "utf-8-sig")
+    assert read_config_file(str(path)) == SETTINGS
+    for encoding in ("utf-8", "utf-8-sig"):
+        assert loads('{"a": 1}'.encode(encoding)) == loads('{"a": 1}'.encode(encoding).decode()) == {"a": 1}
+
+
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("kind", ["json", "yaml"])
 def test_a_key_that_stands_twice_in_a_config_file_is_refused(tmp_path, kind, seed):

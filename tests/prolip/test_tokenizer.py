@@ -176,6 +176,36 @@ def test_a_hub_models_own_tokenizer_comes_before_the_one_its_configuration_names
     assert prolip.get_tokenizer("hf-hub:org/ours", cache_dir=str(tmp_path))("the red house")[0, 3] == 1
 
 
+def test_links_of_the_hubs_cache_are_followed_and_those_out_of_a_folder_are_not(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(hub, "reachable", lambda: pytest.fail("asked for the network"))
+    cache = tmp_path / "hub" / "models--timm--ViT-B-16-SigLIP"
+    for place in ("refs", "blobs", "snapshots/abc"):
+        (cache / place).mkdir(parents=True)
+    (cache / "refs" / "main").write_text("abc")
+    for number, file in enumerate(sorted(Path(folder[0]).iterdir())):
+        shutil.copy(file, cache / "blobs" / str(number))
+        (cache / "snapshots" / "abc" / file.name).symlink_to(f"../../blobs/{number}")
+    assert prolip.get_tokenizer("ProLIP-ViT-B-16", cache_dir=str(tmp_path / "hub"))("the red house")[0, 3] == 1
+    (tmp_path / "secret").write_text("{}")
+    for name, target in (("vocab.json", tmp_path / "secret"), ("vocab.json", "../../refs/main")):
+        own = tmp_path / f"own{len(str(target))}" if target == tmp_path / "secret" else cache / "snapshots" / "abc"
+        own.is_dir() or shutil.copytree(folder[0], own)
+        (own / name).symlink_to(target)
+        with pytest.raises(ValueError, match=f"{own}/{name} is a link to .*, outside {own}, and is not followed"):
+            prolip.get_tokenizer("ProLIP-ViT-B-16", tokenizer=str(own))
+
+
+def test_a_model_folder_with_a_link_out_of_it_is_not_read(tmp_path):
+    from prolip.models.weights.checkpoint import save_pretrained
+
+    save_pretrained(prolip.create_model("ProLIP-ViT-test"), tmp_path / "model")
+    (tmp_path / "link").symlink_to(tmp_path / "model")  # the folder itself may be a link
+    prolip.create_model(f"local-dir:{tmp_path}/link")
+    (tmp_path / "model" / "vocab.json").symlink_to("/etc/passwd")
+    with pytest.raises(ValueError, match="vocab.json is a link to /etc/passwd, outside"):
+        prolip.create_model(f"local-dir:{tmp_path}/model")
+
+
 def test_a_cached_hub_tokenizer_needs_no_network(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(hub, "reachable", lambda: pytest.fail("asked for the network"))
     cache = tmp_path / "models--timm--ViT-B-16-SigLIP"

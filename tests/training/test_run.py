@@ -144,14 +144,14 @@ def test_a_signal_before_the_first_step_is_not_lost(tmp_path):
         (["--save-every-samples", "65"], {3, 6, 9}),  # rounded up to 3 steps of 32
         (["--save-every-minutes", "1e-9"], set(range(1, 10))),
         (["--save-every-steps", "2", "--keep-checkpoints", "2", "--keep-every-steps", "4"], {4, 8, 9}),
-        (["--checkpoint-dir", "memory://elsewhere"], set()),
+        (["--checkpoint-dir", "gs://elsewhere"], set()),
     ],
 )
 def test_checkpoints_come_as_often_as_asked(tmp_path, words, steps):
     folder = start(tmp_path, "run", "--max-steps", "9", "--save-frequency", "0", *words)
     assert set(list_steps(Storage(str(folder / "checkpoints")))) == steps
     if not steps:
-        assert list_steps(Storage("memory://elsewhere")) == [9]
+        assert list_steps(Storage("gs://elsewhere")) == [9]
 
 
 def test_resuming_passes_over_a_damaged_checkpoint_and_says_so(tmp_path, capsys):

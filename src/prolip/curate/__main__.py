@@ -58,11 +58,21 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     report = commands.add_parser("report", help="a page of what was dropped, with examples")
     add_out(report)
     report.add_argument("--examples", type=int, default=12, help="samples shown of each reason (default: %(default)s)")
+    add_hosts(report)
     return parser.parse_args(arguments)
 
 
 def add_out(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of the tables")
+
+
+def add_hosts(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--allow-private-hosts", action="store_true", help="for http(s) shards that the tables name")
+
+
+def reader_of(options: argparse.Namespace) -> ShardReader:
+    """A reader of shards whose addresses stand in tables."""
+    return ShardReader(ReadPolicy(public_only=not options.allow_private_hosts))
 
 
 def add_part(parser: argparse.ArgumentParser, what: str) -> None:
@@ -103,6 +113,7 @@ def add_write(parser: argparse.ArgumentParser) -> None:
     add("--shards-out", type=Path, required=True, metavar="DIR", help="folder of the new shards")
     add("--shard-samples", type=int, default=10_000, help="in each of them (default: %(default)s)")
     add("--workers", type=int, default=default_workers(), help="processes that index (default: %(default)s)")
+    add_hosts(parser)
 
 
 def part_of(text: str | None, count: int) -> range:
@@ -170,7 +181,7 @@ def choose(options: argparse.Namespace) -> int:
 
 def write(options: argparse.Namespace) -> int:
     """Write the new shards of this part, and the index where they are the last."""
-    plan = Plan(options.out, options.shard_samples, ShardReader())
+    plan = Plan(options.out, options.shard_samples, reader_of(options))
     numbers = part_of(options.part, plan.count)
     check_output(options.shards_out, folder=True)
     begin(plan, options.shards_out)
@@ -189,7 +200,7 @@ def progress(numbers: Sequence[int]) -> Iterable[int]:
 def report(options: argparse.Namespace) -> int:
     """Write the page."""
     started = time.monotonic()
-    print(f"{write_page(options.out, options.examples)} in {time.monotonic() - started:.0f} s")
+    print(f"{write_page(options.out, options.examples, reader_of(options))} in {time.monotonic() - started:.0f} s")
     return 0
 
 

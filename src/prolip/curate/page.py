@@ -56,7 +56,7 @@ class Histogram:
             counts += np.histogram(inside[(kept == which) & ~np.isnan(values)], self.edges)[0]
 
 
-def write_page(folder: Path, examples: int = 12) -> Path:
+def write_page(folder: Path, examples: int = 12, read: ShardReader = ShardReader()) -> Path:  # noqa: B008  # frozen
     """Write the page of the selection in `folder`; `examples` of each reason. ValueError without a selection."""
     try:
         summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
@@ -71,7 +71,7 @@ def write_page(folder: Path, examples: int = 12) -> Path:
         title=f"Curated: {folder.resolve().name}", summary=summary, model=note["model"], faults=counted(folder),
         picture=data_uri(picture_of(histograms(folder, tables, figures)), "png"),
         meanings={name: MEANINGS.get(name, "novelty in nats, of models that know it") for name in figures},
-        examples=chosen(folder, tables, summary, figures, examples), kept=KEPT,
+        examples=chosen(folder, tables, summary, figures, examples, read), kept=KEPT,
     )  # fmt: skip
     path = folder / PAGE
     path.write_text(page, encoding="utf-8")
@@ -139,7 +139,7 @@ def as_png(figure: Figure) -> bytes:
 
 
 def chosen(
-    folder: Path, tables: list[Path], summary: dict[str, Any], figures: list[str], count: int
+    folder: Path, tables: list[Path], summary: dict[str, Any], figures: list[str], count: int, read: ShardReader
 ) -> dict[str, list[Example]]:
     """Examples by reason, and of what is kept, chosen by the hash of their keys and never by how they look."""
     wanted: dict[str, list[tuple[int, Path, int]]] = {name: [] for name in (*summary["reasons"], KEPT)}
@@ -151,17 +151,17 @@ def chosen(
             ranked = sorted((stable_hash(path.name, keys[row], "example"), row) for row in rows)
             wanted[name] += [(mark, path, int(row)) for mark, row in ranked[:count]]
     picked = {name: sorted(found)[:count] for name, found in wanted.items()}
-    pictures = dict(read_pictures({(path, row) for found in picked.values() for _, path, row in found}))
+    pictures = dict(read_pictures({(path, row) for found in picked.values() for _, path, row in found}, read))
     return {name: [example_of(path, row, pictures, figures) for _, path, row in found]
             for name, found in picked.items() if found}  # fmt: skip
 
 
-def read_pictures(places: set[tuple[Path, int]]) -> Iterator[tuple[tuple[Path, int], str]]:
+def read_pictures(places: set[tuple[Path, int]], read: ShardReader) -> Iterator[tuple[tuple[Path, int], str]]:
     """Thumbnails of samples, by table and row, from the shards as far as these can be read."""
     for path in sorted({path for path, _ in places}):
         rows = {row for table, row in places if table == path}
         try:
-            for row, raw in enumerate(ShardReader()(read_note(path)["shard"], lambda fault: None)):
+            for row, raw in enumerate(read(read_note(path)["shard"], lambda fault: None)):
                 if row in rows:
                     yield (path, row), thumbnail(raw)
                 if row >= max(rows):

@@ -91,8 +91,8 @@ class DataConfig:
 
     @property
     def read_policy(self) -> ReadPolicy:
-        """Time-outs and retries of shards; ValueError where they make no sense."""
-        return ReadPolicy(read_timeout=self.read_timeout, retries=self.read_retries)
+        """Time-outs and retries of shards, which may be commands; ValueError where they make no sense."""
+        return ReadPolicy(read_timeout=self.read_timeout, retries=self.read_retries, pipes=True)
 
     def __post_init__(self) -> None:
         for name, setting in (("read_timeout", "read_timeout"), ("read_retries", "retries")):

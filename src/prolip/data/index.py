@@ -26,6 +26,7 @@ from typing import NamedTuple
 import fsspec
 
 from prolip.data.faults import SampleFault, ShardFault
+from prolip.data.reading.addresses import check_address
 from prolip.data.reading.entries import BLOCK, INDEX_NAME, Entry, ShardIndex, canonical, parent, read_index, to_json
 from prolip.data.reading.opening import ReadPolicy, Stream, is_local, local_path
 from prolip.data.reading.shards import expand_shards
@@ -121,7 +122,8 @@ def write_index(index: ShardIndex) -> None:
 
 def check_place(place: str) -> None:
     """ValueError, ImportError or OSError where no index can be written: reported before shards are read for hours."""
-    if place.startswith(("http://", "https://", "pipe:")):
+    check_address(place)
+    if place.startswith(("http://", "https://")):
         raise ValueError(f"nothing can be written to {place}: say where the index goes with --output FILE")
     if not is_local(place):
         fsspec.get_filesystem_class(place.split("://")[0])
@@ -215,13 +217,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if options.workers < 0:
             raise ValueError(f"--workers {options.workers}: give 0 or more")
-        urls = list(dict.fromkeys(shard.url for source in options.shards for shard in expand_shards(source)))
+        shards = [shard for source in options.shards for shard in expand_shards(source, pipes=True)]
+        urls = list(dict.fromkeys(shard.url for shard in shards))
         place = options.output or default_output(urls)
         check_place(place)
         with naming("--timeout"):
             ReadPolicy(read_timeout=options.timeout)
         with naming("--retries"):
-            policy = ReadPolicy(read_timeout=options.timeout, retries=options.retries)
+            policy = ReadPolicy(read_timeout=options.timeout, retries=options.retries, pipes=True)
     except (ValueError, OSError, ImportError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

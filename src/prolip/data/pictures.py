@@ -3,12 +3,14 @@ from __future__ import annotations
 
 import os
 from contextlib import closing
+from dataclasses import replace
 from typing import IO, Any
 
 from PIL import Image
 
 from prolip.data.faults import SampleFault
-from prolip.data.reading.opening import local_path, open_stream, read_up_to
+from prolip.data.reading.addresses import check_address
+from prolip.data.reading.opening import ReadPolicy, is_local, local_path, open_stream, read_up_to
 from prolip.data.samples.decoding import MAX_PIXELS, check_size, decode_image, to_rgb
 from prolip.utils.documents import read_file
 from prolip.utils.messages import explain_missing
@@ -17,10 +19,14 @@ Source = str | os.PathLike | bytes | bytearray | memoryview | IO[bytes] | Image.
 
 #: The largest picture in its largest form, four channels of 16 bits, and what its file says of it.
 PICTURE_BYTES = 8 * MAX_PIXELS + 2**20
+#: Somebody waits for the picture: a name that is not known, or a host that refuses, is reported within a second or two.
+PATIENCE = ReadPolicy(connect_timeout=3, read_timeout=5, least_rate=2**13, retries=1, backoff=0.5, backoff_limit=1)
 
 
-def open_image(source: Source) -> Image.Image:
+def open_image(source: Source, public_only: bool = False) -> Image.Image:
     """A picture in RGB: of a path, a URL (http, s3, ...), a file's bytes, an open file, or a Pillow image of any mode.
+
+    public_only: refuse http(s) addresses of private and local hosts, as is wise for URLs that come from data.
 
     Pixels are those that training, validation and every evaluation see: transparency lies on white, grey of 16 bits is
     scaled to 8, an animation gives its first frame, EXIF rotation is not applied. OSError where nothing can be read,
@@ -35,7 +41,7 @@ def open_image(source: Source) -> Image.Image:
     try:
         if isinstance(source, Image.Image):
             return from_pillow(source)
-        return decode_image(read(source))
+        return decode_image(read(source, replace(PATIENCE, public_only=public_only)))
     except SampleFault as fault:
         raise ValueError(f"{name}: {fault}. Give another picture, or repair this one") from fault
 
@@ -49,7 +55,7 @@ def from_pillow(image: Image.Image) -> Image.Image:
         raise SampleFault("bad image", str(error)) from error
 
 
-def read(source: Any) -> bytes:
+def read(source: Any, policy: ReadPolicy) -> bytes:
     """The bytes of a file. OSError, naming it, where there is none; ValueError for what is no source at all."""
     if isinstance(source, (bytes, bytearray, memoryview)):
         return bytes(source)
@@ -66,9 +72,9 @@ def read(source: Any) -> bytes:
     place = os.fspath(source)
     if not place:
         raise ValueError("an empty path is no picture: give the path of a file")
-    if "://" in place and not place.startswith("file:"):
+    if isinstance(source, str) and not is_local(check_address(place)):
         try:
-            with closing(open_stream(place)) as stream:
+            with closing(open_stream(place, policy)) as stream:
                 data = read_up_to(stream, PICTURE_BYTES + 1)
         except SampleFault as fault:
             raise OSError(f"{place}: {fault.message}. Look at the URL and the network, or fetch the file") from fault

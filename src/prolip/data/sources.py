@@ -4,12 +4,14 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from difflib import get_close_matches
 from functools import partial
 
 from prolip.data.config import DataConfig
 from prolip.data.faults import SampleFault, ShardFault
 from prolip.data.order.streams import ResampledSource, RowSource, ShardSource, Source
+from prolip.data.reading.addresses import check_address
 from prolip.data.reading.entries import find_index, read_index
 from prolip.data.reading.folders import ImageRows, TableColumns, read_csv, read_folder, read_published
 from prolip.data.reading.opening import is_local, local_path
@@ -30,6 +32,9 @@ def build_source(config: DataConfig, streams: int) -> tuple[Source, int]:
     kind = dataset_kind(config)
     selector = Selector.parse(config.select)
     given = config.train_num_samples
+    if config.shard_index and kind != "webdataset":
+        what = f"the data is of the kind {kind}, and shards alone have an index: leave it out"
+        raise ValueError(f"--shard-index {config.shard_index!r}: {what}")
     if kind == "synthetic":
         if given is None:
             raise ValueError("synthetic data has no size of its own: give --train-num-samples")
@@ -70,7 +75,7 @@ def csv_columns(config: DataConfig) -> TableColumns:
 def build_shard_source(config: DataConfig, streams: int) -> tuple[Source, int]:
     """The webdataset source: whole shards per stream where there are enough, every S-th sample of small local ones."""
     with naming("--train-data"):
-        shards = expand_shards(config.train_data or "", config.train_data_upsampling_factors)
+        shards = expand_shards(config.train_data or "", config.train_data_upsampling_factors, pipes=True)
     urls = tuple(shard.url for shard in shards)
     selector = Selector.parse(config.select)
     by_sample = not config.dataset_resampled and len(shards) < streams
@@ -87,7 +92,8 @@ def build_shard_source(config: DataConfig, streams: int) -> tuple[Source, int]:
         log.info("%d shards for %d streams: every stream reads all and keeps its share", len(shards), streams)
     with naming("--shard-index" if config.shard_index else "--train-data"):
         try:
-            index = read_index(config.shard_index, config.read_policy) if config.shard_index else find_index(urls)
+            policy = replace(config.read_policy, pipes=False)
+            index = read_index(config.shard_index, policy) if config.shard_index else find_index(urls)
         except ShardFault as fault:
             raise OSError(
                 f"--shard-index {config.shard_index!r} cannot be read ({fault.message}): make it by python -m "
@@ -156,6 +162,8 @@ def dataset_kind(config: DataConfig) -> str:
         return config.dataset_type
     if word := word_of(data):
         return word
+    for source in data.split("::"):
+        check_address(source.strip(), pipes=True)
     if data.startswith("pipe:") or "::" in data:
         return "webdataset"
     if data.lower().endswith((".csv", ".tsv")):

@@ -33,6 +33,7 @@ from prolip.models.weights.hub import HubFileNotFoundError, hub_file, hub_files
 from prolip.models.weights.unreadable import CONFIG_NAMES, WEIGHT_NAMES, why_no_model, why_no_name
 from prolip.uncertainty.clip import FILE, has_variances, with_variances
 from prolip.utils.documents import read_json
+from prolip.utils.links import check_links
 
 RANDOM = "random"
 #: Seed of weights that are asked to be random, so that they are the same in every process.
@@ -220,6 +221,7 @@ def openclip_tokenizer(model: str, tokenizer: str | None) -> Callable[[list[str]
                 f"Where there is a network run `hf download {source} --local-dir <folder>`, copy the folder here and "
                 "give it: --tokenizer <folder>"
             ) from error
+    check_links(source)
     options = {"tokenizer_mode": text.get("tokenizer_mode"), **(text.get("tokenizer_kwargs") or {})}
     try:
         made = open_clip.tokenizer.HFTokenizer(source, context_length=context, trust_remote_code=False, **options)

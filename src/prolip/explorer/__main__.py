@@ -56,6 +56,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--risk", type=float, help="say what would be refused, so that at most this share of first answers is wrong")
     add("--calibrate", metavar="FILE", help="questions with answers for --risk, as prolip-search takes them")
     add("--confidence", type=float, default=0.9, help="that the risk is kept (default: 0.9)")
+    add("--allow-private-hosts", action="store_true", help="for http(s) images that --calibrate names")
     add("--host", default="127.0.0.1", help="another address opens the page to others (default: this machine alone)")
     add("--port", type=int, default=PORT, help=f"0: any that is free (default: {PORT})")
     add("--open", action="store_true", help="open it in a browser")
@@ -70,7 +71,7 @@ def threshold_of(args: argparse.Namespace, found: Opened) -> Threshold | None:
         return None
     if found.embedder is None:
         raise ValueError("--calibrate asks questions, and there is no model to embed them: give --model")
-    asked, right = read_questions(args.calibrate)
+    asked, right = read_questions(args.calibrate, args.allow_private_hosts)
     return calibrate(found.index, asked, right, found.embedder, args.risk, 1 - args.confidence)
 
 

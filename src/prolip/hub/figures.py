@@ -78,7 +78,7 @@ def licences(sources: Sequence[str | None]) -> list[tuple[str, str]]:
     found = {}
     for source in sources:
         for part in (source or "").split("::"):
-            for url in expand_source(part) if part else []:
+            for url in expand_source(part, pipes=True) if part else []:
                 path = Path(url)
                 known = LICENCES.get(path.parent.name, {}) if path.suffix == ".tar" else {}
                 names = sorted((name for name in known if path.stem.startswith(name)), key=len)

@@ -23,6 +23,7 @@ from prolip.models.config_rules import CLEANERS, RULES, Rules, check_values
 from prolip.models.registry import get_model_config
 from prolip.models.weights.hub import HubFileNotFoundError, hub_files
 from prolip.utils.documents import shown
+from prolip.utils.links import check_links
 
 SENTENCEPIECE_NAMES = ("spiece.model", "sentencepiece.model", "tokenizer.model")
 FOLDER_NAMES = ("tokenizer.json", "tokenizer_config.json")
@@ -279,6 +280,7 @@ def _make(source: str, pad: int, options: dict[str, Any], cache_dir: str | None,
     if path.is_file():
         return SentencePieceTokenizer(path, pad_token_id=pad, **options)
     if path.is_dir():
+        check_links(path)
         pieces = [path / name for name in SENTENCEPIECE_NAMES if (path / name).is_file()]
         whole = any((path / name).is_file() for name in FOLDER_NAMES)
         if pieces and not (whole and _has_transformers()):

@@ -8,10 +8,10 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from braceexpand import braceexpand
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from prolip.data.emoji import LEVELS
+from prolip.data.reading.addresses import expand_braces
 from prolip.evaluation.suites.emoji.result import CorpusResult
 from prolip.report import examples, figures, readings, uncertainty
 from prolip.report.runs import RunFolder, flatten, read
@@ -131,7 +131,7 @@ def is_unseen(run: RunFolder) -> bool:
     if run.config is None or run.result is None:
         return False
     sources = str(run.config.get("data", {}).get("train_data") or "").split("::")
-    trained = [Path(shard).name.removesuffix(".tar") for source in sources for shard in braceexpand(source)]
+    trained = [Path(shard).name.removesuffix(".tar") for source in sources for shard in expand_braces(source)]
     if not all(name in CREDITS for name in trained):
         return False
     return not any(style in name for style in run.result.info["styles"] for name in trained)

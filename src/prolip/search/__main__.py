@@ -104,6 +104,7 @@ def add_questions(parser: argparse.ArgumentParser) -> None:
     add("--risk", type=float, help="refuse, so that at most this share of the first answers is wrong")
     add("--calibrate", metavar="FILE", help='questions with answers: {"text": ..., "keys": [...]} a line')
     add("--confidence", type=float, default=0.9, help="that the risk is kept (default: 0.9)")
+    add("--allow-private-hosts", action="store_true", help="for http(s) images that --calibrate names")
     add("--json", action="store_true", help="answers as JSON lines")
 
 
@@ -204,7 +205,7 @@ def query(args: argparse.Namespace) -> None:
     embedder = load(index, args)
     embedded, threshold = embed(questions, embedder), None
     if args.risk is not None:
-        asked, right = read_questions(args.calibrate)
+        asked, right = read_questions(args.calibrate, args.allow_private_hosts)
         threshold = calibrate(index, asked, right, embedder, args.risk, 1 - args.confidence, args.effort)
         print(threshold, file=sys.stderr)
     if inclusion:

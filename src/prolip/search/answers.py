@@ -11,17 +11,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from prolip.data.pictures import open_image
 from prolip.evaluation.model import Embedded, Embedder, groups, joined
 from prolip.gaussian import Gaussian, mixture
 from prolip.scores import Score
 from prolip.search.exact import Found, other_side
 from prolip.search.index import SearchIndex
 from prolip.search.risk import Threshold, find_threshold
-from prolip.search.sources import question_images
 from prolip.search.store import Item
 from prolip.uncertainty.novelty import refusal
 from prolip.uncertainty.units import Units, in_words
-from prolip.utils.documents import loads
+from prolip.utils.documents import loads, text_lines
 
 #: Answers that are looked at to say how sure the first one is.
 COMPARED = 20
@@ -32,10 +32,11 @@ NUMBERS = 2**26
 
 
 class Question(NamedTuple):
-    """A text, the path of a picture, or both."""
+    """A text, the path or URL of a picture, or both. public_only: the URL comes from data: `open_image`."""
 
     text: str | None = None
     image: str | None = None
+    public_only: bool = False
 
     def __str__(self) -> str:
         return " + ".join(part for part in (self.text, self.image) if part)
@@ -81,16 +82,17 @@ def embed(questions: Sequence[Question], embedder: Embedder) -> Embedded:
     """
     if not questions:
         raise ValueError("no question: give texts or pictures")
-    if Question() in questions:
-        raise ValueError(f"question {questions.index(Question()) + 1} has neither a text nor a picture: give one")
+    for number, question in enumerate(questions, 1):
+        if question[:2] == (None, None):
+            raise ValueError(f"question {number} has neither a text nor a picture: give one")
     texts, images = ([i for i, question in enumerate(questions) if question[part] is not None] for part in (0, 1))
     parts = []
     if texts:
         asked = groups((questions[i].text for i in texts), TEXTS)
         parts.append((texts, joined([embedder.embed(embedder.tokenizer(group), "text") for group in asked])))
     if images:
-        shown = groups((questions[i].image for i in images), PICTURES)
-        parts.append((images, joined([embedder.embed(question_images(group, embedder), "image") for group in shown])))
+        shown = groups((questions[i] for i in images), PICTURES)
+        parts.append((images, joined([embedder.embed(pictures_of(group, embedder), "image") for group in shown])))
     z = Gaussian(*(torch.empty(len(questions), x.shape[1]) for x in parts[0][1].z))
     for rows, part in parts:
         z.mean[rows], z.log_var[rows] = part.z
@@ -103,6 +105,11 @@ def embed(questions: Sequence[Question], embedder: Embedder) -> Embedded:
         for end, nats in novelty.items():
             nats[rows] = nats[rows].maximum(part.novelty[end])
     return Embedded(z, novelty)
+
+
+def pictures_of(questions: Sequence[Question], embedder: Embedder) -> Tensor:
+    """The pictures of questions, (N, 3, H, W). ValueError and OSError of `open_image`."""
+    return torch.stack([embedder.preprocess(open_image(q.image, q.public_only)) for q in questions if q.image])
 
 
 def are_pairs(questions: Sequence[Question], index: SearchIndex) -> list[bool]:
@@ -204,21 +211,24 @@ def first_keys(index: SearchIndex, found: Found) -> list[list[str]]:
     return [[item["key"] for item in index.items([row])] if row >= 0 else [] for row in found.rows[:, 0].tolist()]
 
 
-def read_questions(path: str) -> tuple[list[Question], list[list[str]]]:
+def read_questions(path: str, allow_private_hosts: bool = False) -> tuple[list[Question], list[list[str]]]:
     """Questions and the keys that answer them, of a file with a JSON object per line:
 
         {"text": "a cat", "keys": ["cats/1.jpg", "cats/2.jpg"]}    or "image": a path, or both
 
-    ValueError, with the line's number, for what is not of this form.
+    ValueError, with the line's number, for what is not of this form. allow_private_hosts: whether an image may be a URL
+    of a host that is not public.
     """
     questions, right = [], []
-    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(text_lines(Path(path).read_text(encoding="utf-8-sig")), 1):
         if not line.strip():
             continue
         try:
             values = loads(line)
-            question, keys = Question(values.get("text"), values.get("image")), values["keys"]
-            if question == Question() or not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
+            question = Question(values.get("text"), values.get("image"), not allow_private_hosts)
+            keys = values["keys"]
+            of_texts = isinstance(keys, list) and all(isinstance(key, str) for key in keys)
+            if question[:2] == (None, None) or not of_texts:
                 raise ValueError("no text or image, or keys that are no list of texts")
         except (ValueError, KeyError, AttributeError) as error:
             wanted = json.dumps({"text": "a cat", "keys": ["cats/1.jpg"]})

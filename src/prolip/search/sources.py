@@ -10,7 +10,7 @@ A position counts what was read, damaged or not, so that reading goes on where i
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from prolip.data.faults import FaultCounter, SampleFault, ShardFault
-from prolip.data.pictures import open_image
 from prolip.data.reading.shards import expand_shards
 from prolip.data.reading.tar import SAMPLE_BYTES, read_shard
 from prolip.data.samples.captions import LIKELY
@@ -32,6 +31,7 @@ from prolip.scores import Side
 from prolip.search.index import Part
 from prolip.search.store import Item
 from prolip.utils.documents import read_file, text_lines
+from prolip.utils.links import check_inside, walk
 from prolip.utils.messages import explain_missing, listing
 from prolip.utils.threads import default_workers, in_threads
 
@@ -112,18 +112,18 @@ def embedded(
 
 
 def images_below(folder: Path) -> Iterator[Read]:
-    """The pictures below a folder, by their paths; hidden ones are left out."""
+    """The pictures below a folder, by their paths; hidden ones are left out, and a link that leaves it is a fault."""
     if not folder.is_dir():
         raise FileNotFoundError(f"no folder {folder}: {explain_missing(str(folder))}")
     found = False
-    for here, below, names in os.walk(folder, followlinks=True):
-        below[:] = sorted(name for name in below if not name.startswith("."))
-        for name in sorted(names):
+    for here, names in walk(folder):
+        for name in names:
             if name.startswith(".") or os.path.splitext(name)[1][1:].lower() not in IMAGE_SUFFIXES:
                 continue
             found, path = True, os.path.join(here, name)
             item = {"key": os.path.relpath(path, folder).replace(os.sep, "/"), "path": os.path.abspath(path)}
             try:
+                check_inside(folder, path)
                 yield Read(item, read_file(path, SAMPLE_BYTES))
             except (OSError, ValueError) as error:
                 yield Read(item, SampleFault("missing image", getattr(error, "strerror", None) or str(error)))
@@ -186,8 +186,3 @@ def parts_of(features: Features, start: int = 0, rows: int = 4096) -> Iterator[P
         items = [{"key": key} | ({"captions": texts} if texts else {})
                  for key, texts in zip(features.keys[some], captions[some])]  # fmt: skip
         yield Part(items, features.image.select(some), some.stop)
-
-
-def question_images(paths: Iterable[str], embedder: Embedder) -> Tensor:
-    """Pictures as questions, (N, 3, H, W). ValueError and OSError of `open_image`."""
-    return torch.stack([embedder.preprocess(open_image(path)) for path in paths])

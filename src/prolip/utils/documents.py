@@ -47,6 +47,8 @@ def read_file(path: str | os.PathLike, limit: int) -> bytes:
 
 def loads(text: str | bytes, unique: bool = False) -> Any:
     """`json.loads`; ValueError for what is nested too deeply too and, where `unique`, for a key that is there twice."""
+    if isinstance(text, str):
+        text = text.removeprefix("\ufeff")  # which json takes in bytes alone
     collects = gc.isenabled()
     gc.disable()  # at the bottom of too deep a document every finaliser that the collector calls would fail as well
     try:
@@ -72,7 +74,7 @@ def check_unique(pairs: list[tuple[Any, Any]], where: str = "") -> dict[Any, Any
 def read_json(path: str | os.PathLike, limit: int = CONFIG_BYTES) -> Any:
     """What a configuration file says. ValueError with its name for what is no JSON, too large or too deep; OSError."""
     try:
-        return check_tree(loads(read_file(path, limit).decode("utf-8"), unique=True))
+        return check_tree(loads(read_file(path, limit).decode("utf-8-sig"), unique=True))
     except ValueError as error:
         if str(error).startswith(f"{path} "):  # of `read_file`
             raise

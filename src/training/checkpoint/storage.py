@@ -1,4 +1,4 @@
-"""Where checkpoints lie: a local folder, or any URL that fsspec can write to."""
+"""Where checkpoints lie: a local folder, or a URL (s3, gs, hf) that fsspec can write to."""
 from __future__ import annotations
 
 import tempfile
@@ -9,6 +9,7 @@ from pathlib import Path
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
+from prolip.data.reading.addresses import check_address
 from training.checkpoint.run_folder import write_atomically
 
 
@@ -16,7 +17,7 @@ class Storage:
     """Files in one folder, each either whole under its name or not there."""
 
     def __init__(self, url: str):
-        self.filesystem, self.root = url_to_fs(url)
+        self.filesystem, self.root = url_to_fs(check_address(url))
         self.local = Path(self.root) if isinstance(self.filesystem, LocalFileSystem) else None
         self.url = str(self.local or url).rstrip("/")
 

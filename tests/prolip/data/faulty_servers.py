@@ -88,6 +88,9 @@ class Handler(BaseHTTPRequestHandler):
     def ok(self):
         self.answer()
 
+    def moved(self):
+        self.head(302, 0, Location=self.server.target)
+
     def no_range(self):
         self.answer(ranges=False)
 

@@ -179,14 +179,36 @@ def test_hidden_files_and_folders_are_no_images(tmp_path):
     assert [row.path for row in read_folder(str(tmp_path)).rows] == [f"{tmp_path}/cat/1.png"]
 
 
-def test_links_to_folders_are_followed_unless_they_lead_back(tmp_path):
-    (tmp_path / "root" / "cat").mkdir(parents=True), (tmp_path / "dogs").mkdir()
-    (tmp_path / "root" / "cat" / "1.png").write_bytes(png(1)), (tmp_path / "dogs" / "2.png").write_bytes(png(2))
-    (tmp_path / "root" / "dog").symlink_to(tmp_path / "dogs")
-    (tmp_path / "root" / "cat" / "up").symlink_to(tmp_path / "root")
-    (tmp_path / "root" / "cat" / "here").symlink_to(".")
-    found = [row.path.removeprefix(f"{tmp_path}/root/") for row in read_folder(str(tmp_path / "root")).rows]
-    assert found == ["cat/1.png", "dog/2.png"]
+def test_links_are_followed_inside_the_folder_unless_they_lead_back(tmp_path):
+    root = tmp_path / "root"
+    (root / "cat").mkdir(parents=True), (root / ".kept").mkdir(), (tmp_path / "link").symlink_to(root)
+    (root / "cat" / "1.png").write_bytes(png(1)), (root / ".kept" / "2.png").write_bytes(png(2))
+    (root / "cat" / "3.png").symlink_to(root / ".kept" / "2.png")
+    (root / "dog").symlink_to(".kept")
+    (root / "cat" / "up").symlink_to(root), (root / "cat" / "here").symlink_to(".")
+    for place in (root, tmp_path / "link"):  # the folder itself may be a link
+        found = [row.path.removeprefix(f"{place}/") for row in read_folder(str(place)).rows]
+        assert found == ["cat/1.png", "cat/3.png", "dog/2.png"]
+
+
+def test_folders_that_link_to_each_other_are_read_once_on_each_way(tmp_path):
+    for name, other in (("a", "b"), ("b", "a")):
+        (tmp_path / name).mkdir(), (tmp_path / name / f"{name}.png").write_bytes(png(1))
+        (tmp_path / name / "other").symlink_to(tmp_path / other)
+    found = [row.path.removeprefix(f"{tmp_path}/") for row in read_folder(str(tmp_path)).rows]
+    assert found == ["a/a.png", "a/other/b.png", "b/b.png", "b/other/a.png"]
+
+
+@pytest.mark.parametrize("link", ["1.png", "1.txt", "1.json", "more"])
+def test_links_that_leave_the_folder_are_refused_by_name(tmp_path, link):
+    (tmp_path / "root" / "cat").mkdir(parents=True), (tmp_path / "out").mkdir()
+    (tmp_path / "root" / "cat" / "1.png").write_bytes(png(1))
+    target = tmp_path / "out" if link == "more" else tmp_path / "secret"
+    target.is_dir() or target.write_text("{}")
+    place = tmp_path / "root" / "cat" / link
+    place.unlink(missing_ok=True), place.symlink_to(target)
+    with pytest.raises(ValueError, match=f"{place} is a link to {target}, outside {tmp_path}/root.*put the file"):
+        read_folder(str(tmp_path / "root"))
 
 
 def test_a_folder_that_cannot_be_listed_is_no_silent_loss(tmp_path, monkeypatch):

@@ -14,6 +14,7 @@ from tiny_tars import members, write_shards, write_tar
 from prolip.data.faults import FaultCounter
 from prolip.data.order.cursor import Cursor
 from prolip.data.order.streams import Place, ResampledSource, ShardSource
+from prolip.data.reading.connections import ReadPolicy
 from prolip.data.reading.kept import KeptShards
 from prolip.data.reading.tar import ShardReader
 from prolip.data.samples.captions import Selector
@@ -99,6 +100,6 @@ def test_there_is_a_bound_and_what_is_beyond_it_is_read_each_time(tmp_path):
 
 def test_what_is_no_local_file_is_not_kept(tmp_path):
     url = f"pipe:cat {write_shards(tmp_path, [3])[0]}"
-    reader = Counted()
+    reader = Counted(ReadPolicy(pipes=True))
     assert len(drawn(ShardSource((url,), None, 1, False, reader), 9)) == 9
     assert reader.times[url] == 3

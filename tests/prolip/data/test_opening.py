@@ -2,7 +2,9 @@
 import contextlib
 import os
 import random
+import sys
 import time
+from dataclasses import replace
 
 import fsspec
 import pytest
@@ -14,8 +16,8 @@ from prolip.data.reading.connections import Pace, Transient, within
 from prolip.data.reading.opening import ReadPolicy, ResumingStream, open_stream
 from prolip.data.reading.tar import read_shard
 
-POLICY = ReadPolicy(connect_timeout=2, read_timeout=5, retries=3, backoff=0.01, block=4096)
-HASTY = ReadPolicy(connect_timeout=0.3, read_timeout=0.3, least_rate=1e6, retries=2, backoff=0.01, block=4096)
+POLICY = ReadPolicy(connect_timeout=2, read_timeout=5, retries=3, backoff=0.01, block=4096, pipes=True)
+HASTY = replace(POLICY, connect_timeout=0.3, read_timeout=0.3, least_rate=1e6, retries=2)
 CONNECT = "prolip.data.reading.opening.connect"
 DATA = random.Random(0).randbytes(50_000)
 
@@ -123,13 +125,13 @@ def test_leaving_a_command_early_kills_it(tmp_path):
 class UnsteadyFileSystem(MemoryFileSystem):
     """Memory whose files fail when told to: `plan` holds one word for each read."""
 
-    protocol = "unsteady"
+    protocol = "hf"
     plan: list = []
     version = 1
 
     @classmethod
     def _strip_protocol(cls, path):
-        return "/" + path.removeprefix("unsteady://").lstrip("/")
+        return "/" + path.removeprefix("hf://").lstrip("/")
 
     def _open(self, path, mode="rb", **kwargs):
         file = super()._open(path, mode, **kwargs)
@@ -165,17 +167,18 @@ class UnsteadyFile:
 
 @pytest.fixture
 def unsteady():
-    fsspec.register_implementation("unsteady", UnsteadyFileSystem, clobber=True)
-    fsspec.filesystem("unsteady").pipe_file("/a/0", DATA)
+    fsspec.register_implementation("hf", UnsteadyFileSystem, clobber=True)
+    fsspec.filesystem("hf").pipe_file("/a/0", DATA)
     yield UnsteadyFileSystem
     UnsteadyFileSystem.plan = []
+    sys.modules["fsspec.registry"]._registry.pop("hf")
 
 
 @pytest.mark.parametrize("plan", [["ok", "fail"], ["fail"] * 3, ["short"] * 5, ["ok", "end", "ok", "fail"], ["stall"]])
 def test_an_object_store_is_asked_again_from_the_byte_where_it_failed(unsteady, plan):
     unsteady.plan = list(plan)
     faults = FaultCounter()
-    assert whole("unsteady://a/0", HASTY if "stall" in plan else POLICY, faults.add) == DATA
+    assert whole("hf://a/0", HASTY if "stall" in plan else POLICY, faults.add) == DATA
     wanted = sum(word in ("fail", "end", "stall") for word in plan)
     assert faults.kinds[RESUMED] == wanted and not unsteady.plan
 
@@ -185,11 +188,11 @@ def test_an_object_store_is_asked_again_from_the_byte_where_it_failed(unsteady, 
 )
 def test_an_object_store_that_stays_away_or_changes_the_object_is_named(unsteady, plan, kind):
     unsteady.plan = plan
-    assert fault_of("unsteady://a/0").kind == kind
+    assert fault_of("hf://a/0").kind == kind
 
 
 def test_an_object_that_is_not_there_or_whose_library_is_missing_is_unreadable():
-    assert fault_of("memory://no/0.tar").kind == "unreadable shard"
+    assert fault_of("gs://no/0.tar").kind == "unreadable shard"
     assert fault_of("nosuch://no/0.tar").kind == "unreadable shard"
 
 

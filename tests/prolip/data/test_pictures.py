@@ -4,12 +4,13 @@ from __future__ import annotations
 import io
 import os
 import struct
+import time
 import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
-from faulty_servers import FaultyServer
+from faulty_servers import FaultyServer, closing_port
 from PIL import Image
 
 import prolip
@@ -44,17 +45,25 @@ def test_a_picture_behind_a_url_is_read_though_its_connection_breaks(monkeypatch
 def test_an_object_store_is_reached_as_that_of_shards():
     import fsspec
 
-    fsspec.filesystem("memory").pipe("/pictures/a.png", saved())
-    assert np.array_equal(prolip.open_image("memory://pictures/a.png"), wanted())
-    with pytest.raises(OSError, match=r"memory://pictures/b\.png: .*FileNotFoundError"):
-        prolip.open_image("memory://pictures/b.png")
+    fsspec.filesystem("gs").pipe("/pictures/a.png", saved())
+    assert np.array_equal(prolip.open_image("gs://pictures/a.png"), wanted())
+    with pytest.raises(OSError, match=r"gs://pictures/b\.png: .*FileNotFoundError"):
+        prolip.open_image("gs://pictures/b.png")
 
 
-def test_what_runs_commands_is_a_file_name_here(tmp_path, monkeypatch):
+def test_a_file_whose_name_looks_like_a_command_is_read_by_its_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(FileNotFoundError, match="no picture pipe:touch x"):
-        prolip.open_image("pipe:touch x")
-    assert not list(tmp_path.iterdir())
+    (tmp_path / "pipe:touch x").write_bytes(saved())
+    for path in ("./pipe:touch x", Path("pipe:touch x"), str(tmp_path / "pipe:touch x")):
+        assert np.array_equal(prolip.open_image(path), wanted())
+
+
+def test_one_picture_is_not_waited_for_as_shards_are():
+    started = time.monotonic()
+    for url in (f"http://127.0.0.1:{closing_port()}/a.png", "http://no.invalid/a.png"):
+        with pytest.raises(OSError, match="/a.png: .*Look at the URL and the network"):
+            prolip.open_image(url)
+    assert time.monotonic() - started < 8
 
 
 def test_missing_files_and_folders_are_named_with_what_is_there(tmp_path):

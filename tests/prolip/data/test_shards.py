@@ -15,13 +15,16 @@ from tiny_tars import members, write_shards, write_tar
 from webdataset.tariterators import group_by_keys
 
 from prolip.data.faults import FaultCounter, SampleFault, ShardFault
+from prolip.data.reading.connections import ReadPolicy
 from prolip.data.reading.shards import Shard, count_samples, count_shard, expand_shards, read_samples
 from prolip.data.reading.tar import StrictHeader, read_shard
 from prolip.data.samples.captions import Selector
 
+PIPES = ReadPolicy(pipes=True)
+
 
 def keys(url, **options):
-    return [raw["__key__"] for raw in read_shard(url, **options)]
+    return [raw["__key__"] for raw in read_shard(url, policy=PIPES, **options)]
 
 
 # --- what to read
@@ -36,26 +39,26 @@ def test_braces_wildcards_folders_and_sources_expand_in_order(tmp_path):
 
 
 def test_urls_and_commands_expand_without_being_looked_for():
-    assert [s.url for s in expand_shards("pipe:cat {0..1}.tar")] == ["pipe:cat 0.tar", "pipe:cat 1.tar"]
-    assert [s.url for s in expand_shards("memory://b/{00..02}.tar")] == [f"memory://b/{i:02d}.tar" for i in range(3)]
+    assert [s.url for s in expand_shards("pipe:cat {0..1}.tar", pipes=True)] == ["pipe:cat 0.tar", "pipe:cat 1.tar"]
+    assert [s.url for s in expand_shards("gs://b/{00..02}.tar")] == [f"gs://b/{i:02d}.tar" for i in range(3)]
 
 
 def test_wildcards_of_object_stores_are_listed(monkeypatch):
-    system = fsspec.filesystem("memory")
+    system = fsspec.filesystem("gs")
     for name in ("listed/b.tar", "listed/a.tar", "listed/c.txt"):
         system.pipe_file(f"/{name}", b"x")
-    assert [s.url for s in expand_shards("memory://listed/*.tar")] == ["memory://listed/a.tar", "memory://listed/b.tar"]
-    with pytest.raises(FileNotFoundError, match=r"wildcard 'memory://listed/\*.zip' matches no object"):
-        expand_shards("memory://listed/*.zip")
+    assert [s.url for s in expand_shards("gs://listed/*.tar")] == ["gs://listed/a.tar", "gs://listed/b.tar"]
+    with pytest.raises(FileNotFoundError, match=r"wildcard 'gs://listed/\*.zip' matches no object"):
+        expand_shards("gs://listed/*.zip")
     for whole in ("pipe:cat *.tar", "https://host/0.tar?key=*"):
-        assert [s.url for s in expand_shards(whole)] == [whole]
+        assert [s.url for s in expand_shards(whole, pipes=True)] == [whole]
 
     def refuse(*_):
         raise RuntimeError("no credentials")
 
     monkeypatch.setattr(type(system), "glob", refuse)
-    with pytest.raises(OSError, match=r"'memory://listed/\*.tar' cannot be listed: RuntimeError: no credentials"):
-        expand_shards("memory://listed/*.tar")
+    with pytest.raises(OSError, match=r"'gs://listed/\*.tar' cannot be listed: RuntimeError: no credentials"):
+        expand_shards("gs://listed/*.tar")
 
 
 def test_a_missing_shard_is_named_with_what_is_near(tmp_path):
@@ -94,9 +97,15 @@ def test_folders_without_shards_and_wildcards_without_matches_are_refused(tmp_pa
         expand_shards(f"{tmp_path}/*.tar")
 
 
-def test_an_unknown_scheme_is_refused_before_anything_is_opened():
-    with pytest.raises(ValueError, match="nosuch:// of 'nosuch://a.tar' cannot be opened"):
+def test_an_unknown_scheme_is_refused_before_anything_is_opened(monkeypatch):
+    def refuse(scheme):
+        raise ImportError(f"install {scheme}fs")
+
+    with pytest.raises(ValueError, match="'nosuch://a.tar' is not opened, its scheme is 'nosuch': give a path"):
         expand_shards("nosuch://a.tar")
+    monkeypatch.setattr("fsspec.get_filesystem_class", refuse)
+    with pytest.raises(ImportError, match="s3:// of 's3://a.tar' cannot be opened: install s3fs"):
+        expand_shards("s3://a.tar")
 
 
 @pytest.mark.parametrize("factors", ["1", "1::2::3", "1::x", "1::0", "1::-2"])
@@ -110,14 +119,14 @@ def test_upsampling_factors_must_fit_the_sources(tmp_path, factors):
 def test_local_piped_remote_and_compressed_shards_read_alike(tmp_path):
     (url,) = write_shards(tmp_path, [3])
     data = Path(url).read_bytes()
-    with fsspec.open("memory://shards/0.tar", "wb") as remote:
+    with fsspec.open("gs://shards/0.tar", "wb") as remote:
         remote.write(data)
     (tmp_path / "0.tar.gz").write_bytes(gzip.compress(data))
     local = list(read_shard(url))
     assert [raw["__key__"] for raw in local] == ["s000", "s001", "s002"]
     assert local[1]["png"] == members(1)["png"] and local[1]["txt"] == b"caption 1"
-    for other in (f"pipe:cat {url}", "memory://shards/0.tar", str(tmp_path / "0.tar.gz"), f"file://{url}"):
-        assert [{**raw, "__url__": url} for raw in read_shard(other)] == local
+    for other in (f"pipe:cat {url}", "gs://shards/0.tar", str(tmp_path / "0.tar.gz"), f"file://{url}"):
+        assert [{**raw, "__url__": url} for raw in read_shard(other, policy=PIPES)] == local
 
 
 def flipped(data, at):
@@ -226,7 +235,7 @@ def test_a_command_that_fails_breaks_the_shard_although_all_bytes_came(tmp_path)
     (url,) = write_shards(tmp_path, [2])
     found, faults = [], []
     with pytest.raises(ShardFault, match="exit 3: no more"):
-        for raw in read_shard(f"pipe:cat {url}; echo no more >&2; exit 3", faults.append):
+        for raw in read_shard(f"pipe:cat {url}; echo no more >&2; exit 3", faults.append, PIPES):
             found.append(raw["__key__"])
     assert found == ["s000"] and [fault.kind for fault in faults] == ["half sample"]  # the last one is not believed
     with pytest.raises(ShardFault, match="broken shard.*/nowhere/0.tar"):
@@ -235,12 +244,12 @@ def test_a_command_that_fails_breaks_the_shard_although_all_bytes_came(tmp_path)
 
 def test_a_missing_remote_shard_is_unreadable():
     with pytest.raises(ShardFault, match="unreadable shard: FileNotFoundError"):
-        keys("memory://nowhere/0.tar")
+        keys("gs://nowhere/0.tar")
 
 
 def test_leaving_a_piped_shard_early_is_no_fault(tmp_path):
     (url,) = write_shards(tmp_path, [200])
-    samples = read_shard(f"pipe:cat {url}")
+    samples = read_shard(f"pipe:cat {url}", policy=PIPES)
     assert next(samples)["__key__"] == "s000"
     samples.close()
 
@@ -380,7 +389,7 @@ def test_sizes_without_an_entry_are_refused(tmp_path):
 
 def test_remote_and_large_shards_are_not_counted(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"1 of them are remote: give --train-num-samples, or put a sizes.json"):
-        count_samples(["memory://shards/0.tar"])
+        count_samples(["gs://shards/0.tar"])
     monkeypatch.setattr("prolip.data.reading.shards.COUNT_LIMIT", 10)
     urls = write_shards(tmp_path, [1])
     assert os.path.getsize(urls[0]) > 10

@@ -8,6 +8,7 @@ from tiny_loaders import build, epoch, write_csv
 from tiny_tars import letters, plain, png, write_shards
 
 from prolip.data.loader import DataConfig, build_loader
+from prolip.data.sources import build_source
 
 
 def test_the_kind_of_data_is_reported_by_suffix_and_content(tmp_path):
@@ -80,10 +81,18 @@ def test_an_index_that_cannot_be_read_is_refused_as_patiently_as_shards_are_read
     assert len(waits) == 2
 
 
+def test_an_index_of_shards_beside_other_data_is_refused(tmp_path):
+    (tmp_path / "a.csv").write_text("filepath\ttitle\na.png\ta\n")
+    for data, kind in ((tmp_path / "a.csv", "csv"), ("coco:a,b", "coco"), (None, "synthetic")):
+        settings = {} if data else {"dataset_type": "synthetic", "train_num_samples": 8}
+        with pytest.raises(ValueError, match=f"index '/no.json': the data is of the kind {kind}, .* leave it out"):
+            build_source(DataConfig(train_data=data and str(data), shard_index="/no.json", **settings), 1)
+
+
 def test_few_remote_or_large_shards_for_many_streams_are_refused_with_the_remedy(tmp_path, monkeypatch):
     remedy = r"2 shards for 4 streams .* at most 2, write more shards, or add --dataset-resampled"
     with pytest.raises(ValueError, match=remedy):
-        build("memory://a/{0..1}.tar", workers=4, train_num_samples=100)
+        build("gs://a/{0..1}.tar", workers=4, train_num_samples=100)
     write_shards(tmp_path, [4, 4])
     monkeypatch.setattr("prolip.data.sources.COUNT_LIMIT", 10)
     with pytest.raises(ValueError, match=remedy):

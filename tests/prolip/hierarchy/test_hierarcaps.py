@@ -25,6 +25,12 @@ def data(tmp_path):
     return read_hierarcaps(path)
 
 
+def test_a_byte_order_mark_as_excel_writes_it_is_no_part_of_a_column(data, tmp_path):
+    path = tmp_path / "excel.csv"
+    path.write_text(ROWS.replace("{url}", URL), "utf-8-sig")
+    assert read_hierarcaps(path) == data
+
+
 def test_rows_are_read_with_quotes_and_shared_images(data):
     assert data.ids == ("0", "1", "2") and data.levels == 4
     assert data.chains[0] == ("animal", "bird", "blue bird, small", "A blue bird, small, on a branch")

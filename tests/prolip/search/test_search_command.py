@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -133,6 +134,19 @@ def test_damaged_pictures_are_named_or_left_out(tmp_path, small_model, capsys):
     assert code == 2 and "b.png" in said and "--skip-damaged" in said
     code, lines, said = run(capsys, "build", tmp_path / "index", *words, "--skip-damaged")
     assert code == 0 and lines[0].startswith("1 items") and "left out: 1 " in said
+
+
+def test_links_out_of_a_folder_are_left_out_and_counted(tmp_path, photos, small_model, capsys):
+    folder = tmp_path / "some"
+    folder.mkdir()
+    picture = next(photos.rglob("*.png"))
+    shutil.copy(picture, folder / "a.png")
+    (folder / "b.png").symlink_to("a.png"), (folder / "c.png").symlink_to(picture)
+    words = ("--data", f"images:{folder}", "--model", small_model)
+    code, _, said = run(capsys, "build", tmp_path / "index", *words)
+    assert code == 2 and f"c.png is a link to {picture}, outside {folder}" in said and "--skip-damaged" in said
+    code, lines, said = run(capsys, "build", tmp_path / "index", *words, "--skip-damaged")
+    assert code == 0 and lines[0].startswith("2 items") and "left out: 1 " in said
 
 
 def test_kept_features_need_no_model_to_be_built_and_their_model_to_be_asked(tmp_path, shards, small_model, capsys):

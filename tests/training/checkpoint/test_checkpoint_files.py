@@ -53,7 +53,7 @@ def test_a_failed_write_leaves_the_old_file_and_no_rubbish(tmp_path):
 
 @pytest.mark.parametrize("kind", ["local", "memory"])
 def test_a_checkpoint_is_loaded_as_it_was_saved(tmp_path, kind):
-    url = str(tmp_path / "c") if kind == "local" else f"memory://{tmp_path.name}/c"
+    url = str(tmp_path / "c") if kind == "local" else f"gs://{tmp_path.name}/c"
     storage = save(url, 30)
     assert storage.names() == ["step_30.pt"]
     address, passed_over = find_checkpoint("latest", Storage(url))
@@ -207,7 +207,7 @@ def test_half_files_of_a_killed_process_are_removed(tmp_path):
 
 
 def test_remote_files_take_their_name_when_they_are_whole(monkeypatch):
-    storage = Storage("memory://atomic")
+    storage = Storage("gs://atomic")
     filesystem = type(storage.filesystem)
     put, seen = filesystem.put_file, []
 
@@ -218,7 +218,7 @@ def test_remote_files_take_their_name_when_they_are_whole(monkeypatch):
     monkeypatch.setattr(filesystem, "put_file", spy)
     storage.write("step_1.pt", lambda file: file.write_bytes(b"whole"))
     assert seen == [".step_1.pt.tmp"] and storage.names() == ["step_1.pt"]
-    assert fsspec.open("memory://atomic/step_1.pt").open().read() == b"whole"
+    assert fsspec.open("gs://atomic/step_1.pt").open().read() == b"whole"
 
 
 def test_a_missing_checkpoint_is_refused_with_what_to_do(tmp_path):

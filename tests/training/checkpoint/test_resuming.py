@@ -51,7 +51,7 @@ def test_a_damaged_newest_checkpoint_is_not_one_that_good_ones_are_deleted_for(t
 def test_a_run_that_goes_back_leaves_its_later_checkpoints_behind(tmp_path, place, capsys):
     """`latest` is the newest of the course that was taken, not of the one that was left."""
     where = {"own": [], "elsewhere": ["--checkpoint-dir", tmp_path / "c"],
-             "memory": ["--checkpoint-dir", f"memory://{tmp_path.name}-back"]}[place]  # fmt: skip
+             "memory": ["--checkpoint-dir", f"gs://{tmp_path.name}-back"]}[place]  # fmt: skip
     run = start(tmp_path, "run", "--max-steps", 9, "--save-every-steps", 3, *where)
     storage = Storage(str(where[1] if where else run / "checkpoints"))
     start(tmp_path, "run", "--max-steps", 5, "--resume", storage.path("step_3.pt"), *where)
@@ -116,8 +116,8 @@ def test_a_store_that_does_not_answer_is_reported_in_a_line(tmp_path, monkeypatc
         raise NoCredentials("unable to locate credentials")
 
     monkeypatch.setattr(Storage, "names", refuse)
-    assert main(words(tmp_path, "run", "--max-steps", 2, "--resume", "memory://far/step_3.pt")) == 2
-    assert "--resume memory://far/step_3.pt: memory://far/step_3.pt cannot be read (NoCredentials: unable" in (
+    assert main(words(tmp_path, "run", "--max-steps", 2, "--resume", "gs://far/step_3.pt")) == 2
+    assert "--resume gs://far/step_3.pt: gs://far/step_3.pt cannot be read (NoCredentials: unable" in (
         capsys.readouterr().err
     )
 

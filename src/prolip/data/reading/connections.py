@@ -22,6 +22,7 @@ import fsspec.core
 import requests
 
 from prolip.data.faults import ShardFault
+from prolip.data.reading.hosts import get_public
 
 T = TypeVar("T")
 #: Answers of HTTP after which it is worth asking again: time-out, too early, too many requests, errors of the server.
@@ -36,13 +37,16 @@ VERSIONS = ("ETag", "etag", "md5Hash", "LastModified", "last_modified", "updated
 
 @dataclass(frozen=True, kw_only=True)
 class ReadPolicy:
-    """How long to wait for shards and how often to ask again.
+    """How long to wait for shards, how often to ask again, and what may be asked.
 
     connect_timeout, read_timeout: seconds for a connection, and without a byte. least_rate: bytes/s below which a
     source counts as stalled, over read_timeout. retries: attempts in a row that bring less than 1 MiB. backoff: seconds
     before the first retry, doubled for each further one up to backoff_limit, times a random factor of 0.5 to 1. block:
     bytes fetched at once from object stores. checksums: compare blocks with the index. The defaults wait out one to two
     minutes of errors, and some five of stalling: less than the ten after which collectives of the other ranks give up.
+
+    pipes: whether `pipe:` commands are run, as for shards to train on alone. public_only: whether http(s) addresses
+    must be public, redirects included (`prolip.data.reading.hosts`), as for those that are read from data.
     """
 
     connect_timeout: float = 10.0
@@ -53,6 +57,8 @@ class ReadPolicy:
     backoff_limit: float = 60.0
     block: int = 2**22
     checksums: bool = True
+    pipes: bool = False
+    public_only: bool = False
 
     def __post_init__(self) -> None:
         for name in ("connect_timeout", "read_timeout", "block"):
@@ -154,9 +160,10 @@ class HttpConnection:
 
     def __init__(self, url: str, position: int, policy: ReadPolicy):
         headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={position}-"} if position else {})
+        get = get_public if policy.public_only else requests.get
         self.response = within(
             policy.connect_timeout + policy.read_timeout,
-            lambda: requests.get(
+            lambda: get(
                 url, headers=headers, stream=True, timeout=(policy.connect_timeout, policy.read_timeout)
             ),
             f"GET {url}",
@@ -204,7 +211,7 @@ class HttpConnection:
 
 def file_system(url: str, policy: ReadPolicy) -> tuple[Any, str]:
     """fsspec's file system and the path in it, with its own time-outs where we know how to set them."""
-    if not url.startswith(("s3://", "s3a://")):
+    if not url.startswith("s3://"):
         return fsspec.core.url_to_fs(url)
     settings = {
         **fsspec.config.conf.get("s3", {}).get("config_kwargs", {}),

@@ -18,6 +18,7 @@ from prolip.data.reading.tar import SAMPLE_BYTES, printable
 from prolip.data.samples.captions import LIKELY, Plain, Selector
 from prolip.data.samples.sample import IMAGE_SUFFIXES, JSON_BYTES, Raw
 from prolip.utils.documents import loads, read_file, text_of
+from prolip.utils.links import check_inside, walk
 from prolip.utils.messages import explain_missing, listing
 
 #: Rows of a CSV that are looked for to tell where relative paths start: the first one may well be missing.
@@ -174,36 +175,25 @@ def read_folder(root: str, selector: Selector | None = None) -> ImageRows:
 
     The caption is the text of `<image>.txt` (same stem) beside it, else the class name with underscores as spaces. The
     record holds `class` (where there is one) and what `<image>.json` beside it holds. Names that begin with a dot are
-    passed over, and links to folders that a path goes through already. ValueError without any image, OSError for a
-    folder that cannot be listed.
+    passed over, and links back to a folder that the path goes through. ValueError without any image and for a link
+    that leaves the folder, OSError for a folder that cannot be listed.
     """
     if not os.path.isdir(root):
         raise FileNotFoundError(f"image folder {root!r} is missing. {explain_missing(root)}")
     rows = []
-    for folder, below, names in os.walk(root, followlinks=True, onerror=refuse):
-        above = os.path.join(os.path.realpath(folder), "")
-        below[:] = sorted(name for name in below if not (name.startswith(".") or leads_back(folder, name, above)))
+    for folder, names in walk(root):
         parts = Path(folder).relative_to(root).parts
         label = parts[0].replace("_", " ") if parts else None
         present = set(names)
-        for name in sorted(names):
+        for name in names:
             stem, suffix = os.path.splitext(name)
             if suffix[1:].lower() in IMAGE_SUFFIXES and not name.startswith("."):  # macOS writes "._cat.jpg"
+                for beside in {f"{stem}.txt", f"{stem}.json"} & present | {name}:
+                    check_inside(root, os.path.join(folder, beside))
                 rows.append(folder_row(os.path.join(folder, stem), suffix, label, present))
     if not rows:
         raise ValueError(f"folder {root} holds no image ({', '.join(IMAGE_SUFFIXES)}); it holds {listing(root)}")
     return keep_selected(rows, selector, root)
-
-
-def refuse(error: OSError) -> None:
-    """A folder that cannot be listed would be left out in silence."""
-    raise error
-
-
-def leads_back(folder: str, name: str, above: str) -> bool:
-    """Whether a subfolder is a link to a folder that holds it. above: the real path of `folder`, ending in a slash."""
-    path = os.path.join(folder, name)
-    return os.path.islink(path) and above.startswith(os.path.join(os.path.realpath(path), ""))
 
 
 def folder_row(stem: str, suffix: str, label: str | None, present: set[str]) -> ImageRow:

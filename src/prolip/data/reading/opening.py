@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import Protocol
 
 from prolip.data.faults import RESUMED, SampleFault, ShardFault
+from prolip.data.reading.addresses import check_address
 from prolip.data.reading.connections import (
     GONE,
     PERMANENT,
@@ -49,7 +50,8 @@ def local_path(url: str) -> str:
 
 
 def connect(url: str, position: int, policy: ReadPolicy) -> Connection:
-    """One attempt to read `url` from a byte on."""
+    """One attempt to read `url` from a byte on. ValueError for an address that the policy has no leave to open."""
+    check_address(url, policy.pipes)
     if url.startswith("pipe:"):
         if position:
             raise ShardFault("broken shard", f"a command's output cannot be read again from byte {position}")

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import fsspec
-from braceexpand import braceexpand
 from webdataset.tariterators import base_plus_ext
 
 from prolip.data.faults import FaultCounter, SampleFault, ShardFault
+from prolip.data.reading.addresses import check_address, expand_braces
 from prolip.data.reading.connections import ReadPolicy, file_system
 from prolip.data.reading.entries import ShardIndex, find_index
 from prolip.data.reading.opening import is_local, local_path
@@ -54,16 +54,17 @@ def parse_factors(factors: str | None, sources: int) -> list[float]:
     return weights
 
 
-def expand_shards(train_data: str, factors: str | None = None) -> list[Shard]:
+def expand_shards(train_data: str, factors: str | None = None, pipes: bool = False) -> list[Shard]:
     """The shards of `::`-joined sources, in the order given, all of them checked as far as that costs nothing.
 
-    A source is a path or URL with brace patterns ({000..099}, {a,b}) or wildcards, a local folder (its *.tar), or a
-    `pipe:` command. Every shard carries its source's factor, as in OpenCLIP. ValueError for a source that is empty,
-    FileNotFoundError for local shards that are missing, ImportError for a URL scheme whose library is not installed.
+    A source is a path or URL with brace patterns ({000..099}, {a,b}) or wildcards, a local folder (its *.tar), or,
+    where `pipes`, a `pipe:` command. Every shard carries its source's factor, as in OpenCLIP. ValueError for a source
+    that is empty and for an address of another kind (`check_address`), FileNotFoundError for local shards that are
+    missing, ImportError for a URL scheme whose library is not installed.
     """
     sources = train_data.split("::")
     weights = parse_factors(factors, len(sources))
-    shards = [Shard(url, weight) for source, weight in zip(sources, weights) for url in expand_source(source)]
+    shards = [Shard(url, weight) for source, weight in zip(sources, weights) for url in expand_source(source, pipes)]
     urls = [shard.url for shard in shards]
     remote = {url.split("://")[0] for url in urls if not is_local(url) and not url.startswith("pipe:")}
     for scheme in sorted(remote - {"http", "https"}):  # those are ours
@@ -80,19 +81,13 @@ def expand_shards(train_data: str, factors: str | None = None) -> list[Shard]:
     return shards
 
 
-def expand_source(source: str) -> list[str]:
-    """The URLs of one source; ValueError where there is none."""
+def expand_source(source: str, pipes: bool = False) -> list[str]:
+    """The URLs of one source; ValueError where there is none, or one that may not be opened. pipes: also commands."""
     source = source.strip()
     if not source:
         raise ValueError("there is an empty source: give shards such as data/{000..099}.tar, sources joined by '::'")
-    if is_local(source) and os.path.exists(local_path(source)):
-        urls = [local_path(source)]
-    else:
-        try:
-            urls = list(braceexpand(source))
-        except ValueError as error:
-            raise ValueError(f"brace pattern {source!r} is not balanced: {error}") from None
-    return [url for part in urls for url in expand_path(part, source)]
+    urls = [local_path(source)] if is_local(source) and os.path.exists(local_path(source)) else expand_braces(source)
+    return [url for part in urls for url in expand_path(check_address(part, pipes), source)]
 
 
 def expand_path(url: str, source: str) -> list[str]:

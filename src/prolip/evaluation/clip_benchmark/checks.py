@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import os
+import re
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,6 +32,8 @@ from prolip.uncertainty.clip import has_variances
 from prolip.utils.documents import loads
 from prolip.utils.outputs import check_output
 
+#: What a shell would act on, and webdataset: clip_benchmark fetches by curl and wget, with addresses in the command.
+UNSAFE = re.compile(r"::|[;&|$`<>\"'\\\n]")
 #: OpenCLIP's own name first: config.json may be another library's.
 HUB_CONFIGS = tuple(reversed(CONFIG_NAMES))
 #: The dataset_type.txt that each task of clip_benchmark can read.
@@ -122,9 +125,13 @@ def root_of(run: Namespace) -> str:
 
 def wds_place(run: Namespace) -> Place | None:
     """Where a wds data set lies, None for others. Raises FileNotFoundError or ValueError."""
+    root = root_of(run)
+    if unsafe := UNSAFE.search(root):
+        raise ValueError(f"--dataset_root {root!r} holds {unsafe[0]!r}, and clip_benchmark hands addresses to a shell:"
+                         " give one without")
     if not run.dataset.startswith("wds/"):
         return None
-    return find_place(root_of(run))
+    return find_place(root)
 
 
 def check_wds(run: Namespace, place: Place) -> list[str]:

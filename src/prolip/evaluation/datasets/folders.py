@@ -18,6 +18,7 @@ from prolip.data.samples.sample import IMAGE_SUFFIXES
 from prolip.evaluation.datasets.base import WHOLE, DamagedData, Dataset, Sample, Share, fingerprint, note_fault
 from prolip.evaluation.datasets.wds import CLASSNAMES, TEMPLATES
 from prolip.utils.documents import entries, read_file
+from prolip.utils.links import check_inside, walk
 
 WNID = re.compile(r"n\d{8}")
 #: For folders that are no ImageNet classes.
@@ -77,14 +78,15 @@ def check_level(root: Path, folders: list[str]) -> None:
 def images_in(root: Path, folder: str, label: int) -> list[tuple[str, Sample]]:
     """The image files of one class in alphabetical order, subfolders too, as `read_files` takes them.
 
-    A sample's key is the file's path below the root. DamagedData where there is none.
+    A sample's key is the file's path below the root. DamagedData where there is none, ValueError for a link that
+    leaves the root.
     """
     found = []
-    for here, below, names in os.walk(root / folder, followlinks=True):
-        below.sort()
-        for name in sorted(names):
+    for here, names in walk(root, folder):
+        for name in names:
             if os.path.splitext(name)[1][1:].lower() in IMAGE_SUFFIXES and not name.startswith("."):
                 path = os.path.join(here, name)
+                check_inside(root, path)
                 found.append((path, Sample(os.path.relpath(path, root).replace(os.sep, "/"), b"", label)))
     if not found:
         raise DamagedData(

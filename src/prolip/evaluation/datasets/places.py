@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from prolip.data.faults import ShardFault
+from prolip.data.reading.addresses import check_address
 from prolip.data.reading.opening import ReadPolicy, is_local, local_path, open_stream
 from prolip.data.reading.shards import explain_missing, listing
 from prolip.evaluation.datasets.base import DamagedData
@@ -56,6 +57,7 @@ def find_place(source: str | os.PathLike) -> Place:
         from huggingface_hub.constants import ENDPOINT
 
         source = f"{ENDPOINT}/datasets/{source.removeprefix('hf-hub:')}/tree/main"
+    check_address(source)
     page = HUB_PAGE.fullmatch(source.rstrip("/"))
     if page:
         repo, branch = page["repo"], page["branch"]

@@ -118,8 +118,9 @@ def shard_count(place: Place, split: str, policy: ReadPolicy | None) -> int:
         if is_local(place.data):
             where = other_level(place, split) or folder_holds(place.data)
         raise FileNotFoundError(f"no {split}/{COUNT} at {place.source}: {where}. {wanted}")
-    if not text.strip().isdecimal() or int(text) < 1:
-        raise DamagedData(f"{split}/{COUNT} at {place.source} says {text.strip()[:40]!r}: want the number of shards")
+    if not text.strip().isdecimal() or len(text.strip()) > 7 or int(text) < 1:
+        said = f"{split}/{COUNT} at {place.source} says {text.strip()[:40]!r}"
+        raise DamagedData(f"{said}: want the number of shards, below 10,000,000")
     return int(text)
 
 

@@ -27,6 +27,7 @@ from prolip.models.weights.unreadable import (
     why_not_in,
 )
 from prolip.utils.documents import read_json, shown
+from prolip.utils.links import check_links
 from prolip.utils.outputs import replacing
 
 log = logging.getLogger(__name__)
@@ -309,10 +310,11 @@ def check_fit(state: Mapping[str, Tensor], own: Mapping[str, Tensor], init_uncer
 
 
 def find_in(folder: str | os.PathLike, names: tuple[str, ...], what: str) -> Path:
-    """The first of `names` in a folder."""
+    """The first of `names` in a folder. ValueError where a file in it is a link that leaves it."""
     folder = Path(folder)
     for name in names:
         if (folder / name).is_file() and not is_run(folder):
+            check_links(folder)
             return folder / name
     raise FileNotFoundError(why_not_in(folder, names, what))
 

@@ -49,6 +49,17 @@ def test_the_fingerprint_changes_with_a_files_size_and_not_with_the_place(tmp_pa
     assert open_folder(other).fingerprint != one
 
 
+@pytest.mark.parametrize("link", ["zebra/other.JPEG", "zebra/more", "lion"])
+def test_links_are_followed_inside_the_folder_alone(tmp_path, link):
+    root = mini.class_folders(tmp_path / "val", FOLDERS)
+    (root / "zebra" / "again.JPEG").symlink_to("val_0_0.JPEG")
+    assert open_folder(root).size == 7
+    out = mini.class_folders(tmp_path / "out", ["lion"]) / "lion"
+    (root / link).symlink_to(out / "val_0_0.JPEG" if link.endswith("JPEG") else out)
+    with pytest.raises(ValueError, match=f"{root}/{link} is a link to {out}.*, outside {root}, and is not followed"):
+        open_folder(root)
+
+
 @pytest.mark.parametrize("spoil, error, message", [
     (lambda f: (f / "empty").mkdir(), DamagedData, "class folder .*empty holds no image"),
     (lambda f: (f / "Bee" / "val_2_0.JPEG").write_bytes(b""), DamagedData, "1 of 6 files are empty: .*val_2_0.JPEG"),

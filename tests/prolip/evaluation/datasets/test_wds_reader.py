@@ -223,11 +223,11 @@ def test_a_web_server_and_a_page_of_the_hub_give_the_samples_of_the_folder(folde
 
 
 def test_an_object_store_gives_the_samples_of_the_folder(folder):
-    memory = fsspec.filesystem("memory")
+    memory = fsspec.filesystem("gs")
     for path in folder.rglob("*"):
         if path.is_file():
             memory.pipe(f"/bucket/{path.relative_to(folder)}", path.read_bytes())
-    remote = open_wds("memory://bucket")
+    remote = open_wds("gs://bucket")
     assert [s.image for s in remote.samples()] == [s.image for s in open_wds(folder).samples()]
     assert remote.classnames == mini.CLASSES
 

@@ -69,7 +69,7 @@ def choose(split: str, places: Sequence[Path], root: Path) -> list[str]:
             remedy = "fetch it and give its folder with lists=, or as the third address"
             raise FileNotFoundError(f"no {file} in {looked}: {remedy}")
         files.append(found[0])
-    rows = [[line for line in text_lines(file.read_text(encoding="utf-8")) if line] for file in files]
+    rows = [[line for line in text_lines(file.read_text(encoding="utf-8-sig")) if line] for file in files]
     try:
         if split in ("train", "test"):
             training = dict(line.split() for line in rows[1])
@@ -102,7 +102,7 @@ def in_classes(root: Path, numbers: Collection[int]) -> list[str]:
 def read_captions(file: Path) -> tuple[str, ...]:
     """The lines of a caption file, without blank ones."""
     try:
-        lines = text_lines(file.read_text(encoding="utf-8"))
+        lines = text_lines(file.read_text(encoding="utf-8-sig"))
     except UnicodeDecodeError as error:
         raise DamagedData(f"{file} is no UTF-8 text ({error}): fetch it again") from error
     captions = tuple(line for line in lines if line)

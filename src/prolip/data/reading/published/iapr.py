@@ -79,7 +79,7 @@ def choose(split: str, known: Collection[str], root: Path, lists: str | os.PathL
     place = root if lists is None else Path(lists)
     file = place / LIST.format(split) if place.is_dir() else place
     if file.is_file():
-        ids = [line.strip().removesuffix(".jpg") for line in text_lines(file.read_text(encoding="utf-8"))]
+        ids = [line.strip().removesuffix(".jpg") for line in text_lines(file.read_text(encoding="utf-8-sig"))]
         ids = [key for key in ids if key]
         lost = [key for key in ids if key not in known]
         if lost or not ids:

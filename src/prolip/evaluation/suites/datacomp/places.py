@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from prolip.data.faults import FaultCounter, ShardFault
+from prolip.data.reading.addresses import check_address
 from prolip.data.reading.opening import ReadPolicy, is_local, local_path
 from prolip.evaluation.datasets.base import DamagedData, Dataset
 from prolip.evaluation.datasets.places import join
@@ -67,7 +68,7 @@ def find_datasets(tasks: Sequence[Task], data_dir: str, skip_damaged: bool = Fal
     Minutes are waited for an address that does not answer, once and not for each of 40. Raises FileNotFoundError where
     `data_dir` itself is no folder.
     """
-    if data_dir != HUB and is_local(data_dir):
+    if data_dir != HUB and is_local(check_address(data_dir)):
         folder = Path(local_path(data_dir))
         if not folder.is_dir():
             raise FileNotFoundError(f"--data-dir {data_dir} is no folder: give the one that the datasets are fetched to"

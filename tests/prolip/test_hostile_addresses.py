@@ -1,0 +1,232 @@
+"""Every command and public function that takes a path or a URL, with addresses that run commands where fsspec, a shell
+or webdataset gets them: no command runs, and the refusal is one line that names the address.
+"""
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import prolip
+from drawings import FOLDER
+from prolip.classifiers import ZeroShotClassifier
+from prolip.data import emoji
+from prolip.data.faults import SampleFault, ShardFault
+from prolip.data.reading.entries import read_index
+from prolip.data.reading.folders import TableColumns, read_csv
+from prolip.data.reading.opening import open_stream
+from prolip.data.reading.shards import expand_shards, read_samples
+from prolip.data.reading.tar import ShardReader
+from prolip.evaluation.datasets.specs import open_dataset
+from prolip.evaluation.datasets.wds import open_wds
+from prolip.explorer.pictures import Gone, Pictures
+from prolip.search.answers import Question, pictures_of
+from training.checkpoint.storage import Storage
+
+MODEL = ["--model", "ProLIP-ViT-test", "--pretrained", "random"]
+TRAIN = ["--model", "ProLIP-ViT-test", "--method", "prolip", "--device", "cpu", "--precision", "fp32", "--workers", "0",
+         "--batch-size", "4", "--max-steps", "1", "--warmup", "0"]  # fmt: skip
+DRAWINGS = f"{FOLDER}/noto.tar"
+ALLOWED = "a URL of file, http, https, s3, gs or hf"
+#: What runs a command, writes a file or leaves the machine, where {} is a file that must not be there afterwards.
+PIPE = "pipe:touch {} #://0.tar"
+HOSTILE = (PIPE, "PIPE:touch {}", "|touch {}", "shell:touch {}", "zip://0.tar#://{}", "ftp://host/{}", "memory://{}",
+           "github://org:name@main/{}", "data:image/png;base64,{}", "ssh://host/{}", "local://{}", "hf-hub:org/name",
+           "local-dir:runs/demo", "unknown://{}")  # fmt: skip
+
+BUILD = ["build", "out", "--data", f"shards:{DRAWINGS}"]
+#: Commands that read URLs: what is imported, and its words.
+OPEN = {
+    "train": ("training.main", [*TRAIN, "--train-data", "ADDRESS"]),
+    "shard index": ("training.main", [*TRAIN, "--train-data", DRAWINGS, "--shard-index", "ADDRESS"]),
+    "checkpoints": ("training.main", [*TRAIN, "--train-data", DRAWINGS, "--checkpoint-dir", "ADDRESS"]),
+    "resume": ("training.main", [*TRAIN, "--train-data", DRAWINGS, "--name", "x", "--resume", "ADDRESS/step_1.pt"]),
+    "index": ("prolip.data.index", ["ADDRESS"]),
+    "index output": ("prolip.data.index", [DRAWINGS, "--output", "ADDRESS"]),
+    "uncertainty": ("prolip.uncertainty.__main__", [*MODEL, "--output", "out", "--train-data", "ADDRESS"]),
+    "curate": ("prolip.curate.__main__", ["score", *MODEL, "--out", "out", "--data", "ADDRESS"]),
+    "search": ("prolip.search.__main__", ["build", "out", *MODEL, "--data", "shards:ADDRESS"]),
+    "explore": ("prolip.explorer.__main__",
+                ["ProLIP-ViT-test", "--pretrained", "random", "--data", "shards:ADDRESS", "--port", "0"]),
+    "corpus": ("prolip.evaluation.corpus", [*MODEL[:2], "--data", "ADDRESS"]),
+    "corpus names": ("prolip.evaluation.corpus", [*MODEL[:2], "--data", DRAWINGS, "--names", "ADDRESS"]),
+    "evaluate": ("prolip.evaluation.__main__", [*MODEL, "--dataset", "wds:ADDRESS"]),
+    "prompts": ("prolip.prompts.__main__", ["fit", *MODEL, "--out", "out.json", "--dataset", "wds:ADDRESS"]),
+    "datacomp": ("prolip.evaluation.datacomp", [*MODEL, "--device", "cpu", "--data-dir", "ADDRESS"]),
+    "traverse": ("prolip.hierarchy.__main__", ["traverse", *MODEL, "--data", "ADDRESS"]),
+    "figures": ("prolip.figures.__main__", [*MODEL, "--out", "out", "--data", "ADDRESS"]),
+}
+#: Commands and flags that read files of this machine alone.
+LOCAL = {
+    "search images": ("prolip.search.__main__", ["build", "out", *MODEL, "--data", "images:ADDRESS"]),
+    "search texts": ("prolip.search.__main__", ["build", "out", *MODEL, "--data", "texts:ADDRESS"]),
+    "search features": ("prolip.search.__main__", ["build", "out", *MODEL, "--data", "features:ADDRESS"]),
+    "search index": ("prolip.search.__main__", ["query", "ADDRESS", "--text", "a"]),
+    "explore source": ("prolip.explorer.__main__", ["ADDRESS", "--data", "images:ADDRESS"]),
+    "curate select": ("prolip.curate.__main__", ["select", "--out", "ADDRESS"]),
+    "curate write": ("prolip.curate.__main__", ["write", "--out", "ADDRESS", "--shards-out", "out"]),
+    "curate report": ("prolip.curate.__main__", ["report", "--out", "ADDRESS"]),
+    "evaluate folder": ("prolip.evaluation.__main__", [*MODEL, "--dataset", "imagenet:ADDRESS"]),
+    "evaluate coco": ("prolip.evaluation.__main__", [*MODEL, "--dataset", "coco:ADDRESS,ADDRESS"]),
+    "evaluate captions": ("prolip.evaluation.__main__", [*MODEL, "--dataset", "captions:ADDRESS"]),
+    "evaluate winogavil": ("prolip.evaluation.__main__", [*MODEL, "--dataset", "winogavil:ADDRESS"]),
+    "evaluate features": ("prolip.evaluation.__main__", ["--features", "ADDRESS"]),
+    "templates": ("prolip.prompts.__main__",
+                  ["fit", *MODEL, "--out", "o.json", "--dataset", "wds:x", "--templates", "ADDRESS"]),
+    "prompts show": ("prolip.prompts.__main__", ["show", "ADDRESS"]),
+    "hierarcaps": ("prolip.hierarchy.__main__", ["hierarcaps", *MODEL, "--captions", "ADDRESS", "--images", "ADDRESS"]),
+    "hierarimgs": ("prolip.hierarchy.__main__",
+                   ["hierarimgs", "--instances", "ADDRESS", "--images", "ADDRESS", "--out", "o"]),
+    "levels": ("prolip.hierarchy.__main__", ["levels", *MODEL, "--levels", "ADDRESS", "--out", "out"]),
+    "report": ("prolip.report.__main__", ["ADDRESS"]),
+    "export": ("prolip.export", ["ADDRESS", "out"]),
+    "export weights": ("prolip.export", ["ProLIP-ViT-test", "out", "--pretrained", "ADDRESS"]),
+    "hub": ("prolip.hub.__main__", ["save", "ADDRESS", "out"]),
+    "pairs": ("prolip.uncertainty.__main__", [*MODEL, "--output", "out", "--pairs", "ADDRESS"]),
+    "model folder": ("prolip.search.__main__", [*BUILD, "--model", "local-dir:ADDRESS"]),
+    "model of the hub": ("prolip.search.__main__", [*BUILD, "--model", "hf-hub:ADDRESS"]),
+    "weights": ("prolip.search.__main__", [*BUILD, *MODEL[:3], "ADDRESS"]),
+    "tokenizer": ("prolip.search.__main__", [*BUILD, *MODEL, "--tokenizer", "ADDRESS"]),
+    "train csv": ("training.main", [*TRAIN, "--dataset-type", "csv", "--train-data", "ADDRESS"]),
+    "train folder": ("training.main", [*TRAIN, "--dataset-type", "folder", "--train-data", "ADDRESS"]),
+    "train coco": ("training.main", [*TRAIN, "--train-data", "coco:ADDRESS,ADDRESS"]),
+    "train config": ("training.main", ["--config", "ADDRESS"]),
+    "train weights": ("training.main", [*TRAIN, "--train-data", DRAWINGS, "--pretrained", "ADDRESS"]),
+}
+
+
+def refusal_of(command, address, capsys):
+    """The last line of stderr of a command that must end with 2 and one line."""
+    module, words = command
+    main, words = import_module(module).main, [word.replace("ADDRESS", address) for word in words]
+    try:
+        code = main(words)
+    except SystemExit as ended:
+        code = ended.code
+    error = capsys.readouterr().err
+    assert code == 2 and "Traceback" not in error, error
+    return error
+
+
+@pytest.fixture
+def canary(tmp_path, monkeypatch):
+    """The file that hostile addresses would write."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    return tmp_path / "canary"
+
+
+@pytest.mark.parametrize("name", OPEN)
+def test_commands_open_no_hostile_url(name, canary, capsys):
+    for hostile in (PIPE, "PIPE:touch {}", "zip://0.tar#://{}", "hf-hub:org/name"):
+        if hostile == PIPE and name in ("train", "index", "uncertainty"):
+            continue  # the shards that are trained on
+        if hostile.startswith("hf-hub:") and name in ("evaluate", "prompts"):
+            continue  # data sets of the hub
+        address = hostile.format(canary)
+        error = refusal_of(OPEN[name], address, capsys)
+        assert address in error and ALLOWED in error, error
+    assert not canary.exists()
+
+
+@pytest.mark.parametrize("name", LOCAL)
+def test_commands_take_a_hostile_address_for_a_path(name, canary, capsys):
+    for hostile in (PIPE, "|touch {}"):
+        address = hostile.format(canary)
+        assert Path(address).name in refusal_of(LOCAL[name], address, capsys)
+    assert not canary.exists()
+
+
+@pytest.fixture(scope="module")
+def classifier():
+    return ZeroShotClassifier("ProLIP-ViT-test", ["a", "b"], pretrained="random").fit()
+
+
+#: Functions that read URLs.
+FUNCTIONS = {
+    "open_image": prolip.open_image,
+    "question": lambda address: pictures_of([Question(None, address)], Namespace(preprocess=None)),
+    "expand_shards": expand_shards,
+    "read_samples": lambda address: next(read_samples(address)),
+    "corpus": emoji.read,
+    "open_wds": open_wds,
+    "open_dataset": lambda address: open_dataset(f"wds:{address}"),
+    "Storage": Storage,
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_open_no_hostile_url(name, canary):
+    for address in (hostile.format(canary) for hostile in HOSTILE):
+        if name in ("open_wds", "open_dataset") and address.startswith("hf-hub:"):
+            continue  # data sets of the hub
+        with pytest.raises(ValueError, match=ALLOWED) as refusal:
+            FUNCTIONS[name](address)
+        assert repr(address) in str(refusal.value)
+    assert not canary.exists()
+
+
+@pytest.mark.parametrize("read", [open_stream, read_index, lambda address: next(ShardReader()(address))])
+def test_readers_of_shards_open_no_hostile_url_without_leave(read, canary):
+    for address in (hostile.format(canary) for hostile in HOSTILE):
+        with pytest.raises(ShardFault, match=f"unreadable shard: ValueError: .*{ALLOWED}"):
+            read(address)
+    assert not canary.exists()
+
+
+def test_classifiers_open_no_hostile_url(classifier, canary):
+    for address in (hostile.format(canary) for hostile in HOSTILE):
+        with pytest.raises(ValueError, match=ALLOWED):
+            classifier.predict([address])
+    assert not canary.exists()
+
+
+def test_names_of_models_and_tokenizers_run_nothing(canary):
+    for address in (hostile.format(canary) for hostile in HOSTILE[:4]):
+        for name in (address, f"local-dir:{address}", f"hf-hub:{address}"):
+            for load in (prolip.create_model, prolip.get_tokenizer):
+                with pytest.raises((OSError, ValueError)):
+                    load(name)
+        with pytest.raises((OSError, ValueError)):
+            prolip.create_model("ProLIP-ViT-test", pretrained=address)
+        with pytest.raises((OSError, ValueError)):
+            prolip.get_tokenizer("ProLIP-ViT-test", tokenizer=address)
+    assert not canary.exists()
+
+
+def test_items_of_an_index_name_files_of_this_machine(canary):
+    for address in (hostile.format(canary) for hostile in HOSTILE):
+        for item in ({"key": "a", "path": address}, {"key": "a", "shard": address}):
+            with pytest.raises((Gone, OSError)):
+                Pictures().data(item)
+    assert not canary.exists()
+
+
+def test_rows_of_a_csv_name_files_of_this_machine(canary):
+    rows = "".join(f"{hostile.format(canary)} .png\ta\n" for hostile in HOSTILE)
+    Path("rows.csv").write_text(f"filepath\ttitle\n{rows}")
+    read = read_csv("rows.csv", TableColumns("filepath", "title"), "\t")
+    for number in range(len(HOSTILE)):
+        with pytest.raises(SampleFault, match="missing image"):
+            read(number)
+    assert not canary.exists()
+
+
+def test_the_benchmark_gets_no_address_that_a_shell_would_act_on(canary):
+    checks = import_module("prolip.evaluation.clip_benchmark.checks")
+    for address in ("http://host/a';touch {};'", "$(touch {})", "`touch {}`", "x::pipe:touch {}", "a|touch {}"):
+        for dataset in ("wds/x", "imagenet-a"):
+            with pytest.raises(ValueError, match=f"{canary}.*(hands addresses to a shell|a URL of file, http)"):
+                checks.wds_place(Namespace(dataset=dataset, dataset_root=address.format(canary)))
+    assert not canary.exists()
+
+
+def test_the_shards_of_a_recorded_run_are_read_by_no_command(canary):
+    """`pipe:` of a config.json is text for cards and reports."""
+    from prolip.hub.figures import licences
+
+    assert json.dumps(licences([PIPE.format(canary)]))
+    assert not canary.exists()
