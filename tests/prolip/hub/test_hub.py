@@ -189,3 +189,32 @@ def test_a_folder_with_a_card_loads_as_one_without(run, tmp_path):
     assert main(["save", str(run / "model"), str(tmp_path / "copy")]) == 0
     one, other = (load_embedder(f"local-dir:{folder}") for folder in (run / "model", tmp_path / "copy"))
     assert one.fingerprint == other.fingerprint
+
+
+@pytest.mark.parametrize("name, text, said", [
+    ("open_clip_config.json", "{}", "another model"), ("pytorch_model.bin", "", "another model"),
+    ("spiece.model", "", "another model"), ("uncertainty.safetensors", "", "another model"),
+    ("config.json", '{"name": "a web server"}', "another program"), ("config.json", "no JSON", "another program"),
+    ("config.json", json.dumps(CONFIG), "another program or to a run"),
+    ("README.md", "# My project\n", "not a card of this program"),
+    ("README.md", "---\nlibrary_name: transformers\n---\n", "not a card of this program"),
+])  # fmt: skip
+def test_a_folder_with_the_files_of_others_is_refused(run, name, text, said, tmp_path, capsys):
+    (tmp_path / name).write_text(text)
+    assert main(["save", str(run), str(tmp_path)]) == 2
+    assert said in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == [name] and (tmp_path / name).read_text() == text
+
+
+def test_a_foreign_readme_is_replaced_on_request_and_an_own_card_always(run, tmp_path):
+    (tmp_path / "README.md").write_text("# My project\n")
+    assert main(["save", str(run), str(tmp_path), "--replace"]) == 0
+    assert main(["save", str(run), str(tmp_path), "--name", "second"]) == 0
+    assert "# second\n" in (tmp_path / "README.md").read_text()
+
+
+def test_an_openclip_model_is_not_saved_over_one_of_ours(run, tmp_path, capsys):
+    assert main(["save", str(run), str(tmp_path / "out")]) == 0
+    fitted_openclip(tmp_path)
+    assert main(["save", str(tmp_path / "fitted"), str(tmp_path / "out")]) == 2
+    assert "another model (config.json, model.safetensors)" in capsys.readouterr().err
