@@ -216,6 +216,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.workers < 0:
             raise ValueError(f"--workers {options.workers}: give 0 or more")
         urls = list(dict.fromkeys(shard.url for source in options.shards for shard in expand_shards(source)))
+        if len(set(map(canonical, remote := [url for url in urls if not is_local(url)]))) < len(remote):
+            raise ValueError("some shards differ in user info or query alone, which an index does not hold: index them "
+                             "under addresses of their own")  # fmt: skip
         place = options.output or default_output(urls)
         check_place(place)
         with naming("--timeout"):

@@ -22,6 +22,7 @@ import fsspec.core
 import requests
 
 from prolip.data.faults import ShardFault
+from prolip.utils.secrecy import said_by
 
 T = TypeVar("T")
 #: Answers of HTTP after which it is worth asking again: time-out, too early, too many requests, errors of the server.
@@ -305,7 +306,7 @@ class PipeConnection:
         """The end of what the command wrote to stderr."""
         self.errors.seek(max(0, self.errors.seek(0, os.SEEK_END) - 300))
         text = self.errors.read().decode(errors="replace").strip()
-        return f": {text}" if text else ""
+        return f": {said_by(self.command, text)}" if text else ""
 
     def close(self) -> None:
         """Kill what is left of the pipeline."""
