@@ -43,6 +43,15 @@ def check_folder(folder: Path, written: Collection[str], source: Path | None = N
             raise ValueError(f"{folder / name} belongs to another program or to a run: give another folder")
 
 
+def check_links(folder: Path) -> None:
+    """ValueError for a model's file that is a link out of its folder; a snapshot's links into its cache are not."""
+    root = folder.resolve()
+    inside = [root, *([root.parents[1] / "blobs"] if root.parent.name == "snapshots" else [])]
+    for name in FILES:
+        if (folder / name).is_symlink() and not any(map((folder / name).resolve().is_relative_to, inside)):
+            raise ValueError(f"{folder / name} is a link to a file outside of {folder}: put the file itself there")
+
+
 def is_model_config(path: Path) -> bool:
     """Whether a config.json describes a model of ours or of OpenCLIP's."""
     try:
@@ -67,6 +76,7 @@ def save(
     ours. The weights stay bit for bit; the configuration of one of OpenCLIP's says where its variances lie. ValueError
     as `check_folder`, and for a README.md of another origin.
     """
+    check_links(source.folder)
     check_folder(folder, [name for name in FILES if (source.folder / name).is_file()], source.folder)
     if not replace and (folder / CARD).exists() and not is_own_card(folder / CARD):
         raise ValueError(f"{folder / CARD} is not a card of this program: give another folder, or --replace")
@@ -128,6 +138,7 @@ def push(folder: Path, repo: str, private: bool = False, say: Callable[[str], No
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError
 
+    check_links(folder)
     api = HfApi()
     names = [name for name in (*FILES, CARD, FIGURES) if (folder / name).is_file()]
     try:
