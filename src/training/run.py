@@ -19,6 +19,7 @@ from prolip.methods import find_method
 from prolip.methods.base import Context, Objective
 from prolip.models.weights.checkpoint import save_pretrained
 from prolip.utils.console import EXIT_INTERRUPTED
+from prolip.utils.secrecy import redacted
 from training.checkpoint.files import load_checkpoint
 from training.checkpoint.resuming import go_on, open_records, take_folder
 from training.checkpoint.run_folder import write_json, write_status
@@ -301,7 +302,8 @@ def summary(run: Run) -> str:
         "model": f"{config.model.model}, {sum(total for total, _ in sizes.values()):,} parameters: {towers}",
         "method": f"{config.method} {dataclasses.asdict(config.objective) or ''}".strip(),
         "batch": f"{global_batch} = {world.world_size} ranks x {config.run.accum_freq} micro-batches x {per_rank}",
-        "data": f"{config.data.train_data or config.data.dataset_type}: {loader.num_samples:,} samples per epoch",
+        "data": f"{redacted(config.data.train_data) or config.data.dataset_type}: {loader.num_samples:,} samples per "
+        "epoch",
         "length": f"{run.total_steps:,} steps = {run.total_steps / loader.num_batches:.1f} epochs "
         f"of {loader.num_batches:,} steps",
         "optimiser": f"{config.optim.opt}, lr {config.optim.lr:g} {config.optim.lr_scheduler}, "

@@ -37,7 +37,8 @@ PUBLIC_FLAGS = """
 --lr-min-ratio --lr-scheduler --mask-fraction --mask-padding --mask-ratio --max-bad-fraction --max-nonfinite
 --max-samples --max-steps --method --model --momentum --name --noise-ratio --noise-seed
 --openclip-transform --opt --output-dir --overwrite
---peak-tflops --precision --prefetch --pretrained --profile --read-retries --read-timeout --resume --rotate
+--peak-tflops --precision --prefetch --pretrained --profile --read-retries --read-timeout --renewed-addresses
+--resume --rotate
 --saturation --save-every-minutes --save-every-samples --save-every-steps --save-frequency --seed --select
 --shard-index --shift --shuffle-buffer --stall-seconds --text-delete --text-mask --text-random
 --tokenizer --torchcompile --traceback --train-data

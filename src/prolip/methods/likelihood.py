@@ -25,6 +25,9 @@ from prolip.uncertainty.novelty import Novelty, Widths
 from prolip.uncertainty.pairs import Pairs
 from prolip.utils.fields import option
 
+#: Rows of a bank, or centres, that a model may hold.
+MOST_ROWS = 2**22
+
 PairLoss = Literal["sigmoid", "softmax"]
 
 
@@ -46,6 +49,9 @@ class LikelihoodConfig:
         for name, least in bounds.items():
             if getattr(self, name) < least:
                 raise ValueError(f"{name}={getattr(self, name)}: give {least} or more")
+        for name in ("bank", "centres", "novelty_centres"):
+            if getattr(self, name) > MOST_ROWS:
+                raise ValueError(f"{name}={getattr(self, name)}: give at most {MOST_ROWS:,} rows")
 
 
 class MatchWeights(nn.Module):
