@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from baselines import BASELINES
 from prolip.data.captioned import captioned_samples
 from prolip.data.config import DataConfig
 from prolip.data.emoji import Corpus
@@ -22,7 +23,6 @@ from prolip.evaluation.suites.emoji.result import CorpusResult
 from prolip.gaussian import Gaussian
 from prolip.methods import LikelihoodConfig
 from prolip.uncertainty.attach import attach
-from prolip.uncertainty.baselines import BASELINES
 from prolip.uncertainty.collect import embed_images, embed_texts, join
 from prolip.uncertainty.pairs import Pairs
 

@@ -21,6 +21,7 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from scipy.stats import linregress  # noqa: E402
 
+from baselines import BASELINES  # noqa: E402
 from foreign_inputs import pictures, texts  # noqa: E402
 from prolip.data.emoji import LEVELS  # noqa: E402
 from prolip.evaluation.metrics.blockwise import PairScores, Relevance  # noqa: E402
@@ -31,7 +32,6 @@ from prolip.evaluation.metrics.study import study_retrieval  # noqa: E402
 from prolip.evaluation.metrics.traces import by_decile, partial_spearman, spearman  # noqa: E402
 from prolip.evaluation.suites.emoji.evaluate import evaluate_corpus  # noqa: E402
 from prolip.evaluation.suites.emoji.result import CorpusResult  # noqa: E402
-from prolip.uncertainty.baselines import BASELINES  # noqa: E402
 from study_subjects import Subject, Trained, baselines, fitted, trained  # noqa: E402
 
 NAN = float("nan")

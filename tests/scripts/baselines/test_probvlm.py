@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from ambiguous_pairs import points
 from scipy.stats import gennorm, spearmanr
 
-from prolip.uncertainty.baselines import ProbVLM
-from prolip.uncertainty.baselines.probvlm import gennorm_nll, gennorm_variance
+from baselines import ProbVLM
+from baselines.probvlm import gennorm_nll, gennorm_variance
 from prolip.uncertainty.pairs import Pairs
 
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 from ambiguous_pairs import points
 
+from baselines.pair_likelihood import PairLikelihood, pair_loss
 from prolip.gaussian import Gaussian
 from prolip.measures import elk
-from prolip.uncertainty.baselines.pair_likelihood import PairLikelihood, pair_loss
 from prolip.uncertainty.pairs import Pairs
 
 

@@ -7,9 +7,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from baselines.base import Baseline, Scorer
+from baselines.heads import Head, minimise
 from prolip.gaussian import upcast
-from prolip.uncertainty.baselines.base import Baseline, Scorer
-from prolip.uncertainty.baselines.heads import Head, minimise
 from prolip.uncertainty.pairs import Pairs
 
 LEAST_BETA, MOST_BETA = 0.5, 5.0

@@ -5,11 +5,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from baselines.base import Baseline, Scorer
+from baselines.heads import Head, minimise
+from baselines.sphere import vmf_log_normaliser
 from prolip.gaussian import upcast
-from prolip.uncertainty.baselines.base import Baseline, Scorer
-from prolip.uncertainty.baselines.heads import Head, minimise
 from prolip.uncertainty.pairs import Pairs
-from prolip.uncertainty.sphere import vmf_log_normaliser
 
 
 class AsymVLM(Baseline):

@@ -4,8 +4,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from baselines.base import Baseline, Scorer
 from prolip.gaussian import upcast
-from prolip.uncertainty.baselines.base import Baseline, Scorer
 from prolip.uncertainty.pairs import Pairs
 
 TILE = 1 << 23  # cosines held at a time

@@ -8,7 +8,7 @@ import pytest
 import torch
 from ambiguous_pairs import points
 
-from prolip.uncertainty.baselines import InformationGain
+from baselines import InformationGain
 from prolip.uncertainty.pairs import Pairs
 
 

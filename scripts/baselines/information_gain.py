@@ -3,8 +3,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from baselines.base import Baseline, Scorer
 from prolip.gaussian import upcast
-from prolip.uncertainty.baselines.base import Baseline, Scorer
 from prolip.uncertainty.pairs import Pairs
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from baselines.base import Baseline, Scorer
+from baselines.top_score import TILE
 from prolip.gaussian import upcast
-from prolip.uncertainty.baselines.base import Baseline, Scorer
-from prolip.uncertainty.baselines.top_score import TILE
 from prolip.uncertainty.pairs import Pairs
 
 NEIGHBOUR = 5

@@ -1,10 +1,14 @@
 """How long heads are fitted in tests, and the world that they are fitted to."""
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 from ambiguous_pairs import World, ambiguous_world
 
-from prolip.uncertainty.baselines import heads
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "scripts"))
+from baselines import heads  # noqa: E402
 
 
 @pytest.fixture

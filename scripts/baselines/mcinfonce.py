@@ -6,11 +6,11 @@ import math
 import torch
 from torch import Tensor, nn
 
+from baselines.base import Baseline, Scorer, seeded
+from baselines.heads import Head, minimise
+from baselines.sphere import power_spherical_sample
 from prolip.gaussian import upcast
-from prolip.uncertainty.baselines.base import Baseline, Scorer, seeded
-from prolip.uncertainty.baselines.heads import Head, minimise
 from prolip.uncertainty.pairs import Pairs
-from prolip.uncertainty.sphere import power_spherical_sample
 
 SAMPLES = 8
 START, MOST = 0.8, 0.999  # the mean cosine of an input's points with its mean: at first, and at most

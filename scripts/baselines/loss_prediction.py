@@ -4,9 +4,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from baselines.base import Baseline, Scorer, text_features
+from baselines.heads import Head, bank_of, minimise
 from prolip.gaussian import upcast
-from prolip.uncertainty.baselines.base import Baseline, Scorer, text_features
-from prolip.uncertainty.baselines.heads import Head, bank_of, minimise
 from prolip.uncertainty.pairs import Pairs
 
 MARGIN = 0.1

@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from ambiguous_pairs import few, points
 from scipy.stats import spearmanr
 
-from prolip.uncertainty.baselines import LossPrediction, loss_prediction
-from prolip.uncertainty.baselines.loss_prediction import MARGIN, contrastive_losses, ranking_loss
+from baselines import LossPrediction, loss_prediction
+from baselines.loss_prediction import MARGIN, contrastive_losses, ranking_loss
 from prolip.uncertainty.pairs import Pairs
 
 

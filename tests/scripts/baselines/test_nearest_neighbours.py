@@ -4,7 +4,7 @@ from __future__ import annotations
 import torch
 from ambiguous_pairs import points
 
-from prolip.uncertainty.baselines import NearestNeighbours, nearest_neighbours
+from baselines import NearestNeighbours, nearest_neighbours
 from prolip.uncertainty.pairs import Pairs
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 import torch
 from ambiguous_pairs import points
 
-from prolip.uncertainty.baselines import TopScore, top_score
+from baselines import TopScore, top_score
 from prolip.uncertainty.pairs import Pairs
 
 

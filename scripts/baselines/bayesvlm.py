@@ -4,9 +4,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from baselines.base import Baseline, Scorer, text_features
+from baselines.heads import bank_of
 from prolip.gaussian import upcast
-from prolip.uncertainty.baselines.base import Baseline, Scorer, text_features
-from prolip.uncertainty.baselines.heads import bank_of
 from prolip.uncertainty.pairs import Pairs
 
 PRIOR = 1e-2  # sqrt(lambda), in mean eigenvalues of each factor

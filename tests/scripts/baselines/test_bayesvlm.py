@@ -5,8 +5,8 @@ import torch
 from ambiguous_pairs import points
 from scipy.stats import spearmanr
 
-from prolip.uncertainty.baselines import BayesVLM
-from prolip.uncertainty.baselines.bayesvlm import infonce_curvature, with_prior
+from baselines import BayesVLM
+from baselines.bayesvlm import infonce_curvature, with_prior
 from prolip.uncertainty.pairs import Pairs
 
 
