@@ -1,4 +1,4 @@
-# make demo, make test, make test-slurm, make test-numerics, make site: each makes what it needs. Another interpreter: make demo PYTHON=python3.12
+# make demo, make test, make test-slurm, make test-numerics, make test-lowest, make site: each makes what it needs. Another interpreter: make demo PYTHON=python3.12
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -8,8 +8,9 @@ TESTED := $(VENV)/.ready-to-test
 # Bytecode is compiled as modules are imported, a third of the time that pip takes with all of PyTorch; so it is kept,
 # also where PYTHONDONTWRITEBYTECODE is set: tests alone are some fifty processes.
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --editable
+LOWEST := build/lowest
 
-.PHONY: help demo test test-slurm test-numerics lint site clean
+.PHONY: help demo test test-slurm test-numerics test-lowest lint site clean
 .DELETE_ON_ERROR:
 
 help:
@@ -17,6 +18,7 @@ help:
 	@echo 'make test    run the tests'
 	@echo 'make test-slurm  those that start a SLURM cluster on this machine (as root, with slurm-wlm and munge)'
 	@echo 'make test-numerics  those of arithmetic with the kernels of every kind of CPU that this one can stand in for'
+	@echo 'make test-lowest  the tests of the packages with the lowest versions of requirements.txt, in $(LOWEST)'
 	@echo 'make lint    ruff and mypy'
 	@echo 'make site    docs/ as a site in build/site'
 	@echo 'make clean   delete the virtual environment and caches; runs/ stays'
@@ -32,6 +34,11 @@ test-slurm: $(TESTED)
 
 test-numerics: $(TESTED)
 	$(BIN)/python scripts/numerics.py
+
+# The tests of the packages that need no extra: those of ONNX, S3, notebooks and pages skip themselves.
+test-lowest: $(LOWEST)/.ready
+	PYTHONDONTWRITEBYTECODE= PYTHONPATH=src $(LOWEST)/bin/python -m pytest --numprocesses auto --maxprocesses 8 \
+	  --dist loadfile --no-loadscope-reorder tests/planner tests/prolip tests/training
 
 # Without ruff's cache: it keeps a verdict about the order of imports when a module of ours that is new changes it.
 lint: $(TESTED)
@@ -62,6 +69,13 @@ $(READY): requirements.txt setup.py
 $(TESTED): $(READY)
 	@echo 'Installing what the tests need into $(VENV), once.'
 	@$(INSTALL) '.[test]' || { $(BROKEN); } >&2
+	@touch $@
+
+$(LOWEST)/.ready: requirements.txt setup.py tests/lowest.txt
+	@echo 'Installing the lowest versions of requirements.txt into $(LOWEST), once.'
+	$(PYTHON) -m venv $(LOWEST)
+	@$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint tests/lowest.txt \
+	  --requirement requirements.txt pytest pytest-timeout pytest-xdist hypothesis mpmath || { $(BROKEN); } >&2
 	@touch $@
 
 clean:

@@ -36,7 +36,7 @@ from prolip.losses import log_match_odds, tiled_loss_over_ranks  # noqa: E402
 from prolip.methods import METHODS  # noqa: E402
 from prolip.methods.vacsr import VACSRConfig, VACSRScore, pair_terms  # noqa: E402
 from prolip.models.adapter import PairNoise, SimilarityAdapter  # noqa: E402
-from prolip.noise import pair_noise  # noqa: E402
+from prolip.random import pair_noise  # noqa: E402
 
 
 def parse() -> argparse.Namespace:
@@ -122,7 +122,7 @@ def vacsr_loss(way: str, batch: int, dim: int, hidden: int, pipe: Any) -> None:
     weights = list(adapter.parameters())
 
     def sample(x: Any, y: Any) -> torch.Tensor:
-        noise = PairNoise(*pair_noise(0, x[1], y[1], dim, config.mixture_components))
+        noise = PairNoise(*pair_noise(0, x[1], y[1], dim * config.mixture_components, config.mixture_components))
         return adapter(x[0], y[0], noise, config.gumbel_temperature)
 
     def loss(numbers: torch.Tensor, positive: torch.Tensor) -> torch.Tensor:

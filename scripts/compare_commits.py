@@ -7,7 +7,8 @@ Runs of the demo's recipe: in one process, in two ranks, by every other method, 
 the second one goes on with. Then the corpus, both kinds of its tasks and clip_benchmark, of one saved model. Losses,
 parameters and metrics must be the same; 1 if anything is not. Metrics may be summed in another order: if they part by
 less than 1e-14, the largest difference is given. What the second commit writes beside what the first one did is no
-difference. What a commit runs is its own `src` and `scripts`.
+difference. What a commit runs is its own `src` and `scripts`. If only the second commit has versions of random numbers,
+it draws those of version 1, so that this change hides no other one.
 """
 from __future__ import annotations
 
@@ -39,6 +40,7 @@ class Commit:
 
     def __init__(self, name: str, folder: Path):
         self.name, self.folder = name, folder
+        self.flags: list[str] = []
         done = subprocess.run(["git", "-C", ROOT, "worktree", "add", "--quiet", "--detach", folder, name],
                               capture_output=True, text=True)  # fmt: skip
         if done.returncode:
@@ -53,6 +55,11 @@ class Commit:
             said = f"{' '.join(command[1:])} ended with {done.returncode}:\n{done.stderr[-2000:]}"
             sys.exit(f"error: {self.name}: {said}")
 
+    @property
+    def has_versions(self) -> bool:
+        """Whether its random numbers have versions, which --draws chooses."""
+        return (self.folder / "src/prolip/random.py").exists()
+
     def remove(self) -> None:
         subprocess.run(["git", "-C", ROOT, "worktree", "remove", "--force", self.folder], check=False)
 
@@ -60,7 +67,7 @@ class Commit:
 def train(commit: Commit, out: Path, name: str, *words: object, ranks: int = 1) -> Path:
     """A run of the demo's recipe."""
     module = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", ranks] if ranks > 1 else []
-    commit.run(*module, "-m", "training.main", *RECIPE, "--output-dir", out, "--name", name, *words)
+    commit.run(*module, "-m", "training.main", *RECIPE, *commit.flags, "--output-dir", out, "--name", name, *words)
     return out / name
 
 
@@ -150,6 +157,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         root = Path(scratch)
         commits = [Commit(name, root / f"code{number}") for number, name in enumerate((options.before, options.after))]
+        if commits[1].has_versions and not commits[0].has_versions:
+            commits[1].flags = ["--draws", "1"]
         try:
             sys.exit(0 if all(list(compare_all(commits, root, options))) else 1)
         finally:

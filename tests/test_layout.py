@@ -17,7 +17,7 @@ MOST = 12
 #: From the ground up; a module is on the floor of its longest prefix here, and imports none of a higher floor.
 FLOORS = [
     ["prolip.utils", "prolip.operators", "prolip.gaussian", "prolip.flops", "prolip.masking", "prolip.mixing",
-     "prolip.noise"],
+     "prolip.random"],
     ["prolip.measures"],
     ["prolip.losses", "prolip.uncertainty.units"],
     ["prolip.scores"],

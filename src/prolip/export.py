@@ -8,9 +8,11 @@ docs/export.md has more.
 from __future__ import annotations
 
 import argparse
+import io
 import json
-import math
+import os
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,6 +23,7 @@ from torch import Tensor, nn
 
 from prolip.evaluation.loading import RANDOM, check_weights, is_prolip, load_openclip, load_prolip
 from prolip.evaluation.model import PointModel, evaluating, own_score
+from prolip.gaussian import Gaussian, kind_of
 from prolip.models.weights.checkpoint import CheckpointError
 from prolip.uncertainty.clip import FittedCLIP
 from prolip.utils import console
@@ -40,18 +43,28 @@ def towers_of(model: nn.Module) -> Any:
     return model.model if isinstance(model, (PointModel, FittedCLIP)) else model
 
 
-class ImageEncoder(nn.Module):
-    """Normalised images (B, 3, H, W) -> mean and log_var, (B, D) each, as a plain tuple."""
+class Encoder(nn.Module):
+    """One tower of a model, (B, ...) -> mean and log_var, (B, D) each, as a plain tuple; TypeError for other models."""
 
-    name = "image"
+    name: str
 
     def __init__(self, model: Any):
         super().__init__()
+        if not isinstance(model, nn.Module) or not hasattr(model, "encode_image") or not hasattr(model, "encode_text"):
+            raise TypeError(f"the model is {kind_of(model)}: give what prolip.export.load(name) returns")
         self.model = model
 
-    def forward(self, image: Tensor) -> tuple[Tensor, Tensor]:
-        mean, log_var = self.model.encode_image(image)
-        return mean, log_var
+    def forward(self, batch: Tensor) -> tuple[Tensor, Tensor]:
+        z = getattr(self.model, f"encode_{self.name}")(batch)
+        if not isinstance(z, Gaussian):
+            raise TypeError(f"encode_{self.name} returns {kind_of(z)} and no Gaussian: load it by prolip.export.load")
+        return z.mean, z.log_var
+
+
+class ImageEncoder(Encoder):
+    """Normalised images (B, 3, H, W) -> mean and log_var, (B, D) each."""
+
+    name = "image"
 
     def example(self, rows: int, generator: torch.Generator | None = None) -> Tensor:
         """Random images."""
@@ -60,18 +73,10 @@ class ImageEncoder(nn.Module):
         return torch.randn(rows, 3, height, width, generator=generator)
 
 
-class TextEncoder(nn.Module):
-    """Token ids (B, context) int64 -> mean and log_var, (B, D) each, as a plain tuple."""
+class TextEncoder(Encoder):
+    """Token ids (B, context) int64 -> mean and log_var, (B, D) each."""
 
     name = "text"
-
-    def __init__(self, model: Any):
-        super().__init__()
-        self.model = model
-
-    def forward(self, text: Tensor) -> tuple[Tensor, Tensor]:
-        mean, log_var = self.model.encode_text(text)
-        return mean, log_var
 
     def example(self, rows: int, generator: torch.Generator | None = None) -> Tensor:
         """Random ids, padded from a random place on."""
@@ -99,7 +104,7 @@ def load(model: str, pretrained: str | None = None) -> nn.Module:
     return network if isinstance(network, PointModel) or own_score(network)[1] else PointModel(network)
 
 
-def export_program(encoder: ImageEncoder | TextEncoder) -> torch.export.ExportedProgram:
+def export_program(encoder: Encoder) -> torch.export.ExportedProgram:
     """A tower by `torch.export`, for any number of rows.
 
     Raises ValueError unless its model is in float32 on a CPU, and for a tower that is no graph to torch.export.
@@ -119,11 +124,31 @@ def export_program(encoder: ImageEncoder | TextEncoder) -> torch.export.Exported
                          " python -m prolip.evaluation --save-features keeps instead") from error  # fmt: skip
 
 
-def prepare(folder: str | Path) -> Path:
-    """A folder that can be written, made. ValueError for one that cannot."""
+def check_place(folder: str | Path, format: str) -> None:
+    """ValueError unless the graphs of a format can be written into this folder."""
     check_output(folder, folder=True)
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    return Path(folder)
+    for name in ("image", "text"):
+        if (path := Path(folder) / f"{name}.{format}").is_dir():
+            raise ValueError(f"{path} is a folder: move it, or give another place for the graphs")
+
+
+def write_graphs(model: nn.Module, folder: str | Path, format: str, write: Callable[[Any, Path], None]) -> dict:
+    """`write` both encoders into a temporary folder, and rename the files when both are whole; name -> file.
+
+    Where a disk is full the former graphs stay. ValueError where the folder cannot be written.
+    """
+    encoders = [ImageEncoder(model), TextEncoder(model)]
+    check_place(folder, format)
+    place = Path(folder)
+    place.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=place, prefix=".graphs.") as temporary:
+        for encoder in encoders:
+            write(encoder, Path(temporary) / f"{encoder.name}.{format}")
+        for path in sorted(Path(temporary).iterdir()):
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+            path.replace(place / path.name)
+    return {encoder.name: place / f"{encoder.name}.{format}" for encoder in encoders}
 
 
 def export_onnx(model: nn.Module, folder: str | Path) -> dict[str, Path]:
@@ -133,16 +158,33 @@ def export_onnx(model: nn.Module, folder: str | Path) -> dict[str, Path]:
     """
     if missing := [name for name in NEEDED if find_spec(name) is None]:
         raise ImportError(f"ONNX needs {', '.join(missing)}: pip install {' '.join(missing)}")
-    place, files = prepare(folder), {}
-    for encoder in (ImageEncoder(model), TextEncoder(model)):
+
+    def write(encoder: Encoder, path: Path) -> None:
         program = torch.onnx.export(
             export_program(encoder), dynamo=True, verbose=False, input_names=[encoder.name], output_names=list(OUTPUTS)
         )
         assert program is not None
+        allow_no_rows(program.model.graph)
         program.model.metadata_props["prolip"] = json.dumps(facts(model))
-        files[encoder.name] = place / f"{encoder.name}.onnx"
-        program.save(files[encoder.name])
-    return files
+        program.save(path)
+
+    return write_graphs(model, folder, "onnx", write)
+
+
+def allow_no_rows(graph: Any) -> None:
+    """Write out the -1 of constant shapes [0, groups, -1] (PyTorch's group norms), which no rows leave unknown."""
+    import onnx_ir
+
+    for node in list(graph):
+        given = node.inputs[1].const_value if node.op_type == "Reshape" else None
+        known = node.outputs[0].shape
+        sizes = [] if given is None or known is None else given.numpy().tolist()
+        if 0 in sizes and -1 in sizes and isinstance(size := known[place := sizes.index(-1)], int):
+            sizes[place] = size
+            numbers = onnx_ir.tensor(sizes, onnx_ir.DataType.INT64)
+            shape = onnx_ir.Value(name=f"{node.name}_shape", const_value=numbers)
+            graph.register_initializer(shape)
+            node.replace_input_with(1, shape)
 
 
 def export_pt2(model: nn.Module, folder: str | Path) -> dict[str, Path]:
@@ -150,29 +192,29 @@ def export_pt2(model: nn.Module, folder: str | Path) -> dict[str, Path]:
 
     What their inputs go through is their extra file `prolip.json`. ValueError where the folder cannot be written.
     """
-    place, files = prepare(folder), {}
-    for encoder in (ImageEncoder(model), TextEncoder(model)):
-        files[encoder.name] = place / f"{encoder.name}.pt2"
-        torch.export.save(export_program(encoder), files[encoder.name], extra_files={FACTS: json.dumps(facts(model))})
-    return files
+
+    def write(encoder: Encoder, path: Path) -> None:
+        whole = io.BytesIO()  # PyTorch's own writer ends the process where a disk is full
+        torch.export.save(export_program(encoder), whole, extra_files={FACTS: json.dumps(facts(model))})
+        path.write_bytes(whole.getbuffer())
+
+    return write_graphs(model, folder, "pt2", write)
 
 
 def facts(model: Any) -> dict:
-    """What a caller needs beside the graphs: pixels, context, whether variances mean something, and the score, without
-    what was trained for it alone.
+    """What a caller needs besides the graphs: pixels, context, whether variances mean something, and the model's score.
+
+    score: what `prolip.methods.score_from_dict` reads. logit_scale, logit_bias: of a score that is the csd similarity
+    or the cosine alone; the other scores have scale and bias of their own, in `score`.
     """
     inner = towers_of(model)
     score, probabilistic = own_score(model if isinstance(model, FittedCLIP) else inner)
-    trained = {name: getattr(inner, name, None) for name in ("logit_scale", "logit_bias")}
-    trained = {name: None if value is None else value.item() for name, value in trained.items()}
-    if (scale := trained["logit_scale"]) is not None:
-        trained["logit_scale"] = math.exp(scale)
+    plain = {"logit_scale": score.scale, "logit_bias": score.bias} if score.name in ("csd", "mean") else {}
     length, _, pad = text_input(model)
     preprocess = getattr(inner.visual, "preprocess_cfg", {})
     return {
-        "preprocess": preprocess, "context_length": length, "pad_token_id": pad,
-        **trained, "probabilistic": probabilistic and not isinstance(model, PointModel),
-        "score": {name: value for name, value in score.to_dict().items() if name != "state"},
+        "preprocess": preprocess, "context_length": length, "pad_token_id": pad, **plain,
+        "probabilistic": probabilistic and not isinstance(model, PointModel), "score": score.to_dict(),
     }  # fmt: skip
 
 
@@ -225,6 +267,8 @@ def main(args: Sequence[str] | None = None) -> int:
     options = parser.parse_args(args)
     ways = {"onnx": export_onnx, "pt2": export_pt2}
     try:
+        for name in options.format:
+            check_place(options.folder, name)
         model = load(options.model, options.pretrained)
         written = [ways[name](model, options.folder) for name in options.format]
     except (ValueError, OSError, ImportError, CheckpointError) as error:

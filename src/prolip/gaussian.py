@@ -1,8 +1,8 @@
 """Diagonal Gaussians: what every image and every text is mapped to."""
 from __future__ import annotations
 
-from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import reduce
 from typing import Any, NamedTuple
 
@@ -58,7 +58,7 @@ class Gaussian(NamedTuple):
         noise = torch.randn(
             (count, *self.mean.shape), dtype=self.mean.dtype, device=self.mean.device, generator=generator
         )
-        return self.mean + (0.5 * self.log_var).exp() * noise
+        return (self.mean + (0.5 * self.log_var).exp() * noise).to(self.mean.dtype)
 
 
 def upcast(x: Tensor) -> Tensor:
@@ -67,10 +67,35 @@ def upcast(x: Tensor) -> Tensor:
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager:
-    """A region in which matrix products keep their dtype: heads, measures and losses run in float32 under autocast."""
-    if not torch.amp.is_autocast_available(device.type) or not torch.is_autocast_enabled(device.type):  # meta has none
-        return nullcontext()
-    return torch.autocast(device.type, enabled=False)
+    """A region in which matrix products keep their dtype and full precision: no autocast, no TF32.
+
+    Heads, measures, losses and rankings run in it. Compiled graphs keep the precision that the process has.
+    """
+    context: AbstractContextManager = nullcontext()
+    if torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type):  # meta has none
+        context = torch.autocast(device.type, enabled=False)
+    return context if torch.compiler.is_compiling() else full_precision(context)
+
+
+@contextmanager
+def full_precision(context: AbstractContextManager) -> Iterator[None]:
+    """`context` with torch's float32 matmul precision at "highest", which is afterwards what it was."""
+    backends: Sequence[Any] = ()
+    try:
+        before = torch.get_float32_matmul_precision()
+    except RuntimeError:  # set by `fp32_precision`, since torch 2.9, and the older interface then refuses to answer
+        before, backends = "highest", (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)
+    own = [backend.fp32_precision for backend in backends]
+    try:
+        if own or before != "highest":
+            torch.set_float32_matmul_precision("highest")
+        with context:
+            yield
+    finally:
+        if before != "highest":
+            torch.set_float32_matmul_precision(before)
+        for backend, precision in zip(backends, own):
+            backend.fp32_precision = precision
 
 
 def check_gaussian(z: Any, name: str = "z") -> None:
@@ -91,6 +116,21 @@ def check_gaussian(z: Any, name: str = "z") -> None:
     if mean.device != log_var.device:
         raise ValueError(f"{name}: mean is on {mean.device} and log_var on {log_var.device}: move both with"
                          f" {name}.to(device)")
+
+
+def check_embeddings(z: Any, name: str = "z", width: int | None = None) -> None:
+    """`check_gaussian`, and ValueError unless `z` is (N, D) with finite numbers; D: `width`, if it is given.
+
+    A log variance of -inf is finite here: it belongs to a point. Waits for the device, so it is not for training steps.
+    """
+    check_gaussian(z, name)
+    if z.mean.ndim != 2 or width not in (None, z.mean.shape[1]):
+        raise ValueError(f"{name} has the shape {tuple(z.mean.shape)}, expected (N, {width or 'D'}): give one row per"
+                         " input, embedded by this model")
+    bad = ~(z.mean.isfinite() & (z.log_var < torch.inf)).all(1)
+    if bool(bad.any()):
+        raise ValueError(f"{name} has NaN or infinite numbers in {int(bad.sum())} of {len(bad)} rows, first in row"
+                         f" {int(bad.nonzero()[0])}: drop these inputs, or look for a diverged model")
 
 
 def check_pair(p: Any, q: Any, names: tuple[str, str] = ("p", "q")) -> tuple[Gaussian, Gaussian]:
@@ -170,7 +210,7 @@ def mixture(z: Gaussian, weights: Tensor | None = None, normalise: bool = True) 
     to unit length, as the released evaluation does. Returns (..., D) in float32 or float64. The average of variances is
     a log-sum-exp, for log variances of a dimension within 80 of each other. A weight of exactly 0 drops its prompt and
     has a finite gradient, what the prompt would contribute; weights that are all 0 describe no class: log_var is -inf.
-    Raises ValueError for N = 0 and for weights of another shape.
+    Raises ValueError for N = 0, for weights of another shape, and for weights that are negative or do not sum to one.
     """
     check_gaussian(z)
     z = z.float()
@@ -184,7 +224,11 @@ def mixture(z: Gaussian, weights: Tensor | None = None, normalise: bool = True) 
         raise ValueError(
             f"weights {tuple(weights.shape)} do not fit prompts {tuple(z.mean.shape[:-1])}: give (..., N)"
         )
-    weights = weights.to(z.mean).unsqueeze(-1)
+    weights = weights.to(z.mean)
+    total = weights.sum(-1)
+    if not bool(((weights > -1e-4).all(-1) & (((total - 1).abs() < 1e-3) | (total == 0))).all()):
+        raise ValueError("weights are negative or do not sum to one: divide them by weights.sum(-1, keepdim=True)")
+    weights = weights.unsqueeze(-1)
     mean = (weights * z.mean).sum(-2)
     # No log of a weight: its gradient at 0 is infinite. The shift is a constant, it cancels in value and gradient.
     shift = z.log_var.detach().amax(-2, keepdim=True)

@@ -6,8 +6,6 @@ from collections.abc import Collection
 import torch
 from torch import Tensor
 
-_WORD = 0xFFFF_FFFF_FFFF_FFFF
-
 
 def count_masked_rows(batch_size: int, fraction: float) -> int:
     """M = max(1, floor(fraction * B)), the leading rows of a local batch that get a masked view."""
@@ -49,37 +47,3 @@ def mask_text(
     column = torch.arange(text.shape[1], device=text.device)
     forced = column == draws.argmin(dim=1, keepdim=True)
     return text.masked_fill(maskable & ((draws < ratio) | forced), mask_id)
-
-
-#: Who draws random numbers within a step; two users of one stream would draw the same ones.
-IMAGE_STREAM, TEXT_STREAM, AUGMENT_STREAM, CUTOUT_STREAM, TOKEN_STREAM = 1, 2, 3, 4, 5
-
-
-def draw_noise(
-    rows: int, cols: int, seed: int, step: int, stream: int, rank: int, world_size: int, device: torch.device | str
-) -> Tensor:
-    """This rank's rows [rank::W] of uniform noise that is drawn for all `rows` global rows: (rows // W, cols) float32.
-
-    The numbers are a function of (seed, step, stream), so W ranks make together what one process makes; `stream` tells
-    apart the uses within a step. They are drawn on `device`, without a host sync: all ranks need the same kind of
-    device, and a CPU draws other numbers than a GPU. Raises ValueError if the rows do not divide among the ranks.
-    """
-    if rows % world_size:
-        raise ValueError(f"{rows} masked rows do not divide among {world_size} ranks: give all the same batch size")
-    generator = torch.Generator(device=device).manual_seed(mix_seed(seed, step, stream))
-    return torch.rand((rows, cols), generator=generator, device=device)[rank::world_size]
-
-
-def mix_seed(*parts: int) -> int:
-    """One well-mixed 63-bit seed from several integers, each absorbed by a round of splitmix64 (Steele et al. 2014).
-
-    A plain sum would give step 1 of seed 0 the noise of step 0 of seed 1; torch's CPU generator, too, looks only at
-    the low 32 bits of its seed, so these have to depend on everything.
-    """
-    state = 0
-    for part in parts:
-        state = (state + (part & _WORD) + 0x9E37_79B9_7F4A_7C15) & _WORD
-        state = ((state ^ (state >> 30)) * 0xBF58_476D_1CE4_E5B9) & _WORD
-        state = ((state ^ (state >> 27)) * 0x94D0_49BB_1331_11EB) & _WORD
-        state ^= state >> 31
-    return state >> 1

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -15,8 +16,9 @@ from torch import Tensor, nn
 
 from prolip.gaussian import Gaussian, without_autocast
 from prolip.losses import Factors, csd_factors, mean_factors, wasserstein2_factors
-from prolip.measures import Measure, get_measure
+from prolip.measures import MEASURES, Measure, get_measure
 from prolip.measures.matching import pairwise_match_probability
+from prolip.measures.pairwise import check_pairwise
 from prolip.uncertainty.units import Units
 
 #: What a Gaussian is of.
@@ -214,6 +216,7 @@ class TrueMatchScore(Score):
         self.trace_weight, self.unit, self.images, self.texts = trace_weight, unit, images, texts
 
     def pairwise(self, queries: Gaussian, gallery: Gaussian) -> Tensor:
+        queries, gallery = check_pairwise(queries, gallery, ("images", "texts"))
         (u, _), (v, offset) = self.factors(queries, "image"), self.factors(gallery, "text")
         with without_autocast(u.device):
             return u @ v.mT + offset
@@ -263,6 +266,7 @@ class MatchProbabilityScore(Score):
 Similarity = str | Score | None
 
 
+@cache
 def measure_score(name: str) -> type[MeasureScore]:
     """The score of a measure by its name: it ranks, and has no logit. ValueError with the near ones if unknown."""
     measure = get_measure(name)
@@ -271,6 +275,13 @@ def measure_score(name: str) -> type[MeasureScore]:
     return type(f"{name}_score", (MeasureScore,), {
         "name": name, "measure": measure, "symmetric": not asymmetric, "takes_points": points, "__doc__": f"-{name}",
     })  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    """The classes of `measure_score` by name, so that their scores can be pickled."""
+    if name.removesuffix("_score") in MEASURES and name.endswith("_score"):
+        return measure_score(name.removesuffix("_score"))
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 #: Scores by name; every other name of `measures.MEASURES` is a score, too.

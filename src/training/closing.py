@@ -13,11 +13,13 @@ from torch import Tensor
 from prolip.data.captioned import captioned_samples
 from prolip.methods import find_method, score_of
 from prolip.methods.base import PoolNeeds
-from prolip.uncertainty.collect import Part, embed_images, embed_texts, hidden_encoder, join
+from prolip.uncertainty.collect import Encode, Part, embed_images, embed_texts, hidden_encoder, join
+from prolip.uncertainty.pairs import LEAST, check_enough
 from prolip.uncertainty.pool import PoolPart, embed_pool, join_pool, pool_encoder
 from prolip.utils.documents import text_lines
 from training.flags import FlagError
 from training.health.errors import explain
+from training.health.preemption import StopSignal
 from training.model import Autocast, autocast_for
 from training.parallel.distributed import gather_objects, share_object
 from training.parallel.sharding import whole_model
@@ -41,7 +43,8 @@ def look_at_data(run: Run) -> None:
         raise FlagError(problem)
     objective.memory = found
     if run.world.is_first:
-        run.kept.log.say(f"epoch {at.epoch}: looked at the whole data in {time.perf_counter() - start:.0f} s")
+        said = f"epoch {at.epoch}: looked at the whole data in {time.perf_counter() - start:.0f} s"
+        run.kept.log.say("\n".join([said, *objective.notes(run.fed.global_batch)]))
 
 
 def look_with(run: Run, wanted: PoolNeeds, model: Any) -> tuple[dict[str, Tensor], str]:
@@ -80,25 +83,54 @@ def read_texts(path: str) -> set[str]:
     return set(filter(None, text_lines(Path(path).read_text(encoding="utf-8-sig"))))
 
 
-def close_training(run: Run) -> None:
+def samples_to_close(run: Run) -> int:
+    """At most so many samples the method fits something to when training ends; 0: it fits nothing."""
+    objective = run.trained.objective
+    return 0 if run.config.data.dataset_type == "synthetic" else objective.needs(objective.config).closing_samples
+
+
+def warn_of_few_samples(run: Run) -> None:
+    """Say before the first step that the fit at the end may find too few pairs; a sample may have several captions."""
+    wanted, held = samples_to_close(run), run.fed.loader.dataset_samples
+    if wanted and min(wanted, held) < LEAST:
+        few = f"{min(wanted, held)} samples are few: the fit at the end takes {LEAST} pairs of an image and a caption"
+        run.kept.log.say(f"warning: {few} or more, and the model gets no variances from fewer")
+
+
+def close_training(run: Run) -> int:
     """Let the method fit what it wants of settled weights, in the model and in its averaged twins; all ranks together.
 
-    Nothing that fails here is worth the run: it is reported, and the model stays as it was trained.
+    Nothing that fails here is worth the run: it is reported, and the model stays as it was trained. Returns the number
+    of the signal that asked to stop before it was done, on all ranks; 0: it is done.
     """
-    trained = run.trained
-    wanted = trained.objective.needs(trained.objective.config).closing_samples
-    if not wanted or run.config.data.dataset_type == "synthetic":
-        return
-    start = time.perf_counter()
+    trained, wanted = run.trained, samples_to_close(run)
+    if not wanted:
+        return 0
+    start, problems = time.perf_counter(), []
     models = [trained.objective.model, *trained.averaged(run.at.step).values()]
     with run.health.watchdog.pause(), torch.compiler.set_stance("force_eager"):
-        problems = [problem for model in models if (problem := close_model(run, model, wanted))]
-    if run.world.is_first:
-        said = f"closed by the method in {time.perf_counter() - start:.0f} s"
-        if problems:
-            remedy = "the model is as it was trained; python -m prolip.uncertainty fits a saved one"
-            said = f"warning: NOT closed by the method: {problems[0]}: {remedy}"
-        run.kept.log.say(said)
+        for model in models:
+            problem = close_model(run, model, wanted)
+            if problem and (stop := max(gather_objects(run.health.stop.number, run.world))):
+                return stop
+            problems += [problem] if problem else []
+    said = f"closed by the method in {time.perf_counter() - start:.0f} s"
+    if problems:
+        remedy = "the model is as it was trained; python -m prolip.uncertainty fits a saved one"
+        said = f"warning: NOT closed by the method: {problems[0]}: {remedy}"
+    run.kept.log.say(said)
+    return 0
+
+
+def unless_stopped(encode: Encode, stop: StopSignal) -> Encode:
+    """The same; InterruptedError once this rank was asked to stop."""
+
+    def run(batch: Tensor) -> Any:
+        if stop.number:
+            raise InterruptedError("asked to stop")
+        return encode(batch)
+
+    return run
 
 
 def close_model(run: Run, model: Any, wanted: int) -> str:
@@ -116,7 +148,12 @@ def close_model(run: Run, model: Any, wanted: int) -> str:
         try:
             scale, encode = whole.logit_scale.exp().item(), hidden_encoder(whole, "text", world.device, autocast)
             joined = join([Part(*part) for part, _ in parts if part])
-            run.trained.objective.close(whole, embed_texts(joined, encode, run.kept.tokenizer, scale))
+            check_enough(len(joined.image_of))
+            encode = unless_stopped(encode, run.health.stop)
+            pairs = embed_texts(joined, encode, run.kept.tokenizer, scale)
+            if pairs.caution:
+                run.kept.log.say(f"warning: {pairs.caution}")
+            run.trained.objective.close(whole, pairs)
             fitted = {name: x.cpu() for name, x in whole.named_buffers() if name in model.added_names}
         except Exception as error:  # whatever the method or the data brings
             problem = explain(error) or f"{type(error).__name__}: {error}"
@@ -135,7 +172,7 @@ def embed_share(run: Run, model: Any, wanted: int, autocast: Autocast) -> tuple[
         samples = captioned_samples(
             run.config.data, run.kept.preprocess, wanted, world.rank, world.world_size, noise=noise
         )
-        encode = hidden_encoder(model, "image", world.device, autocast)
+        encode = unless_stopped(hidden_encoder(model, "image", world.device, autocast), run.health.stop)
         return tuple(embed_images(samples, encode)), ""
     except Exception as error:  # of files, object stores, decoders
         return None, explain(error) or f"{type(error).__name__}: {error}"

@@ -15,9 +15,11 @@ from prolip.data.augment.affine import AugmentConfig
 from prolip.data.loader import DataConfig
 from prolip.methods import find_method
 from prolip.options import ModelOptions
+from prolip.random import VERSIONS
 from prolip.utils.documents import read_json, read_yaml
 from prolip.utils.fields import option
 from prolip.utils.messages import appearance_of
+from prolip.utils.secrecy import hide, redacted, tag
 from training.flags import FlagError, build, check_alone, did_you_mean, flag_of
 
 DEFAULT_EPOCHS = 32
@@ -28,7 +30,9 @@ AUGMENTATION = {
 # Settings that follow from others, and from which.
 DERIVED = {"data": {f.name: f.metadata["follows"] for f in dataclasses.fields(DataConfig) if "follows" in f.metadata}}
 # Facts of one invocation, not of the run: left out of the saved config, so that it starts afresh.
-INVOCATION = ("resume", "overwrite", "traceback")
+INVOCATION = ("resume", "overwrite", "traceback", "renewed_addresses")
+#: Where a saved config keeps the hashes of settings that it holds without what may be secret in them.
+REDACTED = "redacted"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,11 +137,15 @@ class RunConfig:
     fsdp: bool = option(False, "parameters, gradients and optimiser state in shards over the ranks, instead of DDP")
     device: Literal["auto", "cuda", "cpu"] = option("auto", "accelerator; auto takes CUDA when there is one")
     seed: int = option(0, "seed of initialisation, data order, augmentation and masked views")
+    draws: Literal[1, 2] = option(VERSIONS[-1], "version of the random numbers; --resume keeps the checkpoint's")
     deterministic: bool = option(False, "only algorithms whose results do not vary, where torch has them")
     resume: str | None = option(
         None, "go on from a checkpoint: a file or URL, latest of this run, or auto: latest if there is any"
     )
     overwrite: bool = option(False, "delete the run that the folder holds and start again")
+    renewed_addresses: bool = option(
+        False, "go on although addresses have another login, signature or command than the checkpoint's"
+    )
     save_frequency: int = option(1, "epochs between checkpoints; 0: only at the end")
     save_every_steps: int | None = option(None, "save as well whenever so many steps are done")
     save_every_samples: int | None = option(None, "save as well whenever so many samples were seen")
@@ -264,21 +272,30 @@ class Config:
         in_workers = not self.model.device_augment and (
             self.model.openclip_transform or self.model.aug_cfg.get("use_timm") or self.data.dataset_type == "synthetic"
         )
-        if self.augment.cutout and in_workers:
-            raise FlagError("--cutout is for images that the device normalises: leave it out, or leave out "
-                            "--openclip-transform, use_timm and synthetic data")  # fmt: skip
+        for name in ("cutout", "erase_prob"):
+            if getattr(self.augment, name) and in_workers:
+                raise FlagError(f"{flag_of(name)} is for images that the device normalises: leave it out, or leave out "
+                                "--openclip-transform, use_timm and synthetic data")  # fmt: skip
         if any(self.augment.token_shares) and self.data.captions == 0:
             raise FlagError("this method reads no texts: leave out --text-mask, --text-random and --text-delete")
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain types, as saved in config.json: enough to start the run again; facts of the invocation are left out."""
+        """Plain types, as saved in config.json: enough to start the run again; facts of the invocation are left out.
+
+        Addresses are without what may be secret; `redacted` then holds a salted hash of each setting that had some.
+        """
         values = dataclasses.asdict(self)
         for section, names in (DERIVED | {"run": INVOCATION}).items():
             for name in names:
                 del values[section][name]
         if self.run.global_batch_size is not None:
             del values["data"]["batch_size"]
-        return json.loads(json.dumps(values))
+        values = json.loads(json.dumps(values))
+        shown = redacted(values)
+        hashes = {f"{section}.{name}": tag(json.dumps(value)) for section, settings in values.items()
+                  if isinstance(settings, dict) for name, value in settings.items()
+                  if value != shown[section][name]}  # fmt: skip
+        return shown | ({REDACTED: hashes} if hashes else {})
 
 
 def section_types(method: str) -> dict[str, type]:
@@ -300,6 +317,7 @@ def build_config(method: str, values: dict[str, dict[str, Any]]) -> Config:
         for name, source in DERIVED.get(section, {}).items():
             if name in settings:
                 raise FlagError(f"{section}.{name} is not set by itself: it follows from {source}; set that one")
+    hide(values)
     parts = {name: build(kind, name, values.get(name, {})) for name, kind in types.items() if name != "data"}
     data = dict(values.get("data", {}))
     if parts["run"].global_batch_size is not None:
@@ -322,6 +340,7 @@ def read_config_file(path: str) -> dict[str, Any]:
         values = read_yaml(file) if file.suffix in (".yaml", ".yml") else read_json(file)
     except (OSError, ValueError) as error:
         raise FlagError(f"--config {path} cannot be read, it is {appearance_of(file).what}: {error}") from None
+    hide(values)
     if isinstance(values, dict) and {"model_cfg", "embed_dim"} & values.keys():
         raise FlagError(f"--config {path} is a model's: give RUN/config.json, or the model as --model local-dir:FOLDER")
     if not isinstance(values, dict) or not all(isinstance(v, (dict, str)[k == "method"]) for k, v in values.items()):

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, schedule
 
+from prolip.utils.secrecy import scrub
 from training.checkpoint.run_folder import keep_until_step
 
 # What stands elsewhere in the progress line than among the terms of the loss, or not at all.
@@ -95,9 +96,9 @@ class RunLog:
             )
 
     def say(self, text: str) -> None:
-        """A line for the person, at once."""
+        """A line for the person, at once; addresses in it are without secrets."""
         if self.is_first:
-            print(text, file=self.stream, flush=True)
+            print(scrub(text), file=self.stream, flush=True)
 
     def metrics(self, step: int, values: Mapping[str, Any], kind: str = "train") -> None:
         """One object in metrics.jsonl, one point per number in TensorBoard, those of counts by kind too."""
@@ -133,10 +134,12 @@ class RunLog:
 
     def progress(self, line: str) -> None:
         """The progress line: figures bold on a terminal, plain in a file."""
-        if self.colours:
-            head, bar, rest = line.partition(" | ")
-            line = f"\033[2m{head}\033[0m{bar}\033[1m{rest}\033[0m"
-        self.say(line)
+        if not self.colours:
+            self.say(line)
+            return
+        head, bar, rest = line.partition(" | ")
+        print(f"\033[2m{head}\033[0m{bar}\033[1m{rest}\033[0m", file=getattr(self.stream, "stream", self.stream),
+              flush=True)  # fmt: skip
 
     def close(self) -> None:
         if self.file is not None:

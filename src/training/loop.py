@@ -12,7 +12,7 @@ from torch import Tensor
 
 from prolip.methods.base import Batch, Terms, accumulate_backward
 from training.checkpoint.snapshot import save
-from training.closing import close_training, look_at_data
+from training.closing import close_training, look_at_data, warn_of_few_samples
 from training.config import ValidationConfig
 from training.health.preemption import Stopped
 from training.health.terms import NonFiniteError
@@ -88,6 +88,11 @@ def train(run: Run) -> None:
     at, loader, health, watch = run.at, run.fed.loader, run.health, Stopwatch(run.at.seconds)
     started_at, save_every = at.step, run.config.run.save_frequency
     run.trained.network.train()
+    if at.step < run.total_steps:
+        warn_of_few_samples(run)
+    elif not at.closed:  # it was asked to stop in the fit
+        close_or_stop(run, watch)
+        checked_save(run, watch)
     if at.step and evaluation_due(run.config.val, at, run.total_steps):  # the run ended before it, or in it
         evaluate_when_due(run, watch)
     while at.step < run.total_steps:
@@ -116,7 +121,7 @@ def train(run: Run) -> None:
             at.epoch += 1
             at.batch_in_epoch = 0
         if at.step == run.total_steps:
-            close_training(run)  # before the last checkpoint, so that a run that goes on from it has it behind it
+            close_or_stop(run, watch)  # before the last checkpoint, so that a run that goes on from it has it behind it
         if at.step == run.total_steps or (save_every and at.epoch % save_every == 0):
             checked_save(run, watch)
         if evaluation_due(run.config.val, at, run.total_steps):
@@ -191,6 +196,14 @@ def between_steps(run: Run, watch: Stopwatch) -> None:
     saved_anyway = bool(every) and ends and (run.at.epoch + 1) % every == 0
     if (by_minutes == due or clock.by_steps(run.at.step)) and not saved_anyway:
         checked_save(run, watch)
+
+
+def close_or_stop(run: Run, watch: Stopwatch) -> None:
+    """Let the method fit what it wants when training ends; Stopped where any rank was asked to before that is done."""
+    stop = close_training(run)
+    if stop:
+        end_here(run, watch, stop)
+    run.at.closed = True
 
 
 def end_here(run: Run, watch: Stopwatch, stop: int) -> None:

@@ -21,8 +21,8 @@ if __name__ == "__main__":  # before torch is imported, which takes seconds in w
 from prolip.data.associations import show_progress
 from prolip.data.reading.table import show_counts
 from prolip.methods import DEFAULT_METHOD, all_methods, retired_flags
-from training.config import DERIVED, Config, build_config, read_config_file, section_types
-from training.flags import FlagError, Parser, add_flags
+from training.config import DERIVED, REDACTED, Config, build_config, read_config_file, section_types
+from training.flags import FlagError, Parser, add_flags, flag_of
 from training.health.errors import explain
 from training.health.terms import NonFiniteError
 from training.run import run
@@ -58,6 +58,7 @@ def parse(arguments: list[str]) -> Config:
     first.add_argument("--method")
     early, _ = first.parse_known_args(arguments)
     saved = read_config_file(early.config) if early.config else {}
+    left_out = saved.pop(REDACTED, {})
     saved_method = saved.pop("method", DEFAULT_METHOD)
     method = early.method or saved_method
     given = build_parser(method).parse_strictly(arguments)
@@ -68,6 +69,11 @@ def parse(arguments: list[str]) -> Config:
         if "." in destination:
             section, name = destination.split(".")
             flags.setdefault(section, {})[name] = value
+    for name in left_out:
+        section, setting = name.split(".")
+        if setting not in flags.get(section, {}):
+            raise FlagError(f"--config {early.config} holds {flag_of(setting)} without what may be secret in it (user "
+                            f"info, query, command): give {flag_of(setting)} again")  # fmt: skip
     return build_config(method, merge(saved, flags))
 
 
@@ -84,7 +90,12 @@ def merge(saved: dict[str, dict[str, Any]], flags: dict[str, dict[str, Any]]) ->
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
-    arguments = sys.argv[1:] if arguments is None else arguments
+    with console.cleaning():
+        return run_arguments(sys.argv[1:] if arguments is None else arguments)
+
+
+def run_arguments(arguments: list[str]) -> int:
+    """`main`, whatever the streams are."""
     if first_rank():
         show_counts()
         show_progress()

@@ -26,6 +26,7 @@ from prolip.factory import create_model_from_pretrained
 from prolip.methods import find_method
 from prolip.methods.base import Objective
 from prolip.models.tokenizer import get_tokenizer
+from prolip.random import Draws
 from training.config import Config, RunConfig
 from training.flags import FlagError
 from training.parallel.distributed import World
@@ -107,29 +108,29 @@ def split_transform(config: Config, model: Any) -> tuple[RandomCrop, ColourConfi
     return split_augmentation(wanted.aug_cfg, model.image_size, wanted.dct_scaled_decoding)
 
 
-def build_augment(config: Config, model: Any, world: World) -> DeviceTransform | None:
+def build_augment(config: Config, model: Any, device: torch.device, draws: Draws) -> DeviceTransform | None:
     """Augmentation and normalisation on the device, with the statistics that the model was made with; None where images
     come normalised."""
     mean, std = (getattr(model, name).flatten().tolist() for name in ("pixel_mean", "pixel_std"))
-    settings: dict[str, Any] = {"seed": config.run.seed, "rank": world.rank, "world_size": world.world_size}
     augment: DeviceTransform
     if config.model.device_augment:
-        augment = DeviceAugment(config.augment, mean, std, **settings)
+        augment = DeviceAugment(config.augment, mean, std, draws=draws)
     elif halves := split_transform(config, model):
-        augment = ColourJitter(halves[1], mean, std, **settings)
+        augment = ColourJitter(halves[1], mean, std, draws=draws)
     else:
         return None
-    augment.cutout = Cutout(config.augment.cutout, config.augment.cutout_prob)
-    return augment.to(world.device)
+    augment.cutout = Cutout(config.augment.cutout, config.augment.cutout_prob, config.augment.erase_prob)
+    return augment.to(device)
 
 
-def build_token_augment(config: Config, model: Any, tokenizer: Any, world: World) -> TokenAugment | None:
+def build_token_augment(
+    config: Config, model: Any, tokenizer: Any, device: torch.device, draws: Draws
+) -> TokenAugment | None:
     """Augmentation of token ids on the device; None where none is asked for. FlagError without a [MASK] to put in."""
     if not any(config.augment.token_shares):
         return None
-    place = {"seed": config.run.seed, "rank": world.rank, "world_size": world.world_size}
     try:
-        return TokenAugment.for_model(model, tokenizer, config.augment.token_shares, **place).to(world.device)
+        return TokenAugment.for_model(model, tokenizer, config.augment.token_shares, draws).to(device)
     except ValueError as error:
         raise FlagError(f"--text-mask: {error}") from None
 

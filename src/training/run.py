@@ -19,6 +19,7 @@ from prolip.methods import find_method
 from prolip.methods.base import Context, Objective
 from prolip.models.weights.checkpoint import save_pretrained
 from prolip.utils.console import EXIT_INTERRUPTED
+from prolip.utils.secrecy import redacted
 from training.checkpoint.files import load_checkpoint
 from training.checkpoint.resuming import go_on, open_records, take_folder
 from training.checkpoint.run_folder import write_json, write_status
@@ -133,8 +134,8 @@ def build(config: Config, world: World, folder: Path, rows: int, held: contextli
     """
     settings = config.run
     seed_everything(settings.seed, settings.deterministic)
-    if world.device.type == "cuda" and not settings.deterministic:
-        torch.set_float32_matmul_precision("high")
+    if world.device.type == "cuda" and settings.precision == "fp32" and not settings.deterministic:
+        torch.set_float32_matmul_precision("high")  # TF32 for the towers; under autocast they need none
     tokenizer = build_tokenizer(config)  # before the model: what is missing shows at once
     with heard("prolip.models.weights.checkpoint") as weights:
         model, transform, preprocess = build_model(config, world.device)
@@ -142,6 +143,7 @@ def build(config: Config, world: World, folder: Path, rows: int, held: contextli
     loader = open_loader(config, world, rows, model, transform, tokenizer)
     steps = total_steps(config, loader.num_batches, global_batch)
     trained = build_trained(config, world, model, (steps, loader.num_batches), tokenizer)
+    draws = trained.objective.context.draws
     measured = Measured(validation=build_validation(config, world, tokenizer, preprocess, list(trained.averages)))
     storage = Storage(settings.checkpoint_dir or str(folder / "checkpoints"))
     address, passed_over = take_folder(config, world, folder, storage, held or contextlib.ExitStack())
@@ -159,8 +161,8 @@ def build(config: Config, world: World, folder: Path, rows: int, held: contextli
         world=world,
         trained=trained,
         fed=Fed(
-            loader=loader, augment=build_augment(config, model, world), global_batch=global_batch,
-            token_augment=build_token_augment(config, model, tokenizer, world),
+            loader=loader, augment=build_augment(config, model, world.device, draws), global_batch=global_batch,
+            token_augment=build_token_augment(config, model, tokenizer, world.device, draws),
         ),
         health=build_health(config, world, trained.objective, rows),
         measured=measured,
@@ -169,7 +171,8 @@ def build(config: Config, world: World, folder: Path, rows: int, held: contextli
         ),
     )
     say = run.kept.log.say
-    say("\n".join([summary(run), *(f"  weights    {record.getMessage()}" for record in weights)]))
+    notes = [f"  note       {line}" for line in trained.objective.notes(global_batch)]
+    say("\n".join([summary(run), *notes, *(f"  weights    {record.getMessage()}" for record in weights)]))
     if loader.noise is not None:
         say(f"noise: {loader.noise}")
     for reason in passed_over:
@@ -227,6 +230,7 @@ def build_trained(config: Config, world: World, model: Any, length: tuple[int, i
         tokenizer=tokenizer,
         teacher=build_teacher(method.needs(config.objective).teacher, world.device),
     )
+    context.draws.version = settings.draws
     objective = method(model, config.objective, context).to(world.device)
     averages = build_averages(model, config.optim, per_epoch, steps, foreach=not settings.fsdp)
     if settings.fsdp:
@@ -298,7 +302,8 @@ def summary(run: Run) -> str:
         "model": f"{config.model.model}, {sum(total for total, _ in sizes.values()):,} parameters: {towers}",
         "method": f"{config.method} {dataclasses.asdict(config.objective) or ''}".strip(),
         "batch": f"{global_batch} = {world.world_size} ranks x {config.run.accum_freq} micro-batches x {per_rank}",
-        "data": f"{config.data.train_data or config.data.dataset_type}: {loader.num_samples:,} samples per epoch",
+        "data": f"{redacted(config.data.train_data) or config.data.dataset_type}: {loader.num_samples:,} samples per "
+        "epoch",
         "length": f"{run.total_steps:,} steps = {run.total_steps / loader.num_batches:.1f} epochs "
         f"of {loader.num_batches:,} steps",
         "optimiser": f"{config.optim.opt}, lr {config.optim.lr:g} {config.optim.lr_scheduler}, "

@@ -154,14 +154,15 @@ class Kept:
 
 @dataclass(kw_only=True)
 class Position:
-    """Where a run stands: optimiser steps taken, whole epochs done, batches taken of the present one, and seconds of
-    training up to the last checkpoint.
+    """Where a run stands: optimiser steps taken, whole epochs done, batches taken of the present one, seconds of
+    training up to the last checkpoint. closed: whether the method has fitted what it wants when training ends.
     """
 
     step: int = 0
     epoch: int = 0
     batch_in_epoch: int = 0
     seconds: float = 0.0
+    closed: bool = False
 
 
 @dataclass(kw_only=True)

@@ -120,7 +120,8 @@ class Best:
         self.value: float | None = None
         if (folder / "best.json").exists():
             kept = json.loads((folder / "best.json").read_text(encoding="utf-8"))
-            self.value = kept["value"] if kept["metric"] == metric else None
+            same = kept["metric"] == metric and kept.get("lowest", lowest) == lowest
+            self.value = kept["value"] if same else None
 
     def offer(self, step: int, metrics: Mapping[str, float], model: Any, tokenizer: Any) -> str:
         """Keep the model of `metrics` if it is better than all before; what there is to say about it, or nothing."""
@@ -132,7 +133,8 @@ class Best:
         if not (value == value and (self.value is None or (value < self.value if self.lowest else value > self.value))):
             return ""
         save_pretrained(model, self.folder, tokenizer=tokenizer)
-        write_json(self.folder / "best.json", {"step": step, "metric": self.metric, "value": value})
+        found = {"step": step, "metric": self.metric, "lowest": self.lowest, "value": value}
+        write_json(self.folder / "best.json", found)
         before = "" if self.value is None else f", before {self.value:.4g}"
         self.value = value
         return f"best {self.metric} so far, {value:.4g}{before}: kept in {self.folder}"

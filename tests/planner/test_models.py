@@ -3,11 +3,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from planner.models import count_of_run
 from prolip import create_model
-from prolip.flops import FORWARD_AND_BACKWARD
+from prolip.flops import FORWARD_AND_BACKWARD, count_flops
 from prolip.methods.prolip import ProLIPConfig, ProLIPObjective
 from training.flags import FlagError
 
@@ -31,8 +30,7 @@ def test_masked_views_cost_what_the_method_does():
         {"image": torch.randn(rows, 3, 32, 32), "text": torch.randint(5, 50, (rows, network.context_length))}, 0
     )
     assert len(batch["masked_image"]) == masked
-    counter = FlopCounterMode(display=False)
-    with counter, torch.no_grad():
+    with count_flops() as counter, torch.no_grad():
         objective.embed(batch)
     model = count_of_run(name, "prolip", rows)
     assert model.flops * rows == pytest.approx(FORWARD_AND_BACKWARD * counter.get_total_flops(), rel=0.01)

@@ -2,6 +2,7 @@
 import itertools
 import json
 import math
+import resource
 import warnings
 from pathlib import Path
 
@@ -102,6 +103,7 @@ def test_onnx_graphs_equal_the_model_in_onnxruntime(tmp_path, name):
     session = onnxruntime.InferenceSession(files["text"])
     facts = json.loads(session.get_modelmeta().custom_metadata_map["prolip"])
     assert facts["context_length"] == model.context_length and facts["logit_bias"] == -5.0
+    assert facts["logit_scale"] == model.logit_scale.exp().item() == facts["score"]["scale"]
     assert facts["preprocess"]["mean"] == list(model.visual.preprocess_cfg["mean"])
 
 
@@ -135,3 +137,94 @@ def test_what_cannot_be_exported_is_refused_with_the_remedy(tmp_path, monkeypatc
     monkeypatch.setattr(export, "NEEDED", ("onnx", "absent_module"))
     with pytest.raises(ImportError, match="ONNX needs absent_module: pip install absent_module"):
         export_onnx(model, tmp_path)
+
+
+def test_examples_of_texts_are_padded_from_different_places_on():
+    """So that export's check of its graphs sees padded texts."""
+    encoder = TextEncoder(create_model("ProLIP-ViT-test"))
+    length, vocabulary, pad = export.text_input(encoder.model)
+    ids = encoder.example(300, torch.Generator().manual_seed(0))
+    assert ids.shape == (300, length) and int(ids.min()) >= 0 and int(ids.max()) < vocabulary
+    used = [max(i + 1 for i, token in enumerate(row) if token != pad) for row in ids.tolist()]
+    assert set(used) == set(range(1, length + 1))
+
+
+@pytest.fixture
+def full_disk():
+    """Files of this process end at 200 kB, as on a disk without more room."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("form", [pytest.param("onnx", marks=pytest.mark.slow), "pt2"])
+def test_a_full_disk_leaves_the_former_graphs(form, tmp_path, capsys, full_disk):
+    save_pretrained(create_model("ProLIP-ViT-test"), tmp_path / "model")
+    place = tmp_path / "graphs"
+    place.mkdir()
+    for name in ("image", "text"):
+        (place / f"{name}.{form}").write_bytes(b"former")
+    full_disk()
+    assert export.main([f"local-dir:{tmp_path / 'model'}", str(place), "--format", form]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: ") and said.count("\n") == 1 and "File too large" in said
+    assert {path.name: path.read_bytes() for path in place.iterdir()} == dict.fromkeys(
+        (f"image.{form}", f"text.{form}"), b"former")
+
+
+def test_a_graph_that_fails_leaves_both_former_graphs(tmp_path, monkeypatch):
+    """The text's fails when the image's is written already."""
+    (tmp_path / "image.pt2").write_bytes(b"former")
+    monkeypatch.setattr(TextEncoder, "forward", lambda self, batch: {}["no such part"])
+    with pytest.raises(ValueError, match="cannot make a graph of the text tower"):
+        export.export_pt2(create_model("ProLIP-ViT-test"), tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["image.pt2"]
+    assert (tmp_path / "image.pt2").read_bytes() == b"former"
+
+
+@pytest.mark.parametrize("form", ["onnx", "pt2"])
+def test_a_folder_in_the_place_of_a_graph_is_refused_before_the_model_is_loaded(form, tmp_path, capsys):
+    (tmp_path / f"text.{form}").mkdir()
+    assert export.main(["local-dir:no/such/model", str(tmp_path), "--format", form]) == 2
+    assert f"text.{form} is a folder: move it" in capsys.readouterr().err
+
+
+def test_what_is_no_model_is_refused_in_words(tmp_path):
+    for bad in ("x", torch.nn.Linear, torch.nn.Linear(1, 1), None):
+        for write in (export_onnx, export.export_pt2, ImageEncoder):
+            with pytest.raises(TypeError, match=r"the model is a .*: give what prolip.export.load"):
+                write(bad, *([] if write is ImageEncoder else [tmp_path / "out"]))
+    with pytest.raises(TypeError, match="the model is a int: give a name"):
+        export.load(5)
+    assert not (tmp_path / "out").exists()
+
+
+def test_points_that_are_no_gaussians_are_not_exported(tmp_path):
+    """Two points (2, D) are no pair of a mean and a log variance."""
+    class Points(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.visual = torch.nn.Linear(3 * 4 * 4, 5)
+            self.visual.image_size = 4
+
+        def encode_image(self, x):
+            return self.visual(x.flatten(1))
+
+        encode_text = encode_image
+
+    with pytest.raises(ValueError, match="no Gaussian: load it by prolip.export.load"):
+        export_program(ImageEncoder(Points()))
+
+
+def test_an_onnx_graph_with_group_norms_takes_no_rows(tmp_path):
+    """As those of the demo's stem: onnxruntime cannot infer a -1 of no elements."""
+    layers = torch.nn.Sequential(torch.nn.GroupNorm(2, 4), torch.nn.ReLU(), torch.nn.GroupNorm(4, 4)).eval()
+    program = torch.onnx.export(layers, (torch.randn(2, 4, 3, 5),), dynamo=True, verbose=False,
+                                dynamic_shapes=({0: torch.export.Dim("batch")},))  # fmt: skip
+    export.allow_no_rows(program.model.graph)
+    program.save(tmp_path / "norms.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "norms.onnx")
+    for rows in (0, 1, 3):
+        x = torch.randn(rows, 4, 3, 5)
+        (got,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+        torch.testing.assert_close(torch.from_numpy(got), layers(x), atol=1e-5, rtol=0)

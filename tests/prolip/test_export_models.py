@@ -8,10 +8,11 @@ import torch
 from fitted_models import TINY, fitted_model, fitted_openclip, openclip_model
 
 from prolip import export
-from prolip.evaluation.model import evaluating
+from prolip.evaluation.model import PointModel, evaluating, own_score
 from prolip.export import ImageEncoder, TextEncoder, export_onnx, export_pt2, largest_differences, load
 from prolip.factory import create_model
-from prolip.methods import METHODS
+from prolip.gaussian import Gaussian
+from prolip.methods import METHODS, score_from_dict
 from prolip.models.weights.checkpoint import save_pretrained
 
 #: In a process of its own, which must not know this code.
@@ -48,7 +49,11 @@ def test_programs_of_every_method_equal_the_model(name, tmp_path):
     found = largest_differences(model, export_pt2(model, tmp_path / "pt2"), (1, 3, 9))
     assert max(found.values()) <= 1e-4, found
     facts = export.facts(model)
-    assert facts["probabilistic"] is METHODS[name].probabilistic and "state" not in facts["score"]
+    assert facts["probabilistic"] is METHODS[name].probabilistic
+    own, p, q = own_score(model.model if isinstance(model, PointModel) else model)[0], *torch.randn(2, 2, 3, 32)
+    again = score_from_dict(json.loads(json.dumps(facts["score"])))
+    scores = [score.pairwise(Gaussian(*p), Gaussian(*q)) for score in (own, again)]
+    torch.testing.assert_close(*scores, rtol=0, atol=0)
 
 
 def test_a_program_runs_where_this_code_is_not(tmp_path):

@@ -3,10 +3,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from prolip import create_model
-from prolip.flops import FORWARD_AND_BACKWARD, flops_per_sample, peak_of
+from prolip.flops import FORWARD_AND_BACKWARD, EncoderPass, count_flops, flops_per_sample, peak_of
 from prolip.methods import METHODS
 
 ROWS = 16
@@ -19,7 +18,7 @@ def test_what_an_objective_declares_is_what_it_computes(method, settings):
     objective = kind(create_model("ProLIP-ViT-test"), config(**settings))
     texts = torch.randint(5, 50, (ROWS, objective.model.context_length))
     batch = {"image": torch.randn(ROWS, 3, 32, 32), "text": texts}
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
+    with count_flops() as counter, torch.no_grad():
         objective.embed(objective.prepare(batch, 0))
     passes = objective.passes(objective.config, ROWS, objective.model.num_patches)
     counted = flops_per_sample(objective.model, passes, ROWS)
@@ -27,6 +26,35 @@ def test_what_an_objective_declares_is_what_it_computes(method, settings):
     assert all(p.device.type == "cpu" and p.requires_grad for n, p in objective.named_parameters() if "resblocks" in n)
 
 
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_both_products_of_attention_are_counted_on_every_device(device):
+    rows, heads, length, width = 2, 3, 5, 8
+    query, key, value = torch.empty(3, rows, heads, length, width, device=device)
+    with count_flops() as counter:
+        torch.nn.functional.scaled_dot_product_attention(query, key, value)
+    assert counter.get_total_flops() == 2 * 2 * rows * heads * length * length * width
+
+
 def test_peaks_go_by_the_names_of_devices():
     assert peak_of("NVIDIA H100 80GB HBM3") == 989.4e12 and peak_of("NVIDIA A100-SXM4-40GB") == 312e12
     assert peak_of("Some other device") is None
+
+
+@pytest.mark.parametrize("method", [name for name, method in METHODS.items() if not method.adapts])
+def test_the_heads_of_a_method_count(method):
+    """Against the model itself, whose heads run; and every weight matrix of a head multiplies each row at least once.
+
+    Recurrence counts by another rule on other devices, so it is left some room.
+    """
+    model = create_model("ProLIP-ViT-test", method_cfg={"name": method}).requires_grad_(False)
+    got = {kind: flops_per_sample(model, [EncoderPass(kind, 1)], 1) / FORWARD_AND_BACKWARD
+           for kind in ("image", "text")}  # fmt: skip
+    inputs = {"image": torch.randn(1, 3, 32, 32), "text": torch.randint(5, 50, (1, model.context_length))}
+    plain = create_model("ProLIP-ViT-test")
+    for (kind, x), tower in zip(inputs.items(), (model.visual, model.text)):
+        with count_flops() as counter:
+            getattr(model, f"encode_{kind}")(x)
+        assert got[kind] == pytest.approx(counter.get_total_flops(), rel=0.03)
+        head = [] if tower.head is None else [p for p in tower.head.parameters() if p.ndim == 2]
+        more = got[kind] - flops_per_sample(plain, [EncoderPass(kind, 1)], 1) / FORWARD_AND_BACKWARD
+        assert more >= 2 * sum(p.numel() for p in head)

@@ -149,6 +149,16 @@ def test_mixture_refuses_no_prompts_and_weights_of_another_shape():
         mixture(gaussian(4))
     with pytest.raises(ValueError, match=r"weights \(5,\) do not fit prompts \(2, 5\)"):
         mixture(gaussian(2, 5, 4), torch.full((5,), 0.2))
+    for weights in ([1.5, -0.5], [2.0, 1.0], [0.5, 0.4], [float("nan"), 1.0]):
+        with pytest.raises(ValueError, match="negative or do not sum to one"):
+            mixture(gaussian(2, 4), torch.tensor(weights))
+    assert mixture(gaussian(1000, 4), torch.full((1000,), 1e-3).half()).mean.isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_samples_have_the_dtype_of_the_mean(dtype):
+    assert Gaussian(torch.zeros(2, 3, dtype=dtype), torch.zeros(2, 3)).sample(4).dtype == dtype
+    assert Gaussian(torch.zeros(2, 3, dtype=dtype), torch.zeros(2, 3).double()).sample(4).dtype == dtype
 
 
 # --- a tuple for all that takes tuples apart, and for nothing else ----------------------------------------------------

@@ -269,6 +269,14 @@ def test_in_training_mode_values_are_looked_at_once_and_in_evaluation_mode_alway
     assert model._looked == {"image", "text"}
 
 
+def test_an_evaluation_does_not_spend_the_look_at_the_first_training_batch():
+    model = prolip.create_model("ProLIP-ViT-test")
+    image = torch.randn(2, 3, 32, 32)
+    model.eval().encode_image(image)
+    with pytest.raises(ValueError, match="images hold NaN or infinity"):
+        model.train().encode_image(torch.full_like(image, torch.nan))
+
+
 def test_values_that_cannot_be_looked_at_are_let_through(model):
     image = torch.randn(2, 3, 32, 32)
     with torch.device("meta"):

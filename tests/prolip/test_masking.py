@@ -6,7 +6,7 @@ from itertools import combinations
 import pytest
 import torch
 
-from prolip.masking import count_kept_patches, count_masked_rows, draw_noise, keep_patches, mask_text, mix_seed
+from prolip.masking import count_kept_patches, count_masked_rows, keep_patches, mask_text
 
 PAD, MASK, START, END = 0, 99, 1, 2
 
@@ -118,60 +118,3 @@ def test_the_input_text_is_left_alone():
 def test_noise_of_another_shape_is_refused():
     with pytest.raises(ValueError, match=r"noise \(3, 8\) does not fit texts \(4, 8\)"):
         mask_text(texts(4, 8), uniform(3, 8), MASK, PAD)
-
-
-@pytest.mark.parametrize("world_size", [2, 3, 4])
-def test_ranks_draw_together_what_one_process_draws(world_size):
-    whole = draw_noise(12, 5, 7, 3, 1, 0, 1, "cpu")
-    assert whole.shape == (12, 5)
-    for rank in range(world_size):
-        assert torch.equal(draw_noise(12, 5, 7, 3, 1, rank, world_size, "cpu"), whole[rank::world_size])
-
-
-def test_rows_that_do_not_divide_among_the_ranks_are_refused():
-    with pytest.raises(ValueError, match="5 masked rows do not divide among 2 ranks"):
-        draw_noise(5, 4, 0, 0, 0, 0, 2, "cpu")
-
-
-def test_seed_step_and_stream_all_change_the_noise_and_do_not_trade_places():
-    """With a plain sum (seed, step) = (0, 1) and (1, 0) would share their views."""
-    draws = [draw_noise(1, 3, *key, 0, 1, "cpu") for key in [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 0)]]
-    assert len({tuple(draw[0].tolist()) for draw in draws}) == len(draws)
-    assert torch.equal(draws[0], draw_noise(1, 3, 0, 0, 0, 0, 1, "cpu"))
-
-
-def test_drawing_noise_leaves_the_default_generator_alone():
-    torch.manual_seed(0)
-    expected = torch.rand(3)
-    torch.manual_seed(0)
-    draw_noise(4, 4, 0, 0, 0, 0, 1, "cpu")
-    assert torch.equal(torch.rand(3), expected)
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_views_are_made_on_the_device_without_waiting_for_it():
-    text = texts(8, 16).cuda()
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        keep = keep_patches(draw_noise(16, 49, 0, 1, 1, 1, 2, text.device), 12)
-        masked = mask_text(text, draw_noise(16, 16, 0, 1, 2, 1, 2, text.device), MASK, PAD, (START, END))
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    assert keep.shape == (8, 12) and masked.shape == (8, 16) and keep.is_cuda
-    whole = draw_noise(16, 16, 0, 1, 2, 0, 1, text.device)
-    assert torch.equal(mask_text(text, whole[1::2], MASK, PAD, (START, END)), masked)
-
-
-def test_mixed_seeds_differ_in_half_of_their_low_bits():
-    """The CPU generator uses the low 32 bits alone, so neighbouring steps have to differ there."""
-    low = [mix_seed(0, step, 1) & 0xFFFF_FFFF for step in range(2000)]
-    assert len(set(low)) == len(low)
-    flips = sum(bin(a ^ b).count("1") for a, b in zip(low, low[1:])) / (len(low) - 1)
-    assert 15.5 < flips < 16.5
-    assert all(0 <= mix_seed(-seed, 0) < 2**63 for seed in range(100))
-
-
-def test_one_part_is_mixed_by_the_published_splitmix64():
-    """Its first number from seed 0; other constants would make other views from the same seed."""
-    assert mix_seed(0) == 0xE220_A839_7B1D_CDAF >> 1

@@ -92,6 +92,28 @@ def test_the_configuration_recreates_the_model(batch):
     assert again.text.text_uncertainty_projection.bias[0].item() == -4.0
 
 
+def test_a_twin_of_a_bare_model_has_its_statistics_and_no_values(batch):
+    bare = ProLIP(create_model("ProLIP-ViT-test").config)
+    bare.set_pixel_statistics((0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
+    other = bare.twin()
+    assert torch.equal(other.pixel_mean, bare.pixel_mean) and other.pixel_std.flatten().tolist() != [1, 1, 1]
+    assert other.pixel_mean.data_ptr() != bare.pixel_mean.data_ptr()
+    other.load_state_dict(bare.state_dict())
+    raw = torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8)
+    assert torch.equal(other.encode_image(raw).mean, bare.encode_image(raw).mean)
+
+
+@pytest.mark.parametrize("method", ["prolip", "pcmepp"])
+def test_the_statistics_of_a_twin_are_on_its_own_device(method):
+    model = create_model("ProLIP-ViT-test", method_cfg={"name": method})
+    with torch.device("meta"):
+        twin = model.twin()
+        assert twin.encode_image(torch.zeros(2, 3, 32, 32, dtype=torch.uint8)).mean.is_meta
+    assert {x.device.type for x in (*twin.parameters(), *twin.buffers())} == {"meta"}
+    assert {x.device.type for x in model.buffers()} <= {"cpu"}
+    assert twin.visual.preprocess_cfg == model.visual.preprocess_cfg
+
+
 def test_no_weight_decay_names_exist_and_cover_tokens_positions_and_scalars(model):
     names = dict(model.named_parameters())
     assert model.no_weight_decay() == {

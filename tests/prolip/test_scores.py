@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 
 import pytest
 import torch
@@ -23,6 +24,23 @@ def gaussians(rows: int, seed: int, dim: int = 7) -> Gaussian:
     generator = torch.Generator().manual_seed(seed)
     mean = F.normalize(torch.randn(rows, dim, generator=generator, dtype=torch.float64), dim=-1)
     return Gaussian(mean, torch.randn(rows, dim, generator=generator, dtype=torch.float64) - 3)
+
+
+@pytest.mark.parametrize("name", [*SCORES, *MEASURES])
+def test_scores_are_pickled_with_their_settings(name, pair):
+    score = find_score(name)()
+    again = pickle.loads(pickle.dumps(score))
+    assert type(again) is type(score) and again.settings() == score.settings()
+    torch.testing.assert_close(again.pairwise(*pair), score.pairwise(*pair), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", [*SCORES, *MEASURES, "true_match"])
+def test_scores_refuse_what_are_no_gaussians_of_one_width(name, pair):
+    p, q = pair
+    score = TrueMatchScore(0.5, 0.0, 10, 10) if name == "true_match" else find_score(name)()
+    for bad in (Gaussian(q.mean, q.log_var[:, :5]), Gaussian(q.mean[:5], q.log_var), gaussians(9, 1, dim=5), q.mean):
+        with pytest.raises((ValueError, TypeError), match="differ|want a Gaussian"):
+            score.pairwise(p, bad)
 
 
 @pytest.fixture

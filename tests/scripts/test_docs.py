@@ -4,6 +4,7 @@ from __future__ import annotations
 import ast
 import re
 import shlex
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from safetensors.torch import save_file
 import prolip
 from prolip.data import index
 from prolip.evaluation.datasets import emoji
+from prolip.evaluation.loading import load_embedder
 from prolip.methods import METHODS, LikelihoodConfig
 from prolip.models.weights.checkpoint import save_pretrained
 from prolip.uncertainty.attach import attach
@@ -185,14 +187,43 @@ def test_python_of_streaming_md_runs_on_shards_with_an_index(tmp_path, capsys):
     assert "json" in names["seen"] and names["faults"].summary()["samples"] == 0
 
 
-def test_python_of_export_md_runs_with_the_smallest_model(tmp_path, monkeypatch):
+@pytest.mark.parametrize("kind", [
+    "likelihood", "openclip",
+    *(pytest.param(name, marks=pytest.mark.slow)
+      for name in ("prolip", "fitted openclip", "pcme", "vacsr", "vse", "siglip")),
+])  # fmt: skip
+def test_python_of_export_md_computes_the_models_own_score(kind, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path, str(ROOT / "tests/prolip")])
+    import fitted_models
+
+    if kind == "likelihood":
+        name = fitted_models.fitted_model(tmp_path)
+    elif kind.endswith("openclip"):
+        name = fitted_models.fitted_openclip(tmp_path)
+        if kind == "openclip":
+            (Path(name.removeprefix("local-dir:")) / "uncertainty.safetensors").unlink()
+    else:
+        torch.manual_seed(0)
+        model = prolip.create_model("ProLIP-ViT-test", method_cfg={"name": kind}, init_unc_bias=-3.0, init_unc_gain=1.0)
+        name = f"local-dir:{save_pretrained(model, tmp_path / 'model')}"
     code = python_of("docs/export.md")
-    assert code.count("local-dir:runs/demo/model") == 2
+    assert code.count("local-dir:runs/demo/model") == 1
     monkeypatch.chdir(tmp_path)
     names: dict = {}
-    exec(code.replace("local-dir:runs/demo/model", "ProLIP-ViT-test"), names)
-    assert names["logits"].shape == (1, 3)
+    exec(code.replace("local-dir:runs/demo/model", name), names)
     assert {path.name for path in (tmp_path / "runs/demo/onnx").iterdir()} == {"image.onnx", "text.onnx"}
+    own, given = load_embedder(name, stored=False), names["score"]
+    scores = own.score.pairwise(own.encode_image(names["pixels"]), own.encode_text(names["ids"]))
+    torch.testing.assert_close(names["scores"], scores, atol=1e-4, rtol=1e-4)
+    logits, facts = own.score.logit(scores), names["facts"]
+    assert (logits is None) == (names["logits"] is None) == (kind in ("openclip", "vse", "pcme"))
+    if logits is not None:
+        torch.testing.assert_close(names["logits"], logits, atol=1e-3, rtol=1e-4)
+    if kind in ("prolip", "siglip", "openclip"):
+        trained = [own.logit_scale, own.logit_bias]
+        assert [facts["logit_scale"], facts["logit_bias"]] == [given.scale, given.bias] == trained
+    else:
+        assert not {"logit_scale", "logit_bias"} & facts.keys()
 
 
 def test_python_of_evaluation_md_runs_on_a_task_of_the_corpus(tmp_path, capsys):

@@ -1,7 +1,13 @@
 """What is packed holds what it needs: a source archive what setup.py reads, a wheel every file beside the modules."""
 import ast
 import re
+import sys
+from importlib.metadata import packages_distributions
 from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 ROOT = Path(__file__).parents[2]
 SETUP = (ROOT / "setup.py").read_text()
@@ -11,6 +17,44 @@ def keyword(name: str):
     """The value of one keyword of setup()."""
     calls = [node for node in ast.walk(ast.parse(SETUP)) if isinstance(node, ast.Call)]
     return next(ast.literal_eval(word.value) for call in calls for word in call.keywords if word.arg == name)
+#: Packages that come with a declared one, and optional ones whose import is guarded.
+COMES_WITH = {"cycler": "matplotlib", "triton": "torch", "packaging": "pytest", "tokenizers": "clip-benchmark"}
+OPTIONAL = {"wandb", "torchcodec"}
+
+
+def declared(lines: list[str]) -> dict[str, Requirement]:
+    """Requirements by their canonical name."""
+    found = [Requirement(line.partition("#")[0].strip()) for line in lines if line.partition("#")[0].strip()]
+    return {canonicalize_name(one.name): one for one in found}
+
+
+REQUIREMENTS = declared((ROOT / "requirements.txt").read_text().splitlines())
+
+
+def test_the_lowest_versions_are_the_bounds_of_the_requirements():
+    lowest = {name: next(iter(one.specifier)) for name, one in
+              declared((ROOT / "tests/lowest.txt").read_text().splitlines()).items()}  # fmt: skip
+    bounds = {name: [part.version for part in one.specifier if part.operator == ">="]
+              for name, one in REQUIREMENTS.items()}  # fmt: skip
+    assert all(pin.operator == "==" for pin in lowest.values())
+    assert {name: [Version(pin.version)] for name, pin in lowest.items()} == {
+        name: [Version(version) for version in versions] for name, versions in bounds.items()}  # fmt: skip
+
+
+def test_every_package_that_is_imported_is_declared():
+    extras = declared([line for lines in keyword("extras_require").values() for line in lines])
+    known = {*REQUIREMENTS, *extras, *COMES_WITH.values(), canonicalize_name(keyword("name"))}
+    files = [path for root in ("src", "scripts", "tests") for path in (ROOT / root).rglob("*.py")]
+    imported = set()
+    for path in files:
+        for node in ast.walk(ast.parse(path.read_text())):
+            modules = [one.name for one in node.names] if isinstance(node, ast.Import) else []
+            modules += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
+            imported |= {module.split(".")[0] for module in modules}
+    own = {name for path in files for name in (path.stem, path.parent.name)}
+    imported -= {"", *sys.stdlib_module_names, *OPTIONAL, *COMES_WITH, *own}
+    provided = packages_distributions()
+    assert {name for name in imported if known.isdisjoint(map(canonicalize_name, provided.get(name, [])))} == set()
 
 
 def test_a_source_archive_has_the_files_that_setup_reads():

@@ -64,23 +64,49 @@ def test_training_is_that_of_the_papers_appendix(name, monkeypatch):
     monkeypatch.chdir(ROOT)
     config = config_of(name)
     optim, run = config.optim, config.run
-    assert (optim.opt, optim.warmup, optim.image_lr_mult, optim.text_lr_mult) == ("adamp", 0, 0.01, 0.1)
-    if name in ("coco-pcme", "cub-pcme"):  # PCME C.2
-        heads, lr, start, kl, uniformity = {"coco": (30, 2e-4, 15, 1e-5, 0), "cub": (10, 1e-4, 5, 1e-3, 10)}[name[:-5]]
+    assert (optim.opt, optim.warmup) == ("adamp", 0)
+    backbones, rows, dim = (optim.image_lr_mult, optim.text_lr_mult), run.global_batch_size, 512
+    assert get_model_config(config.model.model)[0]["embed_dim"] == dim
+    if name in ("coco-pcme", "cub-pcme"):  # PCME C.2, and the released configurations
+        heads, lr, start, kl, uniformity, slow = {
+            "coco": (30, 2e-4, 15, 1e-5, 0, 0.1), "cub": (10, 1e-4, 5, 1e-3, 10, 1.0),
+        }[name[:-5]]  # fmt: skip
         assert (run.epochs, optim.image_freeze_epochs, optim.text_freeze_epochs) == (60, heads, heads)
         assert (optim.lr, optim.lr_scheduler, config.data.word_drop) == (lr, "cosine", 0.1)
-        assert config.augment.cutout**2 == pytest.approx(0.2, abs=0.01)
-        wanted = {"match_samples": 7, "match_start": start, "kl_weight": kl, "uniformity_weight": uniformity}
+        assert (optim.wd, backbones, optim.grad_clip_norm) == (0, (slow, slow), 2 / (2 * rows))
+        assert (config.augment.erase_prob, config.augment.cutout) == (0.2, 0)
+        # of sums over 2 B^2 pairs and over B x D; tests of the method compare these weights with the sums themselves
+        wanted = {"match_samples": 7, "match_start": start, "kl_weight": pytest.approx(kl * dim / 2),
+                  "uniformity_weight": uniformity / (2 * rows)}  # fmt: skip
         assert {key: getattr(config.objective, key) for key in wanted} == wanted
     else:  # PCME++ B.2 and Table B.1
+        clip = {"coco-pcme-rerun": 2 / (2 * rows), "coco-vse": 2 / rows, "coco-triplet-sum": 2 / rows}.get(name, 2)
+        assert (backbones, optim.grad_clip_norm) == ((0.01, 0.1), clip)
         assert (run.epochs, optim.lr, optim.wd, optim.layer_decay) == (25, 5e-4, 1e-4, 0.7)
         assert (optim.beta1, optim.beta2, optim.eps) == (0.9, 0.999, 1e-8)
         assert (optim.image_freeze_epochs, optim.text_freeze_epochs, optim.unfreeze_warmup_epochs) == (2, 0, 1)
         assert (optim.lr_scheduler, optim.lr_milestones, optim.lr_step_factor) == ("step", (0.6,), 0.1)
         assert config.augment.token_shares == (0.1, 0.02, 0.08)
         assert optim.swa_epochs == (10 if name == "coco-pcmepp" else 0)
+    if name == "coco-pcme-rerun":  # VIB's 1e-4 is a mean beside a sum over 2 B^2 pairs
+        assert (config.objective.match_start, config.objective.kl_weight) == (5, 1e-4 / (2 * rows))
+    if name == "coco-vse":
+        assert config.objective.sum_steps == 2 * (config.data.train_num_samples // rows)
+    if name == "coco-pcmepp":
+        assert config.objective.pseudo_positives == "first"
+    if name == "coco-vacsr":
+        assert (config.objective.component_noise, config.objective.kl_weight) == ("independent", 5e-4)
     if name != "cub-pcme":
         assert config.data.train_num_samples == 5 * 113_287
+
+
+@pytest.mark.parametrize("name", ADAPTING)
+def test_adaptation_has_the_papers_neighbourhood_and_its_source_two_epochs_of_all_negatives(name, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    assert config_of(name).objective.neighbours == 300
+    source = parse(commands(name)[0][1:])
+    steps = source.data.train_num_samples // source.run.global_batch_size
+    assert source.objective.sum_steps == 2 * steps
 
 
 @pytest.mark.parametrize("page", ["docs/recipes.md", *(f"scripts/recipes/{name}.yaml" for name in NAMES)])

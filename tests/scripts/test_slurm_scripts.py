@@ -257,7 +257,7 @@ def test_the_environment_is_recorded_without_keys(start, tmp_path):
     [
         ("1.28b", 1_280_000_000, 78_125, 64),
         ("12.8b", 12_800_000_000, 781_250, 64),
-        ("long-context", 128_000_000, 15_625, 256),
+        ("long-context", 256_000_000, 31_250, 256),
     ],
 )
 def test_recipes_are_the_papers_for_32_gpus(name, samples, steps, tokens):
@@ -269,13 +269,17 @@ def test_recipes_are_the_papers_for_32_gpus(name, samples, steps, tokens):
     assert rows_per_rank(config, 32) == (256 if tokens == 256 else 512)
     assert chunks_ahead(config.data.prefetch, rows_per_rank(config, 32)) == 8  # docs/scaling.md: a slow shard's opening
     optim, objective = config.optim, config.objective
-    assert (optim.opt, optim.beta1, optim.beta2, optim.wd, optim.lr_scheduler) == ("adamw", 0.9, 0.95, 0.2, "cosine")
+    assert (optim.opt, optim.beta1, optim.beta2, optim.eps, optim.lr_scheduler) == ("adamw", 0.9, 0.95, 1e-6, "cosine")
     assert (objective.alpha1, objective.alpha2, objective.beta) == (1e-7, 1e-3, 1e-4)
-    assert (objective.inclusion_scale, objective.inclusion_eps) == (1000, -20)
+    assert (objective.inclusion_form, objective.inclusion_reduction) == ("printed", "dim")  # as the runs computed it
     assert (objective.mask_fraction, objective.mask_ratio) == (0.125, 0.75)
     assert config.model.aug_cfg["scale"] == [0.8, 1.0] and config.run.precision == "amp_bf16"
-    if tokens == 64:
-        assert (optim.lr, optim.warmup, config.run.global_batch_size) == (5e-4, 10_000, 16_384)
+    course = optim.lr, optim.wd, optim.warmup, config.run.global_batch_size
+    inclusion = objective.inclusion_scale, objective.inclusion_eps
+    if tokens == 64:  # B.1
+        assert (*course, *inclusion) == (5e-4, 0.2, 10_000, 16_384, 1000, -20)
+    else:  # the released script of LongProLIP
+        assert (*course, *inclusion) == (1e-6, 0.01, 200, 8_192, 10, -100)
 
 
 # --- evaluation -------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from training.health.preemption import EXIT_STOPPED
 
 AUGMENTED = [
     "--text-mask", "0.1", "--text-random", "0.1", "--text-delete", "0.2", "--word-drop", "0.2", "--cutout", "0.4",
-    "--cutout-prob", "0.5", "--max-steps", "4", "--save-frequency", "0",
+    "--cutout-prob", "0.5", "--erase-prob", "0.5", "--max-steps", "4", "--save-frequency", "0",
 ]  # fmt: skip
 
 

@@ -2,19 +2,26 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from training_runs import SYNTHETIC, metrics
+from training_runs import SYNTHETIC, TINY, metrics, newest
 from training_runs import start as begin
 
 import prolip
+import training.closing
 from drawings import SHARDS, UNSEEN, VALIDATION
 from prolip.data import emoji
 from prolip.evaluation.corpus import main as evaluate_corpus
 from prolip.evaluation.loading import load_embedder
+from prolip.uncertainty.collect import embed_images, embed_texts
+from training.checkpoint.files import load_checkpoint
+from training.health.preemption import EXIT_STOPPED, STOP
 from training.main import main
 
 TRAINING = [
@@ -128,3 +135,93 @@ def test_synthetic_images_have_no_captions_to_fit_to(tmp_path, capsys):
     assert main([*SYNTHETIC, "--method", "likelihood", "--max-steps", "2", "--output-dir", str(tmp_path),
                  "--name", "synthetic"]) == 0  # fmt: skip
     assert "closed by" not in capsys.readouterr().out and len(metrics(tmp_path / "synthetic")) == 2
+
+
+def drawings_as_csv(folder: Path, rows: int) -> Path:
+    """So many drawings with a caption each."""
+    lines = ["filepath\ttitle"]
+    for row, drawing in enumerate(emoji.read([UNSEEN]).drawings[:rows]):
+        drawing.image().convert("RGB").save(folder / f"{row}.png")
+        lines.append(f"{folder / f'{row}.png'}\tnumber {row}")
+    (folder / "some.csv").write_text("\n".join(lines))
+    return folder / "some.csv"
+
+
+@pytest.mark.parametrize("rows", [1, 29, 30])
+def test_a_run_on_few_pairs_saves_its_means_and_says_before_the_first_step_what_it_will_lack(tmp_path, capsys, rows):
+    data = drawings_as_csv(tmp_path, rows)
+    folder = begin(tmp_path, "few", "--method", "likelihood", "--bank", "32", "--train-data", str(data), "--batch-size",
+                   "1", "--max-steps", "2", "--warmup", "1", "--caption-sampling", "title")  # fmt: skip
+    said = capsys.readouterr().out
+    fitted = rows >= 30
+    assert (load_embedder(f"local-dir:{folder}/model").score.units is not None) is fitted
+    assert ("closed by the method in" in said) is fitted and ("30 pairs of 30 images" in said) is fitted
+    if not fitted:
+        assert said.index(f"warning: {rows} samples are few") < said.index("step 1/2")
+        assert f"warning: NOT closed by the method: {rows} pairs" in said
+    assert json.loads((folder / "status.json").read_text())["state"] == "finished"
+
+
+@pytest.fixture
+def stopped_in_the_fit(monkeypatch):
+    """SIGTERM comes with the first batch of this side that is embedded at the end."""
+    def stop_at(wanted: str) -> None:
+        def encoder(model, side, *rest, honest=training.closing.hidden_encoder):
+            encode = honest(model, side, *rest)
+            if side != wanted:
+                return encode
+            return lambda batch: (os.kill(os.getpid(), signal.SIGTERM), encode(batch))[1]
+
+        monkeypatch.setattr("training.closing.hidden_encoder", encoder)
+
+    STOP.install()
+    yield stop_at
+    STOP.number = 0
+    STOP.release()
+
+
+@pytest.mark.parametrize("side", ["image", "text"])
+def test_a_run_that_is_stopped_in_the_fit_saves_its_last_step_and_fits_when_it_goes_on(tmp_path, stopped_in_the_fit,
+                                                                                        monkeypatch, side):  # fmt: skip
+    words = [*TRAINING[:-4], "--batch-size", "16", "--workers", "0"]
+    whole = begin(tmp_path, "whole", *words)
+    monkeypatch.setattr("training.closing.embed_texts", partial(embed_texts, batch_size=32))
+    monkeypatch.setattr("training.closing.embed_images", partial(embed_images, batch_size=32))
+    with monkeypatch.context():
+        stopped_in_the_fit(side)
+        assert main([*TINY, *words, "--output-dir", str(tmp_path), "--name", "stopped"]) == EXIT_STOPPED
+    folder = tmp_path / "stopped"
+    state = load_checkpoint(newest(folder))
+    assert state["step"] == 4 and not state["closed"] and not state["objective"]["model.match.values"].any()
+    assert json.loads((folder / "status.json").read_text())["state"] == "stopped"
+    assert not (folder / "model").exists()
+    STOP.number = 0
+    monkeypatch.undo()
+    begin(tmp_path, "stopped", *words, "--resume", "latest")
+    state = load_checkpoint(newest(folder))
+    assert state["closed"] and state["objective"]["model.match.values"].any()
+    one, other = (load_file(run / "model/model.safetensors") for run in (folder, whole))
+    for name, x in one.items():
+        torch.testing.assert_close(x, other[name], rtol=1e-4, atol=1e-5)
+
+
+def test_a_run_that_is_closed_is_not_closed_again_unless_it_is_made_longer(tmp_path, capsys):
+    words = [*TRAINING[:-4], "--batch-size", "16", "--workers", "0"]
+    folder = begin(tmp_path, "run", *words)
+    (folder / "status.json").write_text('{"state": "stopped"}')
+    capsys.readouterr()
+    begin(tmp_path, "run", *words, "--resume", "latest")
+    assert "closed by" not in capsys.readouterr().out
+    begin(tmp_path, "run", *words, "--resume", "latest", "--max-steps", "6")
+    assert "closed by the method" in capsys.readouterr().out
+
+
+def test_a_run_whose_means_are_not_finite_names_the_samples(tmp_path, monkeypatch, capsys):
+    def lost(samples, encode, honest=training.closing.embed_images):
+        part = honest(samples, encode)
+        part.image[0] = torch.nan
+        return part
+
+    monkeypatch.setattr("training.closing.embed_images", lost)
+    begin(tmp_path, "nan", *TRAINING[:-4], "--batch-size", "16", "--workers", "0")
+    assert "NOT closed by the method: image holds NaN or infinite values in 1 of 170 rows ('" in capsys.readouterr().out

@@ -5,10 +5,10 @@ from PIL import Image
 
 from prolip.data.augment.colour import ColourJitter
 from prolip.data.augment.crops import RandomCrop
+from prolip.random import Draws
 from training.config import build_config
 from training.flags import FlagError
 from training.model import build_augment, build_model
-from training.parallel.distributed import World
 
 SMALL = {"model": "ProLIP-ViT-test"}
 
@@ -19,7 +19,7 @@ def settings(**model):
 
 def parts(config):
     model, transform, _ = build_model(config, torch.device("cpu"))
-    return transform, build_augment(config, model, World())
+    return transform, build_augment(config, model, torch.device("cpu"), Draws())
 
 
 def test_the_papers_augmentation_is_shared_by_default():

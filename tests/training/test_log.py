@@ -10,7 +10,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from training.checkpoint.run_folder import keep_until_step
 from training.health.terms import NonFiniteError, TermMeter
-from training.log import RunLog, duration, progress_line
+from training.log import RunLog, Stopwatch, duration, progress_line
 from training.parallel.distributed import World
 
 WORLD = World()
@@ -60,6 +60,28 @@ def test_ignored_terms_that_are_infinite_stay_out_of_their_mean():
     for step, value in enumerate((float("inf"), 2.0, 4.0), start=1):
         meter.add({"loss": torch.tensor(float(step)), "grad_norm": torch.tensor(value)}, step)
     assert meter.read(WORLD) == {"loss": 2.0, "grad_norm": 3.0}
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_no_term_of_a_bad_step_enters_the_means(bad):
+    """Nor one that is finite: the step left the parameters as they were."""
+    meter = TermMeter(ignored=("grad_norm",), allowed=1)
+    for step, loss in enumerate((1.0, bad, 3.0), start=1):
+        terms = {"loss": loss, "ppcl": 10.0**step, "grad_norm_image": 10.0**step}
+        meter.add({name: torch.tensor(value) for name, value in terms.items()}, step)
+    assert meter.read(WORLD) == {"loss": 2.0, "ppcl": 505.0, "grad_norm_image": 505.0}
+
+
+def test_the_stopwatch_leaves_out_what_it_is_told_to_and_adds_what_was_before(monkeypatch):
+    now = [50.0]
+    monkeypatch.setattr("training.log.time.perf_counter", lambda: now[0])
+    watch = Stopwatch(before=1000.0)
+    now[0], watch.samples, watch.waited = 150.0, 640, 8.0
+    watch.pause(60.0)  # of the hundred seconds
+    assert watch.elapsed() == 1040.0
+    assert watch.lap() == {"samples_per_second": 16.0, "data_wait": 0.2}
+    now[0], watch.samples = 160.0, 20
+    assert watch.lap() == {"samples_per_second": 2.0, "data_wait": 0.0} and watch.elapsed() == 1050.0
 
 
 def test_adding_terms_looks_at_no_value(monkeypatch):

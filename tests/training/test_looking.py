@@ -44,7 +44,8 @@ def test_the_adapted_model_stays_one_of_its_method_and_no_pair_is_read(source, t
     words = [*ADAPT, "--model", f"local-dir:{source}", "--batch-size", "16", "--workers", "0", "--max-steps", "3",
              "--output-dir", str(tmp_path)]  # fmt: skip
     assert main([*words, "--name", "one"]) == 0
-    assert "epoch 0: looked at the whole data" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "epoch 0: looked at the whole data" in said and "\neach query retrieves 20 of " in said
     assert json.loads((tmp_path / "one/model/config.json").read_text())["model_cfg"]["method_cfg"] == {"name": "siglip"}
     before, after = load_file(source / "model.safetensors"), weights(tmp_path / "one")
     moved = {name for name in before if not torch.equal(before[name], after[name])}

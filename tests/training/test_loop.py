@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 from training_runs import batches, make, one_step, parameters
 
 from prolip.data.augment.affine import AugmentConfig, Cutout, DeviceAugment
 from prolip.data.augment.tokens import TokenAugment
+from prolip.flops import count_flops
 from training.health.terms import NonFiniteError, TermMeter
 from training.loop import on_device, total_faults, train
 from training.optim import gradient_norms, parameter_norms, parts_of
@@ -321,12 +321,33 @@ def test_images_and_texts_are_augmented_by_the_step():
     assert first["image"].eq(0).all(1).any(2).any(1).all() and batch["image"] is pixels
 
 
+def test_augmentation_and_views_go_by_the_steps_of_the_run_not_of_the_epoch(tmp_path):
+    """By the batch within the epoch, every epoch would repeat the random numbers of the first one."""
+    run = make(tmp_path, max_steps=6, max_nonfinite=0)
+    seen: dict[str, list[int]] = {"image": [], "text": [], "views": []}
+    prepare = run.trained.objective.prepare
+
+    def noting(name: str, result):
+        def note(x, step):
+            seen[name].append(step)
+            return result(x, step)
+
+        return note
+
+    run.fed.augment, run.fed.token_augment = (noting(name, lambda x, _: x) for name in ("image", "text"))
+    run.trained.objective.prepare = noting("views", prepare)
+    assert run.fed.loader.num_batches == 3
+    train(run)
+    run.kept.log.close()
+    assert run.at.epoch == 2 and seen == dict.fromkeys(seen, [0, 1, 2, 3, 4, 5])
+
+
 def test_model_flops_utilisation_is_flops_times_rate_over_peak(tmp_path):
     run = make(tmp_path, peak_tflops=2.0)
     train(run)
     run.kept.log.close()
     row = json.loads((run.kept.folder / "metrics.jsonl").read_text().splitlines()[-1])
-    with FlopCounterMode(display=False) as counter:
+    with count_flops() as counter:
         one_step(run, next(batches(run)), 0)
     # the counter sees the loss and the heads' backward pass too, which the model's count leaves out or rounds
     assert row["mfu"] == pytest.approx(counter.get_total_flops() / 8 * row["samples_per_second"] / 2e12, rel=0.1)

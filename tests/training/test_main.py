@@ -25,7 +25,8 @@ PUBLIC_FLAGS = """
 --checkpoint-dir --checkpoint-policy --coco-test --config --contrast --csv-caption-key --csv-img-key
 --csv-quoting --csv-separator --cutout --cutout-prob
 --dataset-resampled --dataset-type --dct-scaled-decoding --decay-fraction --deterministic --device --device-augment
---ema-decay --epochs --eps --fill --force-context-length --force-image-size --fsdp --global-batch-size
+--draws
+--ema-decay --epochs --eps --erase-prob --fill --force-context-length --force-image-size --fsdp --global-batch-size
 --image-freeze-epochs --image-lr-mult --lr-milestones --lr-step-factor --swa-epochs --text-freeze-epochs --text-lr-mult
 --unfreeze-warmup-epochs
 --grad-checkpointing --grad-clip-norm --greyscale-prob --help --hue --imagenet-val --inclusion-eps --inclusion-form
@@ -36,7 +37,8 @@ PUBLIC_FLAGS = """
 --lr-min-ratio --lr-scheduler --mask-fraction --mask-padding --mask-ratio --max-bad-fraction --max-nonfinite
 --max-samples --max-steps --method --model --momentum --name --noise-ratio --noise-seed
 --openclip-transform --opt --output-dir --overwrite
---peak-tflops --precision --prefetch --pretrained --profile --read-retries --read-timeout --resume --rotate
+--peak-tflops --precision --prefetch --pretrained --profile --read-retries --read-timeout --renewed-addresses
+--resume --rotate
 --saturation --save-every-minutes --save-every-samples --save-every-steps --save-frequency --seed --select
 --shard-index --shift --shuffle-buffer --stall-seconds --text-delete --text-mask --text-random
 --tokenizer --torchcompile --traceback --train-data

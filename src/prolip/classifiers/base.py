@@ -3,6 +3,8 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from numbers import Number
 from typing import Any
 
 import numpy as np
@@ -17,13 +19,14 @@ from prolip.classifiers.inputs import embed as embed_pictures
 from prolip.classifiers.sharpness import Sharpness
 from prolip.data.emoji import TEMPLATES
 from prolip.evaluation.loading import load_embedder
-from prolip.evaluation.model import Embedder
+from prolip.evaluation.model import Embedder, ModelCard
 from prolip.evaluation.zero_shot import fill_all, mix_groups
-from prolip.gaussian import Gaussian
+from prolip.gaussian import Gaussian, check_embeddings, kind_of
 from prolip.models.config import near_matches
 from prolip.scores import Score
 from prolip.search.risk import Threshold, find_threshold
 from prolip.uncertainty.novelty import refusal
+from prolip.utils.documents import shown as shortened
 
 #: Templates by name: OpenAI's 80 of ImageNet, the seven best of them, and ours for small drawings.
 NAMED = {
@@ -48,6 +51,8 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):
     classes_: np.ndarray
     sharpness_: Sharpness
     dimension_: int
+    card_: ModelCard | None
+    score_: Score
 
     @abstractmethod
     def _parts(self, shown: Any) -> list[np.ndarray]:
@@ -106,11 +111,13 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):
         """Keep how sure it is of labelled images, and which it gets wrong, for `predict` with a risk.
 
         They must not be those of `fit`, as what was fitted to is known too well; and be drawn like those to be asked.
-        A label that is no class is an image that every answer is wrong of.
+        A label that is no class is an image that every answer is wrong of. ValueError for labels of another type than
+        the classes, and for NaN. `fit` forgets the calibration.
         """
         shown = self._shown(X)
         log_p = self._log_proba(shown)
         y = column_or_1d(y)
+        check_labels(y, self.classes_)
         if len(y) != len(log_p):
             raise ValueError(f"{len(log_p)} images and {len(y)} labels: give one of each")
         self.risk_confidence_ = self._confidence(shown, log_p)
@@ -125,8 +132,8 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):
         """
         check_is_fitted(self)
         if not hasattr(self, "risk_wrong_"):
-            raise ValueError("nobody knows yet how often which confidence is wrong: give calibrate_risk(images, labels)"
-                             " labelled images that fit has not seen, before answers with a risk")
+            raise ValueError("the risk is not calibrated for this fit: first call calibrate_risk(images, labels) with"
+                             " labelled images that fit did not use")
         return find_threshold({"confidence": self.risk_confidence_}, self.risk_wrong_, risk, delta)
 
     def _confidence(self, shown: Any, log_p: np.ndarray) -> np.ndarray:
@@ -140,18 +147,25 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):
 
     def _uncertainty(self, shown: Any) -> np.ndarray:
         """By the model's own score, (N,)."""
-        return self._score().uncertainty(shown.z).double().numpy()
+        return self.score_.uncertainty(shown.z).double().numpy()
+
+    def _begin(self, embedder: Embedder | None) -> None:
+        """Forget the former fit and its calibration of risk, and keep what identifies the model of this one."""
+        for name in [name for name in vars(self) if name.endswith("_") and name[0] != "_"]:
+            delattr(self, name)
+        self.card_ = None if embedder is None else embedder.card
+        if self.card_ is not None:
+            self.score_ = self.card_.scored_by(self.similarity)
 
     def _shown(self, X: Any) -> Any:
         check_is_fitted(self)
+        if self.card_ is None:
+            raise ValueError("fit had no model: give the model to fit, too")
+        check_same(self.card_, self._embedder().card)
         return self._look(X)
 
     def _look(self, X: Any) -> Shown:
         return as_shown(X, self._embedder(), self.dimension_, self.batch_size)
-
-    def _score(self) -> Score:
-        """The score that compares images with texts."""
-        return self._embedder().card.scored_by(self.similarity)
 
     def _embedder(self) -> Embedder:
         """The model, loaded when it is first asked for and again when another is named."""
@@ -162,7 +176,7 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):
                              " prolip.evaluation.load_embedder gives")
         named = (self.model, self.pretrained, self.device)
         if self.__dict__.get("_loaded", (None,))[0] != named:
-            self._loaded = named, load_embedder(*named, stored=False)
+            self._loaded = named, load_embedder(*named)
         return self._loaded[1]
 
     def __getstate__(self) -> dict[str, Any]:
@@ -170,16 +184,45 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):
         return {name: value for name, value in super().__getstate__().items() if name != "_loaded"}
 
     def __sklearn_is_fitted__(self) -> bool:
-        return hasattr(self, "sharpness_")
+        return hasattr(self, "sharpness_") and hasattr(self, "card_")
+
+
+def check_same(fitted: ModelCard, given: ModelCard) -> None:
+    """ValueError, naming the differences, unless a model is the one that a classifier was fitted with."""
+    then, now = ({**asdict(card), **card.score, "score": card.score.get("name")} for card in (fitted, given))
+    differ = [name for name in now if name not in ("name", "precision") and then.get(name) != now[name]]
+    if differ:
+        told = ", ".join(f"{name} {shortened(then.get(name))} then and {shortened(now[name])} now" for name in differ)
+        raise ValueError(f"{given.name} is not the model of fit, {fitted.name}: {told}. Call fit again, or give the"
+                         " former model. (Fingerprints are of weights, settings, preprocessing and tokenizer)")
+
+
+def check_labels(labels: np.ndarray, classes: np.ndarray) -> None:
+    """ValueError for labels of another type than the classes (texts or numbers), and for NaN."""
+    known = {label_kind(one) for one in classes.tolist()}
+    for label in labels.tolist():
+        if label_kind(label) not in known or label != label:
+            raise ValueError(f"label {label!r} is {kind_of(label)}, and the classes are {shortened(classes.tolist())}:"
+                             " give labels of their type")
+
+
+def label_kind(label: Any) -> str:
+    """`text`, `number`, or the name of another type."""
+    if isinstance(label, (str, bytes)):
+        return "text"
+    return "number" if isinstance(label, Number) else type(label).__name__
+
 
 def text_classes(
     embedder: Embedder, classes: Sequence[Sequence[str]], templates: str | Sequence[Any]
 ) -> Gaussian:
     """Each class as the mixture of its names in all templates, (C, D)."""
-    if isinstance(templates, str):
-        templates = NAMED.get(templates, (templates,))
+    if isinstance(templates, str) or callable(templates):
+        templates = (templates,) if callable(templates) else NAMED.get(templates, (templates,))
     prompts = fill_all(classes, templates)
-    return mix_groups(embedder.embed_texts([text for group in prompts for text in group]), list(map(len, prompts)))
+    found = mix_groups(embedder.embed_texts([text for group in prompts for text in group]), list(map(len, prompts)))
+    check_embeddings(found, "the embeddings of the classes")
+    return found
 
 
 def class_logits(score: Score, image: Gaussian, classes: Gaussian) -> np.ndarray:
@@ -201,6 +244,9 @@ def named_classes(classes: Names) -> dict[Any, list[str]]:
     """Label -> names, in the labels' order. ValueError for none, fewer than two, or what are no names."""
     if isinstance(classes, str) or not isinstance(classes, (Sequence, Mapping, np.ndarray)) or len(classes) < 2:
         raise ValueError(f"classes={classes!r}: give two names or more, or {{label: name or list of names}}")
+    if isinstance(classes, Mapping) and (len({label_kind(x) for x in classes}) > 1 or not all(
+            isinstance(x, (str, bytes, Number)) and x == x for x in classes)):  # fmt: skip
+        raise ValueError(f"classes={classes!r}: give labels that are all texts or all numbers")
     pairs = classes.items() if isinstance(classes, Mapping) else ((name, name) for name in classes)
     named = {label: [names] if isinstance(names, str) else names for label, names in pairs}
     if len(named) < len(classes):

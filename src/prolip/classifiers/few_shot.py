@@ -41,6 +41,7 @@ class FewShotClassifier(ImageClassifier):
 
     def fit(self, X: Any, y: Any) -> FewShotClassifier:
         """Learn the classes of labelled images, two or more of them, from one image of each on."""
+        self._begin(None if self.model is None else self._embedder())
         if self.model is None:
             shown, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2)
         else:
@@ -78,7 +79,7 @@ class FewShotClassifier(ImageClassifier):
         count = len(self.classes_)
         fold = folds(labels, self.seed)
         held = fold >= 0
-        texts = [] if self.texts_ is None else [class_logits(self._score(), shown.z, self.texts_)]
+        texts = [] if self.texts_ is None else [class_logits(self.score_, shown.z, self.texts_)]
         if not held.any() or min((fold != turn).sum() for turn in range(fold.max() + 1)) <= count:
             return Sharpness(np.array([1.0, 0.0] if texts else [1.0]))
         shots = np.zeros((len(x), count))
@@ -91,14 +92,16 @@ class FewShotClassifier(ImageClassifier):
 
     def _parts(self, shown: Any) -> list[np.ndarray]:
         shots = shot_logits(self.discriminant_, means(shown))
-        return [shots] if self.texts_ is None else [class_logits(self._score(), shown.z, self.texts_), shots]
+        return [shots] if self.texts_ is None else [class_logits(self.score_, shown.z, self.texts_), shots]
 
     def _uncertainty(self, shown: Any) -> np.ndarray:
         return super()._uncertainty(shown) if isinstance(shown, Shown) else np.zeros(len(shown))
 
     def _shown(self, X: Any) -> Any:
         check_is_fitted(self)
-        return self._look(X) if self.model is not None else validate_data(self, X, dtype=np.float64, reset=False)
+        if self.model is None and self.card_ is None:
+            return validate_data(self, X, dtype=np.float64, reset=False)
+        return super()._shown(X)
 
 
 def shot_logits(discriminant: Discriminant, x: np.ndarray) -> np.ndarray:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from prolip.data.pictures import open_image
 from prolip.evaluation.model import Embedder, groups, joined
-from prolip.gaussian import Gaussian
+from prolip.gaussian import Gaussian, check_embeddings
 
 #: Ends of a tower that a novelty is of, in the order of their columns.
 ENDS = ("mean", "first")
@@ -80,10 +80,13 @@ def check_columns(found: int, wanted: tuple[int, ...]) -> None:
 
 
 def as_shown(given: Any, embedder: Embedder, dimension: int, batch_size: int) -> Shown:
-    """Whatever was given. ValueError and TypeError for what is none of it."""
+    """Whatever was given. ValueError and TypeError for what is none of it, and for numbers that are not finite."""
     if isinstance(given, Gaussian):
+        check_embeddings(given, "X")
         check_columns(given.mean.shape[-1], (dimension,))
         return Shown(Gaussian(*(x.detach().float().cpu() for x in given)), {})
-    if is_pictures(given):
-        return embed(given, embedder, batch_size)
-    return from_array(given, dimension, embedder.probabilistic)
+    if not is_pictures(given):
+        return from_array(given, dimension, embedder.probabilistic)
+    found = embed(given, embedder, batch_size)
+    check_embeddings(found.z, "the embeddings of X")
+    return found

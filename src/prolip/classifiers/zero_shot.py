@@ -37,14 +37,15 @@ class ZeroShotClassifier(ImageClassifier):
         """
         named = named_classes(self.classes)
         embedder = self._embedder()
+        self._begin(embedder)
         self.texts_ = text_classes(embedder, list(named.values()), self.templates)
         self.classes_ = np.array(list(named))
         self.dimension_ = self.texts_.mean.shape[1]
-        self.sharpness_ = Sharpness(np.ones(1))
+        sharpness = Sharpness(np.ones(1))
         if (X is None) != (y is None):
             raise ValueError("images and labels belong together: give both to fit, or none")
         if X is not None:
-            shown, y = self._shown(X), column_or_1d(y)
+            shown, y = self._look(X), column_or_1d(y)
             if len(y) != len(shown.z.mean):
                 raise ValueError(f"{len(shown.z.mean)} images and {len(y)} labels: give one of each")
             place = {label: row for row, label in enumerate(self.classes_.tolist())}
@@ -52,8 +53,9 @@ class ZeroShotClassifier(ImageClassifier):
                 if label not in place:
                     raise ValueError(unknown_label(label, list(place)))
             labels = np.array([place[label] for label in y.tolist()])
-            self.sharpness_ = fit_sharpness(self._parts(shown), labels, self._uncertainty(shown))
+            sharpness = fit_sharpness(self._parts(shown), labels, self._uncertainty(shown))
+        self.sharpness_ = sharpness
         return self
 
     def _parts(self, shown: Shown) -> list[np.ndarray]:
-        return [class_logits(self._score(), shown.z, self.texts_)]
+        return [class_logits(self.score_, shown.z, self.texts_)]

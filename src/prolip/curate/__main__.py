@@ -39,6 +39,7 @@ from prolip.evaluation.loading import load_embedder
 from prolip.evaluation.model import PRECISIONS, check_device
 from prolip.models.weights.checkpoint import CheckpointError
 from prolip.utils import console
+from prolip.utils.messages import at_least
 from prolip.utils.outputs import check_output
 from prolip.utils.threads import default_workers
 
@@ -132,8 +133,6 @@ def part_of(text: str | None, count: int) -> range:
 def score(options: argparse.Namespace) -> int:
     """Score the shards of this part; 1 where a shard cannot be read to its end."""
     check_device(options.device)
-    if options.workers < 0:
-        raise ValueError(f"--workers {options.workers}: give 0 or more")
     captions = CaptionSampler.parse(options.caption_sampling)
     urls = [shard.url for shard in expand_shards(options.data)]
     numbers = part_of(options.part, len(urls))
@@ -200,8 +199,6 @@ def progress(numbers: Sequence[int]) -> Iterable[int]:
 
 def report(options: argparse.Namespace) -> int:
     """Write the page."""
-    if options.examples < 0:
-        raise ValueError(f"--examples {options.examples}: give 0 or more")
     started = time.monotonic()
     print(f"{write_page(options.out, options.examples, reader_of(options))} in {time.monotonic() - started:.0f} s")
     return 0
@@ -211,6 +208,8 @@ def report(options: argparse.Namespace) -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command: what the user can mend ends in one line and exit code 2."""
     options = parse(arguments)
+    at_least(options, 0, "workers", "examples")
+    at_least(options, 1, "shard_samples")
     commands = {"score": score, "select": choose, "write": write, "report": report}
     return commands[options.command](options)
 

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from prolip.utils.secrecy import redacted, scrub
+
 #: Kinds that lose an unknown number of samples at once; they are held against the shards that were opened. In turn: not
 #: there or not allowed; archive cut or damaged, command failed; source down or stalled; object replaced while it was
 #: read; bytes, samples or checksums that are not those of the index.
@@ -66,11 +68,12 @@ class FaultCounter:
     limit: float = 1.0
 
     def add(self, fault: SampleFault, key: str = "", url: str = "") -> None:
-        """Count one fault and keep it as an example while there are few."""
+        """Count one fault and keep it as an example while there are few, without the secrets of addresses."""
         self.kinds[fault.kind] += 1
         if len(self.examples) < EXAMPLES and fault.kind not in UNCHARGED:
             place = f"sample {key!r} of " if key else ""
-            example = f"{place}{url or '(no shard)'}: {fault}"
+            place += redacted(url) or "(no shard)"
+            example = f"{place}: {scrub(str(fault).replace(url, redacted(url)) if url else str(fault))}"
             if example not in self.examples:  # a small shard is read again and again
                 self.examples.append(example)
 
@@ -82,7 +85,7 @@ class FaultCounter:
         self.add(fault, url=url)
         self.lost_in_a_row += 1
         if self.lost_in_a_row >= LOST_IN_A_ROW:
-            self.fail(f"{self.lost_in_a_row} shards in a row gave no sample, the last one was {url}")
+            self.fail(f"{self.lost_in_a_row} shards in a row gave no sample, the last one was {redacted(url)}")
 
     def use_sample(self) -> None:
         """Count a sample that is good."""

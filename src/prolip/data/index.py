@@ -219,6 +219,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise ValueError(f"--workers {options.workers}: give 0 or more")
         shards = [shard for source in options.shards for shard in expand_shards(source, pipes=True)]
         urls = list(dict.fromkeys(shard.url for shard in shards))
+        if len(set(map(canonical, remote := [url for url in urls if not is_local(url)]))) < len(remote):
+            raise ValueError("some shards differ in user info or query alone, which an index does not hold: index them "
+                             "under addresses of their own")  # fmt: skip
         place = options.output or default_output(urls)
         check_place(place)
         with naming("--timeout"):

@@ -23,7 +23,7 @@ from prolip.data.reading.table import show_counts
 from prolip.evaluation.datasets import coco
 from prolip.evaluation.datasets.specs import FORMS, open_dataset
 from prolip.evaluation.feature_store import FeatureStore, slug
-from prolip.evaluation.features import Features, load_features, task_key
+from prolip.evaluation.features import Features, load_features
 from prolip.evaluation.kinds.base import pair_scores
 from prolip.evaluation.kinds.best_prompts import described
 from prolip.evaluation.loading import RANDOM, load_embedder
@@ -42,7 +42,7 @@ from prolip.methods import find_score
 from prolip.models.weights.checkpoint import CheckpointError
 from prolip.prompts.fitting import check_pool, fit_prompts
 from prolip.utils import console
-from prolip.utils.messages import naming
+from prolip.utils.messages import at_least, naming
 from prolip.utils.outputs import check_output
 
 log = logging.getLogger(__name__)
@@ -123,10 +123,8 @@ def check(args: argparse.Namespace) -> None:
         raise ValueError("give --model and --dataset, or --features DIR to evaluate saved embeddings")
     if args.intervals == 1:
         raise ValueError("--intervals 1: give two draws or more, such as 1000, or no number")
-    bounds = {"--batch-size": (args.batch_size, 1), "--workers": (args.workers, 0), "--intervals": (args.intervals, 0)}
-    for flag, (value, least) in bounds.items():
-        if value is not None and value < least:
-            raise ValueError(f"{flag} {value}: give {least} or more")
+    at_least(args, 1, "batch_size")
+    at_least(args, 0, "workers", "intervals")
     if args.confusion and not args.out:
         raise ValueError("--confusion goes into the JSON: give --out FILE too")
     if args.instances and not Path(args.instances).is_file():
@@ -173,11 +171,10 @@ def run(args: argparse.Namespace) -> list[TaskResult]:
     drawn: set[str] = set()
     harmonic = ""
     for features in features_of(args):
-        task, categories = task_key(features), categories_of(features, args.instances)
+        categories = categories_of(features, args.instances)
         for similarity in args.similarity:
             options = {"confusion": args.confusion, "draws": args.intervals}
             result = evaluate_dataset(features.dataset, features, similarity, **options)
-            result.info["task"] = task
             if categories is not None:
                 result.metrics.update(plausible_matches(features, categories, similarity))
             results.append(with_uncertainty(result, features, args.plots, drawn) if wanted else result)
@@ -242,7 +239,8 @@ def with_uncertainty(result: TaskResult, features: Features, plots: str | None, 
         from prolip.evaluation.plots import write_plots  # late: only plots need matplotlib
 
         write_plots(study, result.key, Path(plots) / name)
-    return replace(result, metrics=result.metrics | study.metrics())
+    info = result.info | ({"too_large_for": list(study.too_large_for)} if study.too_large_for else {})
+    return replace(result, metrics=result.metrics | study.metrics(), info=info)
 
 
 def main(arguments: Sequence[str] | None = None) -> list[TaskResult]:

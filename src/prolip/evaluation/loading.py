@@ -7,6 +7,7 @@ import pickle
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import is_dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -22,6 +23,7 @@ from torch import Tensor, nn
 from prolip.data.samples import decoding
 from prolip.evaluation.model import PRECISIONS, Embedder, Loaded, PointModel, check_device, embedder_of
 from prolip.factory import create_model_and_transforms, flattening
+from prolip.gaussian import kind_of
 from prolip.models.config import check_openclip, is_released, near_matches
 from prolip.models.config_rules import RULES, check_values
 from prolip.models.registry import list_models
@@ -132,6 +134,8 @@ def check_openclip_config(model: str) -> bool:
 
 def is_prolip(model: str) -> bool:
     """Whether a name means one of our models. ValueError for a name that nobody knows."""
+    if not isinstance(model, str):
+        raise TypeError(f"the model is {kind_of(model)}: give a name, such as local-dir:runs/demo/model")
     schema, name = parse_model_name(model)
     if schema:
         config, _ = read_config(config_file(model))
@@ -223,7 +227,11 @@ def openclip_tokenizer(model: str, tokenizer: str | None) -> Callable[[list[str]
         made = open_clip.tokenizer.HFTokenizer(source, context_length=context, trust_remote_code=False, **options)
     except Exception as error:  # damaged files raise whatever their values happen to mean
         raise ValueError(f"transformers cannot read a tokenizer from {source}: {first_line(error)}") from error
-    return lambda texts: made(cut(texts, context))
+    return partial(_tokenize_cut, made, context)
+
+
+def _tokenize_cut(made: Callable[[list[str]], Tensor], context: int, texts: list[str]) -> Tensor:
+    return made(cut(texts, context))
 
 
 def model_fingerprint(network: nn.Module, preprocess: Callable, tokenizer: Callable) -> str:

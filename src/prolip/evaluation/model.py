@@ -4,6 +4,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ from PIL import Image
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from prolip.gaussian import Gaussian, concatenate
+from prolip.gaussian import Gaussian, concatenate, kind_of
 from prolip.methods import find_method, find_score, score_from_dict, score_of
 from prolip.scores import CSDScore, Score, Side, Similarity
 from prolip.uncertainty.clip import FittedCLIP
@@ -73,12 +74,12 @@ class Embedder:
     """
 
     name: str
-    encode_image: Callable[[Tensor], Gaussian]
-    encode_text: Callable[[Tensor], Gaussian]
-    encode_hidden: Callable[[Tensor], Hidden]
-    encode_hidden_text: Callable[[Tensor], Hidden]
-    novelty: Callable[[Hidden], dict[str, Tensor]] | None
-    text_novelty: Callable[[Hidden], dict[str, Tensor]] | None
+    encode_image: Callable[[Tensor], Gaussian] = field(repr=False)
+    encode_text: Callable[[Tensor], Gaussian] = field(repr=False)
+    encode_hidden: Callable[[Tensor], Hidden] = field(repr=False)
+    encode_hidden_text: Callable[[Tensor], Hidden] = field(repr=False)
+    novelty: Callable[[Hidden], dict[str, Tensor]] | None = field(repr=False)
+    text_novelty: Callable[[Hidden], dict[str, Tensor]] | None = field(repr=False)
     preprocess: Callable[[Image.Image], Tensor]
     tokenizer: Callable[[list[str]], Tensor]
     probabilistic: bool
@@ -110,6 +111,10 @@ class Embedder:
     def embed_texts(self, texts: Iterable[str], batch_size: int = 512) -> Gaussian:
         """Any number of texts, (N, D). ValueError for none."""
         return embed_texts(self.encode_text, self.tokenizer, texts, batch_size)
+
+    def __deepcopy__(self, memo: dict) -> Embedder:
+        """Itself: copies of what holds an embedder share its weights."""
+        return self
 
 
 class Loaded(NamedTuple):
@@ -155,38 +160,35 @@ def embedder_of(
 
 def encoder(network: nn.Module, modality: str, device: torch.device, precision: str) -> Callable[[Tensor], Gaussian]:
     """`network.encode_<modality>` of one batch: on `device` under autocast to `precision`, float32 on the CPU."""
-    encode = getattr(network, f"encode_{modality}")
+    return partial(_encode, network, modality, device, precision)
 
-    def run(batch: Tensor) -> Gaussian:
-        with evaluating(network, device, precision):
-            z = encode(batch.to(device, non_blocking=True))
-        return Gaussian(*map(kept, z))
 
-    return run
+def _encode(network: nn.Module, modality: str, device: torch.device, precision: str, batch: Tensor) -> Gaussian:
+    with evaluating(network, device, precision):
+        z = getattr(network, f"encode_{modality}")(batch.to(device, non_blocking=True))
+    return Gaussian(*map(kept, z))
 
 
 def hidden_encoder(network: nn.Module, side: Side, device: torch.device, precision: str) -> Callable[[Tensor], Hidden]:
     """`encode_hidden` of one batch, as `encoder`."""
+    return partial(_encode_hidden, network, side, device, precision)
 
-    def run(batch: Tensor) -> Hidden:
-        with evaluating(network, device, precision):
-            z, first = encode_hidden(network, batch.to(device, non_blocking=True), side)
-        return Hidden(Gaussian(*map(kept, z)), None if first is None else kept(first))
 
-    return run
+def _encode_hidden(network: nn.Module, side: Side, device: torch.device, precision: str, batch: Tensor) -> Hidden:
+    with evaluating(network, device, precision):
+        z, first = encode_hidden(network, batch.to(device, non_blocking=True), side)
+    return Hidden(Gaussian(*map(kept, z)), None if first is None else kept(first))
 
 
 def novelty_reader(novelty: Novelty | None, device: torch.device) -> Callable[[Hidden], dict[str, Tensor]] | None:
     """A novelty that is on `device`, of what `hidden_encoder` gives; on the CPU. None for none."""
-    if novelty is None:
-        return None
+    return None if novelty is None else partial(_read_novelty, novelty, device)
 
-    def run(hidden: Hidden) -> dict[str, Tensor]:
-        first = None if hidden.first is None else hidden.first.to(device)
-        found = novelty(Hidden(Gaussian(*(x.to(device) for x in hidden.z)), first))
-        return {name: nats.cpu() for name, nats in found.items()}
 
-    return run
+def _read_novelty(novelty: Novelty, device: torch.device, hidden: Hidden) -> dict[str, Tensor]:
+    first = None if hidden.first is None else hidden.first.to(device)
+    found = novelty(Hidden(Gaussian(*(x.to(device) for x in hidden.z)), first))
+    return {name: nats.cpu() for name, nats in found.items()}
 
 
 def kept(x: Tensor) -> Tensor:
@@ -237,6 +239,8 @@ def choose_score(similarity: Similarity, own: Score, probabilistic: bool, name: 
     """
     if similarity is None or similarity == own.name:
         return own
+    if not isinstance(similarity, (str, Score)):
+        raise TypeError(f"similarity is {kind_of(similarity)}: give the name of a score, such as 'csd', or a Score")
     if isinstance(similarity, str) and ":" in similarity:
         asked, _, settings = similarity.partition(":")
         return choose_score(asked, own, probabilistic, name).with_settings(settings)

@@ -25,6 +25,10 @@ REFUSAL = {
 }  # fmt: skip
 SINGLES = {
     "refusal/R-AUROC": "R-AUROC", "refusal/1-NN": "1-NN", "calibration/match/ece": "ECE of matches",
+    "calibration/match/base_rate": "base rate",
+    "calibration/match/probability_over_base_rate": "probability / base rate",
+    "calibration/match_top1/ece": "top-1 ECE", "calibration/match_i2t/ece": "top-1 ECE i2t",
+    "calibration/match_t2i/ece": "top-1 ECE t2i",
     "calibration/confidence/ece": "ECE of confidence",
 }  # fmt: skip
 
@@ -73,6 +77,7 @@ def format_uncertainty(results: Sequence[TaskResult]) -> str:
             way = place.removeprefix("refusal/").replace("/", " by ")
             rows.append((f"{name}  {way}", [m.get(f"{place}/{figure}") for figure in REFUSAL]))
         shown = [f"{title} {m[key]:.4f}" for key, title in SINGLES.items() if key in m]
+        shown += [f"{SINGLES[key]} left out: too many images" for key in result.info.get("too_large_for", ())]
         singles += [f"{name}  {', '.join(shown)}"] if shown else []
     width = max((len(name) for name, _ in rows), default=0)
     lines = [f"{'refused':<{width}}" + "".join(f"{title:>11}" for title in REFUSAL.values())]
@@ -129,7 +134,7 @@ def compare_results(results: Sequence[TaskResult], draws: int) -> None:
     for result in results:
         base = first.setdefault((result.key, result.info["source"]), result)
         if base is result or any(
-            base.statistics[name].sizes != statistic.sizes
+            not base.statistics[name].same_queries(statistic)
             for name, statistic in result.statistics.items() if name in base.statistics
         ):  # fmt: skip
             continue
@@ -144,7 +149,7 @@ def format_intervals(results: Sequence[TaskResult]) -> str:
     """The columns of `format_table` with their 95% intervals, and the differences of those that were compared."""
     blocks: dict[tuple[str, ...], list[tuple[str, dict[str, str]]]] = {}
     for title, result in zip(titles(results), results):
-        found = result.info["intervals"]
+        found = result.info.get("intervals", {})
         columns = tuple(name for name in COLUMNS if name in found)
         name = f"{title}  {result.info['similarity']}"
         values = {c: [100 * x for x in (result.metrics[c], *found[c])] for c in columns}
@@ -153,7 +158,7 @@ def format_intervals(results: Sequence[TaskResult]) -> str:
         if change := result.info.get("difference"):
             signed = {c: "{:+.2f} [{:+.1f}, {:+.1f}]".format(*(100 * x for x in change["metrics"][c])) for c in columns}
             blocks[columns].append((f"  minus {change['to']['model']}  {change['to']['similarity']}", signed))
-    lines = ["95% intervals over queries, by bootstrap; differences on the same queries"]
+    lines = ["95% intervals by bootstrap over queries (an image and its captions: one); differences on the same draws"]
     for columns, rows in blocks.items():
         width = max(len(name) for name, _ in rows)
         cell = max([24, *(len(text) + 2 for _, cells in rows for text in cells.values())])

@@ -29,7 +29,7 @@ from prolip.evaluation.metrics.bootstrap import Statistic
 from prolip.evaluation.metrics.study import Study
 from prolip.evaluation.model import Embedder, ModelCard
 from prolip.evaluation.zero_shot import ALL, BY_IMAGES, PromptRule, Prompts
-from prolip.gaussian import Gaussian
+from prolip.gaussian import Gaussian, mixture
 from prolip.scores import Similarity
 
 log = logging.getLogger(__name__)
@@ -80,13 +80,17 @@ def compute_features(
     features = image_features(dataset, embedder, store, batch_size, workers, progress)
     texts, counts = KINDS[dataset.kind].texts(features)
     key = text_key(texts, counts, embedder.card, prompts)
-    features = replace(features, text=stored_texts(texts, counts, embedder, store, prompts), text_key=key)
+    if isinstance(prompts, PromptRule) and prompts.way in BY_IMAGES:
+        each = Gaussian(*(x.unflatten(0, (len(dataset.classnames), -1)) for x in embedder.embed_texts(texts)))
+        features = replace(features, text=mixture(each), prompts=each, rule=prompts)  # no file keeps them
+    else:
+        features = replace(features, text=stored_texts(texts, counts, embedder, store, prompts))
+    features = replace(features, text_key=key)
     if prompts.way != ALL:
         info = features.dataset.info | {"prompts": str(prompts)}
         features = replace(features, dataset=replace(features.dataset, info=info))
-    if isinstance(prompts, PromptRule) and prompts.way in BY_IMAGES:
-        each = Gaussian(*(x.unflatten(0, (len(dataset.classnames), -1)) for x in embedder.embed_texts(texts)))
-        return replace(features, prompts=each, rule=prompts)  # which no file keeps
+    if features.prompts is not None:
+        return features
     if not features.damaged:
         store.write_task(dataset.name, task_key(features), task_description(features))
     elif store.folder is not None:
@@ -110,6 +114,7 @@ def check_prompts(prompts: Prompts, dataset: Dataset, model: ModelCard) -> None:
         prompts.check(len(dataset.templates))
     else:
         prompts.check(dataset.classnames, dataset.templates, model.fingerprint, dataset.fingerprint)
+        prompts.check_images(dataset)
 
 
 def evaluate_dataset(
@@ -139,6 +144,7 @@ def evaluate_dataset(
         found = bootstrap.intervals(statistics, draws)
         info["intervals"] = {name: [interval.low, interval.high] for name, interval in found.items()}
     info |= {"model": asdict(card), "similarity": score.name, "images": len(features.keys), "source": dataset.source}
+    info["task"] = task_key(features)
     if "prompts" in features.dataset.info:
         info.setdefault("prompts", features.dataset.info["prompts"])
     if features.damaged:

@@ -31,6 +31,7 @@ from prolip.search.answers import calibrate, read_questions
 from prolip.search.risk import Threshold
 from prolip.search.sources import lines_of
 from prolip.utils import console
+from prolip.utils.messages import at_least
 
 PORT = 8571
 
@@ -76,8 +77,10 @@ def threshold_of(args: argparse.Namespace, found: Opened) -> Threshold | None:
 
 def make_app(args: argparse.Namespace) -> App:
     """All that is shown."""
-    if args.captions < 1:
-        raise ValueError(f"--captions {args.captions}: give 1 or more")
+    at_least(args, 1, "captions")
+    at_least(args, 0, "port")
+    if args.port > 65535:
+        raise ValueError(f"--port {args.port}: give 0 to 65535")
     further = [] if args.texts is None else lines_of(args.texts)
     found = open_source(args)
     captions = Captions(Gallery(found.index), found.embedder, args.captions, further)

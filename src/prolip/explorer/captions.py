@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from prolip.evaluation.metrics.blockwise import largest
 from prolip.evaluation.model import Embedder
 from prolip.explorer.gallery import Gallery, Once, cut, number
 from prolip.gaussian import Gaussian, concatenate
@@ -92,7 +93,7 @@ class Captions:
         own = self.gallery.own
         scores = own.pairwise(image, self.z)[0]
         probability = own.match_probability(scores)
-        best = scores.topk(min(count, len(scores))).indices.tolist()
+        best = largest(scores.unsqueeze(0), count)[0].tolist()
         return [self.describe(i) | {"score": number(float(scores[i])),
                                     "probability": None if probability is None else number(float(probability[i]))}
                 for i in best]  # fmt: skip

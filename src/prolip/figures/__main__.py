@@ -21,8 +21,12 @@ from prolip.hierarchy.traversal import INCLUSIONS
 from prolip.models.weights.checkpoint import CheckpointError
 from prolip.prompts.weights import PromptWeights
 from prolip.utils import console
+from prolip.utils.messages import at_least
 from prolip.utils.outputs import check_output
 from prolip.utils.style import STYLE, VECTORS, write
+
+#: Dots an inch of the largest PNG: a figure of 10 x 10 inches then takes 600 MB.
+MOST_DPI = 1200
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -59,8 +63,9 @@ def run(args: argparse.Namespace) -> list[Path]:
     """Check, evaluate, draw; the files written, as they are."""
     check_output(args.out, folder=True)
     check_device(args.device)
-    if args.dpi < 10:
-        raise ValueError(f"--dpi {args.dpi}: give 10 or more, such as 100 for a page and 300 for print")
+    at_least(args, 0, "seed")
+    if not 10 <= args.dpi <= MOST_DPI:
+        raise ValueError(f"--dpi {args.dpi}: give 10 or more, at most {MOST_DPI}: 100 for a page, 300 for print")
     weights = PromptWeights.load(args.weights) if args.weights else None
     corpus = gallery(args.data, args.select, args.names, args.all_names)
     embedder = load_embedder(args.model, args.pretrained, args.device, args.precision, args.tokenizer, stored=False)

@@ -29,6 +29,7 @@ from prolip.hierarchy import ambiguity, entailment, figures, hierarcaps, hierari
 from prolip.hierarchy.traversal import INCLUSIONS, ROOTS, STEPS, Pairwise, format_paths, traverse
 from prolip.models.weights.checkpoint import CheckpointError
 from prolip.utils import console
+from prolip.utils.messages import at_least
 from prolip.utils.outputs import check_output
 from prolip.utils.style import write
 
@@ -140,8 +141,6 @@ def run_entailment(args: argparse.Namespace) -> str:
 def run_traverse(args: argparse.Namespace) -> str:
     corpus = corpus_of(args)
     shown = Corpus(corpus.concepts, corpus.drawings[: args.images])
-    if not shown.drawings:
-        raise ValueError(f"--images {args.images}: give 1 or more")
     embedder, texts = load(args, args.model), corpus.caption_table().texts
     image, text = embed_drawings(shown, embedder)[0], embedder.embed_texts(texts)
     found = traverse(image, text, embedder.embed_texts([""]), args.root, args.steps, inclusion_of(args, embedder))
@@ -228,6 +227,9 @@ FOLDERS = ("hierarimgs", "levels", "ambiguity")
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command: what the user can mend ends in one line and exit code 2."""
     args = parse(arguments)
+    at_least(args, 2, "draws", "steps")
+    at_least(args, 1, "pairs", "images", "inputs", "most")
+    at_least(args, 0, "seed", "least")
     if getattr(args, "out", None):
         check_output(args.out, folder=args.task in FOLDERS)
     if hasattr(args, "device"):

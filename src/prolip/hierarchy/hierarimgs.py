@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from PIL import Image, ImageDraw
+from PIL import Image
+from pycocotools import mask
 
 from prolip.data.pictures import open_image
 from prolip.utils.documents import loads
+from prolip.utils.messages import first_few
 
 #: The smallest segment of a kept image has more pixels than this; so many segments are pasted.
 LEAST, SEGMENTS = 5000, 3
@@ -53,6 +55,8 @@ def choose(instances: str | Path, least: int = LEAST, segments: int = SEGMENTS) 
                 continue
             largest = sorted(annotations, key=lambda a: -a["area"])[:segments]
             image = images[key]
+            if not isinstance(image["file_name"], str):
+                raise TypeError(f"file_name {image['file_name']!r} is no text")
             found.append(Chosen(image["file_name"], (image["height"], image["width"]),
                                 tuple(a["segmentation"] for a in largest)))  # fmt: skip
     except (ValueError, KeyError, TypeError) as error:
@@ -62,28 +66,44 @@ def choose(instances: str | Path, least: int = LEAST, segments: int = SEGMENTS) 
 
 
 def mask_of(segmentation: Any, size: tuple[int, int]) -> np.ndarray:
-    """A segmentation of COCO as pixels, (height, width) bool.
+    """A segmentation of COCO as pixels, (height, width) bool, by pycocotools, which the annotations were made with.
 
-    A list of polygons [x0, y0, x1, y1, ...], drawn by Pillow; or run lengths {"counts", "size"} in columns, background
-    first, as a list or as COCO's text of them. ValueError for anything else.
+    A list of polygons [x0, y0, x1, y1, ...], or run lengths {"counts", "size"} in columns, background first, as a list
+    or as COCO's text of them. ValueError for anything else: pycocotools reads and writes beyond its memory for some.
     """
     height, width = size
     if isinstance(segmentation, Mapping) and "counts" in segmentation:
         counts = segmentation["counts"]
-        runs = decode_counts(counts) if isinstance(counts, (str, bytes)) else [int(n) for n in counts]
+        runs = decode_counts(counts) if isinstance(counts, (str, bytes)) else [_number(n, int) for n in counts]
         if min(runs, default=0) < 0 or sum(runs) != height * width:
             raise ValueError(f"run lengths of {sum(runs)} pixels for an image of {width} x {height}")
-        values = np.arange(len(runs)) % 2 == 1
-        return np.repeat(values, runs).reshape(width, height).T
-    if isinstance(segmentation, Sequence) and not isinstance(segmentation, str) and segmentation:
-        canvas = Image.new("1", (width, height))
-        draw = ImageDraw.Draw(canvas)
-        for polygon in segmentation:
-            if len(polygon) < 6 or len(polygon) % 2:
-                raise ValueError(f"a polygon of {len(polygon)} numbers: want x and y of three points or more")
-            draw.polygon([float(x) for x in polygon], fill=1)
-        return np.asarray(canvas)
-    raise ValueError(f"a segmentation is a list of polygons or run lengths, got {type(segmentation).__name__}")
+        if (given := list(segmentation.get("size", size))) != list(size):
+            raise ValueError(f"run lengths of size {given} for an image of [height, width] {list(size)}")
+        encoded = mask.frPyObjects({"counts": runs, "size": list(size)}, height, width)
+    elif isinstance(segmentation, Sequence) and not isinstance(segmentation, str) and segmentation:
+        encoded = mask.merge(mask.frPyObjects([polygon_of(one, size) for one in segmentation], height, width))
+    else:
+        raise ValueError(f"a segmentation is a list of polygons or run lengths, got {type(segmentation).__name__}")
+    return mask.decode(encoded).astype(bool)
+
+
+def polygon_of(numbers: Any, size: tuple[int, int]) -> list[float]:
+    """One polygon's x and y of three points or more. ValueError for others, and for points far from the image."""
+    if not isinstance(numbers, Sequence) or isinstance(numbers, str):
+        raise ValueError(f"a polygon is a list [x0, y0, x1, y1, ...], got {numbers!r}: write one polygon as [[x0, y0,"
+                         " ...]]")  # fmt: skip
+    if len(numbers) < 6 or len(numbers) % 2:
+        raise ValueError(f"a polygon of {len(numbers)} numbers: want x and y of three points or more")
+    found, most = [_number(x, float) for x in numbers], 2 * max(size)
+    if not all(abs(x) <= most for x in found):  # NaN neither
+        raise ValueError(f"a polygon with a point beyond {most} pixels of an image of {size[1]} x {size[0]}")
+    return found
+
+
+def _number(value: Any, kind: type) -> Any:
+    if isinstance(value, bool) or not isinstance(value, (int, kind)):
+        raise ValueError(f"{value!r} stands where a number is expected")
+    return kind(value)
 
 
 def decode_counts(text: str | bytes) -> list[int]:
@@ -115,8 +135,8 @@ def levels_of(image: Image.Image, masks: Sequence[np.ndarray]) -> list[Image.Ima
     canvas = np.empty_like(pixels)
     canvas[...] = BLANK
     out = []
-    for mask in masks:
-        canvas[mask] = pixels[mask]
+    for shown in masks:
+        canvas[shown] = pixels[shown]
         out.append(Image.fromarray(canvas.copy()))
     return out
 
@@ -132,6 +152,9 @@ def build(
     if not chosen:
         raise ValueError(f"no image of {instances} has {SEGMENTS} segments, all larger than {least} pixels: {WANTED}")
     folder, target = Path(images), Path(out)
+    places = [Path(c.file).stem for c in chosen]
+    if twice := [c.file for c, place in zip(chosen, places) if places.count(place) > 1]:
+        raise ValueError(f"{first_few(twice, 4)} have one name, and an image's folder is called by it: rename them")
     if missing := [c.file for c in chosen if not (folder / c.file).is_file()]:
         some = f"{len(missing)} of {len(chosen)} images are not in {folder}, such as {missing[0]}"
         raise FileNotFoundError(f"{some}: {WANTED}")

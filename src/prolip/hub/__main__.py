@@ -36,7 +36,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         one.add_argument("--license", metavar="ID", help="the model's licence in the hub's words: mit, cc-by-4.0")
         one.add_argument("--data-license", metavar="TEXT", help="a sentence on the licence of what it was trained on")
         one.add_argument("--eval", metavar="FILE", help="figures of the card (default: the run's eval.json)")
-        if command == "push":
+        if command == "save":
+            one.add_argument("--replace", action="store_true", help="overwrite a README.md that is no card of ours")
+        else:
             one.add_argument("--private", action="store_true", help="for a repository that is made now")
             one.add_argument("--dry-run", action="store_true", help="write all of it here, say what would be sent")
     return parser.parse_args(arguments)
@@ -49,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     source = find_source(args.source, args.eval)
     if args.command == "save":
         said = Said(args.name or Path(args.folder).name, args.license, args.data_license)
-        written = save(source, Path(args.folder), said)
+        written = save(source, Path(args.folder), said, replace=args.replace)
         print(f"{args.folder}: {', '.join(path.name for path in written)}; load it as local-dir:{args.folder}")
         return 0
     check_repo(args.repo)

@@ -1,7 +1,6 @@
 """A model card of facts: everything in it is read from the model and from what its run left."""
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,11 +12,20 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from prolip.evaluation.loading import config_file, is_prolip, load_embedder
 from prolip.evaluation.model import Embedder
-from prolip.hub.figures import figures, licences, place, readings
+from prolip.hub.figures import check_metrics, figures, licences, place, readings
+from prolip.hub.markdown import FILTERS, Markdown, markdown
 from prolip.models.weights.checkpoint import read_config
 from prolip.models.weights.unreadable import is_run
+from prolip.utils.console import plain
+from prolip.utils.documents import read_json, shown
+from prolip.utils.secrecy import redacted
 
 CARD = "README.md"
+#: What a card reads of a run's configuration, and its type; None stands for what was not set.
+READ: dict[str, dict[str, type]] = {
+    "data": {"train_data": str, "batch_size": int, "select": str}, "model": {"pretrained": str},
+    "run": {"precision": str}, "val": {"val_data": str, "val_select": str, "val_names": str, "val_tasks": list},
+}  # fmt: skip
 POINTS = "A CLIP-like model: pictures and texts become points."
 GAUSSIANS = "A probabilistic vision-language model: every picture and every text becomes a Gaussian."
 
@@ -43,7 +51,8 @@ class Said:
 def find_source(place: str, evaluation: str | None = None) -> Source:
     """A run's folder, or a model's. evaluation: a JSON of figures, instead of the run's eval.json.
 
-    FileNotFoundError for what is neither, ValueError for a file that is no JSON.
+    FileNotFoundError for what is neither, ValueError for a file that is no JSON, or holds something else. Addresses
+    come without secrets.
     """
     folder = Path(place.removeprefix("local-dir:"))
     run = folder if is_run(folder) else folder.absolute().parent if is_run(folder.absolute().parent) else None
@@ -52,28 +61,42 @@ def find_source(place: str, evaluation: str | None = None) -> Source:
     found = {}
     for name, path in (("config", run and run / "config.json"), ("metrics", evaluation or (run and run / "eval.json"))):
         if path and Path(path).is_file():
-            try:
-                found[name] = json.loads(Path(path).read_text(encoding="utf-8"))
-            except ValueError as error:
-                raise ValueError(f"{path} is no JSON ({error}): delete it, or evaluate again") from error
+            found[name] = {"config": check_config, "metrics": check_metrics}[name](redacted(read_json(path)), path)
         elif name == "metrics" and evaluation:
             raise FileNotFoundError(f"no figures at {evaluation}: give the eval.json of a run")
     return Source(model, **found)
+
+
+def check_config(config: Any, path: object) -> dict[str, Any]:
+    """A run's configuration; ValueError where what a card reads of it has another type."""
+    if not isinstance(config, dict):
+        raise ValueError(f"{path} is {shown(config)}: want the configuration of a run")
+    for section, names in READ.items():
+        values = config.get(section, {})
+        if not isinstance(values, dict):
+            raise ValueError(f"{path}: {section} is {shown(values)}: want an object of settings")
+        for name, kind in names.items():
+            if not isinstance(values.get(name), (kind, type(None))):
+                raise ValueError(f"{path}: {section}.{name} is {shown(values[name])}: want a {kind.__name__}")
+    if not isinstance(config.get("method"), (str, type(None))):
+        raise ValueError(f"{path}: method is {shown(config['method'])}: want its name")
+    return config
 
 
 def make_card(source: Source, said: Said, address: str) -> str:
     """The card of a model that is loaded as `address`, Markdown behind the hub's YAML."""
     embedder = load_embedder(f"local-dir:{source.folder}", stored=False)
     config = read_config(config_file(f"local-dir:{source.folder}"))[0]
-    template = Environment(
+    environment = Environment(
         loader=PackageLoader("prolip.hub", "."), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
-        keep_trailing_newline=True,
-    ).get_template("card.md.j2")  # fmt: skip
+        keep_trailing_newline=True, finalize=markdown,
+    )  # fmt: skip
+    environment.filters |= FILTERS
     size = config["vision_cfg"]["image_size"]
     rows = figures(source.metrics)
     units = embedder.score.units if embedder.probabilistic else None
     data = source.config.get("data", {})
-    body = template.render(
+    body = environment.get_template("card.md.j2").render(
         name=said.name, kind=GAUSSIANS if embedder.probabilistic else POINTS, address=address,
         method=source.config.get("method") or config.get("method_cfg", {}).get("name"),
         parameters=f"{embedder.parameters / 1e6:,.1f} million", dimension=config["embed_dim"],
@@ -86,12 +109,12 @@ def make_card(source: Source, said: Said, address: str) -> str:
         limits=limits(source, embedder),
     )  # fmt: skip
     front = ModelCardData(
-        license=said.licence.lower() if said.licence else None, library_name="prolip", model_name=said.name,
+        license=said.licence.lower() if said.licence else None, library_name="prolip", model_name=plain(said.name),
         pipeline_tag="zero-shot-image-classification", tags=["prolip", "open_clip", "probabilistic-embeddings"],
         eval_results=[EvalResult(
             task_type="zero-shot-image-classification", dataset_type="prolip-evaluation",
-            dataset_name=tested_on(source) or "not recorded", metric_type=row.key, metric_value=round(row.number, 5),
-            metric_name=row.words,
+            dataset_name=plain(tested_on(source)) or "not recorded", metric_type=plain(row.key),
+            metric_value=round(row.number, 5), metric_name=plain(row.words),
         ) for row in rows] or None,
     )  # fmt: skip
     return f"---\n{front.to_yaml()}\n---\n\n{spaced(body)}"
@@ -112,7 +135,7 @@ def tested_on(source: Source) -> str:
     told = place(val.get("val_data"))
     chosen = f" ({val['val_select']})" if told and val.get("val_select") else ""
     names = f", beside the captions of {place(val['val_names'])}" if told and val.get("val_names") else ""
-    return f"{told}{chosen}{names}" if told else ", ".join(map(place, val.get("val_tasks") or []))
+    return f"{told}{chosen}{names}" if told else ", ".join(place(str(task)) for task in val.get("val_tasks") or [])
 
 
 def trained_on(source: Source) -> str:
@@ -133,7 +156,7 @@ def limits(source: Source, embedder: Embedder) -> list[str]:
     found = []
     tested, metrics = tested_on(source), source.metrics
     if tested:
-        found.append(f"It was measured on {tested} alone. Of other pictures and texts nothing is known.")
+        found.append(f"It was measured on {markdown(tested)} alone. Of other pictures and texts nothing is known.")
     if isinstance(wrong := metrics.get("names/i2t/R@1"), (int, float)):
         found.append(f"Of 100 such pictures {round(100 * (1 - wrong))} get a wrong first name: take answers with a"
                      " bound on how many are wrong (`calibrate_risk`, `predict(..., risk=...)`).")  # fmt: skip
@@ -146,4 +169,4 @@ def limits(source: Source, embedder: Embedder) -> list[str]:
     if embedder.parameters < 50e6:
         found.append(f"It is small, {embedder.parameters / 1e6:.0f} million parameters: a model to try things with.")
     found.append("Nobody has looked at what it makes of people. Do not let it decide on them.")
-    return found
+    return list(map(Markdown, found))

@@ -10,6 +10,7 @@ import torch
 
 from prolip.data.reading.shards import expand_source
 from prolip.uncertainty.units import Units, in_words
+from prolip.utils.documents import shown
 
 #: Figures of the corpus in the order of the card: key, what it is, whether it is a share.
 KNOWN = (
@@ -40,6 +41,32 @@ LICENCES = {
 #: Traces that are explained: of captions at a level, as the evaluation found them.
 LEVELS = (("trace/group", "a group's name"), ("trace/subgroup", "a subgroup's name"), ("trace/keyword", "a keyword"),
           ("trace/name", "a name"))  # fmt: skip
+
+
+#: Figures that lie in these bounds by what they are.
+BOUNDS: dict[str, tuple[float, float]] = (
+    dict.fromkeys([*(key for key, _, _ in KNOWN), *CHANCE.values()], (0, 1))
+    | dict.fromkeys([key for key, _ in LEVELS], (0, 10**6))
+    | {"zero_shot/group/classes": (1, 10**9), "zero_shot/subgroup/classes": (1, 10**9)}
+    | {"spearman/trace_true_matches": (-1, 1)}
+)
+
+
+def check_metrics(metrics: Any, path: object) -> dict[str, Any]:
+    """The figures of an eval.json, those that are not finite as None; ValueError for what the figures cannot be."""
+    if not isinstance(metrics, dict):
+        raise ValueError(f"{path} is {shown(metrics)}: want the figures of an evaluation, name -> number")
+    found = {key: None if isinstance(value, float) and not math.isfinite(value) else value
+             for key, value in metrics.items()}  # fmt: skip
+    for key, value in found.items():
+        low, high = BOUNDS.get(key, (0, 1) if key.partition("/")[2] in TASKS else (-math.inf, math.inf))
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if value is not None and math.isfinite(low) and not (number and low <= value <= high):
+            raise ValueError(f"{path}: {shown(key)} is {shown(value)}: want a number from {low} to {high:,}")
+    step = found.get("step")
+    if step is not None and not (type(step) is int and 0 <= step < 2**63):
+        raise ValueError(f"{path}: step is {shown(step)}: want a whole number")
+    return found
 
 
 class Figure(NamedTuple):
@@ -78,12 +105,20 @@ def licences(sources: Sequence[str | None]) -> list[tuple[str, str]]:
     found = {}
     for source in sources:
         for part in (source or "").split("::"):
-            for url in expand_source(part, pipes=True) if part else []:
+            for url in shards_of(part):
                 path = Path(url)
                 known = LICENCES.get(path.parent.name, {}) if path.suffix == ".tar" else {}
                 names = sorted((name for name in known if path.stem.startswith(name)), key=len)
                 found["/".join(path.parts[-2:])] = known[names[-1]] if names else ""
     return list(found.items())
+
+
+def shards_of(source: str) -> list[str]:
+    """The shards of a source; itself where they are not known here, as they may lie on another machine."""
+    try:
+        return expand_source(source) if source else []
+    except (OSError, ValueError, ImportError):
+        return [source]
 
 
 def readings(units: Units, metrics: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:

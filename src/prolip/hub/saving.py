@@ -5,7 +5,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +26,60 @@ FILES = (*CONFIG_NAMES, *WEIGHT_NAMES, FILE, *dict.fromkeys([*ALL_NAMES, "vocab.
          "special_tokens_map.json", "added_tokens.json"]))  # fmt: skip
 
 
-def save(source: Source, folder: Path, said: Said, address: str | None = None) -> list[Path]:
-    """Copy a model's files, write its card and figures beside them; what was written, in order.
+def check_folder(folder: Path, written: Collection[str], source: Path | None = None) -> None:
+    """ValueError unless a model may be written into this folder.
 
-    address: what the card loads the model by; without, this folder. The weights stay bit for bit; the configuration of
-    one of OpenCLIP's says where its variances lie. ValueError where the folder cannot be written, or is the model's.
+    written: names of the model's files. source: the folder of the model that is read. Refused are that folder, a folder
+    with files of another model that stay and would be loaded, and one with another program's config.json.
     """
     check_output(folder, True)
-    if folder.exists() and folder.resolve() == source.folder.resolve():
+    if source is not None and folder.exists() and folder.resolve() == source.resolve():
         raise ValueError(f"{folder} is where the model lies: give another folder")
+    if left := [name for name in FILES if name not in written and (folder / name).exists()]:
+        raise ValueError(f"{folder} holds another model ({', '.join(left)}), and these files would be loaded with the "
+                         "new ones: give another folder, or delete them")  # fmt: skip
+    for name in CONFIG_NAMES:
+        if (folder / name).exists() and not is_model_config(folder / name):
+            raise ValueError(f"{folder / name} belongs to another program or to a run: give another folder")
+
+
+def check_links(folder: Path) -> None:
+    """ValueError for a model's file that is a link out of its folder; a snapshot's links into its cache are not."""
+    root = folder.resolve()
+    inside = [root, *([root.parents[1] / "blobs"] if root.parent.name == "snapshots" else [])]
+    for name in FILES:
+        if (folder / name).is_symlink() and not any(map((folder / name).resolve().is_relative_to, inside)):
+            raise ValueError(f"{folder / name} is a link to a file outside of {folder}: put the file itself there")
+
+
+def is_model_config(path: Path) -> bool:
+    """Whether a config.json describes a model of ours or of OpenCLIP's."""
+    try:
+        found = read_json(path)
+    except (OSError, ValueError):
+        return False
+    return isinstance(found, dict) and bool({"model_cfg", "embed_dim"} & found.keys())
+
+
+def is_own_card(path: Path) -> bool:
+    """Whether a README.md is a card that `save` wrote: the head says so."""
+    head = path.read_text(encoding="utf-8", errors="replace").partition("\n---\n")[0]
+    return head.startswith("---\n") and "\nlibrary_name: prolip\n" in head and "- probabilistic-embeddings" in head
+
+
+def save(
+    source: Source, folder: Path, said: Said, address: str | None = None, replace: bool = False
+) -> list[Path]:
+    """Copy a model's files, write its card and figures beside them; what was written, in order.
+
+    address: what the card loads the model by; without, this folder. replace: overwrite a README.md that is no card of
+    ours. The weights stay bit for bit; the configuration of one of OpenCLIP's says where its variances lie. ValueError
+    as `check_folder`, and for a README.md of another origin.
+    """
+    check_links(source.folder)
+    check_folder(folder, [name for name in FILES if (source.folder / name).is_file()], source.folder)
+    if not replace and (folder / CARD).exists() and not is_own_card(folder / CARD):
+        raise ValueError(f"{folder / CARD} is not a card of this program: give another folder, or --replace")
     card = make_card(source, said, address or f"local-dir:{folder}")  # known to be loadable before anything is written
     folder.mkdir(parents=True, exist_ok=True)
     written = []
@@ -93,6 +138,7 @@ def push(folder: Path, repo: str, private: bool = False, say: Callable[[str], No
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError
 
+    check_links(folder)
     api = HfApi()
     names = [name for name in (*FILES, CARD, FIGURES) if (folder / name).is_file()]
     try:

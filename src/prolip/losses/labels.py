@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 Negatives = Literal["hardest", "all"]
+PseudoPositives = Literal["first", "all"]
 
 
 def matching_loss(logit: Tensor, label: Tensor) -> Tensor:
@@ -29,14 +30,17 @@ def softmax_loss(logit: Tensor, positive: Tensor) -> Tensor:
     return F.cross_entropy(logit, share / share.sum(1, keepdim=True))
 
 
-def pseudo_labels(logit: Tensor, label: Tensor) -> Tensor:
+def pseudo_labels(logit: Tensor, label: Tensor, matches: PseudoPositives = "all") -> Tensor:
     """Labels where what is as near as a match of the row counts as this match, PCME++ section 2.3 and A.4.
 
-    y'_ij = max over k with x_ik <= x_ij of y_ik: pair (i, j) gets the label of every match (i, k) that is no nearer.
-    logit, label: (n, m); gives (n, m) without a graph. A.4 looks at the first of the largest labels of a row alone,
-    which is the same where a row has one match.
+    all: y'_ij = max over k with x_ik <= x_ij of y_ik: pair (i, j) gets the label of every match (i, k) that is no
+    nearer. first: of the first of the row's largest labels alone, the pseudo-code of A.4. The two are the same where a
+    row has one match. logit, label: (n, m); gives (n, m) without a graph.
     """
     with torch.no_grad():
+        if matches == "first":
+            best = label.argmax(1, keepdim=True)
+            return torch.where(logit >= logit.gather(1, best), label.gather(1, best), label)
         far_to_near, order = logit.sort(dim=1)
         most = label.gather(1, order).cummax(1).values
         # of logits that are equal the last

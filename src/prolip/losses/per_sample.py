@@ -1,11 +1,10 @@
 """Losses of single inputs and of matched pairs: the inclusion losses and VIB (spec section 3)."""
 from __future__ import annotations
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from prolip.gaussian import Gaussian, check_gaussian, check_pair
+from prolip.gaussian import Gaussian, check_gaussian, check_pair, without_autocast
 from prolip.measures import inclusion_test_per_dim
 
 
@@ -27,7 +26,7 @@ def inclusion_loss(
     if reduction not in ("dim", "pair"):
         raise ValueError(f"reduction {reduction!r} is unknown: use 'dim' or 'pair'")
     check_pair(inner, outer, ("inner", "outer"))
-    with torch.autocast(inner.mean.device.type, enabled=False):
+    with without_autocast(inner.mean.device):
         h = inclusion_test_per_dim(inner, outer, eps=eps, form=form)
         if reduction == "pair":
             h = h.sum(-1)
@@ -41,7 +40,7 @@ def vib(z: Gaussian) -> Tensor:
     Raises TypeError for what is no Gaussian, ValueError where mean and log_var differ in shape.
     """
     check_gaussian(z)
-    with torch.autocast(z.mean.device.type, enabled=False):
+    with without_autocast(z.mean.device):
         z = z.float()
         return 0.5 * mean_or_zero(z.mean.square() + (z.log_var.expm1() - z.log_var))
 

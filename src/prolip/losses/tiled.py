@@ -36,7 +36,7 @@ def tiled_loss_over_ranks(
     """This rank's share of a loss on the similarities of the global batch -> ().
 
     score(images, texts) -> (n, m): similarities of the rows of a tile, or (C, n, m), C numbers of every pair.
-    Deterministic: random numbers are drawn before and come as rows, or are those of `noise.pair_noise`, whose places
+    Deterministic: random numbers are drawn before and come as rows, or are those of `random.pair_noise`, whose places
     come as rows. images, texts: Gaussians (B, D) of this rank, or tuples of tensors (B, ...) of any kind; the score
     gets the same, cut along B, in float32 (float64 and integers stay).
     loss(similarity, positive) -> (): of (B, W B) similarities, or (C, B, W B), and (B, W B) booleans, own images with

@@ -13,8 +13,9 @@ differ in theirs: a dot product is off by at most D eps/2 times the sum of its |
 AVX-512 and D to 4,096 up to 7 eps S for random means, 10 where one coordinate leads, 60 where all are equal, which then
 round all the same way. csd_similarity, which subtracts no norms, has a quarter of the bound. Pairs nearer than that are
 not ordered reliably, and wasserstein2 of equal Gaussians may come out a little below 0: apply the paired function to
-the few pairs for which this matters. `torch.set_float32_matmul_precision` below "highest", PyTorch's default, would
-make eps 1e-3 on CUDA and, with "medium", 1e-2 on some CPUs: leave it where scores are computed.
+the few pairs for which this matters. The products run at torch's matmul precision "highest", whatever is set. A lower
+one makes eps 1e-3 on CUDA and, with "medium", 1e-2 on some CPUs. It is in force only where a caller differentiates
+through a measure, as the backward pass runs later.
 """
 from __future__ import annotations
 

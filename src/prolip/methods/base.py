@@ -14,6 +14,7 @@ from prolip.flops import EncoderPass
 from prolip.gaussian import Gaussian, check_gaussian, upcast
 from prolip.losses import Matches
 from prolip.models.prolip import MAX_LOGIT_SCALE
+from prolip.random import Draws
 from prolip.scores import Score
 from prolip.uncertainty.pairs import Pairs
 from prolip.uncertainty.pool import Pool
@@ -55,7 +56,8 @@ class Context:
     """What an objective may know of the run around it.
 
     seed, rank, world_size: random views are functions of these and of the step; total_steps: the run's length, None
-    outside of one; tokenizer: the model's, None where no text is read; teacher: the model that `Needs` asked for.
+    outside of one; tokenizer: the model's, None where no text is read; teacher: the model that `Needs` asked for;
+    draws: every random number of a step, which the run's augmentation shares.
     """
 
     seed: int = 0
@@ -64,10 +66,13 @@ class Context:
     total_steps: int | None = None
     tokenizer: Any = None
     teacher: nn.Module | None = None
+    draws: Draws = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.world_size:
             raise ValueError(f"rank {self.rank} of {self.world_size} ranks: give 0 <= rank < world_size")
+        draws = Draws(seed=self.seed, rank=self.rank, world_size=self.world_size)
+        object.__setattr__(self, "draws", draws)  # the dataclass is frozen
 
 
 class Objective(nn.Module):
@@ -103,6 +108,10 @@ class Objective(nn.Module):
     def passes(cls, config: Any, rows: int, patches: int) -> list[EncoderPass]:
         """What `embed` sends through the model for `rows` rows; patches: of a whole image."""
         return [EncoderPass("image", rows), EncoderPass("text", rows)]
+
+    def notes(self, batch: int) -> tuple[str, ...]:
+        """Lines for the run's start and after each `look`, such as a weight in other units; batch: the global one."""
+        return ()
 
     def look(self, score: Score, pool: Pool) -> dict[str, Tensor]:
         """Called on one rank with all images and texts and the model's score, where `Needs.pool` asks for that; gives

@@ -25,6 +25,9 @@ from prolip.uncertainty.novelty import Novelty, Widths
 from prolip.uncertainty.pairs import Pairs
 from prolip.utils.fields import option
 
+#: Rows of a bank, or centres, that a model may hold.
+MOST_ROWS = 2**22
+
 PairLoss = Literal["sigmoid", "softmax"]
 
 
@@ -46,13 +49,9 @@ class LikelihoodConfig:
         for name, least in bounds.items():
             if getattr(self, name) < least:
                 raise ValueError(f"{name}={getattr(self, name)}: give {least} or more")
-
-
-class LikelihoodHead(VarianceHead):
-    """`VarianceHead`, which has nothing to say while the means are trained."""
-
-    def forward(self, tokens: Tensor, z: Gaussian, ids: Tensor | None = None) -> Gaussian:
-        return z if self.training else super().forward(tokens, z, ids)
+        for name in ("bank", "centres", "novelty_centres"):
+            if getattr(self, name) > MOST_ROWS:
+                raise ValueError(f"{name}={getattr(self, name)}: give at most {MOST_ROWS:,} rows")
 
 
 class MatchWeights(nn.Module):
@@ -65,6 +64,23 @@ class MatchWeights(nn.Module):
         super().__init__()
         self.register_buffer("values", torch.zeros(3))
         self.register_buffer("counts", torch.zeros(2, dtype=torch.int64))
+
+
+class LikelihoodHead(VarianceHead):
+    """`VarianceHead`, which has nothing to say while the means are trained.
+
+    match: of the model, which keeps how many rows the other side has; side: which of its counts.
+    """
+
+    def __init__(self, parts: Parts, match: MatchWeights, side: int):
+        super().__init__(parts)
+        self.match, self.side = (match,), side  # in a tuple, as it is the model's part and not the head's
+
+    def total(self) -> Tensor:
+        return self.match[0].counts[self.side]
+
+    def forward(self, tokens: Tensor, z: Gaussian, ids: Tensor | None = None) -> Gaussian:
+        return z if self.training else super().forward(tokens, z, ids)
 
 
 class LikelihoodScore(TrueMatchScore):
@@ -82,11 +98,10 @@ class LikelihoodScore(TrueMatchScore):
 
 def extend(model: Any, config: LikelihoodConfig) -> None:
     """Add both heads, what the score needs, and novelty to a fresh model."""
-    model.visual.head = LikelihoodHead(Parts(dim=model.embed_dim, bank=config.bank))
-    model.text.head = LikelihoodHead(
-        Parts(dim=model.embed_dim, vocabulary=model.vocab_size, centres=config.centres)
-    )
-    model.match = MatchWeights()
+    model.match, dim = MatchWeights(), model.embed_dim
+    model.visual.head = LikelihoodHead(Parts(dim=dim, bank=config.bank), model.match, 1)
+    text = Parts(dim=dim, vocabulary=model.vocab_size, centres=config.centres)
+    model.text.head = LikelihoodHead(text, model.match, 0)
     if config.novelty_centres:
         widths = {"novelty": model.visual.class_embedding.numel(), "text_novelty": model.text.width}
         for name, width in widths.items():

@@ -12,14 +12,13 @@ from torch import Tensor, nn
 
 from prolip.gaussian import Gaussian, upcast, without_autocast
 from prolip.losses import log_match_odds, tiled_loss_over_ranks, uniformity_over_ranks, vib
-from prolip.masking import mix_seed
 from prolip.methods.base import Batch, Reps, Terms
-from prolip.methods.gaussians import SIDES, HeadsObjective, begin_as, linear_parts, own_words
+from prolip.methods.gaussians import HeadsObjective, begin_as, linear_parts, own_words
 from prolip.models.heads import layer_norm, project
+from prolip.random import Stream
 from prolip.scores import MatchProbabilityScore
 from prolip.utils.fields import option
 
-NOISE_STREAM = 21
 #: Samples that uniformity looks at, of either kind half.
 UNIFORM_POINTS = 128
 
@@ -30,8 +29,10 @@ class PCMEConfig:
 
     match_samples: int = option(8, "J, points that are drawn from each Gaussian")
     match_start: float = option(15.0, "a and b of the probability at the start; the paper has 15 for COCO, 5 for CUB")
-    kl_weight: float = option(1e-4, "weight of the divergence from N(0, I)")
-    uniformity_weight: float = option(0.0, "weight of the uniformity loss; the paper has 0 for COCO, 10 for CUB")
+    kl_weight: float = option(1e-4, "weight of the divergence from N(0, I), a mean over D beside a match loss per image"
+                              "; the paper's 1e-5 and 1e-3 of sums are 2.56e-3 and 0.256 here at D = 512")
+    uniformity_weight: float = option(0.0, "weight of the uniformity loss; the paper has 0 for COCO, and 10 for CUB"
+                                      " beside a sum over all pairs: 0.039 here at a batch of 128")
     known_matches: bool = option(True, "count every true caption of an image in the batch as a match")
 
     def __post_init__(self) -> None:
@@ -142,18 +143,37 @@ class PCMEObjective(HeadsObjective):
     """Soft contrastive loss over all pairs of the global batch, (1) to (3), with KL and uniformity.
 
     L = sum_ij -log p(match is as it is) / B + kl_weight [VIB(image) + VIB(text)] + uniformity_weight L_unif, p by J x J
-    samples. Each rank draws its own samples, a function of (seed, step, rank).
+    samples.
+
+    Released code sums -log p over all pairs in both directions, 2 B times as much, and KL over B x D: its loss is 2 B L
+    with vib_beta = 2 kl_weight / D and uniform_lambda = 2 B uniformity_weight. PCME++'s rerun has the mean KL, so its
+    vib_beta is 2 B kl_weight.
     """
 
     config: PCMEConfig
 
+    def notes(self, batch: int) -> tuple[str, ...]:
+        """Weights and start in the units of the released code."""
+        own, dim = self.config, self.model.embed_dim
+        found = [
+            f"--kl-weight {own.kl_weight:.4g}: vib_beta {2 * own.kl_weight / dim:.3g} of PCME's released code (sums;"
+            f" D = {dim}), {2 * batch * own.kl_weight:.3g} of PCME++'s rerun (mean KL, summed matches; B = {batch})",
+            f"--match-start {own.match_start:g}: {own.match_start / 2:g} of PCME's released code, where the probability"
+            " is sigmoid(2x)",
+        ]
+        if own.uniformity_weight:
+            found.append(f"--uniformity-weight {own.uniformity_weight:.4g}: uniform_lambda"
+                         f" {2 * batch * own.uniformity_weight:.3g} of PCME's released code (B = {batch})")  # fmt: skip
+        return tuple(found)
+
     def prepare(self, batch: Batch, step: int) -> Batch:
         """Add the noise of the samples, (B, J, D) for images and texts."""
         self.check_captions(batch)
-        image, here = batch["image"], self.context
-        draw = torch.Generator(image.device).manual_seed(mix_seed(here.seed, step, NOISE_STREAM, here.rank))
-        shape = len(image), self.config.match_samples, self.model.embed_dim
-        return batch | {f"noise_{side}": torch.randn(shape, generator=draw, device=image.device) for side in SIDES}
+        image, draws = batch["image"], self.context.draws
+        samples, dim, rows = self.config.match_samples, self.model.embed_dim, draws.rows(len(image), image.device)
+        streams = {"noise_image": Stream.IMAGE_SAMPLE, "noise_text": Stream.TEXT_SAMPLE}
+        noise = {name: draws.normal(stream, step, rows, samples * dim) for name, stream in streams.items()}
+        return batch | {name: x.view(-1, samples, dim) for name, x in noise.items()}
 
     def terms(self, reps: Reps, batch: Batch) -> Terms:
         """The loss and its parts, unweighted; with what is for the log."""

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import torch
 import torch.nn.functional as F
@@ -12,17 +12,16 @@ from torch import Tensor, nn
 
 from prolip.gaussian import Gaussian, without_autocast
 from prolip.losses import matching_loss, pseudo_labels, tiled_loss_over_ranks, transpose_over_ranks, vib
-from prolip.masking import draw_noise, mix_seed
+from prolip.losses.labels import PseudoPositives
 from prolip.measures import get_measure
 from prolip.methods.base import Batch, Context, Reps, Terms
 from prolip.methods.gaussians import HeadsObjective, begin_as, linear_parts, own_words
 from prolip.mixing import NOISE, Mix, mix_images
 from prolip.models.heads import layer_norm, project
 from prolip.models.pooling import GeneralisedPooling, pooling_weights
+from prolip.random import Stream
 from prolip.utils.fields import option
 
-#: Numbers that this method draws within a step, beside those of `prolip.masking`.
-MIX_STREAM, CUT_STREAM = 11, 12
 CSD = get_measure("csd_similarity")
 
 
@@ -31,6 +30,8 @@ class PCMEppConfig:
     """Weights and constants of the PCME++ loss; symbols as in the paper."""
 
     pseudo_weight: float = option(0.1, "alpha of pseudo-positives; the paper has 0.01 and 0 for 20% and 50% of noise")
+    pseudo_positives: PseudoPositives = option("all", "what is as near as any match of a row counts as it (all), or as "
+                                               "the first of its largest labels alone (first: the paper's A.4)")
     vib_weight: float = option(1e-4, "beta of the information bottleneck")
     mix_fraction: float = option(0.25, "share of the images that Mixup or CutMix mixes with another; 0: none")
     size_augment: float = option(0.2, "SizeAugment: most of an input's tokens that pooling leaves out; 0: none")
@@ -41,6 +42,8 @@ class PCMEppConfig:
         for name in ("pseudo_weight", "vib_weight", "clip_weight"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise ValueError(f"{name}={getattr(self, name)} is no weight: give a finite number of at least 0")
+        if self.pseudo_positives not in get_args(PseudoPositives):
+            raise ValueError(f"pseudo_positives={self.pseudo_positives!r}: use first or all")
         for name in ("mix_fraction", "size_augment"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} is no share: give a number from 0 to below 1")
@@ -57,6 +60,7 @@ class PCMEppHead(nn.Module):
     def __init__(self, tower: Any, dim: int, config: PCMEppConfig, init_log_var: float):
         super().__init__()
         self.size_augment = config.size_augment
+        self.noise: Tensor | None = None  # (B, 1 + K) uniform, of the batch that comes next
         self.block = copy.deepcopy(tower.blocks[-1])
         for module in self.block.modules():
             reset = getattr(module, "reset_parameters", getattr(module, "_reset_parameters", None))
@@ -80,7 +84,8 @@ class PCMEppHead(nn.Module):
         weight = self.block.mlp[0].weight
         again = self.block(before.to(weight.dtype), attn_mask=None if mask is None else mask.to(weight.dtype))
         features, valid = self.tokens(tokens, ids)
-        valid = self.some_of(features, valid) if self.training and self.size_augment else valid
+        if self.noise is not None:
+            valid = self.some_of(features, valid, self.noise)
         each = {"mean": features, "log_var": self.tokens(again, ids)[0]}
         known = features.new_ones(1, features.shape[1], dtype=torch.bool) if valid is None else valid
         weights = pooling_weights([self.pools[part] for part in each], known)  # type: ignore[misc]
@@ -92,12 +97,12 @@ class PCMEppHead(nn.Module):
         layer: Any = self.projections[part]
         return self.pools[part](project(layer_norm(self.norms[part], x), layer), valid, weights)
 
-    def some_of(self, features: Tensor, valid: Tensor | None) -> Tensor:
+    def some_of(self, features: Tensor, valid: Tensor | None, noise: Tensor) -> Tensor:
         """SizeAugment (Chen et al. 2021): with probability 1 - s a row loses each token with probability s u, u uniform
-        in (s, 1); s is `size_augment`. The first token stays.
+        in (s, 1); s is `size_augment`. The first token stays. features: (B, K, width); noise: (B, 1 + K) uniform.
         """
-        draw = torch.rand(len(features), 1, device=features.device)
-        lost = torch.rand(features.shape[:2], device=features.device) < self.size_augment * draw
+        draw = noise[:, :1]
+        lost = noise[:, 1 : 1 + features.shape[1]] < self.size_augment * draw
         lost = lost & (draw > self.size_augment)
         lost[:, 0] = False
         return ~lost if valid is None else valid & ~lost
@@ -146,16 +151,36 @@ class PCMEppObjective(HeadsObjective):
         self.clip = ClipLoss(local_loss=True, gather_with_grad=True, rank=rank, world_size=ranks)
 
     def prepare(self, batch: Batch, step: int) -> Batch:
-        """Mix some images; adds `share` and `partner` of `mixing.Mix`. Mixup or CutMix is drawn once for all ranks."""
+        """Mix some images; adds `share` and `partner` of `mixing.Mix`. Mixup or CutMix is drawn once for all ranks.
+
+        Adds `row` and `step`, of which the numbers of SizeAugment are functions.
+        """
         self.check_captions(batch)
+        image, draws = batch["image"], self.context.draws
+        rows = draws.rows(len(image), image.device)
+        if self.config.size_augment:
+            batch = batch | {"row": rows, "step": step}
         if not self.config.mix_fraction:
             return batch
-        image, here = batch["image"], self.context
-        noise = draw_noise(len(image) * here.world_size, NOISE, here.seed, step, MIX_STREAM, here.rank, here.world_size,
-                           image.device)  # fmt: skip
-        cut = torch.tensor(mix_seed(here.seed, step, CUT_STREAM) % 2 == 1, device=image.device)
+        noise = draws.uniform(Stream.MIX, step, rows, NOISE)
+        cut = torch.full((), draws.key(Stream.CUT, step) % 2 == 1, device=image.device)
         image, mix = mix_images(image, noise, self.config.mix_fraction, cut)
         return batch | {"image": image} | mix._asdict()
+
+    def embed(self, batch: Batch) -> Reps:
+        """Gaussians (B, D), from pooling that in training leaves out some tokens. ValueError without `prepare`."""
+        visual, text, rows = self.model.visual, self.model.text, batch.get("row")
+        tokens = {"image": 1 + self.model.num_patches, "text": 1 + batch["text"].shape[1]}
+        heads = {"image": (visual.head, Stream.IMAGE_SIZE), "text": (text.head, Stream.TEXT_SIZE)}
+        try:
+            for side, (head, stream) in heads.items():
+                if head.training and self.config.size_augment:
+                    if rows is None:
+                        raise ValueError("size_augment and the batch has no rows: call objective.prepare(batch, step)")
+                    head.noise = self.context.draws.uniform(stream, batch["step"], rows, 1 + tokens[side])
+            return super().embed(batch)
+        finally:
+            visual.head.noise = text.head.noise = None
 
     def terms(self, reps: Reps, batch: Batch) -> Terms:
         """Equation 3 and its parts, unweighted; with what is for the log."""
@@ -170,7 +195,7 @@ class PCMEppObjective(HeadsObjective):
             if not config.pseudo_weight:
                 return loss
             ways = (logit, label), (transpose_over_ranks(logit), transpose_over_ranks(label))
-            pseudo = torch.stack([matching_loss(x, pseudo_labels(x, y)) for x, y in ways])
+            pseudo = torch.stack([matching_loss(x, pseudo_labels(x, y, config.pseudo_positives)) for x, y in ways])
             return loss + config.pseudo_weight * pseudo.sum()
 
         csd, known = CSD.pairwise_scores, self.matches(batch)

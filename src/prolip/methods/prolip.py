@@ -3,7 +3,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -15,6 +14,7 @@ from prolip.gaussian import Gaussian
 from prolip.losses import Matches, inclusion_loss, ppcl_over_ranks, vib
 from prolip.measures.paired import FORMS
 from prolip.methods.base import Batch, Context, Needs, Objective, Reps, Terms, clamp_logit_scale, logit_scale_and_bias
+from prolip.random import Stream
 from prolip.utils.fields import option
 
 REDUCTIONS = ("dim", "pair")
@@ -116,7 +116,7 @@ class ProLIPObjective(Objective):
         (M, L). Raises ValueError when known matches are asked for and the batch has no caption ids.
         """
         image, text, ratio = batch["image"], batch["text"], self.config.mask_ratio
-        model, here = self.model, self.context
+        model, draws = self.model, self.context.draws
         if len(image) != len(text):
             raise ValueError(f"{len(image)} images and {len(text)} texts in a batch: give pairs")
         missing = [name for name in ("caption_id", "caption_ids") if name not in batch]
@@ -128,12 +128,9 @@ class ProLIPObjective(Objective):
         if self.config.alpha2 == 0:
             return batch
         rows, patches = masking.count_masked_rows(len(image), self.config.mask_fraction), model.num_patches
-        draw = partial(
-            masking.draw_noise, rows * here.world_size, seed=here.seed, step=step, rank=here.rank,
-            world_size=here.world_size,
-        )  # fmt: skip
-        patch_noise = draw(cols=patches, stream=masking.IMAGE_STREAM, device=image.device)
-        token_noise = draw(cols=text.shape[1], stream=masking.TEXT_STREAM, device=text.device)
+        places = draws.rows(rows, image.device)
+        patch_noise = draws.uniform(Stream.IMAGE_MASK, step, places, patches)
+        token_noise = draws.uniform(Stream.TEXT_MASK, step, places, text.shape[1])
         special = model.mask_token_id, model.pad_token_id, model.special_token_ids
         return batch | {
             "masked_image": image[:rows],

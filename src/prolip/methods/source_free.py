@@ -14,19 +14,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from prolip.data.samples.captions import stable_hash
-from prolip.flops import EncoderPass
+from prolip.flops import EncoderPass, image_sides
 from prolip.gaussian import Gaussian, upcast, without_autocast
 from prolip.losses import Matches, dot_products, tiled_loss_over_ranks, transpose_over_ranks, triplet_loss
-from prolip.masking import draw_noise
 from prolip.methods.base import Batch, Context, MeansObjective, Needs, PoolNeeds, Reps, Terms
+from prolip.random import Stream
 from prolip.scores import Score, Side, index_vectors
 from prolip.uncertainty.novelty import refusal
 from prolip.uncertainty.pool import Pool
 from prolip.utils.fields import option
 
 PairWeight = Literal["none", "spread", "trace", "probability", "novelty"]
-#: Numbers that this method draws within a step, beside those of `prolip.masking` and of other methods.
-PAIR_STREAM = 21
+#: K of the paper.
+NEIGHBOURS = 300
 #: Queries whose neighbours are looked at together.
 BLOCK = 1024
 
@@ -39,7 +39,8 @@ class SourceFreeConfig:
                                      "is retrieved; trace, probability, novelty, of the model; or none")
     weight_mean: float = option(1.0, "lambda: the mean weight of a pseudo-pair")
     weight_slope: float = option(1.0, "beta: weights fall e-fold with 1 / beta standard deviations of uncertainty")
-    neighbours: int = option(300, "K: what is retrieved for each query, and spreads")
+    neighbours: int | None = option(None, "K: what is retrieved for each query, and spreads; without: the paper's "
+                                    "300, and for spread at most 1% of the pool that is searched, but 3")
     margin: float = option(0.2, "by how much a pseudo-pair is to be nearer than what is none")
     renew_pairs: bool = option(False, "find the pseudo-pairs again before every epoch, by the model as it is then")
     target_texts: str | None = option(None, "file with a text a line; without: all texts of the training data, taken "
@@ -51,7 +52,7 @@ class SourceFreeConfig:
         if not 0 < self.weight_mean < float("inf") or not 0 <= self.weight_slope < float("inf"):
             raise ValueError(f"weight_mean={self.weight_mean}, weight_slope={self.weight_slope}: give a finite number"
                              " above 0, and one of at least 0")
-        if self.neighbours < 2:
+        if self.neighbours is not None and self.neighbours < 2:
             raise ValueError(f"neighbours={self.neighbours}: what one query retrieves has no spread, give 2 or more")
         if not 0 <= self.margin <= 2:
             raise ValueError(f"margin={self.margin}: cosines differ by 2 at most, give a number from 0 to 2")
@@ -81,6 +82,14 @@ class SourceFreeObjective(MeansObjective):
     def passes(cls, config: SourceFreeConfig, rows: int, patches: int) -> list[EncoderPass]:
         return [EncoderPass("image", rows), EncoderPass("text", rows)]
 
+    def notes(self, batch: int) -> tuple[str, ...]:
+        """K of either direction, once there is a pool."""
+        if not self.memory:
+            return ()
+        sizes = {"texts": len(self.memory["text_ids"]), "images": len(self.memory["keys"])}
+        near = (f"{neighbourhood(self.config, n)} of {n:,} {name}" for name, n in sizes.items())
+        return (f"each query retrieves {', '.join(near)} (--neighbours)",)
+
     def look(self, score: Score, pool: Pool) -> dict[str, Tensor]:
         """The pseudo-pairs of a pool: of image row r the pairs start[r] to start[r + 1], each a row of text_ids with
         its weights, that of the image as a query and that of the text.
@@ -101,7 +110,7 @@ class SourceFreeObjective(MeansObjective):
 
     def prepare(self, batch: Batch, step: int) -> Batch:
         """Add a text to each image, one of those that make a pseudo-pair with it, drawn anew in each step."""
-        memory, here = self.memory, self.context
+        memory, draws = self.memory, self.context.draws
         if not memory:
             raise ValueError("no pseudo-pairs: `look` at a pool, and keep what it returns as `memory`")
         wanted = torch.tensor([key_id(key) for key in batch["key"]])
@@ -111,8 +120,7 @@ class SourceFreeObjective(MeansObjective):
             raise ValueError(f"the sample {batch['key'][strange[0]]!r} was not there when pseudo-pairs were made: the"
                              " training data has changed; begin a run of its own")
         start, end = memory["start"][row], memory["start"][row + 1]
-        noise = draw_noise(len(row) * here.world_size, 1, here.seed, step, PAIR_STREAM, here.rank, here.world_size,
-                           "cpu").flatten()  # fmt: skip
+        noise = draws.uniform(Stream.PSEUDO_PAIR, step, draws.rows(len(row), "cpu"), 1).flatten()
         pair = start + (noise * (end - start)).long()
         most = int((end - start).amax())
         others = start.unsqueeze(1) + torch.arange(most)
@@ -147,13 +155,13 @@ class SourceFreeObjective(MeansObjective):
 
 def freeze_unread(model: Any) -> None:
     """Freeze every parameter that the means do not depend on, which DDP would wait for."""
-    size, wanted = model.image_size, [x for x in model.parameters() if x.requires_grad]
-    height, width = size if isinstance(size, (tuple, list)) else (size, size)
-    device, dtype = model.logit_scale.device, model.logit_scale.dtype
+    device, dtype, looked = model.logit_scale.device, model.logit_scale.dtype, set(model._looked)
+    wanted = [x for x in model.parameters() if x.requires_grad]
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
-        image = model.encode_image(torch.zeros(1, 3, height, width, device=device, dtype=dtype)).mean
+        image = model.encode_image(torch.zeros(1, 3, *image_sides(model), device=device, dtype=dtype)).mean
         text = model.encode_text(torch.zeros(1, model.context_length, dtype=torch.int64, device=device)).mean
         found = torch.autograd.grad(image.sum() + text.sum(), wanted, allow_unused=True)
+    model._looked = looked  # these zeros are not the first batch, whose values the model checks
     for parameter, gradient in zip(wanted, found):
         parameter.requires_grad_(gradient is not None)
 
@@ -178,6 +186,15 @@ class Retrieved(NamedTuple):
     rows: Tensor
 
 
+def neighbourhood(config: SourceFreeConfig, size: int) -> int:
+    """K in a pool of `size`: what is asked for, or the paper's 300, which is of pools of COCO's size.
+
+    300 of a small pool are no neighbourhood, and their spread says nothing of the first: min(300, max(3, size / 100)).
+    """
+    spread = config.pair_weight == "spread"
+    return min(size, config.neighbours or (min(NEIGHBOURS, max(3, size // 100)) if spread else NEIGHBOURS))
+
+
 def pseudo_pairs(score: Score, pool: Pool, config: SourceFreeConfig) -> PseudoPairs:
     """Every image with its nearest text and every text with its nearest image, by the model's own score.
 
@@ -185,7 +202,7 @@ def pseudo_pairs(score: Score, pool: Pool, config: SourceFreeConfig) -> PseudoPa
     its side: the paper's lambda exp(-beta V) with beta and lambda in units that fit any model.
     """
     sides: tuple[Side, Side] = ("image", "text")
-    ways = {side: retrieve(score, pool, side, config.neighbours) for side in sides}
+    ways = {side: retrieve(score, pool, side, config) for side in sides}
     images, texts = len(pool.image.mean), len(pool.text.mean)
     rows = torch.stack([torch.cat([torch.arange(images), ways["text"].rows[:, 0]]),
                         torch.cat([ways["image"].rows[:, 0], torch.arange(texts)])])  # fmt: skip
@@ -204,14 +221,14 @@ def weigh(uncertainty: Tensor, config: SourceFreeConfig) -> Tensor:
     return (config.weight_mean * weight / weight.mean()).float()
 
 
-def retrieve(score: Score, pool: Pool, side: Side, count: int) -> Retrieved:
-    """The `count` nearest texts of every image, or images of every text; all where there are fewer.
+def retrieve(score: Score, pool: Pool, side: Side, config: SourceFreeConfig) -> Retrieved:
+    """The nearest texts of every image, or images of every text, as many as `neighbourhood` says.
 
     Exact: by an inner product where the score has factors, else by all its scores, some queries at a time.
     """
     queries, gallery = (pool.image, pool.text) if side == "image" else (pool.text, pool.image)
     other: Side = "text" if side == "image" else "image"
-    count = min(count, len(gallery.mean))
+    count = neighbourhood(config, len(gallery.mean))
     asked = index_vectors(score, queries, gallery=False, side=side)
     items = index_vectors(score, gallery, gallery=True, side=other)
     if asked is not None and items is not None:

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -11,27 +11,30 @@ from torch.func import functional_call
 
 from prolip.gaussian import Gaussian, check_pair, upcast, without_autocast
 from prolip.losses import tiled_loss_over_ranks
-from prolip.masking import mix_seed
 from prolip.methods.base import Batch, Context, Reps, Terms
 from prolip.methods.gaussians import SIDES, HeadsObjective, begin_as, own_words
 from prolip.models.adapter import PairNetwork, PairNoise, SimilarityAdapter
 from prolip.models.heads import layer_norm, project
 from prolip.models.pooling import GeneralisedPooling
-from prolip.noise import pair_noise
+from prolip.random import Stream, pair_noise
 from prolip.scores import Score
 from prolip.utils.fields import option
 
-NOISE_STREAM = 31
+ComponentNoise = Literal["independent", "shared"]
 
 
 @dataclass(kw_only=True)
 class VACSRConfig:
     """Weights and sizes of VACSR; symbols as in the paper."""
 
-    kl_weight: float = option(5e-4, "alpha, weight of the divergence of a pair's Gaussians from N(0, I)")
+    kl_weight: float = option(5e-4, "alpha, weight of the divergence of a pair's Gaussians from N(0, I), a mean over "
+                              "pairs and D beside a reconstruction per image")
     recon_weight: float = option(1.0, "beta, weight of the reconstruction, and of the variance loss with it")
     sigma_weight: float = option(1.0, "gamma, weight of the variance loss of matches and hardest negatives")
     mixture_components: int = option(2, "K, Gaussians of a pair")
+    component_noise: ComponentNoise = option(
+        "independent", "independent: a sample of every Gaussian, mixed, as in 3.1; shared: one normal vector for all"
+    )
     gumbel_temperature: float = option(0.5, "of the softmax that picks one of them; near 0: one alone")
     adapter_hidden: int = option(256, "hidden width of encoder and decoder; the paper does not say")
     pooled_heads: bool = option(True, "heads of its own, pooled by GPO; without (the paper's few-shot): model's means")
@@ -45,6 +48,8 @@ class VACSRConfig:
         for name in ("mixture_components", "adapter_hidden", "pair_tile"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: give 1 or more")
+        if self.component_noise not in get_args(ComponentNoise):
+            raise ValueError(f"component_noise={self.component_noise!r}: use independent or shared")
         if not 0 < self.gumbel_temperature < float("inf"):
             raise ValueError(f"gumbel_temperature={self.gumbel_temperature}: give a finite number above 0")
 
@@ -140,7 +145,9 @@ class VACSRObjective(HeadsObjective):
     """alpha KL + beta [reconstruction + gamma (L_sigma of matches + L_sigma of hardest negatives)], (11).
 
     reconstruction: 1/2 (y - similarity)^2 of all pairs over the number of images, as OpenCLIP's SigLIP counts, whose
-    gradient this is, too (13). KL: mean over all pairs. L_sigma: mean over images; of their matches first.
+    gradient this is, too (13). KL: mean over all pairs and dimensions. L_sigma: mean over images; of their matches
+    first. With both terms of the ELBO per pair, as (4) has them, the paper's alpha is kl_weight / B where its KL is a
+    mean over D, kl_weight / (B D) where it is a sum.
     """
 
     statistics = ("sigma",)
@@ -152,10 +159,16 @@ class VACSRObjective(HeadsObjective):
             parameter.requires_grad_(False)
         self.shared = tuple(f"adapter.{name}" for name, _ in model.adapter.named_parameters())
 
+    def notes(self, batch: int) -> tuple[str, ...]:
+        """alpha in the paper's units."""
+        alpha, dim = self.config.kl_weight / batch, self.model.embed_dim
+        said = f"--kl-weight {self.config.kl_weight:.4g}: the paper's alpha is {alpha:.3g} if its terms are means over"
+        return (f"{said} pairs and D, {alpha / dim:.3g} if its KL is a sum over D (B = {batch}, D = {dim})",)
+
     def prepare(self, batch: Batch, step: int) -> Batch:
         """Add what the noise of all pairs is a function of, beside their places in the global batch."""
         self.check_captions(batch)
-        return batch | {"pair_seed": mix_seed(self.context.seed, step, NOISE_STREAM)}
+        return batch | {"pair_seed": self.context.draws.key(Stream.PAIR_NOISE, step)}
 
     def embed(self, batch: Batch) -> Reps:
         """Unit embeddings of images and texts (B, D), and the weights of the adapter."""
@@ -167,11 +180,12 @@ class VACSRObjective(HeadsObjective):
         config, seed = self.config, batch["pair_seed"]
         image, text = upcast(reps["image_mean"]), upcast(reps["text_mean"])
         weights = {name.removeprefix("adapter."): reps[name] for name in self.shared}
-        place = self.context.rank * len(image) + torch.arange(len(image), device=image.device)
+        normals = self.model.adapter.dim * (config.mixture_components if config.component_noise == "independent" else 1)
+        place = self.context.draws.rows(len(image), image.device)
 
         def sample(images: tuple[Tensor, Tensor], texts: tuple[Tensor, Tensor]) -> Tensor:
             (v, rows), (t, columns) = images, texts
-            noise = PairNoise(*pair_noise(seed, rows, columns, v.shape[1], config.mixture_components))
+            noise = PairNoise(*pair_noise(seed, rows, columns, normals, config.mixture_components))
             return functional_call(self.model.adapter, weights, (v, t, noise, config.gumbel_temperature))
 
         parts: Terms = {}

@@ -12,7 +12,7 @@ from prolip.gaussian import without_autocast
 
 
 class PairNoise(NamedTuple):
-    """What the samples of pairs are made of: normal (..., D), gumbel (..., K)."""
+    """What the samples of pairs are made of: normal (..., D) for all components or (..., K D), gumbel (..., K)."""
 
     normal: Tensor
     gumbel: Tensor
@@ -54,8 +54,7 @@ class SimilarityAdapter(nn.Module):
     def forward(self, v: Tensor, t: Tensor, noise: PairNoise, temperature: float) -> Tensor:
         """Of all pairs of (n, D), (m, D), noise (n, m, ...): (3, n, m), in float32 or float64.
 
-        The logit of a sample z = mean + sigma * normal, (7), of mean = sum_k w_k mean_k and sigma = sum_k w_k sigma_k
-        with w the Gumbel softmax; the divergence sum_k alpha_k KL(N_k || N(0, I)), (5), per dimension, as every VIB
+        The logit of z = `sample`; the divergence sum_k alpha_k KL(N_k || N(0, I)), (5), per dimension, as every VIB
         here; and log sigma^2 of the pair, the mean over the dimensions of sum_k w_k log_var_k.
         """
         with without_autocast(v.device):
@@ -64,7 +63,7 @@ class SimilarityAdapter(nn.Module):
             mean, log_var = self.mean(h).view(shape), self.log_var(h).view(shape)
             weight = ((F.log_softmax(self.mix, 0) + noise.gumbel.to(h.dtype)) / temperature).softmax(-1)
             sigma = (log_var / 2).exp()
-            z = mixed(weight, sigma).mul(noise.normal.to(h.dtype)).add(mixed(weight, mean))
+            z = sample(weight, mean, sigma, noise.normal.to(h.dtype))
             logit = self.out(torch.relu(self.decode(z))).squeeze(-1)
             divergence = (mean.square() + sigma.square() - 1 - log_var).mean(-1) / 2 @ self.mix.softmax(0)
             return torch.stack([logit, divergence, (log_var.mean(-1) * weight).sum(-1)])
@@ -86,6 +85,15 @@ class SimilarityAdapter(nn.Module):
             (self.out.weight, self.out.bias),
             (log_var[0].mean(0, keepdim=True), log_var[1].mean(0, keepdim=True)),
         )
+
+
+def sample(weight: Tensor, mean: Tensor, sigma: Tensor, normal: Tensor) -> Tensor:
+    """z = sum_k w_k (mean_k + sigma_k normal_k), section 3.1: a sample of every component, mixed by the softmax w.
+
+    weight (..., K); mean, sigma (..., K, D); normal (..., K D), or (..., D), which all components share. The variance
+    of z given w is sum_k w_k^2 sigma_k^2, or (sum_k w_k sigma_k)^2 where normal is shared.
+    """
+    return mixed(weight, torch.addcmul(mean, sigma, normal.unflatten(-1, (-1, mean.shape[-1]))))
 
 
 def mixed(weight: Tensor, x: Tensor) -> Tensor:

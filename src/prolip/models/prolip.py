@@ -137,7 +137,8 @@ class ProLIP(nn.Module):
         """Whether to look at the values of an input: in training mode of the first of its kind alone."""
         if not can_look() or (self.training and kind in self._looked):
             return False
-        self._looked.add(kind)
+        if self.training:
+            self._looked.add(kind)
         return True
 
     def forward(self, image: Tensor | None = None, text: Tensor | None = None, keep: Tensor | None = None):
@@ -188,12 +189,14 @@ class ProLIP(nn.Module):
         return names | self.logit_parameters()
 
     def twin(self) -> ProLIP:
-        """A model of the same configuration and preprocessing, on the CPU, with initial weights."""
+        """A model of the same configuration and preprocessing, on the default device, with initial weights."""
         other = ProLIP(self.config)
         if self._extension is not None:
             other.extend(self._extension)
-        other.visual.preprocess_cfg = self.visual.preprocess_cfg
-        other.pixel_mean, other.pixel_std = self.pixel_mean, self.pixel_std
+        if hasattr(self.visual, "preprocess_cfg"):  # the factory sets it
+            other.visual.preprocess_cfg = self.visual.preprocess_cfg
+        for name in ("pixel_mean", "pixel_std"):
+            setattr(other, name, getattr(self, name).to(other.logit_scale.device, copy=True))
         return other
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:

@@ -19,6 +19,7 @@ from prolip.data.reading.table import show_counts
 from prolip.evaluation.datasets.folders import TEMPLATES
 from prolip.evaluation.datasets.specs import FORMS, open_dataset
 from prolip.evaluation.feature_store import FeatureStore
+from prolip.evaluation.kinds.base import class_prompts
 from prolip.evaluation.loading import RANDOM, load_embedder
 from prolip.evaluation.model import PRECISIONS
 from prolip.evaluation.zero_shot import BPRW, PromptRule
@@ -27,7 +28,7 @@ from prolip.prompts.fitting import fit_prompts
 from prolip.prompts.weights import PromptWeights
 from prolip.utils import console
 from prolip.utils.documents import CONFIG_BYTES, entries, text_of
-from prolip.utils.messages import naming
+from prolip.utils.messages import at_least, naming
 from prolip.utils.outputs import check_output
 
 
@@ -68,12 +69,14 @@ def fit(args: argparse.Namespace) -> PromptWeights:
         raise ValueError(f"--rule {args.rule} has no weights to fit: give bprw or bprw:K")
     if not args.out.endswith(".json"):
         raise ValueError(f"--out {args.out}: give a name that ends in .json, by which --prompts knows a file")
-    bounds = {"--batch-size": (args.batch_size, 1), "--workers": (args.workers, 0)}
-    for flag, (value, least) in bounds.items():
-        if value is not None and value < least:
-            raise ValueError(f"{flag} {value}: give {least} or more")
+    at_least(args, 1, "batch_size")
+    at_least(args, 0, "workers")
     check_output(args.out)
     templates = entries(text_of(args.templates, CONFIG_BYTES), args.templates) if args.templates else ()
+    if args.templates and not templates:
+        raise ValueError(f"--templates {args.templates} holds no prompt: write one a line, with {{c}} where the class"
+                         " goes")  # fmt: skip
+    class_prompts(["class"], templates or ["{c}"])
     with naming(f"--dataset {args.dataset}"):
         dataset = open_dataset(args.dataset, args.split, FaultCounter() if args.skip_damaged else None)
     embedder = load_embedder(args.model, args.pretrained, args.device, args.precision, args.tokenizer)
@@ -89,8 +92,7 @@ def show(args: argparse.Namespace) -> PromptWeights:
     """The listing, and the figure where there is a folder for it."""
     from prolip.prompts.figures import listing, write_weights  # late: only this needs matplotlib
 
-    if args.most < 1:
-        raise ValueError(f"--most {args.most}: give 1 or more")
+    at_least(args, 1, "most")
     if args.figures:
         check_output(args.figures, folder=True)
     found = PromptWeights.load(args.file)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from prolip.evaluation.datasets.base import fingerprint
-from prolip.evaluation.metrics.blockwise import PairScores
+from prolip.evaluation.metrics.blockwise import PairScores, largest
 from prolip.gaussian import Gaussian, mixture
 from prolip.prompts.em import TOLERANCE, Fit, fit_weights, inverse_traces
 from prolip.scores import Score
@@ -127,13 +127,17 @@ def reweigh(
 
 
 def nearest_images(image: Gaussian, classes: Gaussian, score: Score, count: int) -> Tensor:
-    """The rows of the `count` images (N, D) nearest to each class (C, D), the nearest first: (C, count or N)."""
+    """The rows of the `count` images (N, D) nearest to each class (C, D), the nearest first: (C, count or N).
+
+    Equal ones go by row, whatever the blocks.
+    """
     best = torch.empty(len(classes.mean), 0)
     rows = torch.empty(len(classes.mean), 0, dtype=torch.long)
     for part, block in PairScores.from_gaussians(image, classes, score).blocks():
         own = torch.arange(len(image.mean))[part].expand(len(rows), -1)
-        best, kept = torch.cat([best, block.mT], 1).topk(min(count, best.shape[1] + own.shape[1]), dim=1)
-        rows = torch.cat([rows, own], 1).gather(1, kept)
+        every = torch.cat([best, block.mT], 1)  # earlier images first
+        kept = largest(every, count)
+        best, rows = every.gather(1, kept), torch.cat([rows, own], 1).gather(1, kept)
     return rows
 
 

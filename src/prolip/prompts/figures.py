@@ -68,7 +68,8 @@ def listing(fitted: PromptWeights, most: int = 3) -> Iterator[str]:
     mean = table.mean(0)
     for rank in mean.argsort(descending=True, stable=True).tolist():
         yield f"{mean[rank]:8.4f}  {fitted.templates[rank]}"
-    for name, row, nats in zip(fitted.classnames, table, own):
+    for i, (name, row, nats) in enumerate(zip(fitted.classnames, table, own)):
+        name = f"{name} (class {i})" if fitted.classnames.count(name) > 1 else name  # ImageNet has two `missile`
         order = row.argsort(descending=True, stable=True).tolist()
         shown = order[:most], order[max(most, prompts - most) :]
         words = [", ".join(f"{row[i]:.4f} {fitted.templates[i]!r}" for i in part) for part in shown]

@@ -41,15 +41,19 @@ def fit_prompts(
     fit = reweigh(settings, features.image, features.keys, prompts, score, features.labels)
     return PromptWeights(
         dataset.classnames, templates, fit.weights, embedder.name, embedder.fingerprint, settings, dataset.source,
-        dataset.fingerprint,
+        dataset.fingerprint, frozenset(dataset.contents.values()),
     )  # fmt: skip
 
 
 def check_pool(pool: Dataset, dataset: Dataset) -> None:
-    """ValueError unless weights that are fitted to one may be used on the other: the same classes, other images."""
+    """ValueError unless weights that are fitted to one may be used on the other: the same classes, other images.
+
+    Images are compared by the bytes of their files, whatever reads them.
+    """
     if pool.classnames != dataset.classnames:
         raise ValueError(f"{pool.source} has other classes ({len(pool.classnames)}) than {dataset.source}"
                          f" ({len(dataset.classnames)}), or another order: give images of the same classes")
-    if pool.fingerprint == dataset.fingerprint:
-        raise ValueError(f"{pool.source} holds the very images that are scored: give another split, such as"
+    same = pool.fingerprint == dataset.fingerprint
+    if shared := "all images" if same else dataset.shared_with(set(pool.contents.values())):
+        raise ValueError(f"{pool.source} holds the very images that are scored, {shared}: give another split, such as"
                          " --prompts-split train, or drop --prompts-fit, and each half is fitted to the other")

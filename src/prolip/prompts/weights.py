@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -16,6 +16,9 @@ from torch import Tensor
 from prolip.prompts.bprw import Reweighing, rule_of
 from prolip.utils.documents import loads, read_file, shown
 from prolip.utils.outputs import replacing
+
+if TYPE_CHECKING:
+    from prolip.evaluation.datasets.base import Dataset
 
 FORMAT = "prolip-prompts-1"
 #: Bytes of a file: those of a thousand classes with 80 prompts have two million.
@@ -32,7 +35,8 @@ class PromptWeights:
     """How much every prompt counts in its class, with all that decides whether it may be used.
 
     table: (C, T), rows summing to one, for classnames x templates ({c} where the class goes); model, fingerprint: of
-    whose prompts; settings: how they were fitted, to images called `images`, of the fingerprint `data`.
+    whose prompts; settings: how they were fitted, to images called `images`, of the fingerprint `data` and
+    with these `contents` of their files (`Sample.content`; empty in files from before they were kept).
     """
 
     way: ClassVar[str] = "fitted"
@@ -44,6 +48,7 @@ class PromptWeights:
     settings: Reweighing
     images: str
     data: str
+    contents: frozenset[str] = frozenset()
 
     def __str__(self) -> str:
         return f"{self.rule} by {self.images} [{self.digest}]"
@@ -85,12 +90,19 @@ class PromptWeights:
             raise UnfitPrompts(f"{self} were fitted to these very images, which they may not be scored on: evaluate"
                              " another split, or fit to one (python -m prolip.prompts fit --split train)")
 
+    def check_images(self, dataset: Dataset) -> None:
+        """UnfitPrompts where the data set has images that they were fitted to, whatever reads them."""
+        if self.contents and (shared := dataset.shared_with(self.contents)):
+            raise UnfitPrompts(f"{self} were fitted to {shared} of {dataset.source}, which they may not be scored on:"
+                               " evaluate another split, or fit to one (python -m prolip.prompts fit --split train)")
+
     def to_dict(self) -> dict[str, Any]:
         """JSON values, from which `load` makes it."""
         classes = [{"name": name, "weights": row} for name, row in zip(self.classnames, self.table.tolist())]
         named = {"model": self.model, "fingerprint": self.fingerprint, "settings": str(self.settings)}
         named |= {"images": self.images, "data": self.data}
-        return {"format": FORMAT, **named, "templates": list(self.templates), "classes": classes}
+        named |= {"contents": sorted(self.contents), "templates": list(self.templates), "classes": classes}
+        return {"format": FORMAT, **named}
 
     def save(self, path: str | os.PathLike) -> None:
         """Write the file, whole or not at all."""
@@ -108,9 +120,12 @@ class PromptWeights:
             names = tuple(one["name"] for one in values["classes"])
             texts = {key: values[key] for key in ("model", "fingerprint", "images", "data")}
             found = cls(names, tuple(values["templates"]), torch.tensor([one["weights"] for one in values["classes"]],
-                        dtype=torch.float64), **texts, settings=Reweighing.parse(values["settings"]))  # fmt: skip
-            if not all(isinstance(x, str) for x in (*names, *found.templates, *texts.values())):
+                        dtype=torch.float64), **texts, settings=Reweighing.parse(values["settings"]),
+                        contents=frozenset(values.get("contents", ())))  # fmt: skip
+            if not all(isinstance(x, str) for x in (*names, *found.templates, *texts.values(), *found.contents)):
                 raise ValueError("a name in it is no text")
+            if bare := [template for template in found.templates if "{c}" not in template]:
+                raise ValueError(f"its prompt {bare[0]!r} has no {{c}} where the class goes")
             check_weights(found.table, len(found.templates))
         except FileNotFoundError:
             raise FileNotFoundError(f"no file {path}: python -m prolip.prompts fit writes weights of prompts") from None

@@ -10,6 +10,7 @@ from zipfile import BadZipFile
 from prolip.evaluation.suites.emoji.result import CorpusResult, load
 from prolip.models.weights.unreadable import is_model, is_run
 from prolip.utils.documents import loads
+from prolip.utils.secrecy import redacted
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ def read(folder: str | Path, evaluation: str = "eval") -> RunFolder:
             + (f" It holds the runs {', '.join(map(str, inside[:3]))}: give one of them" if inside else "")
         )
     try:
-        config = loads(path.read_text(encoding="utf-8")) if path.exists() else None
+        config = redacted(loads(path.read_text(encoding="utf-8"))) if path.exists() else None
     except ValueError as error:
         raise ValueError(f"{path} is no JSON ({error}): delete it, and the page leaves the settings out") from error
     train = [line for line in lines if line.get("kind", "train") == "train"]

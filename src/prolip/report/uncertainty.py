@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from prolip.data.emoji import LEVELS
+from prolip.evaluation.metrics.traces import by_decile
 from prolip.evaluation.suites.emoji.levels import Expected, by_expected
 from prolip.evaluation.suites.emoji.refusal import signs_against
 from prolip.evaluation.suites.emoji.result import CorpusResult
@@ -84,8 +85,9 @@ def section(result: CorpusResult, seed: int = 0) -> Section | None:
     most, least = worst_counts(result, expected)
     against = signs_against(result, result.text.select(result.name_texts), "i2t")
     sure = np.exp(-against["answer"]).clip(max=1.0)
-    order = against.get("all", against["answer"]).argsort(kind="stable")
-    shown = thirds(result, units, order, sure, seed)
+    unsure = against.get("all", against["answer"])
+    order = unsure.argsort(kind="stable")
+    shown = thirds(result, units, unsure, sure, seed)
     return Section(units, texts(result, units, seed), shown, by_probability(result, sure),
                    surest_errors(result, units, order, sure), groups, most, least)  # fmt: skip
 
@@ -110,15 +112,14 @@ def texts(result: CorpusResult, units: Units, seed: int = 0, steps: int = 6, top
 
 
 def thirds(
-    result: CorpusResult, units: Units, order: np.ndarray, sure: np.ndarray, seed: int = 0, each: int = 6
+    result: CorpusResult, units: Units, unsure: np.ndarray, sure: np.ndarray, seed: int = 0, each: int = 6
 ) -> list[Third]:
-    """The drawings in three equal groups (fewer drawings: one each), in their order from the surest on."""
+    """The drawings in three equal groups (fewer drawings: one each) of rising `unsure` (N,), as `by_decile`."""
     rng = np.random.default_rng(seed + 3)
-    right = result.names_ranking[0].hit(1).numpy()
-    return [
-        Third(len(rows), float(right[rows].mean()), drawings(result, units, sure, pick(rows, each, rng)))
-        for rows in np.array_split(order, min(3, len(order)))
-    ]
+    right = by_decile(unsure, result.names_ranking[0].hit(1).numpy(), 3).value
+    parts = np.array_split(unsure.argsort(kind="stable"), len(right))
+    return [Third(len(rows), float(share), drawings(result, units, sure, pick(rows, each, rng)))
+            for rows, share in zip(parts, right)]  # fmt: skip
 
 
 def by_probability(result: CorpusResult, sure: np.ndarray, steps: int = 5) -> list[Said]:

@@ -39,6 +39,7 @@ from prolip.search.planning import table
 from prolip.search.risk import Threshold
 from prolip.search.store import NAME
 from prolip.utils import console
+from prolip.utils.messages import at_least
 from prolip.utils.outputs import check_output
 
 
@@ -238,6 +239,8 @@ def which_are_answered(
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command: what the user can mend ends in one line and exit code 2."""
     args = parse(arguments)
+    at_least(args, 1, "batch_size", "chunk", "top", "effort", "shortlist", "items", "dim")
+    at_least(args, 0, "workers")
     if args.command == "plan":
         print(f"{args.items:,} items of {args.dim} dimensions, csd\n")
         print(table(args.items, args.dim, not args.points))

@@ -23,15 +23,15 @@ from tqdm import tqdm
 
 from prolip.data.captioned import Captioned, captioned_samples
 from prolip.data.config import DataConfig
-from prolip.data.faults import FaultCounter
+from prolip.data.faults import FaultCounter, TooManyBadSamples
 from prolip.evaluation.loading import load_embedder
 from prolip.evaluation.model import PRECISIONS
 from prolip.methods import LikelihoodConfig
 from prolip.models.weights.checkpoint import CheckpointError
-from prolip.uncertainty.attach import attach
-from prolip.uncertainty.collect import embed_images, embed_texts, join
+from prolip.uncertainty.attach import attach, check_place, means_fingerprint, open_model
+from prolip.uncertainty.collect import embed_images, embed_texts, enough, join
 from prolip.uncertainty.novelty import FEWEST
-from prolip.uncertainty.pairs import Pairs
+from prolip.uncertainty.pairs import Pairs, check_enough
 from prolip.uncertainty.units import Units, in_words
 from prolip.utils import console
 from prolip.utils.outputs import check_output, replacing
@@ -81,19 +81,31 @@ def setting(flag: str) -> str:
 def read_pairs(args: argparse.Namespace) -> Pairs:
     """The pairs of --train-data embedded, or those of --pairs; the model that embedded them is gone afterwards."""
     if args.pairs:
-        return Pairs.from_tensors(load_file(args.pairs))
+        pairs = Pairs.from_tensors(load_file(args.pairs))
+        check_enough(len(pairs))
+        if not pairs.model:
+            warn(f"{args.pairs} does not say which model embedded it: be sure that it was {args.model}, or write it"
+                 " again with --save-pairs")  # fmt: skip
+        return pairs
+    fingerprint = means_fingerprint(open_model(args.model, args.pretrained, args.tokenizer))
     embedder = load_embedder(args.model, args.pretrained, args.device, args.precision, args.tokenizer, stored=False)
     if embedder.logit_scale is None:
         raise ValueError(f"{embedder.name} has no logit_scale, which says how sure a cosine is: it was not contrastive")
     config = DataConfig(**{setting(flag): getattr(args, setting(flag)) for flag in DATA}, seed=args.seed)
     faults = FaultCounter(limit=config.max_bad_fraction)
     samples = captioned_samples(config, embedder.preprocess, args.samples, faults=faults)
-    part = join([embed_images(shown(samples), embedder.encode_hidden, args.batch_size)])
-    pairs = embed_texts(part, embedder.encode_hidden_text, embedder.tokenizer, embedder.logit_scale)
+    part = join([embed_images(shown(enough(samples)), embedder.encode_hidden, args.batch_size)])
+    texts = embedder.encode_hidden_text, embedder.tokenizer, embedder.logit_scale
+    pairs = embed_texts(part, *texts, model=fingerprint)
     lost = {kind: count for kind, count in faults.summary().items() if kind not in ("samples", "shards")}
     if lost:
         print(f"left out: {', '.join(f'{count} {kind}' for kind, count in lost.items())}", file=sys.stderr)
     return pairs
+
+
+def warn(text: str) -> None:
+    """A line on stderr."""
+    print(f"warning: {text}", file=sys.stderr)
 
 
 def shown(samples: Iterator[Captioned]) -> Iterator[Captioned]:
@@ -101,20 +113,27 @@ def shown(samples: Iterator[Captioned]) -> Iterator[Captioned]:
     yield from tqdm(samples, desc="images", unit="", disable=not sys.stderr.isatty())
 
 
-@console.ends_in_one_line(OSError, ValueError, CheckpointError, SafetensorError)
+@console.ends_in_one_line(OSError, ValueError, ImportError, CheckpointError, SafetensorError, TooManyBadSamples)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Embed, fit, write; says what the texts and the images are found to fit."""
     args = parse(arguments)
+    config = LikelihoodConfig(
+        fit_samples=args.samples, bank=args.bank, centres=args.centres, novelty_centres=args.novelty_centres
+    )
     check_output(args.output, True)
+    check_place(args.output, args.model)
+    if args.save_pairs:
+        check_output(args.save_pairs)
+        if not Path(args.save_pairs).absolute().parent.is_dir():
+            raise ValueError(f"--save-pairs {args.save_pairs}: its folder is not there, make it first")
     start = time.perf_counter()
     pairs = read_pairs(args)
     embedded = time.perf_counter()
     if args.save_pairs:
         with replacing(Path(args.save_pairs)) as temporary:
             save_file(pairs.tensors(), temporary)
-    config = LikelihoodConfig(
-        fit_samples=args.samples, bank=args.bank, centres=args.centres, novelty_centres=args.novelty_centres
-    )
+    if pairs.caution:
+        warn(pairs.caution)
     fitted = attach(args.model, args.pretrained, args.tokenizer, pairs, config, args.output, args.seed)
     done = time.perf_counter()
     how = "read" if args.pairs else "embedded"

@@ -5,6 +5,7 @@ import copy
 import json
 import os
 import shutil
+import tempfile
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -14,20 +15,33 @@ import open_clip
 import torch
 from open_clip.factory import parse_model_name
 from open_clip.transformer import QuickGELU
+from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from prolip.evaluation.loading import config_file, is_prolip, load_openclip, load_prolip, model_fingerprint
-from prolip.evaluation.model import PointModel
+from prolip.evaluation.loading import (
+    RANDOM,
+    check_weights,
+    config_file,
+    is_prolip,
+    load_openclip,
+    load_prolip,
+    model_fingerprint,
+)
+from prolip.evaluation.model import Loaded, PointModel
 from prolip.methods import LikelihoodConfig, find_method
 from prolip.methods.base import Context
 from prolip.models.prolip import ProLIP
 from prolip.models.tokenizer import ALL_NAMES, get_tokenizer
-from prolip.models.weights.checkpoint import read_config, save_pretrained
+from prolip.models.weights.checkpoint import CheckpointError, read_config, save_pretrained
+from prolip.models.weights.unreadable import CONFIG_NAMES, WEIGHT_NAMES
+from prolip.scores import Side
 from prolip.uncertainty.clip import FILE, FittedCLIP
 from prolip.uncertainty.fit import Fitted, fit_variances
+from prolip.uncertainty.hidden import encode_hidden, innermost
 from prolip.uncertainty.novelty import fitted_novelty
 from prolip.uncertainty.pairs import Pairs
+from prolip.utils.documents import read_json
 from prolip.utils.outputs import replacing
 
 #: What a model of ours becomes.
@@ -46,19 +60,82 @@ def attach(  # noqa: PLR0913 (a model is three of them)
     """Fit variances to `pairs`, embeddings of the model `model` (`evaluation.loading.load_embedder`), and write the
     model with them into `folder`, in its own format: ours as one of the method likelihood, OpenCLIP's as OpenCLIP's.
 
-    ValueError where the pairs are of another width than the model.
+    ValueError where the pairs are of another model; those without a fingerprint are compared by their widths alone.
     """
-    write = write_prolip if is_prolip(model) else write_openclip
-    return write(model, pretrained, tokenizer, pairs, config, Path(folder), seed)
+    loaded = open_model(model, pretrained, tokenizer)
+    check_belongs(pairs, loaded, model)
+    if is_prolip(model):
+        words = get_tokenizer(model, tokenizer=tokenizer)
+        return write_prolip(loaded.network, words, pairs, config, Path(folder), seed)
+    return write_openclip(model, loaded, tokenizer, pairs, config, Path(folder), seed)
 
 
-def write_prolip(  # noqa: PLR0913
-    model: str, pretrained: str | None, tokenizer: str | None, pairs: Pairs, config: LikelihoodConfig, folder: Path,
-    seed: int,
+def open_model(model: str, pretrained: str | None, tokenizer: str | None) -> Loaded:
+    """A model by name on the CPU, as `load_embedder` takes it."""
+    ours = is_prolip(model)
+    check_weights(model, pretrained, ours)
+    load = load_prolip if ours else load_openclip
+    return load(model, None if pretrained == RANDOM else pretrained, tokenizer)
+
+
+def check_place(folder: str | os.PathLike, model: str) -> None:
+    """ValueError where `attach` may not write into `folder`: the model lies there, or files of another kind do."""
+    place, (schema, own), ours = Path(folder), parse_model_name(model), is_prolip(model)
+    if schema == "local-dir" and place.resolve() == Path(own).resolve():
+        raise ValueError(f"{folder} is where the model lies: give another folder")
+    there = {name for name in (*CONFIG_NAMES, *WEIGHT_NAMES, FILE) if (place / name).exists()}
+    config, *others = CONFIG_NAMES[:1] + WEIGHT_NAMES[:1] if ours else (CONFIG, WEIGHTS, FILE)
+    try:
+        same = not there or (there <= {config, *others} and "model_cfg" in read_json(place / config)
+                             and is_prolip(f"local-dir:{folder}") is ours)  # fmt: skip
+    except (CheckpointError, OSError, ValueError):
+        same = False
+    if not same:
+        raise ValueError(f"{folder} holds files of another model ({', '.join(sorted(there))}): give another folder")
+
+
+def means_fingerprint(loaded: Loaded) -> str:
+    """32 digits of what a model's means depend on: weights, settings, preprocessing and tokenizer, without variances.
+
+    ValueError for a method whose own layers change the means, as a model with fitted variances does not have these.
+    """
+    network: Any = innermost(loaded.network)
+    if not isinstance(network, ProLIP):
+        return model_fingerprint(*loaded._replace(network=PointModel(network)))
+    bare = ProLIP(network.config | {"method_cfg": {"name": "siglip"}}).eval()
+    bare.load_state_dict({k: v for k, v in network.state_dict().items() if k not in network.added_names})
+    bare.visual.preprocess_cfg = network.visual.preprocess_cfg
+    for side, batch in probes(loaded):
+        if not torch.equal(*(encode_hidden(one, batch, side).z.mean for one in (network.eval(), bare))):
+            name = network.config["method_cfg"]["name"]
+            raise ValueError(f"the method {name} has layers of its own between the towers and the means, which a model"
+                             " with fitted variances does not have: take a model of another method")  # fmt: skip
+    return model_fingerprint(*loaded._replace(network=bare))
+
+
+def probes(loaded: Loaded) -> list[tuple[Side, Tensor]]:
+    """A blank picture and the empty text, as batches of one."""
+    blank = loaded.preprocess(Image.new("RGB", (64, 64), "white"))
+    return [("image", blank.unsqueeze(0)), ("text", loaded.tokenizer([""]))]
+
+
+def check_belongs(pairs: Pairs, loaded: Loaded, name: str) -> None:
+    """ValueError where pairs were embedded by another model, as fingerprint or widths say."""
+    remedy = "embed them by this model: give --train-data"
+    if means_fingerprint(loaded) != pairs.model != "":
+        raise ValueError(f"the pairs were embedded by another model than {name}: {remedy}")
+    for side, batch in probes(loaded):
+        hidden = encode_hidden(loaded.network.eval(), batch, side)
+        for part, x in ((side, hidden.z.mean), (f"{side}_first", hidden.first)):
+            own, width = getattr(pairs, part), 0 if x is None else x.shape[1]
+            if own is not None and own.shape[1] != width:
+                raise ValueError(f"{part} of the pairs has {own.shape[1]} dimensions, {name} has {width}: {remedy}")
+
+
+def write_prolip(  # noqa: PLR0913, PLR0917
+    old: Any, tokenizer: Any, pairs: Pairs, config: LikelihoodConfig, folder: Path, seed: int
 ) -> Fitted:
     """A model of ours: its weights, without what its own method added, as one of the method likelihood."""
-    old: Any = load_prolip(model, pretrained, tokenizer).network
-    check_width(pairs, old.embed_dim, model)
     if pairs.text_ids is None:
         raise ValueError("the pairs have no text_ids, and a model of ours reads how rare a text's words are: write them"
                          " again with --save-pairs")
@@ -70,32 +147,45 @@ def write_prolip(  # noqa: PLR0913
     new.load_state_dict({k: v for k, v in old.state_dict().items() if k not in old.added_names}, strict=False)
     new.visual.preprocess_cfg = old.visual.preprocess_cfg
     method.objective(new, config, Context(seed=seed)).close(new, pairs)
-    save_pretrained(new, folder, tokenizer=get_tokenizer(model, tokenizer=tokenizer))
+    save_pretrained(new, folder, tokenizer=tokenizer)
     head: Any = new.visual.head
     score: Any = method.score.of(new)
     novelties = fitted_novelty(new), fitted_novelty(new, "text")
     return Fitted(head, new.text.head, score, *novelties)  # type: ignore[arg-type]
 
 
-def write_openclip(  # noqa: PLR0913
-    model: str, pretrained: str | None, tokenizer: str | None, pairs: Pairs, config: LikelihoodConfig, folder: Path,
-    seed: int,
+def write_openclip(  # noqa: PLR0913, PLR0917
+    model: str, loaded: Loaded, tokenizer: str | None, pairs: Pairs, config: LikelihoodConfig, folder: Path, seed: int
 ) -> Fitted:
     """One of OpenCLIP's: its own configuration and weights, which OpenCLIP loads too, and the variances beside them.
 
+    All is written and loaded again in a folder within; then the files get their places, the configuration last.
     ValueError where what was written is read as another model.
     """
-    loaded = load_openclip(model, pretrained, tokenizer)
     network: Any = loaded.network.model
-    with torch.no_grad():
-        check_width(pairs, network.encode_text(loaded.tokenizer([""])).shape[1], model)
     vocabulary = max(m.num_embeddings for m in network.modules() if isinstance(m, nn.Embedding))
     known = vocabulary if pairs.text_ids is not None else 0
     fitted = fit_variances(pairs, config.bank, config.centres, known, config.novelty_centres, seed)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / FILE).unlink(missing_ok=True)
-    with replacing(folder / WEIGHTS) as temporary:
-        save_file(unshared(network.state_dict()), temporary, metadata={"format": "pt"})
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".unfinished.") as place:
+        write_network(model, network, Path(place))
+        wanted = model_fingerprint(*loaded._replace(network=PointModel(network)))  # of variances it may have had: none
+        del loaded, network  # a model takes gigabytes, and there is one more to come
+        again = load_openclip(f"local-dir:{place}", None, tokenizer)
+        if model_fingerprint(*again) != wanted:
+            raise ValueError(f"{model} would be read as another model: its configuration does not say all of it")
+        written: Any = again.network
+        FittedCLIP(written.model, *fitted).save(place)
+        (folder / CONFIG).unlink(missing_ok=True)  # without it the folder is no model while its files change
+        for name in sorted((file.name for file in Path(place).iterdir()), key=CONFIG.__eq__):
+            with replacing(folder / name) as temporary:
+                os.replace(Path(place) / name, temporary)
+    return fitted
+
+
+def write_network(model: str, network: Any, folder: Path) -> None:
+    """OpenCLIP's weights, configuration and tokenizer files of a model by this name."""
+    save_file(unshared(network.state_dict()), folder / WEIGHTS, metadata={"format": "pt"})
     if parse_model_name(model)[0]:
         settings = read_config(config_file(model))[0]
         for name in TOKENIZER:
@@ -105,17 +195,8 @@ def write_openclip(  # noqa: PLR0913
         settings = open_clip.get_model_config(model.replace("/", "-"))
         settings["quick_gelu"] = any(isinstance(m, QuickGELU) for m in network.modules())
     preprocess = {name: network.visual.preprocess_cfg[name] for name in KEPT}
-    with replacing(folder / CONFIG) as temporary:
-        text = json.dumps({"model_cfg": settings, "preprocess_cfg": preprocess}, indent=2)
-        temporary.write_text(text + "\n", encoding="utf-8")
-    wanted = model_fingerprint(*loaded._replace(network=PointModel(network)))  # of variances it may have had: none
-    del loaded, network  # a model takes gigabytes, and there is one more to come
-    again = load_openclip(f"local-dir:{folder}", None, tokenizer)
-    if model_fingerprint(*again) != wanted:
-        raise ValueError(f"{folder} is read as another model than {model}: its configuration does not say all of it")
-    written: Any = again.network
-    FittedCLIP(written.model, *fitted).save(folder)
-    return fitted
+    text = json.dumps({"model_cfg": settings, "preprocess_cfg": preprocess}, indent=2)
+    (folder / CONFIG).write_text(text + "\n", encoding="utf-8")
 
 
 def unshared(state: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -130,10 +211,3 @@ def unshared(state: dict[str, Tensor]) -> dict[str, Tensor]:
         taken.add(x.untyped_storage().data_ptr())
         found[name] = x
     return found
-
-
-def check_width(pairs: Pairs, width: int, name: str) -> None:
-    """ValueError where the pairs cannot be of a model whose means are `width` wide."""
-    if pairs.image.shape[1] != width:
-        own = pairs.image.shape[1]
-        raise ValueError(f"the pairs have {own} dimensions, {name} has {width}: embed them by this model")

@@ -33,6 +33,8 @@ class FittedCLIP(nn.Module):
         super().__init__()
         self.model, self.image, self.text, self.score = model, image, text, score
         self.novelty, self.text_novelty = novelty, text_novelty
+        image.rows.fill_(getattr(score, "texts", 0))
+        text.rows.fill_(getattr(score, "images", 0))
 
     def encode_image(self, image: Tensor, normalize: bool = True) -> Gaussian:
         """Pixels (B, 3, H, W) -> Gaussian (B, D); the means as the model gives them, float32."""

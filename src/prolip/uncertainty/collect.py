@@ -1,9 +1,9 @@
 """Pairs of embeddings from samples and their captions, on one rank or on many."""
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -14,7 +14,7 @@ from prolip.data.captioned import Captioned
 from prolip.scores import Side
 from prolip.uncertainty.hidden import Hidden, encode_hidden
 from prolip.uncertainty.novelty import SAMPLE
-from prolip.uncertainty.pairs import Pairs
+from prolip.uncertainty.pairs import LEAST, Pairs, check_enough
 
 Encode = Callable[[Tensor], Hidden]
 Tokenize = Callable[[list[str]], Tensor]
@@ -34,6 +34,15 @@ class Part(NamedTuple):
     weight: Tensor
     first: Tensor | None
     first_of: Tensor
+
+
+def enough(samples: Iterator[Captioned]) -> Iterator[Captioned]:
+    """The same samples. ValueError, before the first is used, where they have fewer than LEAST pairs in all."""
+    first: list[Captioned] = []
+    while sum(len(sample.chances) for sample in first) < LEAST and (more := next(samples, None)):
+        first.append(more)
+    check_enough(sum(len(sample.chances) for sample in first))
+    return chain(first, samples)
 
 
 def embed_images(samples: Iterable[Captioned], encode: Encode, batch_size: int = 128) -> Part:
@@ -99,9 +108,12 @@ def join(parts: Sequence[Part]) -> Part:
 
 
 def embed_texts(
-    part: Part, encode: Encode, tokenize: Tokenize, scale: float, batch_size: int = 512, empty: Tensor | None = None
-) -> Pairs:
-    """The texts of a part embedded: the whole pairs, with the texts' token ids. empty: the mean of the text ""."""
+    part: Part, encode: Encode, tokenize: Tokenize, scale: float, batch_size: int = 512, empty: Tensor | None = None,
+    model: str = "",
+) -> Pairs:  # fmt: skip
+    """The texts of a part embedded: the whole pairs, with the texts' token ids. empty: the mean of the text ""; model:
+    its fingerprint, as in `Pairs`.
+    """
     means, ids, firsts, some = [], [], [], chosen(part.texts)
     for start in range(0, len(part.texts), batch_size):
         ids.append(tokenize(part.texts[start : start + batch_size]))
@@ -116,7 +128,7 @@ def embed_texts(
         image=part.image, text=torch.cat(means), image_of=part.image_of, text_of=part.text_of, weight=part.weight,
         text_ids=torch.cat(ids).long(), image_first=part.first, text_first=torch.cat(firsts) if firsts else None,
         image_first_of=None if part.first is None else part.first_of, text_first_of=some if firsts else None,
-        scale=scale, empty=empty,
+        scale=scale, empty=empty, image_keys=part.keys, text_keys=part.texts, model=model,
     )  # fmt: skip
 
 

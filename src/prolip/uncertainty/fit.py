@@ -21,7 +21,7 @@ from prolip.gaussian import without_autocast
 from prolip.scores import Side, TrueMatchScore
 from prolip.uncertainty.heads import ROWS, AmbiguityHead, Parts, VarianceHead, in_blocks, token_features
 from prolip.uncertainty.novelty import FEWEST, AllAlike, Novelty, Widths, fit_novelty
-from prolip.uncertainty.pairs import Pairs
+from prolip.uncertainty.pairs import Pairs, check_enough
 
 #: Rows of the other side that a code length is taken over: all of them up to MOST, else a sample.
 MOST, SAMPLE = 8192, 4096
@@ -32,8 +32,9 @@ RIDGE, NOISE = 1.0, 0.8
 #: Width of the kernel over the median distance 1 - cosine from a text to its nearest.
 WIDTH = 0.1
 LEAST_LENGTH = 1e-2
-#: Images, and texts that match none of them, whose pairs give the probability to be true; steps to find it.
-MATCH_IMAGES, MATCH_OTHERS, MATCH_STEPS = 512, 2048, 30
+#: Images, and texts that match none of them, whose pairs give the probability to be true; steps to find it,
+#: and the gradient at which they end.
+MATCH_IMAGES, MATCH_OTHERS, MATCH_STEPS, MATCH_GRADIENT = 512, 2048, 100, 1e-12
 
 
 class CodeLengths(NamedTuple):
@@ -75,17 +76,30 @@ def fit_variances(  # noqa: PLR0913 (the sizes of what is fitted)
     novelty_centres: classes of images and of texts that novelty is far from, where the pairs have `image_first` and
     `text_first`; 0: no novelty.
     Seconds for thousands of pairs on a CPU, and less than a minute for 100,000. Equal arguments give equal bits.
+    ValueError for fewer than 30 pairs, and where anything that was fitted is not finite.
     """
-    dim = pairs.image.shape[1]
+    check_enough(len(pairs))
+    dim, counts = pairs.image.shape[1], (len(pairs.image), len(pairs.text))
     own = {"vocabulary": vocabulary} if vocabulary else {"bank": bank}
-    text = as_variance(fit_text(pairs, Parts(dim=dim, centres=centres, **own), seed), pairs.scale)
-    image = as_variance(fit_image(pairs, Parts(dim=dim, bank=bank), seed), pairs.scale)
+    text = as_variance(fit_text(pairs, Parts(dim=dim, centres=centres, **own), seed), pairs.scale, counts[0])
+    image = as_variance(fit_image(pairs, Parts(dim=dim, bank=bank), seed), pairs.scale, counts[1])
     trace = text.trace(pairs.text.float(), pairs.text_ids if vocabulary else None)
     match = fit_true_match(pairs, trace, seed)
-    counts = len(pairs.image), len(pairs.text)
     score = TrueMatchScore(match.trace_weight, 2 / pairs.scale, *counts, match.scale, match.bias)
     of_images, of_texts = (fit_novelty_of(pairs, side, novelty_centres, seed) for side in get_args(Side))
-    return Fitted(image, text, score, of_images, of_texts)
+    fitted = Fitted(image, text, score, of_images, of_texts)
+    check_fitted(fitted, {"trace of texts": trace, "trace of images": image.trace(pairs.image.float())})
+    return fitted
+
+
+def check_fitted(fitted: Fitted, traces: dict[str, Tensor]) -> None:
+    """ValueError naming what is not finite of the heads, novelties, score and traces."""
+    modules = {name: part for name, part in fitted._asdict().items() if isinstance(part, torch.nn.Module)}
+    numbers = {f"{part}.{name}": x for part, module in modules.items() for name, x in module.state_dict().items()}
+    score = {f"score.{name}": torch.tensor(x) for name, x in fitted.score.settings().items()}
+    if lost := [name for name, x in (numbers | score | traces).items() if not x.isfinite().all()]:
+        raise ValueError(f"the fit gave numbers that are not finite ({', '.join(lost[:3])}): give more pairs, or more"
+                         " different ones")  # fmt: skip
 
 
 def fit_novelty_of(pairs: Pairs, side: Side, centres: int, seed: int = 0) -> Novelty | None:
@@ -101,7 +115,7 @@ def fit_novelty_of(pairs: Pairs, side: Side, centres: int, seed: int = 0) -> Nov
     widths = Widths(mean=mean.shape[1], first=first.shape[1], centres=centres)
     try:
         return fit_novelty(mean, first, widths, classes, seed)
-    except AllAlike:
+    except (AllAlike, torch.linalg.LinAlgError):
         return None
 
 
@@ -147,11 +161,14 @@ def fit_image(pairs: Pairs, parts: Parts, seed: int = 0) -> AmbiguityHead:
     return fit_text(pairs.swapped, parts, seed)
 
 
-def as_variance(head: AmbiguityHead, scale: float) -> VarianceHead:
-    """A tower's head with this ambiguity; scale: a of the model, whose 2/a makes variances of nats."""
+def as_variance(head: AmbiguityHead, scale: float, rows: int = 0) -> VarianceHead:
+    """A tower's head with this ambiguity; scale: a of the model, whose 2/a makes variances of nats; rows: of the other
+    side.
+    """
     found = VarianceHead(head.parts)
     found.ambiguity.load_state_dict(head.state_dict())
     found.log_unit.fill_(math.log(2 / scale))
+    found.rows.fill_(rows)
     return found
 
 
@@ -297,7 +314,7 @@ def fit_true_match(pairs: Pairs, text_trace: Tensor, seed: int = 0) -> TrueMatch
     """Logistic regression of "is a pair" on cosine and trace of the text (M,), over some images with all of their texts
     and a sample of the others, each of which stands for as many as were left out.
 
-    Newton's method on three numbers.
+    Newton's method in a trust region, on three numbers in float64. Traces that are all alike get no weight.
     """
     images = _sample(torch.arange(len(pairs.image)), MATCH_IMAGES, seed)
     matched = torch.isin(pairs.image_of, images)
@@ -305,30 +322,23 @@ def fit_true_match(pairs: Pairs, text_trace: Tensor, seed: int = 0) -> TrueMatch
     rest = torch.arange(len(pairs.text))[~torch.isin(torch.arange(len(pairs.text)), own)]
     others = _sample(rest, MATCH_OTHERS, seed)
     texts = torch.cat([own, others])
-    stands_for = torch.ones(len(texts))  # a sampled text for those that were left out
+    stands_for = torch.ones(len(texts), dtype=torch.float64)  # a sampled text for those that were left out
     stands_for[len(own) :] = len(rest) / max(len(others), 1)
     with without_autocast(pairs.image.device):
         cosine = pairs.image[images].float() @ pairs.text[texts].float().T
-    trace = text_trace[texts].float().expand_as(cosine)
-    label = _labels(pairs, images, texts)
-    middle, width = (float(f(trace)) for f in (torch.mean, torch.std))
-    columns = cosine, (trace - middle) / max(width, 1e-9)
-    theta = torch.tensor([pairs.scale, 0.0, -pairs.scale], dtype=torch.float64)
-    loss, gradient, curvature = _logistic(columns, label, stands_for, theta)
-    for _ in range(MATCH_STEPS):
-        step = torch.linalg.solve(curvature + 1e-9 * torch.eye(3, dtype=theta.dtype), gradient)
-        while True:
-            found = _logistic(columns, label, stands_for, theta - step)
-            if found[0] <= loss or step.abs().max() < 1e-6:
-                break
-            step = step / 2
-        moved, theta = step.abs().max(), theta - step
-        loss, gradient, curvature = found
-        if moved < 1e-6:
-            break
-    scale, by_trace, bias = theta.tolist()
+    trace = text_trace[texts].double()
+    middle, width = float(trace.mean()), float(trace.std(correction=0))
+    width = width if width > 1e-6 * middle else math.inf
+    label = _labels(pairs, images, texts).double()
+    problem = cosine.double(), (trace - middle) / width, label, stands_for / (stands_for.sum() * len(images))
+    start = np.array([pairs.scale, 0.0, -pairs.scale])
+    found = minimize(
+        _loss, start, problem, "trust-exact", jac=True, hess=_curvature,
+        options={"gtol": MATCH_GRADIENT, "maxiter": MATCH_STEPS},
+    )  # fmt: skip
+    scale, by_trace, bias = map(float, found.x)
     scale = max(scale, 1e-3)  # cosines that say nothing of the pairs leave it at nothing
-    by_trace /= max(width, 1e-9)
+    by_trace /= width
     return TrueMatch(scale, by_trace / scale, bias - by_trace * middle)
 
 
@@ -351,24 +361,24 @@ def _labels(pairs: Pairs, images: Tensor, texts: Tensor) -> Tensor:
     return label
 
 
-def _logistic(
-    columns: tuple[Tensor, Tensor], label: Tensor, weight: Tensor, theta: Tensor
-) -> tuple[float, Tensor, Tensor]:
-    """Mean logistic loss of x = (columns, 1) at theta (3,) with a weight for each text, its gradient (3,) and Hessian
-    (3, 3) in float64.
+def _loss(
+    theta: np.ndarray, cosine: Tensor, trace: Tensor, label: Tensor, weight: Tensor
+) -> tuple[float, np.ndarray]:
+    """Logistic loss of a cosine + b trace + c at theta = (a, b, c), and its gradient: (N, M), (M,), labels (N, M) and a
+    weight for each text (M,), float64.
     """
     a, b, c = theta.tolist()
-    z = a * columns[0] + b * columns[1] + c
-    p = torch.sigmoid(z)
-    loss = weight * torch.nn.functional.softplus(z).sub_(label * z)
-    error, spread = weight * (p - label), weight * p * (1 - p)
-    x, total = (*columns, None), weight.double().sum().item() * len(z)  # the last is a column of ones
+    z = a * cosine + (b * trace + c)
+    error = (z.sigmoid() - label).mul_(weight)
+    loss, by_text = weight * (torch.nn.functional.softplus(z) - label * z), error.sum(0)
+    return loss.sum().item(), np.array([x.sum().item() for x in (error * cosine, by_text * trace, by_text)])
 
-    def mean(value: Tensor, *factors: Tensor | None) -> float:
-        for factor in factors:
-            value = value if factor is None else value * factor
-        return value.sum(dtype=torch.float64).item() / total
 
-    gradient = torch.tensor([mean(error, u) for u in x], dtype=torch.float64)
-    curvature = torch.tensor([[mean(spread, u, v) for u in x] for v in x], dtype=torch.float64)
-    return mean(loss), gradient, curvature
+def _curvature(theta: np.ndarray, cosine: Tensor, trace: Tensor, label: Tensor, weight: Tensor) -> np.ndarray:
+    """Hessian of `_loss`, (3, 3)."""
+    a, b, c = theta.tolist()
+    p = (a * cosine + (b * trace + c)).sigmoid()
+    spread = weight * p * (1 - p)
+    none, one, two = spread.sum(0), (spread * cosine).sum(0), (spread * cosine.square()).sum(0)
+    rows = ((two, one * trace, one), (one * trace, none * trace.square(), none * trace), (one, none * trace, none))
+    return np.array([[x.sum().item() for x in row] for row in rows])

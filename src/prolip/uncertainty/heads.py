@@ -24,6 +24,8 @@ COMMON = 0.5
 NOTHING = 1e-18
 #: Rows that a head sees at once: their kernel is (ROWS, C).
 ROWS = 1024
+#: Least log eta that a head gives, the bound of its calibration.
+LEAST = -20.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,23 +113,39 @@ class AmbiguityHead(nn.Module):
 
 
 class VarianceHead(nn.Module):
-    """The Gaussian of a mean whose trace is (2/a) eta, the same variance in every dimension: a tower's `head`."""
+    """The Gaussian of a mean whose trace is (2/a) eta, the same variance in every dimension: a tower's `head`.
+
+    eta is at most log of the rows of the other side: a text matches at most all images.
+    """
 
     log_unit: Tensor
+    rows: Tensor
 
     def __init__(self, parts: Parts):
         super().__init__()
         self.ambiguity = AmbiguityHead(parts)
         #: log(2/a), with the a that the head was fitted at.
         self.register_buffer("log_unit", torch.tensor(0.0))
+        #: Rows of the other side that the head was fitted against; a saved score keeps their number.
+        self.register_buffer("rows", torch.tensor(0.0), persistent=False)
+
+    def total(self) -> Tensor:
+        """Rows of the other side, (); 0: unknown, and eta has no bound."""
+        return self.rows
+
+    def log_trace(self, mean: Tensor, ids: Tensor | None = None) -> Tensor:
+        """log((2/a) eta), LEAST <= log eta <= log log of the rows: (B, D) -> (B,)."""
+        total = self.total().to(self.log_unit.dtype)
+        most = torch.where(total > 0, total, torch.inf).log().log()
+        return torch.minimum(self.ambiguity(mean, ids), most).clamp(min=LEAST) + self.log_unit
 
     def trace(self, mean: Tensor, ids: Tensor | None = None) -> Tensor:
         """(2/a) eta of unit means (B, D), some at a time -> (B,)."""
-        return in_blocks(lambda x, y: (self.ambiguity(x, y) + self.log_unit).exp(), mean, ids)
+        return in_blocks(lambda x, y: self.log_trace(x, y).exp(), mean, ids)
 
     def log_var(self, mean: Tensor, ids: Tensor | None = None) -> Tensor:
         """log of the variance of each dimension, (B, D) -> (B, D), without a gradient to the means."""
-        log_trace = self.ambiguity(mean, ids) + self.log_unit
+        log_trace = self.log_trace(mean, ids)
         return (log_trace - math.log(mean.shape[1])).unsqueeze(1).expand(-1, mean.shape[1])
 
     def forward(self, tokens: Tensor, z: Gaussian, ids: Tensor | None = None) -> Gaussian:

@@ -242,12 +242,15 @@ class Principal(NamedTuple):
 
 
 def principal(x: Tensor, rank: int) -> Principal:
-    """The `rank` main directions of features (N, D)."""
+    """The `rank` main directions of features (N, D). `AllAlike` for features that differ by no more than rounding."""
     middle = x.mean(0, dtype=torch.float32)
     whole = torch.zeros(x.shape[1], x.shape[1], dtype=torch.float64)
     for y in x.split(BLOCK):
         apart = upcast(y) - middle
         whole += apart.T @ apart
+    rounding = 8 * torch.finfo(torch.float32).eps * middle.norm()
+    if not whole.trace() > len(x) * rounding**2:
+        raise AllAlike("all inputs are the same: nothing is far from them")
     covariance = whole.div_(len(x)).float()
     del whole  # as large as all that follows
     variance, basis = torch.linalg.eigh(covariance)
@@ -261,12 +264,10 @@ def project(x: Tensor, main: Principal) -> Tensor:
 
 def fit_distance(x: Tensor, main: Principal, classes: Tensor, most: int) -> Distance:
     """The distance from features (N, D) with these main directions that fall into classes (N,), of which the `most`
-    largest are kept. `AllAlike` for features that do not differ.
+    largest are kept.
     """
     classes, kept = largest(classes, most)
     rank, shrink = main.basis.shape[1], SHRINK * main.variance.mean()
-    if not shrink > 0:
-        raise AllAlike("all inputs are the same: nothing is far from them")
     distance = Distance(x.shape[1], most, rank)
     z = project(x, main)
     means = class_means(z, classes, kept)

@@ -1,7 +1,7 @@
 """Matched pairs of embedded images and texts: what every uncertainty here is fitted to."""
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +9,13 @@ import torch
 from torch import Tensor
 
 from prolip.gaussian import kind_of
+
+#: Fewest pairs that variances are fitted to; of fewer than SOUND pairs, or LEAST images or texts, they are rough.
+LEAST, SOUND = 30, 300
+#: Weights of pairs, and the scale of a logit, that float32 sums and exponents take.
+WEIGHTS, SCALES = (1e-9, 1e9), (1e-3, 1e4)
+#: Rows that are checked at once; names in a message.
+BLOCK, NAMED = 4096, 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +28,9 @@ class Pairs:
     image_hidden, text_hidden: (N, W), (M, W'), what the last projections take; image_first, text_first: (F, 2 W),
     (F', 2 W'), what `Hidden` has of the first tokens of the rows image_first_of (F,), text_first_of (F',) int64, of all
     rows in their order without these; empty: (D,), the mean of the text "": where they were kept.
-    Raises TypeError and ValueError for what is no such thing.
+    image_keys, text_keys: names of the rows for messages, not saved; model: the fingerprint of the model's means, 16
+    bytes in hexadecimal, "" where it is unknown.
+    Raises TypeError and ValueError for what is no such thing, and for numbers that are not finite.
     """
 
     image: Tensor
@@ -38,12 +47,16 @@ class Pairs:
     image_first_of: Tensor | None = None
     text_first_of: Tensor | None = None
     empty: Tensor | None = None
+    image_keys: Sequence[str] | None = None
+    text_keys: Sequence[str] | None = None
+    model: str = ""
 
     def __post_init__(self) -> None:
         for side in ("image", "text"):
-            _check_side(side, getattr(self, side), getattr(self, f"{side}_of"))
+            keys = getattr(self, f"{side}_keys")
+            _check_side(side, getattr(self, side), getattr(self, f"{side}_of"), keys)
             for part in ("hidden", "first"):
-                self._check_part(side, f"{side}_{part}")
+                self._check_part(side, f"{side}_{part}", keys)
         if self.image.shape[1] != self.text.shape[1]:
             raise ValueError(
                 f"images have {self.image.shape[1]} dimensions and texts {self.text.shape[1]}: embed both by one model"
@@ -53,14 +66,28 @@ class Pairs:
                 f"{len(self.image_of)} rows of images and {len(self.text_of)} rows of texts make no pairs: give one of"
                 " each for every pair"
             )
-        if not 0 < self.scale < float("inf"):
-            raise ValueError(f"scale={self.scale} is no factor of a logit: give exp(logit_scale) of the model")
-        if self.weight is not None and (self.weight.shape != self.image_of.shape or not (self.weight > 0).all()):
-            raise ValueError(f"weight is {tuple(self.weight.shape)}, want numbers above 0 for {len(self)} pairs")
-        if self.text_ids is not None and (self.text_ids.ndim != 2 or len(self.text_ids) != len(self.text)):
-            raise ValueError(f"text_ids is {tuple(self.text_ids.shape)}, want (M, L) ids, M = {len(self.text)} texts")
+        if not SCALES[0] <= self.scale <= SCALES[1]:
+            raise ValueError(f"scale={self.scale} is no factor of a logit: give exp(logit_scale) of the model, from"
+                             f" {SCALES[0]:g} to {SCALES[1]:g}")  # fmt: skip
+        low, high = WEIGHTS
+        if (w := self.weight) is not None and (w.shape != self.image_of.shape or not ((low <= w) & (w <= high)).all()):
+            raise ValueError(f"weight is {tuple(w.shape)}, want numbers from {low:g} to {high:g} for {len(self)} pairs")
+        ids, want = self.text_ids, (len(self.text), torch.int64)
+        if ids is not None and (ids.ndim != 2 or (len(ids), ids.dtype) != want or not ids.shape[1]):
+            raise ValueError(f"text_ids is {ids.dtype} {tuple(ids.shape)}, want (M, L) int64 ids, M = {want[0]} texts")
+        if self.empty is not None:
+            _check_finite("empty", self.empty.unsqueeze(0))
 
-    def _check_part(self, side: str, name: str) -> None:
+    @property
+    def caution(self) -> str:
+        """Why variances fitted to these pairs are rough; nothing where they are many enough."""
+        images, texts = len(self.image_of.unique()), len(self.text_of.unique())
+        if len(self) >= SOUND and min(images, texts) >= LEAST:
+            return ""
+        return (f"{len(self):,} pairs of {images:,} images and {texts:,} texts are few: their variances are rough; give"
+                f" {SOUND} pairs or more, of {LEAST} images and texts or more")  # fmt: skip
+
+    def _check_part(self, side: str, name: str, keys: Sequence[str] | None) -> None:
         x, some, rows = getattr(self, name), getattr(self, f"{name}_of", None), len(getattr(self, side))
         of = f"each of the {rows} {side}s"
         if some is not None:
@@ -68,8 +95,11 @@ class Pairs:
                 raise ValueError(f"{name}_of is {some.dtype} {tuple(some.shape)}, want (F,) int64 below {rows}, rows of"
                                  f" the {side}s that {name} is of")  # fmt: skip
             of, rows = f"each of {len(some)} {side}s", len(some)
-        if x is not None and (x.ndim != 2 or len(x) != rows):
-            raise ValueError(f"{name} is {tuple(x.shape)}, want a row for {of}")
+        if x is None:
+            return
+        if x.ndim != 2 or len(x) != rows or not x.is_floating_point():
+            raise ValueError(f"{name} is {x.dtype} {tuple(x.shape)}, want a row for {of}, float")
+        _check_finite(name, x, keys if some is None or keys is None else [keys[row] for row in some])
 
     @classmethod
     def in_rows(cls, image: Tensor, text: Tensor, scale: float, **further: Any) -> Pairs:
@@ -106,23 +136,43 @@ class Pairs:
         )  # fmt: skip
 
     def tensors(self) -> dict[str, Tensor]:
-        """All of it by name, as safetensors takes it; `from_tensors` undoes it."""
-        named = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "scale"}
-        kept = {name: x.contiguous() for name, x in named.items() if x is not None}
+        """All of it but the keys by name, as safetensors takes it; `from_tensors` undoes it."""
+        named = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        kept = {name: x.contiguous() for name, x in named.items() if isinstance(x, Tensor)}
+        kept |= {"model": torch.tensor([*bytes.fromhex(self.model)], dtype=torch.uint8)} if self.model else {}
         return kept | {"scale": torch.tensor(self.scale, dtype=torch.float64)}
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Pairs:
         """What `tensors` gave. ValueError for names that are missing or unknown."""
-        wanted, known = {"image", "text", "image_of", "text_of", "scale"}, set(cls.__dataclass_fields__)
+        wanted = {"image", "text", "image_of", "text_of", "scale"}
+        known = set(cls.__dataclass_fields__) - {"image_keys", "text_keys"}
         if not wanted <= tensors.keys() <= known:
             raise ValueError(f"pairs have the tensors {', '.join(sorted(wanted))} and may have"
                              f" {', '.join(sorted(known - wanted))}; got {', '.join(sorted(tensors))}")
         given: dict[str, Any] = {**tensors, "scale": float(tensors["scale"])}
-        return cls(**given)
+        return cls(**given | {"model": bytes(tensors["model"].tolist()).hex() if "model" in tensors else ""})
 
 
-def _check_side(side: str, mean: Any, rows: Any) -> None:
+def check_enough(pairs: int) -> None:
+    """ValueError for fewer than LEAST pairs."""
+    if pairs < LEAST:
+        raise ValueError(f"{pairs} pairs of an image and a caption: variances are fitted to {LEAST} or more, give more"
+                         f" data ({SOUND} pairs for more than a rough fit)")  # fmt: skip
+
+
+def _check_finite(name: str, x: Tensor, keys: Sequence[str] | None = None) -> None:
+    """ValueError naming the rows (N, W) that are not finite, by their keys where there are any."""
+    lost = torch.cat([(~part.isfinite().all(1)).nonzero().squeeze(1) + BLOCK * i
+                      for i, part in enumerate(x.split(BLOCK))])  # fmt: skip
+    if len(lost):
+        named = ", ".join(f"row {row}" if keys is None else repr(keys[row]) for row in lost[:NAMED].tolist())
+        more = f" and {len(lost) - NAMED} more" if len(lost) > NAMED else ""
+        raise ValueError(f"{name} holds NaN or infinite values in {len(lost)} of {len(x)} rows ({named}{more}): leave"
+                         " these samples out, or take a model that has not diverged")  # fmt: skip
+
+
+def _check_side(side: str, mean: Any, rows: Any, keys: Sequence[str] | None) -> None:
     for name, x in ((side, mean), (f"{side}_of", rows)):
         if not isinstance(x, Tensor):
             raise TypeError(f"{name} is {kind_of(x)}, want a tensor")
@@ -134,7 +184,8 @@ def _check_side(side: str, mean: Any, rows: Any) -> None:
         raise ValueError("no pair: nothing can be fitted")
     if rows.amin() < 0 or rows.amax() >= len(mean):
         raise ValueError(f"{side}_of has rows from {rows.amin()} to {rows.amax()} and there are {len(mean)} {side}s")
-    lengths = mean[: 1 << 12].float().norm(dim=1)
+    _check_finite(side, mean, keys)
+    lengths = torch.cat([part.float().norm(dim=1) for part in mean.split(BLOCK)])
     if not torch.allclose(lengths, torch.ones_like(lengths), atol=1e-2):  # bfloat16 keeps a length to 4e-3
         raise ValueError(f"{side}s have lengths from {lengths.amin():.3g} to {lengths.amax():.3g}, want unit means:"
                          " torch.nn.functional.normalize(x, dim=-1)")

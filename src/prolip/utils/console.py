@@ -1,5 +1,7 @@
 """Standard output and error that may die without the process: a full disk, a reader that ends, a terminal that is gone.
 
+What is printed is cleaned: control characters are escaped, and addresses are without secrets.
+
 Nothing heavy is imported here, so that a program can guard its output before it loads torch.
 """
 from __future__ import annotations
@@ -9,10 +11,13 @@ import errno
 import functools
 import io
 import os
+import re
 import select
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn, ParamSpec
+
+from prolip.utils import secrecy
 
 P = ParamSpec("P")
 
@@ -22,6 +27,11 @@ EXIT_LOST = 74
 EXIT_INTERRUPTED = 130
 
 NAMES = {1: "stdout", 2: "stderr"}
+#: Characters that steer a terminal or reorder a line; in one value line ends and tabs do so, too.
+STEERING = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u2028-\u202e\u2066-\u2069]")
+STEERING_A_VALUE = re.compile(rf"{STEERING.pattern}|[\t\n\r]")
+#: How a progress bar goes to another line.
+MOVES = re.compile(r"(?:\x1b\[A|[\r\n])*")
 #: What each stream met when it first could not write, by its name.
 lost: dict[str, OSError] = {}
 
@@ -54,7 +64,53 @@ class Undying(io.FileIO):
 def say(text: str, number: int = 2) -> None:
     """A line straight to a standard stream, also from within a signal's handler; nowhere where that is dead."""
     with contextlib.suppress(OSError):
-        os.write(number, f"{text}\n".encode(errors="backslashreplace"))
+        os.write(number, f"{secrecy.scrub(text)}\n".encode(errors="backslashreplace"))
+
+
+def escaped(found: re.Match[str]) -> str:
+    """A character as Python and JSON write it."""
+    code = ord(found[0])
+    return {9: r"\t", 10: r"\n", 13: r"\r"}.get(code, f"\\x{code:02x}" if code < 128 else f"\\u{code:04x}")
+
+
+def plain(value: object) -> str:
+    """A name from data as one line: line ends, and what steers a terminal, are escaped."""
+    return STEERING_A_VALUE.sub(escaped, str(value))
+
+
+class Cleaned:
+    """A text stream whose text is cleaned. stream: takes the program's own control sequences."""
+
+    def __init__(self, stream: Any, queries: bool) -> None:
+        self.stream, self.queries = stream, queries
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+    def write(self, text: str) -> int:
+        """All of `text`, without what steers a terminal and without secrets."""
+        cleaned = text if MOVES.fullmatch(text) else STEERING.sub(escaped, secrecy.scrub(text, self.queries))
+        self.stream.write(cleaned)
+        return len(text)
+
+    def writelines(self, lines: Any) -> None:
+        """Each of the lines as `write` does it."""
+        for line in lines:
+            self.write(line)
+
+
+@contextlib.contextmanager
+def cleaning() -> Iterator[None]:
+    """Clean what is printed while the context lasts. Queries of addresses stay on stdout, where they may be data."""
+    streams = {name: getattr(sys, name) for name in NAMES.values()}
+    for name, stream in streams.items():
+        if stream is not None and not isinstance(stream, Cleaned):
+            setattr(sys, name, Cleaned(stream, queries=name == "stderr"))
+    try:
+        yield
+    finally:
+        for name, stream in streams.items():
+            setattr(sys, name, stream)
 
 
 def guard() -> None:
@@ -62,7 +118,9 @@ def guard() -> None:
 
     A stream that is closed from the start is opened to nowhere, or the next file that is opened would be in its place,
     and what others print be written into it. What cannot be encoded is escaped.
+    Secrets in the addresses of the command line are never printed.
     """
+    secrecy.hide([word.partition("=")[2] if word.startswith("--") and "=" in word else word for word in sys.argv[1:]])
     for number in (0, 1, 2):
         try:
             os.fstat(number)
@@ -76,10 +134,11 @@ def guard() -> None:
             if stream is not None:
                 stream.flush()
         buffer = io.BufferedWriter(Undying(number))
-        setattr(sys, name, io.TextIOWrapper(
+        text = io.TextIOWrapper(
             buffer, encoding=getattr(stream, "encoding", "utf-8"), errors="backslashreplace",
             line_buffering=number == 2 or os.isatty(number), write_through=getattr(stream, "write_through", False),
-        ))  # fmt: skip
+        )  # fmt: skip
+        setattr(sys, name, Cleaned(text, queries=number == 2))
 
 
 def ends_in_one_line(*mistakes: type[Exception]) -> Callable[[Callable[P, int]], Callable[P, int]]:
@@ -88,11 +147,12 @@ def ends_in_one_line(*mistakes: type[Exception]) -> Callable[[Callable[P, int]],
     def around(main: Callable[P, int]) -> Callable[P, int]:
         @functools.wraps(main)
         def run(*args: P.args, **kwargs: P.kwargs) -> int:
-            try:
-                return main(*args, **kwargs)
-            except mistakes as error:
-                print(f"error: {error.args[0] if isinstance(error, KeyError) else error}", file=sys.stderr)
-                return 2
+            with cleaning():
+                try:
+                    return main(*args, **kwargs)
+                except mistakes as error:
+                    print(f"error: {error.args[0] if isinstance(error, KeyError) else error}", file=sys.stderr)
+                    return 2
 
         return run
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from prolip.utils.documents import read_json
+from prolip.utils.secrecy import adopt, redacted
 from training.checkpoint.files import NAME, Saver, find_checkpoint, list_steps
 from training.checkpoint.run_folder import (
     Ledger,
@@ -23,8 +24,8 @@ from training.checkpoint.run_folder import (
 )
 from training.checkpoint.snapshot import restore
 from training.checkpoint.storage import Storage
-from training.config import Config, RunConfig
-from training.flags import FlagError
+from training.config import REDACTED, Config, RunConfig
+from training.flags import FlagError, flag_of
 from training.log import StepProfiler
 from training.parallel.distributed import World, share_object, wait_for_all
 from training.state import Run
@@ -78,7 +79,7 @@ def claim(settings: RunConfig, folder: Path, storage: Storage, held: contextlib.
     chosen = look_for(settings.resume, storage, folder) if settings.resume else (None, [])
     steps = list_steps(storage)
     goes_on = chosen[0] is not None and storage.holds(chosen[0])
-    begun_anew = settings.overwrite and own_place(folder).url == storage.url
+    begun_anew = settings.overwrite and own_place(folder, storage).url == storage.url
     if steps and not (goes_on or begun_anew):
         raise FlagError(
             f"{storage.url} holds the checkpoints of another run, up to step {steps[0]}: give another --checkpoint-dir "
@@ -99,7 +100,7 @@ def look_for(resume: str, storage: Storage, folder: Path) -> Choice:
         if resume in ("latest", "auto") and not list_steps(storage):
             # to begin anew must not write over a run of which there is much: one that keeps its checkpoints in another
             # place, or has ended
-            own = own_place(folder)
+            own = own_place(folder, storage)
             if own.url != storage.url and list_steps(own):
                 raise FlagError(
                     f"{storage.url} holds no checkpoint, and the run in {folder} keeps its own in {own.url}: "
@@ -117,12 +118,12 @@ def look_for(resume: str, storage: Storage, folder: Path) -> Choice:
                         "address, or the credentials of this environment") from None  # fmt: skip
 
 
-def own_place(folder: Path) -> Storage:
-    """Where the run that the folder holds keeps its checkpoints."""
+def own_place(folder: Path, storage: Storage) -> Storage:
+    """Where the run that the folder holds keeps its checkpoints: `storage` where the address looks the same."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         place = read_json(folder / "config.json")["run"]["checkpoint_dir"]
         if place:
-            return Storage(place)
+            return storage if place.rstrip("/") == redacted(storage.url) else Storage(place)
     return Storage(str(folder / "checkpoints"))
 
 
@@ -135,17 +136,37 @@ def go_on(run: Run, address: str, state: dict[str, Any]) -> None:
             f"{address} is at step {step} of {total}: the run has ended; "
             "give a larger --epochs or --max-steps to train longer"
         )
+    saved = same_addresses(run.config, state["config"])
     restore(run, state)
     say = run.kept.log.say
     say(f"going on from {address} at step {step}")
     if step == total:
         say("all steps are done: what is missing is the last evaluation and the model")
-    changed = list(changed_settings(state["config"], run.config.to_dict()))
+    changed = list(changed_settings(saved, run.config.to_dict()))
     if changed:
         say(f"note: other settings than the checkpoint's, from here on: {'; '.join(changed)}")
+    if state.get("memory") and any(change.startswith("objective.") for change in changed):
+        say("note: what the method keeps of the whole data is the checkpoint's, found with the checkpoint's settings")
     if state["total_steps"] != total and run.config.optim.lr_scheduler != "const":
         say(f"note: the checkpoint's run was to take {state['total_steps']} steps, this one takes {total}, and "
             f"the {run.config.optim.lr_scheduler} schedule is that of {total} from here on")  # fmt: skip
+
+
+def same_addresses(config: Config, saved: dict[str, Any]) -> dict[str, Any]:
+    """A checkpoint's config without secrets. FlagError where its data had some, and this run's data is not the same.
+
+    The run takes over the salt of the checkpoint's hashes.
+    """
+    hashes = saved.get(REDACTED, {})
+    for tagged in hashes.values():
+        adopt(tagged)
+    now = config.to_dict().get(REDACTED, {})
+    other = [flag_of(name.removeprefix("data.")) for name in hashes
+             if name.startswith("data.") and hashes[name] != now.get(name)]  # fmt: skip
+    if other and not config.run.renewed_addresses:
+        raise FlagError(f"{' and '.join(other)}: not the address of the checkpoint's run, its hash differs: give that "
+                        "one again; if only login, signature or command is new, add --renewed-addresses")  # fmt: skip
+    return redacted(saved)
 
 
 def is_finished(folder: Path) -> bool:
@@ -157,7 +178,7 @@ def changed_settings(saved: Mapping[str, Any], now: Mapping[str, Any], above: st
     """`section.setting: old -> new` of what both configs have and do not agree on."""
     for name in saved:
         path = above + name
-        if name not in now or path in PLACE:
+        if name not in now or path in (*PLACE, REDACTED):
             continue
         old, new = saved[name], now[name]
         if isinstance(old, dict) and isinstance(new, dict) and not above:

@@ -15,6 +15,7 @@ from typing import IO, Any
 
 from prolip.utils import console
 from prolip.utils.documents import loads, read_json
+from prolip.utils.secrecy import scrub
 from training.flags import FlagError
 
 LOCK = ".lock"
@@ -101,8 +102,9 @@ def write_status(folder: Path, state: str, **facts: Any) -> None:
     """status.json, for the scripts that submit runs: running, stopped (on request, can go on), finished or failed.
 
     A run that was killed leaves `running` behind, until the next try: see `note_killed`. Streams of output that died,
-    of which nobody may have read, stand there too.
+    of which nobody may have read, stand there too. Addresses are without secrets.
     """
+    facts = {name: scrub(fact) if isinstance(fact, str) else fact for name, fact in facts.items()}
     if console.lost:
         facts["lost_output"] = {name: str(error) for name, error in console.lost.items()}
     write_json(folder / "status.json", {"state": state, **facts, "time": time.strftime("%Y-%m-%dT%H:%M:%S%z")})

@@ -1,9 +1,11 @@
 """What a checkpoint holds: all that a run needs to go on as if it had never stopped."""
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from prolip.data.loader import join_states
+from prolip.random import VERSIONS
 from training.config import Config
 from training.flags import FlagError
 from training.optim import EpochAverage
@@ -39,6 +41,7 @@ def save(run: Run) -> None:
                 **dict.fromkeys(AVERAGES),
                 **weights,
                 "memory": dict(trained.objective.memory),
+                "draws": trained.objective.context.draws.version,
                 "swa_steps": averaged_steps(trained, at.step),
                 "scaler": trained.scaler.state_dict(),
                 "random": [state["random"] for state in states],
@@ -52,6 +55,7 @@ def restore(run: Run, state: dict[str, Any]) -> None:
     """Put the run where a checkpoint stands; raises ValueError when the two cannot be the same run."""
     trained, world = run.trained, run.world
     check_same_run(run.config, trained, run.fed.global_batch, state)
+    keep_draws(run, state.get("draws", 1))
     run.fed.loader.load_state_dict(state["data"])
     load_module(trained.objective, state["objective"])
     load_optimizer(trained.optimizer, fit_optimizer(state["optimizer"], trained.optimizer.param_groups))
@@ -61,7 +65,9 @@ def restore(run: Run, state: dict[str, Any]) -> None:
     for name in trained.averaged(state["step"]):
         load_module(trained.averages[name].module, state[name])
     run.at = Position(step=state["step"], epoch=state["epoch"], batch_in_epoch=state["batch_in_epoch"],
-                      seconds=state.get("seconds", 0.0))  # fmt: skip
+                      seconds=state.get("seconds", 0.0),
+                      closed=state.get("closed", state["step"] == state["total_steps"]))  # fmt: skip
+    run.at.closed &= run.at.step == run.total_steps  # more steps, more to fit
     run.kept.clock.restart(run.at.step)
     run.health.meter.bad_steps = state.get("bad_steps", 0)
     trained.gate.bad_steps = trained.gate.bad_steps + run.health.meter.bad_steps
@@ -70,6 +76,17 @@ def restore(run: Run, state: dict[str, Any]) -> None:
         write_random_state(saved_by[world.rank], world.device)
     else:
         run.kept.log.say(f"note: saved by {len(saved_by)} ranks, so dropout draws other random numbers from here on")
+
+
+def keep_draws(run: Run, version: Any) -> None:
+    """Draw the random numbers of the checkpoint's version, whatever --draws says, and save that with the config."""
+    if version not in VERSIONS:
+        raise FlagError(f"the checkpoint's random numbers are of version {version}, this code draws versions "
+                        f"{shown(list(VERSIONS))}: resume with the code that wrote it")  # fmt: skip
+    run.trained.objective.context.draws.version = version
+    if version != run.config.run.draws:
+        run.kept.log.say(f"note: random numbers stay at the checkpoint's version {version}")
+        run.config = dataclasses.replace(run.config, run=dataclasses.replace(run.config.run, draws=version))
 
 
 def check_same_run(config: Config, trained: Trained, global_batch: int, state: dict[str, Any]) -> None:
@@ -84,6 +101,12 @@ def check_same_run(config: Config, trained: Trained, global_batch: int, state: d
         raise FlagError(
             f"the checkpoint was trained at a global batch of {state['global_batch']}, this run has "
             f"{global_batch}: give --global-batch-size {state['global_batch']}"
+        )
+    bad, allowed = state.get("bad_steps", 0), config.run.max_nonfinite
+    if bad > allowed:
+        raise FlagError(
+            f"the checkpoint's run had {bad} steps that were not finite, this run allows {allowed}, so no step would "
+            f"change its parameters: give --max-nonfinite {bad} or more"
         )
     check_averages(trained, state)
     sizes = [{name: tuple(value.shape) for name, value in part.items()}

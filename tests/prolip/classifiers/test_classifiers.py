@@ -1,4 +1,6 @@
 """Zero- and few-shot classifiers: the model's own figures, scikit-learn's habits, and refusal."""
+import copy
+import dataclasses
 import io
 import pickle
 
@@ -236,3 +238,136 @@ def test_a_threshold_of_pictures_is_not_used_for_gaussians(small, drawings):
     z = Gaussian(*(torch.from_numpy(x) for x in np.split(found.embed(drawings[0][:4])[:, :-2], 2, 1)))
     with pytest.raises(ValueError, match="both"):
         found.predict(z, risk=0.5)
+
+
+def test_a_new_fit_forgets_the_calibration_of_risk(eyes):
+    """Also with other classes, and also where it fails."""
+    z, labels = points(300, 0)
+    texts = {0: "0", 1: "1", 2: "2"}
+    few = FewShotClassifier(eyes, classes=texts)
+    for found in (ZeroShotClassifier(eyes, texts).fit(), few.fit(z, labels)):
+        found.calibrate_risk(z, labels)
+        assert not found.refuse(z, 0.5).all()
+        found.fit(z, labels)
+        with pytest.raises(ValueError, match="calibrate_risk"):
+            found.predict(z, risk=0.5)
+        assert not [name for name in vars(found) if name.startswith("risk_")]
+    found = ZeroShotClassifier(eyes, texts).fit().calibrate_risk(z, labels)
+    with pytest.raises(ValueError, match="calibrate_risk"):
+        found.set_params(classes=["0", "1"]).fit().predict(z, risk=0.5)
+    few.fit(z, labels).calibrate_risk(z, labels)
+    with pytest.raises(ValueError, match="one class"):
+        few.fit(z, np.zeros(len(labels)))
+    with pytest.raises(NotFittedError):
+        few.predict(z, risk=0.5)
+
+
+def test_thresholds_are_of_the_confidence_that_refuses(small, drawings):
+    """With a novelty, too: the probability of the answer alone is another number."""
+    found = ZeroShotClassifier(small, NAMES).fit().calibrate_risk(*drawings[:2])
+    np.testing.assert_allclose(found.risk_confidence_, found.confidence(drawings[0]), rtol=1e-6)
+    assert (found.risk_confidence_ < found.predict_proba(drawings[0]).max(1) - 1e-6).any()
+    assert found.risk_by_ == ("mean", "first")
+
+
+def test_a_pickle_is_refused_by_another_model_of_its_name(drawings, tmp_path):
+    """A folder that was trained into again, and an embedder that is put in the place of another."""
+    torch.manual_seed(1)
+    model = prolip.create_model("ProLIP-ViT-test")
+    folder = save_pretrained(model, tmp_path / "model")
+    rows = (zero := ZeroShotClassifier(f"local-dir:{folder}", NAMES).fit()).embed(drawings[0])
+    few = FewShotClassifier(f"local-dir:{folder}").fit(rows, drawings[1])
+    kept = [pickle.dumps(found) for found in (zero, few)]
+    np.testing.assert_array_equal(pickle.loads(kept[0]).predict(rows), zero.predict(rows))
+    with torch.no_grad():
+        model.logit_scale += 0.5
+        model.visual.conv1.weight += 0.01
+    save_pretrained(model, folder)
+    for found in map(pickle.loads, kept):
+        for use in (found.predict, found.confidence, lambda x: found.calibrate_risk(x, drawings[1])):  # noqa: B023
+            with pytest.raises(ValueError, match=r"is not the model of fit.* fingerprint .* logit_scale .* fit again"):
+                use(rows)
+        assert len(found.fit(rows, drawings[1]).predict(rows)) == len(rows)
+    with pytest.raises(ValueError, match="is not the model of fit"):
+        zero.set_params(model=load_embedder("ProLIP-ViT-test", "random")).predict(rows)
+    with pytest.raises(ValueError, match="fit had no model"):
+        FewShotClassifier().fit(rows, drawings[1]).set_params(model=zero.model).predict(rows)
+
+
+def test_the_score_of_fit_counts_until_the_next_fit(small, drawings):
+    found = ZeroShotClassifier(small, NAMES).fit()
+    rows = found.embed(drawings[0][:5])
+    log_p = found.predict_log_proba(rows)
+    np.testing.assert_array_equal(found.set_params(similarity="kl").predict_log_proba(rows), log_p)
+    assert np.abs(found.fit().predict_log_proba(rows) - log_p).max() > 1
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(found)).predict_proba(rows), found.predict_proba(rows))
+
+
+def test_a_classifier_with_an_embedder_is_pickled_with_its_weights(small, drawings, tmp_path):
+    for embedder in (small, load_embedder(*openclip_model(tmp_path), stored=False)):
+        found = ZeroShotClassifier(embedder, NAMES).fit()
+        again = pickle.loads(pickle.dumps(found))
+        assert again.model is not embedder
+        np.testing.assert_array_equal(again.predict_proba(drawings[0][:3]), found.predict_proba(drawings[0][:3]))
+        assert copy.deepcopy(found).model is embedder
+
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(("mean", "log_var", "error", "words"), [
+    (torch.full((2, 8), NAN), torch.zeros(2, 8), ValueError, "2 of 2 rows, first in row 0"),
+    (torch.eye(2, 8), torch.tensor([[0.0] * 8, [NAN] + [0.0] * 7]), ValueError, "1 of 2 rows, first in row 1"),
+    (torch.eye(2, 8), torch.full((2, 8), INF), ValueError, "2 of 2 rows"),
+    (torch.eye(2, 8) * -INF, torch.zeros(2, 8), ValueError, "2 of 2 rows"),
+    (torch.eye(2, 8), torch.zeros(3, 8), ValueError, "differ"),
+    (torch.eye(2, 8), torch.zeros(2, 5), ValueError, "differ"),
+    (torch.zeros(1, 2, 8), torch.zeros(1, 2, 8), ValueError, r"expected \(N, D\)"),
+    (torch.zeros(8), torch.zeros(8), ValueError, r"expected \(N, D\)"),
+    (torch.zeros(2, 8).long(), torch.zeros(2, 8).long(), TypeError, "float tensor"),
+    ([0], [0], TypeError, "want a tensor"),
+])
+def test_gaussians_that_are_none_get_no_answer(eyes, mean, log_var, error, words):
+    found = ZeroShotClassifier(eyes, {0: "0", 1: "1", 2: "2"}).fit()
+    few = FewShotClassifier(eyes, classes=found.classes)
+    z = Gaussian(mean, log_var)
+    for use in (found.predict, found.confidence, lambda x: found.fit(x, [0, 1]), lambda x: few.fit(x, [0, 1]),
+                lambda x: found.calibrate_risk(x, [0, 1])):  # fmt: skip
+        with pytest.raises(error, match=words):
+            use(z)
+        found.fit()
+
+
+def test_a_diverged_model_gives_no_answer(small, drawings):
+    def diverged(batch):
+        return Gaussian(*torch.full((2, len(batch), 192), NAN))
+
+    broken = dataclasses.replace(small, encode_image=diverged, novelty=None)
+    with pytest.raises(ValueError, match="embeddings of X has NaN or infinite numbers in 3 of 3 rows"):
+        ZeroShotClassifier(broken, NAMES).fit().predict(drawings[0][:3])
+    with pytest.raises(ValueError, match="embeddings of the classes has NaN"):
+        ZeroShotClassifier(dataclasses.replace(small, encode_text=diverged), NAMES).fit()
+
+
+def test_labels_of_another_type_do_not_calibrate(eyes):
+    z, labels = points(40, 0)
+    found = ZeroShotClassifier(eyes, {0: "0", 1: "1", 2: "2"}).fit()
+    for bad in (labels.astype(str), [None] * 40, np.where(labels == 1, NAN, labels), [*labels[:39].tolist(), "1"]):
+        with pytest.raises(ValueError, match="give labels of their type"):
+            found.calibrate_risk(z, np.array(bad, dtype=object))
+    named = ZeroShotClassifier(eyes, ["0", "1", "2"]).fit()
+    with pytest.raises(ValueError, match="give labels of their type"):
+        named.calibrate_risk(z, labels)
+    with pytest.raises(ValueError, match="40 images and 39 labels"):
+        named.calibrate_risk(z, ["no class"] * 39)
+    assert found.calibrate_risk(z, labels.astype(float)).risk_wrong_.tolist() == (found.predict(z) != labels).tolist()
+
+
+def test_odd_classes_templates_and_similarities_are_taken_or_refused_in_words(small):
+    for labels in ({("a", 1): "a", ("b", 2): "b"}, {0: "a", "1": "b"}, {NAN: "a", 1.0: "b"}, {None: "a", "b": "b"}):
+        with pytest.raises(ValueError, match="all texts or all numbers"):
+            ZeroShotClassifier(small, labels).fit()
+    with pytest.raises(TypeError, match="similarity is a int.*give the name"):
+        ZeroShotClassifier(small, NAMES, similarity=5).fit()
+    called, listed = (ZeroShotClassifier(small, NAMES, t).fit() for t in (lambda c: f"one {c}", ["one {}"]))
+    assert torch.equal(called.texts_.mean, listed.texts_.mean)

@@ -257,6 +257,9 @@ def test_the_page_shows_reasons_and_pictures_and_escapes_captions(scored, tmp_pa
     (["select", "--keep", "0", "--by", "cosine"], "above 0 to 1"),
     (["select", "--duplicates", "2"], "--duplicates 2.0"),
     (["write", "--shards-out", "{out}/new"], "run `python -m prolip.curate select` first"),
+    (["write", "--shards-out", "{out}/new", "--shard-samples", "0"], "--shard-samples 0: give 1 or more"),
+    (["write", "--shards-out", "{out}/new", "--workers", "-1"], "--workers -1: give 0 or more"),
+    (["report", "--examples", "-1"], "--examples -1: give 0 or more"),
     (["report"], "run `python -m prolip.curate select` first"),
 ])  # fmt: skip
 def test_mistakes_end_in_one_line(scored, tmp_path, capsys, words, said):
@@ -272,7 +275,8 @@ def test_scores_of_another_model_are_not_mixed(scored, shards, tmp_path, capsys,
     save_pretrained(prolip.create_model("ProLIP-ViT-test"), tmp_path / "other")
     assert main(score_words(shards, f"local-dir:{tmp_path}/other", tmp_path / "a")) == 2
     assert "was made with model" in capsys.readouterr().err
-    assert main(score_words(shards, model, tmp_path / "b", "--part", "2/2")) == 2
-    assert "give I/N with I from 0 to N - 1" in capsys.readouterr().err
+    for part in ("--part=2/2", "--part=-1/2"):
+        assert main(score_words(shards, model, tmp_path / "b", part)) == 2
+        assert "give I/N with I from 0 to N - 1" in capsys.readouterr().err
     assert main(["select", "--out", str(tmp_path / "b")]) == 2
     assert "run `python -m prolip.curate score` first" in capsys.readouterr().err

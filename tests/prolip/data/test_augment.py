@@ -13,10 +13,12 @@ from prolip.data.augment.affine import (
     DeviceAugment,
     affine_matrices,
     recolour,
+    rectangles,
     squares,
     warp,
 )
 from prolip.data.augment.colour import ColourConfig, ColourJitter
+from prolip.random import Draws
 
 MEAN, STD = (0.48, 0.45, 0.40), (0.26, 0.26, 0.27)
 
@@ -93,12 +95,12 @@ def test_greyscale_and_jitter_hit_their_share_of_the_images():
 
 def test_two_ranks_make_the_images_of_one_process(images):
     config = AugmentConfig(rotate=20, zoom=(0.7, 1.1), shift=0.1, hue=0.1, saturation=0.5, greyscale_prob=0.3)
-    whole = DeviceAugment(config, MEAN, STD, seed=5)(images, step=7)
+    whole = DeviceAugment(config, MEAN, STD, draws=Draws(seed=5))(images, step=7)
     for rank in range(2):
-        part = DeviceAugment(config, MEAN, STD, seed=5, rank=rank, world_size=2)(images[rank::2], step=7)
+        part = DeviceAugment(config, MEAN, STD, draws=Draws(seed=5, rank=rank, world_size=2))(images[rank::2], step=7)
         torch.testing.assert_close(part, whole[rank::2], rtol=0, atol=1e-6)
-    assert not torch.allclose(whole, DeviceAugment(config, MEAN, STD, seed=5)(images, step=8))
-    assert not torch.allclose(whole, DeviceAugment(config, MEAN, STD, seed=6)(images, step=7))
+    assert not torch.allclose(whole, DeviceAugment(config, MEAN, STD, draws=Draws(seed=5))(images, step=8))
+    assert not torch.allclose(whole, DeviceAugment(config, MEAN, STD, draws=Draws(seed=6))(images, step=7))
 
 
 def test_float_images_are_refused(images):
@@ -107,7 +109,7 @@ def test_float_images_are_refused(images):
 
 
 def cut(kind, images, cutout, step=0, **settings):
-    transform = kind(AugmentConfig() if kind is DeviceAugment else ColourConfig(), MEAN, STD, **settings)
+    transform = kind(AugmentConfig() if kind is DeviceAugment else ColourConfig(), MEAN, STD, draws=Draws(**settings))
     transform.cutout = cutout
     return transform(images, step)
 
@@ -150,9 +152,38 @@ def test_two_ranks_cut_what_one_process_cuts(images, kind):
     assert not torch.allclose(whole, cut(kind, images, Cutout(0.5, 0.7), step=6, seed=2))
 
 
+def test_rectangles_have_the_areas_and_ratios_of_random_erasing_and_lie_anywhere_inside():
+    rows, size, (low, high) = 4000, (90, 90), (0.02, 1 / 3)
+    noise = torch.rand(rows, 5, generator=torch.Generator().manual_seed(0))
+    found = rectangles(noise, 0.2, size)[:, 0]
+    on = found.any((1, 2))
+    assert on.equal(noise[:, 0] < 0.2)
+    found = found[on]
+    height, width = (found.any(axis).sum(1).double() for axis in (2, 1))
+    assert found.sum((1, 2)).equal((height * width).long())  # rectangles, none of them cut off
+    area = height * width / 90**2
+    clipped = (height == 89) | (width == 89)
+    assert clipped.float().mean() < 0.02 and low - 0.005 < area.min() and area.max() < high + 0.015
+    assert abs(area.mean() - (low + high) / 2) < 5 * (high - low) / math.sqrt(12 * len(area))
+    ratio = (height / width).log()[~clipped]
+    assert ratio.abs().max() < math.log(1 / 0.3) + 0.1 and abs(ratio.mean()) < 5 * ratio.std() / math.sqrt(len(ratio))
+    somewhere = found.any(0)
+    assert somewhere[5:-5, 5:-5].all() and all(edge.any() for edge in (*somewhere[[0, -1]], *somewhere.T[[0, -1]]))
+
+
+@pytest.mark.parametrize("kind", [DeviceAugment, ColourJitter])
+def test_erasing_adds_to_cutout_and_does_not_depend_on_ranks(images, kind):
+    whole = cut(kind, images, Cutout(0.3, 1.0, 0.9), step=5, seed=2)
+    alone = [cut(kind, images, cutout, step=5, seed=2).eq(0).all(1) for cutout in (Cutout(0.3), Cutout(0, 1.0, 0.9))]
+    assert whole.eq(0).all(1).equal(alone[0] | alone[1]) and not alone[0].equal(alone[1])
+    for rank in range(2):
+        part = cut(kind, images[rank::2], Cutout(0.3, 1.0, 0.9), step=5, seed=2, rank=rank, world_size=2)
+        torch.testing.assert_close(part, whole[rank::2], rtol=0, atol=1e-6)
+
+
 @pytest.mark.parametrize("wrong", [
     {"cutout": 1.5}, {"text_mask": 0.5, "text_delete": 0.6}, {"zoom": (0.0, 1.0)}, {"zoom": (1.2, 1.0)}, {"hue": 0.7},
-    {"greyscale_prob": 2.0},
+    {"greyscale_prob": 2.0}, {"erase_prob": -0.1},
 ])  # fmt: skip
 def test_impossible_values_are_refused(wrong):
     with pytest.raises(ValueError, match="give"):

@@ -22,6 +22,7 @@ from prolip.data.augment.colour import (
     recolour,
     turn_hue,
 )
+from prolip.random import Draws
 
 MEAN, STD = (0.48, 0.45, 0.40), (0.26, 0.26, 0.27)
 PAPER = ColourConfig(jitter=(0.32, 0.32, 0.32, 0.08), jitter_prob=0.8, greyscale_prob=0.2)
@@ -163,7 +164,7 @@ def test_default_config_only_normalises():
 
 def test_the_module_normalises_what_the_plan_of_its_step_makes():
     images = pictures(16)
-    augment = ColourJitter(PAPER, MEAN, STD, seed=5)
+    augment = ColourJitter(PAPER, MEAN, STD, draws=Draws(seed=5))
     out = augment(images, step=7)
     before = images.clone()
     plan = draw_plan(augment.noise(images, DRAWS, 7, "cpu"), PAPER)
@@ -171,15 +172,16 @@ def test_the_module_normalises_what_the_plan_of_its_step_makes():
     assert torch.equal(images, before)
     assert torch.equal(out, augment(images, step=7))
     assert not torch.allclose(out, augment(images, step=8))
-    assert not torch.allclose(out, ColourJitter(PAPER, MEAN, STD, seed=6)(images, step=7))
+    assert not torch.allclose(out, ColourJitter(PAPER, MEAN, STD, draws=Draws(seed=6))(images, step=7))
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_ranks_make_the_images_of_one_process(ranks):
     images = pictures(12)
-    whole = ColourJitter(PAPER, MEAN, STD, seed=5)(images, step=7)
+    whole = ColourJitter(PAPER, MEAN, STD, draws=Draws(seed=5))(images, step=7)
     for rank in range(ranks):
-        part = ColourJitter(PAPER, MEAN, STD, seed=5, rank=rank, world_size=ranks)(images[rank::ranks], step=7)
+        draws = Draws(seed=5, rank=rank, world_size=ranks)
+        part = ColourJitter(PAPER, MEAN, STD, draws=draws)(images[rank::ranks], step=7)
         torch.testing.assert_close(part, whole[rank::ranks], rtol=0, atol=1e-5)
 
 
@@ -192,8 +194,8 @@ def test_no_value_of_an_image_is_read_by_the_host():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 def test_cuda_makes_the_same_images_and_the_host_never_waits():
     images = pictures(64)
-    want = ColourJitter(PAPER, MEAN, STD, seed=5)(images, step=7)
-    augment = ColourJitter(PAPER, MEAN, STD, seed=5).cuda()
+    want = ColourJitter(PAPER, MEAN, STD, draws=Draws(seed=5))(images, step=7)
+    augment = ColourJitter(PAPER, MEAN, STD, draws=Draws(seed=5)).cuda()
     there = images.cuda()
     augment(there, step=0)  # makes the constants
     torch.cuda.set_sync_debug_mode("error")

@@ -67,6 +67,17 @@ def test_rows_go_to_streams_in_turn():
     assert keys(source, 5, 0, 2) == whole[::2] and keys(source, 5, 1, 2) == whole[1::2]
 
 
+@pytest.mark.parametrize("streams", [1, 2])
+def test_passes_over_rows_within_an_epoch_have_orders_of_their_own(streams):
+    source = RowSource(50, lambda row: {"__key__": row})
+    of_streams = [read(source, 150 // streams, stream, streams) for stream in range(streams)]
+    passes = [[key for rows in of_streams for key, occurrence in rows if occurrence == turn] for turn in range(3)]
+    assert all(sorted(one) == list(range(50)) for one in passes)
+    assert len({tuple(one) for one in passes}) == 3
+    first = [[key for key, turn in of_streams[0] if turn == wanted] for wanted in (0, 1)]
+    assert streams == 1 or set(first[0]) != set(first[1])  # a row changes streams, too
+
+
 def test_rows_that_cannot_be_read_are_counted_and_passed_over():
     def read_row(row):
         if row == 3:

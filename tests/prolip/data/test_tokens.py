@@ -6,6 +6,7 @@ import torch
 
 from prolip.data.augment.tokens import TokenAugment, words_of
 from prolip.models.tokenizer import get_tokenizer
+from prolip.random import Draws
 
 PAD, START, END, MASK = 0, 1, 2, 99
 SHARES = (0.1, 0.02, 0.08)
@@ -14,7 +15,7 @@ SHARES = (0.1, 0.02, 0.08)
 def build(shares=SHARES, pad=PAD, end=END, **settings):
     words = torch.ones(100, dtype=torch.bool)
     words[[pad, START, end, MASK]] = False
-    return TokenAugment(shares, words, mask_id=MASK, pad_id=pad, **settings)
+    return TokenAugment(shares, words, mask_id=MASK, pad_id=pad, draws=Draws(**settings))
 
 
 def texts(rows, length, pad=PAD, end=END, seed=0):

@@ -6,11 +6,14 @@ import pytest
 import torch
 from sklearn.metrics import average_precision_score, recall_score
 
+from prolip.evaluation.kinds.retrieval import statistics_of
 from prolip.evaluation.metrics.bootstrap import (
+    Clusters,
     Statistic,
     auroc_of,
     average_precision_of,
     class_mean_of,
+    clustered,
     combine,
     drawn_as,
     harmonic_mean_of,
@@ -19,6 +22,7 @@ from prolip.evaluation.metrics.bootstrap import (
     paired,
     risk_area_of,
 )
+from prolip.evaluation.metrics.ranking import Ranking
 from prolip.evaluation.metrics.selective import auroc, risk_coverage
 
 RNG = np.random.default_rng(3)
@@ -125,3 +129,85 @@ def test_a_harmonic_mean_of_two_test_sets_is_that_of_every_draw():
     assert (got == 0).any() and (got > 0.7).any()
     none = mean_of([0.0], "images")
     assert harmonic_mean_of(none, none).estimate({"images": np.ones((1, 1))}) == 0
+
+
+def captioned(seed, images, captions=5, spread=1.5):
+    """Statistics of a simulated set: an image and its captions share a difficulty, which moves their log odds."""
+    rng = np.random.default_rng(seed)
+    odds = 1 / (1 + np.exp(-spread * rng.normal(size=images)))
+    owners = np.repeat(np.arange(images), captions)
+    hits = rng.random(images) < odds, rng.random(len(owners)) < odds[owners]
+    first = (torch.from_numpy(np.where(hit, 1, 20)) for hit in hits)
+    i2t, t2i = (Ranking(x, torch.ones_like(x), 1.0 / x, 1.0 / x) for x in first)
+    clusters = {"texts": Clusters("images", owners, images)}
+    names = ("i2t/R@1", "t2i/R@1", "mean_recall@1")
+    return {name: clustered(statistics_of(i2t, t2i)[name], clusters) for name in names}
+
+
+def coverage(sets, images, draws):
+    """How often the interval of each metric holds its true value: 1/2 by symmetry."""
+    held = {}
+    for seed in range(sets):
+        for name, found in intervals(captioned(seed, images), draws, seed=seed).items():
+            held[name] = held.get(name, 0) + (found.low <= 0.5 <= found.high)
+    return {name: count / sets for name, count in held.items()}
+
+
+def test_intervals_of_clustered_captions_hold_the_truth_as_often_as_they_say():
+    held = coverage(sets=250, images=80, draws=200)
+    assert all(0.92 <= share <= 0.98 for share in held.values()), held  # captions drawn one by one: 0.82, t2i
+
+
+@pytest.mark.slow
+def test_a_thousand_clustered_sets_are_covered_by_93_to_97_percent():
+    held = coverage(sets=1000, images=250, draws=1000)
+    assert all(0.93 <= share <= 0.97 for share in held.values()), held
+
+
+def test_captions_are_drawn_as_often_as_their_image_in_every_direction():
+    rng = np.random.default_rng(0)
+    values = rng.normal(size=300)
+    owners = np.repeat(np.arange(300), 4)
+    texts = clustered(mean_of(values[owners], "texts"), {"texts": Clusters("images", owners, 300)})
+    images = mean_of(values, "images")
+    found = intervals({"images": images, "texts": texts, "change": combine([(1, images), (-1, texts)])})
+    np.testing.assert_allclose(found["texts"], found["images"])
+    np.testing.assert_allclose(found["change"], 0, atol=1e-12)
+    for statistic in (auroc_of(values, values > 0.3, "texts"), risk_area_of(values, values > 0.3, "texts")):
+        drawn = clustered(statistic, {"texts": Clusters("images", np.arange(300), 300), "other": None})
+        assert drawn.sizes == {"texts": 300, "images": 300}
+
+
+def test_two_independent_sets_of_queries_do_not_share_their_draws():
+    """Mean and difference of two sets of 400 have the standard error of theory, 1 / sqrt(2 N) and sqrt(2 / N)."""
+    rng = np.random.default_rng(5)
+    x = rng.permutation(np.repeat([-1.0, 1.0], 200))
+    y = x + 0  # the very values, so that shared draws would double the variance of the mean and leave no difference
+    for parts, error in (((0.5, 0.5), (1 / 800) ** 0.5), ((1.0, -1.0), (2 / 400) ** 0.5)):
+        for second in (mean_of(y, "texts"), drawn_as("novel", mean_of(y, "images"))):
+            both = combine(list(zip(parts, (mean_of(x, "images"), second))))
+            found = intervals({"both": both}, draws=4000)["both"]
+            assert found.high - found.low == pytest.approx(2 * 1.96 * error, rel=0.06)
+
+
+def test_differences_are_refused_between_other_clusters_and_taken_on_the_clusters_draws():
+    values, owners = RNG.normal(size=60), np.repeat(np.arange(20), 3)
+    first = {"m": clustered(mean_of(values, "texts"), {"texts": Clusters("images", owners, 20)})}
+    second = {"m": clustered(mean_of(values + values[owners * 3], "texts"), {"texts": Clusters("images", owners, 20)})}
+    change = paired(first, second)["m"]
+    alone = intervals({"m": mean_of(values[::3], "images")})["m"]
+    np.testing.assert_allclose(change, alone)
+    shuffled = {"m": clustered(mean_of(values, "texts"), {"texts": Clusters("images", owners[::-1], 20)})}
+    for other in (shuffled, {"m": mean_of(values, "texts")}):
+        with pytest.raises(ValueError, match="clusters"):
+            paired(first, other)
+
+
+def test_clusters_keep_their_names_apart_where_sets_are_drawn_apart():
+    owners = np.repeat(np.arange(4), 2)
+    part = clustered(mean_of(np.arange(8.0), "texts"), {"texts": Clusters("images", owners, 4)})
+    apart = drawn_as("novel", part)
+    assert apart.sizes == {"novel/texts": 8, "novel/images": 4}
+    assert intervals({"m": apart})["m"].value == 3.5
+    h = harmonic_mean_of(drawn_as("base", part), apart)
+    assert intervals({"h": h})["h"].value == 3.5

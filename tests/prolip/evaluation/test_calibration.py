@@ -18,7 +18,7 @@ def test_the_worked_example_of_three_predictions():
     np.testing.assert_allclose(got.frequency, [0.5, 1.0])
     assert got.metrics("m") == pytest.approx({
         "m/ece": (2 * 0.2 + 0.1) / 3, "m/max_error": 0.2, "m/mean_probability": 0.5, "m/base_rate": 2 / 3,
-        "m/brier": (0.04 + 0.36 + 0.01) / 3,
+        "m/probability_over_base_rate": 0.75, "m/brier": (0.04 + 0.36 + 0.01) / 3,
     })  # fmt: skip
 
 
@@ -87,8 +87,18 @@ def test_figures_are_named_by_their_prefix():
     got = calibration.reliability([0.5, 0.5], [0, 1]).metrics("calibration/match")
     assert got == {
         "calibration/match/ece": 0, "calibration/match/max_error": 0, "calibration/match/mean_probability": 0.5,
-        "calibration/match/base_rate": 0.5, "calibration/match/brier": 0.25,
+        "calibration/match/base_rate": 0.5, "calibration/match/probability_over_base_rate": 1,
+        "calibration/match/brier": 0.25,
     }  # fmt: skip
+
+
+def test_a_model_that_denies_every_match_is_told_by_the_ratio_to_the_base_rate():
+    outcome = np.arange(10_000) % 5000 == 0
+    got = calibration.reliability(np.full(10_000, 1e-7), outcome, calibration.LOG_ODDS).metrics("m")
+    assert got["m/ece"] == pytest.approx(0.0002, rel=1e-3)  # which looks perfect
+    assert got["m/base_rate"] == 0.0002 and got["m/probability_over_base_rate"] == pytest.approx(0.0005)
+    none = calibration.reliability([0.5], [0]).metrics("m")
+    assert np.isnan(none["m/probability_over_base_rate"]) and none["m/base_rate"] == 0
 
 
 @pytest.mark.parametrize(

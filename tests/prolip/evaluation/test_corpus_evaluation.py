@@ -4,6 +4,7 @@ import json
 import math
 import re
 import tarfile
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,8 +15,10 @@ from PIL import Image
 from torch import nn
 
 from prolip.evaluation import corpus as command
+from prolip.evaluation.metrics.calibration import LOG_ODDS, reliability
 from prolip.evaluation.metrics.traces import by_decile
 from prolip.evaluation.suites import emoji as corpus_evaluation
+from prolip.evaluation.suites.emoji import refusal
 from prolip.gaussian import Gaussian
 
 GROUPS = {"nature": ("mammal", "bird"), "food": ("fruit",)}
@@ -149,6 +152,60 @@ def test_deciles_of_keywords_are_of_their_average_precision(known):
     deciles = corpus_evaluation.recall_by_trace(found)["keywords_t2i"]
     want = by_decile(found.text.trace[rows].numpy(), ranking.ap_at_r[rows].numpy())
     np.testing.assert_array_equal(deciles.value, want.value)
+
+
+def test_one_concept_is_refused_and_one_drawing_among_names_is_not(full):
+    """NumPy took the first place of a single query for a number."""
+    knowing = as_embedder(Knowing(full), tokenize, preprocess)
+    with pytest.raises(ValueError, match="'n2' is the only concept"):
+        corpus_evaluation.evaluate_corpus(knowing, full, select="name=n2")
+    one = replace(full, drawings=full.drawings[:1])
+    found = corpus_evaluation.evaluate_corpus(knowing, one)
+    assert found.metrics["names/i2t/R@1"] == 1 and found.metrics["names/t2i/queries"] == 1
+    assert found.metrics["refusal/names_t2i/image/aurc"] == 0
+    found.add_intervals(20)
+    two = corpus_evaluation.evaluate_corpus(knowing, full, select="name=n2|n5")
+    assert two.metrics["names/t2i/R@1"] == 1 and two.metrics["names/t2i/queries"] == 2
+
+
+def test_match_probabilities_of_both_galleries_are_checked(known):
+    assert not refusal.calibration(scattered(known, "csd"))  # no scale, no probability
+    found = scattered(known, "csd")
+    found.info["score"] = {"name": "csd", "scale": 6.0, "bias": -4.0}
+    got = refusal.calibration(found)
+    scores = 1 / (1 + torch.exp(4 - 6 * similarity_scores(found.image, found.text, "csd")))
+    true = torch.from_numpy(found.text_relation).T
+    every = reliability(scores.flatten(), true.flatten(), LOG_ODDS).metrics("calibration/captions/match")
+    assert {key: got[key] for key in every} == pytest.approx(every, rel=1e-4)
+    first = reliability(scores.amax(0), true.gather(0, scores.argmax(0, keepdim=True))[0])
+    assert got["calibration/captions/match_t2i/ece"] == pytest.approx(first.ece, rel=1e-4)
+    assert got["calibration/names/match/base_rate"] == pytest.approx(1 / 12)
+    found.metrics |= got
+    line = next(line for line in corpus_evaluation.result.calibration_lines(found.metrics) if line.startswith("names"))
+    assert f"{got['calibration/names/match/probability_over_base_rate']:.4f}" in line
+
+
+def test_a_concept_is_drawn_with_its_drawings_and_texts(known):
+    assert all(set(s.clusters) == set(s.sizes) - {"concepts"} for s in known.statistics.values())
+    names = known.statistics["names/t2i/R@1"].clusters["names"]
+    images = known.statistics["names/i2t/R@1"].clusters["images"]
+    assert names.size == images.size == 9 and names.name == images.name == "concepts"
+    owners = [known.corpus.drawings[i].concept for i in np.unique(images.of, return_index=True)[1]]
+    for text in np.flatnonzero(known.names_ranking[1].answerable):
+        assert owners[names.of[text]] == text  # a concept's row is that of its name
+    captions = known.statistics["captions/t2i/R@1"].clusters["captions"]
+    for text in np.flatnonzero(known.captions_ranking[1].answerable):
+        assert known.table.text_relation[text, owners[captions.of[text]]]
+
+
+def test_differences_are_refused_between_other_texts(known):
+    concepts = known.corpus.concepts
+    other = replace(known.corpus, concepts=(replace(concepts[0], name="other"), *concepts[1:]))
+    with pytest.raises(ValueError, match="not of the same texts"):
+        known.add_intervals(10, replace(known, corpus=other))
+    moved = tuple(replace(d, concept=(d.concept + 1) % 12) for d in known.corpus.drawings)
+    with pytest.raises(ValueError, match="not of the same drawings"):
+        known.add_intervals(10, replace(known, corpus=replace(known.corpus, drawings=moved)))
 
 
 def test_the_gallery_follows_select_unless_all_names_are_asked_for(shards):

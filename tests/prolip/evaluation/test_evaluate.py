@@ -28,7 +28,13 @@ from prolip.evaluation.datasets.tables import open_caption_table, open_winogavil
 from prolip.evaluation.datasets.wds import open_wds
 from prolip.evaluation.kinds import KINDS
 from prolip.evaluation.suites.emoji import evaluate_corpus as evaluate_corpus
-from prolip.evaluation.table import format_table
+from prolip.evaluation.table import (
+    compare_results,
+    format_intervals,
+    format_table,
+    format_uncertainty,
+    harmonic_means,
+)
 from prolip.evaluation.task import TaskResult, compute_features, evaluate_dataset
 from prolip.gaussian import Gaussian
 from prolip.measures import kl
@@ -209,7 +215,6 @@ def test_fewer_images_than_ranks_asked_for_are_no_trouble(tmp_path, ours):
     got = evaluate_dataset(open_wds(mini.wds_retrieval(tmp_path, images=2, captions=4)), ours)
     absent = ["i2t/R@10", "t2i/R@5", "t2i/R@10", "rsum"]
     assert got.info["too_small_for"] == absent and not set(absent) & got.metrics.keys() and "i2t/R@5" in got.metrics
-    got.info["task"] = ""
     assert format_table([got]).endswith(f"  ! too small for {', '.join(absent)}")
 
 
@@ -260,3 +265,39 @@ def test_a_result_is_json(ours, sets):
     assert values["key"] == "pairs" and values["main_metric"] == "mean_recall@1" and values["metrics"] == result.metrics
     assert values["info"]["model"]["fingerprint"] == ours.fingerprint
     assert TaskResult("a", {"x": float("nan")}, "x").to_dict()["metrics"] == {"x": None}
+
+
+def test_results_from_python_make_every_table(ours, sets):
+    features = [compute_features(open_wds(folder), ours) for folder in sets.values()]
+    results = [evaluate_dataset(f.dataset, f, similarity, draws=20) for f in features for similarity in ("csd", "mean")]
+    compare_results(results, 20)
+    for table in (format_table(results), format_uncertainty(results), format_intervals(results)):
+        assert all(result.key in table for result in results) or "refused" in table
+    assert harmonic_means(results) == ""
+    assert format_intervals([evaluate_dataset(features[0].dataset, features[0])])  # without draws: no columns
+
+
+@pytest.mark.parametrize("relevance", [None, frozenset([("s0000000", 35), ("s0000007", 0)])])
+def test_intervals_draw_an_image_with_its_own_captions_whatever_else_matches(ours, sets, relevance):
+    features = compute_features(open_wds(sets["pairs"]), ours)
+    features = replace(features, dataset=replace(features.dataset, relevance=relevance))
+    found = evaluate_dataset(features.dataset, features, draws=50)
+    hit = found.statistics["t2i/R@5"]
+    weights = np.random.default_rng(0).multinomial(12, np.full(12, 1 / 12), 30).astype(float)
+    for name in ("t2i/R@1", "t2i/mAP@R", "mean_recall@1", "rsum", *(["own/t2i/R@1"] if relevance else [])):
+        statistic = found.statistics[name]
+        assert statistic.clusters["texts"].name == "images" and statistic.sizes["images"] == 12
+        np.testing.assert_array_equal(statistic.clusters["texts"].of, features.owners)
+    own = {"images": weights, "texts": weights[:, hit.clusters["texts"].of]}
+    again = [evaluate_rows(features, np.repeat(np.arange(12), row.astype(int))) for row in weights]
+    np.testing.assert_allclose(hit.estimate(own), again)
+
+
+def evaluate_rows(features, rows):
+    """t2i/R@5 over the captions of these images, repeats included."""
+    relevant = torch.arange(12)[:, None] == features.owners
+    for image, text in features.dataset.relevance or ():
+        relevant[features.keys.index(image), text] = True
+    order = similarity_scores(features.image, features.text).T.argsort(dim=1, descending=True, stable=True)
+    hit = relevant.T.gather(1, order)[:, :5].any(1)
+    return float(torch.cat([hit[features.owners == row] for row in rows]).double().mean())

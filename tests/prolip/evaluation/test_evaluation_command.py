@@ -10,6 +10,7 @@ import torch
 from embedding import similarity_scores
 
 from prolip.evaluation import __main__ as evaluation
+from prolip.evaluation import corpus
 from prolip.evaluation.__main__ import main
 from prolip.evaluation.feature_store import FeatureStore
 from prolip.evaluation.features import load_features
@@ -64,7 +65,12 @@ def test_uncertainty_of_every_kind_of_task_in_a_table_and_as_plots(tmp_path, mod
             key = f"refusal/{place.replace(' by ', '/')}"
             assert f"{result.metrics[key + '/aurc']:.4f}" in line.split()
         assert list((tmp_path / "plots").glob(f"{result.key}-*-csd/risk_coverage*.png"))
-    assert "birds  csd  R-AUROC" in table and "ECE of matches" in table
+    assert "birds  csd  R-AUROC" in table
+    for result, key in zip(results, ("match_top1", "match_t2i", "match_top1", "match_top1")):
+        line = next(x for x in table.splitlines() if x.startswith(f"{result.key}  csd") and "base rate" in x)
+        top, ratio = (result.metrics[f"calibration/{x}"] for x in (f"{key}/ece", "match/probability_over_base_rate"))
+        assert "ECE of matches" in line and f"top-1 ECE{' t2i' * (key != 'match_top1')} {top:.4f}" in line
+        assert f"probability / base rate {ratio:.4f}" in line
     classes, _, many, _ = (result.metrics for result in results)
     assert classes["refusal/score/error"] == pytest.approx(1 - classes["acc1"])
     assert 0 <= many["refusal/image/aurc_oracle"] <= many["refusal/image/aurc"] <= 1
@@ -96,6 +102,14 @@ def test_plausible_matches_of_coco_by_its_categories(tmp_path, model, sets, caps
     assert "i2t/PMRP" in capsys.readouterr().out
     instances.write_text(json.dumps({"categories": [], "images": [], "annotations": []}))
     assert "i2t/PMRP" not in main(["--features", str(tmp_path / "kept"), "--instances", str(instances)])[0].metrics
+
+
+def test_intervals_take_a_thousand_draws_unless_a_number_is_given():
+    words = ["--features", "x"]
+    for parse in (evaluation.parse, lambda words: corpus.parse([*words[2:], "--model", "m", "--data", "d"])):
+        assert parse(words).intervals == 0
+        assert parse([*words, "--intervals"]).intervals == 1000
+        assert parse([*words, "--intervals", "7"]).intervals == 7
 
 
 def test_flags_given_twice_add_up(model, sets):

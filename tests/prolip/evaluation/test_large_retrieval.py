@@ -214,3 +214,27 @@ def test_wrong_inputs_are_refused_by_name(in_blocks):
     in_blocks(40)
     with pytest.raises(ValueError, match="query 20 and item 2 is NaN"):
         large.rank_sparse(scores.__getitem__, relevance)
+
+
+@pytest.mark.parametrize("count", [1, 3, 7, 40, 60])
+def test_the_largest_are_the_first_of_equal_ones(count):
+    scores = torch.randint(5, (30, 40), generator=torch.Generator().manual_seed(4)).float()
+    scores[0] = 0.0
+    scores[1, 3] = torch.inf
+    want = scores.argsort(dim=1, descending=True, stable=True)[:, :count]
+    assert torch.equal(large.largest(scores, count), want)
+    distinct = torch.rand(30, 40, generator=torch.Generator().manual_seed(5))
+    assert torch.equal(large.largest(distinct, count), distinct.topk(min(count, 40), dim=1).indices)
+
+
+def test_a_shortlist_takes_the_first_of_equal_items():
+    """40 alike by the cheap score, all of them better by the other one when it looks."""
+    coarse = torch.zeros(3, 40)
+    short = large.Shortlist(3, lambda rows, columns: coarse[rows][:, columns], lambda i, j: (1 + j).double())
+    scores = large.PairScores(3, 40, short.coarse, short)
+    for rows in (slice(0, 3), slice(1, 2)):
+        ranked = scores.image_rows(rows).argsort(dim=1, descending=True, stable=True)
+        assert ranked[:, :5].tolist() == [[2, 1, 0, 3, 4]] * len(ranked)
+    coarse[1, 7] = torch.nan
+    with pytest.raises(ValueError, match="query 1 .* is NaN"):
+        list(scores.blocks())

@@ -147,6 +147,18 @@ def test_the_best_prompts_of_a_class_are_chosen_by_the_images_that_are_not_score
         study_features(features)
 
 
+@pytest.mark.parametrize("word", ["all", "certain:2", "best", "bprw", "bprw:2"])
+def test_every_prompt_is_embedded_once(data, ours, word):
+    given = []
+
+    def tokenize(texts):
+        given.extend(texts)
+        return ours.tokenizer(texts)
+
+    compute_features(open_wds(data), replace(ours, tokenizer=tokenize), prompts=PromptRule.parse(word))
+    assert len(given) == len(set(given)) == len(mini.CLASSES) * len(TEMPLATES)
+
+
 def test_no_image_has_a_part_in_the_choice_that_it_is_scored_by(features):
     labels, score = features.labels, find_score("csd")()
 

@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 
 from prolip.evaluation.__main__ import main
+from prolip.evaluation.datasets.base import WHOLE, Sample
 from prolip.evaluation.datasets.wds import open_wds
 from prolip.evaluation.kinds import best_prompts
 from prolip.evaluation.task import compute_features, evaluate_dataset, study_features
@@ -19,8 +20,8 @@ from prolip.evaluation.zero_shot import PromptRule
 from prolip.gaussian import Gaussian, mixture
 from prolip.prompts.__main__ import main as prompts_main
 from prolip.prompts.bprw import Reweighing, reweigh
-from prolip.prompts.fitting import fit_prompts
-from prolip.prompts.weights import PromptWeights
+from prolip.prompts.fitting import check_pool, fit_prompts
+from prolip.prompts.weights import PromptWeights, UnfitPrompts
 
 TEMPLATES = ("{c}", "a photo of a {c}.", "this is the {c} of a friend of mine", "{c} {c}")
 
@@ -157,6 +158,44 @@ def test_what_may_not_be_scored_or_fits_nothing_is_refused(data, folder, kept, t
     assert "--workers -1" in refused(*fit, str(tmp_path / "w.json"), "--workers", "-1", command=prompts_main)
     with pytest.raises(ValueError, match="gives points"):
         fit_prompts(open_wds(data[0]), theirs, Reweighing())
+
+
+def test_the_same_images_by_another_reader_are_refused(data, folder, kept, ours, tmp_path, capsys):
+    """All images of the pool with other keys, one of them among new images, and the same in other shards."""
+    pool, again = open_wds(data[0]), tmp_path / "folders"
+    for sample in pool.samples():
+        place = again / mini.CLASSES[sample.label]
+        place.mkdir(parents=True, exist_ok=True)
+        (place / f"{sample.key}.png").write_bytes(sample.image)
+    files = [Sample(path.name, path.read_bytes()) for path in sorted(again.rglob("*.png"))]
+    copied = replace(open_wds(data[0]), samples=lambda share=WHOLE: iter(files), fingerprint="other")
+    with pytest.raises(ValueError, match="the very images that are scored, 35 of 35 images .s0000"):
+        check_pool(pool, copied)
+    with pytest.raises(UnfitPrompts, match="were fitted to 35 of 35 images"):
+        compute_features(copied, ours, prompts=PromptWeights.load(kept))
+    some = [Sample("new", b"1"), Sample("old", files[4].image), Sample("x", b"2")]
+    few = replace(copied, samples=lambda share=WHOLE: iter(some))
+    with pytest.raises(ValueError, match=r"the very images that are scored, 1 of 3 images \(old\)"):
+        check_pool(pool, few)
+    check_pool(pool, replace(copied, samples=lambda share=WHOLE: iter([Sample("s0000000", b"1")])))  # a key is no image
+    shards = mini.wds_classification(tmp_path / "wds_again", templates=TEMPLATES, images=35, seed=3, shards=3)
+    assert open_wds(shards).fingerprint != pool.fingerprint
+    words = ["--model", folder, "--dataset", f"wds:{shards}", "--prompts"]
+    assert "were fitted to 35 of 35 images" in refusal(capsys, main, *words, str(kept))
+    own = ["bprw", "--prompts-fit", f"wds:{data[0]}"]
+    assert "the very images that are scored, 35 of 35" in refusal(capsys, main, *words, *own)
+    before = replace(PromptWeights.load(kept), contents=frozenset())  # a file from before contents were kept
+    assert compute_features(copied, ours, prompts=before).text is not None
+
+
+def test_templates_that_hold_no_prompt_are_refused(data, folder, tmp_path, capsys):
+    lines = tmp_path / "prompts.txt"
+    fit = ["fit", "--model", folder, "--dataset", f"wds:{data[0]}", "--out", str(tmp_path / "w.json"), "--templates"]
+    given = {"": "holds no prompt", "\n\n": "holds no prompt", "{c}\n\n{c}\n": "is blank", "a\n": "'a' has no {c}"}
+    for text, words in given.items():
+        lines.write_text(text)
+        assert words in refusal(capsys, prompts_main, *fit, str(lines))
+    assert not (tmp_path / "w.json").exists()
 
 
 def test_prompts_of_a_file_take_the_place_of_the_data_sets_own(data, folder, ours, tmp_path):

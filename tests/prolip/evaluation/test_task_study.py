@@ -8,10 +8,14 @@ import pytest
 import torch
 from sklearn.metrics import average_precision_score
 
+from prolip.evaluation.__main__ import with_uncertainty
 from prolip.evaluation.datasets.base import Association, Dataset
 from prolip.evaluation.features import Features
+from prolip.evaluation.kinds import classification, retrieval
+from prolip.evaluation.metrics.calibration import reliability
 from prolip.evaluation.metrics.selective import recall_auroc
 from prolip.evaluation.model import ModelCard
+from prolip.evaluation.table import format_uncertainty
 from prolip.evaluation.task import evaluate_dataset, study_features
 from prolip.gaussian import Gaussian
 from prolip.measures import pairwise_csd_similarity
@@ -50,6 +54,7 @@ def test_of_sets_of_labels_the_error_is_what_each_images_precision_lacks():
     np.testing.assert_allclose(uncertainties["score"], -scores.max(1)[kept], atol=1e-5)
     np.testing.assert_allclose(uncertainties["image"], features.image.trace.numpy()[kept], atol=1e-6)
     assert_calibrated(study_features(features), scores, labels.numpy())
+    assert_top1(study_features(features), scores.max(1), labels.numpy()[np.arange(N), scores.argmax(1)] > 0)
     assert not study_features(features, "mean").reliability  # scale and bias belong to csd
 
 
@@ -60,6 +65,15 @@ def assert_calibrated(study, scores: np.ndarray, true: np.ndarray) -> None:
     assert found["calibration/match/brier"] == pytest.approx(np.mean((probability - true) ** 2), rel=1e-5)
     assert found["calibration/match/mean_probability"] == pytest.approx(probability.mean(), rel=1e-5)
     assert found["calibration/match/base_rate"] == pytest.approx(true.mean()) and found["calibration/match/ece"] > 0
+    ratio = probability.mean() / true.mean()
+    assert found["calibration/match/probability_over_base_rate"] == pytest.approx(ratio, rel=1e-5)
+
+
+def assert_top1(study, best: list[float], right: list[bool]) -> None:
+    """`calibration/match_top1`, from the best score of each query and whether it matches."""
+    wanted = reliability(1 / (1 + np.exp(3 - 10 * np.array(best))), np.array(right)).metrics("calibration/match_top1")
+    got = study.metrics()
+    assert {key: got[key] for key in wanted} == pytest.approx(wanted, rel=1e-4)
 
 
 def test_of_cues_every_candidate_has_a_match_probability():
@@ -71,6 +85,8 @@ def test_of_cues_every_candidate_has_a_match_probability():
     scores = scores_of(features)
     asked = np.concatenate([scores[:3, 0], scores[3:5, 1]])
     assert_calibrated(study_features(features), asked, np.array([0, 1, 0, 1, 0]))
+    first = scores[:3, 0].argmax(), scores[3:5, 1].argmax()
+    assert_top1(study_features(features), [asked[:3].max(), asked[3:].max()], [first[0] == 1, first[1] == 0])
 
 
 def test_of_classes_it_is_the_wrong_class():
@@ -82,7 +98,8 @@ def test_of_classes_it_is_the_wrong_class():
     np.testing.assert_array_equal(error, chosen != labels.numpy())
     pair = features.image.trace + features.text.trace[torch.from_numpy(chosen)]
     np.testing.assert_allclose(uncertainties["pair"], pair.numpy(), rtol=1e-6)
-    assert {"calibration/match", "calibration/confidence"} == set(study.reliability)
+    assert {"calibration/match", "calibration/match_top1", "calibration/confidence"} == set(study.reliability)
+    assert_top1(study, scores_of(features).max(1), chosen == labels.numpy())
     assert error.mean() == pytest.approx(1 - evaluate_dataset(features.dataset, features).value)
 
 
@@ -106,6 +123,25 @@ def test_of_captioned_images_with_classes_r_auroc_is_that_of_the_images():
     assert found["refusal/R-AUROC"] == recall_auroc(features.image, labels, features.image.trace)["R-AUROC"] != 0.5
     points = dataclasses.replace(features.model, probabilistic=False)
     assert not study_features(dataclasses.replace(features, labels=labels, model=points)).extra
+
+
+def test_a_result_says_that_it_has_too_many_images_for_r_auroc(monkeypatch):
+    labels = torch.arange(N) % C
+    features = features_of("classification", labels)
+    pairs = features_of("retrieval", captions=("x",) * (2 * N), owners=torch.arange(N).repeat_interleave(2))
+    both = features, dataclasses.replace(pairs, labels=labels)
+    assert not any(study_features(one).too_large_for for one in both)
+    for module in (classification, retrieval):
+        monkeypatch.setattr(module, "NEIGHBOURS", N - 1)
+    for one in both:
+        study, result = study_features(one), evaluate_dataset(one.dataset, one)
+        assert study.too_large_for == ("refusal/R-AUROC", "refusal/1-NN")
+        assert "refusal/R-AUROC" not in study.metrics()
+        result = with_uncertainty(result, one, None, set())
+        assert result.info["too_large_for"] == ["refusal/R-AUROC", "refusal/1-NN"]
+        assert "R-AUROC left out: too many images" in format_uncertainty([result])
+    points = features_of("classification", labels, probabilistic=False)
+    assert not study_features(points).too_large_for  # they have none at any size
 
 
 def test_a_deterministic_model_is_refused_by_its_scores_alone():

@@ -1,5 +1,6 @@
 """The uncertainty figures on Gaussians whose answers are known."""
 import math
+from itertools import permutations
 
 import numpy as np
 import pytest
@@ -101,7 +102,24 @@ def test_deciles_are_equal_groups_of_rising_trace():
 
 def test_fewer_queries_than_deciles_and_equal_traces_are_harmless():
     got = traces.by_decile(np.array([1.0, 1.0, 1.0]), np.array([0.0, 1.0, 0.0]))
-    assert got.value.tolist() == [0, 1, 0] and math.isnan(got.spearman_bins)
+    assert got.value.tolist() == [1 / 3] * 3 and math.isnan(got.spearman_bins)
+
+
+def test_equal_traces_are_the_expectation_over_their_orders():
+    """Ties in all orders, against the same groups of every order; constant traces give one value, to the last bit."""
+    trace, value = np.array([1.0, 1, 2, 2, 2, 2, 3]), np.array([0.0, 1, 0.3, 0.9, 0, 1, 0.5])
+    orders = [np.array([*a, *(2 + np.array(b)), 6]) for a in permutations(range(2)) for b in permutations(range(4))]
+    want = np.mean([[value[group].mean() for group in np.array_split(order, 3)] for order in orders], axis=0)
+    got = traces.by_decile(trace, value, 3)
+    np.testing.assert_allclose(got.value, want, rtol=1e-12)
+    np.testing.assert_allclose(got.trace, [4 / 3, 2, 2.5])
+    rows = np.random.default_rng(0).permutation(7)
+    for found, again in zip(got, traces.by_decile(trace[rows], value[rows], 3)):
+        np.testing.assert_allclose(again, found, rtol=1e-12)
+    errors = np.sort(np.random.default_rng(1).random(97))
+    flat = traces.by_decile(np.full(97, 0.1), errors)
+    assert len(set(flat.value)) == len(set(flat.trace)) == 1 and flat.value[0] == pytest.approx(errors.mean())
+    assert math.isnan(flat.spearman_bins)  # no rank correlation of rounding
 
 
 def test_lengths_are_grouped_with_quartiles():

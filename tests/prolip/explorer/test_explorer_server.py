@@ -256,6 +256,8 @@ def test_the_command_serves_until_it_is_ended_and_leaves_nothing(small_model, sh
     (["INDEX", "--data", "x.tar"], "is an index already"),
     (["INDEX", "--risk", "0.1"], "--risk and --calibrate belong together"),
     (["INDEX", "--captions", "0"], "give 1 or more"),
+    (["INDEX", "--port", "-1"], "--port -1: give 0 or more"),
+    (["INDEX", "--port", "70000"], "--port 70000: give 0 to 65535"),
     (["INDEX", "--scores", "EMPTY"], "no scores in"),
     (["INDEX", "--host", "256.1.1.1"], "cannot be served at"),
 ])  # fmt: skip

@@ -111,6 +111,9 @@ def test_what_cannot_be_is_said_in_one_line(models, shard, tmp_path, capsys):
         (["--model", model, "--data", shard, "--out", str(tmp_path), "--only", "C.4"], "it takes --weights"),
         (["--model", model, "--data", shard, "--out", str(tmp_path), "--weights", "none.json"], "no file none.json"),
         (["--model", model, "--data", shard, "--out", str(tmp_path), "--dpi", "0"], "--dpi 0: give 10 or more"),
+            (["--model", model, "--data", shard, "--out", str(tmp_path), "--dpi", "100000"], "at most 1200"),
+            (["--model", model, "--data", shard, "--out", str(tmp_path), "--seed", "-1"], "--seed -1: give 0 or more"),
+            (["--model", model, "--data", shard, "--out", str(tmp_path), "--select", "hexcode=3"], "only concept"),
         (["--model", model, "--data", shard, "--out", str(tmp_path), "--captions", "none.csv"], "no file at none.csv"),
     ):
         assert main(given) == 2

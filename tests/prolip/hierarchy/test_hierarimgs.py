@@ -4,13 +4,15 @@ import json
 import numpy as np
 import pytest
 from PIL import Image
+from pycocotools import mask
+from pycocotools.coco import COCO
 
 from prolip.hierarchy.hierarimgs import build, choose, decode_counts, levels_of, mask_of, read_levels
 
 
 def box(x0, y0, x1, y1):
-    """A polygon that covers the pixels x0 ... x1, y0 ... y1."""
-    return [[x0, y0, x1, y0, x1, y1, x0, y1]]
+    """A polygon that covers the pixels x0 ... x1, y0 ... y1: COCO's lie on the edges of pixels."""
+    return [[x0, y0, x1 + 1, y0, x1 + 1, y1 + 1, x0, y1 + 1]]
 
 
 def runs_of(mask):
@@ -52,20 +54,49 @@ def test_texts_of_run_lengths_are_read_back_whatever_their_size():
     for _ in range(50):
         runs = rng.integers(0, 10 ** rng.integers(1, 6), rng.integers(1, 30)).tolist()
         assert decode_counts(text_of(runs)) == runs
-    mask = rng.random((20, 30)) < 0.4
-    assert np.array_equal(mask_of({"counts": text_of(runs_of(mask)), "size": [20, 30]}, (20, 30)), mask)
+    shown = rng.random((20, 30)) < 0.4
+    assert np.array_equal(mask_of({"counts": text_of(runs_of(shown)), "size": [20, 30]}, (20, 30)), shown)
 
 
 def test_polygons_are_filled_and_joined():
-    mask = mask_of([*box(1, 2, 4, 6), *box(7, 0, 9, 1)], (8, 12))
     wanted = np.zeros((8, 12), bool)
     wanted[2:7, 1:5] = wanted[0:2, 7:10] = True
-    assert np.array_equal(mask, wanted)
+    assert np.array_equal(mask_of([*box(1, 2, 4, 6), *box(7, 0, 9, 1)], (8, 12)), wanted)
+
+
+def polygons(seed):
+    """Blobs, stars whose edges cross, and several polygons that overlap or leave the image."""
+    rng = np.random.default_rng(seed)
+    found = []
+    for _ in range(rng.integers(1, 4)):
+        points, turns = rng.integers(3, 20), rng.integers(1, 4)
+        angle = np.linspace(0, 2 * np.pi * turns, points, endpoint=False)
+        radius = rng.uniform(3, 25) * rng.uniform(0.5, 1.5, points)
+        x, y = rng.uniform(0, 60) + radius * np.cos(angle), rng.uniform(0, 40) + radius * np.sin(angle)
+        found.append(np.stack([x, y], 1).round(2).ravel().tolist())
+    return found
+
+
+def test_masks_are_those_of_pycocotools():
+    for seed in range(60):
+        given = polygons(seed)
+        api = COCO.__new__(COCO)
+        api.imgs = {1: {"height": 40, "width": 60}}
+        want = api.annToMask({"image_id": 1, "segmentation": given}).astype(bool)
+        assert np.array_equal(mask_of(given, (40, 60)), want)
+        crowd = {"counts": runs_of(want), "size": [40, 60]}
+        text = mask.frPyObjects(crowd, 40, 60)["counts"]
+        for counts in (crowd["counts"], text, text.decode()):
+            assert np.array_equal(mask_of({"counts": counts, "size": [40, 60]}, (40, 60)), want)
 
 
 @pytest.mark.parametrize("segmentation, words", [
     ([], "list of polygons"), ("x", "list of polygons"), ([[1, 2, 3, 4]], "a polygon of 4 numbers"),
     ({"counts": [3, 4]}, "run lengths of 7 pixels"), ({"counts": "P"}, "break off"), ({"counts": "\x7f"}, "character"),
+    ([1, 2, 3, 4, 5, 6], "a polygon is a list .* got 1: write one polygon as"), (["123456"], "got '123456'"),
+    ([[1, 2, 3, 4, 5, None]], "None stands where a number"), ([[1, 2, 3, 4, 5, float("nan")]], "beyond 8 pixels"),
+    ([[1, 2, 1e9, 4, 5, 6]], "beyond 8 pixels of an image of 4 x 3"), ({"counts": [3, 9.5]}, "9.5 stands where"),
+    ({"counts": [3, -1, 10]}, "run lengths of 12"), ({"counts": [6, 6], "size": [4, 3]}, r"of size \[4, 3\]"),
 ])  # fmt: skip
 def test_what_is_no_segmentation_is_refused(segmentation, words):
     with pytest.raises(ValueError, match=words):
@@ -144,6 +175,16 @@ def test_what_cannot_be_built_is_said_before_anything_is_written(coco):
     Image.new("RGB", (5, 5)).save(coco / "val2017/000000000001.png")
     with pytest.raises(ValueError, match="is 5 x 5 and 120 x 100"):
         build(coco / "instances.json", coco / "val2017", out, least=50)
+    content = json.loads((coco / "instances.json").read_text())
+    for file in ("000000000001.jpg", "a/000000000001.png"):
+        content["images"][1]["file_name"] = file
+        (coco / "bad.json").write_text(json.dumps(content))
+        with pytest.raises(ValueError, match=f"(000000000001.png, {file}|{file}, 000000000001.png) have one name"):
+            build(coco / "bad.json", coco / "val2017", out, least=49)
+    content["images"][0]["file_name"] = 5
+    (coco / "bad.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match="no file of COCO's instances .*file_name 5 is no text"):
+        build(coco / "bad.json", coco / "val2017", out, least=49)
     assert not out.exists()
     with pytest.raises(ValueError, match="holds no images at levels"):
         read_levels(out)

@@ -1,22 +1,30 @@
 """Models with their cards: what is written is what the model and its run say, and loads again, from the hub too."""
 import json
+import re
 import shutil
+import sys
+import threading
+from functools import partial
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
-import httpx
 import huggingface_hub
 import pytest
 import torch
 import yaml
 from fitted_models import TINY, fitted_model, fitted_openclip, openclip_model
-from huggingface_hub.errors import HfHubHTTPError
 from PIL import Image
 
 import prolip
+from drawings import UNSEEN
 from prolip.evaluation.loading import load_embedder
+from prolip.figures import __main__ as drawing
 from prolip.hub.__main__ import main
 from prolip.hub.card import spaced
 from prolip.hub.figures import figures, licences, place
+from prolip.search import __main__ as search
+from prolip.uncertainty import __main__ as uncertainty
+from prolip.utils import console
 
 METRICS = {"step": 300, "names/i2t/R@1": 0.25, "names/i2t/chance_R@1": 0.01, "zero_shot/subgroup/top1": 0.5,
            "zero_shot/subgroup/classes": 25.0, "trace/group": 0.3, "trace/name": 0.1, "spearman/trace_tokens": -0.3,
@@ -138,15 +146,25 @@ def test_a_dry_run_sends_nothing_and_shows_what_it_would(run, capsys, monkeypatc
     assert "not stated by whoever saved it" in said
 
 
-def test_a_hub_that_refuses_is_an_error_in_one_line(run, capsys, monkeypatch):
-    class Api:
-        def create_repo(self, *args, **options):
-            request = httpx.Request("POST", "https://hub")
-            raise HfHubHTTPError("401 Unauthorized", response=httpx.Response(401, request=request))
+class RefusingHub(BaseHTTPRequestHandler):
+    """A hub that does not accept the token."""
 
-    monkeypatch.setattr(huggingface_hub, "HfApi", Api)
-    assert main(["push", str(run), "org/mine"]) == 2
-    assert "hf auth login" in capsys.readouterr().err
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_error(401, "Unauthorized")
+
+    def log_message(self, *words):
+        pass
+
+
+def test_a_hub_that_refuses_is_an_error_in_one_line(run, capsys, monkeypatch):
+    with HTTPServer(("127.0.0.1", 0), RefusingHub) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        api = partial(huggingface_hub.HfApi, endpoint=f"http://127.0.0.1:{server.server_port}", token="hf_no")
+        monkeypatch.setattr(huggingface_hub, "HfApi", api)
+        assert main(["push", str(run), "org/mine"]) == 2
+        server.shutdown()
+    assert "401" in (said := capsys.readouterr().err) and "hf auth login" in said
 
 
 @pytest.mark.parametrize("words, said", [
@@ -189,3 +207,133 @@ def test_a_folder_with_a_card_loads_as_one_without(run, tmp_path):
     assert main(["save", str(run / "model"), str(tmp_path / "copy")]) == 0
     one, other = (load_embedder(f"local-dir:{folder}") for folder in (run / "model", tmp_path / "copy"))
     assert one.fingerprint == other.fingerprint
+
+
+@pytest.mark.parametrize("name, text, said", [
+    ("open_clip_config.json", "{}", "another model"), ("pytorch_model.bin", "", "another model"),
+    ("spiece.model", "", "another model"), ("uncertainty.safetensors", "", "another model"),
+    ("config.json", '{"name": "a web server"}', "another program"), ("config.json", "no JSON", "another program"),
+    ("config.json", json.dumps(CONFIG), "another program or to a run"),
+    ("README.md", "# My project\n", "not a card of this program"),
+    ("README.md", "---\nlibrary_name: transformers\n---\n", "not a card of this program"),
+])  # fmt: skip
+def test_a_folder_with_the_files_of_others_is_refused(run, name, text, said, tmp_path, capsys):
+    (tmp_path / name).write_text(text)
+    assert main(["save", str(run), str(tmp_path)]) == 2
+    assert said in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == [name] and (tmp_path / name).read_text() == text
+
+
+def test_a_foreign_readme_is_replaced_on_request_and_an_own_card_always(run, tmp_path):
+    (tmp_path / "README.md").write_text("# My project\n")
+    assert main(["save", str(run), str(tmp_path), "--replace"]) == 0
+    assert main(["save", str(run), str(tmp_path), "--name", "second"]) == 0
+    assert "# second\n" in (tmp_path / "README.md").read_text()
+
+
+def test_an_openclip_model_is_not_saved_over_one_of_ours(run, tmp_path, capsys):
+    assert main(["save", str(run), str(tmp_path / "out")]) == 0
+    fitted_openclip(tmp_path)
+    assert main(["save", str(tmp_path / "fitted"), str(tmp_path / "out")]) == 2
+    assert "another model (config.json, model.safetensors)" in capsys.readouterr().err
+
+
+HOSTILE = ["x\n\n# Licence\n\nPublic domain", "<script>alert(1)</script>", "![x](http://evil/x.png)",
+           "[x](javascript:alert(1))", "a\x1b[31mb", "a\u202eb", "x | y\n|---|---|", "`` ` x", "---\nlicense: mit\n---", "<!-- x", "&lt;b>", "# x",
+           "1. x", "~~~\nx", "\\[x](y)", "**x**"]  # fmt: skip
+
+
+@pytest.mark.parametrize("value", HOSTILE)
+def test_values_in_a_card_are_text_wherever_they_stand(run, value, tmp_path):
+    shutil.copytree(run, folder := tmp_path / "run")
+    config = {"method": value, "data": {"train_data": value, "select": value}, "model": {"pretrained": value},
+              "run": {"precision": value}, "val": {"val_tasks": [value]}}  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "eval.json").write_text(json.dumps({**METRICS, f"{value.replace('/', '')}/acc1": 0.5, "step": 3}))
+    assert main(["save", str(folder), str(tmp_path / "out"), "--name", value, "--data-license", value]) == 0
+    (folder / "config.json").write_text(json.dumps(config).replace(json.dumps(value), '"x"'))
+    (folder / "eval.json").write_text(json.dumps({**METRICS, "x/acc1": 0.5, "step": 3}))
+    assert main(["save", str(folder), str(tmp_path / "plain"), "--name", "x", "--data-license", "x"]) == 0
+    front, body = front_and_body(tmp_path / "out")
+    assert front["model-index"][0]["name"] == console.plain(value) and "license" not in front
+    assert not any(character in body for character in "\x1b\u202e") and not re.search(r"<\w|<!|[^\\]\]\(java", body)
+    assert body.count("\n# ") == 1 and body.count("## Licence") == 1
+    parser = pytest.importorskip("markdown_it").MarkdownIt("commonmark").enable(["table", "strikethrough"])
+    rendered, expected = (parser.parse(text) for text in (body, front_and_body(tmp_path / "plain")[1]))
+    assert shape(rendered) == shape(expected)
+
+
+def shape(tokens) -> list[str]:
+    """The structure of a parsed text: blocks, links, images, emphasis and HTML."""
+    return [token.type for block in tokens for token in (block, *(block.children or ())) if token.type != "text"]
+
+
+@pytest.mark.parametrize("text, said", [
+    ("[1]", "want the figures"), ('"x"', "want the figures"), ("null", "want the figures"), ("[" * 10**5, "nested"),
+    ('{"names/i2t/R@1": 1e308}', "from 0 to 1"), ('{"names/i2t/R@1": 44.4}', "from 0 to 1"), ("{", "is no JSON"),
+    ('{"birds/acc1": "x"}', "from 0 to 1"), ('{"refusal/names_i2t/answer/ece": -1}', "from 0 to 1"),
+    ('{"zero_shot/subgroup/top1": 1, "zero_shot/subgroup/classes": "x"}', "want a number"),
+    ('{"step": "x"}', "whole number"),
+    ('{"trace/group": 1e308}', "want a number"), ('{"names/i2t/R@1": true}', "want a number"),
+])  # fmt: skip
+def test_figures_that_cannot_be_are_refused(run, text, said, tmp_path, capsys):
+    (tmp_path / "eval.json").write_text(text)
+    assert main(["save", str(run), str(tmp_path / "out"), "--eval", str(tmp_path / "eval.json")]) == 2
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1 and not (tmp_path / "out").exists()
+
+
+def test_figures_that_are_not_finite_are_left_out(run, tmp_path):
+    (tmp_path / "eval.json").write_text(
+        '{"refusal/names_i2t/answer/ece": NaN, "names/i2t/R@1": Infinity, "names/i2t/R@5": 0.5, '
+        '"names/i2t/chance_R@5": NaN}')
+    assert main(["save", str(run), str(tmp_path / "out"), "--eval", str(tmp_path / "eval.json")]) == 0
+    _, body = front_and_body(tmp_path / "out")
+    assert "nan" not in body.lower() and "inf%" not in body and "| 50.0% |  |" in body and "off by" not in body
+    assert json.loads((tmp_path / "out/eval.json").read_text())["names/i2t/R@1"] is None
+
+
+@pytest.mark.parametrize("config", [
+    [], {"data": None}, {"val": []}, {"data": {"train_data": ["a"]}}, {"data": {"train_data": 5}}, {"method": {}},
+    {"model": {"pretrained": 1}}, {"val": {"val_tasks": "x"}}, {"data": {"batch_size": "x"}},
+])  # fmt: skip
+def test_a_configuration_of_other_types_is_an_error_in_one_line(run, config, tmp_path, capsys):
+    shutil.copytree(run, folder := tmp_path / "run")
+    (folder / "config.json").write_text(json.dumps(config))
+    assert main(["save", str(folder), str(tmp_path / "out")]) == 2
+    error = capsys.readouterr().err
+    assert "config.json" in error and "want" in error and error.count("\n") == 1
+
+
+def test_links_out_of_a_folder_are_refused_and_those_of_the_cache_are_not(run, tmp_path, capsys):
+    snapshot = tmp_path / "models--org--name/snapshots/abc"
+    snapshot.mkdir(parents=True)
+    (blobs := snapshot.parents[1] / "blobs").mkdir()
+    for number, name in enumerate(("config.json", "model.safetensors")):
+        shutil.copy(run / "model" / name, blobs / str(number))
+        (snapshot / name).symlink_to(Path("../../blobs") / str(number))
+    assert main(["save", str(snapshot), str(tmp_path / "out")]) == 0
+    (tmp_path / "secret").write_text("x")
+    (snapshot / "vocab.json").symlink_to(tmp_path / "secret")
+    assert main(["save", str(snapshot), str(tmp_path / "other")]) == 2
+    assert main(["push", str(snapshot), "org/name", "--dry-run"]) == 2
+    assert "vocab.json is a link to a file outside of" in capsys.readouterr().err and not (tmp_path / "other").exists()
+
+
+def test_a_tokenizer_whose_package_is_missing_is_an_error_in_one_line(run, tmp_path, capsys, monkeypatch):
+    shutil.copytree(run / "model", folder := tmp_path / "model")
+    (folder / "spiece.model").write_bytes(b"x")
+    config = json.loads((folder / "config.json").read_text())
+    config["model_cfg"]["text_cfg"]["hf_tokenizer_name"] = "any"
+    (folder / "config.json").write_text(json.dumps(config))
+    monkeypatch.setitem(sys.modules, "sentencepiece", None)
+    commands = {
+        main: ["save", str(folder), str(tmp_path / "out")],
+        uncertainty.main: ["--model", f"local-dir:{folder}", "--train-data", "x.csv", "--output", str(tmp_path / "u")],
+        drawing.main: ["--model", f"local-dir:{folder}", "--data", UNSEEN, "--out", str(tmp_path / "f")],
+        search.main: ["build", str(tmp_path / "i"), "--model", f"local-dir:{folder}", "--data", f"shards:{UNSEEN}"],
+    }
+    for command, words in commands.items():
+        assert command(words) == 2
+        error = capsys.readouterr().err
+        assert "pip install sentencepiece" in error and error.count("\n") == 1, command

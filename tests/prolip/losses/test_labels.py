@@ -72,9 +72,25 @@ def released_pseudo_labels(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return torch.where(near, most[:, None], y)
 
 
+@pytest.mark.parametrize("ties", [False, True])
+def test_first_is_what_the_paper_prints_and_all_gives_no_less(ties):
+    x, y = draw(30, 40), (draw(30, 40, seed=1).sigmoid() * (draw(30, 40, seed=2) > 1.0)).float()
+    if ties:
+        x, y = (x * 2).round(), (y * 2).ceil() / 2  # equal distances, and equal largest labels
+        assert (y == y.amax(1, keepdim=True)).sum(1).max() > 1
+    expected = torch.empty_like(y)
+    for i, row in enumerate(y.tolist()):
+        first = row.index(max(row))
+        expected[i] = torch.tensor([max(row) if x[i, j] >= x[i, first] else row[j] for j in range(40)])
+    assert torch.equal(pseudo_labels(x, y, "first"), expected)
+    assert torch.equal(pseudo_labels(x.T, y.T, "first"), released_pseudo_labels(x.T, y.T))
+    assert (pseudo_labels(x, y, "all") >= expected).all() and not torch.equal(pseudo_labels(x, y), expected)
+
+
 def test_a_row_with_one_match_gets_what_the_paper_prints():
     x, y = draw(20, 20), torch.eye(20, dtype=DOUBLE) * draw(20, 1, seed=3).sigmoid()
     assert torch.equal(pseudo_labels(x, y), released_pseudo_labels(x, y))
+    assert torch.equal(pseudo_labels(x, y, "first"), released_pseudo_labels(x, y))
 
 
 def test_pseudo_labels_have_no_gradient():

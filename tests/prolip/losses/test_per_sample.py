@@ -94,3 +94,8 @@ def test_inclusion_and_vib_are_finite_at_extreme_variances():
         loss = inclusion_loss(inner, outer, 1000.0, -20.0) + inclusion_loss(inner, outer, 10.0, 0.0) + vib(inner)
         grads = torch.autograd.grad(loss, leaves_of(inner, outer))
         assert loss.isfinite() and all(g.isfinite().all() for g in grads)
+
+
+def test_tensors_without_values_are_taken():
+    z = Gaussian(*torch.zeros(2, 4, 8, device="meta"))
+    assert all(loss.is_meta and loss.shape == () for loss in (vib(z), inclusion_loss(z, z)))

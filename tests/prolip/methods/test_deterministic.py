@@ -217,3 +217,14 @@ def test_the_sum_of_all_negatives_gives_way_to_the_hardest():
 def test_margins_that_no_cosine_has_are_refused(settings):
     with pytest.raises(ValueError, match=f"{next(iter(settings))}=.*give"):
         VSEConfig(**settings)
+
+
+def test_the_runs_seed_and_the_sizes_reach_the_fit_of_variances(monkeypatch):
+    """And what was fitted is what the model gets."""
+    seen = []
+    monkeypatch.setattr("prolip.methods.likelihood.fit_variances", lambda *args: seen.append(args) or "fitted")
+    monkeypatch.setattr("prolip.methods.likelihood.adopt", lambda *args: seen.append(args))
+    config = LikelihoodConfig(bank=40, centres=50, novelty_centres=60)
+    model = prolip.create_model("ProLIP-ViT-test", method_cfg={"name": "likelihood"})
+    LikelihoodObjective(model, config, Context(seed=7)).close(model, "pairs")
+    assert seen == [("pairs", 40, 50, model.vocab_size, 60, 7), (model, "fitted")]

@@ -78,6 +78,47 @@ def test_the_loss_and_its_gradients_are_those_of_exhaustive_pairs(settings):
     assert terms["scale"].item() == pytest.approx(start) and terms["bias"].item() == pytest.approx(start)
 
 
+def released_sums(objective: PCMEObjective, batch: dict, vib_beta: float, uniform_lambda: float, mean_kl: bool):
+    """The loss of PCME's released code, or of PCME++'s rerun of it (mean_kl), written out: a and b are half of ours."""
+    model = objective.model
+    z = model.encode_image(batch["image"]), model.encode_text(batch["text"])
+    a, b = model.logit_scale.exp() / 2, model.logit_bias / 2
+    points = [x.mean[:, None] + x.var.sqrt()[:, None] * batch[f"noise_{side}"] for x, side in zip(z, ("image", "text"))]
+    loss = torch.zeros((), dtype=DOUBLE)
+    for v, t in (points, points[::-1]):
+        for i in range(len(v)):
+            for j in range(len(t)):
+                x = b - a * (v[i][:, None] - t[j]).norm(dim=-1)
+                sign = 1 if i == j else -1
+                loss = loss - ((sign * x).exp() / (x.exp() + (-x).exp())).mean().log()
+    kl = [-(1 + x.log_var - x.mean**2 - x.var) / 2 for x in z]
+    loss = loss + vib_beta * sum(x.mean() if mean_kl else x.sum() for x in kl)
+    if uniform_lambda:
+        loss = loss + uniform_lambda * torch.pdist(torch.cat(points).flatten(0, 1)).pow(2).mul(-2).exp().mean().log()
+    return loss
+
+
+@pytest.mark.parametrize(("vib_beta", "uniform_lambda", "mean_kl", "samples"), [
+    (1e-5, 0.0, False, SAMPLES), (1e-3, 10.0, False, 1), (1e-4, 0.0, True, SAMPLES), (1.0, 0.0, False, SAMPLES),
+])  # fmt: skip
+def test_the_loss_is_released_sums_over_2_b_with_the_weights_of_the_notes(vib_beta, uniform_lambda, mean_kl, samples):
+    rows, dim = 6, 32
+    kl = vib_beta / (2 * rows) if mean_kl else vib_beta * dim / 2
+    own = {"match_samples": samples, "match_start": 5.0, "known_matches": False, "kl_weight": kl,
+           "uniformity_weight": uniform_lambda / (2 * rows)}  # fmt: skip
+    batch, objective, other = make_batch(rows), make_objective(own), make_objective(own)
+    batch |= {f"noise_{side}": batch[f"noise_{side}"][:, :samples] for side in ("image", "text")}
+    terms = accumulate_backward(objective, batch)
+    loss = released_sums(other, batch, vib_beta, uniform_lambda, mean_kl) / (2 * rows)
+    loss.backward()
+    assert_close({"loss": terms["loss"]}, {"loss": loss.detach()}, 1e-7)
+    assert_close(gradients(objective), gradients(other), 1e-6)
+    notes = objective.notes(rows)
+    assert (f" {vib_beta:.3g} of PCME++'s rerun" if mean_kl else f"vib_beta {vib_beta:.3g} of PCME's") in notes[0]
+    assert notes[1].startswith("--match-start 5: 2.5 of PCME's released code") and len(notes) == 2 + (samples == 1)
+    assert not uniform_lambda or f"uniform_lambda {uniform_lambda:.3g} of" in notes[2]
+
+
 def test_every_trained_parameter_gets_a_gradient():
     objective = make_objective()
     accumulate_backward(objective, make_batch(6))
@@ -122,6 +163,8 @@ def test_samples_change_with_step_seed_and_rank_alone():
     for different in (later, other.prepare(batch, 0)):
         assert not torch.equal(one["noise_image"], different["noise_image"])
     assert not torch.equal(one["noise_image"], one["noise_text"])
+    half = {name: x[1::2] for name, x in batch.items()}
+    assert torch.equal(make_objective(rank=1, world_size=2).prepare(half, 0)["noise_text"], one["noise_text"][1::2])
     with pytest.raises(ValueError, match="known_matches wants caption_id and"):
         objective.prepare({name: batch[name] for name in ("image", "text")}, 0)
 
@@ -168,11 +211,13 @@ def test_settings_out_of_range_are_refused(settings, words):
         PCMEConfig(**settings)
 
 
-def test_a_run_trains_saves_and_is_ranked_by_its_probability_and_by_other_measures(tmp_path):
+def test_a_run_trains_saves_and_is_ranked_by_its_probability_and_by_other_measures(tmp_path, capsys):
     words = ["--method", "pcme", "--match-samples", "4", "--model", "ProLIP-ViT-test", "--train-data", SHARDS,
              "--caption-sampling", "name:2,keywords,group", "--batch-size", "16", "--max-steps", "6", "--warmup", "2",
              "--workers", "0", "--precision", "fp32", "--output-dir", str(tmp_path), "--name", "run"]  # fmt: skip
     assert main(words) == 0
+    said = capsys.readouterr().out
+    assert "  note       --kl-weight 0.0001: vib_beta 6.25e-06 of PCME's" in said and "0.0032 of PCME++'s rerun" in said
     model = f"local-dir:{tmp_path}/run/model"
     result = evaluate_corpus(["--model", model, "--data", UNSEEN])
     assert result.similarity == "pcme" and "trace/group" in result.metrics

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import copy
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -15,13 +16,16 @@ import prolip
 from drawings import SHARDS, UNSEEN
 from prolip.evaluation.corpus import main as evaluate_corpus
 from prolip.gaussian import Gaussian
-from prolip.methods.base import Context, accumulate_backward
+from prolip.losses import tiled_loss_over_ranks
+from prolip.methods.base import Context, accumulate_backward, split_batch
 from prolip.methods.pcmepp import PCMEppConfig, PCMEppObjective
 from prolip.mixing import Mix
+from prolip.random import uniform_rows
 from training.main import main
 
 DOUBLE = torch.float64
-SETTINGS = {"full": {}, "alone": {"pseudo_weight": 0.0, "vib_weight": 0.0, "known_matches": False},
+SETTINGS = {"full": {}, "first": {"pseudo_positives": "first", "pseudo_weight": 1.0},
+            "alone": {"pseudo_weight": 0.0, "vib_weight": 0.0, "known_matches": False},
             "with clip": {"clip_weight": 0.5, "pseudo_weight": 0.3}}  # fmt: skip
 
 
@@ -67,6 +71,10 @@ def by_hand(objective: PCMEppObjective, batch: dict) -> torch.Tensor:
 
     def pseudo(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         places = range(len(x))
+        if config.pseudo_positives == "first":
+            firsts = [row.index(max(row)) for row in y.tolist()]
+            near = [[x[i, j] >= x[i, firsts[i]] for j in places] for i in places]
+            return torch.tensor([[y[i, firsts[i]] if near[i][j] else y[i, j] for j in places] for i in places])
         rows = [[max(y[i, k] for k in places if x[i, k] <= x[i, j]) for j in places] for i in places]
         return torch.stack([torch.stack(row) for row in rows]).to(DOUBLE)
 
@@ -93,6 +101,17 @@ def test_the_loss_and_its_gradients_are_equation_3_pair_by_pair(settings):
     assert_close(gradients(objective), gradients(other))
     assert other.model.logit_scale.exp().item() / 2 == pytest.approx(5.0)  # a and b of the paper
     assert (other.model.logit_bias + other.model.logit_scale.exp()).item() == pytest.approx(5.0)
+
+
+@pytest.mark.parametrize("which", ["first", "all"])
+def test_pseudo_positives_do_not_depend_on_tiles(which, monkeypatch):
+    own = {"pseudo_positives": which, "pseudo_weight": 1.0}
+    one, other, others = make_objective(own), make_objective(own), make_objective({"pseudo_weight": 1.0})
+    whole = accumulate_backward(one, make_batch(8))
+    assert (whole["loss"] == accumulate_backward(others, make_batch(8))["loss"]) == (which == "all")  # labels that tell
+    monkeypatch.setattr("prolip.methods.pcmepp.tiled_loss_over_ranks", partial(tiled_loss_over_ranks, tile=3))
+    assert_close(accumulate_backward(other, make_batch(8)), whole)
+    assert_close(gradients(other), gradients(one))
 
 
 def test_every_trained_parameter_gets_a_gradient_and_the_towers_own_projections_none():
@@ -199,17 +218,37 @@ def test_a_tower_of_one_block_and_checkpointed_activations_give_the_same():
 
 
 def test_size_augment_loses_tokens_in_training_alone_and_the_first_stays():
-    model = make_objective({"size_augment": 0.5}).model
-    image, head = make_batch(4)["image"], model.visual.head
-    assert torch.equal(model.eval().encode_image(image).mean, model.encode_image(image).mean)
-    one, other = (model.train().encode_image(image).mean for _ in range(2))
-    assert not torch.equal(one, other)
-    valid = head.some_of(torch.zeros(4000, 20, 1), None)
+    objective = make_objective({"size_augment": 0.5, "mix_fraction": 0.0})
+    batch, head = make_batch(4), objective.model.visual.head
+    plain, again = (objective.eval().embed(objective.prepare(batch, step))["image_mean"] for step in (1, 2))
+    assert torch.equal(plain, again) and head.noise is None
+    one, other, same = (objective.train().embed(objective.prepare(batch, step))["image_mean"] for step in (1, 2, 1))
+    assert not torch.equal(one, other) and not torch.equal(one, plain) and torch.equal(one, same)
+    with pytest.raises(ValueError, match=r"call objective\.prepare"):
+        objective.embed(batch)
+    valid = head.some_of(torch.zeros(4000, 20, 1), None, uniform_rows(5, torch.arange(4000), 21))
     lost = (~valid).float().mean(1)
     assert valid[:, 0].all() and (lost == 0).float().mean() == pytest.approx(0.5, abs=0.05)
     assert lost[lost > 0].mean() == pytest.approx(0.5 * 0.75 * 19 / 20, abs=0.03)  # s times the mean of u in (s, 1)
-    only = head.some_of(torch.zeros(2, 5, 1), torch.tensor([[True, True, False, False, False]] * 2))
+    only = head.some_of(torch.zeros(2, 5, 1), torch.tensor([[True, True, False, False, False]] * 2), torch.rand(2, 6))
     assert not only[:, 2:].any()
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_size_augment_loses_the_same_tokens_on_ranks_and_in_micro_batches_as_in_one_process(world_size):
+    """Once every rank drew from the global generator, whose seed all ranks share: the same places on each."""
+    settings, batch = {"size_augment": 0.8, "mix_fraction": 0.0}, make_batch(12)
+    objective = make_objective(settings).train()
+    prepared = objective.prepare(batch, 4)
+    whole = objective.embed(prepared)
+    for rank in range(world_size):
+        own = {name: x[rank::world_size] for name, x in batch.items()}
+        other = make_objective(settings, rank, world_size).train()
+        reps = other.embed(other.prepare(own, 4))
+        for name in ("image_mean", "text_mean", "text_log_var"):
+            torch.testing.assert_close(reps[name], whole[name][rank::world_size])
+    pieces = [objective.embed(piece)["text_mean"] for piece in split_batch(prepared, 5)]
+    torch.testing.assert_close(torch.cat(pieces), whole["text_mean"])
 
 
 def test_variances_begin_as_small_as_the_configuration_says():
@@ -222,6 +261,7 @@ def test_variances_begin_as_small_as_the_configuration_says():
 @pytest.mark.parametrize(("settings", "words"), [
     ({"pseudo_weight": -1}, "pseudo_weight=-1 is no weight"), ({"vib_weight": math.inf}, "vib_weight=inf"),
     ({"mix_fraction": 1.0}, "mix_fraction=1.0 is no share"), ({"size_augment": -0.1}, "size_augment=-0.1"),
+    ({"pseudo_positives": "some"}, "pseudo_positives='some': use first or all"),
 ])  # fmt: skip
 def test_settings_out_of_range_are_refused(settings, words):
     with pytest.raises(ValueError, match=words):

@@ -17,6 +17,7 @@ from prolip.methods.source_free import (
     Retrieved,
     SourceFreeConfig,
     SourceFreeObjective,
+    neighbourhood,
     pseudo_pairs,
     rank_weighted_variance,
     retrieve,
@@ -57,6 +58,17 @@ def make_batch(rows: int) -> dict:
     return {"image": image, "key": [f"k{3 * n:03}" for n in range(rows)]}
 
 
+@pytest.mark.parametrize("method", ["prolip", "pcmepp"])
+def test_the_first_batch_is_checked_as_that_of_a_fresh_model(method):
+    """The zeros that tell which parameters the means depend on once counted as the first batch."""
+    objective, batch = make_objective(method=method), make_batch(3)
+    batch["image"][1] = torch.nan
+    with pytest.raises(ValueError, match="images hold NaN or infinity"):
+        objective.embed(objective.prepare(batch, 0))
+    with pytest.raises(ValueError, match="token ids are from 99999"):
+        objective.model.encode_text(torch.full((1, 12), 99999))
+
+
 def part_of(batch: dict, rank: int, ranks: int) -> dict:
     """What a rank has of a global batch: every `ranks`-th row, as the loader deals them out."""
     return {name: x[rank::ranks] for name, x in batch.items()}
@@ -80,13 +92,22 @@ def test_the_variance_is_the_papers_loop(count):
 @pytest.mark.parametrize("side", ["image", "text"])
 def test_what_is_retrieved_is_the_order_of_the_models_own_score(score, side):
     pool = make_pool()
-    near = retrieve(score, pool, side, 5)
+    near = retrieve(score, pool, side, SourceFreeConfig(neighbours=5))
     scores = score.pairwise(pool.image, pool.text)
     scores = scores if side == "image" else scores.mT
     values, rows = scores.topk(5, dim=1)
     assert torch.equal(near.rows, rows)
     torch.testing.assert_close(near.scores[:, :1] - near.scores, values[:, :1] - values, atol=1e-5, rtol=0)
-    assert retrieve(score, pool, side, 300).rows.shape[1] == (20 if side == "image" else 30)
+    for wanted in (SourceFreeConfig(neighbours=300), SourceFreeConfig(pair_weight="probability")):
+        assert retrieve(score, pool, side, wanted).rows.shape[1] == (20 if side == "image" else 30)
+    assert retrieve(score, pool, side, SourceFreeConfig()).rows.shape[1] == 3
+
+
+@pytest.mark.parametrize(("pool", "k"), [(2, 2), (30, 3), (475, 4), (29_000, 290), (30_000, 300), (566_435, 300)])
+def test_a_neighbourhood_is_a_hundredth_of_the_pool_from_3_to_the_papers_300(pool, k):
+    assert neighbourhood(SourceFreeConfig(), pool) == k
+    assert neighbourhood(SourceFreeConfig(neighbours=7), pool) == min(7, pool)
+    assert neighbourhood(SourceFreeConfig(pair_weight="novelty"), pool) == min(300, pool)
 
 
 @pytest.mark.parametrize("weight", WEIGHTS)

@@ -28,14 +28,14 @@ from prolip.methods.vacsr import (
     pair_terms,
     variance_loss,
 )
-from prolip.models.adapter import PairNetwork, PairNoise, SimilarityAdapter
+from prolip.models.adapter import PairNetwork, PairNoise, SimilarityAdapter, sample
 from prolip.models.weights.checkpoint import save_pretrained
-from prolip.noise import pair_noise
+from prolip.random import pair_noise
 from training.main import main
 
 DOUBLE = torch.float64
 SETTINGS = {"paper": {}, "one Gaussian, own captions": {"mixture_components": 1, "known_matches": False},
-            "the model's own means": {"pooled_heads": False},
+            "the model's own means": {"pooled_heads": False}, "one draw": {"component_noise": "shared"},
             "other weights": {"kl_weight": 0.3, "recon_weight": 2.0, "sigma_weight": 0.5}}  # fmt: skip
 SMALL = {"adapter_hidden": 12, "pair_tile": 3}
 
@@ -84,7 +84,8 @@ def one_by_one(adapter: SimilarityAdapter, v, t, noise: PairNoise, temperature: 
             weight = ((alpha.log() + noise.gumbel[i, j].double()) / temperature).softmax(0)
             own = [distributions.Normal(m, (x / 2).exp()) for m, x in zip(means, log_vars)]
             unit = distributions.Normal(torch.zeros_like(means[0]), torch.ones_like(means[0]))
-            z = sum(w * (p.mean + p.stddev * noise.normal[i, j].double()) for w, p in zip(weight, own))
+            normals = noise.normal[i, j].double().view(-1, len(v[i])).expand(len(own), -1)
+            z = sum(w * (p.mean + p.stddev * normal) for w, p, normal in zip(weight, own, normals))
             logit = adapter.out(torch.relu(adapter.decode(z))).squeeze()
             kl = sum(a * distributions.kl_divergence(p, unit).mean() for a, p in zip(alpha, own))
             out.append(torch.stack([logit, kl, sum(w * x.mean() for w, x in zip(weight, log_vars))]))
@@ -96,7 +97,8 @@ def by_hand(objective: VACSRObjective, batch: dict) -> torch.Tensor:
     config, model = objective.config, objective.model
     v, t = model.encode_image(batch["image"]).mean, model.encode_text(batch["text"]).mean
     rows, place = len(v), torch.arange(len(v))
-    noise = PairNoise(*pair_noise(batch["pair_seed"], place, place, v.shape[1], config.mixture_components))
+    normals = v.shape[1] * (1 if config.component_noise == "shared" else config.mixture_components)
+    noise = PairNoise(*pair_noise(batch["pair_seed"], place, place, normals, config.mixture_components))
     logit, kl, log_var = one_by_one(model.adapter, v, t, noise, config.gumbel_temperature)
     match = torch.eye(rows, dtype=torch.bool)
     if config.known_matches:
@@ -131,6 +133,15 @@ def test_the_loss_and_its_gradients_are_those_of_loops_over_all_pairs(settings):
     assert 0 < terms["sigma"] < math.inf
 
 
+def test_the_notes_give_the_papers_alpha_of_an_elbo_per_pair():
+    """With the sum over pairs of alpha KL + 1/2 (y - s)^2 over B, as the reconstruction here is counted."""
+    objective, batch, dim = make_objective({"kl_weight": 0.3}), make_batch(7), 32
+    kl = objective(objective.prepare(batch, 0))["kl"].double() * 7 * 7 * dim  # the sum over pairs and dimensions
+    for alpha, value in ((0.3 / 7, kl / dim), (0.3 / (7 * dim), kl)):
+        assert f"{alpha:.3g} " in objective.notes(7)[0]
+        torch.testing.assert_close(alpha * value / 7, 0.3 * kl / (7 * 7 * dim))
+
+
 @pytest.mark.parametrize("pooled", [True, False])
 def test_every_trained_parameter_gets_a_gradient(pooled):
     objective = make_objective({"pooled_heads": pooled})
@@ -159,7 +170,7 @@ def train_rank(rank: int, world_size: int, rows: int) -> dict:
     results = {}
     for name, settings in SETTINGS.items():
         wrapper = DistributedDataParallel(make_objective(settings, rank, world_size))
-        own = {key: x[rank * rows : (rank + 1) * rows] for key, x in make_batch(rows * world_size).items()
+        own = {key: x[rank::world_size] for key, x in make_batch(rows * world_size).items()
                if key != "pair_seed"}  # fmt: skip
         results[name] = accumulate_backward(wrapper, own | {"pair_seed": 5}), gradients(wrapper.module)
     return results
@@ -189,7 +200,25 @@ def test_the_noise_is_a_function_of_seed_and_step_whatever_came_before_and_the_s
         objective.prepare({name: batch[name] for name in ("image", "text")}, 0)
 
 
-def test_a_gumbel_softmax_near_0_draws_from_the_mixture_by_moments():
+@pytest.mark.parametrize("kind", ["independent", "shared"])
+def test_samples_have_the_closed_form_mean_and_variance_given_the_weights(kind):
+    components, dim, many = 3, 5, 300
+    g = torch.Generator().manual_seed(0)
+    mean, sigma = torch.randn(components, dim, generator=g), torch.rand(components, dim, generator=g) + 0.2
+    weight = torch.tensor([0.5, 0.3, 0.2])
+    normals = dim * (components if kind == "independent" else 1)
+    normal, _ = pair_noise(0, torch.arange(many), torch.arange(many), normals, components)
+    z = sample(weight.expand(many, many, -1), mean.expand(many, many, -1, -1), sigma.expand(many, many, -1, -1), normal)
+    w = weight.unsqueeze(1)
+    want = (w * sigma).square().sum(0) if kind == "independent" else (w * sigma).sum(0).square()
+    assert (z.mean((0, 1)) - (w * mean).sum(0)).abs().lt(4.5 * want.sqrt() / many).all()
+    assert (z.var((0, 1)) / want - 1).abs().max() < 0.03
+    between = torch.corrcoef(z.flatten(0, 1).T) - torch.eye(dim)
+    assert between.abs().max() < 5 / many
+
+
+@pytest.mark.parametrize("normals", [4, 8])
+def test_a_gumbel_softmax_near_0_draws_from_the_mixture_by_moments(normals):
     """Decoded by a sum, so that the logit is a coordinate of z: its mean and variance are those of the mixture."""
     adapter, (v, t) = make_adapter(dim=4), sides(1, 1, 4)
     with torch.no_grad():
@@ -202,7 +231,7 @@ def test_a_gumbel_softmax_near_0_draws_from_the_mixture_by_moments():
         mean, log_var = (layer(h).view(2, 4)[:, 1] for layer in (adapter.mean, adapter.log_var))
         many = 300
         v, t = v.expand(many, -1), t.expand(many, -1)
-        noise = PairNoise(*pair_noise(0, torch.arange(many), torch.arange(many), 4, 2))
+        noise = PairNoise(*pair_noise(0, torch.arange(many), torch.arange(many), normals, 2))
         drawn = adapter(v, t, noise, 0.01)[0].flatten()
         alpha = adapter.mix.softmax(0)
     want = (alpha * mean).sum()
@@ -372,7 +401,7 @@ def test_settings_of_a_score_are_asked_for_by_name():
     ({"kl_weight": -1.0}, "kl_weight=-1.0 is no weight"), ({"recon_weight": math.nan}, "recon_weight=nan"),
     ({"sigma_weight": math.inf}, "sigma_weight=inf"), ({"mixture_components": 0}, "mixture_components=0"),
     ({"adapter_hidden": 0}, "adapter_hidden=0"), ({"pair_tile": 0}, "pair_tile=0"),
-    ({"gumbel_temperature": 0.0}, "gumbel_temperature=0.0"),
+    ({"gumbel_temperature": 0.0}, "gumbel_temperature=0.0"), ({"component_noise": "none"}, "component_noise='none'"),
 ])  # fmt: skip
 def test_settings_out_of_range_are_refused(settings, words):
     with pytest.raises(ValueError, match=words):

@@ -58,6 +58,18 @@ def test_nearest_images_are_those_of_the_whole_matrix_whatever_the_block(monkeyp
     assert nearest_images(image.select(slice(0, 4)), classes, CSD, 5).shape == (6, 4)  # all there are
 
 
+def test_of_equal_images_the_first_are_the_nearest_whatever_the_block(monkeypatch):
+    image, classes = anywhere(40, 8), anywhere(6, 8, seed=1)
+    table = (image.mean @ classes.mean.mT).round()  # -1, 0 and 1
+    scores = blockwise.PairScores.from_matrix(table)
+    monkeypatch.setattr(blockwise.PairScores, "from_gaussians", classmethod(lambda cls, *pairs: scores))
+    want = table.mT.argsort(dim=1, descending=True, stable=True)[:, :6]
+    for block, rows in ((1 << 22, 64), (6, 1), (6, 7), (60, 3)):
+        monkeypatch.setattr(blockwise, "BLOCK", block)
+        monkeypatch.setattr(blockwise, "ROWS", rows)
+        assert torch.equal(nearest_images(image, classes, CSD, 6), want)
+
+
 def test_drawn_images_are_of_the_class_and_depend_on_keys_and_seed_alone():
     keys, labels = [f"k{i}" for i in range(30)], torch.arange(30) % 3
     labels[labels == 2] = 1

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from prolip.prompts.bprw import Reweighing
+from prolip.prompts.figures import listing
 from prolip.prompts.weights import PromptWeights
 
 NAMES, TEMPLATES = ("cat", "dog", "dog"), ("a {c}.", "{c}")
@@ -55,7 +56,8 @@ def damaged(**change):
      (damaged(classes=[{"name": "cat", "weights": [1.0]}]), "not of classes with 2 prompts"),
      (damaged(classes=[{"name": "cat", "weights": ["x", "y"]}]), "holds no weights"),
      (damaged(classes=[]), "not of classes"), (damaged(classes=7), "holds no weights"),
-     (damaged(model=3), "is no text"), (damaged(settings="5,alpha=x"), "bprw")],
+     (damaged(model=3), "is no text"), (damaged(contents=[3]), "is no text"), (damaged(contents=3), "holds no weights"),
+     (damaged(templates=["a {c}.", "a"]), "its prompt 'a' has no {c}"), (damaged(settings="5,alpha=x"), "bprw")],
 )  # fmt: skip
 def test_a_file_that_is_none_says_what_is_wrong(kept, tmp_path, damage, words):
     path = tmp_path / "w.json"
@@ -63,6 +65,19 @@ def test_a_file_that_is_none_says_what_is_wrong(kept, tmp_path, damage, words):
     with pytest.raises(ValueError, match=words) as raised:
         PromptWeights.load(path)
     assert "w.json holds no weights of prompts" in str(raised.value)
+
+
+def test_classes_of_one_name_are_told_apart_in_the_listing(kept):
+    lines = [line.split(" (entropy")[0] for line in listing(kept, 1)][-3:]
+    assert lines == ["cat", "dog (class 1)", "dog (class 2)"]
+
+
+def test_a_file_from_before_contents_were_kept_is_read(kept, tmp_path):
+    values = kept.to_dict()
+    assert values.pop("contents") == []
+    (tmp_path / "w.json").write_text(json.dumps(values))
+    found = PromptWeights.load(tmp_path / "w.json")
+    assert torch.equal(found.table, kept.table) and found.to_dict() == kept.to_dict()
 
 
 def test_no_file_and_no_json_are_told_apart(tmp_path):

@@ -106,6 +106,13 @@ def test_thirds_are_equal_parts_of_the_drawings_with_their_own_recall(section, h
         assert f'<div class="number">{page.percent(third.right)}</div>' in html[0]
 
 
+def test_thirds_of_drawings_that_are_equally_sure_are_equally_right(result):
+    alike = np.zeros(22)
+    right = (result.names_ranking[0].first == 1).numpy().mean()
+    found = uncertainty.thirds(result, result.model_score.units, alike, np.full(22, 0.5))
+    assert [third.right for third in found] == [right] * 3
+
+
 def test_a_text_is_shown_with_what_its_trace_counts_and_what_is_true(section, html, result):
     said = words(html[0])
     for text in section.texts:

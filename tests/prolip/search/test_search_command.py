@@ -253,6 +253,13 @@ def test_the_answer_among_all_items_and_novelty_are_what_is_refused_by(tmp_path,
      (["query", "{index}", "--text", "a", "--risk", "0.1", "--calibrate", "x", "--wider"], "rank by inclusion"),
      (["query", "{index}", "--image", "{}/no.png"], "no.png"),
      (["query", "{index}", "--text", "a", "--top", "0"], "give 1 or more"),
+     (["query", "{index}", "--text", "a", "--wider", "--top", "0"], "--top 0: give 1 or more"),
+     (["query", "{index}", "--text", "a", "--shortlist", "-1"], "--shortlist -1: give 1 or more"),
+     (["build", "{}/new", "--data", "images:{}", "--model", "m", "--chunk", "0"], "--chunk 0: give 1 or more"),
+     (["build", "{}/new", "--data", "images:{}", "--model", "m", "--chunk", "-1"], "--chunk -1: give 1 or more"),
+     (["build", "{}/new", "--data", "images:{}", "--model", "m", "--workers", "-1"], "--workers -1: give 0 or more"),
+     (["extend", "{index}", "--data", "images:{}", "--batch-size", "0"], "--batch-size 0: give 1 or more"),
+     (["plan", "--items", "-1"], "--items -1: give 1 or more"),
      (["delete", "{index}", "--keys", "x"], "1 of 1 keys are not in")],
 )  # fmt: skip
 def test_mistakes_end_in_one_line(built, tmp_path, capsys, words, says):

@@ -2,6 +2,8 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 import shutil
 from pathlib import Path
 
@@ -30,7 +32,7 @@ from prolip.methods import LikelihoodConfig
 from prolip.models.weights.checkpoint import save_pretrained
 from prolip.uncertainty.__main__ import main
 from prolip.uncertainty.attach import attach
-from prolip.uncertainty.clip import FILE
+from prolip.uncertainty.clip import FILE, FittedCLIP
 from prolip.uncertainty.novelty import novelty_of
 from prolip.uncertainty.pairs import Pairs
 
@@ -243,3 +245,165 @@ def test_what_is_not_there_ends_in_one_line(words, error, tmp_path, capsys):
     assert main(["--model", f"local-dir:{tmp_path}/model", *words, "--output", str(tmp_path / "out")]) == 2
     said = capsys.readouterr().err
     assert error in said and said.startswith("error: ") and said.count("\n") == 1
+
+
+@pytest.fixture
+def never_embeds(monkeypatch):
+    """Nothing may be embedded: what is wrong was known before."""
+
+    def embed(*args, **kwargs):
+        raise AssertionError("it embeds")
+
+    monkeypatch.setattr("prolip.uncertainty.__main__.embed_images", embed)
+
+
+def refused(capsys, *words) -> str:
+    """The one line in which the command ends."""
+    assert main([*map(str, words)]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: ") and said.count("\n") == 1
+    return said
+
+
+def as_csv(path: Path, rows: list[tuple[Path, str]]) -> Path:
+    path.write_text("filepath\ttitle\n" + "".join(f"{picture}\t{text}\n" for picture, text in rows))
+    return path
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory) -> list[Path]:
+    """Thirty drawings as files."""
+    folder = tmp_path_factory.mktemp("pictures")
+    drawings = emoji.read([UNSEEN]).drawings[:30]
+    for row, drawing in enumerate(drawings):
+        drawing.image().convert("RGB").save(folder / f"{row}.png")
+    return [folder / f"{row}.png" for row in range(30)]
+
+
+def test_fewer_than_thirty_pairs_are_refused_before_they_are_embedded(pair, pictures, tmp_path, capsys, never_embeds):
+    model = ["--model", f"local-dir:{pair[0]}", "--output", tmp_path / "out"]
+    for rows in (1, 29):
+        data = as_csv(tmp_path / "few.csv", [(picture, picture.stem) for picture in pictures[:rows]])
+        assert f"{rows} pairs" in refused(capsys, *model, "--train-data", data)
+    assert "30 or more" in refused(capsys, *model, *DATA, "--samples", 1)
+    assert not (tmp_path / "out").exists()
+
+
+def test_thirty_pairs_are_fitted_with_a_warning_and_so_is_one_picture_with_many_captions(pictures, tmp_path, capsys):
+    save_pretrained(prolip.create_model("ProLIP-ViT-test"), tmp_path / "model")
+    for name, rows in (("thirty", pictures), ("same", pictures[:1] * 60)):
+        data = as_csv(tmp_path / f"{name}.csv", [(picture, f"number {i}") for i, picture in enumerate(rows)])
+        assert main(["--model", f"local-dir:{tmp_path}/model", *SMALL, "--train-data", str(data), "--output",
+                     str(tmp_path / name)]) == 0  # fmt: skip
+        said = capsys.readouterr()
+        assert f"warning: {len(rows)} pairs" in said.err
+        assert ("no novelty of images" in said.out) is (name == "same")
+        traces = load_embedder(f"local-dir:{tmp_path}/{name}", stored=False).embed_texts(["a cat", "animal", "x"]).trace
+        assert float(traces.max()) <= math.log(len(rows)) * 2 / 9  # of a scale from 10
+
+
+def test_paths_that_are_off_by_one_letter_end_in_a_message(pair, pictures, tmp_path, capsys):
+    data = as_csv(tmp_path / "gone.csv", [(picture.with_suffix(".pgn"), "a") for picture in pictures])
+    assert main(["--model", f"local-dir:{pair[0]}", "--train-data", str(data), "--output", str(tmp_path / "out")]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: 1000 of 1000 samples") and "0.pgn: No such file" in said
+
+
+def test_places_that_cannot_be_written_are_refused_before_anything_is_embedded(pair, tmp_path, capsys, never_embeds):
+    model = ["--model", f"local-dir:{pair[0]}", *DATA]
+    said = refused(capsys, *model, "--output", tmp_path / "out", "--save-pairs", tmp_path / "no/where/p.safetensors")
+    assert "no/where/p.safetensors" in said and "folder is not there" in said
+    assert "is where the model lies" in refused(capsys, *model, "--output", pair[0])
+    assert "is where the model lies" in refused(capsys, *model, "--output", f"{pair[0]}/../{pair[0].name}")
+
+
+@pytest.mark.parametrize("file", ["config.json", "open_clip_config.json", "model.safetensors", "pytorch_model.bin"])
+def test_a_folder_with_files_of_another_program_is_refused_and_left_as_it_is(pair, file, tmp_path, capsys,
+                                                                             never_embeds):  # fmt: skip
+    (tmp_path / file).write_text('{"architectures": ["BertModel"]}')
+    said = refused(capsys, "--model", f"local-dir:{pair[0]}", *DATA, "--output", tmp_path)
+    assert f"holds files of another model ({file})" in said
+    assert (tmp_path / file).read_text() == '{"architectures": ["BertModel"]}' and len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_folder_with_the_other_kind_of_model_is_refused_and_one_of_the_same_kind_is_not(pair, tmp_path, capsys):
+    ours = (pair[0] / "config.json").exists()
+    pairs = ["--pairs", str(pair[1] / "pairs.safetensors"), *SMALL]
+    same = shutil.copytree(pair[1], tmp_path / "same")
+    assert main(["--model", f"local-dir:{pair[0]}", *pairs, "--output", str(same)]) == 0
+    other = tmp_path / "other"
+    if ours:
+        other.mkdir()
+        (other / "open_clip_config.json").write_text(json.dumps({"model_cfg": CONFIG, "preprocess_cfg": {}}))
+    else:
+        save_pretrained(prolip.create_model("ProLIP-ViT-test"), other)
+    capsys.readouterr()
+    assert "files of another model" in refused(capsys, "--model", f"local-dir:{pair[0]}", *pairs, "--output", other)
+
+
+def test_pairs_of_another_model_of_the_same_width_are_refused(pair, tmp_path, capsys):
+    before, after = pair
+    other = shutil.copytree(before, tmp_path / "other")
+    weights = other / ("model.safetensors" if (other / "model.safetensors").exists() else "open_clip_model.safetensors")
+    tensors = load_file(weights)
+    name = next(name for name in tensors if name.endswith("ln_final.weight"))
+    save_file(tensors | {name: tensors[name] * 1.001}, weights, {"format": "pt"})
+    given = ["--model", f"local-dir:{other}", *SMALL, "--output", tmp_path / "out", "--pairs"]
+    assert "embedded by another model" in refused(capsys, *given, after / "pairs.safetensors")
+    assert not (tmp_path / "out").exists()
+    unknown = {name: x for name, x in load_file(after / "pairs.safetensors").items() if name != "model"}
+    save_file(unknown, tmp_path / "old.safetensors")
+    assert main([*map(str, given), str(tmp_path / "old.safetensors")]) == 0
+    assert "does not say which model embedded it" in capsys.readouterr().err
+    first = unknown["image_first"]
+    save_file(unknown | {"image_first": torch.cat([first, first], 1)}, tmp_path / "wide.safetensors")
+    assert main([*map(str, given), str(tmp_path / "wide.safetensors")]) == 2
+    assert "error: image_first of the pairs has" in capsys.readouterr().err
+
+
+def test_pairs_fit_the_same_model_with_variances_too(pair, tmp_path):
+    """The fingerprint is of what the means depend on."""
+    assert main(["--model", f"local-dir:{pair[1]}", "--pairs", str(pair[1] / "pairs.safetensors"), *SMALL, "--output",
+                 str(tmp_path / "out")]) == 0  # fmt: skip
+
+
+def test_random_weights_are_fitted_as_any_others(tmp_path):
+    model = "ProLIP-ViT-test"
+    assert main(["--model", model, "--pretrained", "random", *DATA, *SMALL, "--samples", "60", "--output",
+                 str(tmp_path / "out")]) == 0  # fmt: skip
+    old, new = load_embedder(model, "random"), load_embedder(f"local-dir:{tmp_path}/out")
+    assert torch.equal(old.embed_texts(["a", "b"]).mean, new.embed_texts(["a", "b"]).mean)
+
+
+def test_a_method_whose_own_layers_change_the_means_is_refused(tmp_path, capsys, never_embeds):
+    save_pretrained(prolip.create_model("ProLIP-ViT-test", method_cfg={"name": "pcme"}), tmp_path / "model")
+    said = refused(capsys, "--model", f"local-dir:{tmp_path}/model", *DATA, "--output", tmp_path / "out")
+    assert "the method pcme has layers of its own" in said
+
+
+def test_a_fit_that_ends_early_leaves_the_files_of_openclip_as_they_were(pair, tmp_path, monkeypatch):
+    """And the configuration is the last to appear: a folder that holds it holds the variances."""
+    if (pair[0] / "config.json").exists():
+        pytest.skip("one of ours is one file")
+    folder, placed = shutil.copytree(pair[1], tmp_path / "fitted"), []
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    words = ["--model", f"local-dir:{pair[0]}", "--pairs", str(pair[1] / "pairs.safetensors"), *SMALL, "--seed", "3",
+             "--output", str(folder)]  # fmt: skip
+
+    def stop(model, place):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(FittedCLIP, "save", stop)
+        main(words)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+    def note(one, other, rename=os.replace):
+        rename(one, other)
+        if Path(other).parent == folder:
+            placed.append((Path(other).name, (folder / "open_clip_config.json").exists()))
+
+    monkeypatch.setattr("os.replace", note)
+    assert main(words) == 0
+    names = [name for name, _ in placed if not name.startswith(".")]
+    assert names[-1] == "open_clip_config.json" and FILE in names and not any(there for _, there in placed[:-1])

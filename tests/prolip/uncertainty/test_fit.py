@@ -213,3 +213,61 @@ def test_tokens_that_are_not_there_are_asked_for(changes, parts, words):
 def test_the_nearest_distance_passes_over_copies():
     x = torch.nn.functional.normalize(torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]), dim=1)
     assert nearest_distance(x) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("pairs", [1, 2, 5, 29])
+def test_fewer_than_thirty_pairs_are_refused(pairs):
+    with pytest.raises(ValueError, match=f"{pairs} pairs of an image and a caption: .* 30 or more"):
+        fit_variances(few(pairs), bank=32, centres=8)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_thirty_pairs_give_finite_traces_and_no_text_more_than_all_images(seed):
+    """For texts far from those that were fitted, too, where a straight line would lead to any number."""
+    image = points(30, 6, seed=seed)
+    ids = torch.randint(3, (30, 4), generator=torch.Generator().manual_seed(seed))
+    pairs = Pairs.in_rows(image, points(30, 6, seed=seed + 50), 10.0, text_ids=ids)
+    fitted = fit_variances(pairs, bank=32, centres=8, vocabulary=50_000)
+    far = torch.tensor([[49_999] * 4, [0] * 4, [0, 1, 49_000, 2]])
+    found = {"images": fitted.text.trace(points(3, 6, seed=9), far), "texts": fitted.image.trace(-image)}
+    units = fitted.score.units
+    for of, trace in found.items():
+        assert trace.isfinite().all() and float(units.nats(trace).max()) <= math.log(30) + 1e-5
+        assert float(units.matches(trace, 30, of).max()) <= 30
+
+
+@pytest.mark.parametrize(("image_of", "text_of", "images", "texts"), [
+    ([0] * 60, range(60), 1, 60),  # one image with 60 captions
+    (range(60), range(60), 60, 60),  # the same picture 60 times, see `alike`
+    (range(60), [0] * 60, 60, 1),
+    ([0, 1] * 30, [1, 0] * 30, 2, 2),
+])  # fmt: skip
+@pytest.mark.parametrize("alike", [False, True])
+def test_pairs_that_say_next_to_nothing_give_finite_numbers(image_of, text_of, images, texts, alike):
+    image = points(1, 6).expand(images, 6).contiguous() if alike else points(images, 6)
+    firsts = {"image_first": torch.full((images, 8), 0.1).half(), "text_first": torch.randn(texts, 8)}
+    pairs = Pairs(image=image, text=points(texts, 6, seed=1), image_of=torch.tensor([*image_of]),
+                  text_of=torch.tensor([*text_of]), scale=10.0, **firsts)  # fmt: skip
+    fitted = fit_variances(pairs, bank=32, centres=8)
+    assert fitted.novelty is None and abs(fitted.score.trace_weight) < 1e3
+    for trace in (fitted.text.trace(points(9, 6, seed=2)), fitted.image.trace(points(9, 6, seed=3))):
+        assert trace.isfinite().all()
+
+
+def test_pairs_that_a_line_separates_and_traces_that_are_alike_end_the_search_for_a_logit():
+    """The scale of the first has no finite optimum, the weight of the second no meaning."""
+    same = Pairs.in_rows(torch.eye(40), torch.eye(40), 100.0)
+    found = fit_true_match(same, torch.rand(40, generator=torch.Generator().manual_seed(0)))
+    assert all(math.isfinite(x) for x in found) and found.scale + found.bias > 5 > -5 > found.bias
+    alike = fit_true_match(few(60), torch.full((60,), 0.3) + 1e-9 * torch.rand(60))
+    assert alike.trace_weight == 0
+
+
+@pytest.mark.parametrize("part", ["match", "head"])
+def test_a_fit_that_is_not_finite_is_not_handed_on(monkeypatch, part):
+    if part == "match":
+        monkeypatch.setattr(fit, "fit_true_match", lambda *args: fit.TrueMatch(1.0, math.nan, 0.0))
+    else:
+        monkeypatch.setattr(fit, "calibrate", lambda *args: (math.inf, 0.0))
+    with pytest.raises(ValueError, match="not finite .*(score.trace_weight|text.ambiguity.gamma)"):
+        fit_variances(few(30), bank=32, centres=8)

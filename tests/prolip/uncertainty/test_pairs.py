@@ -5,7 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from prolip.uncertainty.pairs import Pairs
+from prolip.uncertainty.pairs import BLOCK, Pairs
 
 
 def points(rows: int, dim: int = 4, seed: int = 0) -> torch.Tensor:
@@ -19,11 +19,12 @@ def some(**changes) -> Pairs:
 
 
 def test_tensors_bring_back_the_same_pairs():
-    pairs = some(image_hidden=torch.randn(5, 7), image_first=torch.randn(5, 4), empty=points(1)[0],
+    pairs = some(model="0123" * 8, image_hidden=torch.randn(5, 7), image_first=torch.randn(5, 4), empty=points(1)[0],
                  text_first=torch.randn(2, 6), text_first_of=torch.tensor([0, 2]))  # fmt: skip
     back = Pairs.from_tensors(pairs.tensors())
     for name in Pairs.__dataclass_fields__:
-        torch.testing.assert_close(getattr(back, name), getattr(pairs, name), rtol=0, atol=0)
+        one, other = getattr(back, name), getattr(pairs, name)
+        assert torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other, name
     with pytest.raises(ValueError, match="got image, text"):
         Pairs.from_tensors({"image": points(2), "text": points(2)})
 
@@ -62,6 +63,17 @@ def test_the_likeliest_text_is_the_first_of_the_heaviest():
     ({"text_first": torch.zeros(1, 4), "text_first_of": torch.tensor([3])}, r"want \(F,\) int64 below 3"),
     ({"image_first": torch.zeros(1, 4), "image_first_of": torch.tensor([-1])}, r"want \(F,\) int64 below 5"),
     ({"image_first_of": torch.tensor([1])}, "rows of the images that image_first is of"),
+    ({"scale": 1e30}, r"scale=1e\+30 is no factor"),
+    ({"scale": float("nan")}, "scale=nan is no factor"),
+    ({"weight": torch.tensor([1.0, torch.inf, 1.0])}, "want numbers from 1e-09 to 1e\\+09"),
+    ({"weight": torch.tensor([1.0, torch.nan, 1.0])}, "want numbers from"),
+    ({"weight": torch.tensor([1e38, 1e38, 1.0])}, "want numbers from"),
+    ({"weight": torch.tensor([0.0, 1.0, 1.0])}, "want numbers from"),
+    ({"weight": torch.ones(2)}, "want numbers from .* for 3 pairs"),
+    ({"text_ids": torch.zeros(3, 4)}, r"text_ids is torch.float32 \(3, 4\), want \(M, L\) int64"),
+    ({"text_ids": torch.zeros(3, 0, dtype=torch.int64)}, r"want \(M, L\) int64"),
+    ({"text_first": torch.zeros(3, 4, dtype=torch.int64)}, "want a row for each of the 3 texts, float"),
+    ({"empty": torch.full((4,), torch.nan)}, "empty holds NaN"),
 ])  # fmt: skip
 def test_what_is_no_pairs_says_what_to_give(changes, words):
     with pytest.raises(ValueError, match=words):
@@ -71,3 +83,41 @@ def test_what_is_no_pairs_says_what_to_give(changes, words):
 def test_what_is_no_tensor_is_named():
     with pytest.raises(TypeError, match="text is .*list"):
         some(text=[[1.0, 0, 0, 0]])
+
+
+@pytest.mark.parametrize("lost", [float("nan"), float("inf")])
+@pytest.mark.parametrize("part", ["image", "text", "image_hidden", "text_first"])
+def test_rows_that_are_not_finite_are_named_by_their_keys_wherever_they_are(part, lost):
+    rows = 2 * BLOCK + 3
+    given = {"image": points(rows), "text": points(rows, seed=1), "image_hidden": torch.zeros(rows, 3),
+             "text_first": torch.zeros(rows, 3)}  # fmt: skip
+    places = [1, BLOCK, *range(BLOCK + 4, BLOCK + 7), rows - 1]
+    given[part][places, 2] = lost
+    keys = {f"{side}_keys": [f"{side} {row}" for row in range(rows)] for side in ("image", "text")}
+    named = ", ".join(f"'{part.partition('_')[0]} {row}'" for row in places[:5])
+    with pytest.raises(ValueError, match=f"{part} holds NaN .* in 6 of {rows} rows .{named} and 1 more"):
+        Pairs.in_rows(given.pop("image"), given.pop("text"), 10.0, **given, **keys)
+
+
+def test_rows_of_a_part_are_named_by_the_keys_of_what_they_are_of_and_without_keys_by_number():
+    first = torch.tensor([[1.0], [torch.nan]])
+    of = {"text_first": first, "text_first_of": torch.tensor([0, 2])}
+    with pytest.raises(ValueError, match=r"text_first .* 1 of 2 rows \('c'\)"):
+        some(**of, text_keys=["a", "b", "c"])
+    with pytest.raises(ValueError, match=r"text_first .* 1 of 2 rows \(row 1\)"):
+        some(**of)
+
+
+def test_means_of_another_length_are_refused_in_every_row():
+    image = points(BLOCK + 1)
+    image[-1] *= 2
+    with pytest.raises(ValueError, match="want unit means"):
+        Pairs.in_rows(image, points(BLOCK + 1), 10.0)
+
+
+def test_few_pairs_images_or_texts_call_for_caution():
+    assert Pairs.in_rows(points(300), points(300), 10.0).caution == ""
+    assert "299 pairs of 299 images" in Pairs.in_rows(points(299), points(299), 10.0).caution
+    one = Pairs(image=points(300), text=points(2), image_of=torch.arange(300), scale=10.0,
+                text_of=torch.zeros(300, dtype=torch.int64))  # fmt: skip
+    assert "300 pairs of 300 images and 1 texts are few" in one.caution

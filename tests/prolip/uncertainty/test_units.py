@@ -20,6 +20,9 @@ def test_a_text_true_of_n_images_says_log_of_all_over_n():
                                rtol=1e-5)  # fmt: skip
     assert UNITS.information(trace[:1], bits=True).item() == pytest.approx(math.log2(2000), rel=1e-5)
     assert UNITS.share(trace[:1], of="texts").item() == pytest.approx(1 / 500, rel=1e-5)
+    assert UNITS.information(trace[:1], of="texts").item() == pytest.approx(math.log(500), rel=1e-5)
+    assert UNITS.information(trace[:1], of="texts", bits=True).item() == pytest.approx(math.log2(500), rel=1e-5)
+    assert UNITS.matches(trace[:1], among=100, of="texts").item() == pytest.approx(100 / 500, rel=1e-5)
 
 
 def test_share_and_trace_undo_each_other_and_nothing_fits_more_than_all():

@@ -51,7 +51,7 @@ def test_features_of_tokens_by_hand_and_without_what_stands_everywhere():
 
 def head_of(**parts) -> VarianceHead:
     head, g = VarianceHead(Parts(dim=6, **parts)), torch.Generator().manual_seed(0)
-    for x in head.buffers():
+    for x in head.state_dict().values():
         x.copy_(torch.rand(x.shape, generator=g) + 0.1)
     return head
 
@@ -107,3 +107,16 @@ def test_no_product_of_two_kernel_values_is_a_denormal_number():
     torch.testing.assert_close(found.double(), exact, rtol=1e-4, atol=1e-17)
     products = (found.unsqueeze(2) * found.unsqueeze(1)).unique()
     assert (found == 0).any() and products[products > 0].min() >= torch.finfo(torch.float32).tiny
+
+
+def test_eta_is_at_most_that_of_all_rows_of_the_other_side_and_at_least_that_of_the_calibration():
+    """A text that is true of all of 12 images leaves log 12 nats open; what is unknown sets no bound."""
+    head = head_of(bank=40, centres=8)
+    head.ambiguity.gamma.zero_()
+    for alpha, rows, nats in ((5.0, 12, math.log(12)), (200.0, 12, math.log(12)), (5.0, 0, math.exp(5)),
+                              (0.0, 12, 1.0), (0.0, 1, math.exp(-20)), (-300.0, 12, math.exp(-20))):  # fmt: skip
+        head.ambiguity.alpha.fill_(alpha)
+        head.rows.fill_(rows)
+        wanted = torch.full((4,), nats) * head.log_unit.exp()
+        torch.testing.assert_close(head.trace(points(4, 6)), wanted)
+        torch.testing.assert_close(head.log_var(points(4, 6)).exp().sum(1), wanted)

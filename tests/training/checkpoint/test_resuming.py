@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from training_runs import make, metrics, words
+from training_runs import batches, make, metrics, words
 
 from training.checkpoint.files import list_steps, load_checkpoint
 from training.checkpoint.resuming import changed_settings, claim
@@ -22,6 +22,7 @@ from training.config import RunConfig
 from training.flags import FlagError
 from training.health.terms import NonFiniteError
 from training.main import main
+from training.parallel.distributed import World
 
 
 def start(folder: Path, name: str, *more: str) -> Path:
@@ -264,6 +265,56 @@ def test_a_loss_scale_goes_on_and_one_that_there_was_not_begins(tmp_path):
     assert runs[1].trained.scaler.get_scale() == 2.0
 
 
+def views_of(run) -> tuple[list, list]:
+    """Kept patches and masked places of step 2, rows 0 and 1."""
+    batch = next(batches(run))
+    prepared = run.trained.objective.prepare(batch, 2)
+    places = (prepared["masked_text"] != batch["text"][:2]).nonzero().tolist()
+    return prepared["keep"].tolist(), [[column for row, column in places if row == wanted] for wanted in (0, 1)]
+
+
+def test_a_checkpoint_from_before_version_2_keeps_the_random_numbers_of_its_code(tmp_path, capsys):
+    """The views are those of commit 6999e53, whose checkpoints have no version."""
+    old, resumed, new = (make(tmp_path / name, objective={"mask_fraction": 0.25}, seed=3, draws=version)
+                         for name, version in (("a", 1), ("b", 2), ("c", 2)))  # fmt: skip
+    old.kept.saver = resumed.kept.saver = Kept()
+    save(old)
+    state = old.kept.saver.state
+    assert state.pop("draws") == 1 and state["config"]["run"].pop("draws") == 1
+    restore(resumed, state)
+    assert "note: random numbers stay at the checkpoint's version 1" in capsys.readouterr().out
+    theirs = [[3, 7, 11, 15], [6, 7, 11, 13]], [[1, 2, 3, 4, 5, 7], [0, 1, 2, 4, 5, 6, 7, 8, 9]]
+    assert views_of(resumed) == theirs == views_of(old) != views_of(new)
+    save(resumed)  # and so does the next checkpoint, and the config
+    assert resumed.kept.saver.state["draws"] == resumed.kept.saver.state["config"]["run"]["draws"] == 1
+
+
+def test_random_numbers_of_an_unknown_version_are_refused_before_anything_changes(tmp_path):
+    run = make(tmp_path)
+    run.kept.saver = Kept()
+    save(run)
+    state = run.kept.saver.state
+    assert state["draws"] == 2
+    with pytest.raises(FlagError, match=r"of version 3, this code draws versions 1, 2: resume with the code that"):
+        restore(run, state | {"draws": 3, "step": 2})
+    assert run.at.step == 0 and run.trained.objective.context.draws.version == 2
+
+
+@pytest.mark.parametrize("bad", [1, 2])
+def test_a_run_that_allows_fewer_bad_steps_than_it_had_is_refused_before_its_first_step(tmp_path, bad, capsys):
+    """Its gate would stay shut: it would end well, and nothing have been trained."""
+    first = make(tmp_path / "first", max_nonfinite=2)
+    first.kept.saver, first.health.meter.bad_steps = Kept(), bad
+    save(first)
+    second = make(tmp_path / "second", max_nonfinite=bad - 1)
+    before = {name: x.clone() for name, x in second.trained.objective.state_dict().items()}
+    with pytest.raises(FlagError, match=f"had {bad} steps that were not finite, this run allows {bad - 1}, .* "
+                                        f"give --max-nonfinite {bad} or more"):  # fmt: skip
+        restore(second, first.kept.saver.state)
+    assert all(torch.equal(x, before[name]) for name, x in second.trained.objective.state_dict().items())
+    restore(make(tmp_path / "third", max_nonfinite=bad), first.kept.saver.state)
+
+
 def test_steps_that_were_passed_over_count_in_the_whole_run(tmp_path):
     """--max-nonfinite 2, both used up before the checkpoint: the next bad step shuts the gate and stops the run."""
     first, second = (make(tmp_path / name, max_nonfinite=2) for name in "ab")
@@ -276,6 +327,21 @@ def test_steps_that_were_passed_over_count_in_the_whole_run(tmp_path):
     second.health.meter.add({"loss": torch.tensor(float("nan"))}, 3)
     with pytest.raises(NonFiniteError, match=r"step 3: loss not finite .*--max-nonfinite 2 allows 2"):
         second.health.meter.check(second.world)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_every_rank_goes_on_with_its_own_random_state(tmp_path, rank):
+    saved = make(tmp_path / "saved")
+    saved.kept.saver = Kept()
+    save(saved)
+    state, states = saved.kept.saver.state, []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        states.append(state["random"][0] | {"torch": torch.get_rng_state()})
+    run = make(tmp_path / "resumed")
+    run.world = World(rank=rank, world_size=2)
+    restore(run, state | {"random": states})
+    assert torch.equal(torch.get_rng_state(), states[rank]["torch"])
 
 
 def test_moments_go_by_name_and_settings_by_the_run():

@@ -42,6 +42,37 @@ def test_steps_and_pauses_keep_it_silent():
     assert said_by(steps, 0.6) == said_by(evaluation, 0.3) == ""
 
 
+def test_a_standstill_is_counted_from_the_end_of_a_pause_and_not_while_another_pause_lasts():
+    def work_after_a_pause(watchdog):
+        with watchdog.pause():
+            time.sleep(1.3)
+        time.sleep(0.6)
+
+    def one_within_another(watchdog):
+        with watchdog.pause():
+            with watchdog.pause():
+                pass
+            time.sleep(1.0)
+
+    def stuck_after_a_pause(watchdog):
+        with watchdog.pause():
+            pass
+        stuck_here(watchdog)
+
+    assert said_by(work_after_a_pause, 1.0) == said_by(one_within_another, 0.3) == ""
+    assert "in stuck_here" in said_by(stuck_after_a_pause, 0.3)
+
+
+def test_a_second_standstill_is_reported_too():
+    def twice(watchdog):
+        for step in (3, 4):
+            watchdog.beat(step)
+            time.sleep(0.8)
+
+    text = said_by(twice, 0.3)
+    assert text.count("warning: rank 3 has stood still") == 2 and "behind step 4" in text
+
+
 def test_zero_means_never():
     before = threading.active_count()
     assert said_by(lambda watchdog: time.sleep(0.2), 0) == "" and threading.active_count() == before

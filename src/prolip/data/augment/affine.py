@@ -11,9 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from prolip.masking import AUGMENT_STREAM, CUTOUT_STREAM, draw_noise
+from prolip.random import Draws, Stream
 from prolip.utils.fields import option
 
+#: Random erasing as in PCME's release and timm: share of the area, and log of the largest ratio of height to width.
+ERASED_AREA, ERASED_ASPECT = (0.02, 1 / 3), math.log(1 / 0.3)
 LUMA = (0.299, 0.587, 0.114)
 #: RGB to YIQ: turning the (I, Q) plane shifts the hue and leaves the luma.
 YIQ = ((0.299, 0.587, 0.114), (0.596, -0.274, -0.322), (0.211, -0.523, 0.312))
@@ -45,6 +47,7 @@ class AugmentConfig:
     fill: float = option(1.0, "value of pixels from outside the image, 0 black to 1 white")
     cutout: float = option(0.0, "side of a square of mean pixels, as a share of the image's", always=True)
     cutout_prob: float = option(1.0, "share of the images that have one", always=True)
+    erase_prob: float = option(0.0, "share of the images that lose a rectangle of 2 to 33% of their area", always=True)
     text_mask: float = option(0.0, "share of the tokens of texts that become [MASK]", always=True)
     text_random: float = option(0.0, "share of them that become any other token", always=True)
     text_delete: float = option(0.0, "share of them that are left out", always=True)
@@ -55,7 +58,7 @@ class AugmentConfig:
             raise ValueError(f"augmentation zoom is {self.zoom}: give two positive numbers, the smaller first")
         shares = (
             "brightness", "contrast", "saturation", "jitter_prob", "greyscale_prob", "fill", "shift", "cutout",
-            "cutout_prob", "text_mask", "text_random", "text_delete",
+            "cutout_prob", "erase_prob", "text_mask", "text_random", "text_delete",
         )  # fmt: skip
         for name in shares:
             if not 0 <= getattr(self, name) <= 1:
@@ -85,17 +88,18 @@ class AugmentConfig:
 
 
 class Cutout(NamedTuple):
-    """A square of this share of an image's side, in this share of the images."""
+    """A square of this share of an image's side, in this share of the images; the share that loses a rectangle."""
 
     side: float = 0.0
     prob: float = 1.0
+    erase_prob: float = 0.0
 
 
 class DeviceTransform(nn.Module):
     """uint8 images to normalised floats on the device: x -> (change(x) - mean) / std per channel, x in [0, 1], and 0 in
-    a square of some images (Cutout, DeVries and Taylor 2017).
+    a square (Cutout, DeVries and Taylor 2017) or rectangle (random erasing, Zhong et al. 2020) of some images.
 
-    The random numbers of a change are a function of (seed, step, global row), as those of the masked views are.
+    The random numbers of a change are those of `draws`, functions of (seed, step, global row).
     """
 
     #: Set where squares are wanted.
@@ -107,9 +111,7 @@ class DeviceTransform(nn.Module):
         mean: Sequence[float],
         std: Sequence[float],
         *,
-        seed: int = 0,
-        rank: int = 0,
-        world_size: int = 1,
+        draws: Draws | None = None,
         dtype: torch.dtype = torch.float32,
     ):
         super().__init__()
@@ -117,7 +119,7 @@ class DeviceTransform(nn.Module):
         self.pixel_std: Tensor
         self.config = config
         self.dtype = dtype
-        self.seed, self.rank, self.world_size = seed, rank, world_size
+        self.draws = draws or Draws()
         self.register_buffer("pixel_mean", torch.tensor(mean).view(1, 3, 1, 1), persistent=False)
         self.register_buffer("pixel_std", torch.tensor(std).view(1, 3, 1, 1), persistent=False)
 
@@ -126,23 +128,23 @@ class DeviceTransform(nn.Module):
         if images.dtype != torch.uint8:
             raise TypeError(f"augmentation on the device takes uint8 images, got {images.dtype}: leave them as read")
         x = self.change(images, step).sub_(self.pixel_mean).div_(self.pixel_std).to(self.dtype)
-        if not self.cutout.side:
-            return x
-        noise = self.noise(images, 3, step, x.device, CUTOUT_STREAM)
-        return x.masked_fill_(squares(noise, self.cutout, x.shape[2:]), 0)
+        if self.cutout.side:
+            noise = self.noise(images, 3, step, x.device, Stream.CUTOUT)
+            x.masked_fill_(squares(noise, self.cutout, x.shape[2:]), 0)
+        if self.cutout.erase_prob:
+            noise = self.noise(images, 5, step, x.device, Stream.ERASE)
+            x.masked_fill_(rectangles(noise, self.cutout.erase_prob, x.shape[2:]), 0)
+        return x
 
     def change(self, images: Tensor, step: int) -> Tensor:
         """uint8 images to a new float32 tensor of values in [0, 1], augmented."""
         raise NotImplementedError
 
     def noise(
-        self, images: Tensor, columns: int, step: int, device: torch.device | str, stream: int = AUGMENT_STREAM
+        self, images: Tensor, columns: int, step: int, device: torch.device | str, stream: Stream = Stream.AUGMENT
     ) -> Tensor:
         """Uniform numbers for each local image, (B, columns), drawn on `device`."""
-        return draw_noise(
-            images.shape[0] * self.world_size, columns, seed=self.seed, step=step, stream=stream,
-            rank=self.rank, world_size=self.world_size, device=device,
-        )  # fmt: skip
+        return self.draws.uniform(stream, step, self.draws.rows(len(images), device), columns)
 
 
 class DeviceAugment(DeviceTransform):
@@ -170,12 +172,29 @@ def squares(noise: Tensor, cutout: Cutout, size: Sequence[int]) -> Tensor:
     height, width = size
     side = round(cutout.side * min(height, width))
     on, down, right = noise.unbind(1)
-    inside = [(on < cutout.prob).view(-1, 1, 1, 1)]
-    for place, length, shape in ((down, height, (1, 1, -1, 1)), (right, width, (1, 1, 1, -1))):
-        begin = (place * length).floor().view(-1, 1, 1, 1) - side // 2
-        pixel = torch.arange(length, device=noise.device).view(shape)
-        inside.append((pixel >= begin) & (pixel < begin + side))
-    return inside[0] & inside[1] & inside[2]
+    top, left = (down * height).floor() - side // 2, (right * width).floor() - side // 2
+    return on.lt(cutout.prob).view(-1, 1, 1, 1) & span(top, side, height).mT & span(left, side, width)
+
+
+def rectangles(noise: Tensor, prob: float, size: Sequence[int]) -> Tensor:
+    """Where images are erased, (B, 1, H, W) bool: a rectangle inside the image, its area uniform in ERASED_AREA, the
+    log of its ratio of sides uniform up to ERASED_ASPECT either way. noise: (B, 5), uniform.
+
+    A side that would reach the image's length is one pixel shorter: under 1% on square images, where timm draws again.
+    """
+    on, area, aspect, down, right = noise.unbind(1)
+    low, high = ERASED_AREA
+    area, ratio = (low + (high - low) * area) * math.prod(size), centred(aspect, ERASED_ASPECT).exp()
+    inside = on.lt(prob).view(-1, 1, 1, 1)
+    height, width = (x.sqrt().round().clamp(max=n - 1) for x, n in zip((area * ratio, area / ratio), size))
+    top, left = (down * (size[0] - height + 1)).floor(), (right * (size[1] - width + 1)).floor()
+    return inside & span(top, height, size[0]).mT & span(left, width, size[1])
+
+
+def span(begin: Tensor, side: Tensor | int, length: int) -> Tensor:
+    """True for `side` pixels from `begin` (B,) on, of a line of `length` pixels: (B, 1, 1, length)."""
+    past = torch.arange(length, device=begin.device) - begin.view(-1, 1, 1, 1)
+    return (past >= 0) & (past < (side.view(-1, 1, 1, 1) if isinstance(side, Tensor) else side))
 
 
 @lru_cache(maxsize=32)

@@ -80,8 +80,8 @@ def draw_plan(noise: Tensor, config: ColourConfig) -> Plan:
 class ColourJitter(DeviceTransform):
     """OpenCLIP's colour augmentation of uint8 images, then normalised.
 
-    The random numbers are the same on every kind of device, for they are drawn on the host. So the host knows which
-    images need what: the device does nothing in vain, and the host never waits for it.
+    The host draws this rank's random numbers. So it knows which images need what: the device does no needless work, and
+    the host never waits for it.
     """
 
     config: ColourConfig

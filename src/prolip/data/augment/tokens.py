@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from prolip.masking import TOKEN_STREAM, draw_noise
+from prolip.random import Draws, Stream
 
 
 class TokenAugment(nn.Module):
@@ -15,8 +15,8 @@ class TokenAugment(nn.Module):
 
     shares: these three; 10%, 2% and 8% in PCME++'s code (VSE-infinity's, Chen et al. 2021). words: (V,) bool, which ids
     of the vocabulary stand for text: others, padding and special tokens, stay where they are and are never put in, and
-    one word at least of every text stays. The random numbers are a function of (seed, step, global row), as those of
-    the masked views are.
+    one word at least of every text stays. The random numbers are those of `draws`, functions of (seed, step, global
+    row).
     """
 
     words: Tensor
@@ -29,35 +29,29 @@ class TokenAugment(nn.Module):
         *,
         mask_id: int | None,
         pad_id: int,
-        seed: int = 0,
-        rank: int = 0,
-        world_size: int = 1,
+        draws: Draws | None = None,
     ):
         super().__init__()
         if shares[0] and mask_id is None:
             raise ValueError(f"text_mask is {shares[0]} and the model's vocabulary has no [MASK]: give none, or a "
                              "prolip_cfg.mask_token_id in the model's config")  # fmt: skip
         self.shares, self.mask_id, self.pad_id = shares, mask_id, pad_id
-        self.seed, self.rank, self.world_size = seed, rank, world_size
+        self.draws = draws or Draws()
         self.register_buffer("words", words, persistent=False)
         self.register_buffer("ids", words.nonzero()[:, 0], persistent=False)
 
     @classmethod
-    def for_model(cls, model: Any, tokenizer: Any, shares: tuple[float, float, float], **place: int) -> TokenAugment:
-        """For the texts of a model: its vocabulary, padding and [MASK]. tokenizer: None where ids are made up; place:
-        seed, rank, world_size.
+    def for_model(cls, model: Any, tokenizer: Any, shares: tuple[float, float, float], draws: Draws) -> TokenAugment:
+        """For the texts of a model: its vocabulary, padding and [MASK]. tokenizer: None where ids are made up.
         """
         special = (model.pad_token_id, model.mask_token_id, *model.special_token_ids)
         words = words_of(tokenizer, model.vocab_size, special)
-        return cls(shares, words, mask_id=model.mask_token_id, pad_id=model.pad_token_id, **place)
+        return cls(shares, words, mask_id=model.mask_token_id, pad_id=model.pad_token_id, draws=draws)
 
     def forward(self, text: Tensor, step: int) -> Tensor:
         """text: (B, L) or (B, C, L) int64, the local rows of this step; returns the like."""
         rows, tokens = len(text), text[0].numel()
-        noise = draw_noise(
-            rows * self.world_size, 2 * tokens, seed=self.seed, step=step, stream=TOKEN_STREAM, rank=self.rank,
-            world_size=self.world_size, device=text.device,
-        )  # fmt: skip
+        noise = self.draws.uniform(Stream.TOKENS, step, self.draws.rows(rows, text.device), 2 * tokens)
         draws, others = (half.reshape(-1, text.shape[-1]) for half in noise.split(tokens, dim=1))
         others = self.ids[(others * len(self.ids)).long().clamp_(max=len(self.ids) - 1)]
         return self.change(text.reshape(-1, text.shape[-1]), draws, others).view_as(text)

@@ -23,6 +23,7 @@ import requests
 
 from prolip.data.faults import ShardFault
 from prolip.data.reading.hosts import get_public
+from prolip.utils.secrecy import said_by
 
 T = TypeVar("T")
 #: Answers of HTTP after which it is worth asking again: time-out, too early, too many requests, errors of the server.
@@ -312,7 +313,7 @@ class PipeConnection:
         """The end of what the command wrote to stderr."""
         self.errors.seek(max(0, self.errors.seek(0, os.SEEK_END) - 300))
         text = self.errors.read().decode(errors="replace").strip()
-        return f": {text}" if text else ""
+        return f": {said_by(self.command, text)}" if text else ""
 
     def close(self) -> None:
         """Kill what is left of the pipeline."""

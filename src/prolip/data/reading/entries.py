@@ -2,7 +2,8 @@
 
 `python -m prolip.data.index` writes it. The file is JSON:
 {"format": FORMAT, "block": bytes, "shards": {name: {"samples", "bytes", "sha256", "crc32": [hex, one per block]}}},
-a name being relative to the index's folder where the shard lies below it, else its whole URL.
+a name being relative to the index's folder where the shard lies below it, else its URL without user info and query, or
+the hash of a `pipe:` command.
 """
 from __future__ import annotations
 
@@ -13,15 +14,19 @@ import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from prolip.data.faults import ShardFault
 from prolip.data.reading.opening import ReadPolicy, ResumingStream, is_local, local_path, open_stream, read_up_to
 from prolip.utils.documents import loads, read_file, shown
+from prolip.utils.secrecy import redacted, tag
 
 log = logging.getLogger(__name__)
 FORMAT = "prolip shard index 1"
 INDEX_NAME = "index.json"
+#: What begins the name of a shard that a command gives, before the salted hash of the command.
+HASHED = "pipe:sha256="
 #: Bytes per checksum: what a reader must hold before it can vouch for any of it.
 BLOCK = 2**22
 #: Blocks of an index that are read: what a reader holds at once. And bytes of an index, some 3,000 per shard of 1 GB.
@@ -48,10 +53,17 @@ class ShardIndex:
 
     def __getitem__(self, url: str) -> Entry:
         """The entry of a shard; ValueError where there is none."""
-        try:
-            return self.entries[canonical(url)]
-        except KeyError:
-            raise ValueError(f"{self.place} has no entry for {url}: {remedy(url, self.place)}") from None
+        names = [canonical(url)]
+        if url.startswith("pipe:"):
+            names += [f"{HASHED}{tag(url.removeprefix('pipe:'), salt)}" for salt in self.salts]
+        if (name := next((name for name in names if name in self.entries), None)) is None:
+            raise ValueError(f"{self.place} has no entry for {url}: {remedy(url, self.place)}")
+        return self.entries[name]
+
+    @cached_property
+    def salts(self) -> list[str]:
+        """Those of the hashes that stand for commands."""
+        return sorted({name.removeprefix(HASHED).partition("-")[0] for name in self.entries if name.startswith(HASHED)})
 
     def count(self, urls: Sequence[str]) -> int:
         """Samples of all shards; ValueError for shards that are missing, and for local ones of another size."""
@@ -68,8 +80,10 @@ class ShardIndex:
 
 
 def canonical(url: str) -> str:
-    """One spelling per shard: local paths are absolute, without `file:`."""
-    return os.path.abspath(local_path(url)) if is_local(url) else url
+    """One spelling per shard: local paths are absolute, without `file:`; URLs are without user info and query."""
+    if url.startswith("pipe:"):
+        return url
+    return os.path.abspath(local_path(url)) if is_local(url) else redacted(url)
 
 
 def parent(url: str) -> str:
@@ -91,7 +105,7 @@ def to_json(index: ShardIndex) -> dict[str, Any]:
         "format": FORMAT,
         "block": BLOCK,
         "shards": {
-            url.removeprefix(folder): {
+            redacted(url.removeprefix(folder)): {
                 "samples": entry.samples,
                 "bytes": entry.bytes,
                 "sha256": entry.sha256,

@@ -111,7 +111,7 @@ def to_rgb(image: Image.Image) -> Image.Image:
     it is not known what white is, see `white_of`; what Pillow raises where the file behind the image is broken or cut.
     """
     key, tiles = image.info.get("transparency"), getattr(image, "tile", None)
-    times, divisor = UNSCALED_KEYS.get(str(tiles[0].args), (1, 1)) if tiles else (1, 1)  # of a PNG not loaded yet
+    times, divisor = UNSCALED_KEYS.get(str(tiles[0][3]), (1, 1)) if tiles else (1, 1)  # of a PNG not loaded yet
     if isinstance(key, int):
         image.info["transparency"] = key * times // divisor
     elif isinstance(key, tuple):

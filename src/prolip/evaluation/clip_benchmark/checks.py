@@ -105,6 +105,7 @@ def check_prompts(run: Namespace, prompts: PromptWeights) -> None:
         templates = dataset.templates if not run.custom_template_file else prompts.templates
         classnames = dataset.classnames if not run.custom_classname_file else prompts.classnames
         prompts.check(classnames, templates, prompts.fingerprint, dataset.fingerprint)
+        prompts.check_images(dataset)
 
 
 def dataset_name(run: Namespace) -> str:

@@ -35,6 +35,7 @@ from prolip.data.samples.decoding import decode_image
 from prolip.data.samples.sample import IMAGE_SUFFIXES, image_bytes, members_of
 from prolip.evaluation.clip_benchmark.encoder import GaussianEncoder, class_vectors
 from prolip.evaluation.datasets.base import DamagedData
+from prolip.evaluation.metrics.classification import label_ranks
 from prolip.scores import MeanScore
 
 ORIGINAL = {
@@ -75,12 +76,12 @@ def zero_shot_classifier(model, tokenizer, classnames, templates, device, amp=Tr
 
 
 def accuracy(output: Tensor, target: Tensor, topk: tuple[int, ...] = (1,)) -> list[float]:
-    """Top-k accuracies; output (N, C), target (N,).
+    """Top-k accuracies; output (N, C), target (N,). Equal scores go to the lower class, as in `label_ranks`.
 
     The original takes float() of an array of shape (1,), which NumPy deprecated in 1.25 and refuses from 2.4 on.
     """
-    hits = output.topk(min(max(topk), output.shape[1]), dim=1).indices == target.view(-1, 1)
-    return [hits[:, :k].sum().item() / len(target) for k in topk]
+    ranks = label_ranks(output, target)
+    return [(ranks <= k).sum().item() / len(target) for k in topk]
 
 
 def evaluate_classification(*args, **kwargs) -> dict[str, float]:

@@ -3,8 +3,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import islice
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -14,6 +15,7 @@ from PIL import Image
 from prolip.data.faults import DamagedData, FaultCounter, SampleFault
 from prolip.data.samples.decoding import decode_image
 from prolip.evaluation.metrics.blockwise import Further
+from prolip.utils.messages import NAMED, first_few
 
 T = TypeVar("T")
 Kind = Literal["classification", "multilabel", "retrieval", "association"]
@@ -48,6 +50,11 @@ class Sample(NamedTuple):
     groups: np.ndarray | None = None
     captions: tuple[str, ...] | None = None
     place: tuple[int, int] = (0, 0)
+
+    @property
+    def content(self) -> str:
+        """Hexadecimal digits of the bytes of the image's file: copies have the same."""
+        return hashlib.blake2b(self.image, digest_size=16).hexdigest()
 
     def open(self) -> Image.Image:
         """The picture in RGB, as training sees it; SampleFault as `decode_image`."""
@@ -92,6 +99,16 @@ class Dataset:
     damage: FaultCounter | None = None
     state: tuple[str, int] | None = field(default=None, compare=False)
     further: Further | None = field(default=None, compare=False)
+
+    @cached_property
+    def contents(self) -> dict[str, str]:
+        """`Sample.content` of every image by its key; the first use reads all files."""
+        return {sample.key: sample.content for sample in self.samples()}
+
+    def shared_with(self, contents: Collection[str]) -> str:
+        """How many of the images have one of these contents, with some of their keys; "" where none has."""
+        shared = [key for key, content in self.contents.items() if content in contents]
+        return f"{len(shared)} of {len(self.contents)} images ({first_few(shared, NAMED)})" if shared else ""
 
 
 def note_fault(damage: FaultCounter | None, fault: SampleFault, key: str = "", place: str = "") -> None:

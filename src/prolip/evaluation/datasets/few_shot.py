@@ -20,7 +20,6 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,7 +30,7 @@ from prolip.evaluation.datasets.emoji import SHARD, SPLIT, suffix_of
 from prolip.evaluation.datasets.specs import FORMS, open_dataset
 from prolip.evaluation.datasets.wds import COUNT, class_files
 from prolip.utils import console
-from prolip.utils.messages import naming
+from prolip.utils.messages import at_least, naming
 from prolip.utils.outputs import check_output, replacing
 
 #: The paper's words, VACSR B.1.
@@ -47,7 +46,7 @@ class Row(NamedTuple):
 
     key: str
     label: int
-    content: bytes
+    content: str
 
 
 @dataclass(frozen=True)
@@ -118,7 +117,7 @@ def draw(
 
 def rows_of(dataset: Dataset) -> list[Row]:
     """Every image without its bytes."""
-    return [Row(one.key, label, blake2b(one.image, digest_size=16).digest()) for one, label in labelled(dataset)]
+    return [Row(one.key, label, one.content) for one, label in labelled(dataset)]
 
 
 def labelled(dataset: Dataset) -> Iterator[tuple[Sample, int]]:
@@ -230,8 +229,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def run(args: argparse.Namespace) -> FewShot:
     """Open, draw, write and report."""
-    if args.shots < 1:
-        raise ValueError(f"--shots {args.shots}: give 1 or more")
+    at_least(args, 1, "shots")
     if "{c}" not in args.template and "{}" not in args.template:
         raise ValueError(f"--template {args.template!r} has no {{c}} where the class goes")
     check_new(args.out, ("all",) if args.classes == "all" else ("base", "novel"))  # before anything is read

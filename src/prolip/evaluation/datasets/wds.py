@@ -31,6 +31,7 @@ from prolip.data.survey import refuse_unusable
 from prolip.evaluation.datasets.base import WHOLE, DamagedData, Dataset, Kind, Sample, Share, fingerprint, note_fault
 from prolip.evaluation.datasets.places import Place, archive_state, find_place, folder_holds, join, shard_marks
 from prolip.utils.documents import LINE_END, loads
+from prolip.utils.secrecy import redacted
 
 CLASSNAMES, TEMPLATES = "classnames.txt", "zeroshot_classification_templates.txt"
 TYPE, COUNT, RELEVANCE = "dataset_type.txt", "nshards.txt", "relevance.json"
@@ -83,11 +84,11 @@ def open_wds(
     here = is_local(place.data)
     address = os.path.abspath(local_path(place.source)) if here else place.source.split("/tree/")[0].rstrip("/")
     return Dataset(
-        name=name or os.path.basename(address).removeprefix("wds_"),
+        name=name or os.path.basename(redacted(address)).removeprefix("wds_"),
         kind=kind,
         samples=partial(read_samples, reading),
         fingerprint=fingerprint("wds", kind, marks),
-        source=place.source,
+        source=redacted(place.source),
         classnames=() if kind == "retrieval" else classnames,
         templates=() if kind == "retrieval" else templates,
         relevance=pairs,

@@ -102,13 +102,12 @@ def study_candidates(scored: list[Candidates], features: Features, score: Score)
     """The same of scores that are there.
 
     Refused by the negative of the best candidate's score, and by the cue's uncertainty. `calibration/match`: each cue
-    with all its candidates.
+    with all its candidates; `calibration/match_top1`: with the best one.
     """
     uncertainties: dict[str, np.ndarray | Tensor] = {"score": np.array([-float(x.scores.max()) for x in scored])}
     if features.model.probabilistic and features.text is not None:
         uncertainties["text"] = uncertainty_of(features)(features.text)
-    scores, true = (torch.cat(column) for column in zip(*scored))
-    found = match_reliability(scores, true, score)
+    found = match_reliability(scored, score)
     return study_errors(1 - jaccards(scored), uncertainties)._replace(reliability=found)
 
 

@@ -11,7 +11,7 @@ from prolip.evaluation.datasets.base import Dataset
 from prolip.evaluation.features import Features
 from prolip.evaluation.metrics.blockwise import PairScores
 from prolip.evaluation.metrics.bootstrap import Statistic
-from prolip.evaluation.metrics.calibration import LOG_ODDS, Reliability, reliability
+from prolip.evaluation.metrics.calibration import EQUAL, LOG_ODDS, Reliability, reliability
 from prolip.evaluation.metrics.study import OfPairs, Study
 from prolip.gaussian import Gaussian
 from prolip.scores import Score
@@ -102,9 +102,17 @@ def too_small_for(names: Sequence[str], metrics: Mapping[str, float]) -> dict[st
     return {"too_small_for": absent} if absent else {}
 
 
-def match_reliability(scores: Tensor, true: Tensor, score: Score) -> dict[str, Reliability]:
-    """`calibration/match` of pairs in any shape, {} for a score that has no match probability."""
-    probability = score.match_probability(scores)
-    if probability is None:
-        return {}
-    return {"calibration/match": reliability(probability.flatten(), true.flatten(), LOG_ODDS)}
+def match_reliability(groups: Sequence[tuple[Tensor, Tensor]], score: Score) -> dict[str, Reliability]:
+    """`calibration/match` of all pairs and `calibration/match_top1` of the best pair of each query.
+
+    groups: of each query, the scores (n,) of its pairs and whether they match (n,). {} for a score that has no match
+    probability.
+    """
+    first = [int(scores.argmax()) for scores, _ in groups]
+    top = [torch.stack([x[i] for x, i in zip(column, first)]) for column in zip(*groups)]
+    found = {}
+    for name, (scores, true), edges in (("match", map(torch.cat, zip(*groups)), LOG_ODDS), ("match_top1", top, EQUAL)):
+        probability = score.match_probability(scores)
+        if probability is not None:
+            found[f"calibration/{name}"] = reliability(probability, true, edges)
+    return found

@@ -30,8 +30,9 @@ from prolip.gaussian import Gaussian
 from prolip.scores import Score
 
 TOP = 5
-#: Images up to which R-AUROC is computed: it takes their square of scores.
+#: Images up to which R-AUROC is computed, as it takes their square of scores, and what is left out beyond.
 NEIGHBOURS = 50_000
+BY_NEIGHBOURS = ("refusal/R-AUROC", "refusal/1-NN")
 
 
 def names(dataset: Dataset) -> list[str]:
@@ -86,10 +87,12 @@ def study_scores(
 ) -> Study:
     """The same of scores (N, C) and labels (N,) that are there."""
     image, own = (features.image, classes) if features.model.probabilistic else (None, None)
-    return study_classification(
+    found = study_classification(
         scores, labels, image, own, score, uncertainty_of(features), len(labels) <= NEIGHBOURS,
         pair_uncertainty_of(features, classes),
     )  # fmt: skip
+    large = image is not None and len(labels) > NEIGHBOURS
+    return found._replace(too_large_for=BY_NEIGHBOURS) if large else found
 
 
 KIND = Kind("acc1", class_texts, names, evaluate, study)

@@ -37,7 +37,7 @@ def study(features: Features, score: Score) -> Study:
     """Error: 1 - average precision of an image's classes; images without any label are left out.
 
     Refused by the negative of the best class's score, and by the image's uncertainty. `calibration/match`: all images
-    and classes.
+    and classes; `calibration/match_top1`: each image with its best class.
     """
     scores, labels = score_matrix(features, score), own_labels(features)
     error = 1 - average_precision(scores.mT, labels.mT)
@@ -45,7 +45,7 @@ def study(features: Features, score: Score) -> Study:
     uncertainties: dict[str, np.ndarray | Tensor] = {"score": -scores.amax(1)[kept]}
     if features.model.probabilistic:
         uncertainties["image"] = uncertainty_of(features)(features.image)[kept]
-    found = match_reliability(scores, labels, score)
+    found = match_reliability(list(zip(scores, labels)), score)
     return study_errors(error[kept], uncertainties)._replace(reliability=found)
 
 

@@ -15,9 +15,9 @@ from prolip.evaluation.kinds.base import (
     too_small_for,
     uncertainty_of,
 )
-from prolip.evaluation.kinds.classification import NEIGHBOURS
+from prolip.evaluation.kinds.classification import BY_NEIGHBOURS, NEIGHBOURS
 from prolip.evaluation.metrics.blockwise import Relevance, rank_sparse
-from prolip.evaluation.metrics.bootstrap import Statistic, combine, mean_of
+from prolip.evaluation.metrics.bootstrap import Clusters, Statistic, clustered, combine, mean_of
 from prolip.evaluation.metrics.ranking import KS, Ranking, both_directions, retrieval_names
 from prolip.evaluation.metrics.selective import recall_auroc
 from prolip.evaluation.metrics.study import Study, study_retrieval
@@ -40,7 +40,9 @@ def evaluate(features: Features, score: Score, confusion: bool = False) -> TaskM
     """Both directions by the most complete labels there are; where that is not each image's own captions, these too.
 
     `i2t/...`, `t2i/...`, `rsum`, `mean_recall@1` (DataComp's main metric: both directions at 1), and `own/...`; what
-    the data set adds by labels of its own, see `datasets.base.Further`.
+    the data set adds by labels of its own, see `datasets.base.Further`. Intervals draw clusters in both directions: an
+    image together with its own captions, the ones stored with it. Further matches join no clusters: such links could
+    make one cluster of the whole set.
     """
     scores, (own, complete) = pair_scores(features, score), relevance_of(features)
     labels = [own] if complete is None else [complete, own]
@@ -48,11 +50,14 @@ def evaluate(features: Features, score: Score, confusion: bool = False) -> TaskM
     t2i = rank_sparse(scores.text_rows, *(relevance.transposed() for relevance in labels))
     metrics: Metrics = {}
     statistics: dict[str, Statistic] = {}
+    assert features.owners is not None
+    clusters = {"texts": Clusters("images", features.owners.numpy(), len(features.keys))}
     for prefix, a, b in zip(("", "own/"), i2t, t2i):
         both = both_directions(a, b)
         both["mean_recall@1"] = (both["i2t/R@1"] + both["t2i/R@1"]) / 2
         metrics |= {f"{prefix}{name}": value for name, value in both.items()}
-        statistics |= {f"{prefix}{name}": value for name, value in statistics_of(a, b).items() if name in both}
+        statistics |= {f"{prefix}{name}": clustered(value, clusters)
+                       for name, value in statistics_of(a, b).items() if name in both}  # fmt: skip
     dataset = features.dataset
     metrics |= dataset.further.metrics(scores, dataset.info) if dataset.further else {}
     info = {"texts": len(features.captions), **too_small_for(retrieval_names(), metrics)}
@@ -109,8 +114,10 @@ def study(features: Features, score: Score) -> Study:
     own, complete = relevance_of(features)
     found = study_rankings(features, own if complete is None else complete, score)[2]
     labels = features.labels
-    if labels is None or not features.model.probabilistic or not 1 < len(labels) <= NEIGHBOURS:
+    if labels is None or not features.model.probabilistic or len(labels) < 2:
         return found
+    if len(labels) > NEIGHBOURS:
+        return found._replace(too_large_for=BY_NEIGHBOURS)
     neighbours = recall_auroc(features.image, labels, uncertainty_of(features)(features.image))
     return found._replace(extra={f"refusal/{key}": value for key, value in neighbours.items()})
 

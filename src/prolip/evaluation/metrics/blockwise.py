@@ -89,7 +89,7 @@ class Relevance(NamedTuple):
 
 @dataclass(frozen=True)
 class Shortlist:
-    """Each query's `size` nearest by a cheap score are scored again, and stand before all others, whatever they get.
+    """The `size` nearest items by a cheap score, the first of equal ones, are scored again and rank before all others.
 
     coarse(rows, columns) -> (r, c), as `PairScores.block`; paired(images, texts) -> (N,), of int64 indices (N,), (N,).
     """
@@ -100,7 +100,7 @@ class Shortlist:
 
     def rows(self, coarse: Tensor, paired: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
         """Scores of queries by rising place, float64: coarse (b, G); paired(row, item) -> (N,)."""
-        near = coarse.topk(self.size, dim=1).indices
+        near = largest(coarse, self.size)
         row = torch.arange(len(coarse), device=near.device).unsqueeze(1).expand_as(near)
         again = paired(row.flatten(), near.flatten()).view_as(near).double()
         behind = again.amin(1, keepdim=True) - 1 - coarse.amax(1, keepdim=True)
@@ -276,6 +276,19 @@ class Nearest:
         item = block.argmax(1)
         self.item[rows] = item.cpu()
         self.score[rows] = block.gather(1, item.unsqueeze(1)).squeeze(1).double().cpu()
+
+
+def largest(scores: Tensor, count: int) -> Tensor:
+    """The items of the `count` largest scores of each row, in falling order, equal ones by rising item: (b, G) ->
+    (b, count or G). Unlike torch.topk this depends on no device, and only rows tied at the edge are sorted whole.
+    """
+    values, near = scores.topk(min(count + 1, scores.shape[1]), dim=1)
+    near = near[:, :count].sort(dim=1).values
+    near = near.gather(1, scores.gather(1, near).argsort(dim=1, descending=True, stable=True))
+    if count < scores.shape[1]:
+        tied = values[:, count - 1] == values[:, count]
+        near[tied] = scores[tied].argsort(dim=1, descending=True, stable=True)[:, :count]
+    return near
 
 
 def match_ranks(scores: Tensor, row: Tensor, item: Tensor) -> Tensor:

@@ -1,8 +1,9 @@
-"""How far a metric could lie off because other queries might have been asked: intervals by drawing queries anew.
+"""Bootstrap confidence intervals of metrics, over queries or over clusters of queries.
 
 A draw takes as many queries as there are, with replacement (Efron, 1979): of Q queries, weights of a multinomial with
-Q trials. Interval: between the percentiles of the metric over the draws. Two models are compared on the same draws, so
-that what is hard for both does not blur their difference.
+Q trials. Queries that are not independent are drawn as clusters (Davison and Hinkley, 1997, 3.8): all captions of an
+image have the weight of their image. The interval lies between percentiles of the metric over the draws. Two models
+are compared on the same draws, which removes the difficulty that both share from their difference.
 """
 from __future__ import annotations
 
@@ -19,15 +20,32 @@ ELEMENTS = 1 << 24
 Weights = Mapping[str, np.ndarray]
 
 
+class Clusters(NamedTuple):
+    """The `size` clusters that queries are drawn with. name: of the set of them; of: (Q,) the cluster of each query."""
+
+    name: str
+    of: np.ndarray
+    size: int
+
+
 class Statistic(NamedTuple):
     """A metric as a function of how often each query was drawn.
 
-    sizes: number of queries, by name of the set that they are drawn from ("images", "texts"); estimate: weights
-    (draws, Q) of each set -> (draws,), NaN where a draw holds nothing to average.
+    sizes: number of queries or clusters, by name of the set that they are drawn from ("images", "texts"); estimate:
+    weights (draws, Q) of each set -> (draws,), NaN where a draw holds nothing to average; clusters: by name, the sets
+    whose queries are drawn with their clusters. Sets of other names are drawn independently.
     """
 
     sizes: dict[str, int]
     estimate: Callable[[Weights], np.ndarray]
+    clusters: dict[str, Clusters] = {}
+
+    def same_queries(self, other: Statistic) -> bool:
+        """Whether both are over the same numbers of queries, in the same clusters."""
+        return self.sizes == other.sizes and self.clusters.keys() == other.clusters.keys() and all(
+            own.name == other.clusters[name].name and np.array_equal(own.of, other.clusters[name].of)
+            for name, own in self.clusters.items()
+        )  # fmt: skip
 
 
 class Interval(NamedTuple):
@@ -78,12 +96,12 @@ def risk_area_of(uncertainty: Array, error: Array, queries: str) -> Statistic:
     harmonic numbers; a query drawn twice is a tie.
     """
     order, starts, errors = _by_rise(uncertainty, error)
-    harmonic = np.concatenate([[0.0], (1 / np.arange(1, len(as_array(error)) + 1)).cumsum()])
 
     def estimate(weights: Weights) -> np.ndarray:
         drawn = weights[queries][:, order]
         size, wrong = (np.add.reduceat(x, starts, axis=1) for x in (drawn, drawn * errors))
-        count = size.cumsum(1).astype(np.int64)
+        count = size.cumsum(1).astype(np.int64)  # clusters of several queries may draw more than there are
+        harmonic = np.concatenate([[0.0], (1 / np.arange(1, count.max(initial=0) + 1)).cumsum()])
         before, mean = count - size.astype(np.int64), np.nan_to_num(_ratio(wrong, size))
         area = mean * size + (wrong.cumsum(1) - wrong - mean * before) * (harmonic[count] - harmonic[before])
         return _ratio(area.sum(1), size.sum(1))
@@ -104,22 +122,27 @@ def auroc_of(uncertainty: Array, wrong: Array, queries: str) -> Statistic:
     return Statistic({queries: len(as_array(wrong))}, estimate)
 
 
+def clustered(part: Statistic, clusters: Mapping[str, Clusters]) -> Statistic:
+    """The same statistic with its query sets drawn by `clusters`, by name of the set; other sets as before."""
+    own = {name: clusters[name] for name in part.sizes if name in clusters}
+    return Statistic(part.sizes | {link.name: link.size for link in own.values()}, part.estimate, own)
+
+
 def combine(terms: Sequence[tuple[float, Statistic]]) -> Statistic:
     """A weighted sum of statistics, whose query sets may differ: the mean of both directions, say."""
-    sizes = {name: size for _, part in terms for name, size in part.sizes.items()}
-
     def estimate(weights: Weights) -> np.ndarray:
         return np.sum([factor * part.estimate(weights) for factor, part in terms], axis=0)
 
-    return Statistic(sizes, estimate)
+    return _over([part for _, part in terms], estimate)
 
 
 def drawn_as(name: str, part: Statistic) -> Statistic:
-    """The same, its queries drawn apart from those of others: each of its sets is called by this name, too."""
+    """The same statistic, drawn independently of others: `name` is put before the names of its sets."""
     def estimate(weights: Weights) -> np.ndarray:
         return part.estimate({own: weights[f"{name}/{own}"] for own in part.sizes})
 
-    return Statistic({f"{name}/{own}": size for own, size in part.sizes.items()}, estimate)
+    clusters = {f"{name}/{own}": link._replace(name=f"{name}/{link.name}") for own, link in part.clusters.items()}
+    return Statistic({f"{name}/{own}": size for own, size in part.sizes.items()}, estimate, clusters)
 
 
 def harmonic_mean_of(first: Statistic, second: Statistic) -> Statistic:
@@ -128,7 +151,7 @@ def harmonic_mean_of(first: Statistic, second: Statistic) -> Statistic:
         a, b = first.estimate(weights), second.estimate(weights)
         return np.divide(2 * a * b, a + b, out=a + b, where=a + b != 0)
 
-    return Statistic({**first.sizes, **second.sizes}, estimate)
+    return _over([first, second], estimate)
 
 
 def intervals(
@@ -141,7 +164,8 @@ def intervals(
     if draws < 2 or not 0 < level < 1:
         raise ValueError(f"{draws} draws at level {level}: give two or more, and a level such as 0.95")
     sizes = {name: size for statistic in statistics.values() for name, size in statistic.sizes.items()}
-    streams = {name: np.random.default_rng([seed, crc32(name.encode())]) for name in sizes}
+    clusters = {name: link for statistic in statistics.values() for name, link in statistic.clusters.items()}
+    streams = {name: np.random.default_rng([seed, crc32(name.encode())]) for name in sizes if name not in clusters}
     once = {name: np.ones((1, size)) for name, size in sizes.items()}
     values = {name: float(statistic.estimate(once)[0]) for name, statistic in statistics.items()}
     drawn: dict[str, list[np.ndarray]] = {name: [] for name in statistics}
@@ -149,9 +173,10 @@ def intervals(
     for start in range(0, draws, step):
         rows = min(step, draws - start)
         weights = {
-            name: streams[name].multinomial(size, np.full(size, 1 / size), size=rows).astype(np.float64)
-            for name, size in sizes.items()
+            name: stream.multinomial(sizes[name], np.full(sizes[name], 1 / sizes[name]), size=rows).astype(np.float64)
+            for name, stream in streams.items()
         }
+        weights |= {name: weights[link.name][:, link.of] for name, link in clusters.items()}
         for name, statistic in statistics.items():
             drawn[name].append(statistic.estimate(weights))
     tail, found = (1 - level) / 2, {}
@@ -169,11 +194,18 @@ def paired(
     """second - first on the same draws, of the statistics that both have. ValueError where the queries differ."""
     both = [name for name in first if name in second]
     for name in both:
-        if first[name].sizes != second[name].sizes:
-            raise ValueError(f"{name} is over {first[name].sizes} and {second[name].sizes} queries: compare two results"
-                             " of the same test set, with nothing left out of either")  # fmt: skip
+        if not first[name].same_queries(second[name]):
+            raise ValueError(f"{name} is over {first[name].sizes} and {second[name].sizes} queries, or over other"
+                             " clusters of them: compare two results of the same test set, with nothing left out of"
+                             " either")  # fmt: skip
     change = {name: combine([(1.0, second[name]), (-1.0, first[name])]) for name in both}
     return intervals(change, draws)
+
+
+def _over(parts: Sequence[Statistic], estimate: Callable[[Weights], np.ndarray]) -> Statistic:
+    """A statistic of the queries and clusters of all parts."""
+    sizes = {name: size for part in parts for name, size in part.sizes.items()}
+    return Statistic(sizes, estimate, {name: link for part in parts for name, link in part.clusters.items()})
 
 
 def _by_rise(uncertainty: Array, error: Array) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -2,7 +2,9 @@
 
 The match probability of a pair is what its score makes of it, `Score.match_probability`. It was trained on pairs of a
 batch, of which one in B matches; among all pairs of a test set, of which fewer match, it is too high if it is right
-about a batch: `mean_probability` over `base_rate` says by how much, and the bins of LOG_ODDS show where.
+about a batch: `probability_over_base_rate` says by how much, and the bins of LOG_ODDS show where. Few pairs match, so
+the ECE of all pairs is at most the base rate for a model that denies every match. Read it with that ratio, which is
+then near 0, and with the ECE of each query's first place.
 """
 from __future__ import annotations
 
@@ -40,12 +42,16 @@ class Reliability(NamedTuple):
         return self._mean(np.abs(self.probability - self.frequency))
 
     def metrics(self, prefix: str) -> dict[str, float]:
-        """`<prefix>/ece`, `max_error` of a bin, `mean_probability`, `base_rate`: the share that came true, `brier`."""
+        """`<prefix>/ece`, `max_error` of a bin, `mean_probability`, `base_rate`: the share that came true, their ratio
+        `probability_over_base_rate` (1 is right on average, NaN if none came true), `brier`.
+        """
+        mean, base = self._mean(self.probability), self._mean(self.frequency)
         return {
             f"{prefix}/ece": self.ece,
             f"{prefix}/max_error": float(np.nanmax(np.abs(self.probability - self.frequency))),
-            f"{prefix}/mean_probability": self._mean(self.probability),
-            f"{prefix}/base_rate": self._mean(self.frequency),
+            f"{prefix}/mean_probability": mean,
+            f"{prefix}/base_rate": base,
+            f"{prefix}/probability_over_base_rate": mean / base if base else float("nan"),
             f"{prefix}/brier": float(self.brier),
         }
 

@@ -32,11 +32,15 @@ class Samples(NamedTuple):
 
 
 class Study(NamedTuple):
-    """samples by prefix (`refusal`, or one for each direction), reliability by prefix, and single figures by key."""
+    """samples by prefix (`refusal`, or one for each direction), reliability by prefix, and single figures by key.
+
+    too_large_for: metrics that were left out because the set has too many images for them.
+    """
 
     samples: dict[str, Samples]
     reliability: dict[str, Reliability]
     extra: dict[str, float]
+    too_large_for: tuple[str, ...] = ()
 
     def metrics(self) -> dict[str, float]:
         """`refusal/...` as `selective_metrics` names them, `calibration/...` as `Reliability.metrics` does."""
@@ -70,8 +74,8 @@ def study_classification(
     (C,); score: what made the scores, whose softmax and match probability these are; neighbours: R-AUROC too,
     which takes N^2 scores; of_pairs: see `OfPairs`. Refused by `score` (the negative of the best), `image` (its
     uncertainty), `pair` (plus that of the class chosen, or what `of_pairs` says of both); `refusal/R-AUROC`,
-    `refusal/1-NN`; `calibration/confidence/...` of the class chosen, by softmax, and `calibration/match/...` of all
-    pairs of image and class.
+    `refusal/1-NN`; `calibration/confidence/...` of the class chosen, by softmax, `calibration/match/...` of all pairs
+    of image and class, and `calibration/match_top1/...` of each image with the class chosen.
     """
     matrix = PairScores.from_matrix(scores)
     relevance = Relevance.from_pairs(torch.arange(len(labels)), labels, len(labels), matrix.texts)
@@ -97,6 +101,7 @@ def study_classification(
     found = {"calibration/confidence": reliability(torch.cat(sure), right)} if sure else {}
     if pairs is not None:
         found["calibration/match"] = pairs.reliability()
+        found["calibration/match_top1"] = reliability(pairs.probability(nearest.score), right)
     return Study({"refusal": _samples(~right, uncertainties)}, found, extra)
 
 

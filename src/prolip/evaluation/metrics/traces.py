@@ -58,9 +58,17 @@ def spread(trace: np.ndarray) -> float:
 
 
 def by_decile(trace: np.ndarray, value: np.ndarray, bins: int = 10) -> Deciles:
-    """Mean value (a recall, say) by decile of trace; equal traces are split by index. trace, value: (Q,)."""
-    groups = [group for group in np.array_split(np.argsort(trace, kind="stable"), bins) if len(group)]
-    traces, values = (np.array([x[group].mean() for group in groups]) for x in (trace, value))
+    """Mean value (a recall, say) by decile of trace, trace and value (Q,).
+
+    Equal traces in random order, of which this is the expectation: each counts with the mean value of its tie, so a tie
+    across an edge is shared by both deciles in proportion.
+    """
+    levels, tie, size = np.unique(trace, return_inverse=True, return_counts=True)
+    expected = np.bincount(tie, weights=value, minlength=len(levels)) / size
+    groups = [group for group in np.array_split(np.repeat(np.arange(len(levels)), size), bins) if len(group)]
+    # A decile within one tie has exactly its values: their mean by summation could differ from that of the next decile.
+    traces, values = (np.array([x[group[0]] if group[0] == group[-1] else x[group].mean() for group in groups])
+                      for x in (levels, expected))  # fmt: skip
     return Deciles(traces, values, spearman(traces, values), spearman(trace, value))
 
 

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from prolip.gaussian import kind_of
 from prolip.models.config import check_keys
 from prolip.models.prolip import ProLIP
 from prolip.models.towers import SPECIAL_TOKENS
@@ -42,6 +43,8 @@ ARCHIVE_EXTRAS = ("input_resolution", "context_length", "vocab_size", "attn_mask
 IMAGE_POSITIONS, TEXT_POSITIONS = "visual.positional_embedding", "text.positional_embedding"
 # LongProLIP keeps the first 20 text positions, which nearly every training caption reached, and stretches the others.
 KEEP_FIRST = 20
+#: Logarithm of a scale of similarities: OpenCLIP bounds it by log 100.
+LARGEST_LOG_SCALE = 20
 
 
 class CheckpointError(RuntimeError):
@@ -133,6 +136,7 @@ def load_checkpoint(
     if lost := [name for name, value in state.items() if not value.isfinite().all()]:
         raise CheckpointError(f"{place} holds NaN or infinite values in {len(lost)} of {len(state)} tensors"
                               f" ({', '.join(lost[:3])}): what trained it had diverged, give an earlier checkpoint")
+    check_values_of(state, own, place)
     model.load_state_dict(state)
     if other_method:
         model.inherit()
@@ -140,6 +144,22 @@ def load_checkpoint(
     aside = {*ARCHIVE_EXTRAS, *(["logit_scale"] if "logit_scale" in kept else [])}
     log.info("%s: %s", place, load_report(report, own, [name for name in given if name in aside]))
     return report
+
+
+def check_values_of(state: Mapping[str, Tensor], own: Mapping[str, Tensor], place: object) -> None:
+    """CheckpointError for numbers of another kind than the model's, which a copy would cast; for an absurd scale."""
+    kinds = [name for name, value in own.items() if value.is_floating_point() != state[name].is_floating_point()]
+    if kinds:
+        raise CheckpointError(
+            f"{place} holds {state[kinds[0]].dtype} in {len(kinds)} of {len(own)} tensors ({', '.join(kinds[:3])}), "
+            f"the model {own[kinds[0]].dtype}: give its own weights"
+        )
+    scale = state.get("logit_scale")
+    if scale is not None and scale.abs().max() > LARGEST_LOG_SCALE:
+        raise CheckpointError(
+            f"{place} has a logit_scale of size {scale.abs().max():g}, whose exponential scales similarities: no "
+            f"trained model has one beyond {LARGEST_LOG_SCALE}, give another checkpoint"
+        )
 
 
 def load_report(report: LoadReport, own: Mapping[str, Tensor], unused: Sequence[str]) -> str:
@@ -342,6 +362,8 @@ def save_pretrained(model: ProLIP, folder: str | os.PathLike, tokenizer: Any = N
     tokenizer: one of `get_tokenizer`'s; its files, if it has any, are written beside them. Each file appears under its
     name only when it is complete.
     """
+    if not hasattr(model, "state_dict"):
+        raise TypeError(f"model is {kind_of(model)}, want a ProLIP: load the weights into one and give that")
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     config = {"model_cfg": model.config, "preprocess_cfg": getattr(model.visual, "preprocess_cfg", {})}

@@ -20,7 +20,7 @@ from embedding import embed_images, embed_texts, similarity_scores
 from sklearn.metrics import average_precision_score
 
 import prolip
-from prolip.evaluation.clip_benchmark import encoder
+from prolip.evaluation.clip_benchmark import encoder, repairs
 from prolip.evaluation.loading import load_embedder
 from prolip.evaluation.metrics.classification import classification as classification_metrics
 from prolip.evaluation.metrics.classification import multilabel
@@ -273,3 +273,9 @@ def test_prompts_of_each_class_are_mixed_and_a_saved_classifier_is_used_again(fo
 def test_the_default_of_four_workers_reads_two_shards_once(folders, ours):
     single = evaluate(folders / "single", "--model", ours)
     assert evaluate(folders / "single", "--model", ours, workers=4)["metrics"] == pytest.approx(single["metrics"])
+
+
+def test_accuracy_gives_equal_scores_to_the_lower_class():
+    output = torch.tensor([[1.0, 1, 1, 0], [1, 1, 1, 0], [0, 2, 2, 2], [0, 0, 0, 0]])
+    target = torch.tensor([0, 2, 3, 1])
+    assert repairs.accuracy(output, target, (1, 2, 5)) == [0.25, 0.5, 1.0]

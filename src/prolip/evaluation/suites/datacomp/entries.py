@@ -79,6 +79,7 @@ def evaluate_entry(
             write_plots(study, task.name, settings.plots / f"{task.key.replace('/', '-')}-{similarity}")
         seconds = round(embedded + time.perf_counter() - started, 2)
         info = facts_of_entry(features, similarity) | {"seconds": seconds}
+        info |= {"too_large_for": list(study.too_large_for)} if settings.uncertainty and study.too_large_for else {}
         if task.main_metric is not None and task.main_metric not in metrics:
             named = ", ".join(key for key in metrics if "/" not in key)
             raise ValueError(f"the data gives no {task.main_metric}, the main metric of {task.name}: is it the whole "

@@ -38,6 +38,11 @@ UNCERTAINTY = {
     "{}/error_decile1": "Error, surest tenth", "{}/error_decile10": "Error, least sure tenth",
     "score/aurc": "AURC by score",
 }  # fmt: skip
+#: How well match probabilities are kept: a small ECE of all pairs says little without the other two.
+MATCHES = {
+    "calibration/match/ece": "ECE of matches", "calibration/match/base_rate": "Base rate",
+    "calibration/match/probability_over_base_rate": "Probability / base rate",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -221,11 +226,12 @@ def uncertainty_table(report: Report) -> Grid:
                 if f"{prefix}/score/aurc" not in m:
                     continue
                 values = [info.get(f"{own}_trace"), *(m.get(f"{prefix}/{name.format(own)}") for name in UNCERTAINTY)]
-                values += [m.get("refusal/R-AUROC"), m.get("calibration/match/ece")]
+                way = prefix.removeprefix("refusal").removeprefix("/")
+                top = f"calibration/match_{way or 'top1'}/ece"
+                values += [m.get(key) for key in ("refusal/R-AUROC", *MATCHES, top)]
                 cells = (Cell(None if x is None or math.isnan(x) else x, task.key in row.marked) for x in values)
-                way = prefix.removeprefix("refusal").replace("/", " ")
-                rows.append((f"{row.label}, {task.name}{way}", tuple(cells)))
-    header = ("Mean trace", *UNCERTAINTY.values(), "R-AUROC", "ECE of matches")
+                rows.append((f"{row.label}, {task.name} {way}".rstrip(), tuple(cells)))
+    header = ("Mean trace", *UNCERTAINTY.values(), "R-AUROC", *MATCHES.values(), "Top-1 ECE")
     return Grid("Uncertainty: errors refused by the query's trace", header, tuple(rows), 3)
 
 

@@ -44,9 +44,9 @@ def evaluate_corpus(
 
     shards: a Corpus or what `emoji.read` takes (a Corpus may hold concepts without drawings, `Corpus.with_concepts`: a
     wider gallery); select: a rule of `Corpus.select`; similarity: a score or the name of one, default: that of the
-    model's method. Keys of `metrics`: names/..., captions/..., zero_shot/..., refusal/... and, where variances mean
-    something, trace/..., spearman/..., inclusion/..., recall_by_trace/... and, where traces have a unit, matches/...;
-    shares in [0, 1].
+    model's method. Keys of `metrics`: names/..., captions/..., zero_shot/..., refusal/..., calibration/... where scores
+    have a match probability, where variances mean something trace/..., spearman/..., inclusion/...,
+    recall_by_trace/... and, where traces have a unit, matches/...; shares in [0, 1].
     """
     started = time.perf_counter()
     score = embedder.card.scored_by(similarity)
@@ -55,6 +55,9 @@ def evaluate_corpus(
         corpus = corpus.select(select)
     if not corpus.drawings:
         raise ValueError(f"the rule {select!r} leaves no drawing of these shards: choose concepts that they show")
+    if len(corpus.concepts) < 2:
+        raise ValueError(f"{corpus.concepts[0].name!r} is the only concept, and every answer would be right: choose two"
+                         " or more, or add names to tell it from")  # fmt: skip
     table = corpus.caption_table()
     image, novelty = embed_drawings(corpus, embedder)
     text = embedder.embed_texts(table.texts)
@@ -66,7 +69,7 @@ def evaluate_corpus(
     lengths = token_lengths(embedder.tokenizer, table.texts).numpy()
     result = CorpusResult(corpus, image, text, lengths, {}, info | facts_of(embedder), novelty)
     result.metrics |= corpus_retrieval(result)
-    result.metrics |= refusal.metrics(result)
+    result.metrics |= refusal.metrics(result) | refusal.calibration(result)
     for level in ("subgroup", "group"):
         result.metrics |= zero_shot_metrics(embedder, result, level)
     if embedder.probabilistic:

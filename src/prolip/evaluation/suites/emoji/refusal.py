@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from prolip.evaluation.metrics.blockwise import Nearest, PairScores, row_blocks
+from prolip.evaluation.metrics.blockwise import Nearest, PairScores, Relevance, row_blocks
 from prolip.evaluation.metrics.bootstrap import Statistic, auroc_of, risk_area_of
 from prolip.evaluation.metrics.calibration import reliability
 from prolip.evaluation.metrics.ranking import Ranking
 from prolip.evaluation.metrics.selective import selective_metrics
+from prolip.evaluation.metrics.study import study_retrieval
 from prolip.gaussian import Gaussian
 from prolip.uncertainty.novelty import refusal
 
@@ -53,6 +54,20 @@ def metrics(result: CorpusResult) -> dict[str, float]:
     return out
 
 
+def calibration(result: CorpusResult) -> dict[str, float]:
+    """`calibration/{names,captions}/match/...` of all pairs, `match_i2t` and `match_t2i` of first places: how well the
+    score's match probability is kept, as `study_retrieval`; {} for a score without one.
+    """
+    out: dict[str, float] = {}
+    for name, (texts, relation) in result.galleries.items():
+        scores = PairScores.from_gaussians(result.image, texts, result.score)
+        relevance = Relevance.from_dense(torch.from_numpy(relation).mT)
+        found = study_retrieval(scores, relevance, None, None, result.score, result.model_score.uncertainty)[2]
+        for key, kept in found.reliability.items():
+            out |= kept.metrics(key.replace("calibration", f"calibration/{name}"))
+    return out
+
+
 def statistics(result: CorpusResult) -> dict[str, Statistic]:
     """Those of the metrics that intervals are given of, as functions of how often each drawing or text was drawn."""
     out: dict[str, Statistic] = {}
@@ -76,7 +91,8 @@ def signs_against(result: CorpusResult, texts: Gaussian, way: str) -> dict[str, 
     top = Nearest(sizes[0])
     for part, block in row_blocks(rows, *sizes):
         top.update(part, block)
-    image, text = (slice(None), top.item) if way == "i2t" else (top.item, slice(None))
+    first = top.item.numpy()  # NumPy takes a tensor of one element for a number
+    image, text = (slice(None), first) if way == "i2t" else (first, slice(None))
     out = {"score": -top.score.numpy()}
     if result.probabilistic:
         out |= {"image": result.uncertainty(result.image)[image], "text": result.uncertainty(texts)[text]}

@@ -93,25 +93,43 @@ class CorpusResult:
         return self.table.text_relation[:, self.corpus.drawing_concepts]
 
     @cached_property
+    def galleries(self) -> dict[str, tuple[Gaussian, np.ndarray]]:
+        """The texts (G, D) of each gallery, and which are true of which drawing, (G, N) bool.
+
+        `names`: strict labels, a concept's keyword is not its name; `captions`: all texts, complete labels.
+        """
+        named = self.table.relation[self.table.rows("name")][:, self.corpus.drawing_concepts]
+        return {"names": (self.text.select(self.name_texts), named), "captions": (self.text, self.text_relation)}
+
+    @cached_property
     def names_ranking(self) -> tuple[Ranking, Ranking]:
-        """Images against names and names against images, strict labels: a concept's keyword is not its name."""
-        relation = self.table.relation[self.table.rows("name")][:, self.corpus.drawing_concepts]
-        return self._rank(self.text.select(self.name_texts), relation)
+        """Images against names and names against images."""
+        return self._rank(*self.galleries["names"])
 
     @cached_property
     def captions_ranking(self) -> tuple[Ranking, Ranking]:
-        """Images against all texts and all texts against images, complete labels."""
-        return self._rank(self.text, self.text_relation)
+        """Images against all texts and all texts against images."""
+        return self._rank(*self.galleries["captions"])
 
     @property
     def statistics(self) -> dict[str, bootstrap.Statistic]:
-        """The metrics over drawings or texts that have intervals, as functions of how often each was drawn."""
+        """The metrics over drawings or texts that have intervals, as functions of how often each cluster was drawn.
+
+        A cluster is a concept: its drawings, its name, and each text whose first drawing is one of them. Texts that
+        several concepts carry join no clusters: such links could make one cluster of the whole corpus.
+        """
         rankings = {"names": self.names_ranking, "captions": self.captions_ranking}
         found = {f"{name}/{key}": statistic for name, (i2t, t2i) in rankings.items()
                  for key, statistic in statistics_of(i2t, t2i, name).items()}  # fmt: skip
         found |= self.zero_shot | refusal.statistics(self)
         known = {key for key, value in self.metrics.items() if math.isfinite(value) and not key.endswith("rsum")}
-        return {key: statistic for key, statistic in found.items() if key in known}
+        drawn = np.unique(self.corpus.drawing_concepts, return_inverse=True)[1]
+        named = self.galleries["names"][1].argmax(1)
+        first = self.text_relation.argmax(1)
+        first[self.name_texts] = named
+        of = {"images": drawn, "names": drawn[named], "captions": drawn[first]}
+        clusters = {name: bootstrap.Clusters("concepts", rows, drawn.max() + 1) for name, rows in of.items()}
+        return {key: bootstrap.clustered(statistic, clusters) for key, statistic in found.items() if key in known}
 
     def add_intervals(self, draws: int, against: CorpusResult | None = None) -> None:
         """95% intervals by bootstrap, `info["intervals"]`; those of the differences to another model's result on the
@@ -120,8 +138,13 @@ class CorpusResult:
         own, other = self.statistics, against.statistics if against else {}
         self.info["intervals"] = {key: [x.low, x.high] for key, x in bootstrap.intervals(own, draws).items()}
         if against is not None:
-            if [d.key for d in against.corpus.drawings] != [d.key for d in self.corpus.drawings]:
+            if [(d.key, d.concept) for d in against.corpus.drawings] != [
+                (d.key, d.concept) for d in self.corpus.drawings
+            ]:
                 raise ValueError("the two results are not of the same drawings: give both the same --data and --select")
+            if against.corpus.concepts != self.corpus.concepts:
+                raise ValueError("the two results are not of the same texts: give both the same --data, --names,"
+                                 " --all-names and --select")  # fmt: skip
             self.info["difference"] = {key: list(x) for key, x in bootstrap.paired(other, own, draws).items()}
 
     def _rank(self, text: Gaussian, relation: np.ndarray) -> tuple[Ranking, Ranking]:
@@ -201,7 +224,7 @@ def format_corpus(result: CorpusResult) -> str:
             )
             lines.append(f"{kind:<26}{share(top1, 8)}{share(top5, 8)}{share(recall, 9)}{count:8.0f}")
     lines += ["-: there are not so many to choose from"] if any(" - " in f"{line[26:]} " for line in lines) else []
-    lines += refusal_lines(m)
+    lines += refusal_lines(m) + calibration_lines(m)
     if not result.probabilistic:
         lines += ["", "points: this model's method trains means alone, and its variances say nothing"]
         return "\n".join([*lines, *interval_lines(info)])
@@ -229,12 +252,22 @@ def refusal_lines(metrics: dict[str, float]) -> list[str]:
     return lines
 
 
+def calibration_lines(metrics: dict[str, float]) -> list[str]:
+    """How well match probabilities are kept; none for a score without any, or a result from before there were any."""
+    columns = {"match/ece": "ECE", "match/base_rate": "base rate", "match/probability_over_base_rate": "p / base",
+               "match_i2t/ece": "top-1 i2t", "match_t2i/ece": "top-1 t2i"}  # fmt: skip
+    rows = {name: [metrics.get(f"calibration/{name}/{key}", math.nan) for key in columns]
+            for name in ("names", "captions") if f"calibration/{name}/match/ece" in metrics}  # fmt: skip
+    head = ["", f"{'match probability':<26}" + "".join(f"{title:>11}" for title in columns.values())]
+    return [*head, *(f"{name:<26}" + "".join(f"{x:11.4f}" for x in row) for name, row in rows.items())] if rows else []
+
+
 def interval_lines(info: dict) -> list[str]:
     """95% intervals in percent, and those of the differences to another result where there are any."""
     if "intervals" not in info:
         return []
     change = info.get("difference", {})
-    lines = ["", f"{'95% intervals over queries, by bootstrap':<53}" + ("difference to --against" if change else "")]
+    lines = ["", f"{'95% intervals by bootstrap over concepts':<53}" + ("difference to --against" if change else "")]
     for key, (low, high) in info["intervals"].items():
         cells = f"{key:<34}{100 * low:5.1f} to {100 * high:5.1f}"
         if key in change:

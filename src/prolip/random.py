@@ -1,0 +1,169 @@
+"""All random numbers of a training step: functions of (seed, stream, step, row, column), drawn wherever they are used.
+
+Each number is a counter that splitmix64 hashes. Nothing is kept, no device waits, and a rank draws its own rows alone.
+The integers and the uniform numbers are the same bits on every device and for any number of ranks. Normal numbers are
+computed in float64 and rounded, so that devices rarely differ; those of pairs in float32, where they do in last bits.
+"""
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import IntEnum, unique
+
+import torch
+from torch import Tensor
+
+#: The increment and the multipliers of splitmix64 (Steele et al. 2014), as signed 64-bit numbers.
+STEP, FIRST, SECOND = (x - (1 << 64) for x in (0x9E37_79B9_7F4A_7C15, 0xBF58_476D_1CE4_E5B9, 0x94D0_49BB_1331_11EB))
+_WORD = 0xFFFF_FFFF_FFFF_FFFF
+#: Versions of the drawn numbers, the present one last. A run keeps that of its first step.
+VERSIONS = (1, 2)
+
+
+@unique
+class Stream(IntEnum):
+    """The uses of random numbers in a step; two uses of one number would draw the same ones."""
+
+    IMAGE_MASK = 1
+    TEXT_MASK = 2
+    AUGMENT = 3
+    CUTOUT = 4
+    TOKENS = 5
+    ERASE = 6
+    MIX = 11
+    CUT = 12
+    IMAGE_SIZE = 13
+    TEXT_SIZE = 14
+    PSEUDO_PAIR = 21
+    IMAGE_SAMPLE = 22
+    TEXT_SAMPLE = 23
+    PAIR_NOISE = 31
+
+
+@dataclass(kw_only=True)
+class Draws:
+    """The random numbers of one rank. Its row i is row i * world_size + rank of the global batch.
+
+    version: one of `VERSIONS`; a run that resumes an older checkpoint keeps the numbers that it began with.
+    """
+
+    seed: int = 0
+    rank: int = 0
+    world_size: int = 1
+    version: int = VERSIONS[-1]
+
+    def rows(self, count: int, device: torch.device | str) -> Tensor:
+        """The global rows of this rank's first `count` rows, (count,) int64 on `device`."""
+        place = torch.arange(count, device=device)
+        return place + self.rank * count if self.version == 1 else place * self.world_size + self.rank
+
+    def key(self, stream: Stream, step: int) -> int:
+        """The number that stands for (seed, stream, step), 63 bits."""
+        return mix_seed(self.seed, step, stream)
+
+    def uniform(self, stream: Stream, step: int, rows: Tensor, columns: int) -> Tensor:
+        """Uniform numbers in [0, 1) of these global rows: (n,) int64 -> (n, columns) float32 on their device."""
+        if self.version == 1:
+            return uniform_1(self, stream, step, rows, columns)
+        return uniform_rows(self.key(stream, step), rows, columns)
+
+    def normal(self, stream: Stream, step: int, rows: Tensor, columns: int) -> Tensor:
+        """Standard normal numbers of these global rows: (n,) int64 -> (n, columns) float32 on their device."""
+        if self.version == 1:
+            return normal_1(self, stream, step, rows, columns)
+        return normal_rows(self.key(stream, step), rows, columns)
+
+
+def uniform_rows(key: int, rows: Tensor, columns: int) -> Tensor:
+    """Uniform numbers in [0, 1), whole multiples of 2^-24, of rows (n,) int64: (n, columns) float32."""
+    words = hashed(key, rows, torch.arange(columns, device=rows.device))
+    return words.bitwise_right_shift_(40).bitwise_and_(0xFF_FFFF).float().mul_(2.0**-24)
+
+
+def normal_rows(key: int, rows: Tensor, columns: int) -> Tensor:
+    """Standard normal numbers of rows (n,) int64: (n, columns) float32, columns 2 k and 2 k + 1 of one 64-bit word."""
+    words = hashed(key, rows, torch.arange((columns + 1) // 2, device=rows.device))
+    pairs = normal(words.view(torch.int32), torch.float64).float().unflatten(1, (2, -1))
+    return pairs.mT.flatten(1)[:, :columns]
+
+
+def pair_noise(seed: int, rows: Tensor, columns: Tensor, normals: int, gumbels: int) -> tuple[Tensor, Tensor]:
+    """Standard normal and standard Gumbel numbers of every pair of a tile: (n, m, normals), (n, m, gumbels), float32.
+
+    rows (n,), columns (m,): int64, places of the tile in the whole matrix. All numbers are independent, those of pairs
+    of one row, too, which noise by row and by column would not be; a pair has the same ones in every tile and on every
+    rank, without a host sync. A 64-bit counter of each pair, which two rounds of splitmix64 place, gives two uniform
+    32-bit numbers at a time, Box and Muller make them normal, up to 6.6 sigma.
+    """
+    words = (normals + 1) // 2 + (gumbels + 1) // 2
+    counters = torch.arange(1, words + 1, device=rows.device) * STEP
+    drawn = splitmix(hashed(seed, rows, columns).unsqueeze(2) + counters).view(torch.int32)  # (n, m, 2 words)
+    split = 2 * ((normals + 1) // 2)
+    return normal(drawn[..., :split])[..., :normals], gumbel(drawn[..., split:])[..., :gumbels]
+
+
+def hashed(key: int, rows: Tensor, columns: Tensor) -> Tensor:
+    """64 random bits of every row and column, (n,), (m,) int64 -> (n, m) int64: two rounds of splitmix64."""
+    return splitmix(splitmix(rows.unsqueeze(1) * STEP + key) + (columns + 1) * STEP)
+
+
+def splitmix(x: Tensor) -> Tensor:
+    """The output function of splitmix64 on int64, in place: bijective, and any bit of x changes half of the bits."""
+    shifted = torch.empty_like(x)
+    for shift, factor in ((30, FIRST), (27, SECOND), (31, None)):
+        torch.bitwise_right_shift(x, shift, out=shifted)
+        x ^= shifted.bitwise_and_((1 << (64 - shift)) - 1)  # torch shifts the sign in, splitmix64 zeros
+        if factor is not None:
+            x *= factor
+    return x
+
+
+def above_zero(words: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Numbers in (0, 1] of int32: (|i| + 1/2) / 2^31, small ones of small i, which float32 holds exactly."""
+    return words.to(dtype).abs_().add_(0.5).mul_(2.0**-31)
+
+
+def normal(words: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Standard normal numbers of uniform int32 (..., 2 N): sqrt(-2 log u) of cos and sin 2 pi u'."""
+    first, second = words[..., 0::2], words[..., 1::2]
+    radius = above_zero(first, dtype).log_().mul_(-2).sqrt_()
+    angle = second.to(dtype).mul_(2 * math.pi * 2.0**-32)
+    return torch.cat([angle.cos().mul_(radius), angle.sin_().mul_(radius)], -1)
+
+
+def gumbel(words: Tensor) -> Tensor:
+    """Standard Gumbel numbers, -log(-log u), of uniform int32; u at most 1 - 2^-24, the float below 1."""
+    return above_zero(words).clamp_(max=1 - 2.0**-24).log_().neg_().log_().neg_()
+
+
+def mix_seed(*parts: int) -> int:
+    """One well-mixed 63-bit seed from several integers, each absorbed by a round of splitmix64 (Steele et al. 2014).
+
+    A plain sum would give step 1 of seed 0 the numbers of step 0 of seed 1.
+    """
+    state = 0
+    for part in parts:
+        state = (state + (part & _WORD) + 0x9E37_79B9_7F4A_7C15) & _WORD
+        state = ((state ^ (state >> 30)) * 0xBF58_476D_1CE4_E5B9) & _WORD
+        state = ((state ^ (state >> 27)) * 0x94D0_49BB_1331_11EB) & _WORD
+        state ^= state >> 31
+    return state >> 1
+
+
+# --- version 1, of checkpoints from before version 2; only `Draws` calls these ---------------------------------------
+def uniform_1(draws: Draws, stream: Stream, step: int, rows: Tensor, columns: int) -> Tensor:
+    """The generator of `rows`' device draws for all ranks; SizeAugment's numbers come from the global generator."""
+    count, device = len(rows), rows.device
+    if stream in (Stream.IMAGE_SIZE, Stream.TEXT_SIZE):
+        return torch.cat([torch.rand(count, part, device=device) for part in (1, columns - 1)], 1)
+    generator = torch.Generator(device).manual_seed(draws.key(stream, step))
+    whole = torch.rand((count * draws.world_size, columns), generator=generator, device=device)
+    return whole[draws.rank :: draws.world_size]
+
+
+def normal_1(draws: Draws, stream: Stream, step: int, rows: Tensor, columns: int) -> Tensor:
+    """A generator of each rank draws the image samples, then the text samples."""
+    seed = mix_seed(draws.seed, step, 21, draws.rank)
+    generator = torch.Generator(rows.device).manual_seed(seed)
+    both = [torch.randn((len(rows), columns), generator=generator, device=rows.device) for _ in range(2)]
+    return both[stream == Stream.TEXT_SAMPLE]

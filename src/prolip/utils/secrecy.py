@@ -1,0 +1,160 @@
+"""Addresses without what may be secret in them: user info, queries, fragments, and the commands of `pipe:`.
+
+Whatever a run writes or prints holds addresses in this form. A salted hash tells whether an address is the same one.
+"""
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+from collections.abc import Iterator
+from functools import lru_cache
+from itertools import count, islice
+from shutil import which
+from typing import Any
+from urllib.parse import unquote
+
+from braceexpand import braceexpand
+
+SCHEME = r"[A-Za-z][A-Za-z0-9+.\-]*://"
+URL = re.compile(rf"({SCHEME})(.*?)(?=(?:[,{{\s]|::)+{SCHEME}|$)", re.DOTALL)
+URL_IN_TEXT = re.compile(rf"{SCHEME}[^\s'\"<>`]*[^\s'\"<>`.,;:)\]!]")
+#: As libraries report a request: the path and the query without the host.
+QUERY_IN_TEXT = re.compile(r"(/[^\s'\"?]*)\?[^\s'\"()]*=[^\s'\"()]*")
+PIPE = re.compile(r"(\s*(?:[\w-]+:)*pipe:)(?!sha256=)(.+)", re.DOTALL)
+#: A range of a brace pattern, which holds no secret.
+RANGE = re.compile(r"\{[^{},]*\.\.[^{},]*\}")
+RANGES_FROM = 0xE000
+#: Addresses of a brace pattern that are written out, characters of a secret that is looked for by itself.
+MOST, LEAST = 200, 6
+ROUNDS = 100_000
+MASK = "***"
+
+#: Of this run; one that goes on takes over the salt of its checkpoint.
+salt = secrets.token_hex(8)
+#: What to leave out of all text, as patterns: commands, with their substitutes, and secret parts of URLs.
+commands: dict[str, tuple[re.Pattern[str], str]] = {}
+parts: dict[str, re.Pattern[str]] = {}
+
+
+@lru_cache(maxsize=4096)
+def _tag(text: str, salted: str) -> str:
+    digest = hashlib.pbkdf2_hmac("sha256", text.encode(errors="surrogateescape"), salted.encode(), ROUNDS, 12)
+    return f"{salted}-{digest.hex()}"
+
+
+def tag(text: str, salted: str | None = None) -> str:
+    """SALT-HASH of a secret text, slow by intention: a password is not found by trying many."""
+    return _tag(text, salted or salt)
+
+
+def adopt(tagged: str) -> None:
+    """Hash with the salt of this tag from now on, so that equal texts have equal tags."""
+    global salt
+    salt = tagged.partition("-")[0]
+
+
+def redacted(value: Any) -> Any:
+    """The same address, or list of addresses joined by `::`, without secrets; of a nested value, every text in it.
+
+    `https://user:password@host/a.tar?key=x#y` -> `https://host/a.tar`; `pipe:command` -> `pipe:sha256=SALT-HASH`.
+    """
+    if isinstance(value, dict):
+        return {redacted(key): redacted(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(redacted, value))
+    if not isinstance(value, str) or not ("://" in value or "pipe:" in value):
+        return value
+    return "::".join(map(_redacted_source, value.split("::")))
+
+
+def _redacted_source(source: str) -> str:
+    if found := PIPE.fullmatch(source):
+        return f"{found[1]}sha256={tag(found[2])}"
+    given = list(_alternatives(source))
+    kept = [URL.sub(lambda found: found[1] + _divided(found)[1], one) for one in given]
+    if kept == given:
+        return source
+    unique = list(dict.fromkeys(kept))
+    return unique[0] if len(unique) == 1 else f"{{{','.join(unique)}}}"
+
+
+def _alternatives(source: str) -> Iterator[str]:
+    """The addresses of a brace pattern, its ranges as they are."""
+    ranges, numbers = RANGE.findall(source), count(RANGES_FROM)
+    text = RANGE.sub(lambda _: chr(next(numbers)), source)
+    try:
+        found = list(islice(braceexpand(text, escape=False), MOST)) if "{" in text else [text]
+    except ValueError:  # it is not balanced, which is reported elsewhere
+        found = [text]
+    for one in found:
+        for number, pattern in enumerate(ranges):
+            one = one.replace(chr(RANGES_FROM + number), pattern)
+        yield one
+
+
+def _divided(found: re.Match[str]) -> tuple[str, str, str]:
+    """User info, host with path, and query with fragment of a URL. A password may hold what should be encoded."""
+    rest = found[2]
+    if found[1].lower() == "file://":
+        return "", rest, ""
+    host = re.split(r"[/?#]", rest, maxsplit=1)[0]
+    odd = "@" not in host and re.search(r":(?!\d*$)", host) and not host.startswith("[")
+    end = rest.rfind("@") if odd else host.rfind("@")
+    user, rest = rest[: max(end, 0)], rest[end + 1 :]
+    place = re.split(r"[?#]", rest, maxsplit=1)[0]
+    return user, place, rest[len(place) :]
+
+
+def hide(value: Any) -> None:
+    """Leave the secrets of these addresses out of all text that `scrub` sees from now on."""
+    if isinstance(value, (dict, list, tuple)):
+        for inner in value.values() if isinstance(value, dict) else value:
+            hide(inner)
+        return
+    for source in value.split("::") if isinstance(value, str) else ():
+        if found := PIPE.fullmatch(source):
+            command = found[2]
+            if command not in commands:
+                text = r"[^\s'\"]*".join(map(_quoted, re.split(r"\{[^{}]*\}", command)))
+                commands[command] = re.compile(text), f"sha256={tag(command)}"
+        elif "://" in source:
+            for one in _alternatives(source):
+                for url in URL.finditer(one):
+                    user, _, query = _divided(url)
+                    for secret in (user, user.partition(":")[2], query[1:]):
+                        for form in (secret, unquote(secret)):
+                            if len(form) >= LEAST:
+                                parts[form] = re.compile(_quoted(form))
+
+
+def _quoted(text: str) -> str:
+    """A pattern of a text as it is, or as repr and JSON write it."""
+    return re.sub(r"\\\\|['\"]", lambda found: rf"\\*{found[0]}", re.escape(text))
+
+
+def scrub(text: str, queries: bool = True) -> str:
+    """Text, such as an error message, without user info, secrets that `hide` knows and, with `queries`, queries."""
+    for command in sorted(commands, key=len, reverse=True):
+        text = commands[command][0].sub(commands[command][1], text)
+    if "://" in text:
+        text = URL_IN_TEXT.sub(lambda url: URL.sub(lambda found: _shortened(found, queries), url[0]), text)
+    if queries and "?" in text:
+        text = QUERY_IN_TEXT.sub(r"\1", text)
+    for secret in sorted(parts, key=len, reverse=True):
+        text = parts[secret].sub(MASK, text)
+    return text
+
+
+def _shortened(found: re.Match[str], queries: bool) -> str:
+    _, place, query = _divided(found)
+    return found[1] + place + ("" if queries else query)
+
+
+def said_by(command: str, text: str) -> str:
+    """What a command wrote to stderr, without the words of the command: names of programs and paths stay."""
+    words = set(re.split(r"[\s'\"`=:;|&<>(){},@?#]+", command))
+    for word in sorted(words, key=len, reverse=True):
+        if len(word) >= 4 and not word.startswith(("/", ".", "-", "http")) and not which(word):
+            text = text.replace(word, MASK)
+    return scrub(text)

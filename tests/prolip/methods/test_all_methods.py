@@ -1,0 +1,168 @@
+"""What holds for every method: full float32 precision outside the towers, and steps that wait for no device."""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import prolip
+from prolip.evaluation.metrics.blockwise import PairScores
+from prolip.gaussian import Gaussian, without_autocast
+from prolip.measures import MEASURES
+from prolip.methods import METHODS, find_score
+from prolip.methods.base import Context, Objective
+from prolip.scores import SCORES, CSDScore
+from prolip.uncertainty.pool import Pool
+
+PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "linear", "dot", "mv", "_cdist_forward", "convolution", "gru")
+#: Terms that are off by default.
+SETTINGS: dict[str, dict] = {"pcme": {"uniformity_weight": 1.0}, "pcmepp": {"clip_weight": 1.0}}
+
+
+class Products(TorchDispatchMode):
+    """Notes torch's matmul precision at every product outside of the functions given to `leave_out`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.in_tower, self.seen = 0, set[str]()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.overloadpacket.__name__ in PRODUCTS and not self.in_tower:
+            self.seen.add(torch.get_float32_matmul_precision())
+        return func(*args, **(kwargs or {}))
+
+    def leave_out(self, function: Callable) -> Callable:
+        def wrapped(*args: Any, **settings: Any) -> Any:
+            self.in_tower += 1
+            try:
+                return function(*args, **settings)
+            finally:
+                self.in_tower -= 1
+
+        return wrapped
+
+
+@pytest.fixture(params=["high", "medium"])
+def lowered(request) -> Iterator[None]:
+    """What training with --precision fp32 sets on CUDA, or a user."""
+    torch.set_float32_matmul_precision(request.param)
+    yield
+    now = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    assert now == request.param
+
+
+def gaussians(rows: int, seed: int) -> Gaussian:
+    g = torch.Generator().manual_seed(seed)
+    return Gaussian(F.normalize(torch.randn(rows, 32, generator=g), dim=1), torch.randn(rows, 32, generator=g) - 3)
+
+
+def make_objective(method: str) -> Objective:
+    torch.manual_seed(0)
+    kind = METHODS[method]
+    model = prolip.create_model("ProLIP-ViT-test", method_cfg=None if kind.adapts else {"name": method})
+    objective = kind.objective(model, kind.config(**SETTINGS.get(method, {})), Context(seed=3))
+    if kind.objective.needs(objective.config).pool is not None:
+        pool = Pool(keys=[f"k{n}" for n in range(9)], image=gaussians(9, 1), text=gaussians(9, 2),
+                    text_ids=torch.ones(9, 12, dtype=torch.int64), image_novelty={}, text_novelty={})  # fmt: skip
+        objective.memory = objective.look(CSDScore(), pool)
+    return objective.train()
+
+
+def make_batch(device: str = "cpu") -> dict:
+    place = torch.arange(8, device=device)
+    return {
+        "image": torch.randn(8, 3, 32, 32, device=device), "text": torch.ones(8, 12, dtype=torch.int64, device=device),
+        "caption_id": place, "caption_ids": place.unsqueeze(1), "key": [f"k{n}" for n in range(8)],
+    }  # fmt: skip
+
+
+# --- precision -------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("method", METHODS)
+def test_heads_losses_and_pair_products_of_every_objective_have_full_precision(method, lowered, monkeypatch):
+    """So have the gradients of losses, which are taken in the forward pass. Blocks and patch embedding are towers."""
+    objective = make_objective(method)
+    batch = objective.prepare(make_batch(), 0)
+    products = Products()
+    for tower in objective.model.towers().values():
+        blocks = [*tower.blocks, *([tower.head.block] if hasattr(tower.head, "block") else [])]
+        for place, name in [*((block, "forward") for block in blocks), (tower, "embed_patches")]:
+            if hasattr(place, name):
+                monkeypatch.setattr(place, name, products.leave_out(getattr(place, name)))
+    with products:
+        reps = objective.embed(batch)
+    assert products.seen == {"highest"}
+    products.seen.clear()
+    with products:
+        objective.terms({name: x.detach().requires_grad_() for name, x in reps.items()}, batch)
+    assert products.seen == {"highest"}
+
+
+@pytest.mark.parametrize("name", [*SCORES, *MEASURES])
+def test_every_score_ranks_in_full_precision(name, lowered):
+    score, image, text = find_score(name)(), gaussians(6, 1), gaussians(5, 2)
+    with Products() as products:
+        score.pairwise(image, text)
+        scores = PairScores.from_gaussians(image, text, score)
+        assert scores.image_rows(slice(2, 4)).shape == (2, 5) and scores.text_rows(slice(0, 3)).shape == (3, 6)
+    assert products.seen <= {"highest"}
+
+
+@pytest.mark.parametrize("method", [name for name, method in METHODS.items() if not method.adapts])
+def test_the_score_of_every_method_ranks_in_full_precision(method, lowered):
+    score, image, text = METHODS[method].score.of(make_objective(method).model), gaussians(6, 1), gaussians(5, 2)
+    with Products() as products:
+        score.pairwise(image, text)
+    assert products.seen <= {"highest"}  # samples are compared without products
+
+
+def test_the_precision_is_restored_also_by_an_error_and_by_either_interface_of_torch():
+    def inside(fails: bool = False) -> str:
+        with without_autocast(torch.device("cpu")):
+            if fails:
+                raise KeyError
+            return torch.get_float32_matmul_precision()
+
+    backend = torch.backends.cuda.matmul
+    try:
+        torch.set_float32_matmul_precision("high")
+        with pytest.raises(KeyError):
+            inside(fails=True)
+        assert torch.get_float32_matmul_precision() == "high"
+        torch.set_float32_matmul_precision("highest")
+        if hasattr(backend, "fp32_precision"):  # since torch 2.9; the older interface then refuses to answer
+            backend.fp32_precision = "tf32"
+            assert inside() == "highest" and backend.fp32_precision == "tf32"
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+# --- waiting ---------------------------------------------------------------------------------------------------------
+class NoWaiting(TorchFunctionMode):
+    """Refuses what has the host wait for a device: values that it reads, tensors that it makes there of numbers."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        if name in ("tensor", "as_tensor") and kwargs.get("device") is not None:
+            raise AssertionError(f"torch.{name}(..., device=...) waits for the device: torch.full does not")
+        if name in ("item", "tolist", "nonzero", "__bool__", "cpu"):
+            raise AssertionError(f"Tensor.{name} waits for the device")
+        return func(*args, **kwargs)
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if name != "source-free"])  # whose pairs are on the host
+def test_no_step_waits_for_the_device(method):
+    """On the meta device: there is nothing to wait for, so what would wait fails."""
+    objective = make_objective(method).to("meta")
+    objective.model._looked = {"image", "text", "keep"}  # the values of the first batch alone are looked at
+    batch = {name: x for name, x in make_batch("meta").items() if name != "key"}
+    with NoWaiting():
+        terms = objective(objective.prepare(batch, 1))
+        terms["loss"].backward()
+    assert all(x.is_meta for x in terms.values())
