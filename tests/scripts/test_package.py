@@ -18,7 +18,8 @@ def keyword(name: str):
     calls = [node for node in ast.walk(ast.parse(SETUP)) if isinstance(node, ast.Call)]
     return next(ast.literal_eval(word.value) for call in calls for word in call.keywords if word.arg == name)
 #: Packages that come with a declared one, and optional ones whose import is guarded.
-COMES_WITH = {"cycler": "matplotlib", "triton": "torch", "packaging": "pytest", "tokenizers": "clip-benchmark"}
+COMES_WITH = {"cycler": "matplotlib", "triton": "torch", "packaging": "pytest", "tokenizers": "clip-benchmark",
+              "onnx_ir": "onnxscript"}
 OPTIONAL = {"wandb", "torchcodec"}
 
 

@@ -18,6 +18,7 @@ from prolip.models.weights.checkpoint import save_pretrained
 from prolip.models.weights.unreadable import CONFIG_NAMES, WEIGHT_NAMES
 from prolip.uncertainty.clip import FILE
 from prolip.utils.documents import read_json
+from prolip.utils.links import check_links
 from prolip.utils.outputs import check_output, replacing
 
 FIGURES = "eval.json"
@@ -41,15 +42,6 @@ def check_folder(folder: Path, written: Collection[str], source: Path | None = N
     for name in CONFIG_NAMES:
         if (folder / name).exists() and not is_model_config(folder / name):
             raise ValueError(f"{folder / name} belongs to another program or to a run: give another folder")
-
-
-def check_links(folder: Path) -> None:
-    """ValueError for a model's file that is a link out of its folder; a snapshot's links into its cache are not."""
-    root = folder.resolve()
-    inside = [root, *([root.parents[1] / "blobs"] if root.parent.name == "snapshots" else [])]
-    for name in FILES:
-        if (folder / name).is_symlink() and not any(map((folder / name).resolve().is_relative_to, inside)):
-            raise ValueError(f"{folder / name} is a link to a file outside of {folder}: put the file itself there")
 
 
 def is_model_config(path: Path) -> bool:
