@@ -24,6 +24,7 @@ from prolip.evaluation.datasets.specs import open_dataset
 from prolip.evaluation.datasets.wds import open_wds
 from prolip.explorer.pictures import Gone, Pictures
 from prolip.search.answers import Question, pictures_of
+from prolip.utils.secrecy import redacted
 from training.checkpoint.storage import Storage
 
 MODEL = ["--model", "ProLIP-ViT-test", "--pretrained", "random"]
@@ -128,7 +129,7 @@ def test_commands_open_no_hostile_url(name, canary, capsys):
             continue  # data sets of the hub
         address = hostile.format(canary)
         error = refusal_of(OPEN[name], address, capsys)
-        assert address in error and ALLOWED in error, error
+        assert redacted(address) in error and ALLOWED in error, error
     assert not canary.exists()
 
 
@@ -136,7 +137,8 @@ def test_commands_open_no_hostile_url(name, canary, capsys):
 def test_commands_take_a_hostile_address_for_a_path(name, canary, capsys):
     for hostile in (PIPE, "|touch {}"):
         address = hostile.format(canary)
-        assert Path(address).name in refusal_of(LOCAL[name], address, capsys)
+        error = refusal_of(LOCAL[name], address, capsys)
+        assert Path(address).name in error or "pipe:sha256=" in error, error
     assert not canary.exists()
 
 
@@ -165,7 +167,7 @@ def test_functions_open_no_hostile_url(name, canary):
             continue  # data sets of the hub
         with pytest.raises(ValueError, match=ALLOWED) as refusal:
             FUNCTIONS[name](address)
-        assert repr(address) in str(refusal.value)
+        assert repr(redacted(address)) in str(refusal.value)
     assert not canary.exists()
 
 

@@ -82,7 +82,7 @@ def add_part(parser: argparse.ArgumentParser, what: str) -> None:
 
 def add_score(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--data", required=True, help="shards, as --train-data of training.main takes them")
+    add("--data", required=True, help="shards, as --train-data of training.main takes them but for pipe:")
     add("--model", required=True, help="local-dir:FOLDER, hf-hub:NAME, or a name with --pretrained")
     add("--pretrained", help="weights of a model that is given by its name")
     add_out(parser)

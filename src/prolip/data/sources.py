@@ -162,8 +162,6 @@ def dataset_kind(config: DataConfig) -> str:
         return config.dataset_type
     if word := word_of(data):
         return word
-    for source in data.split("::"):
-        check_address(source.strip(), pipes=True)
     if data.startswith("pipe:") or "::" in data:
         return "webdataset"
     if data.lower().endswith((".csv", ".tsv")):
@@ -172,6 +170,7 @@ def dataset_kind(config: DataConfig) -> str:
         return "webdataset" if any(name.endswith(".tar") for name in os.listdir(local_path(data))) else "folder"
     if data.endswith((".tar", ".tar.gz", ".tgz", "}", "*")) or not is_local(data):
         return "webdataset"
+    check_address(data, pipes=True)
     near = get_close_matches(data.partition(":")[0], SETS, n=1) if ":" in data else []
     raise ValueError(
         f"--train-data {data!r} is no folder and ends in none of .tar, .csv, .tsv: "

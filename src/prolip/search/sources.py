@@ -1,7 +1,7 @@
 """What is put into an index: a folder of images, shards, kept features, or a file of texts, each read in one order.
 
     images:FOLDER         every picture below it, by its path
-    shards:TARS           as --train-data takes them, with their captions; a key is SHARD/KEY
+    shards:TARS           as --train-data takes them but for pipe:, with captions; a key is SHARD/KEY
     features:FOLDER       what --save-features kept of one data set; of several features:FOLDER,NAME
     texts:FILE            a text per line, which is its own key
 

@@ -22,9 +22,9 @@ def check_inside(folder: str | os.PathLike, path: str | os.PathLike) -> None:
 
 def check_links(folder: str | os.PathLike) -> None:
     """ValueError for the first file directly in a folder that is a link which leaves it."""
-    for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
-        if entry.is_symlink() and entry.is_file():
-            check_inside(folder, entry.path)
+    for path in sorted(Path(folder).iterdir()):
+        if path.is_file():
+            check_inside(folder, path)
 
 
 def walk(root: str | os.PathLike, below: str = "") -> Iterator[tuple[str, list[str]]]:

@@ -85,7 +85,7 @@ def _alternatives(source: str) -> Iterator[str]:
     text = RANGE.sub(lambda _: chr(next(numbers)), source)
     try:
         found = list(islice(braceexpand(text, escape=False), MOST)) if "{" in text else [text]
-    except ValueError:  # it is not balanced, which is reported elsewhere
+    except (ValueError, RecursionError):  # not balanced or too deep, which is reported elsewhere
         found = [text]
     for one in found:
         for number, pattern in enumerate(ranges):

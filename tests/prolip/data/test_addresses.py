@@ -8,6 +8,7 @@ import pytest
 from braceexpand import braceexpand
 
 from prolip.data.reading.addresses import check_address, count_texts, expand_braces
+from prolip.utils.secrecy import redacted
 
 
 @pytest.mark.parametrize("address", [
@@ -32,10 +33,20 @@ def test_paths_and_urls_of_the_known_schemes_are_opened_anywhere(address):
 def test_every_other_address_is_refused_by_name_with_what_is_allowed(address, why):
     with pytest.raises(ValueError, match="give a path .* or a URL of file, http, https, s3, gs or hf") as refusal:
         check_address(address)
-    assert repr(address) in str(refusal.value) and why in str(refusal.value)
+    assert repr(redacted(address)) in str(refusal.value) and why in str(refusal.value)
     if address[:5] != "pipe:":
         with pytest.raises(ValueError, match="s3, gs or hf, or a pipe: command$"):
             check_address(address, pipes=True)
+
+
+def test_a_refusal_shows_no_secret():
+    for address in ("pipe:curl -H 'Bearer SECRET' x", "ftp://user:SECRET@host/0.tar", "s3://b/0.tar?sig=SECRET::zip://a"):
+        with pytest.raises(ValueError, match="is not opened") as refusal:
+            check_address(address)
+        assert "SECRET" not in str(refusal.value)
+    with pytest.raises(ValueError, match="stands for") as refusal:
+        expand_braces("https://user:SECRET@host/{0..99999999}.tar?sig=SECRET")
+    assert "SECRET" not in str(refusal.value) and "{0..99999999}" in str(refusal.value)
 
 
 def test_braces_are_counted_as_they_are_expanded():

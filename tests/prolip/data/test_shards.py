@@ -43,6 +43,14 @@ def test_urls_and_commands_expand_without_being_looked_for():
     assert [s.url for s in expand_shards("gs://b/{00..02}.tar")] == [f"gs://b/{i:02d}.tar" for i in range(3)]
 
 
+def test_addresses_are_looked_at_when_braces_are_expanded():
+    assert [s.url for s in expand_shards("{s3,gs}://b/0.tar")] == ["s3://b/0.tar", "gs://b/0.tar"]
+    assert [s.url for s in expand_shards("{http://h/0.tar,pipe:cat x}", pipes=True)] == ["http://h/0.tar", "pipe:cat x"]
+    for hidden in ("{http://h/0.tar,pipe:cat x}", "{p,q}ipe:touch x", "{memory,s3}://b/0.tar"):
+        with pytest.raises(ValueError, match="is not opened"):
+            expand_shards(hidden)
+
+
 def test_wildcards_of_object_stores_are_listed(monkeypatch):
     system = fsspec.filesystem("gs")
     for name in ("listed/b.tar", "listed/a.tar", "listed/c.txt"):

@@ -24,6 +24,7 @@ def test_the_kind_of_data_is_reported_by_suffix_and_content(tmp_path):
         "a.TSV": "csv",
         "a.tar::b.tar": "webdataset",
         "s3://b/{0..9}.tar": "webdataset",
+        "{s3://b/0.tar,http://h/1.tar}": "webdataset",
         "pipe:cat x": "webdataset",
         "d/{a,b}": "webdataset",
     }.items():

@@ -6,6 +6,8 @@ import re
 from braceexpand import alphabet, braceexpand
 from fsspec.registry import known_implementations
 
+from prolip.utils.secrecy import redacted
+
 SCHEMES = ("file", "http", "https", "s3", "gs", "hf")
 ALLOWED = "give a path (./NAME where a file's name looks like a URL) or a URL of file, http, https, s3, gs or hf"
 #: Words that begin the names of models, and those that begin commands somewhere.
@@ -42,7 +44,8 @@ def check_address(address: str, pipes: bool = False) -> str:
         why = f"its scheme is {address.partition(':')[0]!r}"
     else:
         return address
-    raise ValueError(f"{address!r} is not opened, {why}: {ALLOWED}" + (", or a pipe: command" if pipes else ""))
+    known = f"{redacted(address)!r} is not opened, {why}"
+    raise ValueError(f"{known}: {ALLOWED}" + (", or a pipe: command" if pipes else ""))
 
 
 def expand_braces(pattern: str) -> list[str]:
@@ -104,4 +107,5 @@ def count_range(text: str) -> int:
 
 def short(pattern: str) -> str:
     """A pattern as messages show it."""
+    pattern = redacted(pattern)
     return repr(pattern if len(pattern) < 200 else f"{pattern[:200]}...")

@@ -41,7 +41,7 @@ class _Guarded:
 
     def _new_conn(self: Any) -> socket.socket:
         for *_, (address, *_) in socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM):
-            check_public(address, self.host)
+            check_public(str(address), self.host)
         connection = super()._new_conn()  # type: ignore[misc]
         try:
             check_public(connection.getpeername()[0], self.host)
