@@ -218,8 +218,8 @@ def format_corpus(result: CorpusResult) -> str:
     """The figures as a person reads them."""
     m, info = result.metrics, result.info
     lines = [
-        f"{info['images']} drawings ({plain(', '.join(info['styles']))}), {info['concepts']} names, {info['texts']} texts; "
-        f"ranked by {result.similarity}; {info['seconds']} s",
+        f"{info['images']} drawings ({plain(', '.join(info['styles']))}), {info['concepts']} names, "
+        f"{info['texts']} texts; ranked by {result.similarity}; {info['seconds']} s",
         "",
         f"{'retrieval':<26}{'R@1':>8}{'R@5':>8}{'R@10':>8}{'mAP@R':>8}{'R-Prec':>8}{'median':>8}{'chance':>8}",
     ]
