@@ -7,8 +7,7 @@ from typing import Any
 from zipfile import BadZipFile
 
 from prolip.evaluation.suites.emoji.result import CorpusResult, load
-from prolip.hub.card import check_config
-from prolip.models.weights.unreadable import is_model, is_run
+from prolip.models.weights.unreadable import check_config, is_model, is_run
 from prolip.utils.documents import loads, read_json, shown
 from prolip.utils.secrecy import redacted
 
