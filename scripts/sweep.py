@@ -13,9 +13,11 @@ A sweep file: recipe (a config of training.main), seeds, flags (of every run), v
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import os
+import re
 import shlex
 import statistics
 import subprocess
@@ -49,8 +51,16 @@ def read_sweep(path: Path) -> dict[str, Any]:
 
 
 def is_text(value: Any) -> bool:
-    """Whether a value is a text, or left out."""
-    return value is None or isinstance(value, str)
+    """Whether a value is left out, or a text of flags as a shell would read it."""
+    try:
+        return value is None or (isinstance(value, str) and shlex.split(value) is not None)
+    except ValueError:
+        return False
+
+
+def is_name(value: Any) -> bool:
+    """Whether a value can name a run's folder."""
+    return isinstance(value, str) and re.fullmatch(r"\w[\w.+-]*", value) is not None
 
 
 def is_column(value: Any) -> bool:
@@ -62,11 +72,12 @@ def is_column(value: Any) -> bool:
 # What the keys of a sweep file hold, and how a refusal says it.
 FORMS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "recipe": (lambda value: isinstance(value, str), "the path of a config of training.main"),
-    "seeds": (lambda value: isinstance(value, list) and bool(value) and all(type(seed) is int for seed in value),
-              "a list of whole numbers"),
-    "flags": (is_text, "flags of training.main as one text"),
-    "variants": (lambda value: isinstance(value, dict) and all(map(is_text, [*value, *value.values()])),
-                 "name -> flags"),
+    "seeds": (lambda value: isinstance(value, list) and bool(value) and all(type(seed) is int for seed in value)
+              and len(set(value)) == len(value), "a list of whole numbers, each once"),
+    "flags": (is_text, "flags of training.main as one text, every quotation mark closed"),
+    "variants": (lambda value: isinstance(value, dict) and all(map(is_name, value))
+                 and all(map(is_text, value.values())),
+                 "name -> flags: names of letters, digits and . _ + -, every quotation mark closed"),
     "columns": (lambda value: isinstance(value, dict) and all(map(is_column, value.values())),
                 "heading -> key of eval.json, or [key, factor]"),
 }  # fmt: skip
@@ -147,14 +158,36 @@ def reckon_again(folder: Path) -> None:
 
 
 def figures_of(folder: Path) -> dict[str, float]:
-    """eval.json, with the run's training seconds and samples per second, means over its log lines."""
-    figures = json.loads((folder / "eval.json").read_text(encoding="utf-8"))
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    steps = [line for line in lines if "seconds" in line]
-    return figures | {
-        "train_seconds": steps[-1]["seconds"],
-        "samples_per_second": steps[-1]["samples"] / steps[-1]["seconds"],
-    }
+    """eval.json, with the run's training seconds and samples per second, means over its log lines, where there are any.
+
+    Raises SystemExit naming the file that is no such thing, such as one cut by a kill.
+    """
+    sys.path.insert(0, str(ROOT / "src"))
+    from prolip.utils.documents import read_json, shown
+
+    try:
+        figures = read_json(folder / "eval.json")
+    except (OSError, ValueError) as error:
+        sys.exit(f"error: {error}: delete {folder} and train again")
+    wrong = [f"{shown(value)} for {shown(key)}" for key, value in figures.items()
+             if not is_figure(value)] if isinstance(figures, dict) else ["no object"]  # fmt: skip
+    if wrong:
+        sys.exit(f"error: {folder / 'eval.json'} has {wrong[0]}: want name -> number; delete {folder} and train again")
+    last = {}
+    log = folder / "metrics.jsonl"
+    for line in log.read_text(encoding="utf-8").splitlines() if log.exists() else []:
+        with contextlib.suppress(ValueError):  # cut by a kill
+            row = json.loads(line)
+            timed = isinstance(row, dict) and [row.get(name) for name in ("seconds", "samples")]
+            last = row if timed and all(is_figure(value) and value for value in timed) else last
+    return figures | ({
+        "train_seconds": last["seconds"], "samples_per_second": last["samples"] / last["seconds"],
+    } if last else {})  # fmt: skip
+
+
+def is_figure(value: Any) -> bool:
+    """Whether a value is a number, or stands for one that is not finite."""
+    return value is None or (isinstance(value, (int, float)) and not isinstance(value, bool))
 
 
 def cell(values: list[float]) -> str:

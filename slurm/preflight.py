@@ -21,6 +21,7 @@ from prolip.data.sources import check_sample, dataset_kind
 from prolip.data.survey import refuse_unusable, survey
 from prolip.factory import find_weights
 from prolip.utils.messages import naming
+from prolip.utils.secrecy import redacted, scrub
 from training.config import Config, rows_per_rank
 from training.flags import FlagError
 from training.main import explain, parse
@@ -44,7 +45,7 @@ def check_batch(config: Config, ranks: int) -> None:
 def check_shards(config: Config) -> str:
     """Read a sample of the first and of the last shard; returns what was read. FlagError where one cannot be."""
     if dataset_kind(config.data) != "webdataset":
-        return f"{config.data.train_data or config.data.dataset_type}: not read before the start"
+        return f"{redacted(config.data.train_data) or config.data.dataset_type}: not read before the start"
     with naming("--train-data"):
         shards = expand_shards(config.data.train_data or "", config.data.train_data_upsampling_factors)
     urls = [shard.url for shard in shards]
@@ -60,9 +61,9 @@ def check_shards(config: Config) -> str:
             with naming("--train-data"):
                 refuse_unusable([url], partial(check_sample, config.data), POLICY)
         wanted = CaptionSampler.parse(config.data.caption_sampling).fields
-        print(f"{url}: {sample['__key__']} with {', '.join(k for k in sample if k[:2] != '__')}; "
+        print(f"{redacted(url)}: {sample['__key__']} with {', '.join(k for k in sample if k[:2] != '__')}; "
               f"captions are drawn from {', '.join(wanted)}")  # fmt: skip
-    return f"{len(urls)} shards, {urls[0]} to {urls[-1]}"
+    return f"{len(urls)} shards, {redacted(urls[0])} to {redacted(urls[-1])}"
 
 
 def main(arguments: list[str]) -> int:
@@ -82,7 +83,7 @@ def main(arguments: list[str]) -> int:
         text = explain(error)
         if text is None:
             raise
-        print(f"error: {text}", file=sys.stderr)
+        print(f"error: {scrub(text)}", file=sys.stderr)
         return 2
     return 0
 

@@ -507,3 +507,30 @@ def test_means_of_another_method_are_what_pooled_heads_begin_with(method, source
     trained = {name: x + 1 for name, x in own.state_dict().items()}
     load_checkpoint(own, trained)
     assert all(torch.equal(x, trained[name]) for name, x in own.state_dict().items())
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool])
+def test_weights_of_whole_numbers_are_refused_and_not_cast(dtype):
+    model = prolip.create_model("ProLIP-ViT-test")
+    state = {key: tensor.clone() for key, tensor in model.state_dict().items()}
+    state["visual.ln_post.weight"] = state["visual.ln_post.weight"].to(dtype)
+    with pytest.raises(CheckpointError, match=rf"holds {dtype} in 1 of \d+ tensors \(visual.ln_post.weight\)"):
+        load_checkpoint(model, state)
+
+
+@pytest.mark.parametrize("value", [1e4, -1e4, 21])
+def test_a_scale_whose_exponential_is_no_scale_is_refused(value):
+    model = prolip.create_model("ProLIP-ViT-test")
+    with pytest.raises(CheckpointError, match="logit_scale of size"):
+        load_checkpoint(model, model.state_dict() | {"logit_scale": torch.tensor(float(value))})
+
+
+def test_a_state_dict_is_no_model_to_save(tmp_path):
+    with pytest.raises(TypeError, match="want a ProLIP"):
+        save_pretrained({"weight": torch.ones(1)}, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_bank_that_no_memory_holds_is_refused():
+    with pytest.raises(ValueError, match="bank=1000000000000: give at most"):
+        prolip.create_model("ProLIP-ViT-test", method_cfg={"name": "likelihood", "config": {"bank": 10**12}})

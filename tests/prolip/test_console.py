@@ -163,3 +163,27 @@ def test_commands_that_print_end_quietly_when_nobody_reads(words, tmp_path):
     words = [str(tmp_path / "index.json") if word == "OUT" else word for word in words]
     done = run(*words, line='"$@" | true; exit ${PIPESTATUS[0]}')
     assert done.returncode == 0 and "Traceback" not in done.stderr and "Exception" not in done.stderr, done.stderr
+
+
+def test_names_from_data_do_not_steer_a_terminal(capsys):
+    hostile = "a\x1b]0;x\x07\x1b[31m\x85\u202e\u2028b"
+    with console.cleaning():
+        print(hostile, "\t✓ 👩‍👩‍👧", end="\r\n")
+        sys.stderr.write("\n\n\x1b[A\x1b[A")  # a progress bar's
+    printed = capsys.readouterr()
+    assert printed.out == "a\\x1b]0;x\\x07\\x1b[31m\\u0085\\u202e\\u2028b \t✓ 👩‍👩‍👧\r\n"
+    assert printed.err == "\n\n\x1b[A\x1b[A"
+    assert console.plain("a\nb\tc\rd\x1b") == "a\\nb\\tc\\rd\\x1b"
+
+
+def test_what_a_command_prints_is_cleaned_and_its_streams_are_given_back(capsys):
+    before = sys.stdout, sys.stderr
+
+    @console.ends_in_one_line(ValueError)
+    def main():
+        print("https://u:SECRET@h/x?id=3")
+        raise ValueError("\x1b[31m https://u:SECRET@h/x?id=3")
+
+    assert main() == 2 and (sys.stdout, sys.stderr) == before
+    printed = capsys.readouterr()
+    assert printed.out == "https://h/x?id=3\n" and printed.err == "error: \\x1b[31m https://h/x\n"

@@ -244,9 +244,13 @@ def test_the_script_leaves_nothing_that_makes_the_run_folder_look_taken(start, t
 
 
 def test_the_environment_is_recorded_without_keys(start, tmp_path):
-    start("train.sbatch", "--lr", "1e-3", AWS_SECRET_ACCESS_KEY="hush", NCCL_DEBUG="INFO")
+    names = ("AWS_SECRET_ACCESS_KEY", "TORCHTOKEN", "PETS", "NCCL_TOKEN", "NAMES")
+    secret = dict.fromkeys(names, "hush\nNAME=hush")
+    data = "https://user:hush/x@host/{0..9}.tar?sig=hush::pipe:curl -H 'x: hush'::s3://hush@b/x::http://h/a.tar?hush"
+    start("train.sbatch", "--lr", "1e-3", "--train-data", data, **secret, NCCL_DEBUG="INFO", SHARDS=data)
     record = (tmp_path / "runs/it/slurm/7-0/environment.txt").read_text()
     assert "NCCL_DEBUG=INFO" in record and "JobId=7" in record and "sbatch slurm/train.sbatch --lr 1e-3" in record
+    assert "SHARDS=https://host/" in record
     assert "hush" not in record
     assert "Linux" in (tmp_path / "runs/it/slurm/7-0/node1/node.txt").read_text()
 

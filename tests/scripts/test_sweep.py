@@ -103,6 +103,36 @@ def test_a_sweep_file_that_is_none_is_reported_in_a_line(text, said, tmp_path):
         runner.read_sweep(tmp_path / "sweep.yaml")
 
 
+@pytest.mark.parametrize("change, said", [
+    ({"seeds": [0, 0]}, "each once"), ({"variants": {"../../evil": ""}}, "names of letters"),
+    ({"variants": {"a/b": ""}}, "names of letters"), ({"variants": {"..": ""}}, "names of letters"),
+    ({"variants": {"a": "--name 'x"}}, "quotation mark"), ({"flags": '--name "x'}, "quotation mark"),
+])  # fmt: skip
+def test_seeds_names_and_flags_that_no_run_can_have_are_refused(change, said, tmp_path):
+    path = write_sweep(tmp_path, {"a": ""}, [0])
+    path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | change))
+    with pytest.raises(SystemExit, match=said):
+        runner.read_sweep(path)
+
+
+@pytest.mark.parametrize("text", ['{"names/i2t/R@1": 0.', "", "[1]", '{"names/i2t/R@1": "x"}', "null"])
+def test_a_table_of_figures_that_are_cut_or_none_is_an_error_in_one_line(text, tmp_path):
+    (run := tmp_path / "a-s0").mkdir()
+    (run / "eval.json").write_text(text)
+    with pytest.raises(SystemExit, match=r"error: .*a-s0/eval.json [^\n]*train again$"):
+        runner.figures_of(run)
+
+
+@pytest.mark.parametrize("log", [None, "", '{"seconds": 5, "samp', "[1]\n5\nnull\n", '{"seconds": "x", "samples": 1}'])
+def test_a_run_whose_log_says_no_time_has_the_other_figures(log, tmp_path):
+    (run := tmp_path / "a-s0").mkdir()
+    (run / "eval.json").write_text('{"names/i2t/R@1": 0.5, "trace/group": null}')
+    if log is not None:
+        (run / "metrics.jsonl").write_text(log)
+    sweep = {"columns": {"R@1": "names/i2t/R@1", "time": "train_seconds"}, "variants": {"a": ""}, "seeds": [0]}
+    assert list(runner.table(sweep, tmp_path))[2] == "| a | 1 | 0.500 | – |"
+
+
 def test_the_examples_of_the_help_are_variants():
     named = [line.split("--only ")[1].split() for line in runner.__doc__.splitlines() if "--only " in line]
     assert named and set(named[0]) <= set(runner.read_sweep(ROOT / "scripts/sweeps/uncertainty.yaml")["variants"])

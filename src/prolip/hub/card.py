@@ -15,17 +15,12 @@ from prolip.evaluation.model import Embedder
 from prolip.hub.figures import check_metrics, figures, licences, place, readings
 from prolip.hub.markdown import FILTERS, Markdown, markdown
 from prolip.models.weights.checkpoint import read_config
-from prolip.models.weights.unreadable import is_run
+from prolip.models.weights.unreadable import check_config, is_run
 from prolip.utils.console import plain
-from prolip.utils.documents import read_json, shown
+from prolip.utils.documents import read_json
 from prolip.utils.secrecy import redacted
 
 CARD = "README.md"
-#: What a card reads of a run's configuration, and its type; None stands for what was not set.
-READ: dict[str, dict[str, type]] = {
-    "data": {"train_data": str, "batch_size": int, "select": str}, "model": {"pretrained": str},
-    "run": {"precision": str}, "val": {"val_data": str, "val_select": str, "val_names": str, "val_tasks": list},
-}  # fmt: skip
 POINTS = "A CLIP-like model: pictures and texts become points."
 GAUSSIANS = "A probabilistic vision-language model: every picture and every text becomes a Gaussian."
 
@@ -65,22 +60,6 @@ def find_source(place: str, evaluation: str | None = None) -> Source:
         elif name == "metrics" and evaluation:
             raise FileNotFoundError(f"no figures at {evaluation}: give the eval.json of a run")
     return Source(model, **found)
-
-
-def check_config(config: Any, path: object) -> dict[str, Any]:
-    """A run's configuration; ValueError where what a card reads of it has another type."""
-    if not isinstance(config, dict):
-        raise ValueError(f"{path} is {shown(config)}: want the configuration of a run")
-    for section, names in READ.items():
-        values = config.get(section, {})
-        if not isinstance(values, dict):
-            raise ValueError(f"{path}: {section} is {shown(values)}: want an object of settings")
-        for name, kind in names.items():
-            if not isinstance(values.get(name), (kind, type(None))):
-                raise ValueError(f"{path}: {section}.{name} is {shown(values[name])}: want a {kind.__name__}")
-    if not isinstance(config.get("method"), (str, type(None))):
-        raise ValueError(f"{path}: method is {shown(config['method'])}: want its name")
-    return config
 
 
 def make_card(source: Source, said: Said, address: str) -> str:

@@ -44,7 +44,7 @@ LEVELS = (("trace/group", "a group's name"), ("trace/subgroup", "a subgroup's na
 
 
 #: Figures that lie in these bounds by what they are.
-BOUNDS: dict[str, tuple[float, float]] = (
+BOUNDS: Mapping[str, tuple[float, float]] = (
     dict.fromkeys([*(key for key, _, _ in KNOWN), *CHANCE.values()], (0, 1))
     | dict.fromkeys([key for key, _ in LEVELS], (0, 10**6))
     | {"zero_shot/group/classes": (1, 10**9), "zero_shot/subgroup/classes": (1, 10**9)}

@@ -96,7 +96,7 @@ def show(args: argparse.Namespace) -> PromptWeights:
     if args.figures:
         check_output(args.figures, folder=True)
     found = PromptWeights.load(args.file)
-    print("\n".join(listing(found, args.most)))
+    print("\n".join(map(console.plain, listing(found, args.most))))
     if args.figures:
         print(f"drawn: {', '.join(map(str, write_weights(found, args.figures)))}")
     return found

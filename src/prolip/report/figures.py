@@ -57,6 +57,8 @@ def learning_curves(run: RunFolder) -> Figure | None:
     recalls = [key for key in ("names/i2t/R@1", "names/t2i/R@1", "names/i2t/R@5") if any(key in e for e in run.evals)]
     if recalls and len(run.evals) > 1:
         drawn.append(("Recall in evaluation", run.evals, recalls))
+    if not drawn:
+        return None
     columns = min(4 if len(drawn) in (4, 7, 8) else 3, len(drawn))
     figure, axes = panels(-(-len(drawn) // columns), columns, width=max(9.6, 3 * columns), height=2.7)
     for ax, (title, lines, keys) in zip(axes, drawn):

@@ -52,6 +52,8 @@ def make_report(
     evaluation: name of the evaluation's folder in it; out: another path for the page; seed: of the examples.
     """
     run = read(folder, evaluation)
+    if run.result:
+        facts(run), headlines(run.result)  # what is missing shows before minutes of drawing
     below = run.folder / "figures"
     below.mkdir(parents=True, exist_ok=True)
     pictures = {}
@@ -103,6 +105,8 @@ def headlines(result: CorpusResult) -> list[Headline]:
     """The first numbers, in plain words."""
     m, names = result.metrics, len(result.corpus.concepts)
     images, texts = len(result.corpus.drawings), len(result.table.texts)
+    if not m["zero_shot/subgroup_members/classes"] >= 1:
+        raise ValueError(f"the evaluation of {images} drawings has no figures: evaluate again")
     classes = int(m["zero_shot/subgroup_members/classes"])
     words = {
         "names/i2t/R@1": f"of the {images:,} drawings get their own name first, out of {names:,} names",

@@ -1,15 +1,14 @@
 """What a run folder holds: its config, its learning curves, its evaluation; any of them may be missing."""
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
 
 from prolip.evaluation.suites.emoji.result import CorpusResult, load
-from prolip.models.weights.unreadable import is_model, is_run
-from prolip.utils.documents import loads
+from prolip.models.weights.unreadable import check_config, is_model, is_run
+from prolip.utils.documents import loads, read_json, shown
 from prolip.utils.secrecy import redacted
 
 
@@ -55,20 +54,38 @@ def read(folder: str | Path, evaluation: str = "eval") -> RunFolder:
             + (f" It holds the runs {', '.join(map(str, inside[:3]))}: give one of them" if inside else "")
         )
     try:
-        config = redacted(loads(path.read_text(encoding="utf-8"))) if path.exists() else None
+        config = check_config(redacted(read_json(path)), path) if path.exists() else None
     except ValueError as error:
-        raise ValueError(f"{path} is no JSON ({error}): delete it, and the page leaves the settings out") from error
+        raise ValueError(f"{error}; or delete it, and the page leaves the settings out") from error
     train = [line for line in lines if line.get("kind", "train") == "train"]
     return RunFolder(folder, config, train, [line for line in lines if line.get("kind") == "eval"], result)
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The objects of a .jsonl file, none if it is missing; a last line cut by a kill is left out."""
+    """The objects of a .jsonl file, none if it is missing; a line cut by a kill is left out.
+
+    ValueError for a line that is no object, has no step, or has a text where a figure belongs.
+    """
     out: list[dict[str, Any]] = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
-        with suppress(ValueError):
-            out.append(loads(line))
+    for number, text in enumerate(path.read_text(encoding="utf-8").splitlines() if path.exists() else [], 1):
+        try:
+            line = loads(text)
+        except ValueError:
+            continue
+        if why := why_no_line(line):
+            raise ValueError(f"line {number} of {path} {why}: remove that line")
+        out.append(line)
     return out
+
+
+def why_no_line(line: Any) -> str:
+    """What is wrong with a line of a log; nothing where it is one."""
+    if not isinstance(line, dict):
+        return f"is {shown(line)}, no object"
+    if type(line.get("step")) is not int or line["step"] < 0:
+        return f"has the step {shown(line.get('step'))}, no whole number"
+    wrong = [name for name, value in line.items() if name != "kind" and isinstance(value, (str, list, bool))]
+    return f"has {shown(line[wrong[0]])} for {shown(wrong[0])}, no number" if wrong else ""
 
 
 def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:

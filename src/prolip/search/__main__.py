@@ -220,9 +220,10 @@ def query(args: argparse.Namespace) -> None:
             print(json.dumps({"text": question.text, "image": question.image, "refused": not answered,
                               "answers": [answer.to_dict() for answer in own]}))  # fmt: skip
             continue
-        print(f"{question}: refused" if not answered else f"{question}:" if own else f"{question}: nothing found")
+        heading = console.plain(question)
+        print(f"{heading}: refused" if not answered else f"{heading}:" if own else f"{heading}: nothing found")
         for place, answer in enumerate(own, 1):
-            print(f"{place:4}  {answer}")
+            print(f"{place:4}  {console.plain(answer)}")
 
 
 def which_are_answered(

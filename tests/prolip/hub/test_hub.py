@@ -239,8 +239,8 @@ def test_an_openclip_model_is_not_saved_over_one_of_ours(run, tmp_path, capsys):
 
 
 HOSTILE = ["x\n\n# Licence\n\nPublic domain", "<script>alert(1)</script>", "![x](http://evil/x.png)",
-           "[x](javascript:alert(1))", "a\x1b[31mb", "a\u202eb", "x | y\n|---|---|", "`` ` x", "---\nlicense: mit\n---", "<!-- x", "&lt;b>", "# x",
-           "1. x", "~~~\nx", "\\[x](y)", "**x**"]  # fmt: skip
+           "[x](javascript:alert(1))", "a\x1b[31mb", "a\u202eb", "x | y\n|---|---|", "`` ` x", "---\nlicense: mit\n---",
+           "<!-- x", "&lt;b>", "# x", "1. x", "~~~\nx", "\\[x](y)", "**x**"]  # fmt: skip
 
 
 @pytest.mark.parametrize("value", HOSTILE)

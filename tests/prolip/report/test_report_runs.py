@@ -1,8 +1,13 @@
 """Reading run folders, whole and in parts."""
+import json
+
+import numpy as np
 import pytest
 from report_stand_in import make_result, write_run
 
 from prolip.report import runs
+from prolip.report.__main__ import main
+from prolip.report.page import headlines
 
 
 def test_a_whole_run_is_read(tmp_path):
@@ -38,3 +43,70 @@ def test_a_line_cut_by_a_kill_is_left_out(tmp_path):
 
 def test_settings_are_flat_and_without_what_is_unset():
     assert runs.flatten({"a": {"b": 1, "c": None}, "d": [2]}) == {"a.b": 1, "d": [2]}
+
+
+@pytest.mark.parametrize("line", [
+    "[1]", "5", "null", '{"kind": "train"}', '{"step": "x"}', '{"step": true}', '{"step": -1}',
+    '{"step": 2, "loss": "x"}', '{"kind": "eval", "step": 1, "names/i2t/R@1": [1]}',
+])  # fmt: skip
+def test_a_line_that_is_none_of_a_log_is_an_error_in_one_line(line, tmp_path, capsys):
+    folder = write_run(tmp_path / "demo")
+    kept = (folder / "metrics.jsonl").read_text()
+    (folder / "metrics.jsonl").write_text(f"{kept}{line}\n{kept}")
+    refused(folder, f"line {kept.count(chr(10)) + 1} of", capsys)
+
+
+@pytest.mark.parametrize("text", [
+    "[]", "5", "null", '{"data": null}', '{"data": {"train_data": ["x"]}}', "{", "[" * 10**5,
+])  # fmt: skip
+def test_a_configuration_that_is_none_is_an_error_in_one_line(text, tmp_path, capsys):
+    folder = write_run(tmp_path / "demo")
+    (folder / "config.json").write_text(text)
+    refused(folder, "config.json", capsys)
+
+
+@pytest.mark.parametrize("change", [
+    {"metrics": {}}, {"metrics": []}, {"metrics": {"names/i2t/R@1": "x"}}, {"info": {}}, {"info": []}, {"info": None},
+    {"info": {"images": "x"}}, "all null",
+])  # fmt: skip
+def test_an_evaluation_that_lacks_what_the_page_shows_is_an_error_in_one_line(change, tmp_path, capsys):
+    folder = write_run(tmp_path / "demo", make_result())
+    path = folder / "eval/metrics.json"
+    written = json.loads(path.read_text())
+    if change == "all null":
+        written["metrics"] = dict.fromkeys(written["metrics"])
+    else:
+        written |= change
+    path.write_text(json.dumps(written))
+    refused(folder, "", capsys)
+
+
+@pytest.mark.parametrize("name", ["image_mean", "text_log_var", "token_lengths", "drawing_sizes"])
+def test_embeddings_of_other_rows_than_the_corpus_are_an_error_in_one_line(name, tmp_path, capsys):
+    folder = write_run(tmp_path / "demo", make_result())
+    with np.load(folder / "eval/embeddings.npz") as arrays:
+        kept = dict(arrays)
+    np.savez(folder / "eval/embeddings.npz", **(kept | {name: kept[name][:-1]}))
+    refused(folder, "", capsys)
+
+
+def test_a_log_whose_figures_are_all_null_makes_a_page(tmp_path):
+    folder = write_run(tmp_path / "demo")
+    (folder / "metrics.jsonl").write_text("".join(f'{{"step": {step}, "loss": null}}\n' for step in range(3)))
+    assert main([str(folder)]).exists()
+
+
+def refused(folder, said, capsys):
+    """The command ends with code 2 and a line that says it."""
+    with pytest.raises(SystemExit) as ended:
+        main([str(folder)])
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert ended.value.code == 2 and "error: " in error and said in error, error
+    assert not (folder / "report.html").exists()
+
+
+def test_a_page_is_made_without_a_headline_that_was_not_measured(tmp_path):
+    result = make_result()
+    del result.metrics["names/i2t/R@1"]
+    shown = [headline.words for headline in headlines(result)]
+    assert shown and not any("their own name first" in words for words in shown)

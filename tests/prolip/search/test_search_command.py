@@ -282,3 +282,12 @@ def test_the_plan_has_a_row_for_every_kind(capsys):
     assert code == 0 and "\n".join(lines[2:]) == table(10_000_000, 768) and len(lines) == 8
     held = {line.split(" | ")[0][2:]: line.split(" | ") for line in lines[4:]}
     assert held["pq"][1] == "104" and float(held["pq"][2]) < 1.1 and float(held["hnsw"][2]) > 30
+
+
+def test_a_name_with_line_ends_and_escape_sequences_is_one_plain_line(tmp_path, small_model, capsys):
+    (folder := tmp_path / "drawn").mkdir()
+    (folder / "a\n\x1b]0;x\x07\x1b[31m.png").write_bytes(picture("red"))
+    assert run(capsys, "build", tmp_path / "i", "--data", f"images:{folder}", "--model", small_model)[0] == 0
+    code, lines, error = run(capsys, "query", tmp_path / "i", "--text", "a\x1b[1m\nb")
+    assert code == 0 and len(lines) == 2 and lines[0] == "a\\x1b[1m\\nb:", error
+    assert "a\\n\\x1b]0;x\\x07\\x1b[31m.png" in lines[1]

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +21,8 @@ from prolip.evaluation.suites.emoji import refusal
 from prolip.gaussian import Gaussian
 from prolip.methods import find_score, score_from_dict
 from prolip.scores import Score
-from prolip.utils.documents import loads
+from prolip.utils.console import plain
+from prolip.utils.documents import loads, shown
 
 #: How the arrays of novelty begin; what a first place can be refused by, as it is printed.
 NOVELTY = "novelty_"
@@ -178,14 +180,41 @@ class CorpusResult:
         return folder
 
 
+class Written(dict[str, Any]):
+    """What a file says by name; ValueError naming the file for a name that it lacks."""
+
+    def __init__(self, values: Any, place: str, kinds: Mapping[str, type | tuple[type, ...]], other: Any = object):
+        super().__init__(values if isinstance(values, dict) else {})
+        self.place = place
+        if not isinstance(values, dict):
+            raise ValueError(f"{place} is {shown(values)}: want an object")
+        for name, value in values.items():
+            kind = kinds.get(name, other)
+            if not isinstance(value, kind) or (isinstance(value, bool) and kind not in (bool, object)):
+                raise ValueError(f"{place} says {shown(value)} for {shown(name)}: want another type")
+
+    def __missing__(self, name: str) -> Any:
+        raise ValueError(f"{self.place} has no {name!r}: evaluate again by python -m prolip.evaluation.corpus")
+
+
+#: Types of what an evaluation says of itself.
+KINDS: dict[str, type | tuple[type, ...]] = {
+    "images": int, "concepts": int, "texts": int, "parameters": int, "styles": list, "seconds": (int, float),
+    "machine": str, "software": str, "date": str, "similarity": str, "probabilistic": bool,
+}  # fmt: skip
+
+
 def load(folder: str | Path) -> CorpusResult:
-    """Read what `Result.save` wrote. Raises FileNotFoundError naming the missing file."""
+    """Read what `Result.save` wrote. FileNotFoundError naming the missing file, ValueError for what does not fit."""
     folder = Path(folder)
     for name in ("metrics.json", "corpus.json", "embeddings.npz"):
         if not (folder / name).exists():
             raise FileNotFoundError(f"no {name} in {folder}: run python -m prolip.evaluation.corpus --out {folder}")
     written = loads((folder / "metrics.json").read_text(encoding="utf-8"))
-    metrics = {key: float("nan") if value is None else value for key, value in written["metrics"].items()}
+    place = str(folder / "metrics.json")
+    info = Written(written["info"], f"info of {place}", KINDS)
+    metrics = Written(written["metrics"], place, {}, (int, float, type(None)))
+    metrics.update({key: float("nan") for key, value in metrics.items() if value is None})
     texts = loads((folder / "corpus.json").read_text(encoding="utf-8"))
     concepts = tuple(Concept(**{**c, "keywords": tuple(c["keywords"])}) for c in texts["concepts"])
     with np.load(folder / "embeddings.npz") as arrays:
@@ -198,15 +227,22 @@ def load(folder: str | Path) -> CorpusResult:
         for (key, style, concept), start, end in zip(texts["drawings"], [0, *ends[:-1]], ends)
     )
     image, text = (Gaussian(z[f"{kind}_mean"], z[f"{kind}_log_var"]) for kind in ("image", "text"))
-    return CorpusResult(Corpus(concepts, drawings), image, text, token_lengths, metrics, written["info"], novelty)
+    result = CorpusResult(Corpus(concepts, drawings), image, text, token_lengths, metrics, info, novelty)
+    for what, wanted, *found in (
+        ("drawings", len(texts["drawings"]), len(ends), len(image.mean), len(image.log_var)),
+        ("texts", len(result.table.texts), len(token_lengths), len(text.mean), len(text.log_var)),
+    ):
+        if set(found) != {wanted}:
+            raise ValueError(f"embeddings.npz has {min(found)} rows for the {wanted} {what} of corpus.json")
+    return result
 
 
 def format_corpus(result: CorpusResult) -> str:
     """The figures as a person reads them."""
     m, info = result.metrics, result.info
     lines = [
-        f"{info['images']} drawings ({', '.join(info['styles'])}), {info['concepts']} names, {info['texts']} texts; "
-        f"ranked by {result.similarity}; {info['seconds']} s",
+        f"{info['images']} drawings ({plain(', '.join(info['styles']))}), {info['concepts']} names, "
+        f"{info['texts']} texts; ranked by {result.similarity}; {info['seconds']} s",
         "",
         f"{'retrieval':<26}{'R@1':>8}{'R@5':>8}{'R@10':>8}{'mAP@R':>8}{'R-Prec':>8}{'median':>8}{'chance':>8}",
     ]
