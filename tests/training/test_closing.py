@@ -225,3 +225,22 @@ def test_a_run_whose_means_are_not_finite_names_the_samples(tmp_path, monkeypatc
     monkeypatch.setattr("training.closing.embed_images", lost)
     begin(tmp_path, "nan", *TRAINING[:-4], "--batch-size", "16", "--workers", "0")
     assert "NOT closed by the method: image holds NaN or infinite values in 1 of 170 rows ('" in capsys.readouterr().out
+
+
+STOPPED = """
+import os, signal
+def encoder(model, side, *rest, honest=training.closing.hidden_encoder):
+    if side == "image" and rest[0].type == "cpu" and torch.distributed.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGTERM)
+    return honest(model, side, *rest)
+training.closing.hidden_encoder = encoder
+"""
+
+
+@pytest.mark.slow
+def test_ranks_stop_together_when_one_of_them_is_asked_to_in_the_fit(forked, tmp_path):
+    words = [*TRAINING[:-4], "--batch-size", "8", "--workers", "1", "--output-dir", tmp_path, "--name", "run"]
+    assert forked.run(*words, ranks=2, before="import torch, training.closing\n" + STOPPED) == EXIT_STOPPED, forked.err
+    assert not load_checkpoint(newest(tmp_path / "run"))["closed"]
+    assert forked.run(*words, "--resume", "latest", ranks=2) == 0, forked.err[-3000:]
+    assert load_checkpoint(newest(tmp_path / "run"))["objective"]["model.match.values"].any()

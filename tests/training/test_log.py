@@ -42,14 +42,13 @@ def test_the_first_step_and_term_that_are_not_finite_are_named(bad):
 
 def test_the_step_that_is_one_too_many_is_named_with_its_first_samples_and_how_many_more_there_were():
     meter = TermMeter(allowed=2)
-    for step in (1, 2):
-        meter.add({"loss": torch.tensor(float("nan"))}, step, ["a", "b"])
-    assert meter.check(WORLD) == [f"step {step}: loss not finite (samples a, b)" for step in (1, 2)]
+    meter.add({"loss": torch.tensor(float("nan"))}, 1, ["a", "b"])
+    assert meter.check(WORLD) == ["step 1: loss not finite (samples a, b)"]
     for step in (3, 4, 5):
         meter.add({"loss": torch.tensor(float("nan"))}, step, [f"{step}{letter}" for letter in "abcdefg"])
-    with pytest.raises(NonFiniteError, match=r"^step 3: loss not finite \(samples 3a, 3b, 3c, 3d, 3e and 2 more\)"):
+    with pytest.raises(NonFiniteError, match=r"^step 4: loss not finite \(samples 4a, 4b, 4c, 4d, 4e and 2 more\)"):
         meter.check(WORLD)
-    assert meter.bad_steps == 5
+    assert meter.bad_steps == 4
 
 
 def test_a_bad_value_is_remembered_after_a_reading():
