@@ -22,6 +22,7 @@ from prolip.evaluation.loading import load_embedder
 from prolip.uncertainty.collect import embed_images, embed_texts
 from training.checkpoint.files import load_checkpoint
 from training.health.preemption import EXIT_STOPPED, STOP
+from training.health.watchdog import Watchdog
 from training.main import main
 
 TRAINING = [
@@ -225,3 +226,49 @@ def test_a_run_whose_means_are_not_finite_names_the_samples(tmp_path, monkeypatc
     monkeypatch.setattr("training.closing.embed_images", lost)
     begin(tmp_path, "nan", *TRAINING[:-4], "--batch-size", "16", "--workers", "0")
     assert "NOT closed by the method: image holds NaN or infinite values in 1 of 170 rows ('" in capsys.readouterr().out
+
+
+STOPPED = """
+import os, signal
+def encoder(model, side, *rest, honest=training.closing.hidden_encoder):
+    if side == "image" and rest[0].type == "cpu" and torch.distributed.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGTERM)
+    return honest(model, side, *rest)
+training.closing.hidden_encoder = encoder
+"""
+
+
+@pytest.mark.slow
+def test_ranks_stop_together_when_one_of_them_is_asked_to_in_the_fit(forked, tmp_path):
+    words = [*TRAINING[:-4], "--batch-size", "8", "--workers", "1", "--output-dir", tmp_path, "--name", "run"]
+    assert forked.run(*words, ranks=2, before="import torch, training.closing\n" + STOPPED) == EXIT_STOPPED, forked.err
+    assert not load_checkpoint(newest(tmp_path / "run"))["closed"]
+    assert forked.run(*words, "--resume", "latest", ranks=2) == 0, forked.err[-3000:]
+    assert load_checkpoint(newest(tmp_path / "run"))["objective"]["model.match.values"].any()
+
+
+def test_the_fit_sees_the_model_as_an_evaluation_does_and_no_more_samples_than_asked_for(tmp_path, monkeypatch):
+    """In evaluation mode, at the precision of evaluations, with the scale of the logit, in a pause of the watchdog."""
+    seen, watchdogs = {}, []
+    part = {name: getattr(training.closing, name) for name in ("hidden_encoder", "captioned_samples", "embed_texts",
+                                                               "autocast_for")}  # fmt: skip
+    begun = Watchdog.__init__
+    monkeypatch.setattr(Watchdog, "__init__", lambda self, *rest: watchdogs.append(self) or begun(self, *rest))
+
+    def noted(name, note):
+        def call(*args, **further):
+            seen[name] = note(*args)
+            return part[name](*args, **further)
+
+        monkeypatch.setattr(f"training.closing.{name}", call)
+
+    noted("hidden_encoder", lambda model, *rest: (model.training, watchdogs[-1].paused))
+    noted("captioned_samples", lambda config, preprocess, count, *rest: count)
+    noted("embed_texts", lambda joined, encode, tokenize, scale: (scale, len(joined.keys)))
+    noted("autocast_for", lambda precision, device: precision)
+    folder = begin(tmp_path, "seen", *TRAINING[:-4], "--batch-size", "16", "--workers", "0", "--fit-samples", "90",
+                   "--precision", "amp_bf16", "--val-precision", "fp32")  # fmt: skip
+    scale = load_file(folder / "model/model.safetensors")["logit_scale"].exp().item()
+    assert seen == {"hidden_encoder": (False, 1), "captioned_samples": 90, "autocast_for": "fp32",
+                    "embed_texts": (pytest.approx(scale), 90)}  # fmt: skip
+    assert watchdogs[-1].paused == 0

@@ -40,6 +40,17 @@ def test_the_first_step_and_term_that_are_not_finite_are_named(bad):
         meter.check(WORLD)
 
 
+def test_the_step_that_is_one_too_many_is_named_with_its_first_samples_and_how_many_more_there_were():
+    meter = TermMeter(allowed=2)
+    meter.add({"loss": torch.tensor(float("nan"))}, 1, ["a", "b"])
+    assert meter.check(WORLD) == ["step 1: loss not finite (samples a, b)"]
+    for step in (3, 4, 5):
+        meter.add({"loss": torch.tensor(float("nan"))}, step, [f"{step}{letter}" for letter in "abcdefg"])
+    with pytest.raises(NonFiniteError, match=r"^step 4: loss not finite \(samples 4a, 4b, 4c, 4d, 4e and 2 more\)"):
+        meter.check(WORLD)
+    assert meter.bad_steps == 4
+
+
 def test_a_bad_value_is_remembered_after_a_reading():
     meter = TermMeter()
     meter.add({"loss": torch.tensor(float("nan"))}, 1)

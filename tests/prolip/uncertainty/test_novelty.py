@@ -13,6 +13,7 @@ from torch import nn
 
 import prolip
 from prolip.gaussian import Gaussian
+from prolip.uncertainty import novelty as parts
 from prolip.uncertainty.hidden import Hidden
 from prolip.uncertainty.novelty import (
     SHRINK,
@@ -264,3 +265,22 @@ def test_errors_say_what_to_do(fitted):
         Reference().fit(torch.arange(19.0))
     with pytest.raises(ValueError, match="no tail"):
         Reference().fit(torch.ones(30))
+
+
+def test_clusters_take_the_seed_and_a_sample_of_the_rows(monkeypatch):
+    seen, (mean, _), (first, _) = [], clusters(120), clusters(120, width=6)
+    monkeypatch.setattr(parts, "SAMPLE", 100)
+    monkeypatch.setattr(parts, "cluster", lambda x, *rest: seen.append((len(x), *rest)) or cluster(x, *rest))
+    fit_novelty(mean, first, Widths(mean=12, first=6, centres=9), seed=3)
+    assert seen == [(100, 9, 3)] * 2
+
+
+@pytest.mark.parametrize("kind", ["same", "rounding"])
+def test_features_that_differ_by_rounding_alone_are_alike(kind):
+    """The same picture in batches of other sizes; no decomposition of what is left would mean anything."""
+    x = torch.nn.functional.normalize(draw(1, 192), dim=1).expand(60, 192).clone()
+    if kind == "rounding":
+        x *= 1 + 2e-7 * torch.rand(60, 1)
+    with pytest.raises(parts.AllAlike, match="all inputs are the same"):
+        principal(x, 16)
+    assert principal(x + 1e-4 * draw(60, 192), 16).variance[0] > 0

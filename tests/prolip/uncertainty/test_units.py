@@ -44,6 +44,7 @@ def test_the_code_length_of_an_answer_is_the_information_of_its_share_of_the_odd
 
 @pytest.mark.parametrize(("share", "words"), [
     (1.0, "nearly all"), (0.67, "about 2 in 3"), (0.5, "about 1 in 2"), (1 / 12, "about 1 in 12"),
+    (0.91, "nearly all"), (0.89, "about 4 in 5"), (0.3, "about 1 in 3"),
     (1 / 274, "about 1 in 270"), (1 / 12_345, "about 1 in 12,000"), (0.0, "none"), (0.29, "about 1 in 3"),
 ])  # fmt: skip
 def test_a_share_in_words(share, words):
