@@ -9,8 +9,8 @@ where it was broken off. First comes the backbone, a model by SigLIP's loss on s
 methods go on with others' drawings, as the papers' do from CLIP. Then the emoji's models are adapted to line drawings
 whose texts nobody paired, and go on with few drawings of some subgroups. Last come the tables: without --write they
 are printed, with it they replace those between the marks of the page.
-Cells: the mean over seeds, and each seed in brackets. Intervals: 95%, over the queries by bootstrap, the seeds averaged
-in every draw.
+Cells: the mean over seeds, and each seed in brackets. Intervals: 95%, by bootstrap over concepts (a drawing and its
+texts), the seeds averaged in every draw.
 """
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ import study_few_shot as few_shot  # noqa: E402
 import sweep  # noqa: E402
 from prolip.evaluation.corpus import main as evaluate  # noqa: E402
 from prolip.evaluation.kinds.retrieval import statistics_of  # noqa: E402
-from prolip.evaluation.metrics.bootstrap import Statistic, combine, intervals  # noqa: E402
+from prolip.evaluation.metrics.bootstrap import Statistic, clustered, combine, intervals  # noqa: E402
 from prolip.evaluation.suites.emoji import recall_by_trace  # noqa: E402
 from prolip.evaluation.suites.emoji.result import CorpusResult, load  # noqa: E402
 from prolip.methods import find_method  # noqa: E402
@@ -187,7 +187,8 @@ def markdown(heads: Sequence[str], rows: Iterator[Sequence[str]] | Sequence[Sequ
 def statistics(result: CorpusResult) -> dict[str, Statistic]:
     """What has intervals: retrieval among names and among all captions, by name."""
     rankings = {"names": result.names_ranking, "captions": result.captions_ranking}
-    return {f"{name}/{key}": one for name, (i2t, t2i) in rankings.items()
+    clusters = result.clusters
+    return {f"{name}/{key}": clustered(one, clusters) for name, (i2t, t2i) in rankings.items()
             for key, one in statistics_of(i2t, t2i, name).items()}  # fmt: skip
 
 

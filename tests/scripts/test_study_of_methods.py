@@ -65,6 +65,7 @@ def test_a_gain_is_the_difference_of_the_means_with_an_interval_around_it(runs):
     found = study.Runs(study.parse(["--out", str(runs), *WORDS]))
     first, second = found.results("siglip"), found.results("vse")
     both = [list(map(study.statistics, results)) for results in (first, second)]
+    assert {link.name for found in both[0] for one in found.values() for link in one.clusters.values()} == {"concepts"}
     gain = study.gain(*both, ["names/rsum", "captions/i2t/mAP@R"])
     for key, text in gain.items():
         scale = 1 if key.endswith("rsum") else 100

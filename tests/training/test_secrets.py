@@ -215,7 +215,8 @@ def test_an_index_holds_no_secret_and_counts_for_the_same_addresses(host, tmp_pa
               f"pipe:curl -sf -H 'Authorization: Bearer {SECRET}' "
               f"http://{host}/bearer/{{noto,twemoji}}.tar"]  # fmt: skip
     assert index.main([*shards, "--output", str(place), "--workers", "0"]) == 0
-    found, urls = read_index(str(place)), [shard.url for source in shards for shard in expand_shards(source, pipes=True)]
+    urls = [shard.url for source in shards for shard in expand_shards(source, pipes=True)]
+    found = read_index(str(place))
     assert found.count(urls) == sum(found[url].samples for url in urls) > 0
     with pytest.raises(ValueError, match="no entry"):
         found["pipe:another"]

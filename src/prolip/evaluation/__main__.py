@@ -86,7 +86,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--confusion", action="store_true", help="counts of true and predicted classes in the JSON")
     add("--skip-damaged", action="store_true", help="leave out damaged samples; the result says which")
     add("--intervals", nargs="?", type=int, const=1000, default=0, metavar="DRAWS",
-        help="95%% intervals over queries by bootstrap (1000 draws), also of differences to a test set's first result")
+        help="95%% intervals by bootstrap (1000 draws) over images with their captions; also of differences to a test "
+        "set's first result")
     add("--published", nargs="+", metavar="NAME", help="also papers' rows of these sets: parts of their names, or all")
     add("--list-published", nargs="*", metavar="NAME", help="evaluate nothing: show these rows (default: all)")
     add("--out", metavar="FILE", help="the results as JSON")

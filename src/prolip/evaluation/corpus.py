@@ -34,7 +34,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--tokenizer", help="another tokenizer than the model's")
     parser.add_argument("--intervals", nargs="?", type=int, const=1000, default=0, metavar="DRAWS",
-                        help="95%% intervals over drawings and texts by bootstrap (1000 draws)")  # fmt: skip
+                        help="95%% intervals by bootstrap over concepts (1000 draws)")  # fmt: skip
     parser.add_argument("--against", metavar="FOLDER",
                         help="the --out of another model: with --intervals, also of the difference")  # fmt: skip
     parser.add_argument("--out", help="folder for metrics.json, corpus.json and embeddings.npz")

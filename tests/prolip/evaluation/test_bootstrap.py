@@ -211,3 +211,10 @@ def test_clusters_keep_their_names_apart_where_sets_are_drawn_apart():
     assert intervals({"m": apart})["m"].value == 3.5
     h = harmonic_mean_of(drawn_as("base", part), apart)
     assert intervals({"h": h})["h"].value == 3.5
+
+
+def test_intervals_follow_their_level_and_seed():
+    statistic = {"m": mean_of(RNG.normal(size=400), "images")}
+    wide, half = intervals(statistic)["m"], intervals(statistic, level=0.5)["m"]
+    assert (half.high - half.low) / (wide.high - wide.low) == pytest.approx(0.6745 / 1.96, rel=0.1)
+    assert intervals(statistic, seed=0)["m"] == wide != intervals(statistic, seed=1)["m"]

@@ -301,3 +301,14 @@ def evaluate_rows(features, rows):
     order = similarity_scores(features.image, features.text).T.argsort(dim=1, descending=True, stable=True)
     hit = relevant.T.gather(1, order)[:, :5].any(1)
     return float(torch.cat([hit[features.owners == row] for row in rows]).double().mean())
+
+
+def test_every_result_is_compared_with_the_first_of_its_set(ours, sets):
+    features = compute_features(open_wds(sets["single"]), ours)
+    results = [evaluate_dataset(features.dataset, features, way) for way in ("csd", "kl", "mean")]
+    compare_results(results, 20)
+    assert "difference" not in results[0].info
+    for result in results[1:]:
+        change = result.info["difference"]
+        assert change["to"]["similarity"] == "csd"
+        assert change["metrics"]["acc1"][0] == pytest.approx(result.value - results[0].value)

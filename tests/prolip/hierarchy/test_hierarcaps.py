@@ -106,6 +106,12 @@ def test_the_benchmark_s_metrics_are_those_of_a_loop(data):
     assert "benchmark/d_corr_trace" not in benchmark_metrics(data, image, points, empty)
 
 
+def test_equal_traces_tell_no_depth_in_whatever_order_levels_stand(data):
+    image, text, empty = gaussians(2, 4), gaussians(10, 4, seed=1), gaussians(1, 4, seed=2)
+    flat = Gaussian(text.mean, torch.zeros_like(text.log_var))
+    assert benchmark_metrics(data, image, flat, empty, steps=3)["benchmark/d_corr_trace"] == 0
+
+
 def test_depth_correlates_fully_where_radii_rise():
     assert depth_correlation(np.array([[0.1, 0.2, 0.3, 0.9]])) == 1.0
     assert depth_correlation(np.array([[4.0, 3.0, 2.0, 1.0], [1.0, 2.0, 3.0, 4.0]])) == 0.0

@@ -114,23 +114,27 @@ class CorpusResult:
         return self._rank(*self.galleries["captions"])
 
     @property
-    def statistics(self) -> dict[str, bootstrap.Statistic]:
-        """The metrics over drawings or texts that have intervals, as functions of how often each cluster was drawn.
+    def clusters(self) -> dict[str, bootstrap.Clusters]:
+        """What `images`, `names` and `captions` are drawn with in intervals: their concepts.
 
-        A cluster is a concept: its drawings, its name, and each text whose first drawing is one of them. Texts that
-        several concepts carry join no clusters: such links could make one cluster of the whole corpus.
+        A concept has its drawings, its name, and each text whose first drawing is one of them. Texts that several
+        concepts carry join no clusters: such links could make one cluster of the whole corpus.
         """
+        drawn = np.unique(self.corpus.drawing_concepts, return_inverse=True)[1]
+        named, first = self.galleries["names"][1].argmax(1), self.text_relation.argmax(1)
+        first[self.name_texts] = named
+        of = {"images": drawn, "names": drawn[named], "captions": drawn[first]}
+        return {name: bootstrap.Clusters("concepts", rows, drawn.max() + 1) for name, rows in of.items()}
+
+    @property
+    def statistics(self) -> dict[str, bootstrap.Statistic]:
+        """The metrics over drawings or texts that have intervals, as functions of how often each cluster was drawn."""
         rankings = {"names": self.names_ranking, "captions": self.captions_ranking}
         found = {f"{name}/{key}": statistic for name, (i2t, t2i) in rankings.items()
                  for key, statistic in statistics_of(i2t, t2i, name).items()}  # fmt: skip
         found |= self.zero_shot | refusal.statistics(self)
         known = {key for key, value in self.metrics.items() if math.isfinite(value) and not key.endswith("rsum")}
-        drawn = np.unique(self.corpus.drawing_concepts, return_inverse=True)[1]
-        named = self.galleries["names"][1].argmax(1)
-        first = self.text_relation.argmax(1)
-        first[self.name_texts] = named
-        of = {"images": drawn, "names": drawn[named], "captions": drawn[first]}
-        clusters = {name: bootstrap.Clusters("concepts", rows, drawn.max() + 1) for name, rows in of.items()}
+        clusters = self.clusters
         return {key: bootstrap.clustered(statistic, clusters) for key, statistic in found.items() if key in known}
 
     def add_intervals(self, draws: int, against: CorpusResult | None = None) -> None:
