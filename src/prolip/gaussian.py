@@ -1,9 +1,9 @@
 """Diagonal Gaussians: what every image and every text is mapped to."""
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import reduce
+from functools import partial, reduce
 from typing import Any, NamedTuple
 
 import torch
@@ -80,22 +80,19 @@ def without_autocast(device: torch.device) -> AbstractContextManager:
 @contextmanager
 def full_precision(context: AbstractContextManager) -> Iterator[None]:
     """`context` with torch's float32 matmul precision at "highest", which is afterwards what it was."""
-    backends: Sequence[Any] = ()
     try:
-        before = torch.get_float32_matmul_precision()
-    except RuntimeError:  # set by `fp32_precision`, since torch 2.9, and the older interface then refuses to answer
-        before, backends = "highest", (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)
-    own = [backend.fp32_precision for backend in backends]
+        before, highest, change = torch.get_float32_matmul_precision(), "highest", torch.set_float32_matmul_precision
+    except RuntimeError:  # set by `fp32_precision`, since torch 2.9: then the older interface refuses to answer
+        backend: Any = torch.backends.cuda.matmul
+        before, highest, change = backend.fp32_precision, "ieee", partial(setattr, backend, "fp32_precision")
+    if before != highest:
+        change(highest)
     try:
-        if own or before != "highest":
-            torch.set_float32_matmul_precision("highest")
         with context:
             yield
     finally:
-        if before != "highest":
-            torch.set_float32_matmul_precision(before)
-        for backend, precision in zip(backends, own):
-            backend.fp32_precision = precision
+        if before != highest:
+            change(before)
 
 
 def check_gaussian(z: Any, name: str = "z") -> None:

@@ -169,15 +169,15 @@ class PCMEppObjective(HeadsObjective):
 
     def embed(self, batch: Batch) -> Reps:
         """Gaussians (B, D), from pooling that in training leaves out some tokens. ValueError without `prepare`."""
-        visual, text, rows = self.model.visual, self.model.text, batch.get("row")
-        tokens = {"image": 1 + self.model.num_patches, "text": 1 + batch["text"].shape[1]}
-        heads = {"image": (visual.head, Stream.IMAGE_SIZE), "text": (text.head, Stream.TEXT_SIZE)}
+        visual, text = self.model.visual, self.model.text
+        image_columns, text_columns = 2 + self.model.num_patches, 2 + batch["text"].shape[1]
+        numbers = ((visual.head, Stream.IMAGE_SIZE, image_columns), (text.head, Stream.TEXT_SIZE, text_columns))
         try:
-            for side, (head, stream) in heads.items():
+            for head, stream, columns in numbers:
                 if head.training and self.config.size_augment:
-                    if rows is None:
+                    if "row" not in batch:
                         raise ValueError("size_augment and the batch has no rows: call objective.prepare(batch, step)")
-                    head.noise = self.context.draws.uniform(stream, batch["step"], rows, 1 + tokens[side])
+                    head.noise = self.context.draws.uniform(stream, batch["step"], batch["row"], columns)
             return super().embed(batch)
         finally:
             visual.head.noise = text.head.noise = None

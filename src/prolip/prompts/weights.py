@@ -101,8 +101,8 @@ class PromptWeights:
         classes = [{"name": name, "weights": row} for name, row in zip(self.classnames, self.table.tolist())]
         named = {"model": self.model, "fingerprint": self.fingerprint, "settings": str(self.settings)}
         named |= {"images": self.images, "data": self.data}
-        named_lists = {"contents": sorted(self.contents), "templates": list(self.templates), "classes": classes}
-        return {"format": FORMAT, **named, **named_lists}
+        lists = {"contents": sorted(self.contents), "templates": list(self.templates), "classes": classes}
+        return {"format": FORMAT, **named, **lists}
 
     def save(self, path: str | os.PathLike) -> None:
         """Write the file, whole or not at all."""

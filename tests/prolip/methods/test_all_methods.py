@@ -1,4 +1,4 @@
-"""What holds for every method: full float32 precision outside the towers, and steps that wait for no device."""
+"""What holds for every method: full float32 outside the towers, no waiting, a stream of random numbers for each use."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
@@ -11,11 +11,15 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import prolip
+from prolip.data.augment.affine import AugmentConfig, Cutout, DeviceAugment
+from prolip.data.augment.colour import ColourConfig, ColourJitter
+from prolip.data.augment.tokens import TokenAugment
 from prolip.evaluation.metrics.blockwise import PairScores
 from prolip.gaussian import Gaussian, without_autocast
 from prolip.measures import MEASURES
 from prolip.methods import METHODS, find_score
 from prolip.methods.base import Context, Objective
+from prolip.random import Draws, Stream
 from prolip.scores import SCORES, CSDScore
 from prolip.uncertainty.pool import Pool
 
@@ -166,3 +170,46 @@ def test_no_step_waits_for_the_device(method):
         terms = objective(objective.prepare(batch, 1))
         terms["loss"].backward()
     assert all(x.is_meta for x in terms.values())
+
+
+# --- random numbers --------------------------------------------------------------------------------------------------
+class Noting(Draws):
+    """Notes every draw: (what for, at which step), and of which rows."""
+
+    def begin(self) -> None:
+        self.uses: list[tuple[Stream, int]] = []
+        self.places: list[list[int]] = []
+
+    def key(self, stream: Stream, step: int) -> int:
+        self.uses.append((stream, step))
+        return super().key(stream, step)
+
+    def uniform(self, stream: Stream, step: int, rows: torch.Tensor, columns: int) -> torch.Tensor:
+        self.places.append(rows.tolist())
+        return super().uniform(stream, step, rows, columns)
+
+    def normal(self, stream: Stream, step: int, rows: torch.Tensor, columns: int) -> torch.Tensor:
+        self.places.append(rows.tolist())
+        return super().normal(stream, step, rows, columns)
+
+
+@pytest.mark.parametrize("kind", ["device", "colour"])
+@pytest.mark.parametrize("method", METHODS)
+def test_every_use_in_a_step_has_a_stream_of_its_own_and_the_rows_and_step_of_the_run(method, kind):
+    """Two uses of one stream would draw the same numbers: an image would be cut out where it is turned, say."""
+    objective, draws = make_objective(method), Noting(seed=3, rank=1, world_size=2)
+    object.__setattr__(objective.context, "draws", draws)
+    draws.begin()
+    augment = (DeviceAugment(AugmentConfig(rotate=9, hue=0.1), (0.5,) * 3, (0.3,) * 3, draws=draws) if kind == "device"
+               else ColourJitter(ColourConfig(greyscale_prob=0.5), (0.5,) * 3, (0.3,) * 3, draws=draws))  # fmt: skip
+    augment.cutout = Cutout(0.5)
+    augment(torch.randint(0, 256, (8, 3, 32, 32), dtype=torch.uint8), 6)
+    tokens = TokenAugment((0.3, 0.1, 0.1), torch.ones(50, dtype=torch.bool), mask_id=49, pad_id=0, draws=draws)
+    batch = make_batch()
+    tokens(batch["text"], 6)
+    objective.embed(objective.prepare(batch, 6))
+    streams = [stream for stream, _ in draws.uses]
+    assert len(set(streams)) == len(streams) and streams[:3] == [Stream.AUGMENT, Stream.CUTOUT, Stream.TOKENS]
+    assert {step for _, step in draws.uses} == {6}
+    global_rows = [1, 3, 5, 7, 9, 11, 13, 15]
+    assert all(rows == global_rows[: len(rows)] for rows in draws.places)

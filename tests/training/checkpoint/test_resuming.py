@@ -13,16 +13,18 @@ import pytest
 import torch
 from training_runs import batches, make, metrics, words
 
+from drawings import SHARDS as DRAWINGS
 from training.checkpoint.files import list_steps, load_checkpoint
 from training.checkpoint.resuming import changed_settings, claim
 from training.checkpoint.run_folder import lock_run_folder
 from training.checkpoint.snapshot import fit_optimizer, restore, save
 from training.checkpoint.storage import Storage
-from training.config import RunConfig
+from training.config import RunConfig, build_config
 from training.flags import FlagError
 from training.health.terms import NonFiniteError
 from training.main import main
 from training.parallel.distributed import World
+from training.run import build
 
 
 def start(folder: Path, name: str, *more: str) -> Path:
@@ -287,6 +289,20 @@ def test_a_checkpoint_from_before_version_2_keeps_the_random_numbers_of_its_code
     assert views_of(resumed) == theirs == views_of(old) != views_of(new)
     save(resumed)  # and so does the next checkpoint, and the config
     assert resumed.kept.saver.state["draws"] == resumed.kept.saver.state["config"]["run"]["draws"] == 1
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+def test_augmentation_draws_the_runs_random_numbers_and_changes_version_with_it(tmp_path, on_device):
+    config = build_config("siglip", {
+        "model": {"model": "ProLIP-ViT-test", "device_augment": on_device}, "augment": {"text_mask": 0.1},
+        "data": {"train_data": DRAWINGS, "batch_size": 8, "workers": 0},
+        "run": {"device": "cpu", "precision": "fp32", "max_steps": 2, "draws": 1, "seed": 9}, "optim": {"warmup": 0},
+    })  # fmt: skip
+    run = build(config, World(), tmp_path / "run", rows=8)
+    assert run.fed.augment is not None and run.fed.token_augment is not None
+    draws = run.trained.objective.context.draws
+    assert run.fed.augment.draws is draws and run.fed.token_augment.draws is draws
+    assert (draws.seed, draws.rank, draws.world_size, draws.version) == (9, 0, 1, 1)
 
 
 def test_random_numbers_of_an_unknown_version_are_refused_before_anything_changes(tmp_path):
