@@ -154,9 +154,9 @@ def benchmark_metrics(
     out = {"benchmark/precision": float(np.mean(precision)), "benchmark/recall": float(np.mean(recall)),
            "benchmark/d_corr": depth_correlation(radius.numpy()[data.rows])}  # fmt: skip
     if not bool(text.log_var.isneginf().any()):
-        i, j = np.triu_indices(data.levels, 1)
+        general, specific = np.triu_indices(data.levels, 1)
         trace = text.trace.numpy()[data.rows]
-        out["benchmark/d_corr_trace"] = float(np.sign(trace[:, i] - trace[:, j]).mean())
+        out["benchmark/d_corr_trace"] = float(np.sign(trace[:, general] - trace[:, specific]).mean())
     return out
 
 
