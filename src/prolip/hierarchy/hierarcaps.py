@@ -80,7 +80,7 @@ def read_hierarcaps(path: str | Path) -> HierarCaps:
     ids: list[str] = []
     chains: list[tuple[str, ...]] = []
     images: list[str] = []
-    with path.open(newline="", encoding="utf-8-sig") as file:
+    with path.open(newline="", encoding="utf-8") as file:
         try:
             rows = csv.DictReader(file, strict=True)
             if missing := [name for name in COLUMNS if name not in (rows.fieldnames or ())]:
@@ -154,9 +154,9 @@ def benchmark_metrics(
     out = {"benchmark/precision": float(np.mean(precision)), "benchmark/recall": float(np.mean(recall)),
            "benchmark/d_corr": depth_correlation(radius.numpy()[data.rows])}  # fmt: skip
     if not bool(text.log_var.isneginf().any()):
-        upper, lower = np.triu_indices(data.levels, 1)
+        general, specific = np.triu_indices(data.levels, 1)
         trace = text.trace.numpy()[data.rows]
-        out["benchmark/d_corr_trace"] = float(np.sign(trace[:, upper] - trace[:, lower]).mean())
+        out["benchmark/d_corr_trace"] = float(np.sign(trace[:, general] - trace[:, specific]).mean())
     return out
 
 

@@ -129,3 +129,9 @@ def test_the_table_holds_every_figure():
 def test_wrong_inputs_are_refused_with_what_is_wanted(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_a_coverage_between_two_samples_keeps_the_larger_number():
+    """A half of five keeps three, four fifths of five exactly four."""
+    curve = refusal.risk_coverage(np.arange(5.0), np.array([0.0, 0, 1, 1, 1]))
+    assert curve.at(0.5) == pytest.approx(1 / 3) and curve.at(0.8) == 0.5 and curve.at(1.0) == 0.6
