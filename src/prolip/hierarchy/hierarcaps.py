@@ -80,7 +80,7 @@ def read_hierarcaps(path: str | Path) -> HierarCaps:
     ids: list[str] = []
     chains: list[tuple[str, ...]] = []
     images: list[str] = []
-    with path.open(newline="", encoding="utf-8") as file:
+    with path.open(newline="", encoding="utf-8-sig") as file:
         try:
             rows = csv.DictReader(file, strict=True)
             if missing := [name for name in COLUMNS if name not in (rows.fieldnames or ())]:
