@@ -14,6 +14,7 @@ from prolip.data.reading.opening import ReadPolicy, is_local, local_path, open_s
 from prolip.data.samples.decoding import MAX_PIXELS, check_size, decode_image, to_rgb
 from prolip.utils.documents import read_file
 from prolip.utils.messages import explain_missing
+from prolip.utils.secrecy import redacted, scrub
 
 Source = str | os.PathLike | bytes | bytearray | memoryview | IO[bytes] | Image.Image
 
@@ -35,7 +36,7 @@ def open_image(source: Source, public_only: bool = False) -> Image.Image:
     if isinstance(source, Image.Image):
         name = f"the Pillow image of mode {source.mode} and size {source.size[0]} x {source.size[1]}"
     elif isinstance(source, (str, os.PathLike)):
-        name = os.fspath(source)
+        name = redacted(os.fspath(source))
     else:
         name = f"the {type(source).__name__}"
     try:
@@ -77,9 +78,10 @@ def read(source: Any, policy: ReadPolicy) -> bytes:
             with closing(open_stream(place, policy)) as stream:
                 data = read_up_to(stream, PICTURE_BYTES + 1)
         except SampleFault as fault:
-            raise OSError(f"{place}: {fault.message}. Look at the URL and the network, or fetch the file") from fault
+            problem = scrub(f"{place}: {fault.message}")
+            raise OSError(f"{problem}. Look at the URL and the network, or fetch the file") from None
         if len(data) > PICTURE_BYTES:
-            raise ValueError(f"{place} sends more than {PICTURE_BYTES:,} bytes: it is no picture")
+            raise ValueError(f"{redacted(place)} sends more than {PICTURE_BYTES:,} bytes: it is no picture")
         return data
     path = local_path(place)
     try:

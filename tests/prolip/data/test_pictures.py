@@ -170,3 +170,11 @@ def test_larger_files_than_pictures_are_not_read_whole(tmp_path, monkeypatch):
         for place in (tmp_path / "a.png", server.url("ok", "a.png")):
             with pytest.raises(ValueError, match=r"a\.png (has|sends) more than 50 bytes"):
                 prolip.open_image(place)
+
+
+def test_the_error_of_an_address_shows_no_secret_and_chains_none():
+    with pytest.raises(OSError, match="https://127.0.0.1:9/x.png: ") as caught:
+        open_image("https://user:hunter2@127.0.0.1:9/x.png?sig=S3CRET")
+    chain = [caught.value, caught.value.__cause__]
+    assert not any(secret in str(error) for error in chain for secret in ("hunter2", "S3CRET"))
+    assert caught.value.__suppress_context__
