@@ -174,7 +174,7 @@ def test_larger_files_than_pictures_are_not_read_whole(tmp_path, monkeypatch):
 
 def test_the_error_of_an_address_shows_no_secret_and_chains_none():
     with pytest.raises(OSError, match="https://127.0.0.1:9/x.png: ") as caught:
-        open_image("https://user:hunter2@127.0.0.1:9/x.png?sig=S3CRET")
+        prolip.open_image("https://user:hunter2@127.0.0.1:9/x.png?sig=S3CRET")
     chain = [caught.value, caught.value.__cause__]
     assert not any(secret in str(error) for error in chain for secret in ("hunter2", "S3CRET"))
     assert caught.value.__suppress_context__
