@@ -105,7 +105,7 @@ def test_wider_and_narrower_pass_the_test_and_are_ranked_by_inclusion(folders):
 
 def test_wrong_questions_say_what_to_ask(folders, tmp_path):
     index = SearchIndex(folders / "ivf")
-    with pytest.raises(ValueError, match="for an index of 16 dimensions: embed them by its model"):
+    with pytest.raises(ValueError, match=r"queries has the shape \(2, 8\), expected \(N, 16\)"):
         index.search(gaussians(2, 8))
     with pytest.raises(ValueError, match="give 1 or more"):
         index.search(QUERIES, 0)
@@ -154,6 +154,35 @@ def test_an_item_beyond_all_others_has_the_index_made_anew(tmp_path, caplog):
     assert recall(index.search(longer, 1, effort=ROWS).rows, torch.arange(ROWS, ROWS + 5).unsqueeze(1)) == 1
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_was_deleted_first_stays_deleted_when_more_is(tmp_path, kind):
+    index = SearchIndex.create(tmp_path, find_score("csd")(), DIM, Kind(kind))
+    index.add("a", parts_of(GALLERY))
+    index.finish()
+    for key in ("k3", "k5", "k4"):
+        index.delete([key])
+    for opened in (index, SearchIndex(tmp_path)):
+        assert len(opened) == ROWS - 3 and opened.store.deleted.tolist() == [3, 4, 5]
+        assert not set(opened.search(GALLERY.select([3, 4, 5]), 20, effort=10_000).rows.flatten().tolist()) & {3, 4, 5}
+        for key in ("k3", "k4", "k5"):
+            with pytest.raises(KeyError, match=key):
+                opened.delete([key])
+
+
+def test_queries_that_are_no_finite_gaussians_are_refused(folders):
+    index = SearchIndex(folders / "flat")
+    nan, inf = float("nan"), float("inf")
+    mean, log_var = QUERIES.select([0, 1])
+    for bad, says in (
+        (Gaussian(mean * nan, log_var), "NaN or infinite numbers in 2 of 2 rows"),
+        (Gaussian(mean, log_var + inf), "NaN"),
+        (Gaussian(mean, log_var[:1]), "differ"), (Gaussian(mean[0], log_var[0]), "expected"), (mean, "want a Gaussian"),
+    ):  # fmt: skip
+        for ask in (index.search, index.search_inclusion, index.question_vectors):
+            with pytest.raises((ValueError, TypeError), match=says):
+                ask(bad)
+
+
 def test_keys_stand_once_and_unknown_ones_are_named(tmp_path):
     index = build(tmp_path)
     for name, first in (("b", ROWS - 1), ("c", 0)):
@@ -177,7 +206,7 @@ def test_embeddings_that_do_not_fit_are_refused(tmp_path):
         index.add("a", parts_of(gaussians(5, 8)))
     broken = GALLERY.select(slice(5))
     broken = Gaussian(broken.mean / 0, broken.log_var)
-    with pytest.raises(ValueError, match="not finite"):
+    with pytest.raises(ValueError, match="NaN or infinite"):
         index.add("a", parts_of(broken))
     assert len(index) == 0 and (index.search(QUERIES).rows == -1).all()
 
