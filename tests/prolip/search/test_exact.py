@@ -13,6 +13,7 @@ from prolip.measures import pairwise_csd, pairwise_elk
 from prolip.methods import find_score
 from prolip.scores import TrueMatchScore, distance_vectors, index_vectors, least_constant
 from prolip.search.buckets import bucket_bounds, item_bounds, make_buckets, nearest_by_elk
+from prolip.search.chunks import gather, make_chunk
 from prolip.search.exact import candidates, error_bound, nearest, score_all
 
 SCORES = {name: find_score(name)() for name in ("csd", "mean", "wasserstein2", "elk")}
@@ -122,14 +123,15 @@ def test_many_equal_items_are_more_than_the_first_candidates():
     assert found.rows.equal(torch.arange(10).expand(5, -1))
 
 
-def test_near_items_that_float32_cannot_tell_apart_are_ranked_in_float64():
+@pytest.mark.parametrize("name", ["csd", "true_match"])  # of which a query adds less, or more, than 0 to all scores
+def test_near_items_that_float32_cannot_tell_apart_are_ranked_in_float64(name):
     g = torch.Generator().manual_seed(0)
     mean = F.normalize(torch.randn(1, 16, generator=g) + 1e-6 * torch.randn(3000, 16, generator=g), dim=1)
     gallery = Gaussian(mean, torch.full_like(mean, -4.0))
-    queries, score = gaussians(50, 16, 5), SCORES["csd"]
+    queries, score = gaussians(50, 16, 5), SCORES[name]
     chunks = in_chunks(score, gallery, 1000)
     want = brute_force(score, queries, gallery, 10)
-    asked = index_vectors(score, queries, gallery=False)
+    asked = index_vectors(score, queries, gallery=False, side="text")
     assert not candidates(asked.numpy(), chunks, 10).rows.equal(want)  # what float32 says
     assert nearest(score, queries, chunks, 10).rows.equal(want)
 
@@ -227,3 +229,21 @@ def test_the_error_bound_grows_with_the_width(width):
     reach = asked[:, :-1].norm(dim=1).double() * chunks[0].reach
     bound = error_bound(asked, chunks, torch.zeros(3, dtype=torch.float64))
     assert (bound >= width * 2.0**-23 * reach).all() and (bound <= 4 * (width + 65) * 2.0**-23 * reach).all()
+
+
+@pytest.mark.parametrize("name", ["csd", "mean", "wasserstein2", "true_match"])
+def test_chunks_know_the_largest_of_their_vectors_and_offsets(name):
+    """The error bound of candidates is made of them."""
+    z = gaussians(40, 6, 0)
+    chunk, factors = make_chunk(SCORES[name], z, side="text"), SCORES[name].factors(z, "text")
+    assert chunk.reach == pytest.approx(float(factors.vector.norm(dim=1).max()))
+    assert chunk.lift == pytest.approx(max(0.0, float(factors.offset.max())))
+    assert (chunk.lift > 0) == (name == "true_match")
+
+
+def test_a_gallery_with_some_points_keeps_the_variances_of_the_others():
+    z = gaussians(6, 4, 0)
+    z.log_var[2] = -torch.inf
+    chunk = make_chunk(SCORES["csd"], z)
+    assert torch.equal(chunk.gaussian().log_var, z.log_var)
+    assert torch.equal(gather([chunk], np.array([3, 2, 0])).log_var, z.log_var[[3, 2, 0]])

@@ -169,6 +169,26 @@ def test_what_was_deleted_first_stays_deleted_when_more_is(tmp_path, kind):
                 opened.delete([key])
 
 
+def test_rows_at_the_ends_of_chunks_are_deleted_and_their_keys_are_free_again(tmp_path):
+    index = SearchIndex.create(tmp_path, find_score("csd")(), DIM)
+    index.add("a", parts_of(GALLERY.select(slice(0, 30)), 10), rows=10)
+    ends = [0, 9, 10, 19, 20, 29]
+    index.delete([f"k{row}" for row in ends])
+    for opened in (index, SearchIndex(tmp_path)):
+        assert [chunk.living.tolist() for chunk in opened.chunks] == [list(range(1, 9))] * 3
+        assert not set(opened.search(GALLERY.select(ends), 30).rows.flatten().tolist()) & set(ends)
+    index.add("b", parts_of(GALLERY.select([9]), first=9))
+    assert index.store.rows_of(["k9"]) == [30] and index.search(GALLERY.select([9]), 1).rows.tolist() == [[30]]
+
+
+def test_a_key_that_stands_twice_in_one_part_is_refused(tmp_path):
+    index = SearchIndex.create(tmp_path, find_score("csd")(), DIM)
+    items = [{"key": "same"}, {"key": "other"}, {"key": "same"}]
+    with pytest.raises(ValueError, match=r"1 keys .* twice \(same\)"):
+        index.add("a", [Part(items, GALLERY.select([0, 1, 2]), 3)])
+    assert len(index) == 0
+
+
 def test_queries_that_are_no_finite_gaussians_are_refused(folders):
     index = SearchIndex(folders / "flat")
     nan, inf = float("nan"), float("inf")
