@@ -14,7 +14,7 @@ from prolip.methods import find_score
 from prolip.scores import TrueMatchScore, distance_vectors, index_vectors, least_constant
 from prolip.search.buckets import bucket_bounds, item_bounds, make_buckets, nearest_by_elk
 from prolip.search.chunks import gather, make_chunk
-from prolip.search.exact import candidates, error_bound, nearest, score_all
+from prolip.search.exact import candidates, error_bound, nearest, rescored, score_all
 
 SCORES = {name: find_score(name)() for name in ("csd", "mean", "wasserstein2", "elk")}
 SCORES["true_match"] = TrueMatchScore(0.4, 0.1, 50, 9)
@@ -126,7 +126,7 @@ def test_many_equal_items_are_more_than_the_first_candidates():
 @pytest.mark.parametrize("name", ["csd", "true_match"])  # of which a query adds less, or more, than 0 to all scores
 def test_near_items_that_float32_cannot_tell_apart_are_ranked_in_float64(name):
     g = torch.Generator().manual_seed(0)
-    mean = F.normalize(torch.randn(1, 16, generator=g) + 1e-6 * torch.randn(3000, 16, generator=g), dim=1)
+    mean = F.normalize(torch.randn(1, 16, generator=g) + 3e-7 * torch.randn(3000, 16, generator=g), dim=1)
     gallery = Gaussian(mean, torch.full_like(mean, -4.0))
     queries, score = gaussians(50, 16, 5), SCORES[name]
     chunks = in_chunks(score, gallery, 1000)
@@ -247,3 +247,14 @@ def test_a_gallery_with_some_points_keeps_the_variances_of_the_others():
     chunk = make_chunk(SCORES["csd"], z)
     assert torch.equal(chunk.gaussian().log_var, z.log_var)
     assert torch.equal(gather([chunk], np.array([3, 2, 0])).log_var, z.log_var[[3, 2, 0]])
+
+
+@pytest.mark.parametrize("name", ["csd", "kl"])
+def test_rows_that_were_not_found_have_no_score(name):
+    gallery, queries = gaussians(5, 6, 0), gaussians(2, 6, 1)
+    rows = torch.tensor([[3, -1, 0], [-1, -1, 4]])
+    chunks = in_chunks(None, gallery)
+    scores = rescored(find_score(name)(), queries, rows, lambda items: gather(chunks, items))
+    assert scores.isneginf().equal(rows < 0)
+    every = find_score(name)().pairwise(gallery.to(torch.float64), queries.to(torch.float64)).mT
+    torch.testing.assert_close(scores[rows >= 0], torch.stack([every[0, 3], every[0, 0], every[1, 4]]))
