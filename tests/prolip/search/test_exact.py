@@ -12,6 +12,7 @@ from prolip.losses import csd_factors
 from prolip.measures import pairwise_csd, pairwise_elk
 from prolip.methods import find_score
 from prolip.scores import TrueMatchScore, distance_vectors, index_vectors, least_constant
+from prolip.search import indexes
 from prolip.search.buckets import bucket_bounds, item_bounds, make_buckets, nearest_by_elk
 from prolip.search.chunks import gather, make_chunk
 from prolip.search.exact import candidates, error_bound, nearest, rescored, score_all
@@ -258,3 +259,14 @@ def test_rows_that_were_not_found_have_no_score(name):
     assert scores.isneginf().equal(rows < 0)
     every = find_score(name)().pairwise(gallery.to(torch.float64), queries.to(torch.float64)).mT
     torch.testing.assert_close(scores[rows >= 0], torch.stack([every[0, 3], every[0, 0], every[1, 4]]))
+
+
+def test_centres_are_learnt_from_rows_of_the_whole_gallery():
+    gallery = gaussians(1000, 6, 0)
+    chunks = in_chunks(SCORES["csd"], gallery, 400)
+    constant = least_constant(csd_factors(gallery))
+    vectors = np.concatenate([indexes.vectors_of(chunk, constant) for chunk in chunks])
+    sample = indexes.sample_of(chunks, 50, constant)
+    rows = [int(np.flatnonzero((vectors == one).all(1))[0]) for one in sample]
+    assert len(set(rows)) == 50 and rows == sorted(rows) and 10 < sum(row < 400 for row in rows) < 32
+    assert len(indexes.sample_of(chunks, 2000, constant)) == 1000
