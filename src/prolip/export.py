@@ -60,6 +60,10 @@ class Encoder(nn.Module):
             raise TypeError(f"encode_{self.name} returns {kind_of(z)} and no Gaussian: load it by prolip.export.load")
         return z.mean, z.log_var
 
+    def example(self, rows: int, generator: torch.Generator | None = None) -> Tensor:
+        """Random inputs."""
+        raise NotImplementedError
+
 
 class ImageEncoder(Encoder):
     """Normalised images (B, 3, H, W) -> mean and log_var, (B, D) each."""

@@ -26,6 +26,7 @@ from prolip.models.registry import (
     grid_of,
 )
 from prolip.models.weights.checkpoint import load_checkpoint
+from prolip.utils.documents import shown
 
 log = logging.getLogger(__name__)
 
@@ -170,8 +171,12 @@ def create_model_and_transforms(  # noqa: PLR0913 (OpenCLIP's signature)
         model_name, pretrained, load_weights, precision, device, force_preprocess_cfg=forced, **kwargs
     )
     cfg = PreprocessCfg(**model.visual.preprocess_cfg)
-    train, evaluation = image_transform_v2(cfg, is_train=True, aug_cfg=aug_cfg), image_transform_v2(cfg, is_train=False)
-    return model, flattening(train), flattening(evaluation)
+    try:
+        train = image_transform_v2(cfg, is_train=True, aug_cfg=aug_cfg)
+    except (TypeError, ValueError, IndexError) as error:
+        raise ValueError(f"aug_cfg {shown(aug_cfg)} is no augmentation ({error}): give a dict such as"
+                         " {'scale': (0.9, 1.0)}, or an open_clip.transform.AugmentationCfg") from error
+    return model, flattening(train), flattening(image_transform_v2(cfg, is_train=False))
 
 
 def flattening(transform: Compose) -> Compose:

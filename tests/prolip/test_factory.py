@@ -301,3 +301,9 @@ def test_a_hub_in_trouble_is_not_asked_for_files(monkeypatch, code, answers):
 def test_an_empty_schema_is_refused(name):
     with pytest.raises(ValueError, match="mpty"):
         prolip.create_model(name)
+
+
+@pytest.mark.parametrize("aug_cfg", [{"scale": "x"}, {"scale": 3}, {"scale": (0.5,)}, {"nope": 1}, 5])
+def test_augmentations_that_are_none_are_refused(aug_cfg):
+    with pytest.raises(ValueError, match="is no augmentation .*give a dict such as"):
+        prolip.create_model_and_transforms("ProLIP-ViT-test", aug_cfg=aug_cfg)

@@ -303,3 +303,11 @@ def test_methods_refuse_a_model_whose_outputs_are_points(method, monkeypatch):
             patch.setattr(model, encoder, lambda x, keep=None, points=points: points(x).mean)
             with pytest.raises(TypeError, match="what the model made of .* is a Tensor .*, want a Gaussian: give"):
                 objective(batch)
+
+
+def test_sparse_images_and_no_patches_are_refused():
+    model = prolip.create_model("ProLIP-ViT-test")
+    with pytest.raises(TypeError, match="want a dense tensor: x.to_dense"):
+        model.encode_image(torch.zeros(2, 3, 32, 32).to_sparse())
+    with pytest.raises(ValueError, match=r"keep is \(2, 0\) torch.int64.* K >= 1"):
+        model.encode_image(torch.zeros(2, 3, 32, 32), torch.zeros(2, 0).long())

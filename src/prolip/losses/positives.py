@@ -7,6 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from prolip.gaussian import kind_of
+
 NO_MATCH = -1
 
 
@@ -77,9 +79,12 @@ class BlockGradient(NamedTuple):
 
 
 def check_matches(labels: Matches | None, rows: int) -> None:
-    """Raise ValueError unless the ids fit a batch of `rows`."""
+    """Raise TypeError unless the labels are `Matches` of whole numbers, ValueError unless they fit `rows` pairs."""
     if labels is None:
         return
+    if not isinstance(labels, Matches) or any(x.is_floating_point() or x.is_complex() for x in labels):
+        kinds = [kind_of(x) for x in labels] if isinstance(labels, Matches) else kind_of(labels)
+        raise TypeError(f"labels are {kinds}, want prolip.losses.Matches(image, text), ids in torch.int64")
     if labels.image.ndim != 2 or len(labels.image) != rows or labels.text.shape != (rows,):
         raise ValueError(
             f"labels got image ids {tuple(labels.image.shape)} and text ids {tuple(labels.text.shape)} for {rows} pairs"

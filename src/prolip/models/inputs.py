@@ -23,6 +23,8 @@ def check_images(x: Any, image_size: Sequence[int], device: torch.device, raw: b
     """TypeError and ValueError unless `x` is (B, 3, H, W), floats or, where `raw`, uint8, on `device`."""
     if not isinstance(x, Tensor):
         raise TypeError(f"images are {kind_of(x)}, want a tensor: {_tensor_remedy(x)}")
+    if x.layout != torch.strided:
+        raise TypeError(f"images are {x.layout}, want a dense tensor: x.to_dense()")
     if not x.is_floating_point() and not (raw and x.dtype == torch.uint8):
         raise TypeError(f"images are {x.dtype}, want normalised floats, as the model's preprocess makes them, or for"
                         " encode_image uint8 of 0 to 255: x.to(torch.uint8) if that is their range")
@@ -39,8 +41,8 @@ def check_keep(keep: Any, rows: int) -> None:
     """TypeError and ValueError unless `keep` is (B, K) int64."""
     if not isinstance(keep, Tensor):
         raise TypeError(f"keep is {kind_of(keep)}, want a tensor ({rows}, K) torch.int64: torch.tensor(keep)")
-    if keep.ndim != 2 or keep.shape[0] != rows or keep.dtype != torch.int64:
-        raise ValueError(f"keep is {tuple(keep.shape)} {keep.dtype}, want ({rows}, K) torch.int64:"
+    if keep.ndim != 2 or keep.shape[0] != rows or keep.dtype != torch.int64 or keep.shape[1] == 0:
+        raise ValueError(f"keep is {tuple(keep.shape)} {keep.dtype}, want ({rows}, K) torch.int64, K >= 1:"
                          " one row of kept patch indices per image")
 
 

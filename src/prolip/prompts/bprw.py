@@ -11,7 +11,7 @@ from torch import Tensor
 
 from prolip.evaluation.datasets.base import fingerprint
 from prolip.evaluation.metrics.blockwise import PairScores, largest
-from prolip.gaussian import Gaussian, mixture
+from prolip.gaussian import Gaussian, check_embeddings, mixture
 from prolip.prompts.em import TOLERANCE, Fit, fit_weights, inverse_traces
 from prolip.scores import Score
 
@@ -113,6 +113,7 @@ def reweigh(
     keys: of the images, by which `shots` of them are drawn; labels: (N,) classes or multi-hot (N, C), which shots need;
     score: what images are near by without shots. A class without an image keeps what the prior says.
     """
+    check_embeddings(image, "image", prompts.mean.shape[-1])
     if not settings.shots:
         chosen = list(nearest_images(image, mixture(prompts), score, settings.nearest))
     elif labels is None:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from prolip.gaussian import Gaussian, check_gaussian
+from prolip.gaussian import Gaussian, check_embeddings, check_gaussian
 
 #: Classes that are fitted together: their likelihoods, (CLASSES, P, N), stay in the processor's cache.
 CLASSES = 32
@@ -53,6 +53,7 @@ def fit_weights(
     check_gaussian(prompts, "prompts")
     if prompts.mean.dim() != 3 or not prompts.mean.numel():
         raise ValueError(f"the prompts are {tuple(prompts.mean.shape)}, want (classes, prompts, D) with one or more")
+    check_embeddings(Gaussian(*(x.flatten(0, 1) for x in prompts)), "prompts")
     start = inverse_traces(prompts) if start is None else start.double()
     prior = torch.as_tensor(alpha, dtype=torch.float64).expand(start.shape)
     given, done, parts = iter(points), 0, []

@@ -23,7 +23,6 @@ import torch
 from torch import Tensor
 
 from prolip.gaussian import Gaussian
-from prolip.measures import elk
 from prolip.search.chunks import Chunk
 from prolip.search.exact import ELEMENTS, Found, joined, top
 
@@ -71,13 +70,19 @@ def make_buckets(chunks: Sequence[Chunk], rows: int = ROWS) -> list[Bucket]:
 
 def bucket_bounds(queries: Gaussian, buckets: Sequence[Bucket]) -> Tensor:
     """The highest score that any item of each bucket may have, (Q, buckets)."""
-    out = []
+    out, var = [], queries.var
     for bucket in buckets:
         outside = torch.relu(bucket.mean_low - queries.mean) + torch.relu(queries.mean - bucket.mean_high)
-        width = torch.logaddexp(queries.log_var, bucket.log_high)
-        logs = torch.logaddexp(queries.log_var, bucket.log_low)
-        out.append(-0.5 * (outside.square() * (-width).exp() + logs).sum(1))
+        out.append(_negative_elk(outside, var + bucket.log_high.exp(), var + bucket.log_low.exp()))
     return torch.stack(out, 1)
+
+
+def _negative_elk(difference: Tensor, width: Tensor, least: Tensor) -> Tensor:
+    """-1/2 sum_d [difference^2 / width + log least], (N, D) -> (N,); width, least: v_p + v_q.
+
+    Equal rows get equal bits in any place: logaddexp has other last bits at the end of a block, exp and log do not.
+    """
+    return difference.square().div_(width).add_(least.log()).sum(1).mul_(-0.5)
 
 
 def item_bounds(queries: Gaussian, items: Gaussian, bucket: Bucket) -> Tensor:
@@ -91,7 +96,7 @@ def item_bounds(queries: Gaussian, items: Gaussian, bucket: Bucket) -> Tensor:
     energy = (precision * queries.mean.square()).sum(1)
     total = weights @ both.T + (energy + at_centre.sum(1)).unsqueeze(1)
     largest = precision @ (2 * items.mean.square() + shift.abs()).T  # of every |term|, by 2 |ab| <= a^2 + b^2
-    size = largest + slope @ shift.abs().T + (2 * energy + at_centre.abs().sum(1)).unsqueeze(1)
+    size = largest + slope @ shift.abs().T + (2 * energy + (1 + at_centre.abs()).sum(1)).unsqueeze(1)
     return -0.5 * (total - (3 * queries.mean.shape[1] + 32) * torch.finfo(torch.float64).eps * size)
 
 
@@ -131,10 +136,11 @@ def _score(which: Tensor, rows: Tensor, items: Gaussian, queries: Gaussian, aske
     """Score the pairs that are True in `which` (Q', n), and keep the best."""
     query, item = which.nonzero(as_tuple=True)
     values = torch.full(which.shape, -torch.inf, dtype=torch.float64)
-    step = max(1, ELEMENTS // queries.mean.shape[1])
+    step, queries_var, items_var = max(1, ELEMENTS // queries.mean.shape[1]), queries.log_var[asked].exp(), items.var
     for start in range(0, len(query), step):
         i, j = query[start : start + step], item[start : start + step]
-        values[i, j] = -elk(queries.select(asked[i]), items.select(j))
+        width = queries_var[i] + items_var[j]
+        values[i, j] = _negative_elk(queries.mean[asked[i]] - items.mean[j], width, width)
     if len(query):
         changed = torch.nonzero(which.any(1))[:, 0]
         own = asked[changed]

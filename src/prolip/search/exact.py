@@ -6,12 +6,13 @@ bound on float32's error, are scored again in float64. Of another score every pa
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import faiss
 import numpy as np
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from prolip.gaussian import Gaussian
 from prolip.scores import Score, Side, index_vectors
@@ -28,6 +29,24 @@ class Found(NamedTuple):
 
     rows: Tensor
     scores: Tensor
+
+
+class Steady(TorchFunctionMode):
+    """Computes the functions of the measures so that equal pairs get equal bits, wherever they are in a block.
+
+    PyTorch computes logaddexp, sinh and atanh by other code at the end of a block than inside; exp, expm1 and log1p
+    are the same everywhere. For values without a graph.
+    """
+
+    def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if func is torch.logaddexp:
+            high = torch.maximum(*args)
+            return torch.minimum(*args).sub_(high).exp_().log1p_().add_(high)
+        if func is torch.sinh:
+            return torch.expm1(args[0]).sub_(torch.expm1(-args[0])).mul_(0.5)
+        if func is torch.atanh:
+            return torch.log1p(args[0]).sub_(torch.log1p(-args[0])).mul_(0.5)
+        return func(*args, **(kwargs or {}))
 
 
 def nearest(score: Score, queries: Gaussian, chunks: Sequence[Chunk], k: int, side: Side = "text") -> Found:
@@ -143,7 +162,8 @@ def rescored(
 
 def all_scores(score: Score, queries: Gaussian, items: Gaussian, side: Side) -> Tensor:
     """Scores of queries with items, (Q, N): images stand first, as a score need not be symmetric."""
-    return score.pairwise(queries, items) if side == "image" else score.pairwise(items, queries).mT
+    with Steady():
+        return score.pairwise(queries, items) if side == "image" else score.pairwise(items, queries).mT
 
 
 def other_side(side: Side) -> Side:

@@ -15,7 +15,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from prolip.evaluation.model import ModelCard
-from prolip.gaussian import Gaussian, concatenate
+from prolip.gaussian import Gaussian, check_embeddings, concatenate
 from prolip.losses import Factors
 from prolip.measures import MEASURES, pairwise_inclusion_test, pairwise_log_inclusion
 from prolip.methods import find_score, score_from_dict
@@ -110,8 +110,7 @@ class SearchIndex:
         if z.mean.shape != (len(items), self.store.values["dim"]):
             raise ValueError(f"{len(items)} items have Gaussians {tuple(z.mean.shape)}, and this index has"
                              f" {self.store.values['dim']} dimensions: embed them by its model")  # fmt: skip
-        if not (z.mean.isfinite().all() and not z.log_var.isnan().any()):
-            raise ValueError("an embedding is not finite: look for a diverged model")
+        check_embeddings(z, "the embeddings")
         self.store.append(z, items, self.coarse, self.side, sources)
 
     def position(self, address: str) -> int:
@@ -208,6 +207,7 @@ class SearchIndex:
 
     def question_vectors(self, queries: Gaussian) -> Tensor:
         """What asks for the nearest of `batches`, (Q, P + 1)."""
+        check_embeddings(queries, "queries", self.store.values["dim"])
         vectors = index_vectors(self.coarse, queries, gallery=False, distance=True, side=other_side(self.side))
         assert vectors is not None
         return vectors
@@ -240,9 +240,7 @@ class SearchIndex:
         return exact.joined([exact.top(found, k)], k)
 
     def _check(self, queries: Gaussian, k: int, effort: int | None, shortlist: int | None) -> None:
-        if queries.mean.ndim != 2 or queries.mean.shape[1] != self.store.values["dim"]:
-            raise ValueError(f"queries {tuple(queries.mean.shape)} for an index of {self.store.values['dim']}"
-                             " dimensions: embed them by its model")  # fmt: skip
+        check_embeddings(queries, "queries", self.store.values["dim"])
         if k < 1 or (effort is not None and effort < 1) or (shortlist is not None and shortlist < 1):
             raise ValueError(f"{k} answers, effort {effort}, shortlist {shortlist}: give 1 or more of each")
 

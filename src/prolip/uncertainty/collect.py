@@ -122,14 +122,18 @@ def embed_texts(
         if hidden.first is not None:
             own = some[(start <= some) & (some < start + batch_size)]
             firsts.append(hidden.first[own - start].half().cpu())
-    longest = max(x.shape[1] for x in ids)
-    ids = [torch.nn.functional.pad(x, (0, longest - x.shape[1]), value=int(x[0, -1])) for x in ids]
     return Pairs(
         image=part.image, text=torch.cat(means), image_of=part.image_of, text_of=part.text_of, weight=part.weight,
-        text_ids=torch.cat(ids).long(), image_first=part.first, text_first=torch.cat(firsts) if firsts else None,
+        text_ids=join_ids(ids, tokenize), image_first=part.first, text_first=torch.cat(firsts) if firsts else None,
         image_first_of=None if part.first is None else part.first_of, text_first_of=some if firsts else None,
         scale=scale, empty=empty, image_keys=part.keys, text_keys=part.texts, model=model,
     )  # fmt: skip
+
+
+def join_ids(ids: Sequence[Tensor], tokenize: Tokenize) -> Tensor:
+    """Batches of token ids (N, L), filled to the longest L with the padding that ends the empty text's ids."""
+    longest, padding = max(x.shape[1] for x in ids), int(tokenize([""])[0, -1])
+    return torch.cat([torch.nn.functional.pad(x, (0, longest - x.shape[1]), value=padding) for x in ids]).long()
 
 
 def hidden_encoder(

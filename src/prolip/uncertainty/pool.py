@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from prolip.data.captioned import Captioned
 from prolip.gaussian import Gaussian
 from prolip.scores import Side
+from prolip.uncertainty.collect import join_ids
 from prolip.uncertainty.hidden import encode_hidden
 from prolip.uncertainty.novelty import fitted_novelty
 
@@ -104,11 +104,10 @@ def join_pool(
         found.append(encode(ids[-1]))
     if not found:
         raise ValueError("there is no text among the training data: give a file of texts, a line each")
-    longest = max(x.shape[1] for x in ids)
     text, text_novelty = join_rows(found)
     return Pool(
         keys=[keys[row] for row in order], image=Gaussian(*(x[order] for x in image)), text=text,
-        text_ids=torch.cat([pad(x, (0, longest - x.shape[1]), value=int(x[0, -1])) for x in ids]).long(),
+        text_ids=join_ids(ids, tokenize),
         image_novelty={name: nats[order] for name, nats in novelty.items()}, text_novelty=text_novelty,
     )  # fmt: skip
 

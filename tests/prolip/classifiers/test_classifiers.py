@@ -18,6 +18,7 @@ from sklearn.utils.estimator_checks import check_estimator
 
 import prolip
 from prolip.classifiers import FewShotClassifier, ZeroShotClassifier
+from prolip.classifiers.inputs import Shown, from_array, to_array
 from prolip.evaluation.loading import load_embedder
 from prolip.evaluation.model import Embedder
 from prolip.gaussian import Gaussian
@@ -371,3 +372,22 @@ def test_odd_classes_templates_and_similarities_are_taken_or_refused_in_words(sm
         ZeroShotClassifier(small, NAMES, similarity=5).fit()
     called, listed = (ZeroShotClassifier(small, NAMES, t).fit() for t in (lambda c: f"one {c}", ["one {}"]))
     assert torch.equal(called.texts_.mean, listed.texts_.mean)
+
+
+def test_one_shot_of_each_class_has_the_densities_by_the_dimension():
+    """No shot is left to weigh them by: softmax of log densities / D."""
+    x = np.random.default_rng(0).normal(size=(3, 12))
+    found = FewShotClassifier().fit(x, ["a", "b", "c"])
+    asked = np.random.default_rng(1).normal(size=(20, 12))
+    np.testing.assert_allclose(found.predict_proba(asked), softmax(found.discriminant_.logits(asked) / 12, 1))
+
+
+def test_rows_of_features_come_back_as_what_was_embedded():
+    z = Gaussian(*torch.randn(2, 4, 5))
+    shown = Shown(z, {"mean": torch.arange(4.0), "first": -torch.arange(4.0)})
+    again = from_array(to_array(shown), 5, True)
+    assert torch.equal(again.z.mean, z.mean) and torch.equal(again.z.log_var, z.log_var)
+    assert list(again.novelty) == ["mean", "first"]
+    assert all(torch.equal(again.novelty[end], shown.novelty[end]) for end in shown.novelty)
+    points = from_array(z.mean.numpy(), 5, False)
+    assert torch.equal(points.z.mean, z.mean) and points.z.log_var.isneginf().all() and points.novelty == {}

@@ -231,7 +231,7 @@ def test_ppcl_refuses_several_scales_and_vib_variances_that_do_not_fit():
 def test_ppcl_refuses_labels_that_do_not_fit():
     image, text = gaussian(3, 4, 0), gaussian(3, 4, 1)
     with pytest.raises(ValueError, match=r"labels got .*give \(3, K\)"):
-        ppcl(image, text, 1.0, 0.0, Matches(torch.zeros(2, 2), torch.zeros(3)))
+        ppcl(image, text, 1.0, 0.0, Matches(torch.zeros(2, 2).long(), torch.zeros(3).long()))
 
 
 class Allocations(TorchDispatchMode):
@@ -279,3 +279,13 @@ def test_default_block_bounds_the_workspace_linearly_in_the_batch():
     for columns in (1, 512, 4096, 65536):
         assert default_block(columns, cpu) * columns <= max(PAIRS_CPU, MIN_ROWS * columns)
         assert default_block(columns, cpu) >= MIN_ROWS
+
+
+@pytest.mark.parametrize("labels", [
+    torch.arange(4), torch.eye(4), [1, 2, 3, 4], (torch.zeros(4, 1).long(), torch.zeros(4).long()),
+    Matches(torch.zeros(4, 1), torch.zeros(4).long()), Matches(torch.zeros(4, 1).long(), torch.zeros(4)),
+])  # fmt: skip
+def test_labels_that_are_no_matches_of_whole_numbers_are_refused(labels):
+    z = gaussian(4, 3, 0)
+    with pytest.raises(TypeError, match=r"want prolip.losses.Matches\(image, text\), ids in torch.int64"):
+        ppcl(z, z, 10.0, -5.0, labels)

@@ -136,3 +136,9 @@ def test_the_hardest_negative_alone_gets_a_gradient():
     own = s.diagonal()
     triplet_loss(s, torch.eye(3, dtype=torch.bool), own, 0.2).backward()
     assert torch.equal(s.grad, F.pad(torch.tensor([[-1.0, 1.0, 0.0]]) / 3, (0, 0, 0, 2)))
+
+
+def test_triplets_of_unknown_negatives_are_refused():
+    s = torch.eye(3)
+    with pytest.raises(ValueError, match="negatives 'hard' are unknown: use one of hardest, all"):
+        triplet_loss(s, s > 0, s.diagonal(), negatives="hard")

@@ -12,8 +12,10 @@ from prolip.losses import csd_factors
 from prolip.measures import pairwise_csd, pairwise_elk
 from prolip.methods import find_score
 from prolip.scores import TrueMatchScore, distance_vectors, index_vectors, least_constant
+from prolip.search import indexes
 from prolip.search.buckets import bucket_bounds, item_bounds, make_buckets, nearest_by_elk
-from prolip.search.exact import candidates, error_bound, nearest, score_all
+from prolip.search.chunks import gather, make_chunk
+from prolip.search.exact import candidates, error_bound, nearest, rescored, score_all
 
 SCORES = {name: find_score(name)() for name in ("csd", "mean", "wasserstein2", "elk")}
 SCORES["true_match"] = TrueMatchScore(0.4, 0.1, 50, 9)
@@ -81,6 +83,40 @@ def test_equal_items_stand_by_rising_row_and_all_of_a_small_gallery_is_ranked(na
     assert (place[:, 60:] == place[:, :25] + 1).all()
 
 
+@pytest.mark.parametrize("name", ["elk", "kl", "js", "bhattacharyya", "log_inclusion", "inclusion_test"])
+def test_copies_anywhere_have_equal_bits_at_every_width(name):
+    """So that they stand by rising row: functions of PyTorch have other last bits at the end of a block."""
+    score = find_score(name)()
+    for dim in range(1, 21):
+        queries, gallery, copies = gaussians(5, dim, 1), gaussians(60, dim, 0), [3, 20, 21, 40, 59]
+        for x in gallery:
+            x[copies] = x[copies[0]].clone()
+        chunks = in_chunks(None, gallery, 17, 30)
+        every = score_all(score, queries, chunks, 60)
+        found = [every] if name != "elk" else [every, *(
+            nearest_by_elk(queries, make_buckets(chunks, rows), 60)[0] for rows in (1, 7, 64))]  # fmt: skip
+        for rows, scores in found:
+            assert rows.sort(1).values.equal(torch.arange(60).expand(5, -1))
+            place = rows.argsort(1)[:, copies]
+            assert place.equal(place[:, :1] + torch.arange(5)), (dim, place)
+            own = scores.gather(1, place)
+            assert own.equal(own[:, :1].expand(-1, 5))
+
+
+def test_an_item_in_a_bucket_of_copies_comes_before_its_later_copies():
+    """The bound of a bucket of copies is their very score: it may hold answers where it equals the k-th score."""
+    for dim in (2, 5, 16):
+        item, queries = gaussians(1, dim, 3), gaussians(40, dim, 4)
+        wide = Gaussian(item.mean, item.log_var + 1)
+        pure, mixed = [Gaussian(*(x.expand(2, -1) for x in item))], [wide, item]
+        gallery = Gaussian(*(torch.cat(x) for x in zip(*pure, *mixed)))
+        chunks = in_chunks(None, gallery, 2)
+        for k in (1, 2, 3):
+            best = nearest_by_elk(queries, make_buckets(chunks, 2), k)[0]
+            assert best.rows.equal(score_all(SCORES["elk"], queries, chunks, k).rows)
+            assert [row for row in best.rows[0].tolist() if row != 2][:3] == [0, 1, 3][: k - (2 in best.rows[0])]
+
+
 def test_many_equal_items_are_more_than_the_first_candidates():
     z = gaussians(1, 6, 3)
     gallery = Gaussian(*(x.expand(400, -1).contiguous() for x in z))
@@ -88,14 +124,15 @@ def test_many_equal_items_are_more_than_the_first_candidates():
     assert found.rows.equal(torch.arange(10).expand(5, -1))
 
 
-def test_near_items_that_float32_cannot_tell_apart_are_ranked_in_float64():
+@pytest.mark.parametrize("name", ["csd", "true_match"])  # of which a query adds less, or more, than 0 to all scores
+def test_near_items_that_float32_cannot_tell_apart_are_ranked_in_float64(name):
     g = torch.Generator().manual_seed(0)
-    mean = F.normalize(torch.randn(1, 16, generator=g) + 1e-6 * torch.randn(3000, 16, generator=g), dim=1)
+    mean = F.normalize(torch.randn(1, 16, generator=g) + 3e-7 * torch.randn(3000, 16, generator=g), dim=1)
     gallery = Gaussian(mean, torch.full_like(mean, -4.0))
-    queries, score = gaussians(50, 16, 5), SCORES["csd"]
+    queries, score = gaussians(50, 16, 5), SCORES[name]
     chunks = in_chunks(score, gallery, 1000)
     want = brute_force(score, queries, gallery, 10)
-    asked = index_vectors(score, queries, gallery=False)
+    asked = index_vectors(score, queries, gallery=False, side="text")
     assert not candidates(asked.numpy(), chunks, 10).rows.equal(want)  # what float32 says
     assert nearest(score, queries, chunks, 10).rows.equal(want)
 
@@ -110,6 +147,22 @@ def test_what_is_deleted_is_not_found(name):
     chunks = [c._replace(alive=alive[c.start : c.start + len(c.mean)]) for c in in_chunks(score, gallery, 100, 50)]
     found = search(name, queries, chunks, 9)
     assert found.rows.equal(kept[brute_force(score, queries, gallery.select(kept), 9)])
+
+
+def test_deleted_rows_take_no_candidates_places():
+    """Float32 cannot tell 1,500 near-equal rows apart, and most of those that it finds first are deleted."""
+    g = torch.Generator().manual_seed(0)
+    mean = F.normalize(torch.randn(1, 16, generator=g) + 1e-6 * torch.randn(1500, 16, generator=g), dim=1)
+    gallery, queries, score = Gaussian(mean, torch.full_like(mean, -4.0)), gaussians(4, 16, 5), SCORES["csd"]
+    asked = index_vectors(score, queries, gallery=False).numpy()
+    (whole,) = in_chunks(score, gallery)
+    alive = np.ones(1500, dtype=bool)
+    alive[candidates(asked, [whole], 900).rows[0].numpy()] = False
+    kept = torch.from_numpy(np.flatnonzero(alive))
+    found = nearest(score, queries, [whole._replace(alive=alive)], 5)
+    assert found.rows.equal(kept[brute_force(score, queries, gallery.select(kept), 5)])
+    near = candidates(asked, [whole._replace(alive=alive)], 200).rows
+    assert np.isin(near.numpy(), kept.numpy()).all()
 
 
 @pytest.mark.parametrize("name", ["bhattacharyya", "log_inclusion", "kl"])
@@ -166,3 +219,54 @@ def test_the_error_bound_is_above_what_float32_loses():
     exact = score.pairwise(queries.to(torch.float64), gallery.to(torch.float64)) + 0.5 * queries.trace.double()[:, None]
     off = (near.scores - exact.gather(1, near.rows)).abs().amax(1)
     assert (off < error_bound(asked, chunks, near.scores[:, 9])).all() and (off > 0).all()
+
+
+@pytest.mark.parametrize("width", [1, 64, 768, 4096])
+def test_the_error_bound_grows_with_the_width(width):
+    """A dot product of P terms may be off by P eps/2 sum |u_i v_i| (Jeannerod and Rump 2013)."""
+    queries = Gaussian(F.normalize(torch.randn(3, width), dim=1), torch.full((3, width), -20.0))
+    score = SCORES["csd"]
+    asked, chunks = index_vectors(score, queries, gallery=False), in_chunks(score, gaussians(10, width))
+    reach = asked[:, :-1].norm(dim=1).double() * chunks[0].reach
+    bound = error_bound(asked, chunks, torch.zeros(3, dtype=torch.float64))
+    assert (bound >= width * 2.0**-23 * reach).all() and (bound <= 4 * (width + 65) * 2.0**-23 * reach).all()
+
+
+@pytest.mark.parametrize("name", ["csd", "mean", "wasserstein2", "true_match"])
+def test_chunks_know_the_largest_of_their_vectors_and_offsets(name):
+    """The error bound of candidates is made of them."""
+    z = gaussians(40, 6, 0)
+    chunk, factors = make_chunk(SCORES[name], z, side="text"), SCORES[name].factors(z, "text")
+    assert chunk.reach == pytest.approx(float(factors.vector.norm(dim=1).max()))
+    assert chunk.lift == pytest.approx(max(0.0, float(factors.offset.max())))
+    assert (chunk.lift > 0) == (name == "true_match")
+
+
+def test_a_gallery_with_some_points_keeps_the_variances_of_the_others():
+    z = gaussians(6, 4, 0)
+    z.log_var[2] = -torch.inf
+    chunk = make_chunk(SCORES["csd"], z)
+    assert torch.equal(chunk.gaussian().log_var, z.log_var)
+    assert torch.equal(gather([chunk], np.array([3, 2, 0])).log_var, z.log_var[[3, 2, 0]])
+
+
+@pytest.mark.parametrize("name", ["csd", "kl"])
+def test_rows_that_were_not_found_have_no_score(name):
+    gallery, queries = gaussians(5, 6, 0), gaussians(2, 6, 1)
+    rows = torch.tensor([[3, -1, 0], [-1, -1, 4]])
+    chunks = in_chunks(None, gallery)
+    scores = rescored(find_score(name)(), queries, rows, lambda items: gather(chunks, items))
+    assert scores.isneginf().equal(rows < 0)
+    every = find_score(name)().pairwise(gallery.to(torch.float64), queries.to(torch.float64)).mT
+    torch.testing.assert_close(scores[rows >= 0], torch.stack([every[0, 3], every[0, 0], every[1, 4]]))
+
+
+def test_centres_are_learnt_from_rows_of_the_whole_gallery():
+    gallery = gaussians(1000, 6, 0)
+    chunks = in_chunks(SCORES["csd"], gallery, 400)
+    constant = least_constant(csd_factors(gallery))
+    vectors = np.concatenate([indexes.vectors_of(chunk, constant) for chunk in chunks])
+    sample = indexes.sample_of(chunks, 50, constant)
+    rows = [int(np.flatnonzero((vectors == one).all(1))[0]) for one in sample]
+    assert len(set(rows)) == 50 and rows == sorted(rows) and 10 < sum(row < 400 for row in rows) < 32
+    assert len(indexes.sample_of(chunks, 2000, constant)) == 1000

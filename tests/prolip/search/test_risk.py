@@ -40,6 +40,13 @@ def test_more_wrong_answers_than_are_risked_are_never_promised_away():
     assert np.mean([x.holds for x in found]) <= 0.1 + 3 * np.sqrt(0.09 / 300)  # no confidence helps here
 
 
+def test_a_true_error_just_above_the_risk_is_promised_in_a_share_delta_at_most():
+    """The walk ends at its first failure: one that goes on promises in about 22% of the draws."""
+    rng, draws = np.random.default_rng(1), 600
+    found = [find_threshold({"c": rng.random(300)}, rng.random(300) < 0.105, 0.1, 0.1, seed) for seed in range(draws)]
+    assert np.mean([x.holds for x in found]) <= 0.1 + 3 * np.sqrt(0.09 / draws)
+
+
 def test_new_answers_are_rarely_more_wrong_than_is_said():
     rng, beyond = np.random.default_rng(2), 0
     for seed in range(300):

@@ -5,12 +5,14 @@ import json
 import re
 import shutil
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F
 from squares import COLOURS, picture
 
+from prolip.data.faults import FaultCounter
 from prolip.evaluation.loading import load_embedder
 from prolip.evaluation.model import Embedded, embed_texts
 from prolip.gaussian import Gaussian, mixture
@@ -20,6 +22,7 @@ from prolip.search.answers import Question, confidences, embed
 from prolip.search.index import Part, SearchIndex
 from prolip.search.planning import table
 from prolip.search.risk import Threshold
+from prolip.search.sources import parts_of, read
 from prolip.uncertainty.novelty import refusal
 
 
@@ -147,6 +150,26 @@ def test_links_out_of_a_folder_are_left_out_and_counted(tmp_path, photos, small_
     assert code == 2 and f"c.png is a link to {picture}, outside {folder}" in said and "--skip-damaged" in said
     code, lines, said = run(capsys, "build", tmp_path / "index", *words, "--skip-damaged")
     assert code == 0 and lines[0].startswith("2 items") and "left out: 1 " in said
+
+
+def test_positions_count_damaged_pictures_and_hidden_ones_are_not_read(tmp_path, embedder):
+    """So that a resumed build begins after the last that was read."""
+    for name in ("a.png", "b.png", "c.png", "d.png", ".hidden.png", ".folder/e.png", "f/g.png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"no picture" if name < "b.pnh" and name[0] != "." else picture("red"))
+    parts = list(read(f"images:{tmp_path}", embedder, 3, faults=FaultCounter()))
+    assert [[item["key"] for item in part.items] for part in parts] == [["c.png"], ["d.png", "f/g.png"]]
+    assert [part.position for part in parts] == [3, 5]
+    again = list(read(f"images:{tmp_path}", embedder, 3, start=3, faults=FaultCounter()))
+    assert [(part.items, part.position) for part in again] == [(parts[1].items, 5)]
+
+
+def test_kept_features_are_read_from_a_position_on():
+    features = SimpleNamespace(keys=tuple("abcde"), owners=torch.tensor([0, 4, 4]), captions=("x", "y", "z"),
+                               image=Gaussian(torch.arange(5.0).unsqueeze(1), torch.zeros(5, 1)))  # fmt: skip
+    parts = list(parts_of(features, 2, 2))
+    assert [part.position for part in parts] == [4, 5] and parts[0].z.mean.flatten().tolist() == [2, 3]
+    assert [part.items for part in parts] == [[{"key": "c"}, {"key": "d"}], [{"key": "e", "captions": ["y", "z"]}]]
 
 
 def test_kept_features_need_no_model_to_be_built_and_their_model_to_be_asked(tmp_path, shards, small_model, capsys):

@@ -7,19 +7,25 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import faiss
 import numpy as np
 import pytest
 import torch
 from galleries import DIM, GALLERY, QUERIES, ROWS, brute_force, gaussians, parts_of
+from PIL import Image
 
+from prolip.evaluation.model import Embedded
 from prolip.gaussian import Gaussian
 from prolip.measures import inclusion_test, log_inclusion
 from prolip.methods import find_score
 from prolip.scores import CSDScore, TrueMatchScore
 from prolip.search import index as searched
 from prolip.search import indexes
+from prolip.search.answers import Question, answers_of, confidences
+from prolip.search.answers import embed as embed_questions
+from prolip.search.exact import Found
 from prolip.search.index import Part, SearchIndex
 from prolip.search.indexes import KINDS, Kind
 
@@ -105,7 +111,7 @@ def test_wider_and_narrower_pass_the_test_and_are_ranked_by_inclusion(folders):
 
 def test_wrong_questions_say_what_to_ask(folders, tmp_path):
     index = SearchIndex(folders / "ivf")
-    with pytest.raises(ValueError, match="for an index of 16 dimensions: embed them by its model"):
+    with pytest.raises(ValueError, match=r"queries has the shape \(2, 8\), expected \(N, 16\)"):
         index.search(gaussians(2, 8))
     with pytest.raises(ValueError, match="give 1 or more"):
         index.search(QUERIES, 0)
@@ -154,6 +160,56 @@ def test_an_item_beyond_all_others_has_the_index_made_anew(tmp_path, caplog):
     assert recall(index.search(longer, 1, effort=ROWS).rows, torch.arange(ROWS, ROWS + 5).unsqueeze(1)) == 1
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_was_deleted_first_stays_deleted_when_more_is(tmp_path, kind):
+    index = SearchIndex.create(tmp_path, find_score("csd")(), DIM, Kind(kind))
+    index.add("a", parts_of(GALLERY))
+    index.finish()
+    for key in ("k3", "k5", "k4"):
+        index.search(GALLERY.select([0]), 1)  # which keeps the gallery in memory
+        index.delete([key])
+    for opened in (index, SearchIndex(tmp_path)):
+        assert len(opened) == ROWS - 3 and opened.store.deleted.tolist() == [3, 4, 5]
+        assert not set(opened.search(GALLERY.select([3, 4, 5]), 20, effort=10_000).rows.flatten().tolist()) & {3, 4, 5}
+        for key in ("k3", "k4", "k5"):
+            with pytest.raises(KeyError, match=key):
+                opened.delete([key])
+
+
+def test_rows_at_the_ends_of_chunks_are_deleted_and_their_keys_are_free_again(tmp_path):
+    index = SearchIndex.create(tmp_path, find_score("csd")(), DIM)
+    index.add("a", parts_of(GALLERY.select(slice(0, 30)), 10), rows=10)
+    ends = [0, 9, 10, 19, 20, 29]
+    index.delete([f"k{row}" for row in ends])
+    for opened in (index, SearchIndex(tmp_path)):
+        assert [chunk.living.tolist() for chunk in opened.chunks] == [list(range(1, 9))] * 3
+        assert not set(opened.search(GALLERY.select(ends), 30).rows.flatten().tolist()) & set(ends)
+    index.add("b", parts_of(GALLERY.select([9]), first=9))
+    assert index.store.rows_of(["k9"]) == [30] and index.search(GALLERY.select([9]), 1).rows.tolist() == [[30]]
+
+
+def test_a_key_that_stands_twice_in_one_part_is_refused(tmp_path):
+    index = SearchIndex.create(tmp_path, find_score("csd")(), DIM)
+    items = [{"key": "same"}, {"key": "other"}, {"key": "same"}]
+    with pytest.raises(ValueError, match=r"1 keys .* twice \(same\)"):
+        index.add("a", [Part(items, GALLERY.select([0, 1, 2]), 3)])
+    assert len(index) == 0
+
+
+def test_queries_that_are_no_finite_gaussians_are_refused(folders):
+    index = SearchIndex(folders / "flat")
+    nan, inf = float("nan"), float("inf")
+    mean, log_var = QUERIES.select([0, 1])
+    for bad, says in (
+        (Gaussian(mean * nan, log_var), "NaN or infinite numbers in 2 of 2 rows"),
+        (Gaussian(mean, log_var + inf), "NaN"),
+        (Gaussian(mean, log_var[:1]), "differ"), (Gaussian(mean[0], log_var[0]), "expected"), (mean, "want a Gaussian"),
+    ):  # fmt: skip
+        for ask in (index.search, index.search_inclusion, index.question_vectors):
+            with pytest.raises((ValueError, TypeError), match=says):
+                ask(bad)
+
+
 def test_keys_stand_once_and_unknown_ones_are_named(tmp_path):
     index = build(tmp_path)
     for name, first in (("b", ROWS - 1), ("c", 0)):
@@ -177,7 +233,7 @@ def test_embeddings_that_do_not_fit_are_refused(tmp_path):
         index.add("a", parts_of(gaussians(5, 8)))
     broken = GALLERY.select(slice(5))
     broken = Gaussian(broken.mean / 0, broken.log_var)
-    with pytest.raises(ValueError, match="not finite"):
+    with pytest.raises(ValueError, match="NaN or infinite"):
         index.add("a", parts_of(broken))
     assert len(index) == 0 and (index.search(QUERIES).rows == -1).all()
 
@@ -272,3 +328,69 @@ def test_the_planned_bytes_of_an_item_are_those_that_faiss_writes(tmp_path, kind
         sizes[rows] = len(faiss.serialize_index(index._read(index.store.values["near"]["file"])))
     planned = indexes.memory_per_item(Kind(kind), DIM + 1)
     assert (sizes[ROWS] - sizes[1000]) / (ROWS - 1000) == pytest.approx(planned, rel=0.1)
+
+
+def test_a_source_is_done_when_it_was_read_to_its_end(tmp_path):
+    index = SearchIndex.create(tmp_path, find_score("csd")(), DIM)
+
+    def broken():
+        yield from parts_of(GALLERY.select(slice(0, 20)), 10)
+        raise OSError("gone")
+
+    with pytest.raises(OSError, match="gone"):
+        index.add("a", broken(), rows=10)
+    assert index.position("a") == 20 and not index.is_done("a") and not index.is_done("b")
+    index.add("a", parts_of(GALLERY.select(slice(0, 30)), 10, start=20), rows=10)
+    assert index.is_done("a") and len(index) == 30
+
+
+def test_an_item_that_is_hardly_longer_than_all_others_has_nothing_made_again(tmp_path):
+    index = SearchIndex.create(tmp_path, find_score("csd")(), DIM, Kind("ivf"))
+    index.add("a", parts_of(GALLERY))
+    index.finish()
+    near = index.store.values["near"]
+    narrowest = Gaussian(GALLERY.mean[:1], GALLERY.log_var.min(0, keepdim=True).values)
+    index.add("b", parts_of(narrowest, first=ROWS))
+    index.finish()
+    assert index.store.values["near"] == near
+    assert max(x["constant"] for x in index.store.values["chunks"]) < near["constant"]
+
+
+def test_answers_mean_what_the_units_of_the_other_side_say(tmp_path):
+    """An image fits a share of the texts, a text a share of the images."""
+    score = TrueMatchScore(0.4, 0.1, 5000, 9, 10.0, -5.0)
+    for side, other in (("image", "texts"), ("text", "images")):
+        index = SearchIndex.create(tmp_path / side, score, DIM, side=side)
+        z = Gaussian(GALLERY.mean[:4], GALLERY.log_var[:4] - 4)
+        index.add("a", parts_of(z))
+        found = index.search(QUERIES.select([0]), 3)
+        (answers,) = answers_of(index, found, [True])
+        trace = z.trace[found.rows[0]]
+        assert [x.share for x in answers] == pytest.approx(score.units.share(trace, other).tolist())
+        assert [x.bits for x in answers] == pytest.approx(score.units.information(trace, other, bits=True).tolist())
+
+
+def test_confidences_of_one_answer_and_of_none(tmp_path):
+    index = SearchIndex.create(tmp_path, TrueMatchScore(0.4, 0.1, 50, 9, 10.0, -5.0), DIM)
+    index.add("a", parts_of(GALLERY.select([7])))
+    queries = QUERIES.select([0, 1])
+    found = index.search(queries, 3)
+    sure = confidences(index, Embedded(queries, {}), found)
+    assert sure["lead"].tolist() == [np.inf] * 2 and sure["share"].tolist() == [0.0] * 2
+    certain = -(GALLERY.trace[7] + queries.trace)
+    np.testing.assert_allclose(sure["certainty"], certain.numpy(), rtol=1e-6)
+    none = Found(torch.tensor([[0, -1], [-1, -1]]), torch.tensor([[0.5, -np.inf], [-np.inf, -np.inf]]).double())
+    sure = confidences(index, Embedded(queries, {}), none)
+    for name in ("similarity", "lead", "share", "certainty", "log probability"):
+        assert sure[name][1] == -np.inf < sure[name][0], name
+
+
+def test_a_question_of_both_is_as_new_as_the_newer_part(tmp_path):
+    Image.new("RGB", (4, 4)).save(tmp_path / "a.png")
+    for text, image in ((3.0, 1.0), (1.0, 3.0)):
+        def embed(batch, side, nats={"text": text, "image": image}):  # noqa: B006 (not changed)
+            return Embedded(QUERIES.select([0] * len(batch)), {"mean": torch.full((len(batch),), nats[side])})
+
+        embedder = SimpleNamespace(embed=embed, tokenizer=list, preprocess=lambda picture: torch.zeros(3, 4, 4))
+        asked = [Question("a"), Question(None, str(tmp_path / "a.png")), Question("a", str(tmp_path / "a.png"))]
+        assert embed_questions(asked, embedder).novelty["mean"].tolist() == [text, image, 3.0]
