@@ -19,15 +19,7 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from prolip.evaluation.loading import (
-    RANDOM,
-    check_weights,
-    config_file,
-    is_prolip,
-    load_openclip,
-    load_prolip,
-    model_fingerprint,
-)
+from prolip.evaluation.loading import config_file, is_prolip, load_model, load_openclip, model_fingerprint
 from prolip.evaluation.model import Loaded, PointModel
 from prolip.methods import LikelihoodConfig, find_method
 from prolip.methods.base import Context
@@ -62,20 +54,12 @@ def attach(  # noqa: PLR0913 (a model is three of them)
 
     ValueError where the pairs are of another model; those without a fingerprint are compared by their widths alone.
     """
-    loaded = open_model(model, pretrained, tokenizer)
+    loaded = load_model(model, pretrained, tokenizer)
     check_belongs(pairs, loaded, model)
     if is_prolip(model):
         words = get_tokenizer(model, tokenizer=tokenizer)
         return write_prolip(loaded.network, words, pairs, config, Path(folder), seed)
     return write_openclip(model, loaded, tokenizer, pairs, config, Path(folder), seed)
-
-
-def open_model(model: str, pretrained: str | None, tokenizer: str | None) -> Loaded:
-    """A model by name on the CPU, as `load_embedder` takes it."""
-    ours = is_prolip(model)
-    check_weights(model, pretrained, ours)
-    load = load_prolip if ours else load_openclip
-    return load(model, None if pretrained == RANDOM else pretrained, tokenizer)
 
 
 def check_place(folder: str | os.PathLike, model: str) -> None:

@@ -32,8 +32,7 @@ RIDGE, NOISE = 1.0, 0.8
 #: Width of the kernel over the median distance 1 - cosine from a text to its nearest.
 WIDTH = 0.1
 LEAST_LENGTH = 1e-2
-#: Images, and texts that match none of them, whose pairs give the probability to be true; steps to find it,
-#: and the gradient at which they end.
+#: Images, and texts that match none of them, whose pairs give the probability to be true; steps, and last gradient.
 MATCH_IMAGES, MATCH_OTHERS, MATCH_STEPS, MATCH_GRADIENT = 512, 2048, 100, 1e-12
 
 
@@ -162,9 +161,7 @@ def fit_image(pairs: Pairs, parts: Parts, seed: int = 0) -> AmbiguityHead:
 
 
 def as_variance(head: AmbiguityHead, scale: float, rows: int = 0) -> VarianceHead:
-    """A tower's head with this ambiguity; scale: a of the model, whose 2/a makes variances of nats; rows: of the other
-    side.
-    """
+    """A tower's head with this ambiguity. scale: a of the model, which gives the unit 2/a; rows: of the other side."""
     found = VarianceHead(head.parts)
     found.ambiguity.load_state_dict(head.state_dict())
     found.log_unit.fill_(math.log(2 / scale))
