@@ -147,7 +147,7 @@ def dropped(place: str, urls: Sequence[str]) -> str:
         old = read_index(place, ReadPolicy(retries=0))
     except (ValueError, ShardFault):
         return ""
-    gone = sorted(old.entries.keys() - set(map(canonical, urls)))
+    gone = sorted(old.entries.keys() - set(map(old.name_of, urls)))
     if not gone:
         return ""
     return f"{place} had {len(gone)} more shards, such as {gone[0]}, that were not given: they are in it no more"
