@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from prolip.data.captioned import captioned_samples
+from prolip.data.captioned import Captioned, captioned_samples
 from prolip.methods import find_method, score_of
 from prolip.methods.base import PoolNeeds
 from prolip.scores import Side
@@ -60,10 +61,7 @@ def look_with(run: Run, wanted: PoolNeeds, model: Any) -> tuple[dict[str, Tensor
     try:
         if config.data.dataset_resampled:
             raise ValueError("--dataset-resampled has no end, and all of the data is to be looked at: leave it out")
-        samples = captioned_samples(
-            config.data, run.kept.preprocess, sys.maxsize, world.rank, world.world_size, noise=run.fed.loader.noise
-        )
-        mine = embed_pool(samples, encode("image"))
+        mine = embed_pool(share_of_samples(run, sys.maxsize), encode("image"))
     except Exception as error:  # of files, object stores, decoders: the other ranks must not wait for this one
         problem = explain(error) or f"{type(error).__name__}: {error}"
     parts = gather_objects((mine, problem), world)
@@ -166,12 +164,15 @@ def close_model(run: Run, model: Any, wanted: int) -> str:
     return problem
 
 
+def share_of_samples(run: Run, most: int) -> Iterator[Captioned]:
+    """This rank's share of at most so many samples of the training data, with the loader's noise."""
+    place = run.world.rank, run.world.world_size
+    return captioned_samples(run.config.data, run.kept.preprocess, most, *place, noise=run.fed.loader.noise)
+
+
 def embed_share(run: Run, model: Any, wanted: int) -> tuple[tuple[Any, ...] | None, str]:
     """This rank's images, or why there are none: the other ranks must not wait for one that has failed."""
-    world, noise = run.world, run.fed.loader.noise
-    place = world.rank, world.world_size
     try:
-        samples = captioned_samples(run.config.data, run.kept.preprocess, wanted, *place, noise=noise)
-        return tuple(embed_images(samples, encoder(run, model, "image"))), ""
+        return tuple(embed_images(share_of_samples(run, wanted), encoder(run, model, "image"))), ""
     except Exception as error:  # of files, object stores, decoders
         return None, explain(error) or f"{type(error).__name__}: {error}"

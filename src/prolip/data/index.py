@@ -12,7 +12,6 @@ import json
 import multiprocessing
 import os
 import sys
-import tempfile
 import time
 import zlib
 from collections import Counter
@@ -35,7 +34,7 @@ from prolip.data.samples.sample import has_image
 from prolip.data.survey import survey
 from prolip.utils import console
 from prolip.utils.messages import at_least, naming
-from prolip.utils.outputs import replacing
+from prolip.utils.outputs import check_output, replacing
 
 
 class IndexedShard(NamedTuple):
@@ -135,10 +134,7 @@ def check_place(place: str) -> None:
         raise ValueError(f"{place} is a device or a pipe: give a file with --output")
     if not path.parent.is_dir():
         raise ValueError(f"there is no folder {path.parent} for the index: make it, or give another --output")
-    try:
-        tempfile.TemporaryFile(dir=path.parent).close()
-    except OSError as error:
-        raise ValueError(f"{place} cannot be written ({error.strerror}): give another --output") from None
+    check_output(path)
 
 
 def dropped(place: str, urls: Sequence[str]) -> str:

@@ -79,8 +79,8 @@ def read_pairs(args: argparse.Namespace) -> Pairs:
         pairs = Pairs.from_tensors(load_file(args.pairs))
         check_enough(len(pairs))
         if not pairs.model:
-            warn(f"{args.pairs} does not say which model embedded it: be sure that it was {args.model}, or write it"
-                 " again with --save-pairs")  # fmt: skip
+            print(f"warning: {args.pairs} does not say which model embedded it: be sure that it was {args.model}, or"
+                  " write it again with --save-pairs", file=sys.stderr)  # fmt: skip
         return pairs
     fingerprint = means_fingerprint(load_model(args.model, args.pretrained, args.tokenizer))
     embedder = load_embedder(args.model, args.pretrained, args.device, args.precision, args.tokenizer, stored=False)
@@ -97,11 +97,6 @@ def read_pairs(args: argparse.Namespace) -> Pairs:
     if lost:
         print(f"left out: {', '.join(f'{count} {kind}' for kind, count in lost.items())}", file=sys.stderr)
     return pairs
-
-
-def warn(text: str) -> None:
-    """A line on stderr."""
-    print(f"warning: {text}", file=sys.stderr)
 
 
 @console.ends_in_one_line(OSError, ValueError, ImportError, CheckpointError, SafetensorError, TooManyBadSamples)
@@ -124,7 +119,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with replacing(Path(args.save_pairs)) as temporary:
             save_file(pairs.tensors(), temporary)
     if pairs.caution:
-        warn(pairs.caution)
+        print(f"warning: {pairs.caution}", file=sys.stderr)
     fitted = attach(args.model, args.pretrained, args.tokenizer, pairs, config, args.output, args.seed)
     done = time.perf_counter()
     how = "read" if args.pairs else "embedded"

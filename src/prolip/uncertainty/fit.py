@@ -81,7 +81,7 @@ def fit_variances(  # noqa: PLR0913 (the sizes of what is fitted)
     dim, counts = pairs.image.shape[1], (len(pairs.image), len(pairs.text))
     own = {"vocabulary": vocabulary} if vocabulary else {"bank": bank}
     text = as_variance(fit_text(pairs, Parts(dim=dim, centres=centres, **own), seed), pairs.scale, counts[0])
-    image = as_variance(fit_image(pairs, Parts(dim=dim, bank=bank), seed), pairs.scale, counts[1])
+    image = as_variance(fit_text(pairs.swapped, Parts(dim=dim, bank=bank), seed), pairs.scale, counts[1])
     trace = text.trace(pairs.text.float(), pairs.text_ids if vocabulary else None)
     match = fit_true_match(pairs, trace, seed)
     score = TrueMatchScore(match.trace_weight, 2 / pairs.scale, *counts, match.scale, match.bias)
@@ -119,7 +119,7 @@ def fit_novelty_of(pairs: Pairs, side: Side, centres: int, seed: int = 0) -> Nov
 
 
 def fit_text(pairs: Pairs, parts: Parts, seed: int = 0) -> AmbiguityHead:
-    """The head of the texts, fitted against the images; parts: what it looks at.
+    """The head of the texts, fitted against the images; of swapped pairs that of the images. parts: what it looks at.
 
     log of the mean code length = ridge regression on the features + a Gaussian process on the means for the rest; then
     eta = exp(alpha) (...)^gamma by the quasi-likelihood of the probabilities, sum_j p_j exp(eta_j) - eta_j, which is
@@ -153,11 +153,6 @@ def fit_text(pairs: Pairs, parts: Parts, seed: int = 0) -> AmbiguityHead:
     head.gamma.fill_(gamma)
     head.alpha.fill_(alpha)
     return head
-
-
-def fit_image(pairs: Pairs, parts: Parts, seed: int = 0) -> AmbiguityHead:
-    """The head of the images, fitted against the texts, as `fit_text`."""
-    return fit_text(pairs.swapped, parts, seed)
 
 
 def as_variance(head: AmbiguityHead, scale: float, rows: int = 0) -> VarianceHead:

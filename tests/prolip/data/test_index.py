@@ -4,6 +4,7 @@ import os
 import re
 import runpy
 import sys
+import tempfile
 from pathlib import Path
 from zlib import crc32
 
@@ -102,9 +103,9 @@ def test_a_place_that_cannot_be_written_is_refused_before_any_shard_is_read(tmp_
     def refuse(**_):
         raise PermissionError(13, "Permission denied", str(tmp_path))
 
-    monkeypatch.setattr(command.tempfile, "TemporaryFile", refuse)
+    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
     assert run(tmp_path) == 2
-    assert "index.json cannot be written (Permission denied): give another --output" in capsys.readouterr().err
+    assert "index.json cannot be written (Permission denied in " in capsys.readouterr().err
 
 
 def test_a_device_is_not_replaced_by_an_index(tmp_path, capsys):
