@@ -255,6 +255,7 @@ def largest_differences(
     return found
 
 
+@console.ends_in_one_line(ValueError, OSError, ImportError, CheckpointError)
 def main(args: Sequence[str] | None = None) -> int:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m prolip.export", description="Write both towers as graphs.")
@@ -264,14 +265,10 @@ def main(args: Sequence[str] | None = None) -> int:
     parser.add_argument("--format", nargs="+", choices=FORMATS, default=["onnx"], help="pt2: programs of PyTorch")
     options = parser.parse_args(args)
     ways = {"onnx": export_onnx, "pt2": export_pt2}
-    try:
-        for name in options.format:
-            check_place(options.folder, name)
-        model = load(options.model, options.pretrained)
-        written = [ways[name](model, options.folder) for name in options.format]
-    except (ValueError, OSError, ImportError, CheckpointError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    for name in options.format:
+        check_place(options.folder, name)
+    model = load(options.model, options.pretrained)
+    written = [ways[name](model, options.folder) for name in options.format]
     equal = True
     for files in written:
         try:

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from prolip.evaluation.loading import config_file, is_prolip, load_model, load_openclip, model_fingerprint
 from prolip.evaluation.model import Loaded, PointModel
-from prolip.methods import LikelihoodConfig
-from prolip.methods.likelihood import adopt, extend
+from prolip.methods import LikelihoodConfig, find_method
+from prolip.methods.base import Context
 from prolip.models.prolip import ProLIP
 from prolip.models.tokenizer import ALL_NAMES, get_tokenizer
 from prolip.models.weights.checkpoint import CheckpointError, read_config, save_pretrained
@@ -31,6 +31,7 @@ from prolip.scores import Side
 from prolip.uncertainty.clip import FILE, FittedCLIP
 from prolip.uncertainty.fit import Fitted, fit_variances
 from prolip.uncertainty.hidden import encode_hidden, innermost
+from prolip.uncertainty.novelty import fitted_novelty
 from prolip.uncertainty.pairs import Pairs
 from prolip.utils.documents import read_json
 from prolip.utils.outputs import replacing
@@ -57,22 +58,16 @@ def attach(  # noqa: PLR0913 (a model is three of them)
     """
     loaded, folder = load_model(model, pretrained, tokenizer), Path(folder)
     check_belongs(pairs, loaded, model)
-    network: Any = loaded.network
-    ours, vocabulary = is_prolip(model), 0
-    if ours and pairs.text_ids is None:
-        raise ValueError("the pairs have no text_ids, and a model of ours reads how rare a text's words are: write them"
-                         " again with --save-pairs")
-    if pairs.text_ids is not None:
-        embeddings = [part.num_embeddings for part in network.modules() if isinstance(part, nn.Embedding)]
-        vocabulary = network.vocab_size if ours else max(embeddings)
-    fitted = fit_variances(pairs, config.bank, config.centres, vocabulary, config.novelty_centres, seed)
-    if ours:
-        write_prolip(network, get_tokenizer(model, tokenizer=tokenizer), fitted, config, folder)
-        return fitted
+    if is_prolip(model):
+        return write_prolip(loaded.network, get_tokenizer(model, tokenizer=tokenizer), pairs, config, folder, seed)
+    network: Any = loaded.network.model
+    vocabulary = max(part.num_embeddings for part in network.modules() if isinstance(part, nn.Embedding))
+    known = vocabulary if pairs.text_ids is not None else 0
+    fitted = fit_variances(pairs, config.bank, config.centres, known, config.novelty_centres, seed)
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".unfinished.") as place:
-        write_openclip(model, network.model, Path(place))
-        wanted = model_fingerprint(*loaded._replace(network=PointModel(network.model)))  # without variances it may have
+        write_openclip(model, network, Path(place))
+        wanted = model_fingerprint(*loaded._replace(network=PointModel(network)))  # without variances it may have
         del loaded, network  # a model takes gigabytes, and there is one more to come
         again = load_openclip(f"local-dir:{place}", None, tokenizer)
         if model_fingerprint(*again) != wanted:
@@ -140,14 +135,24 @@ def check_belongs(pairs: Pairs, loaded: Loaded, name: str) -> None:
                 raise ValueError(f"{part} of the pairs has {own.shape[1]} dimensions, {name} has {width}: {remedy}")
 
 
-def write_prolip(old: Any, tokenizer: Any, fitted: Fitted, config: LikelihoodConfig, folder: Path) -> None:
+def write_prolip(  # noqa: PLR0913, PLR0917
+    old: Any, tokenizer: Any, pairs: Pairs, config: LikelihoodConfig, folder: Path, seed: int
+) -> Fitted:
     """A model of ours: its weights, without what its own method added, as one of the method likelihood."""
+    if pairs.text_ids is None:
+        raise ValueError("the pairs have no text_ids, and a model of ours reads how rare a text's words are: write them"
+                         " again with --save-pairs")
     new = ProLIP(copy.deepcopy(old.config) | {"method_cfg": {"name": METHOD, "config": asdict(config)}})
-    new.extend(partial(extend, config=config))
+    method = find_method(METHOD)
+    assert method.extend is not None
+    new.extend(partial(method.extend, config=config))
     new.load_state_dict({k: v for k, v in old.state_dict().items() if k not in old.added_names}, strict=False)
     new.visual.preprocess_cfg = old.visual.preprocess_cfg
-    adopt(new, fitted)
+    method.objective(new, config, Context(seed=seed)).close(new, pairs)
     save_pretrained(new, folder, tokenizer=tokenizer)
+    heads: Any = new.visual.head, new.text.head
+    score: Any = method.score.of(new)
+    return Fitted(*heads, score, fitted_novelty(new), fitted_novelty(new, "text"))
 
 
 def write_openclip(model: str, network: Any, folder: Path) -> None:
