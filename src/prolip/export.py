@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from prolip.evaluation.loading import RANDOM, check_weights, is_prolip, load_openclip, load_prolip
+from prolip.evaluation.loading import load_model
 from prolip.evaluation.model import PointModel, evaluating, own_score
 from prolip.gaussian import Gaussian, kind_of
 from prolip.models.weights.checkpoint import CheckpointError
@@ -47,6 +47,7 @@ class Encoder(nn.Module):
     """One tower of a model, (B, ...) -> mean and log_var, (B, D) each, as a plain tuple; TypeError for other models."""
 
     name: str
+    example: Any
 
     def __init__(self, model: Any):
         super().__init__()
@@ -101,10 +102,7 @@ def text_input(model: nn.Module) -> tuple[int, int, int]:
 
 def load(model: str, pretrained: str | None = None) -> nn.Module:
     """A model by name as `load_embedder` takes it, what is no Gaussian to its method as a `PointModel`."""
-    ours = is_prolip(model)
-    check_weights(model, pretrained, ours)
-    weights = None if pretrained == RANDOM else pretrained
-    network = (load_prolip if ours else load_openclip)(model, weights, None).network.eval()
+    network = load_model(model, pretrained, None).network.eval()
     return network if isinstance(network, PointModel) or own_score(network)[1] else PointModel(network)
 
 
@@ -261,6 +259,7 @@ def largest_differences(
     return found
 
 
+@console.ends_in_one_line(ValueError, OSError, ImportError, CheckpointError)
 def main(args: Sequence[str] | None = None) -> int:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m prolip.export", description="Write both towers as graphs.")
@@ -270,14 +269,10 @@ def main(args: Sequence[str] | None = None) -> int:
     parser.add_argument("--format", nargs="+", choices=FORMATS, default=["onnx"], help="pt2: programs of PyTorch")
     options = parser.parse_args(args)
     ways = {"onnx": export_onnx, "pt2": export_pt2}
-    try:
-        for name in options.format:
-            check_place(options.folder, name)
-        model = load(options.model, options.pretrained)
-        written = [ways[name](model, options.folder) for name in options.format]
-    except (ValueError, OSError, ImportError, CheckpointError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    for name in options.format:
+        check_place(options.folder, name)
+    model = load(options.model, options.pretrained)
+    written = [ways[name](model, options.folder) for name in options.format]
     equal = True
     for files in written:
         try:

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,17 +11,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from prolip.data.captioned import captioned_samples
+from prolip.data.captioned import Captioned, captioned_samples
 from prolip.methods import find_method, score_of
 from prolip.methods.base import PoolNeeds
+from prolip.scores import Side
 from prolip.uncertainty.collect import Encode, Part, embed_images, embed_texts, hidden_encoder, join
+from prolip.uncertainty.hidden import Hidden
 from prolip.uncertainty.pairs import LEAST, check_enough
 from prolip.uncertainty.pool import PoolPart, embed_pool, join_pool, pool_encoder
 from prolip.utils.documents import text_lines
 from training.flags import FlagError
 from training.health.errors import explain
-from training.health.preemption import StopSignal
-from training.model import Autocast, autocast_for
+from training.model import autocast_for
 from training.parallel.distributed import gather_objects, share_object
 from training.parallel.sharding import whole_model
 from training.state import Run
@@ -59,10 +61,7 @@ def look_with(run: Run, wanted: PoolNeeds, model: Any) -> tuple[dict[str, Tensor
     try:
         if config.data.dataset_resampled:
             raise ValueError("--dataset-resampled has no end, and all of the data is to be looked at: leave it out")
-        samples = captioned_samples(
-            config.data, run.kept.preprocess, sys.maxsize, world.rank, world.world_size, noise=run.fed.loader.noise
-        )
-        mine = embed_pool(samples, encode("image"))
+        mine = embed_pool(share_of_samples(run, sys.maxsize), encode("image"))
     except Exception as error:  # of files, object stores, decoders: the other ranks must not wait for this one
         problem = explain(error) or f"{type(error).__name__}: {error}"
     parts = gather_objects((mine, problem), world)
@@ -122,15 +121,19 @@ def close_training(run: Run) -> int:
     return 0
 
 
-def unless_stopped(encode: Encode, stop: StopSignal) -> Encode:
-    """The same; InterruptedError once this rank was asked to stop."""
+def encoder(run: Run, model: Any, side: Side) -> Encode:
+    """A tower as it is evaluated, not as it is trained: bfloat16's rounding of the means is no ambiguity.
+    InterruptedError once this rank was asked to stop.
+    """
+    device = run.world.device
+    encode = hidden_encoder(model, side, device, autocast_for(run.config.val.val_precision, device))
 
-    def run(batch: Tensor) -> Any:
-        if stop.number:
+    def unless_stopped(batch: Tensor) -> Hidden:
+        if run.health.stop.number:
             raise InterruptedError("asked to stop")
         return encode(batch)
 
-    return run
+    return unless_stopped
 
 
 def close_model(run: Run, model: Any, wanted: int) -> str:
@@ -139,18 +142,15 @@ def close_model(run: Run, model: Any, wanted: int) -> str:
     """
     world, training = run.world, model.training
     whole = whole_model(model, world, everywhere=True).eval()
-    # as the model is evaluated, not as it is trained: bfloat16's rounding of the means is no ambiguity
-    autocast = autocast_for(run.config.val.val_precision, world.device)
-    parts = gather_objects(embed_share(run, whole, wanted, autocast), world)
+    parts = gather_objects(embed_share(run, whole, wanted), world)
     fitted: dict[str, Tensor] = {}
     problem = next((found for _, found in parts if found), "")
     if world.is_first and not problem:
         try:
-            scale, encode = whole.logit_scale.exp().item(), hidden_encoder(whole, "text", world.device, autocast)
             joined = join([Part(*part) for part, _ in parts if part])
             check_enough(len(joined.image_of))
-            encode = unless_stopped(encode, run.health.stop)
-            pairs = embed_texts(joined, encode, run.kept.tokenizer, scale)
+            scale = whole.logit_scale.exp().item()
+            pairs = embed_texts(joined, encoder(run, whole, "text"), run.kept.tokenizer, scale)
             if pairs.caution:
                 run.kept.log.say(f"warning: {pairs.caution}")
             run.trained.objective.close(whole, pairs)
@@ -164,15 +164,15 @@ def close_model(run: Run, model: Any, wanted: int) -> str:
     return problem
 
 
-def embed_share(run: Run, model: Any, wanted: int, autocast: Autocast) -> tuple[tuple[Any, ...] | None, str]:
+def share_of_samples(run: Run, most: int) -> Iterator[Captioned]:
+    """This rank's share of at most so many samples of the training data, with the loader's noise."""
+    place = run.world.rank, run.world.world_size
+    return captioned_samples(run.config.data, run.kept.preprocess, most, *place, noise=run.fed.loader.noise)
+
+
+def embed_share(run: Run, model: Any, wanted: int) -> tuple[tuple[Any, ...] | None, str]:
     """This rank's images, or why there are none: the other ranks must not wait for one that has failed."""
-    world = run.world
     try:
-        noise = run.fed.loader.noise
-        samples = captioned_samples(
-            run.config.data, run.kept.preprocess, wanted, world.rank, world.world_size, noise=noise
-        )
-        encode = unless_stopped(hidden_encoder(model, "image", world.device, autocast), run.health.stop)
-        return tuple(embed_images(samples, encode)), ""
+        return tuple(embed_images(share_of_samples(run, wanted), encoder(run, model, "image"))), ""
     except Exception as error:  # of files, object stores, decoders
         return None, explain(error) or f"{type(error).__name__}: {error}"

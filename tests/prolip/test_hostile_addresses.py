@@ -18,7 +18,7 @@ from prolip.data.faults import SampleFault, ShardFault
 from prolip.data.reading.entries import read_index
 from prolip.data.reading.folders import TableColumns, read_csv
 from prolip.data.reading.opening import open_stream
-from prolip.data.reading.shards import expand_shards, read_samples
+from prolip.data.reading.shards import expand_shards
 from prolip.data.reading.tar import ShardReader
 from prolip.evaluation.datasets.specs import open_dataset
 from prolip.evaluation.datasets.wds import open_wds
@@ -152,7 +152,6 @@ FUNCTIONS = {
     "open_image": prolip.open_image,
     "question": lambda address: pictures_of([Question(None, address)], Namespace(preprocess=None)),
     "expand_shards": expand_shards,
-    "read_samples": lambda address: next(read_samples(address)),
     "corpus": emoji.read,
     "open_wds": open_wds,
     "open_dataset": lambda address: open_dataset(f"wds:{address}"),

@@ -12,7 +12,6 @@ import json
 import multiprocessing
 import os
 import sys
-import tempfile
 import time
 import zlib
 from collections import Counter
@@ -34,8 +33,8 @@ from prolip.data.reading.tar import read_shard
 from prolip.data.samples.sample import has_image
 from prolip.data.survey import survey
 from prolip.utils import console
-from prolip.utils.messages import naming
-from prolip.utils.outputs import replacing
+from prolip.utils.messages import at_least, naming
+from prolip.utils.outputs import check_output, replacing
 
 
 class IndexedShard(NamedTuple):
@@ -135,10 +134,7 @@ def check_place(place: str) -> None:
         raise ValueError(f"{place} is a device or a pipe: give a file with --output")
     if not path.parent.is_dir():
         raise ValueError(f"there is no folder {path.parent} for the index: make it, or give another --output")
-    try:
-        tempfile.TemporaryFile(dir=path.parent).close()
-    except OSError as error:
-        raise ValueError(f"{place} cannot be written ({error.strerror}): give another --output") from None
+    check_output(path)
 
 
 def dropped(place: str, urls: Sequence[str]) -> str:
@@ -147,7 +143,7 @@ def dropped(place: str, urls: Sequence[str]) -> str:
         old = read_index(place, ReadPolicy(retries=0))
     except (ValueError, ShardFault):
         return ""
-    gone = sorted(old.entries.keys() - set(map(canonical, urls)))
+    gone = sorted(old.entries.keys() - set(map(old.name_of, urls)))
     if not gone:
         return ""
     return f"{place} had {len(gone)} more shards, such as {gone[0]}, that were not given: they are in it no more"
@@ -211,26 +207,20 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+@console.ends_in_one_line(ValueError, OSError, ImportError)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Index the shards of the command line: 0, 1 where one cannot be read, 2 where nothing could be started."""
     options = parse_arguments(arguments)
-    try:
-        if options.workers < 0:
-            raise ValueError(f"--workers {options.workers}: give 0 or more")
-        shards = [shard for source in options.shards for shard in expand_shards(source, pipes=True)]
-        urls = list(dict.fromkeys(shard.url for shard in shards))
-        if len(set(map(canonical, remote := [url for url in urls if not is_local(url)]))) < len(remote):
-            raise ValueError("some shards differ in user info or query alone, which an index does not hold: index them "
-                             "under addresses of their own")  # fmt: skip
-        place = options.output or default_output(urls)
-        check_place(place)
-        with naming("--timeout"):
-            ReadPolicy(read_timeout=options.timeout)
-        with naming("--retries"):
-            policy = ReadPolicy(read_timeout=options.timeout, retries=options.retries, pipes=True)
-    except (ValueError, OSError, ImportError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    at_least(options, 0, "workers", "retries")
+    shards = [shard for source in options.shards for shard in expand_shards(source, pipes=True)]
+    urls = list(dict.fromkeys(shard.url for shard in shards))
+    if len(set(map(canonical, remote := [url for url in urls if not is_local(url)]))) < len(remote):
+        raise ValueError("some shards differ in user info or query alone, which an index does not hold: index them "
+                         "under addresses of their own")  # fmt: skip
+    place = options.output or default_output(urls)
+    check_place(place)
+    with naming("--timeout"):
+        policy = ReadPolicy(read_timeout=options.timeout, retries=options.retries, pipes=True)
     progress = Progress(len(urls))
     entries: dict[str, Entry] = {}
     for result in index_shards(urls, policy, options.workers):

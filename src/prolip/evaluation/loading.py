@@ -68,14 +68,19 @@ def load_embedder(
     if precision not in PRECISIONS:
         raise ValueError(f"precision {precision!r} is unknown: use one of {', '.join(PRECISIONS)}")
     place = check_device(device)
-    ours = is_prolip(model)
-    check_weights(model, pretrained, ours)
-    load = load_prolip if ours else load_openclip
-    network, preprocess, tokenize = load(model, None if pretrained == RANDOM else pretrained, tokenizer)
+    network, preprocess, tokenize = load_model(model, pretrained, tokenizer)
     network = network.to(place).eval().requires_grad_(False)
     name = model if not pretrained else f"{model}:{pretrained}"
     fingerprint = model_fingerprint(network, preprocess, tokenize) if stored else ""
     return embedder_of(name, Loaded(network, preprocess, tokenize), place, precision, fingerprint)
+
+
+def load_model(model: str, pretrained: str | None, tokenizer: str | None) -> Loaded:
+    """A model by name on the CPU, as `load_embedder` takes it."""
+    ours = is_prolip(model)
+    check_weights(model, pretrained, ours)
+    load = load_prolip if ours else load_openclip
+    return load(model, None if pretrained == RANDOM else pretrained, tokenizer)
 
 
 def load_prolip(model: str, pretrained: str | None, tokenizer: str | None) -> Loaded:

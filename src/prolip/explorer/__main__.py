@@ -110,15 +110,12 @@ def warm_up(app: App, over: threading.Event) -> None:
             raise
 
 
+@console.ends_in_one_line(OSError, ValueError, KeyError, CheckpointError)
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command: what the user can mend ends in one line and exit code 2."""
     args = parse(arguments)
-    try:
-        app = make_app(args)
-        server = make_server(app, args.host, args.port)
-    except (OSError, ValueError, KeyError, CheckpointError) as error:
-        print(f"error: {error.args[0] if isinstance(error, KeyError) else error}", file=sys.stderr)
-        return 2
+    app = make_app(args)
+    server = make_server(app, args.host, args.port)
     announce(server, app)
     over = threading.Event()
     threading.Thread(target=warm_up, args=(app, over), daemon=True).start()

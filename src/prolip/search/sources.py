@@ -33,6 +33,7 @@ from prolip.search.store import Item
 from prolip.utils.documents import read_file, text_lines
 from prolip.utils.links import check_inside, walk
 from prolip.utils.messages import explain_missing, listing
+from prolip.utils.secrecy import redacted
 from prolip.utils.threads import default_workers, in_threads
 
 FORMS = "images:FOLDER, shards:TARS, features:FOLDER[,NAME] or texts:FILE"
@@ -134,9 +135,10 @@ def images_below(folder: Path) -> Iterator[Read]:
 def images_of(shards: str, faults: FaultCounter | None) -> Iterator[Read]:
     """The samples of shards with their captions."""
     for url, *_ in expand_shards(shards):
+        shard = redacted(url)
         try:
             for raw in read_shard(url, None if faults is None else faults.add):
-                item: Item = {"key": f"{Path(url).stem}/{raw['__key__']}", "shard": url}
+                item: Item = {"key": f"{Path(shard).stem}/{raw['__key__']}", "shard": shard}
                 try:
                     captions = captions_of(raw)
                     yield Read(item | ({"captions": captions} if captions else {}), image_bytes(raw))

@@ -14,21 +14,21 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from tqdm import tqdm
 
-from prolip.data.captioned import Captioned, captioned_samples
+from prolip.data.captioned import captioned_samples
 from prolip.data.config import DataConfig
 from prolip.data.faults import FaultCounter, TooManyBadSamples
-from prolip.evaluation.loading import load_embedder
+from prolip.evaluation.loading import load_embedder, load_model
 from prolip.evaluation.model import PRECISIONS
 from prolip.methods import LikelihoodConfig
 from prolip.models.weights.checkpoint import CheckpointError
-from prolip.uncertainty.attach import attach, check_place, means_fingerprint, open_model
+from prolip.uncertainty.attach import attach, check_place, means_fingerprint
 from prolip.uncertainty.collect import embed_images, embed_texts, enough, join
 from prolip.uncertainty.novelty import FEWEST
 from prolip.uncertainty.pairs import Pairs, check_enough
@@ -36,9 +36,9 @@ from prolip.uncertainty.units import Units, in_words
 from prolip.utils import console
 from prolip.utils.outputs import check_output, replacing
 
-#: Flags of `DataConfig` that say where pairs are and how to read them.
-DATA = ("--train-data", "--train-split", "--caption-sampling", "--select", "--dataset-type", "--csv-img-key",
-        "--csv-caption-key", "--csv-separator", "--max-bad-fraction")  # fmt: skip
+#: Settings of `DataConfig` besides train_data that say where pairs are and how to read them.
+DATA = ("train_split", "caption_sampling", "select", "dataset_type", "csv_img_key", "csv_caption_key", "csv_separator",
+        "max_bad_fraction")  # fmt: skip
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -50,10 +50,10 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--tokenizer", help="another tokenizer than the model's: a folder of its files, or bpe")
     add("--output", required=True, metavar="FOLDER", help="where the model with its variances goes")
     add("--train-data", help="shards, CSV or folder with images and texts, as training takes them")
-    for flag in DATA[1:]:
-        value = getattr(default, setting(flag))
+    for name in DATA:
+        value = getattr(default, name)
         kind = str if value is None else type(value)
-        add(flag, default=value, type=kind, help=f"as training's (default: {value!r})")
+        add(f"--{name.replace('_', '-')}", default=value, type=kind, help=f"as training's (default: {value!r})")
     add("--samples", type=int, default=method.fit_samples, help=f"at most so many (default: {method.fit_samples:,})")
     add("--pairs", metavar="FILE", help="embeddings that --save-pairs wrote, instead of --train-data")
     add("--save-pairs", metavar="FILE", help="keep the embeddings, to fit again in seconds")
@@ -73,44 +73,30 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     return args
 
 
-def setting(flag: str) -> str:
-    """The name of a flag's value."""
-    return flag[2:].replace("-", "_")
-
-
 def read_pairs(args: argparse.Namespace) -> Pairs:
     """The pairs of --train-data embedded, or those of --pairs; the model that embedded them is gone afterwards."""
     if args.pairs:
         pairs = Pairs.from_tensors(load_file(args.pairs))
         check_enough(len(pairs))
         if not pairs.model:
-            warn(f"{args.pairs} does not say which model embedded it: be sure that it was {args.model}, or write it"
-                 " again with --save-pairs")  # fmt: skip
+            print(f"warning: {args.pairs} does not say which model embedded it: be sure that it was {args.model}, or"
+                  " write it again with --save-pairs", file=sys.stderr)  # fmt: skip
         return pairs
-    fingerprint = means_fingerprint(open_model(args.model, args.pretrained, args.tokenizer))
+    fingerprint = means_fingerprint(load_model(args.model, args.pretrained, args.tokenizer))
     embedder = load_embedder(args.model, args.pretrained, args.device, args.precision, args.tokenizer, stored=False)
     if embedder.logit_scale is None:
         raise ValueError(f"{embedder.name} has no logit_scale, which says how sure a cosine is: it was not contrastive")
-    config = DataConfig(**{setting(flag): getattr(args, setting(flag)) for flag in DATA}, seed=args.seed)
+    config = DataConfig(**{name: getattr(args, name) for name in ("train_data", *DATA)}, seed=args.seed)
     faults = FaultCounter(limit=config.max_bad_fraction)
     samples = captioned_samples(config, embedder.preprocess, args.samples, faults=faults)
-    part = join([embed_images(shown(enough(samples)), embedder.encode_hidden, args.batch_size)])
+    counted = tqdm(enough(samples), desc="images", unit="", disable=not sys.stderr.isatty())
+    part = join([embed_images(counted, embedder.encode_hidden, args.batch_size)])
     texts = embedder.encode_hidden_text, embedder.tokenizer, embedder.logit_scale
     pairs = embed_texts(part, *texts, model=fingerprint)
     lost = {kind: count for kind, count in faults.summary().items() if kind not in ("samples", "shards")}
     if lost:
         print(f"left out: {', '.join(f'{count} {kind}' for kind, count in lost.items())}", file=sys.stderr)
     return pairs
-
-
-def warn(text: str) -> None:
-    """A line on stderr."""
-    print(f"warning: {text}", file=sys.stderr)
-
-
-def shown(samples: Iterator[Captioned]) -> Iterator[Captioned]:
-    """The same samples, counted on a terminal."""
-    yield from tqdm(samples, desc="images", unit="", disable=not sys.stderr.isatty())
 
 
 @console.ends_in_one_line(OSError, ValueError, ImportError, CheckpointError, SafetensorError, TooManyBadSamples)
@@ -133,7 +119,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with replacing(Path(args.save_pairs)) as temporary:
             save_file(pairs.tensors(), temporary)
     if pairs.caution:
-        warn(pairs.caution)
+        print(f"warning: {pairs.caution}", file=sys.stderr)
     fitted = attach(args.model, args.pretrained, args.tokenizer, pairs, config, args.output, args.seed)
     done = time.perf_counter()
     how = "read" if args.pairs else "embedded"

@@ -19,15 +19,7 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from prolip.evaluation.loading import (
-    RANDOM,
-    check_weights,
-    config_file,
-    is_prolip,
-    load_openclip,
-    load_prolip,
-    model_fingerprint,
-)
+from prolip.evaluation.loading import config_file, is_prolip, load_model, load_openclip, model_fingerprint
 from prolip.evaluation.model import Loaded, PointModel
 from prolip.methods import LikelihoodConfig, find_method
 from prolip.methods.base import Context
@@ -60,22 +52,33 @@ def attach(  # noqa: PLR0913 (a model is three of them)
     """Fit variances to `pairs`, embeddings of the model `model` (`evaluation.loading.load_embedder`), and write the
     model with them into `folder`, in its own format: ours as one of the method likelihood, OpenCLIP's as OpenCLIP's.
 
-    ValueError where the pairs are of another model; those without a fingerprint are compared by their widths alone.
+    One of OpenCLIP's is written and loaded again in a folder within; then the files get their places, the configuration
+    last. ValueError where what was written is read as another model, and where the pairs are of another one; those
+    without a fingerprint are compared by their widths alone.
     """
-    loaded = open_model(model, pretrained, tokenizer)
+    loaded, folder = load_model(model, pretrained, tokenizer), Path(folder)
     check_belongs(pairs, loaded, model)
     if is_prolip(model):
-        words = get_tokenizer(model, tokenizer=tokenizer)
-        return write_prolip(loaded.network, words, pairs, config, Path(folder), seed)
-    return write_openclip(model, loaded, tokenizer, pairs, config, Path(folder), seed)
-
-
-def open_model(model: str, pretrained: str | None, tokenizer: str | None) -> Loaded:
-    """A model by name on the CPU, as `load_embedder` takes it."""
-    ours = is_prolip(model)
-    check_weights(model, pretrained, ours)
-    load = load_prolip if ours else load_openclip
-    return load(model, None if pretrained == RANDOM else pretrained, tokenizer)
+        return write_prolip(loaded.network, get_tokenizer(model, tokenizer=tokenizer), pairs, config, folder, seed)
+    network: Any = loaded.network.model
+    vocabulary = max(part.num_embeddings for part in network.modules() if isinstance(part, nn.Embedding))
+    known = vocabulary if pairs.text_ids is not None else 0
+    fitted = fit_variances(pairs, config.bank, config.centres, known, config.novelty_centres, seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".unfinished.") as place:
+        write_openclip(model, network, Path(place))
+        wanted = model_fingerprint(*loaded._replace(network=PointModel(network)))  # without variances it may have
+        del loaded, network  # a model takes gigabytes, and there is one more to come
+        again = load_openclip(f"local-dir:{place}", None, tokenizer)
+        if model_fingerprint(*again) != wanted:
+            raise ValueError(f"{model} would be read as another model: its configuration does not say all of it")
+        written: Any = again.network
+        FittedCLIP(written.model, *fitted).save(place)
+        (folder / CONFIG).unlink(missing_ok=True)  # without it the folder is no model while its files change
+        for name in sorted((file.name for file in Path(place).iterdir()), key=CONFIG.__eq__):
+            with replacing(folder / name) as temporary:
+                os.replace(Path(place) / name, temporary)
+    return fitted
 
 
 def check_place(folder: str | os.PathLike, model: str) -> None:
@@ -139,8 +142,7 @@ def write_prolip(  # noqa: PLR0913, PLR0917
     if pairs.text_ids is None:
         raise ValueError("the pairs have no text_ids, and a model of ours reads how rare a text's words are: write them"
                          " again with --save-pairs")
-    settings = {"name": METHOD, "config": asdict(config)}
-    new = ProLIP(copy.deepcopy(old.config) | {"method_cfg": settings})
+    new = ProLIP(copy.deepcopy(old.config) | {"method_cfg": {"name": METHOD, "config": asdict(config)}})
     method = find_method(METHOD)
     assert method.extend is not None
     new.extend(partial(method.extend, config=config))
@@ -148,42 +150,12 @@ def write_prolip(  # noqa: PLR0913, PLR0917
     new.visual.preprocess_cfg = old.visual.preprocess_cfg
     method.objective(new, config, Context(seed=seed)).close(new, pairs)
     save_pretrained(new, folder, tokenizer=tokenizer)
-    head: Any = new.visual.head
+    heads: Any = new.visual.head, new.text.head
     score: Any = method.score.of(new)
-    novelties = fitted_novelty(new), fitted_novelty(new, "text")
-    return Fitted(head, new.text.head, score, *novelties)  # type: ignore[arg-type]
+    return Fitted(*heads, score, fitted_novelty(new), fitted_novelty(new, "text"))
 
 
-def write_openclip(  # noqa: PLR0913, PLR0917
-    model: str, loaded: Loaded, tokenizer: str | None, pairs: Pairs, config: LikelihoodConfig, folder: Path, seed: int
-) -> Fitted:
-    """One of OpenCLIP's: its own configuration and weights, which OpenCLIP loads too, and the variances beside them.
-
-    All is written and loaded again in a folder within; then the files get their places, the configuration last.
-    ValueError where what was written is read as another model.
-    """
-    network: Any = loaded.network.model
-    vocabulary = max(m.num_embeddings for m in network.modules() if isinstance(m, nn.Embedding))
-    known = vocabulary if pairs.text_ids is not None else 0
-    fitted = fit_variances(pairs, config.bank, config.centres, known, config.novelty_centres, seed)
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".unfinished.") as place:
-        write_network(model, network, Path(place))
-        wanted = model_fingerprint(*loaded._replace(network=PointModel(network)))  # of variances it may have had: none
-        del loaded, network  # a model takes gigabytes, and there is one more to come
-        again = load_openclip(f"local-dir:{place}", None, tokenizer)
-        if model_fingerprint(*again) != wanted:
-            raise ValueError(f"{model} would be read as another model: its configuration does not say all of it")
-        written: Any = again.network
-        FittedCLIP(written.model, *fitted).save(place)
-        (folder / CONFIG).unlink(missing_ok=True)  # without it the folder is no model while its files change
-        for name in sorted((file.name for file in Path(place).iterdir()), key=CONFIG.__eq__):
-            with replacing(folder / name) as temporary:
-                os.replace(Path(place) / name, temporary)
-    return fitted
-
-
-def write_network(model: str, network: Any, folder: Path) -> None:
+def write_openclip(model: str, network: Any, folder: Path) -> None:
     """OpenCLIP's weights, configuration and tokenizer files of a model by this name."""
     save_file(unshared(network.state_dict()), folder / WEIGHTS, metadata={"format": "pt"})
     if parse_model_name(model)[0]:

@@ -38,9 +38,7 @@ class Part(NamedTuple):
 
 def enough(samples: Iterator[Captioned]) -> Iterator[Captioned]:
     """The same samples. ValueError, before the first is used, where they have fewer than LEAST pairs in all."""
-    first: list[Captioned] = []
-    while sum(len(sample.chances) for sample in first) < LEAST and (more := next(samples, None)):
-        first.append(more)
+    first = list(islice(samples, LEAST))  # each has a caption or more
     check_enough(sum(len(sample.chances) for sample in first))
     return chain(first, samples)
 

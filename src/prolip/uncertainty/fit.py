@@ -32,8 +32,7 @@ RIDGE, NOISE = 1.0, 0.8
 #: Width of the kernel over the median distance 1 - cosine from a text to its nearest.
 WIDTH = 0.1
 LEAST_LENGTH = 1e-2
-#: Images, and texts that match none of them, whose pairs give the probability to be true; steps to find it,
-#: and the gradient at which they end.
+#: Images, and texts that match none of them, whose pairs give the probability to be true; steps, and last gradient.
 MATCH_IMAGES, MATCH_OTHERS, MATCH_STEPS, MATCH_GRADIENT = 512, 2048, 100, 1e-12
 
 
@@ -82,7 +81,7 @@ def fit_variances(  # noqa: PLR0913 (the sizes of what is fitted)
     dim, counts = pairs.image.shape[1], (len(pairs.image), len(pairs.text))
     own = {"vocabulary": vocabulary} if vocabulary else {"bank": bank}
     text = as_variance(fit_text(pairs, Parts(dim=dim, centres=centres, **own), seed), pairs.scale, counts[0])
-    image = as_variance(fit_image(pairs, Parts(dim=dim, bank=bank), seed), pairs.scale, counts[1])
+    image = as_variance(fit_text(pairs.swapped, Parts(dim=dim, bank=bank), seed), pairs.scale, counts[1])
     trace = text.trace(pairs.text.float(), pairs.text_ids if vocabulary else None)
     match = fit_true_match(pairs, trace, seed)
     score = TrueMatchScore(match.trace_weight, 2 / pairs.scale, *counts, match.scale, match.bias)
@@ -120,7 +119,7 @@ def fit_novelty_of(pairs: Pairs, side: Side, centres: int, seed: int = 0) -> Nov
 
 
 def fit_text(pairs: Pairs, parts: Parts, seed: int = 0) -> AmbiguityHead:
-    """The head of the texts, fitted against the images; parts: what it looks at.
+    """The head of the texts, fitted against the images; of swapped pairs that of the images. parts: what it looks at.
 
     log of the mean code length = ridge regression on the features + a Gaussian process on the means for the rest; then
     eta = exp(alpha) (...)^gamma by the quasi-likelihood of the probabilities, sum_j p_j exp(eta_j) - eta_j, which is
@@ -156,15 +155,8 @@ def fit_text(pairs: Pairs, parts: Parts, seed: int = 0) -> AmbiguityHead:
     return head
 
 
-def fit_image(pairs: Pairs, parts: Parts, seed: int = 0) -> AmbiguityHead:
-    """The head of the images, fitted against the texts, as `fit_text`."""
-    return fit_text(pairs.swapped, parts, seed)
-
-
 def as_variance(head: AmbiguityHead, scale: float, rows: int = 0) -> VarianceHead:
-    """A tower's head with this ambiguity; scale: a of the model, whose 2/a makes variances of nats; rows: of the other
-    side.
-    """
+    """A tower's head with this ambiguity. scale: a of the model, which gives the unit 2/a; rows: of the other side."""
     found = VarianceHead(head.parts)
     found.ambiguity.load_state_dict(head.state_dict())
     found.log_unit.fill_(math.log(2 / scale))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from prolip.gaussian import kind_of
+from prolip.utils.messages import first_few
 
 #: Fewest pairs that variances are fitted to; of fewer than SOUND pairs, or LEAST images or texts, they are rough.
 LEAST, SOUND = 30, 300
@@ -128,12 +129,10 @@ class Pairs:
     @property
     def swapped(self) -> Pairs:
         """The same with the sides exchanged: what is written for texts against images does for images against texts."""
-        return Pairs(
-            image=self.text, text=self.image, image_of=self.text_of, text_of=self.image_of, scale=self.scale,
-            weight=self.weight, image_hidden=self.text_hidden, text_hidden=self.image_hidden,
-            image_first=self.text_first, text_first=self.image_first, image_first_of=self.text_first_of,
-            text_first_of=self.image_first_of,
-        )  # fmt: skip
+        parts: dict[str, Any] = {f"{side}{part}": getattr(self, f"{other}{part}")
+                                 for side, other in (("image", "text"), ("text", "image"))
+                                 for part in ("", "_of", "_hidden", "_first", "_first_of")}  # fmt: skip
+        return Pairs(**parts, scale=self.scale, weight=self.weight)
 
     def tensors(self) -> dict[str, Tensor]:
         """All of it but the keys by name, as safetensors takes it; `from_tensors` undoes it."""
@@ -166,9 +165,8 @@ def _check_finite(name: str, x: Tensor, keys: Sequence[str] | None = None) -> No
     lost = torch.cat([(~part.isfinite().all(1)).nonzero().squeeze(1) + BLOCK * i
                       for i, part in enumerate(x.split(BLOCK))])  # fmt: skip
     if len(lost):
-        named = ", ".join(f"row {row}" if keys is None else repr(keys[row]) for row in lost[:NAMED].tolist())
-        more = f" and {len(lost) - NAMED} more" if len(lost) > NAMED else ""
-        raise ValueError(f"{name} holds NaN or infinite values in {len(lost)} of {len(x)} rows ({named}{more}): leave"
+        named = first_few([f"row {row}" if keys is None else repr(keys[row]) for row in lost.tolist()], NAMED)
+        raise ValueError(f"{name} holds NaN or infinite values in {len(lost)} of {len(x)} rows ({named}): leave"
                          " these samples out, or take a model that has not diverged")  # fmt: skip
 
 

@@ -4,6 +4,7 @@ import os
 import re
 import runpy
 import sys
+import tempfile
 from pathlib import Path
 from zlib import crc32
 
@@ -102,9 +103,9 @@ def test_a_place_that_cannot_be_written_is_refused_before_any_shard_is_read(tmp_
     def refuse(**_):
         raise PermissionError(13, "Permission denied", str(tmp_path))
 
-    monkeypatch.setattr(command.tempfile, "TemporaryFile", refuse)
+    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
     assert run(tmp_path) == 2
-    assert "index.json cannot be written (Permission denied): give another --output" in capsys.readouterr().err
+    assert "index.json cannot be written (Permission denied in " in capsys.readouterr().err
 
 
 def test_a_device_is_not_replaced_by_an_index(tmp_path, capsys):
@@ -146,7 +147,7 @@ def test_a_failed_write_leaves_the_index_that_was_there(tmp_path, monkeypatch, c
     assert (tmp_path / "index.json").read_text() == before and sorted(os.listdir(tmp_path)) == ["0.tar", "index.json"]
 
 
-def test_remote_and_piped_shards_are_indexed(tmp_path):
+def test_remote_and_piped_shards_are_indexed(tmp_path, capsys):
     urls = write_shards(tmp_path, [2, 3])
     for url in urls:
         fsspec.filesystem("gs").pipe_file(f"/indexed/{Path(url).name}", Path(url).read_bytes())
@@ -157,6 +158,8 @@ def test_remote_and_piped_shards_are_indexed(tmp_path):
     index = read_index(str(tmp_path / "piped.json"))
     assert index[f"pipe:cat {urls[1]}"].samples == 3
     assert len(list(ShardReader(ReadPolicy(pipes=True), index)(f"pipe:cat {urls[1]}"))) == 3
+    assert run(f"pipe:cat {urls[1]}", "--output", tmp_path / "piped.json", "--workers", 1) == 0
+    assert "not given" not in capsys.readouterr().err  # the same command is the same shard
 
 
 def test_the_command_runs_as_a_module(tmp_path, monkeypatch, capfd):

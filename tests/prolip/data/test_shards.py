@@ -16,7 +16,7 @@ from webdataset.tariterators import group_by_keys
 
 from prolip.data.faults import FaultCounter, SampleFault, ShardFault
 from prolip.data.reading.connections import ReadPolicy
-from prolip.data.reading.shards import Shard, count_samples, count_shard, expand_shards, read_samples
+from prolip.data.reading.shards import Shard, count_samples, count_shard, expand_shards
 from prolip.data.reading.tar import StrictHeader, read_shard
 from prolip.data.samples.captions import Selector
 
@@ -335,30 +335,6 @@ def test_webdatasets_own_grouping_gives_the_same_samples(tmp_path):
 
 def test_http_needs_no_library_of_fsspec():
     assert expand_shards("http://127.0.0.1/{0..1}.tar::https://host/x.tar")[2].url == "https://host/x.tar"
-
-
-def test_samples_for_evaluation_are_decoded_selected_and_strict(tmp_path):
-    write_shards(tmp_path, [4, 3])
-    found = list(read_samples(f"{tmp_path}/{{0..1}}.tar", "group=objects"))
-    assert [sample["key"] for sample in found] == ["s002", "s005"]
-    assert found[0]["txt"] == "caption 2" and found[0]["json"]["name"] == "name 2"
-    assert found[0]["image"].mode == "RGB" and found[0]["url"] == f"{tmp_path}/0.tar"
-    bad = write_tar(tmp_path / "bad.tar", [("a", members(0)), ("b", {"png": b"x", "txt": b"b"}), ("c", members(2))])
-    with pytest.raises(SampleFault, match=r"bad image: b of .*bad.tar"):
-        list(read_samples([bad]))
-    faults = FaultCounter()
-    assert [sample["key"] for sample in read_samples([bad], faults=faults)] == ["a", "c"]
-    assert faults.kinds == {"bad image": 1}
-
-
-def test_samples_of_broken_shards_are_raised_or_counted(tmp_path):
-    a, b = write_shards(tmp_path, [2, 2])
-    Path(a).write_bytes(Path(a).read_bytes()[:5000])
-    with pytest.raises(ShardFault):
-        list(read_samples([a, b]))
-    faults = FaultCounter()
-    assert [s["key"] for s in read_samples([a, b], faults=faults)][-2:] == ["s002", "s003"]
-    assert faults.bad_shards == 1
 
 
 # --- counting

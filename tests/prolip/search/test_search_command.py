@@ -17,6 +17,7 @@ from prolip.evaluation.loading import load_embedder
 from prolip.evaluation.model import Embedded, embed_texts
 from prolip.gaussian import Gaussian, mixture
 from prolip.scores import TrueMatchScore
+from prolip.search import sources
 from prolip.search.__main__ import main
 from prolip.search.answers import Question, confidences, embed
 from prolip.search.index import Part, SearchIndex
@@ -314,3 +315,9 @@ def test_a_name_with_line_ends_and_escape_sequences_is_one_plain_line(tmp_path, 
     code, lines, error = run(capsys, "query", tmp_path / "i", "--text", "a\x1b[1m\nb")
     assert code == 0 and len(lines) == 2 and lines[0] == "a\\x1b[1m\\nb:", error
     assert "a\\n\\x1b]0;x\\x07\\x1b[31m.png" in lines[1]
+
+
+def test_items_of_shards_keep_no_secrets_of_addresses(monkeypatch):
+    monkeypatch.setattr(sources, "read_shard", lambda url, note: iter([{"__key__": "a", "jpg": b"x"}]))
+    (found,) = sources.images_of("https://user:password@host/0.tar?key=signature", None)
+    assert found.item == {"key": "0/a", "shard": "https://host/0.tar"}

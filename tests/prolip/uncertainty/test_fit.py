@@ -17,7 +17,7 @@ from prolip.uncertainty.fit import (
     choose_bank,
     code_lengths,
     first_of_each,
-    fit_image,
+    fit_text,
     fit_true_match,
     fit_variances,
     nearest_distance,
@@ -146,7 +146,7 @@ def test_two_fits_are_equal_to_the_bit_and_do_not_touch_the_random_state(world):
 
 
 def test_images_are_fitted_as_texts_are(world):
-    head = fit_image(world.pairs, Parts(dim=36, bank=500))
+    head = fit_text(world.pairs.swapped, Parts(dim=36, bank=500))
     lengths = code_lengths(world.pairs.swapped).nats
     kept = lengths.isfinite()
     assert spearmanr(head(world.pairs.image[kept]), lengths[kept])[0] > 0.5

@@ -6,6 +6,7 @@ import re
 from braceexpand import alphabet, braceexpand
 from fsspec.registry import known_implementations
 
+from prolip.utils.documents import shown
 from prolip.utils.secrecy import redacted
 
 SCHEMES = ("file", "http", "https", "s3", "gs", "hf")
@@ -15,9 +16,7 @@ OF_MODELS, COMMANDS = ("hf-hub", "local-dir"), ("pipe", "shell", "exec", "cmd")
 BEGINNING = re.compile(r"([a-z][a-z0-9+.-]*)(://|::|:)", re.IGNORECASE)
 #: Addresses that one pattern may stand for, how deep its braces may lie in each other, and characters in all.
 MOST, DEPTH, CHARACTERS = 10_000_000, 50, 2**34
-INTEGERS = re.compile(r"(-?\d{1,18})\.\.(-?\d{1,18})(?:\.\.-?(\d{1,18}))?")
-LETTERS = re.compile(r"([A-Za-z])\.\.([A-Za-z])(?:\.\.-?(\d{1,18}))?")
-LONG_INTEGERS = re.compile(r"-?\d+\.\.-?\d+(?:\.\.-?\d+)?")
+RANGE = re.compile(r"(-?\d+|[A-Za-z])\.\.(-?\d+|[A-Za-z])(?:\.\.-?(\d+))?")
 
 
 def check_address(address: str, pipes: bool = False) -> str:
@@ -55,11 +54,11 @@ def expand_braces(pattern: str) -> list[str]:
     try:
         count = count_texts(pattern)
     except ValueError as error:
-        raise ValueError(f"brace pattern {short(pattern)} is not balanced: {error}") from None
+        raise ValueError(f"brace pattern {shown(redacted(pattern))} is not balanced: {error}") from None
     if count > MOST or count * len(pattern) > CHARACTERS:
         number = f"{count:,}" if count < 10**15 else "more than 10^15"
         said = f"{number} addresses, at most {MOST:,} of 16 GB in all are read"
-        raise ValueError(f"brace pattern {short(pattern)} stands for {said}: correct the range")
+        raise ValueError(f"brace pattern {shown(redacted(pattern))} stands for {said}: correct the range")
     return list(braceexpand(pattern))
 
 
@@ -96,16 +95,10 @@ def count_texts(pattern: str) -> int:
 
 def count_range(text: str) -> int:
     """The steps of a range, 1 for what is none."""
-    if found := INTEGERS.fullmatch(text):
-        first, last = int(found[1]), int(found[2])
-    elif found := LETTERS.fullmatch(text):
-        first, last = alphabet.index(found[1]), alphabet.index(found[2])
-    else:
-        return 10**15 if LONG_INTEGERS.fullmatch(text) else 1  # numbers of that many digits are a mistake
+    found = RANGE.fullmatch(text)
+    if found is None or found[1].isalpha() != found[2].isalpha():
+        return 1
+    if len(text) > 60:
+        return 10**15  # numbers of that many digits are a mistake
+    first, last = (alphabet.index(end) if end.isalpha() else int(end) for end in found.groups()[:2])
     return abs(last - first) // (int(found[3] or 1) or 1) + 1
-
-
-def short(pattern: str) -> str:
-    """A pattern as messages show it."""
-    pattern = redacted(pattern)
-    return repr(pattern if len(pattern) < 200 else f"{pattern[:200]}...")

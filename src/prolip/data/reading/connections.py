@@ -164,9 +164,7 @@ class HttpConnection:
         get = get_public if policy.public_only else requests.get
         self.response = within(
             policy.connect_timeout + policy.read_timeout,
-            lambda: get(
-                url, headers=headers, stream=True, timeout=(policy.connect_timeout, policy.read_timeout)
-            ),
+            lambda: get(url, headers=headers, stream=True, timeout=(policy.connect_timeout, policy.read_timeout)),
             f"GET {url}",
         )
         try:

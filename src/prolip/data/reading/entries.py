@@ -53,12 +53,14 @@ class ShardIndex:
 
     def __getitem__(self, url: str) -> Entry:
         """The entry of a shard; ValueError where there is none."""
-        names = [canonical(url)]
-        if url.startswith("pipe:"):
-            names += [f"{HASHED}{tag(url.removeprefix('pipe:'), salt)}" for salt in self.salts]
-        if (name := next((name for name in names if name in self.entries), None)) is None:
+        if (name := self.name_of(url)) not in self.entries:
             raise ValueError(f"{self.place} has no entry for {url}: {remedy(url, self.place)}")
         return self.entries[name]
+
+    def name_of(self, url: str) -> str:
+        """The name of a shard here: of a command its hash where that is known, else `canonical`."""
+        names = [f"{HASHED}{tag(url[5:], salt)}" for salt in self.salts] if url.startswith("pipe:") else []
+        return next((name for name in names if name in self.entries), canonical(url))
 
     @cached_property
     def salts(self) -> list[str]:

@@ -4,23 +4,22 @@ from __future__ import annotations
 import glob
 import os
 import tarfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import fsspec
 from webdataset.tariterators import base_plus_ext
 
-from prolip.data.faults import FaultCounter, SampleFault, ShardFault
+from prolip.data.faults import SampleFault
 from prolip.data.reading.addresses import check_address, expand_braces
 from prolip.data.reading.connections import ReadPolicy, file_system
 from prolip.data.reading.entries import ShardIndex, find_index
 from prolip.data.reading.opening import is_local, local_path
-from prolip.data.reading.tar import SAMPLE_BYTES, ShardReader, StrictHeader
+from prolip.data.reading.tar import SAMPLE_BYTES, StrictHeader
 from prolip.data.samples.captions import Selector
-from prolip.data.samples.decoding import decode_image
-from prolip.data.samples.sample import IMAGE_SUFFIXES, image_bytes, is_selected, json_record, plain_text
+from prolip.data.samples.sample import IMAGE_SUFFIXES, is_selected
 from prolip.utils.documents import loads, shown, text_of
 from prolip.utils.messages import explain_missing, first_few, listing
 
@@ -124,40 +123,6 @@ def expand_path(url: str, source: str) -> list[str]:
             raise FileNotFoundError(f"wildcard {source!r} matches no file: {explain_missing(path)}")
         return found
     return [path]
-
-
-def read_samples(
-    train_data: str | Sequence[str],
-    select: str | None = None,
-    faults: FaultCounter | None = None,
-    reader: ShardReader = ShardReader(),  # noqa: B008  # frozen
-) -> Iterator[dict[str, Any]]:
-    """Decoded samples in the order of the shards, for evaluation: key, url, image (RGB Pillow), txt, json.
-
-    txt is "" and json {} where a sample has none. select: as `DataConfig.select`. Faults are raised as SampleFault, or
-    counted in `faults` and passed over. reader: time-outs, retries and an index.
-    """
-    selector = Selector.parse(select)
-
-    def note(fault: SampleFault, key: str = "", url: str = "") -> None:
-        if faults is None:
-            raise type(fault)(fault.kind, f"{key} of {url}: {fault.message}") from fault
-        faults.add(fault, key, url)
-
-    for url, *_ in expand_shards(train_data if isinstance(train_data, str) else "::".join(train_data)):
-        try:
-            for raw in reader(url, note if faults is not None else None):
-                try:
-                    if is_selected(raw, selector):
-                        yield {
-                            "key": raw["__key__"], "url": url, "image": decode_image(image_bytes(raw)),
-                            "txt": plain_text(raw).strip() if "txt" in raw else "",
-                            "json": json_record(raw) if "json" in raw else {},
-                        }  # fmt: skip
-                except SampleFault as fault:
-                    note(fault, raw["__key__"], url)
-        except ShardFault as fault:
-            note(fault, url=url)
 
 
 def count_samples(urls: Sequence[str], select: str | None = None, index: ShardIndex | None = None) -> int:
