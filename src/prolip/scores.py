@@ -290,6 +290,19 @@ SCORES: dict[str, type[Score]] = {
 }
 
 
+def largest(scores: Tensor, count: int) -> Tensor:
+    """The items of the `count` largest scores of each row, in falling order, equal ones by rising item: (b, G) ->
+    (b, count or G). Unlike torch.topk this depends on no device, and only rows tied at the edge are sorted whole.
+    """
+    values, near = scores.topk(min(count + 1, scores.shape[1]), dim=1)
+    near = near[:, :count].sort(dim=1).values
+    near = near.gather(1, scores.gather(1, near).argsort(dim=1, descending=True, stable=True))
+    if count < scores.shape[1]:
+        tied = values[:, count - 1] == values[:, count]
+        near[tied] = scores[tied].argsort(dim=1, descending=True, stable=True)[:, :count]
+    return near
+
+
 def index_vectors(
     score: Score, z: Gaussian, gallery: bool, distance: bool = False, side: Side = "image"
 ) -> Tensor | None:
