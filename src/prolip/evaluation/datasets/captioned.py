@@ -64,7 +64,7 @@ def open_cub(
     relevant for all pictures of its species (info `relevant_by`), whose number, from 0, is the label.
     """
     chosen = read_cub(captions, images, (split,), lists)
-    classes = sorted(entry.name for entry in os.scandir(images) if entry.is_dir())
+    classes = sorted(entry.name for entry in Path(images).iterdir() if entry.is_dir())
     label = {folder: number for number, folder in enumerate(classes)}
     labels = [label[image.key.split("/")[0]] for image in chosen]
     info = {"split": split, "relevant_by": "label"}
