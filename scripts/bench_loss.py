@@ -43,8 +43,8 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from prolip.gaussian import Gaussian
-from prolip.losses import elk_similarity, pairs, ppcl, tiled_loss_over_ranks
-from prolip.measures import pairwise_csd_similarity
+from prolip.losses import pairs, ppcl, tiled_loss_over_ranks
+from prolip.measures import pairwise_csd_similarity, pairwise_elk
 
 SCALE, BIAS, LOG_VAR = 10.0, -10.0, -7.0
 MIB = 2**20
@@ -124,7 +124,7 @@ LOSSES: dict[str, Callable[[Inputs], Tensor]] = {
     "variances": variances,
     "differences": differences,
     "tiled csd": partial(tiled, pairwise_csd_similarity),
-    "tiled elk": partial(tiled, elk_similarity),
+    "tiled elk": partial(tiled, lambda p, q: -pairwise_elk(p, q)),
 }
 DIRECT = ("variances", "differences")
 

@@ -271,23 +271,28 @@ def measure_score(name: str) -> type[MeasureScore]:
     """The score of a measure by its name: it ranks, and has no logit. ValueError with the near ones if unknown."""
     measure = get_measure(name)
     asymmetric = name in ("kl", "log_inclusion", "inclusion_test")
-    points = name in ("csd_similarity", "mean_cosine")
-    return type(f"{name}_score", (MeasureScore,), {
-        "name": name, "measure": measure, "symmetric": not asymmetric, "takes_points": points, "__doc__": f"-{name}",
-    })  # fmt: skip
+    members = {"name": name, "measure": measure, "symmetric": not asymmetric, "__doc__": f"-{name}"}
+    return type(f"{name}_score", (MeasureScore,), members)
 
 
-def __getattr__(name: str) -> Any:
-    """The classes of `measure_score` by name, so that their scores can be pickled."""
-    if name.removesuffix("_score") in MEASURES and name.endswith("_score"):
-        return measure_score(name.removesuffix("_score"))
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
+globals().update((f"{name}_score", measure_score(name)) for name in MEASURES)  # where pickle looks for classes
 #: Scores by name; every other name of `measures.MEASURES` is a score, too.
 SCORES: dict[str, type[Score]] = {
     score.name: score for score in (CSDScore, MeanScore, WassersteinScore, MatchProbabilityScore)
 }
+
+
+def largest(scores: Tensor, count: int) -> Tensor:
+    """The items of the `count` largest scores of each row, in falling order, equal ones by rising item: (b, G) ->
+    (b, count or G). Unlike torch.topk this depends on no device, and only rows tied at the edge are sorted whole.
+    """
+    values, near = scores.topk(min(count + 1, scores.shape[1]), dim=1)
+    near = near[:, :count].sort(dim=1).values
+    near = near.gather(1, scores.gather(1, near).argsort(dim=1, descending=True, stable=True))
+    if count < scores.shape[1]:
+        tied = values[:, count - 1] == values[:, count]
+        near[tied] = scores[tied].argsort(dim=1, descending=True, stable=True)[:, :count]
+    return near
 
 
 def index_vectors(

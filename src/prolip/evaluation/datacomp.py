@@ -43,7 +43,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--skip-damaged", action="store_true", help="leave out damaged samples; the tables mark such tasks")
     add("--no-uncertainty", action="store_true", help="without the figures of refusal and calibration")
     add("--plots", action="store_true", help="draw refusal and calibration of every task: OUTPUT/plots/TASK/*.png")
-    add("--shard", metavar="I/N", help="this process's part of the tasks, from 0; array: of a SLURM array")
+    add("--shard", metavar="I/N", help="this process's part of the tasks, I from 0")
     add("--published", nargs="+", metavar="NAME", help="published rows in the tables: parts of their names, all, none"
         " (default: the paper's and OpenCLIP's ViT-B-16 on DataComp-1B)")  # fmt: skip
     add("--tables-of", nargs="+", metavar="DIR", help="evaluate nothing: tables of the results in these folders")

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from prolip.evaluation.metrics.blockwise import largest
 from prolip.evaluation.model import Embedder
 from prolip.explorer.gallery import Gallery, Once, cut, number
 from prolip.gaussian import Gaussian, concatenate
 from prolip.hierarchy.traversal import ROOTS, Pairwise, Traversal, traverse
 from prolip.measures import pairwise_log_inclusion
+from prolip.scores import largest
 from prolip.search.store import Item
 
 #: Captions that are embedded at most, items that are looked through for them, and pictures beside each of a path.

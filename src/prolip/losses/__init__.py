@@ -9,11 +9,11 @@ from prolip.losses.labels import matching_loss, pseudo_labels, softmax_loss, tri
 from prolip.losses.pairs import Factors, csd_factors, mean_factors, wasserstein2_factors
 from prolip.losses.per_sample import inclusion_loss, vib
 from prolip.losses.positives import Matches
-from prolip.losses.similarities import dot_products, elk_similarity, log_match_odds, uniformity_over_ranks
+from prolip.losses.similarities import dot_products, log_match_odds, uniformity_over_ranks
 from prolip.losses.tiled import tiled_loss_over_ranks
 
 __all__ = [
-    "Factors", "Matches", "csd_factors", "dot_products", "elk_similarity", "inclusion_loss", "log_match_odds",
+    "Factors", "Matches", "csd_factors", "dot_products", "inclusion_loss", "log_match_odds",
     "matching_loss", "mean_factors", "ppcl", "ppcl_over_ranks", "pseudo_labels", "sigmoid_loss",
     "sigmoid_loss_over_ranks", "softmax_loss", "tiled_loss_over_ranks", "transpose_over_ranks", "triplet_loss",
     "uniformity_over_ranks", "vib", "wasserstein2_factors", "world_size",

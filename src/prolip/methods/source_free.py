@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
-import faiss
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -19,7 +18,7 @@ from prolip.gaussian import Gaussian, upcast, without_autocast
 from prolip.losses import Matches, dot_products, tiled_loss_over_ranks, transpose_over_ranks, triplet_loss
 from prolip.methods.base import Batch, Context, MeansObjective, Needs, PoolNeeds, Reps, Terms
 from prolip.random import Stream
-from prolip.scores import Score, Side, index_vectors
+from prolip.scores import Score, Side, largest
 from prolip.uncertainty.novelty import refusal
 from prolip.uncertainty.pool import Pool
 from prolip.utils.fields import option
@@ -27,8 +26,8 @@ from prolip.utils.fields import option
 PairWeight = Literal["none", "spread", "trace", "probability", "novelty"]
 #: K of the paper.
 NEIGHBOURS = 300
-#: Queries whose neighbours are looked at together.
-BLOCK = 1024
+#: Scores that are held together.
+CELLS = 2**26
 
 
 @dataclass(kw_only=True)
@@ -224,21 +223,15 @@ def weigh(uncertainty: Tensor, config: SourceFreeConfig) -> Tensor:
 def retrieve(score: Score, pool: Pool, side: Side, config: SourceFreeConfig) -> Retrieved:
     """The nearest texts of every image, or images of every text, as many as `neighbourhood` says.
 
-    Exact: by an inner product where the score has factors, else by all its scores, some queries at a time.
+    Exact, by all scores, some queries at a time; equal ones by rising row, on every device.
     """
     queries, gallery = (pool.image, pool.text) if side == "image" else (pool.text, pool.image)
-    other: Side = "text" if side == "image" else "image"
-    count = neighbourhood(config, len(gallery.mean))
-    asked = index_vectors(score, queries, gallery=False, side=side)
-    items = index_vectors(score, gallery, gallery=True, side=other)
-    if asked is not None and items is not None:
-        near = faiss.knn(asked.numpy(), items.numpy(), count, metric=faiss.METRIC_INNER_PRODUCT)
-        return Retrieved(*map(torch.from_numpy, near))
-    found = []
-    for start in range(0, len(queries.mean), BLOCK):
-        some = Gaussian(*(x[start : start + BLOCK] for x in queries))
-        all_of = score.pairwise(some, gallery) if side == "image" else score.pairwise(gallery, some).mT
-        found.append(all_of.topk(count, dim=1))
+    count, block, found = neighbourhood(config, len(gallery.mean)), max(1, CELLS // len(gallery.mean)), []
+    for start in range(0, len(queries.mean), block):
+        some = Gaussian(*(x[start : start + block] for x in queries))
+        scores = score.pairwise(some, gallery) if side == "image" else score.pairwise(gallery, some).mT
+        rows = largest(scores, count)
+        found.append((scores.gather(1, rows), rows))
     return Retrieved(*(torch.cat(x) for x in zip(*found)))
 
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from prolip.evaluation.datasets.base import fingerprint
-from prolip.evaluation.metrics.blockwise import PairScores, largest
+from prolip.evaluation.metrics.blockwise import PairScores
 from prolip.gaussian import Gaussian, check_embeddings, mixture
 from prolip.prompts.em import TOLERANCE, Fit, fit_weights, inverse_traces
-from prolip.scores import Score
+from prolip.scores import Score, largest
 
 log = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from sklearn.metrics import (
 from prolip.data import emoji as corpus_data
 from prolip.evaluation.datasets import emoji
 from prolip.evaluation.datasets.base import DamagedData
-from prolip.evaluation.datasets.cub import open_cub
+from prolip.evaluation.datasets.captioned import open_cub
 from prolip.evaluation.datasets.tables import open_caption_table, open_winogavil
 from prolip.evaluation.datasets.wds import open_wds
 from prolip.evaluation.kinds import KINDS

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -101,6 +102,16 @@ def test_what_is_retrieved_is_the_order_of_the_models_own_score(score, side):
     for wanted in (SourceFreeConfig(neighbours=300), SourceFreeConfig(pair_weight="probability")):
         assert retrieve(score, pool, side, wanted).rows.shape[1] == (20 if side == "image" else 30)
     assert retrieve(score, pool, side, SourceFreeConfig()).rows.shape[1] == 3
+
+
+@pytest.mark.parametrize("score", [CSDScore(), MeanScore(), TrueMatchScore(0.5, 0, 0, 0)], ids=lambda score: score.name)
+@pytest.mark.parametrize("side", ["image", "text"])
+def test_equal_neighbours_are_retrieved_by_rising_row_whatever_the_blocks(monkeypatch, score, side):
+    z = Gaussian(torch.eye(8)[torch.arange(50) % 2], torch.zeros(50, 8))
+    pool = replace(make_pool(50, 50), image=z, text=z)
+    monkeypatch.setattr("prolip.methods.source_free.CELLS", 350)
+    near = retrieve(score, pool, side, SourceFreeConfig(neighbours=5))
+    assert near.rows.tolist() == [list(range(row % 2, 10, 2)) for row in range(50)]
 
 
 @pytest.mark.parametrize(("pool", "k"), [(2, 2), (30, 3), (475, 4), (29_000, 290), (30_000, 300), (566_435, 300)])

@@ -6,11 +6,9 @@ from typing import Any, NamedTuple
 
 from prolip.data.faults import FaultCounter
 from prolip.evaluation.datasets.base import Dataset
+from prolip.evaluation.datasets.captioned import open_cub, open_iapr, open_karpathy
 from prolip.evaluation.datasets.coco import FURTHER
-from prolip.evaluation.datasets.cub import open_cub
 from prolip.evaluation.datasets.folders import open_folder
-from prolip.evaluation.datasets.iapr import open_iapr
-from prolip.evaluation.datasets.karpathy import open_karpathy
 from prolip.evaluation.datasets.tables import open_caption_table, open_winogavil
 from prolip.evaluation.datasets.wds import open_wds
 from prolip.evaluation.metrics.blockwise import Further

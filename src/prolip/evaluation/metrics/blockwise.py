@@ -16,9 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from prolip.evaluation.metrics.ranking import KS, Ranking, both_directions, refuse_nan
+from prolip.evaluation.metrics.ranking import Ranking, refuse_nan
 from prolip.gaussian import Gaussian, upcast, without_autocast
-from prolip.scores import CSDScore, MeanScore, Score
+from prolip.scores import CSDScore, MeanScore, Score, largest
 
 #: Scores at a time (16 MiB of float32), but no fewer rows: each block reads the whole gallery's embeddings.
 BLOCK, ROWS = 2**22, 64
@@ -278,19 +278,6 @@ class Nearest:
         self.score[rows] = block.gather(1, item.unsqueeze(1)).squeeze(1).double().cpu()
 
 
-def largest(scores: Tensor, count: int) -> Tensor:
-    """The items of the `count` largest scores of each row, in falling order, equal ones by rising item: (b, G) ->
-    (b, count or G). Unlike torch.topk this depends on no device, and only rows tied at the edge are sorted whole.
-    """
-    values, near = scores.topk(min(count + 1, scores.shape[1]), dim=1)
-    near = near[:, :count].sort(dim=1).values
-    near = near.gather(1, scores.gather(1, near).argsort(dim=1, descending=True, stable=True))
-    if count < scores.shape[1]:
-        tied = values[:, count - 1] == values[:, count]
-        near[tied] = scores[tied].argsort(dim=1, descending=True, stable=True)[:, :count]
-    return near
-
-
 def match_ranks(scores: Tensor, row: Tensor, item: Tensor) -> Tensor:
     """The rank, from 1, of gallery item `item` in row `row` of the scores (b, G), for P pairs sorted by row: (P,).
 
@@ -366,11 +353,3 @@ def check_fit(scores: PairScores, relevance: Relevance) -> None:
             f"relevance of {relevance.queries} images and {relevance.gallery} texts for scores of {scores.images} and "
             f"{scores.texts}: images stand in rows, and both must count the same"
         )
-
-
-def retrieval(scores: PairScores, relevance: Relevance, ks: Sequence[int] = KS) -> dict[str, float]:
-    """`both_directions` without the matrix; relevance: images x texts, many-to-many."""
-    check_fit(scores, relevance)
-    (i2t,) = rank_sparse(scores.image_rows, relevance)
-    (t2i,) = rank_sparse(scores.text_rows, relevance.transposed())
-    return both_directions(i2t, t2i, ks)

@@ -217,30 +217,12 @@ def test_shards_hold_every_task_once_and_about_as_many_images_each(count):
         assert max(loads) < 1.1 * min(loads)
 
 
-def test_a_shard_is_read_from_the_flag_or_the_array():
-    assert parse_shard(None, {}) == (0, 1)
-    assert parse_shard("2/8", {}) == (2, 8)
+def test_a_shard_is_read_from_the_flag():
+    assert parse_shard(None) == (0, 1)
+    assert parse_shard("2/8") == (2, 8)
 
 
-def array(numbers, task):
-    """The environment of a task of sbatch --array=NUMBERS, as SLURM sets it."""
-    facts = {"ID": task, "MIN": min(numbers), "MAX": max(numbers), "COUNT": len(numbers)}
-    return {f"SLURM_ARRAY_TASK_{name}": str(value) for name, value in facts.items()}
-
-
-@pytest.mark.parametrize("numbers", [range(8), (1, 4, 7), (3, 5), (4,)], ids=str)
-def test_the_tasks_of_an_array_take_all_shards_whatever_their_numbers(numbers):
-    shards = [parse_shard("array", array(numbers, task)) for task in numbers]
-    assert shards == [(i, len(numbers)) for i in range(len(numbers))]
-
-
-@pytest.mark.parametrize("numbers, task", [((0, 3, 7), 0), ((0, 3, 7), 3), ((0, 1, 5, 6), 1)])
-def test_an_array_with_gaps_is_told_what_to_submit(numbers, task):
-    with pytest.raises(ValueError, match=rf"have gaps.* submit --array=0-{len(numbers) - 1};"):
-        parse_shard("array", array(numbers, task))
-
-
-@pytest.mark.parametrize("text, wanted", [("8/8", "from 0"), ("x", "write i/n"), ("array", "outside of a SLURM")])
+@pytest.mark.parametrize("text, wanted", [("8/8", "from 0"), ("x", "write i/n"), ("array", "write i/n")])
 def test_a_wrong_shard_says_what_to_write(text, wanted):
     with pytest.raises(ValueError, match=wanted):
-        parse_shard(text, {})
+        parse_shard(text)

@@ -3,7 +3,7 @@ import miniatures as mini
 import pytest
 
 from prolip.evaluation.datasets.base import DamagedData
-from prolip.evaluation.datasets.cub import open_cub
+from prolip.evaluation.datasets.captioned import open_cub
 
 
 def keys(dataset):

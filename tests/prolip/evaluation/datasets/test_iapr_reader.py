@@ -4,7 +4,7 @@ import pytest
 
 from prolip.data.samples.captions import stable_hash
 from prolip.evaluation.datasets.base import DamagedData
-from prolip.evaluation.datasets.iapr import open_iapr
+from prolip.evaluation.datasets.captioned import open_iapr
 
 
 @pytest.fixture

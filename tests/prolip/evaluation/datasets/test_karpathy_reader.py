@@ -5,7 +5,7 @@ import miniatures as mini
 import pytest
 
 from prolip.evaluation.datasets.base import DamagedData
-from prolip.evaluation.datasets.karpathy import open_karpathy
+from prolip.evaluation.datasets.captioned import open_karpathy
 
 
 def test_coco_keeps_order_ids_and_five_captions(tmp_path):

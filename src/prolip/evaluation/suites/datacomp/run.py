@@ -58,7 +58,7 @@ def run(args: argparse.Namespace, say: Say = print) -> Outcome:
     for flag, value, least in (("--batch-size", args.batch_size, 1), ("--workers", args.workers, 0)):
         if value is not None and value < least:
             raise ValueError(f"{flag} is {value}: give {least} or more")
-    mine = shard(tasks, *parse_shard(args.shard, os.environ))
+    mine = shard(tasks, *parse_shard(args.shard))
     found = find_datasets(mine, args.data_dir, args.skip_damaged)
     refuse_missing(mine, found, args, say)
     prompts = weights_of(args.prompts, found.datasets, len(mine) == len(tasks))

@@ -78,12 +78,10 @@ def wanted_of(
     return {task.key: tuple(identity for identity, keys in there if task.key not in keys) for task in tasks}
 
 
-def parse_shard(text: str | None, environment: Mapping[str, str]) -> tuple[int, int]:
-    """(index, count) of "i/n", or of "array": this task of a SLURM array; (0, 1) without. ValueError for others."""
+def parse_shard(text: str | None) -> tuple[int, int]:
+    """(index, count) of "i/n", (0, 1) without. ValueError for others."""
     if text is None:
         return 0, 1
-    if text == "array":
-        return array_shard(environment)
     try:
         index, count = (int(part) for part in text.split("/"))
     except ValueError:
@@ -91,25 +89,6 @@ def parse_shard(text: str | None, environment: Mapping[str, str]) -> tuple[int, 
     if not 0 <= index < count:
         raise ValueError(f"shard {index} of {count}: i counts from 0, the last of {count} is {count - 1}/{count}")
     return index, count
-
-
-def array_shard(environment: Mapping[str, str]) -> tuple[int, int]:
-    """(index, count) of this task among those of its SLURM array, whose numbers are equally far apart.
-
-    ValueError outside of an array, and in one whose numbers have gaps: a task knows the first, the last and how many
-    there are, not which.
-    """
-    names = [f"SLURM_ARRAY_TASK_{what}" for what in ("ID", "MIN", "MAX", "COUNT")]
-    if any(name not in environment for name in names):
-        raise ValueError("--shard array outside of a SLURM array: submit with sbatch --array=0-7, or give i/n")
-    task, first, last, count = (int(environment[name]) for name in names)
-    step = max(1, (last - first) // max(1, count - 1))
-    if last - first != step * (count - 1) or (task - first) % step:
-        raise ValueError(
-            f"--shard array: the numbers of this array, {count} from {first} to {last}, have gaps, so that no task "
-            f"knows its part: submit --array=0-{count - 1}; what is finished is not done again"
-        )
-    return (task - first) // step, count
 
 
 def shard(tasks: Sequence[Task], index: int, count: int) -> tuple[Task, ...]:
