@@ -108,16 +108,6 @@ class CorpusResult:
         return {name: self._rank(*gallery) for name, gallery in self.galleries.items()}
 
     @property
-    def names_ranking(self) -> tuple[Ranking, Ranking]:
-        """Images against names and names against images."""
-        return self.rankings["names"]
-
-    @property
-    def captions_ranking(self) -> tuple[Ranking, Ranking]:
-        """Images against all texts and all texts against images."""
-        return self.rankings["captions"]
-
-    @property
     def clusters(self) -> dict[str, bootstrap.Clusters]:
         """What `images`, `names` and `captions` are drawn with in intervals: their concepts.
 
