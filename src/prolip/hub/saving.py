@@ -30,9 +30,7 @@ def is_own_card(path: Path) -> bool:
     return head.startswith("---\n") and "\nlibrary_name: prolip\n" in head and "- probabilistic-embeddings" in head
 
 
-def save(
-    source: Source, folder: Path, said: Said, address: str | None = None, replace: bool = False
-) -> list[Path]:
+def save(source: Source, folder: Path, said: Said, address: str | None = None, replace: bool = False) -> list[Path]:
     """Copy a model's files, write its card and figures beside them; what was written, in order.
 
     address: what the card loads the model by; without, this folder. replace: overwrite a README.md that is no card of

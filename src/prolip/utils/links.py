@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def check_inside(folder: str | os.PathLike, path: str | os.PathLike) -> None:
-    """ValueError for a link that leaves the folder, which may be one itself. A snapshot of the hub may use its blobs."""
+    """ValueError for a link that leaves the folder, which may be one itself. Snapshots of the hub use its blobs."""
     root, target = Path(os.path.realpath(folder)), Path(os.path.realpath(path))
     roots = [root, root.parent.parent / "blobs"] if root.parent.name == "snapshots" else [root]
     if os.path.islink(path) and not any(map(target.is_relative_to, roots)):
