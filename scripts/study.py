@@ -186,9 +186,8 @@ def markdown(heads: Sequence[str], rows: Iterator[Sequence[str]] | Sequence[Sequ
 
 def statistics(result: CorpusResult) -> dict[str, Statistic]:
     """What has intervals: retrieval among names and among all captions, by name."""
-    rankings = {"names": result.names_ranking, "captions": result.captions_ranking}
     clusters = result.clusters
-    return {f"{name}/{key}": clustered(one, clusters) for name, (i2t, t2i) in rankings.items()
+    return {f"{name}/{key}": clustered(one, clusters) for name, (i2t, t2i) in result.rankings.items()
             for key, one in statistics_of(i2t, t2i, name).items()}  # fmt: skip
 
 

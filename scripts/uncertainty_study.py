@@ -61,7 +61,7 @@ def of_texts(subject: Subject) -> Row:
     if u is None:
         return {}
     log_n = np.log(result.table.true_matches)
-    found, kept = result.captions_ranking[1], result.captions_ranking[1].answerable.numpy()
+    found, kept = result.rankings["captions"][1], result.rankings["captions"][1].answerable.numpy()
     precision = found.ap_at_r.double().numpy()[kept]
     row = {level: float(u[result.table.text[result.table.rows(level)]].mean()) for level in LEVELS}
     row |= {"rho log n": spearman(u, log_n), "at equal tokens": partial_spearman(u, log_n, result.token_lengths)}
@@ -86,7 +86,7 @@ def of_counts(subject: Subject) -> Row:
 def of_refusal(subject: Subject) -> Row:
     """Wrong first places among the names: told by the drawing, the text, both; by nearest neighbours among drawings."""
     result, row = subject.result, {}
-    i2t, t2i = result.names_ranking
+    i2t, t2i = result.rankings["names"]
     wrong, missed = (~x.hit(1).bool().numpy() for x in (i2t, t2i))
     if subject.image is not None:
         row |= {"AUROC i2t": auroc(subject.image, wrong), "AURC i2t": risk_coverage(subject.image, wrong).aurc}
@@ -205,7 +205,7 @@ def answer_ece(subject: Subject) -> float:
     logits = result.score.logit(result.score.pairwise(result.image, result.text.select(result.name_texts)))
     if found is not None or logits is None:
         return NAN if found is None else found
-    return reliability(confidence(logits), result.names_ranking[0].hit(1)).ece
+    return reliability(confidence(logits), result.rankings["names"][0].hit(1)).ece
 
 
 def of_kept_out(subject: Subject, run: Trained) -> Row:

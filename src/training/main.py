@@ -88,14 +88,10 @@ def merge(saved: dict[str, dict[str, Any]], flags: dict[str, dict[str, Any]]) ->
     return merged
 
 
+@console.cleaning()
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
-    with console.cleaning():
-        return run_arguments(sys.argv[1:] if arguments is None else arguments)
-
-
-def run_arguments(arguments: list[str]) -> int:
-    """`main`, whatever the streams are."""
+    arguments = sys.argv[1:] if arguments is None else arguments
     if first_rank():
         show_counts()
         show_progress()

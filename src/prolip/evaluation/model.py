@@ -141,8 +141,8 @@ def embedder_of(
         name=name,
         encode_image=encoder(network, "image", device, precision),
         encode_text=encoder(network, "text", device, precision),
-        encode_hidden=hidden_encoder(network, "image", device, precision),
-        encode_hidden_text=hidden_encoder(network, "text", device, precision),
+        encode_hidden=partial(_encode_hidden, network, "image", device, precision),
+        encode_hidden_text=partial(_encode_hidden, network, "text", device, precision),
         novelty=novelty_reader(fitted_novelty(inner), device),
         text_novelty=novelty_reader(fitted_novelty(inner, "text"), device),
         preprocess=preprocess,
@@ -169,11 +169,6 @@ def _encode(network: nn.Module, modality: str, device: torch.device, precision: 
     return Gaussian(*map(kept, z))
 
 
-def hidden_encoder(network: nn.Module, side: Side, device: torch.device, precision: str) -> Callable[[Tensor], Hidden]:
-    """`encode_hidden` of one batch, as `encoder`."""
-    return partial(_encode_hidden, network, side, device, precision)
-
-
 def _encode_hidden(network: nn.Module, side: Side, device: torch.device, precision: str, batch: Tensor) -> Hidden:
     with evaluating(network, device, precision):
         z, first = encode_hidden(network, batch.to(device, non_blocking=True), side)
@@ -181,7 +176,7 @@ def _encode_hidden(network: nn.Module, side: Side, device: torch.device, precisi
 
 
 def novelty_reader(novelty: Novelty | None, device: torch.device) -> Callable[[Hidden], dict[str, Tensor]] | None:
-    """A novelty that is on `device`, of what `hidden_encoder` gives; on the CPU. None for none."""
+    """A novelty that is on `device`, of what `_encode_hidden` gives; on the CPU. None for none."""
     return None if novelty is None else partial(_read_novelty, novelty, device)
 
 

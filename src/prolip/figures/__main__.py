@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> list[Path]:
     return paths
 
 
-@console.ends_in_one_line(OSError, ValueError, CheckpointError)
+@console.ends_in_one_line(OSError, ValueError, ImportError, CheckpointError)
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command: what the user can mend ends in one line and exit code 2."""
     args = parse(arguments)

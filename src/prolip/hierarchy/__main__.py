@@ -223,7 +223,7 @@ TASKS = {
 FOLDERS = ("hierarimgs", "levels", "ambiguity")
 
 
-@console.ends_in_one_line(OSError, ValueError, CheckpointError)
+@console.ends_in_one_line(OSError, ValueError, ImportError, CheckpointError)
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command: what the user can mend ends in one line and exit code 2."""
     args = parse(arguments)

@@ -44,7 +44,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-@console.ends_in_one_line(OSError, ValueError, HFValidationError, CheckpointError)
+@console.ends_in_one_line(OSError, ValueError, ImportError, HFValidationError, CheckpointError)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Save, or save and push; 2 with one line where it cannot be."""
     args = parse(arguments)

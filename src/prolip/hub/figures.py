@@ -41,14 +41,12 @@ LICENCES = {
 #: Traces that are explained: of captions at a level, as the evaluation found them.
 LEVELS = (("trace/group", "a group's name"), ("trace/subgroup", "a subgroup's name"), ("trace/keyword", "a keyword"),
           ("trace/name", "a name"))  # fmt: skip
-
-
 #: Figures that lie in these bounds by what they are.
 BOUNDS: Mapping[str, tuple[float, float]] = (
     dict.fromkeys([*(key for key, _, _ in KNOWN), *CHANCE.values()], (0, 1))
     | dict.fromkeys([key for key, _ in LEVELS], (0, 10**6))
-    | {"zero_shot/group/classes": (1, 10**9), "zero_shot/subgroup/classes": (1, 10**9)}
-    | {"spearman/trace_true_matches": (-1, 1)}
+    | dict.fromkeys(["zero_shot/group/classes", "zero_shot/subgroup/classes"], (1, 10**9))
+    | {"spearman/trace_true_matches": (-1, 1), "step": (0, 2**63)}
 )
 
 
@@ -59,13 +57,10 @@ def check_metrics(metrics: Any, path: object) -> dict[str, Any]:
     found = {key: None if isinstance(value, float) and not math.isfinite(value) else value
              for key, value in metrics.items()}  # fmt: skip
     for key, value in found.items():
-        low, high = BOUNDS.get(key, (0, 1) if key.partition("/")[2] in TASKS else (-math.inf, math.inf))
-        number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if value is not None and math.isfinite(low) and not (number and low <= value <= high):
-            raise ValueError(f"{path}: {shown(key)} is {shown(value)}: want a number from {low} to {high:,}")
-    step = found.get("step")
-    if step is not None and not (type(step) is int and 0 <= step < 2**63):
-        raise ValueError(f"{path}: step is {shown(step)}: want a whole number")
+        bounds = BOUNDS.get(key, (0, 1) if key.partition("/")[2] in TASKS else None)
+        kinds, noun = ((int,), "whole number") if key == "step" else ((int, float), "number")
+        if value is not None and bounds and not (type(value) in kinds and bounds[0] <= value <= bounds[1]):
+            raise ValueError(f"{path}: {shown(key)} is {shown(value)}: want a {noun} from {bounds[0]} to {bounds[1]:,}")
     return found
 
 

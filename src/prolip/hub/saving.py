@@ -5,52 +5,23 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub.utils import validate_repo_id
 
+from prolip.evaluation.loading import is_prolip
 from prolip.hub.card import CARD, Said, Source, find_source, make_card
 from prolip.models.prolip import ProLIP
-from prolip.models.tokenizer import ALL_NAMES
 from prolip.models.weights.checkpoint import save_pretrained
-from prolip.models.weights.unreadable import CONFIG_NAMES, WEIGHT_NAMES
+from prolip.uncertainty.attach import FILES, check_folder
 from prolip.uncertainty.clip import FILE
 from prolip.utils.documents import read_json
 from prolip.utils.links import check_links
-from prolip.utils.outputs import check_output, replacing
+from prolip.utils.outputs import replacing
 
 FIGURES = "eval.json"
-#: What belongs to a model; everything else of its folder stays where it is.
-FILES = (*CONFIG_NAMES, *WEIGHT_NAMES, FILE, *dict.fromkeys([*ALL_NAMES, "vocab.json", "merges.txt", "vocab.txt",
-         "special_tokens_map.json", "added_tokens.json"]))  # fmt: skip
-
-
-def check_folder(folder: Path, written: Collection[str], source: Path | None = None) -> None:
-    """ValueError unless a model may be written into this folder.
-
-    written: names of the model's files. source: the folder of the model that is read. Refused are that folder, a folder
-    with files of another model that stay and would be loaded, and one with another program's config.json.
-    """
-    check_output(folder, True)
-    if source is not None and folder.exists() and folder.resolve() == source.resolve():
-        raise ValueError(f"{folder} is where the model lies: give another folder")
-    if left := [name for name in FILES if name not in written and (folder / name).exists()]:
-        raise ValueError(f"{folder} holds another model ({', '.join(left)}), and these files would be loaded with the "
-                         "new ones: give another folder, or delete them")  # fmt: skip
-    for name in CONFIG_NAMES:
-        if (folder / name).exists() and not is_model_config(folder / name):
-            raise ValueError(f"{folder / name} belongs to another program or to a run: give another folder")
-
-
-def is_model_config(path: Path) -> bool:
-    """Whether a config.json describes a model of ours or of OpenCLIP's."""
-    try:
-        found = read_json(path)
-    except (OSError, ValueError):
-        return False
-    return isinstance(found, dict) and bool({"model_cfg", "embed_dim"} & found.keys())
 
 
 def is_own_card(path: Path) -> bool:
@@ -59,9 +30,7 @@ def is_own_card(path: Path) -> bool:
     return head.startswith("---\n") and "\nlibrary_name: prolip\n" in head and "- probabilistic-embeddings" in head
 
 
-def save(
-    source: Source, folder: Path, said: Said, address: str | None = None, replace: bool = False
-) -> list[Path]:
+def save(source: Source, folder: Path, said: Said, address: str | None = None, replace: bool = False) -> list[Path]:
     """Copy a model's files, write its card and figures beside them; what was written, in order.
 
     address: what the card loads the model by; without, this folder. replace: overwrite a README.md that is no card of
@@ -69,15 +38,14 @@ def save(
     as `check_folder`, and for a README.md of another origin.
     """
     check_links(source.folder)
-    check_folder(folder, [name for name in FILES if (source.folder / name).is_file()], source.folder)
+    names = [name for name in FILES if (source.folder / name).is_file()]
+    check_folder(folder, names, is_prolip(f"local-dir:{source.folder}"), source.folder)
     if not replace and (folder / CARD).exists() and not is_own_card(folder / CARD):
         raise ValueError(f"{folder / CARD} is not a card of this program: give another folder, or --replace")
     card = make_card(source, said, address or f"local-dir:{folder}")  # known to be loadable before anything is written
     folder.mkdir(parents=True, exist_ok=True)
     written = []
-    for name in FILES:
-        if not (source.folder / name).is_file():
-            continue
+    for name in names:
         with replacing(folder / name) as temporary:
             if name == "open_clip_config.json" and (source.folder / FILE).is_file():
                 config = read_json(source.folder / name) | {"uncertainty": FILE}

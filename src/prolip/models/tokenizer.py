@@ -39,12 +39,6 @@ OPTIONS = cast(Rules, RULES["text_cfg"]["tokenizer_kwargs"])
 BPE_OPTIONS = ("clean", "reduction_mask", "additional_special_tokens", "bpe_path")
 
 
-class TokenizerNotInstalledError(ImportError, ValueError):
-    """The package that reads a tokenizer's files is not installed. A ValueError, too, as a command takes any of those
-    for its user's to mend.
-    """
-
-
 class TokenizerNotFoundError(FileNotFoundError):
     """The files of a tokenizer are not on this machine."""
 
@@ -124,7 +118,7 @@ class SentencePieceTokenizer(Tokenizer):
         try:
             from sentencepiece import SentencePieceProcessor
         except ImportError as error:
-            raise TokenizerNotInstalledError(f"{path} needs sentencepiece: pip install sentencepiece") from error
+            raise ImportError(f"{path} needs sentencepiece: pip install sentencepiece") from error
         self.path = Path(path)
         check_file(self.path)
         try:
@@ -155,10 +149,8 @@ class FolderTokenizer(Tokenizer):
         try:
             from transformers import AutoTokenizer
         except ImportError as error:
-            raise TokenizerNotInstalledError(
-                f"{folder} needs transformers: pip install transformers; a sentencepiece model file, such as "
-                f"{SENTENCEPIECE_NAMES[0]}, works without"
-            ) from error
+            raise ImportError(f"{folder} needs transformers: pip install transformers; a sentencepiece model file, such"
+                              f" as {SENTENCEPIECE_NAMES[0]}, works without") from error
         for name in os.listdir(folder):
             check_file(Path(folder) / name)
         try:

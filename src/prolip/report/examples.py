@@ -73,7 +73,7 @@ def image_examples(
 ) -> list[list[Example]]:
     """Drawings with their best names: [random ones, random ones among those whose first answer is wrong]."""
     rng = np.random.default_rng(seed)
-    ranking = result.names_ranking[0]
+    ranking = result.rankings["names"][0]
     wrong = np.flatnonzero(ranking.answerable.numpy() & ~ranking.hit(1).numpy())
     groups = [pick(np.arange(len(result.corpus.drawings)), count, rng)]
     groups.append(pick(np.setdiff1d(wrong, groups[0]), failures, rng))
@@ -91,7 +91,7 @@ def image_example(result: CorpusResult, drawing: int, top: int) -> Example:
         near = "near" if concepts[i].subgroup == truth.subgroup else "wrong"
         mark = "right" if concepts[i] == truth else near
         answers.append(Answer(concepts[i].name, float(scores[i]), mark))
-    rank = int(result.names_ranking[0].first[drawing])
+    rank = int(result.rankings["names"][0].first[drawing])
     return Example(truth.name, "drawing", answers, rank, picture(result, drawing))
 
 
@@ -100,7 +100,7 @@ def text_examples(
 ) -> list[list[Example]]:
     """Texts with their best drawings: [random ones of every level, random ones whose first answer is wrong]."""
     rng = np.random.default_rng(seed + 1)
-    ranking, table = result.captions_ranking[1], result.table
+    ranking, table = result.rankings["captions"][1], result.table
     possible, missed = ranking.answerable.numpy(), ~ranking.hit(1).numpy()
     chosen = []
     for level in LEVELS:
@@ -119,7 +119,7 @@ def text_example(result: CorpusResult, text: int, level: str, top: int) -> Examp
         name = result.corpus.concepts[result.corpus.drawings[i].concept].name
         mark = "right" if result.text_relation[text, i] else "wrong"
         answers.append(Answer(name, float(scores[i]), mark, picture(result, i)))
-    ranking = result.captions_ranking[1]
+    ranking = result.rankings["captions"][1]
     matches = int(ranking.matches[text])
     return Example(result.table.texts[text], level, answers, int(ranking.first[text]), matches=matches)
 

@@ -234,7 +234,7 @@ REFUSED_BY = {"all": "answer and novelty", "answer": "answer's probability", "me
 
 def refused(result: CorpusResult) -> Figure:
     """Share of wrong first names of drawings against the share that is named, by what the unsure are refused."""
-    ranking = result.names_ranking[0]
+    ranking = result.rankings["names"][0]
     asked = ranking.answerable.numpy()
     wrong = (~ranking.hit(1)).numpy()[asked].astype(np.float64)
     signs = signs_against(result, result.text.select(result.name_texts), "i2t")

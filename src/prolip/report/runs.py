@@ -8,7 +8,7 @@ from zipfile import BadZipFile
 
 from prolip.evaluation.suites.emoji.result import CorpusResult, load
 from prolip.models.weights.unreadable import check_config, is_model, is_run
-from prolip.utils.documents import loads, read_json, shown
+from prolip.utils.documents import check_types, loads, read_json, shown
 from prolip.utils.secrecy import redacted
 
 
@@ -72,20 +72,11 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
             line = loads(text)
         except ValueError:
             continue
-        if why := why_no_line(line):
-            raise ValueError(f"line {number} of {path} {why}: remove that line")
-        out.append(line)
+        place = f"line {number} of {path}"
+        out.append(check_types(line, {"kind": str, "step": int}, place, int | float | dict | None))
+        if line.get("step", -1) < 0:
+            raise ValueError(f"{place} has the step {shown(line.get('step'))}: want a whole number, or remove the line")
     return out
-
-
-def why_no_line(line: Any) -> str:
-    """What is wrong with a line of a log; nothing where it is one."""
-    if not isinstance(line, dict):
-        return f"is {shown(line)}, no object"
-    if type(line.get("step")) is not int or line["step"] < 0:
-        return f"has the step {shown(line.get('step'))}, no whole number"
-    wrong = [name for name, value in line.items() if name != "kind" and isinstance(value, (str, list, bool))]
-    return f"has {shown(line[wrong[0]])} for {shown(wrong[0])}, no number" if wrong else ""
 
 
 def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:

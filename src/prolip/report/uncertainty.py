@@ -116,7 +116,7 @@ def thirds(
 ) -> list[Third]:
     """The drawings in three equal groups (fewer drawings: one each) of rising `unsure` (N,), as `by_decile`."""
     rng = np.random.default_rng(seed + 3)
-    right = by_decile(unsure, result.names_ranking[0].hit(1).numpy(), 3).value
+    right = by_decile(unsure, result.rankings["names"][0].hit(1).numpy(), 3).value
     parts = np.array_split(unsure.argsort(kind="stable"), len(right))
     return [Third(len(rows), float(share), drawings(result, units, sure, pick(rows, each, rng)))
             for rows, share in zip(parts, right)]  # fmt: skip
@@ -124,7 +124,7 @@ def thirds(
 
 def by_probability(result: CorpusResult, sure: np.ndarray, steps: int = 5) -> list[Said]:
     """The drawings in steps of the probability that their first names have, those steps that have any."""
-    right, edges = result.names_ranking[0].hit(1).numpy(), np.linspace(0, 1, steps + 1)
+    right, edges = result.rankings["names"][0].hit(1).numpy(), np.linspace(0, 1, steps + 1)
     step = np.digitize(sure, edges[1:-1])
     parts = [(k, step == k) for k in range(steps) if (step == k).any()]
     return [
@@ -137,7 +137,7 @@ def surest_errors(
     result: CorpusResult, units: Units, order: np.ndarray, sure: np.ndarray, count: int = 12
 ) -> list[Drawing]:
     """The drawings whose first name is wrong, in their order from the surest on."""
-    wrong = ~result.names_ranking[0].hit(1).numpy()
+    wrong = ~result.rankings["names"][0].hit(1).numpy()
     return drawings(result, units, sure, order[wrong[order]][:count].tolist())
 
 

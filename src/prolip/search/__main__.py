@@ -236,7 +236,7 @@ def which_are_answered(
     return threshold.answers(confidences(index, asked, near)).tolist()
 
 
-@console.ends_in_one_line(OSError, ValueError, KeyError, CheckpointError)
+@console.ends_in_one_line(OSError, ValueError, ImportError, KeyError, CheckpointError)
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command: what the user can mend ends in one line and exit code 2."""
     args = parse(arguments)

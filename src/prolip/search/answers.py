@@ -21,7 +21,7 @@ from prolip.search.risk import Threshold, find_threshold
 from prolip.search.store import Item
 from prolip.uncertainty.novelty import refusal
 from prolip.uncertainty.units import Units, in_words
-from prolip.utils.documents import loads, text_lines
+from prolip.utils.documents import check_types, loads, text_lines
 
 #: Answers that are looked at to say how sure the first one is.
 COMPARED = 20
@@ -224,13 +224,12 @@ def read_questions(path: str, allow_private_hosts: bool = False) -> tuple[list[Q
         if not line.strip():
             continue
         try:
-            values = loads(line)
+            values = check_types(loads(line), {"text": str | None, "image": str | None, "keys": list}, "it")
             question = Question(values.get("text"), values.get("image"), not allow_private_hosts)
             keys = values["keys"]
-            of_texts = isinstance(keys, list) and all(isinstance(key, str) for key in keys)
-            if question[:2] == (None, None) or not of_texts:
-                raise ValueError("no text or image, or keys that are no list of texts")
-        except (ValueError, KeyError, AttributeError) as error:
+            if question[:2] == (None, None) or not all(isinstance(key, str) for key in keys):
+                raise ValueError("no text or image, or keys that are no texts")
+        except (ValueError, KeyError) as error:
             wanted = json.dumps({"text": "a cat", "keys": ["cats/1.jpg"]})
             raise ValueError(f"{path}, line {number}: {error!r}; wanted lines such as {wanted}") from error
         questions.append(question)

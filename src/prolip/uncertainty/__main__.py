@@ -106,7 +106,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     config = LikelihoodConfig(
         fit_samples=args.samples, bank=args.bank, centres=args.centres, novelty_centres=args.novelty_centres
     )
-    check_output(args.output, True)
     check_place(args.output, args.model)
     if args.save_pairs:
         check_output(args.save_pairs)

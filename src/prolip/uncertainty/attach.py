@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Collection
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -23,6 +24,7 @@ from prolip.evaluation.loading import config_file, is_prolip, load_model, load_o
 from prolip.evaluation.model import Loaded, PointModel
 from prolip.methods import LikelihoodConfig, find_method
 from prolip.methods.base import Context
+from prolip.models.config import is_released
 from prolip.models.prolip import ProLIP
 from prolip.models.tokenizer import ALL_NAMES, get_tokenizer
 from prolip.models.weights.checkpoint import CheckpointError, read_config, save_pretrained
@@ -33,8 +35,7 @@ from prolip.uncertainty.fit import Fitted, fit_variances
 from prolip.uncertainty.hidden import encode_hidden, innermost
 from prolip.uncertainty.novelty import fitted_novelty
 from prolip.uncertainty.pairs import Pairs
-from prolip.utils.documents import read_json
-from prolip.utils.outputs import replacing
+from prolip.utils.outputs import check_output, replacing
 
 #: What a model of ours becomes.
 METHOD = "likelihood"
@@ -43,6 +44,8 @@ WEIGHTS, CONFIG = "open_clip_model.safetensors", "open_clip_config.json"
 KEPT = ("mean", "std", "interpolation", "resize_mode")
 #: Files of a tokenizer that go with a folder.
 TOKENIZER = (*ALL_NAMES, "vocab.json", "merges.txt", "vocab.txt", "special_tokens_map.json", "added_tokens.json")
+#: What belongs to a model; everything else of its folder stays where it is.
+FILES = (*CONFIG_NAMES, *WEIGHT_NAMES, FILE, *TOKENIZER)
 
 
 def attach(  # noqa: PLR0913 (a model is three of them)
@@ -82,19 +85,35 @@ def attach(  # noqa: PLR0913 (a model is three of them)
 
 
 def check_place(folder: str | os.PathLike, model: str) -> None:
-    """ValueError where `attach` may not write into `folder`: the model lies there, or files of another kind do."""
-    place, (schema, own), ours = Path(folder), parse_model_name(model), is_prolip(model)
-    if schema == "local-dir" and place.resolve() == Path(own).resolve():
+    """ValueError where `attach` may not write into `folder`, as `check_folder`."""
+    (schema, own), ours = parse_model_name(model), is_prolip(model)
+    names = CONFIG_NAMES[:1] + WEIGHT_NAMES[:1] if ours else (CONFIG, WEIGHTS, FILE)
+    check_folder(Path(folder), (*names, *TOKENIZER), ours, Path(own) if schema == "local-dir" else None)
+
+
+def check_folder(folder: Path, written: Collection[str], ours: bool, source: Path | None = None) -> None:
+    """ValueError unless a model may be written into this folder.
+
+    written: names of its files; ours: whether it is a ProLIP; source: the folder of the model that is read. Refused are
+    that folder, and one with files of anything else that are a model's by their names.
+    """
+    check_output(folder, True)
+    if source is not None and folder.exists() and folder.resolve() == source.resolve():
         raise ValueError(f"{folder} is where the model lies: give another folder")
-    there = {name for name in (*CONFIG_NAMES, *WEIGHT_NAMES, FILE) if (place / name).exists()}
-    config, *others = CONFIG_NAMES[:1] + WEIGHT_NAMES[:1] if ours else (CONFIG, WEIGHTS, FILE)
+    same = all(is_config(folder / name, ours) for name in CONFIG_NAMES if name in written)
+    there = [name for name in FILES if (folder / name).exists()]
+    if foreign := [name for name in there if name not in written or not (same or name in TOKENIZER)]:
+        raise ValueError(f"{folder} holds files of another model ({', '.join(foreign)}), of another program or of a run"
+                         ": give another folder, or delete them")  # fmt: skip
+
+
+def is_config(path: Path, ours: bool) -> bool:
+    """Whether a file is the configuration of one of our models, or else of one of OpenCLIP's."""
     try:
-        same = not there or (there <= {config, *others} and "model_cfg" in read_json(place / config)
-                             and is_prolip(f"local-dir:{folder}") is ours)  # fmt: skip
+        config = read_config(path)[0]
     except (CheckpointError, OSError, ValueError):
-        same = False
-    if not same:
-        raise ValueError(f"{folder} holds files of another model ({', '.join(sorted(there))}): give another folder")
+        return False
+    return "embed_dim" in config and ("prolip_cfg" in config or is_released(config)) is ours
 
 
 def means_fingerprint(loaded: Loaded) -> str:

@@ -71,6 +71,18 @@ def check_unique(pairs: list[tuple[Any, Any]], where: str = "") -> dict[Any, Any
     return found
 
 
+def check_types(values: Any, kinds: Mapping[str, Any], place: object, others: Any = object) -> dict[str, Any]:
+    """An object with values by name, each an instance of kinds[name] or of `others`. ValueError for anything else."""
+    if not isinstance(values, dict):
+        raise ValueError(f"{place} is {shown(values)}: want an object")
+    for name, value in values.items():
+        kind = kinds.get(name, others)
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind not in (bool, object)):
+            wanted = getattr(kind, "__name__", str(kind)).replace(" | None", "")
+            raise ValueError(f"{place}: {shown(name)} is {shown(value)}: want {wanted}")
+    return values
+
+
 def read_json(path: str | os.PathLike, limit: int = CONFIG_BYTES) -> Any:
     """What a configuration file says. ValueError with its name for what is no JSON, too large or too deep; OSError."""
     try:

@@ -6,17 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 
-def inside(folder: str | os.PathLike, path: str | os.PathLike) -> bool:
-    """Whether a path, its links resolved, lies in a folder. A snapshot in the model hub's cache may use its blobs."""
-    root = Path(os.path.realpath(folder))
-    roots = [root, root.parent.parent / "blobs"] if root.parent.name == "snapshots" else [root]
-    return any(Path(os.path.realpath(path)).is_relative_to(known) for known in roots)
-
-
 def check_inside(folder: str | os.PathLike, path: str | os.PathLike) -> None:
-    """ValueError for a link that leaves the folder. The folder itself may be a link."""
-    if os.path.islink(path) and not inside(folder, path):
-        raise ValueError(f"{path} is a link to {os.path.realpath(path)}, outside {folder}, and is not followed: put the"
+    """ValueError for a link that leaves the folder, which may be one itself. Snapshots of the hub use its blobs."""
+    root, target = Path(os.path.realpath(folder)), Path(os.path.realpath(path))
+    roots = [root, root.parent.parent / "blobs"] if root.parent.name == "snapshots" else [root]
+    if os.path.islink(path) and not any(map(target.is_relative_to, roots)):
+        raise ValueError(f"{path} is a link to {target}, outside {folder}, and is not followed: put the"
                          " file or folder itself there (cp -rL follows links)")  # fmt: skip
 
 

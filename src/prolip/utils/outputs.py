@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,14 +32,12 @@ def check_output(path: str | os.PathLike, folder: bool = False) -> None:
 @contextmanager
 def replacing(target: Path) -> Iterator[Path]:
     """Yield a temporary path beside `target` and rename it over `target` when the block succeeds."""
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    os.close(handle)
-    temporary = Path(name)
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
+    temporary.touch(exist_ok=False)
+    mode = temporary.stat().st_mode
     try:
         yield temporary
-        umask = os.umask(0)
-        os.umask(umask)
-        temporary.chmod(0o666 & ~umask)  # mkstemp makes the file private, and others are to read it
+        temporary.chmod(mode)  # safetensors makes files private, and others are to read it
         with temporary.open("rb") as written:
             os.fsync(written.fileno())
         os.replace(temporary, target)

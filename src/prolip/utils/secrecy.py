@@ -32,9 +32,8 @@ MASK = "***"
 
 #: Of this run; one that goes on takes over the salt of its checkpoint.
 salt = secrets.token_hex(8)
-#: What to leave out of all text, as patterns: commands, with their substitutes, and secret parts of URLs.
-commands: dict[str, tuple[re.Pattern[str], str]] = {}
-parts: dict[str, re.Pattern[str]] = {}
+#: What to leave out of all text, commands and secret parts of URLs: patterns with their substitutes.
+hidden: dict[str, tuple[re.Pattern[str], str]] = {}
 
 
 @lru_cache(maxsize=4096)
@@ -114,10 +113,8 @@ def hide(value: Any) -> None:
         return
     for source in value.split("::") if isinstance(value, str) else ():
         if found := PIPE.fullmatch(source):
-            command = found[2]
-            if command not in commands:
-                text = r"[^\s'\"]*".join(map(_quoted, re.split(r"\{[^{}]*\}", command)))
-                commands[command] = re.compile(text), f"sha256={tag(command)}"
+            text = r"[^\s'\"]*".join(map(_quoted, re.split(r"\{[^{}]*\}", found[2])))
+            hidden[found[2]] = re.compile(text), f"sha256={tag(found[2])}"
         elif "://" in source:
             for one in _alternatives(source):
                 for url in URL.finditer(one):
@@ -125,7 +122,7 @@ def hide(value: Any) -> None:
                     for secret in (user, user.partition(":")[2], query[1:]):
                         for form in (secret, unquote(secret)):
                             if len(form) >= LEAST:
-                                parts[form] = re.compile(_quoted(form))
+                                hidden[form] = re.compile(_quoted(form)), MASK
 
 
 def _quoted(text: str) -> str:
@@ -135,20 +132,17 @@ def _quoted(text: str) -> str:
 
 def scrub(text: str, queries: bool = True) -> str:
     """Text, such as an error message, without user info, secrets that `hide` knows and, with `queries`, queries."""
-    for command in sorted(commands, key=len, reverse=True):
-        text = commands[command][0].sub(commands[command][1], text)
+
+    def shortened(found: re.Match[str]) -> str:
+        _, place, query = _divided(found)
+        return found[1] + place + ("" if queries else query)
+
+    for secret in sorted(hidden, key=len, reverse=True):
+        pattern, substitute = hidden[secret]
+        text = pattern.sub(substitute, text)
     if "://" in text:
-        text = URL_IN_TEXT.sub(lambda url: URL.sub(lambda found: _shortened(found, queries), url[0]), text)
-    if queries and "?" in text:
-        text = QUERY_IN_TEXT.sub(r"\1", text)
-    for secret in sorted(parts, key=len, reverse=True):
-        text = parts[secret].sub(MASK, text)
-    return text
-
-
-def _shortened(found: re.Match[str], queries: bool) -> str:
-    _, place, query = _divided(found)
-    return found[1] + place + ("" if queries else query)
+        text = URL_IN_TEXT.sub(lambda url: URL.sub(shortened, url[0]), text)
+    return QUERY_IN_TEXT.sub(r"\1", text) if queries and "?" in text else text
 
 
 def said_by(command: str, text: str) -> str:

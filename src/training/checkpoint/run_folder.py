@@ -7,14 +7,15 @@ import json
 import os
 import shutil
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from prolip.models.weights.unreadable import json_of
 from prolip.utils import console
-from prolip.utils.documents import loads, read_json
+from prolip.utils.documents import loads
+from prolip.utils.outputs import replacing
 from prolip.utils.secrecy import scrub
 from training.flags import FlagError
 
@@ -78,14 +79,8 @@ def lock_run_folder(folder: Path, patience: float = 120.0, say: Callable[[str], 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """Have `write` fill a temporary file, flush it to the disk, then rename: `path` is old or new, never half."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
-    try:
+    with replacing(path) as temporary:
         write(temporary)
-        with open(temporary, "rb+") as file:
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)
@@ -112,11 +107,7 @@ def write_status(folder: Path, state: str, **facts: Any) -> None:
 
 def read_status(folder: Path) -> dict[str, Any]:
     """What status.json says; nothing where it is missing or damaged."""
-    try:
-        status = read_json(folder / "status.json")
-    except (OSError, ValueError):
-        return {}
-    return status if isinstance(status, dict) else {}
+    return json_of(folder / "status.json")
 
 
 def note_killed(folder: Path) -> None:

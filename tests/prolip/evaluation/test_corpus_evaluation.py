@@ -110,11 +110,11 @@ def test_a_model_that_knows_everything_scores_one_everywhere(known):
 
 
 def test_keywords_subgroups_and_groups_are_right_answers_in_the_full_gallery(known):
-    ranking, _ = known.captions_ranking
+    ranking, _ = known.rankings["captions"]
     assert ranking.matches.tolist() == [4] * 9  # name, keyword, subgroup, group
-    assert known.names_ranking[0].matches.tolist() == [1] * 9
+    assert known.rankings["names"][0].matches.tolist() == [1] * 9
     group = known.table.texts.index("nature")
-    assert known.captions_ranking[1].matches[group] == known.text_relation[group].sum() == 6
+    assert known.rankings["captions"][1].matches[group] == known.text_relation[group].sum() == 6
 
 
 def test_a_model_that_knows_nothing_is_at_chance(full):
@@ -141,13 +141,13 @@ def scattered(known, similarity):
 def test_both_directions_rank_one_matrix_of_an_asymmetric_measure(known):
     found = scattered(known, "kl")
     scores, relevant = similarity_scores(found.image, found.text, "kl"), torch.from_numpy(found.text_relation)
-    for got, want in zip(found.captions_ranking, (rank(scores, relevant.T), rank(scores.T, relevant))):
+    for got, want in zip(found.rankings["captions"], (rank(scores, relevant.T), rank(scores.T, relevant))):
         assert torch.equal(got.first, want.first) and torch.equal(got.matches, want.matches)
 
 
 def test_deciles_of_keywords_are_of_their_average_precision(known):
     found = scattered(known, "csd")
-    rows, ranking = found.table.text[found.table.rows("keyword")], found.captions_ranking[1]
+    rows, ranking = found.table.text[found.table.rows("keyword")], found.rankings["captions"][1]
     assert not torch.equal(ranking.ap_at_r[rows], ranking.r_precision[rows])
     deciles = corpus_evaluation.recall_by_trace(found)["keywords_t2i"]
     want = by_decile(found.text.trace[rows].numpy(), ranking.ap_at_r[rows].numpy())
@@ -191,10 +191,10 @@ def test_a_concept_is_drawn_with_its_drawings_and_texts(known):
     images = known.statistics["names/i2t/R@1"].clusters["images"]
     assert names.size == images.size == 9 and names.name == images.name == "concepts"
     owners = [known.corpus.drawings[i].concept for i in np.unique(images.of, return_index=True)[1]]
-    for text in np.flatnonzero(known.names_ranking[1].answerable):
+    for text in np.flatnonzero(known.rankings["names"][1].answerable):
         assert owners[names.of[text]] == text  # a concept's row is that of its name
     captions = known.statistics["captions/t2i/R@1"].clusters["captions"]
-    for text in np.flatnonzero(known.captions_ranking[1].answerable):
+    for text in np.flatnonzero(known.rankings["captions"][1].answerable):
         assert known.table.text_relation[text, owners[captions.of[text]]]
 
 
@@ -235,7 +235,7 @@ def test_results_survive_saving(known, tmp_path):
     assert back.corpus == known.corpus and back.info == known.info
     torch.testing.assert_close(back.image.mean, known.image.mean)
     torch.testing.assert_close(back.text.log_var, known.text.log_var)
-    assert torch.equal(back.captions_ranking[0].first, known.captions_ranking[0].first)
+    assert torch.equal(back.rankings["captions"][0].first, known.rankings["captions"][0].first)
     assert json.loads((tmp_path / "eval" / "metrics.json").read_text())["metrics"]["undefined"] is None
     (tmp_path / "eval" / "corpus.json").unlink()
     with pytest.raises(FileNotFoundError, match=r"no corpus.json .*prolip.evaluation.corpus --out"):

@@ -213,7 +213,7 @@ def test_a_folder_with_a_card_loads_as_one_without(run, tmp_path):
     ("open_clip_config.json", "{}", "another model"), ("pytorch_model.bin", "", "another model"),
     ("spiece.model", "", "another model"), ("uncertainty.safetensors", "", "another model"),
     ("config.json", '{"name": "a web server"}', "another program"), ("config.json", "no JSON", "another program"),
-    ("config.json", json.dumps(CONFIG), "another program or to a run"),
+    ("config.json", json.dumps(CONFIG), "another program or of a run"),
     ("README.md", "# My project\n", "not a card of this program"),
     ("README.md", "---\nlibrary_name: transformers\n---\n", "not a card of this program"),
 ])  # fmt: skip

@@ -124,7 +124,7 @@ def test_bars_of_deciles_are_the_scores_that_the_axis_names(result):
 
 
 def test_refusal_draws_the_errors_of_what_is_named_by_everything_that_the_model_knows(result):
-    wrong = ~result.names_ranking[0].hit(1).numpy()
+    wrong = ~result.rankings["names"][0].hit(1).numpy()
     for made, names in ((result, ["top score", "trace of the drawing"]),
                         (with_units(result), ["answer's probability", "top score", "trace of the drawing"])):
         (axes,) = figures.refused(made).axes

@@ -96,7 +96,7 @@ def first_names(result):
 
 def test_thirds_are_equal_parts_of_the_drawings_with_their_own_recall(section, html, result):
     order = np.argsort(-first_names(result)[1], kind="stable")
-    right = (result.names_ranking[0].first == 1).numpy()
+    right = (result.rankings["names"][0].first == 1).numpy()
     parts = [order[:8], order[8:15], order[15:]]  # of 22
     assert [third.drawings for third in section.thirds] == [8, 7, 7]
     assert [third.right for third in section.thirds] == pytest.approx([right[rows].mean() for rows in parts])
@@ -108,7 +108,7 @@ def test_thirds_are_equal_parts_of_the_drawings_with_their_own_recall(section, h
 
 def test_thirds_of_drawings_that_are_equally_sure_are_equally_right(result):
     alike = np.zeros(22)
-    right = (result.names_ranking[0].first == 1).numpy().mean()
+    right = (result.rankings["names"][0].first == 1).numpy().mean()
     found = uncertainty.thirds(result, result.model_score.units, alike, np.full(22, 0.5))
     assert [third.right for third in found] == [right] * 3
 
@@ -144,7 +144,7 @@ def test_texts_come_from_equal_steps_of_bits_by_seed(section, result):
 
 
 def test_novelty_moves_a_drawing_back_and_leaves_its_probability(section, result):
-    wrong = np.flatnonzero(result.names_ranking[0].first != 1)
+    wrong = np.flatnonzero(result.rankings["names"][0].first != 1)
     assert len(wrong) > 12  # more than are shown
     row = wrong[np.argmax(first_names(result)[1][wrong])]
     label = result.corpus.concepts[result.corpus.drawings[row].concept].name
@@ -155,14 +155,14 @@ def test_novelty_moves_a_drawing_back_and_leaves_its_probability(section, result
 
 
 def test_the_surest_errors_are_the_wrong_drawings_of_the_largest_probabilities(section, result):
-    wrong = (result.names_ranking[0].first != 1).numpy()
+    wrong = (result.rankings["names"][0].first != 1).numpy()
     largest = -np.sort(-first_names(result)[1][wrong])[:12]
     np.testing.assert_allclose([x.sure for x in section.wrong], largest, rtol=1e-4)
     assert section.wrong and all(x.example.answers[0].mark != "right" and x.example.rank > 1 for x in section.wrong)
 
 
 def test_what_is_said_of_first_names_stands_beside_how_many_are_right(section, html, result):
-    right, sure = (result.names_ranking[0].first == 1).numpy(), first_names(result)[1]
+    right, sure = (result.rankings["names"][0].first == 1).numpy(), first_names(result)[1]
     said = words(html[0])
     assert sum(x.drawings for x in section.said) == len(sure) and len(section.said) > 1
     for x in section.said:

@@ -207,9 +207,11 @@ def test_refusal_by_risk_answers_what_is_known_to_be_right_and_refuses_the_rest(
     path.write_text("\n")
     code, _, said = run(capsys, *words)
     assert code == 2 and "no question" in said
-    path.write_text('{"text": "a"}\n')
-    code, _, said = run(capsys, *words)
-    assert code == 2 and "line 1" in said and '"keys"' in said
+    for line in ('{"text": "a"}', '{"text": 5, "keys": []}', '{"image": ["a"], "keys": []}', '{"text": "a", "keys": 1}',
+                 "1"):  # fmt: skip
+        path.write_text(f"{line}\n")
+        code, _, said = run(capsys, *words)
+        assert code == 2 and "line 1" in said and '"keys"' in said and said.count("\n") == 1, said
 
 
 def test_questions_are_embedded_in_batches_as_alone(photos, embedder, monkeypatch):

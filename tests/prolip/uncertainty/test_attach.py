@@ -212,7 +212,7 @@ def test_the_corpus_is_refused_by_novelty_from_the_same_pass(pair, tmp_path, cap
     chosen = score.pairwise(result.image, names).argmax(1)
     answer = -(scale * result.image.mean @ names.mean.T).log_softmax(1)[torch.arange(len(chosen)), chosen]
     nats = answer + sum((1 + torch.from_numpy(x).exp() / 10).log() for x in result.novelty.values())
-    wrong = ~result.names_ranking[0].hit(1)
+    wrong = ~result.rankings["names"][0].hit(1)
     assert result.metrics["refusal/names_i2t/all/auroc"] == pytest.approx(auroc(nats, wrong))
     assert result.metrics["refusal/names_i2t/answer/aurc"] == pytest.approx(risk_coverage(answer, wrong).aurc)
     assert result.metrics["refusal/names_i2t/answer/ece"] == pytest.approx(
@@ -225,7 +225,7 @@ def test_the_corpus_is_refused_by_novelty_from_the_same_pass(pair, tmp_path, cap
     nats = -(scale * result.text.mean @ result.image.mean.T).log_softmax(1)[torch.arange(len(chosen)), chosen]
     nats = nats + sum((1 + torch.from_numpy(x)[chosen].exp() / 10).log() for x in result.novelty.values())
     nats = nats[result.table.true_matches > 0]
-    wrong = ~result.captions_ranking[1].hit(1)[result.captions_ranking[1].answerable]
+    wrong = ~result.rankings["captions"][1].hit(1)[result.rankings["captions"][1].answerable]
     assert result.metrics["refusal/captions_t2i/all/aurc"] == pytest.approx(risk_coverage(nats, wrong).aurc)
     said = capsys.readouterr().out
     assert all(said.count(f"\n{name} ") >= 2 for name in ("score", "text", "pair", "mean", "first", "answer", "all"))

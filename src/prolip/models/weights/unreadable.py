@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from prolip.utils.documents import read_json, shown
+from prolip.utils.documents import check_types, read_json
 from prolip.utils.messages import appearance_of, explain_missing
 
 CONFIG_NAMES = ("config.json", "open_clip_config.json")
@@ -21,10 +21,11 @@ WEIGHT_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
 #: What begins the files of a distributed checkpoint, and the name of the tool that joins them.
 DISTRIBUTED = ".distcp"
 JOIN = "python -m torch.distributed.checkpoint.format_utils dcp_to_torch"
-#: What cards and pages read of a run's configuration, and its type; None stands for what was not set.
-RUN_SETTINGS: dict[str, dict[str, type]] = {
-    "data": {"train_data": str, "batch_size": int, "select": str}, "model": {"pretrained": str},
-    "run": {"precision": str}, "val": {"val_data": str, "val_select": str, "val_names": str, "val_tasks": list},
+#: What cards and pages read of a run's configuration, and its type.
+RUN_SETTINGS: dict[str, dict[str, Any]] = {
+    "data": {"train_data": str | None, "batch_size": int | None, "select": str | None},
+    "model": {"pretrained": str | None}, "run": {"precision": str | None},
+    "val": {"val_data": str | None, "val_select": str | None, "val_names": str | None, "val_tasks": list | None},
 }  # fmt: skip
 STEP = re.compile(r"\D*(\d+)\.pt")
 GLOBAL = re.compile(r"(?:GLOBAL|Unsupported class|Unsupported global:?(?: GLOBAL)?) ([A-Za-z_][\w.]*)")
@@ -214,15 +215,7 @@ def why_no_name(name: str) -> str | None:
 
 def check_config(config: Any, path: object) -> dict[str, Any]:
     """A run's configuration; ValueError where what cards and pages read of it has another type."""
-    if not isinstance(config, dict):
-        raise ValueError(f"{path} is {shown(config)}: want the configuration of a run")
-    for section, names in RUN_SETTINGS.items():
-        values = config.get(section, {})
-        if not isinstance(values, dict):
-            raise ValueError(f"{path}: {section} is {shown(values)}: want an object of settings")
-        for name, kind in names.items():
-            if not isinstance(values.get(name), (kind, type(None))):
-                raise ValueError(f"{path}: {section}.{name} is {shown(values[name])}: want a {kind.__name__}")
-    if not isinstance(config.get("method"), (str, type(None))):
-        raise ValueError(f"{path}: method is {shown(config['method'])}: want its name")
+    check_types(config, {"method": str | None}, path)
+    for section, kinds in RUN_SETTINGS.items():
+        check_types(config.get(section, {}), kinds, f"{section} of {path}")
     return config

@@ -111,17 +111,16 @@ def drawings_of(corpus: Corpus) -> Dataset:
 
 def corpus_retrieval(result: CorpusResult) -> dict[str, float]:
     """`names/...`, `captions/...` and `recall_by_trace/...`."""
-    names, captions = result.names_ranking, result.captions_ranking
-    out = {f"names/{key}": value for key, value in metrics.both_directions(*names).items()}
-    out |= {f"captions/{key}": value for key, value in metrics.both_directions(*captions).items()}
-    sizes = {"names": len(result.corpus.concepts), "captions": len(result.table.texts)}
-    for gallery, (i2t, t2i) in (("names", names), ("captions", captions)):
-        for way, ranking, size in (("i2t", i2t, sizes[gallery]), ("t2i", t2i, len(result.corpus.drawings))):
+    out: dict[str, float] = {}
+    for gallery, (i2t, t2i) in result.rankings.items():
+        out |= {f"{gallery}/{key}": value for key, value in metrics.both_directions(i2t, t2i).items()}
+        texts, drawings = result.galleries[gallery][1].shape
+        for way, ranking, size in (("i2t", i2t, texts), ("t2i", t2i, drawings)):
             for k in (k for k in metrics.KS if k <= size):
                 out[f"{gallery}/{way}/chance_R@{k}"] = metrics.chance_recall(ranking.matches, size, k)
     for level in LEVELS:
         rows = torch.from_numpy(result.table.text[result.table.rows(level)])
-        of_level = metrics.summarise(Ranking(*(x[rows] for x in captions[1])))
+        of_level = metrics.summarise(Ranking(*(x[rows] for x in result.rankings["captions"][1])))
         out |= {f"captions/t2i/{level}/{key}": of_level[key] for key in ("R@1", "mAP@R", "R-Precision")}
     for name, deciles in recall_by_trace(result).items() if result.probabilistic else ():
         out[f"recall_by_trace/{name}/spearman_deciles"] = deciles.spearman_bins
@@ -135,7 +134,7 @@ def recall_by_trace(result: CorpusResult) -> dict[str, Deciles]:
     All texts mix levels, whose difficulty differs, so `keywords_t2i` looks at the keywords alone.
     """
     image, text = result.uncertainty(result.image), result.uncertainty(result.text)
-    names, captions = result.names_ranking, result.captions_ranking
+    names, captions = result.rankings["names"], result.rankings["captions"]
     keywords = result.table.text[result.table.rows("keyword")]
     cases = {
         "names_i2t": (image, names[0].hit(1), names[0].answerable),

@@ -25,11 +25,8 @@ WITH_INTERVALS = ("score", "all")
 
 def cases(result: CorpusResult) -> Iterator[tuple[str, str, Ranking, Gaussian]]:
     """Name, way, ranking and texts: drawings and the names, drawings and all texts, in both ways."""
-    for name, rankings, texts in (
-        ("names", result.names_ranking, result.text.select(result.name_texts)),
-        ("captions", result.captions_ranking, result.text),
-    ):
-        for way, ranking in zip(("i2t", "t2i"), rankings):
+    for name, (texts, _) in result.galleries.items():
+        for way, ranking in zip(("i2t", "t2i"), result.rankings[name]):
             yield f"{name}_{way}", way, ranking, texts
 
 

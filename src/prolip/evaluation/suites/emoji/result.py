@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -22,7 +21,7 @@ from prolip.gaussian import Gaussian
 from prolip.methods import find_score, score_from_dict
 from prolip.scores import Score
 from prolip.utils.console import plain
-from prolip.utils.documents import loads, shown
+from prolip.utils.documents import check_types, loads
 
 #: How the arrays of novelty begin; what a first place can be refused by, as it is printed.
 NOVELTY = "novelty_"
@@ -104,14 +103,9 @@ class CorpusResult:
         return {"names": (self.text.select(self.name_texts), named), "captions": (self.text, self.text_relation)}
 
     @cached_property
-    def names_ranking(self) -> tuple[Ranking, Ranking]:
-        """Images against names and names against images."""
-        return self._rank(*self.galleries["names"])
-
-    @cached_property
-    def captions_ranking(self) -> tuple[Ranking, Ranking]:
-        """Images against all texts and all texts against images."""
-        return self._rank(*self.galleries["captions"])
+    def rankings(self) -> dict[str, tuple[Ranking, Ranking]]:
+        """Images against the texts of each gallery and these against images."""
+        return {name: self._rank(*gallery) for name, gallery in self.galleries.items()}
 
     @property
     def clusters(self) -> dict[str, bootstrap.Clusters]:
@@ -129,8 +123,7 @@ class CorpusResult:
     @property
     def statistics(self) -> dict[str, bootstrap.Statistic]:
         """The metrics over drawings or texts that have intervals, as functions of how often each cluster was drawn."""
-        rankings = {"names": self.names_ranking, "captions": self.captions_ranking}
-        found = {f"{name}/{key}": statistic for name, (i2t, t2i) in rankings.items()
+        found = {f"{name}/{key}": statistic for name, (i2t, t2i) in self.rankings.items()
                  for key, statistic in statistics_of(i2t, t2i, name).items()}  # fmt: skip
         found |= self.zero_shot | refusal.statistics(self)
         known = {key for key, value in self.metrics.items() if math.isfinite(value) and not key.endswith("rsum")}
@@ -187,23 +180,17 @@ class CorpusResult:
 class Written(dict[str, Any]):
     """What a file says by name; ValueError naming the file for a name that it lacks."""
 
-    def __init__(self, values: Any, place: str, kinds: Mapping[str, type | tuple[type, ...]], other: Any = object):
-        super().__init__(values if isinstance(values, dict) else {})
+    def __init__(self, values: dict[str, Any], place: str):
+        super().__init__(values)
         self.place = place
-        if not isinstance(values, dict):
-            raise ValueError(f"{place} is {shown(values)}: want an object")
-        for name, value in values.items():
-            kind = kinds.get(name, other)
-            if not isinstance(value, kind) or (isinstance(value, bool) and kind not in (bool, object)):
-                raise ValueError(f"{place} says {shown(value)} for {shown(name)}: want another type")
 
     def __missing__(self, name: str) -> Any:
         raise ValueError(f"{self.place} has no {name!r}: evaluate again by python -m prolip.evaluation.corpus")
 
 
 #: Types of what an evaluation says of itself.
-KINDS: dict[str, type | tuple[type, ...]] = {
-    "images": int, "concepts": int, "texts": int, "parameters": int, "styles": list, "seconds": (int, float),
+KINDS: dict[str, Any] = {
+    "images": int, "concepts": int, "texts": int, "parameters": int, "styles": list, "seconds": int | float,
     "machine": str, "software": str, "date": str, "similarity": str, "probabilistic": bool,
 }  # fmt: skip
 
@@ -216,8 +203,8 @@ def load(folder: str | Path) -> CorpusResult:
             raise FileNotFoundError(f"no {name} in {folder}: run python -m prolip.evaluation.corpus --out {folder}")
     written = loads((folder / "metrics.json").read_text(encoding="utf-8"))
     place = str(folder / "metrics.json")
-    info = Written(written["info"], f"info of {place}", KINDS)
-    metrics = Written(written["metrics"], place, {}, (int, float, type(None)))
+    info = Written(check_types(written["info"], KINDS, f"info of {place}"), place)
+    metrics = Written(check_types(written["metrics"], {}, place, int | float | None), place)
     metrics.update({key: float("nan") for key, value in metrics.items() if value is None})
     texts = loads((folder / "corpus.json").read_text(encoding="utf-8"))
     concepts = tuple(Concept(**{**c, "keywords": tuple(c["keywords"])}) for c in texts["concepts"])
