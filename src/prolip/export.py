@@ -47,7 +47,6 @@ class Encoder(nn.Module):
     """One tower of a model, (B, ...) -> mean and log_var, (B, D) each, as a plain tuple; TypeError for other models."""
 
     name: str
-    example: Any
 
     def __init__(self, model: Any):
         super().__init__()

@@ -115,15 +115,15 @@ def check_gaussian(z: Any, name: str = "z") -> None:
                          f" {name}.to(device)")
 
 
-def check_embeddings(z: Any, name: str = "z") -> None:
-    """`check_gaussian`, and ValueError unless `z` is (N, D) with finite numbers.
+def check_embeddings(z: Any, name: str = "z", width: int | None = None) -> None:
+    """`check_gaussian`, and ValueError unless `z` is (N, D) with finite numbers; D: `width`, if it is given.
 
     A log variance of -inf is finite here: it belongs to a point. Waits for the device, so it is not for training steps.
     """
     check_gaussian(z, name)
-    if z.mean.ndim != 2:
-        raise ValueError(f"{name} has the shape {tuple(z.mean.shape)}, expected (N, D): give one row per input,"
-                         " embedded by this model")
+    if z.mean.ndim != 2 or width not in (None, z.mean.shape[1]):
+        raise ValueError(f"{name} has the shape {tuple(z.mean.shape)}, expected (N, {width or 'D'}): give one row per"
+                         " input, embedded by this model")
     bad = ~(z.mean.isfinite() & (z.log_var < torch.inf)).all(1)
     if bool(bad.any()):
         raise ValueError(f"{name} has NaN or infinite numbers in {int(bad.sum())} of {len(bad)} rows, first in row"

@@ -171,7 +171,8 @@ def write_prolip(  # noqa: PLR0913, PLR0917
     save_pretrained(new, folder, tokenizer=tokenizer)
     heads: Any = new.visual.head, new.text.head
     score: Any = method.score.of(new)
-    return Fitted(*heads, score, fitted_novelty(new), fitted_novelty(new, "text"))
+    image, text = heads
+    return Fitted(image, text, score, fitted_novelty(new), fitted_novelty(new, "text"))
 
 
 def write_openclip(model: str, network: Any, folder: Path) -> None:
