@@ -169,9 +169,9 @@ def write_prolip(  # noqa: PLR0913, PLR0917
     new.visual.preprocess_cfg = old.visual.preprocess_cfg
     method.objective(new, config, Context(seed=seed)).close(new, pairs)
     save_pretrained(new, folder, tokenizer=tokenizer)
-    heads: Any = new.visual.head, new.text.head
+    image: Any = new.visual.head
+    text: Any = new.text.head
     score: Any = method.score.of(new)
-    image, text = heads
     return Fitted(image, text, score, fitted_novelty(new), fitted_novelty(new, "text"))
 
 
