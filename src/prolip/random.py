@@ -68,23 +68,21 @@ class Draws:
         return uniform_rows(self.key(stream, step), rows, columns)
 
     def normal(self, stream: Stream, step: int, rows: Tensor, columns: int) -> Tensor:
-        """Standard normal numbers of these global rows: (n,) int64 -> (n, columns) float32 on their device."""
+        """Standard normal numbers of these global rows: (n,) int64 -> (n, columns) float32 on their device.
+
+        Columns 2 k and 2 k + 1 are of one 64-bit word.
+        """
         if self.version == 1:
             return normal_1(self, stream, step, rows, columns)
-        return normal_rows(self.key(stream, step), rows, columns)
+        words = hashed(self.key(stream, step), rows, torch.arange((columns + 1) // 2, device=rows.device))
+        pairs = normal(words.view(torch.int32), torch.float64).float().unflatten(1, (2, -1))
+        return pairs.mT.flatten(1)[:, :columns]
 
 
 def uniform_rows(key: int, rows: Tensor, columns: int) -> Tensor:
     """Uniform numbers in [0, 1), whole multiples of 2^-24, of rows (n,) int64: (n, columns) float32."""
     words = hashed(key, rows, torch.arange(columns, device=rows.device))
     return words.bitwise_right_shift_(40).bitwise_and_(0xFF_FFFF).float().mul_(2.0**-24)
-
-
-def normal_rows(key: int, rows: Tensor, columns: int) -> Tensor:
-    """Standard normal numbers of rows (n,) int64: (n, columns) float32, columns 2 k and 2 k + 1 of one 64-bit word."""
-    words = hashed(key, rows, torch.arange((columns + 1) // 2, device=rows.device))
-    pairs = normal(words.view(torch.int32), torch.float64).float().unflatten(1, (2, -1))
-    return pairs.mT.flatten(1)[:, :columns]
 
 
 def pair_noise(seed: int, rows: Tensor, columns: Tensor, normals: int, gumbels: int) -> tuple[Tensor, Tensor]:
