@@ -163,6 +163,7 @@ def test_python_of_uncertainty_md_runs_with_a_fitted_model(tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     model = fitted_model(tmp_path)
     for code in blocks:
+        code = code.replace('"scripts"', repr(str(ROOT / "scripts")))
         exec(code.replace("local-dir:runs/demo/model", model), {})
     said = capsys.readouterr().out
     for line in (r"'animal' fits .+ says [\d.]+ bits", r"first: [\d.]+ nats", r"mean: [\d.]+ nats",
@@ -183,8 +184,8 @@ def test_python_of_streaming_md_runs_on_shards_with_an_index(tmp_path, capsys):
     assert "s3://bucket/index.json" in code and "s3://bucket/{00000..00009}.tar" in code
     code = code.replace("s3://bucket/index.json", str(tmp_path / "index.json"))
     names: dict = {}
-    exec(code.replace("s3://bucket/{00000..00009}.tar", str(shard)).replace("    ...", "    seen = sample"), names)
-    assert "json" in names["seen"] and names["faults"].summary()["samples"] == 0
+    exec(code.replace("s3://bucket/{00000..00009}.tar", str(shard)), names)
+    assert "json" in names["raw"] and names["image"].mode == "RGB" and names["faults"].summary()["samples"] == 0
 
 
 @pytest.mark.parametrize("kind", [
