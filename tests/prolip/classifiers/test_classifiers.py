@@ -93,7 +93,7 @@ def test_few_shots_learn_what_names_do_not_say(small, drawings):
     alone = FewShotClassifier(small, text=False).fit(train, known)
     assert alone.texts_ is None and alone.score(test, asked) > 0.7
     p = found.predict_proba(test)
-    assert p.max(1).mean() == pytest.approx(found.score(test, asked), abs=0.15)
+    assert p.max(1).mean() == pytest.approx(found.score(test, asked), abs=0.2)
 
 
 def test_one_shot_of_each_class_goes_by_the_names(small, drawings):
@@ -300,7 +300,7 @@ def test_the_score_of_fit_counts_until_the_next_fit(small, drawings):
     rows = found.embed(drawings[0][:5])
     log_p = found.predict_log_proba(rows)
     np.testing.assert_array_equal(found.set_params(similarity="kl").predict_log_proba(rows), log_p)
-    assert np.abs(found.fit().predict_log_proba(rows) - log_p).max() > 1
+    assert np.abs(found.fit().predict_log_proba(rows) - log_p).max() > 0.5
     np.testing.assert_array_equal(pickle.loads(pickle.dumps(found)).predict_proba(rows), found.predict_proba(rows))
 
 
