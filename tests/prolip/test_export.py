@@ -6,7 +6,6 @@ import resource
 import warnings
 from pathlib import Path
 
-import onnxruntime
 import pytest
 import torch
 import yaml
@@ -17,6 +16,8 @@ from prolip.export import BATCHES, ImageEncoder, TextEncoder, export_onnx, expor
 from prolip.factory import create_model
 from prolip.gaussian import Gaussian
 from prolip.models.weights.checkpoint import save_pretrained
+
+onnxruntime = pytest.importorskip("onnxruntime")
 
 RELEASED = f"local-dir:{Path(__file__).parents[1] / 'fixtures/released_prolip_tiny'}"
 RECIPE = Path(__file__).parents[2] / "scripts/recipes/emoji-demo.yaml"

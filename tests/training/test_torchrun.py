@@ -63,6 +63,7 @@ def rows(folder: Path) -> list[dict]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.rounding
 @pytest.mark.parametrize("name", ["two", "parts"])
 def test_ranks_and_micro_batches_give_the_losses_of_one_process(runs, name):
     """Every term of every step to 1e-5, the gradient's norm to 1e-4: float32 sums in another order, through 20 AdamW
@@ -113,6 +114,7 @@ def start(tmp_path_factory) -> dict[str, torch.Tensor]:
     return trained(folder)
 
 
+@pytest.mark.rounding
 @pytest.mark.parametrize("name", ["two", "parts"])
 def test_ranks_and_micro_batches_give_the_parameters_of_one_process(runs, start, name):
     assert_moved_alike(trained(runs / name), trained(runs / "one"), start, part=1e-3)
@@ -145,6 +147,7 @@ CHANGES = {"shards-ddp": (FSDP, DDP), "ddp-shards": (DDP, FSDP), "one-two": (ONE
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("shards-ddp", "two-one")]
 
 
+@pytest.mark.rounding
 @pytest.mark.parametrize("name", ["ddp-shards", "one-two", *SLOW])
 def test_runs_go_on_with_other_ranks_or_in_shards_as_one_process_would(forked, runs, tmp_path, start, name):
     """FSDP2, DDP and one process take over from each other: all is as in one process."""
