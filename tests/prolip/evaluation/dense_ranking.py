@@ -6,7 +6,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from prolip.evaluation.metrics.blockwise import PairScores, Relevance, check_fit, rank_sparse
 from prolip.evaluation.metrics.ranking import KS, Ranking, both_directions, refuse_nan
 
 
@@ -36,11 +35,3 @@ def rank(scores: Tensor, relevant: Tensor) -> Ranking:
 def retrieval(scores: Tensor, relevant: Tensor, ks: Sequence[int] = KS) -> dict[str, float]:
     """Both directions of one matrix, images in rows: `i2t/...`, `t2i/...` and `rsum`. scores, relevant: (N, M)."""
     return both_directions(rank(scores, relevant), rank(scores.mT, relevant.mT), ks)
-
-
-def blockwise_retrieval(scores: PairScores, relevance: Relevance, ks: Sequence[int] = KS) -> dict[str, float]:
-    """`both_directions` without the matrix; relevance: images x texts, many-to-many."""
-    check_fit(scores, relevance)
-    (i2t,) = rank_sparse(scores.image_rows, relevance)
-    (t2i,) = rank_sparse(scores.text_rows, relevance.transposed())
-    return both_directions(i2t, t2i, ks)

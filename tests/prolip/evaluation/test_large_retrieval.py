@@ -122,8 +122,7 @@ def test_blocks_are_of_a_bounded_size_or_of_a_few_rows(monkeypatch):
 def test_both_directions_equal_the_dense_metrics(in_blocks):
     in_blocks(30)
     scores, relevant = tied_problem(8)
-    pairs, relevance = PairScores.from_matrix(scores), Relevance.from_dense(relevant)
-    got = dense_ranking.blockwise_retrieval(pairs, relevance, ks=(1, 3, 50))
+    got = large.retrieval(PairScores.from_matrix(scores), Relevance.from_dense(relevant), ks=(1, 3, 50))
     assert got == pytest.approx(dense_ranking.retrieval(scores, relevant, ks=(1, 3, 50)), nan_ok=True)
 
 
@@ -144,7 +143,7 @@ def test_traces_are_not_computed_anew_for_each_block(monkeypatch, in_blocks):
     counted, original = [], Gaussian.trace.fget
     monkeypatch.setattr(Gaussian, "trace", property(lambda z: counted.append(len(z.mean)) or original(z)))
     scores = PairScores.from_gaussians(gaussians(50, 0), gaussians(60, 1))
-    dense_ranking.blockwise_retrieval(scores, Relevance.from_pairs(range(50), range(50), 50, 60))
+    large.retrieval(scores, Relevance.from_pairs(range(50), range(50), 50, 60))
     assert sorted(counted) == [50, 60]
 
 
@@ -210,7 +209,7 @@ def test_wrong_inputs_are_refused_by_name(in_blocks):
     with pytest.raises(ValueError, match=r"shape \(23, 16\), wanted \(23, 17\)"):
         large.rank_sparse(lambda rows: scores[rows, :16], relevance)
     with pytest.raises(ValueError, match="relevance of 17 images and 23 texts for scores of 23 and 17"):
-        dense_ranking.blockwise_retrieval(PairScores.from_matrix(scores), relevance.transposed())
+        large.retrieval(PairScores.from_matrix(scores), relevance.transposed())
     scores[20, 2] = float("nan")
     in_blocks(40)
     with pytest.raises(ValueError, match="query 20 and item 2 is NaN"):

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from prolip.evaluation.metrics.ranking import Ranking, refuse_nan
+from prolip.evaluation.metrics.ranking import KS, Ranking, both_directions, refuse_nan
 from prolip.gaussian import Gaussian, upcast, without_autocast
 from prolip.scores import CSDScore, MeanScore, Score, largest
 
@@ -353,3 +353,11 @@ def check_fit(scores: PairScores, relevance: Relevance) -> None:
             f"relevance of {relevance.queries} images and {relevance.gallery} texts for scores of {scores.images} and "
             f"{scores.texts}: images stand in rows, and both must count the same"
         )
+
+
+def retrieval(scores: PairScores, relevance: Relevance, ks: Sequence[int] = KS) -> dict[str, float]:
+    """`both_directions` without the matrix; relevance: images x texts, many-to-many."""
+    check_fit(scores, relevance)
+    (i2t,) = rank_sparse(scores.image_rows, relevance)
+    (t2i,) = rank_sparse(scores.text_rows, relevance.transposed())
+    return both_directions(i2t, t2i, ks)
