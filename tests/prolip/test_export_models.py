@@ -75,6 +75,7 @@ def test_a_program_runs_where_this_code_is_not(tmp_path):
 
 @pytest.mark.parametrize("fitted", [True, False])
 def test_openclips_models_are_exported_with_and_without_variances(fitted, tmp_path, capsys):
+    pytest.importorskip("onnxruntime")
     words = [fitted_openclip(tmp_path)] if fitted else list(openclip_model(tmp_path))
     flags = words[:1] if fitted else [words[0], "--pretrained", words[1]]
     assert export.main([flags[0], str(tmp_path / "out"), *flags[1:], "--format", "pt2", "onnx"]) == 0
@@ -104,6 +105,7 @@ def test_a_graph_that_onnxruntime_does_not_run_is_refused_with_what_does(tmp_pat
 
 @pytest.mark.parametrize("name", ["siglip", "likelihood", "pcmepp", pytest.param("vacsr", marks=pytest.mark.slow)])
 def test_onnx_graphs_of_methods_equal_the_model(name, tmp_path):
+    pytest.importorskip("onnxruntime")
     model = load(method_model(name, tmp_path))
     assert max(largest_differences(model, export_onnx(model, tmp_path / "onnx"), (3,)).values()) <= 1e-4
 
