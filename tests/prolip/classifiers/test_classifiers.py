@@ -81,8 +81,9 @@ def test_fitting_to_labelled_images_keeps_the_answers_and_makes_probabilities_ho
     assert -after[np.arange(len(own)), own].mean() < -before[np.arange(len(own)), own].mean()
 
 
-def test_few_shots_learn_what_names_do_not_say(small, drawings):
+def test_few_shots_learn_what_names_do_not_say(small_model, drawings):
     """Random weights know no names; colours tell designers apart."""
+    small = load_embedder(small_model.replace("fitted", "plain"), stored=False)
     pictures, _, styles = drawings
     found = FewShotClassifier(small, classes={"noto": "one", "fluent-emoji-high-contrast": "other"})
     train, test, known, asked = train_test_split(found.embed(pictures), styles, test_size=0.5, random_state=0,
@@ -93,7 +94,7 @@ def test_few_shots_learn_what_names_do_not_say(small, drawings):
     alone = FewShotClassifier(small, text=False).fit(train, known)
     assert alone.texts_ is None and alone.score(test, asked) > 0.7
     p = found.predict_proba(test)
-    assert p.max(1).mean() == pytest.approx(found.score(test, asked), abs=0.2)
+    assert p.max(1).mean() == pytest.approx(found.score(test, asked), abs=0.15)
 
 
 def test_one_shot_of_each_class_goes_by_the_names(small, drawings):
