@@ -2,11 +2,8 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
-import os
 import shutil
-import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -15,7 +12,7 @@ from typing import IO, Any
 from prolip.models.weights.unreadable import json_of
 from prolip.utils import console
 from prolip.utils.documents import loads
-from prolip.utils.outputs import replacing
+from prolip.utils.outputs import holder_of, lock, replacing
 from prolip.utils.secrecy import scrub
 from training.flags import FlagError
 
@@ -51,29 +48,17 @@ def lock_run_folder(folder: Path, patience: float = 120.0, say: Callable[[str], 
 
     A try that was cut off may still be saving: it is waited for, up to `patience` seconds. FlagError after that.
     """
-    file = open(folder / LOCK, "a+", encoding="utf-8")  # noqa: SIM115  held as long as the run lasts
     deadline, reported = time.monotonic() + patience, False
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            break
-        except BlockingIOError:
-            file.seek(0)
-            holder = file.read().strip() or "another process"
-            if time.monotonic() > deadline:
-                file.close()
-                raise FlagError(
-                    f"{folder} is being written by {holder}: wait until it ends, stop it, or give another --name"
-                ) from None
-            if not reported:
-                say(f"waiting for {holder}, which is still writing {folder}")
-                reported = True
-            time.sleep(0.5)
-        except OSError:  # a file system without locks: what can be done is done
-            break
-    file.truncate(0)
-    file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-    file.flush()
+    while (file := lock(folder / LOCK)) is None:
+        holder = holder_of(folder / LOCK)
+        if time.monotonic() > deadline:
+            raise FlagError(
+                f"{folder} is being written by {holder}: wait until it ends, stop it, or give another --name"
+            )
+        if not reported:
+            say(f"waiting for {holder}, which is still writing {folder}")
+            reported = True
+        time.sleep(0.5)
     return file
 
 
@@ -81,11 +66,6 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """Have `write` fill a temporary file, flush it to the disk, then rename: `path` is old or new, never half."""
     with replacing(path) as temporary:
         write(temporary)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def write_json(path: Path, values: Any) -> None:
