@@ -33,7 +33,8 @@ def start(folder: Path, name: str, *more: str) -> Path:
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    paths = (path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")  # tells a time
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
 
 def steps_in(place: Path) -> list[int]:
