@@ -3,10 +3,11 @@ from __future__ import annotations
 
 import ast
 import operator
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any, TypeGuard
+from typing import Any
 
 import numpy as np
 
@@ -50,8 +51,6 @@ class Expression:
             if len(text) > CHARACTERS:  # Python's parser may crash at much more
                 raise ValueError(f"more than {CHARACTERS:,} characters")
             tree = ast.parse(text, mode="eval").body
-            if is_deeper(tree, DEPTH):
-                raise ValueError(f"more than {DEPTH} operations in each other; `or` and `and` may join any number")
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             why = getattr(error, "msg", error)
             raise ValueError(f"{shown(text)} is no rule ({why}): give a formula, {EXAMPLE}") from None
@@ -83,66 +82,39 @@ def name_of(node: ast.AST) -> str:
 
 def quantile_of(node: ast.Call) -> tuple[str, float]:
     """Column and share of a call that `is_quantile`."""
-    share = node.args[1]
-    assert isinstance(share, ast.Constant) and isinstance(share.value, (int, float))
+    share: Any = node.args[1]
     return name_of(node.args[0]), float(share.value)
 
 
-def is_deeper(tree: ast.AST, depth: int) -> bool:
-    """Whether a tree has more than so many levels, found without a call for each."""
-    level: list[ast.AST] = [tree]
-    for _ in range(depth):
-        level = [child for node in level for child in ast.iter_child_nodes(node)]
-    return bool(level)
-
-
-def check(node: ast.expr, text: str) -> None:
+def check(node: ast.expr, text: str, depth: int = 0) -> None:
     """ValueError for what a formula may not hold."""
-    if isinstance(node, ast.Constant):
-        if is_number(node.value):
-            return None
-    elif isinstance(node, ast.Name):
-        return None
-    elif isinstance(node, ast.Call) and not node.keywords:
-        name = name_of(node.func)
-        if name in FUNCTIONS and len(node.args) == 1:
-            return check(node.args[0], text)
-        if name == QUANTILE and is_quantile(node.args):
-            return None
-        if name in (QUANTILE, *FUNCTIONS):
+    if depth > DEPTH:
+        raise ValueError(f"{shown(text)} has more than {DEPTH} operations in each other: join parts by `or` or `and`")
+    if is_number(node) or isinstance(node, ast.Name):
+        return
+    parts = parts_of(node)
+    if isinstance(node, ast.Call) and not node.keywords and (name := name_of(node.func)) in (QUANTILE, *FUNCTIONS):
+        parts = [] if name == QUANTILE else node.args
+        if not is_quantile(node.args) if name == QUANTILE else len(parts) != 1:
             wanted = "quantile(COLUMN, SHARE), a share from 0 to 1" if name == QUANTILE else "one value"
-            raise ValueError(f"{shown(text)}: {source(node, text)} wants {wanted}")
-    else:
-        parts = parts_of(node)
-        if parts is not None:
-            for part in parts:
-                check(part, text)
-            return None
-    allowed = f"numbers, columns, + - * / **, comparisons, and, or, not, {', '.join((*FUNCTIONS, QUANTILE))}"
-    raise ValueError(f"{shown(text)}: {source(node, text)} is not understood: a rule has {allowed}, {EXAMPLE}")
+            raise ValueError(f"{shown(text)}: {shown(ast.get_source_segment(text, node))} wants {wanted}")
+    if parts is None:
+        allowed = f"numbers, columns, + - * / **, comparisons, and, or, not, {', '.join((*FUNCTIONS, QUANTILE))}"
+        what = shown(ast.get_source_segment(text, node))
+        raise ValueError(f"{shown(text)}: {what} is not understood: a rule has {allowed}, {EXAMPLE}")
+    for part in parts:
+        check(part, text, depth + 1)
 
 
-def is_number(value: Any) -> TypeGuard[float]:
-    """Whether a constant is a number that a float can hold."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return False
-    try:
-        return float(value) == float(value)
-    except OverflowError:
-        return False
+def is_number(node: ast.expr) -> bool:
+    """Whether a node is a number that a float can hold."""
+    value = node.value if isinstance(node, ast.Constant) else None
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
-def source(node: ast.expr, text: str) -> str:
-    """How a part was written, for a message."""
-    return shown(ast.get_source_segment(text, node))
-
-
-def is_quantile(args: list[ast.expr]) -> bool:
+def is_quantile(args: list[Any]) -> bool:
     """Whether these are a column and a share."""
-    return (
-        len(args) == 2 and isinstance(args[0], ast.Name) and isinstance(args[1], ast.Constant)
-        and is_number(args[1].value) and 0 <= args[1].value <= 1
-    )  # fmt: skip
+    return len(args) == 2 and isinstance(args[0], ast.Name) and is_number(args[1]) and 0 <= args[1].value <= 1
 
 
 def parts_of(node: ast.expr) -> list[ast.expr] | None:

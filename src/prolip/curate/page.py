@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from matplotlib.figure import Figure
 from PIL import Image
 
 from prolip.curate.expressions import Expression
@@ -127,10 +126,6 @@ def picture_of(found: dict[str, Histogram]) -> bytes:
         axis.set_visible(False)
     if found:
         axes[0].legend()
-    return as_png(figure)
-
-
-def as_png(figure: Figure) -> bytes:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=style.STYLE["savefig.dpi"])
     return buffer.getvalue()

@@ -19,8 +19,8 @@ from prolip.curate.tables import (
     SIGNATURE,
     Table,
     digest,
-    in_order,
     manifest_of,
+    read_columns,
     read_note,
     read_table,
     read_words,
@@ -191,7 +191,7 @@ def decide(paths: Sequence[Path], choice: Choice, quantiles: dict[tuple[str, flo
     """The reasons against every sample, (N,) uint64, 0: none."""
     found = []
     wanted = sorted({"fault", *(name for rule in choice.rules for name in rule.drop.columns)})
-    for _, columns in in_order(paths, wanted):
+    for columns in (read_columns(path, wanted) for path in paths):
         faulty = np.array([fault is not None for fault in columns["fault"]], dtype=bool)
         own = np.where(faulty, bit(choice, UNUSABLE), np.uint64(0))
         for rule in choice.rules:
@@ -214,7 +214,8 @@ def decide(paths: Sequence[Path], choice: Choice, quantiles: dict[tuple[str, flo
 def values(paths: Sequence[Path], expression: Expression, quantiles: dict[tuple[str, float], float]) -> np.ndarray:
     """A formula's value of every sample, (N,) float64."""
     names = sorted({"row", *expression.columns})
-    return np.concatenate([np.asarray(expression(x, quantiles), np.float64) for _, x in in_order(paths, names)])
+    tables = (read_columns(path, names) for path in paths)
+    return np.concatenate([np.asarray(expression(columns, quantiles), np.float64) for columns in tables])
 
 
 def drawn_copies(
@@ -224,8 +225,8 @@ def drawn_copies(
     the rest, drawn by the sample's key.
     """
     found = []
-    for path, columns in in_order(paths, sorted({"key", *expression.columns})):
-        shard = printable(read_note(path)["shard"])
+    for note, _, columns in (read_table(path, sorted({"key", *expression.columns})) for path in paths):
+        shard = printable(note["shard"])
         mean = np.clip(np.nan_to_num(np.asarray(expression(columns, quantiles), np.float64)), 0, MOST_COPIES)
         chance = np.array([stable_hash(shard, key, "copies") / 2**64 for key in columns["key"]])
         found.append((np.floor(mean) + (chance < mean - np.floor(mean))).astype(np.uint8))

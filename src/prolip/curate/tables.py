@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -89,12 +89,6 @@ def column_names(path: Path) -> list[str]:
 def whole_column(paths: Sequence[Path], name: str) -> np.ndarray:
     """A column of all tables, (N,) float32: four bytes a sample."""
     return np.concatenate([read_columns(path, [name])[name].astype(np.float32) for path in paths])
-
-
-def in_order(paths: Sequence[Path], names: Sequence[str]) -> Iterator[tuple[Path, dict[str, np.ndarray]]]:
-    """Tables one after the other."""
-    for path in paths:
-        yield path, read_columns(path, names)
 
 
 def digest(words: Mapping[str, Any]) -> str:

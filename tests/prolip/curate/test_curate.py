@@ -221,6 +221,13 @@ def test_a_shard_that_breaks_off_is_said_and_scored_again(tmp_path, shards, mode
     assert len(table(tmp_path / "a/scores", 1)["key"]) == 15
 
 
+def test_a_field_that_no_sample_has_is_said_loudly(tmp_path, shards, model, capsys):
+    assert main(score_words(shards, model, tmp_path, "--caption-sampling", "nofield")) == 1
+    error = capsys.readouterr().err
+    assert "0.tar: none of its 15 samples can be used, the first: no caption: nothing in nofield" in error
+    assert "none of these samples can be used" in error
+
+
 def test_the_subset_is_datacomps(scored, tmp_path):
     rule = "poor: cosine < quantile(cosine, 0.5)"
     selected(scored, tmp_path / "a", "--subset", str(tmp_path / "s.npy"), "--drop", rule)
@@ -271,8 +278,10 @@ def test_scores_of_another_model_are_not_mixed(scored, shards, tmp_path, capsys,
     save_pretrained(prolip.create_model("ProLIP-ViT-test"), tmp_path / "other")
     assert main(score_words(shards, f"local-dir:{tmp_path}/other", tmp_path / "a")) == 2
     assert "was made with model" in capsys.readouterr().err
-    for part in ("--part=2/2", "--part=-1/2"):
+    for part in ("--part=2/2", "--part=-1/2", "--part=1/0", "--part=a/b", "--part=1"):
         assert main(score_words(shards, model, tmp_path / "b", part)) == 2
         assert "give I/N with I from 0 to N - 1" in capsys.readouterr().err
+    assert main(score_words(shards, model, tmp_path / "b", "--precision", "amp_fp16")) == 2
+    assert "amp_fp16 needs CUDA, the device is cpu: use amp_bf16 or fp32" in capsys.readouterr().err
     assert main(["select", "--out", str(tmp_path / "b")]) == 2
     assert "run `python -m prolip.curate score` first" in capsys.readouterr().err

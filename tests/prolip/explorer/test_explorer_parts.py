@@ -17,9 +17,8 @@ from PIL import Image
 
 from prolip.curate.expressions import parse_rules
 from prolip.curate.figures import Figures
-from prolip.curate.score import SCORES
 from prolip.curate.select import Choice, select
-from prolip.curate.tables import table_path, write_table
+from prolip.curate.tables import MANIFEST, SCORES, digest, table_path, write_table, write_words
 from prolip.evaluation.loading import load_embedder
 from prolip.explorer import asking, pictures
 from prolip.explorer.__main__ import make_app, parse
@@ -274,8 +273,11 @@ def test_rules_count_as_select_does(tmp_path):
             "cosine": random.normal(size=count).astype(np.float32),
             "text_bits": random.random(count).astype(np.float32),
         }  # fmt: skip
-        note = {"shard": f"{number}.tar", "shards": 2}
-        write_table(table_path(tmp_path / SCORES, number), columns, note)
+        table = pa.table(columns)
+        words = {"shards": ["0.tar", "1.tar"], "columns": {x.name: str(x.type) for x in table.schema}}
+        note = {"scores": digest(words), "shard": f"{number}.tar", "source": None, "content": "", "samples": count}
+        write_table(table_path(tmp_path / SCORES, number), table, note)
+    write_words(tmp_path / SCORES / MANIFEST, words)
     rules = ["low: cosine < -0.5", "vague: text_bits < quantile(text_bits, 0.3) and cosine < 1",
              "odd: not cosine > -1"]  # fmt: skip
     table = ScoredTable(tmp_path)
