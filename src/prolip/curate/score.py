@@ -21,11 +21,13 @@ from prolip.curate.sources import CHANGED, change_of, content_of, source_of
 from prolip.curate.tables import MANIFEST, PLACE, SCORES, SIZE, digest, read_table, table_path, write_table
 from prolip.data.faults import SampleFault, ShardFault
 from prolip.data.reading.entries import canonical
+from prolip.data.reading.opening import is_local
 from prolip.data.reading.tar import ShardReader, printable
 from prolip.data.samples.captions import CaptionSampler
 from prolip.data.samples.decoding import decode_image
 from prolip.data.samples.sample import Raw, caption_parts, image_bytes, json_record
 from prolip.utils.outputs import replacing
+from prolip.utils.secrecy import scrub
 from prolip.utils.threads import in_threads
 
 FORMAT = "prolip curation 2"
@@ -67,8 +69,7 @@ class Scorer:
     def schema(self) -> pa.Schema:
         """The columns of every table, whatever is in its shard: the figures are those of a grey image."""
         pixels = self.preprocess(Image.new("RGB", (64, 64), "grey"))[None]
-        figures = {name: column_of(values).type for name, values in self.figure(pixels, ["grey"]).items()}
-        return pa.schema({**PLACE, **SIZE, **figures})
+        return pa.schema([*pa.schema(PLACE | SIZE), *pa.table(dict(self.figure(pixels, ["grey"]))).schema])
 
     @cached_property
     def words(self) -> dict[str, Any]:
@@ -119,7 +120,7 @@ class Scorer:
                 yield from self.read(self.urls[number], lambda fault: faults.update([fault.kind]))
             except ShardFault as fault:
                 faults.update([fault.kind])
-                broken = printable(str(fault))
+                broken = printable(scrub(str(fault)))
 
         source = source_of(self.urls[number], self.read.policy)  # before it is read: a change meanwhile is seen later
         parts: list[pa.Table] = []
@@ -132,10 +133,11 @@ class Scorer:
         sums = hashlib.sha256()
         for key, content in zip(whole.column("key").to_pylist(), whole.column("content").to_pylist()):
             sums.update(f"{len(key)} {key}".encode() + content)
+        url = self.urls[number]
         note = {
-            "scores": self.mark, "shard": self.urls[number], "source": source, "content": sums.hexdigest(),
-            "samples": len(whole), "usable": whole.column("fault").null_count, "faults": dict(faults), "first": first,
-            "broken": broken,
+            "scores": self.mark, "shard": canonical(url) if is_local(url) else url, "source": source,
+            "content": sums.hexdigest(), "samples": len(whole), "usable": whole.column("fault").null_count,
+            "faults": dict(faults), "first": first, "broken": broken,
         }  # fmt: skip
         with replacing(self.path(number)) as temporary:
             write_table(temporary, whole, note)
@@ -168,18 +170,14 @@ class Scorer:
         if good:
             pixels = torch.stack([group[place].pixels for place in good])  # type: ignore[misc]
             for name, values in self.figure(pixels, [group[place].caption for place in good]).items():
-                columns[name] = spread(column_of(values), good, len(group))
+                columns[name] = spread(values, good, len(group))
         empty = [None] * len(group)
         return pa.table({name: columns.get(name, empty) for name in self.schema.names}, self.schema)
 
 
-def column_of(values: np.ndarray | pa.Array) -> pa.Array:
-    """A figure as Arrow has it."""
-    return values if isinstance(values, pa.Array) else pa.array(values)
-
-
-def spread(values: pa.Array, places: Sequence[int], rows: int) -> pa.Array:
+def spread(values: np.ndarray | pa.Array, places: Sequence[int], rows: int) -> pa.Array:
     """Values of some rows as a column of all, null elsewhere."""
+    values = values if isinstance(values, pa.Array) else pa.array(values)
     if len(places) == rows:
         return values
     order = np.full(rows, -1)

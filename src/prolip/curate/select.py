@@ -31,7 +31,6 @@ from prolip.curate.tables import (
 )
 from prolip.data.reading.connections import ReadPolicy
 from prolip.data.reading.opening import is_local
-from prolip.data.reading.tar import printable
 from prolip.data.samples.captions import stable_hash
 from prolip.utils.console import plain
 from prolip.utils.outputs import replacing, replacing_folder
@@ -222,13 +221,13 @@ def drawn_copies(
     paths: Sequence[Path], expression: Expression, quantiles: dict[tuple[str, float], float]
 ) -> np.ndarray:
     """How often each sample is written, (N,) uint8: w of the formula as floor(w), and one more with the probability of
-    the rest, drawn by the sample's key.
+    the rest, drawn by the sample's key and the number of its shard.
     """
     found = []
-    for note, _, columns in (read_table(path, sorted({"key", *expression.columns})) for path in paths):
-        shard = printable(note["shard"])
+    for path in paths:
+        columns = read_columns(path, sorted({"key", *expression.columns}))
         mean = np.clip(np.nan_to_num(np.asarray(expression(columns, quantiles), np.float64)), 0, MOST_COPIES)
-        chance = np.array([stable_hash(shard, key, "copies") / 2**64 for key in columns["key"]])
+        chance = np.array([stable_hash(path.stem, key, "copies") / 2**64 for key in columns["key"]])
         found.append((np.floor(mean) + (chance < mean - np.floor(mean))).astype(np.uint8))
     return np.concatenate(found)
 

@@ -73,6 +73,15 @@ def test_what_has_changed_is_refused_by_select_and_scored_again(scored, tmp_path
     assert main(["write", "--out", str(scored), "--shards-out", str(tmp_path / "kept"), "--workers", "0"]) == 0
 
 
+def test_tables_name_their_shards_from_any_folder(tmp_path, monkeypatch):
+    make.three_shards(tmp_path / "shards")
+    monkeypatch.chdir(tmp_path / "shards")
+    make.score_all(["0.tar", "./1.tar", "file:2.tar"], tmp_path / "out")
+    monkeypatch.chdir(tmp_path)
+    assert make.choose(tmp_path / "out")["kept"] == 12 and make.write_all(tmp_path / "out", tmp_path / "kept") == 12
+    assert make.score_all([f"{tmp_path}/shards/{n}.tar" for n in range(3)], tmp_path / "out") == []
+
+
 def test_a_shard_that_is_gone_is_named(scored, tmp_path, capsys):
     (tmp_path / "shards/2.tar").unlink()
     assert "2.tar is gone since it was scored: bring it back" in fails(capsys, "select", "--out", scored)
