@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from buckets import Bucket
 from prolip.curate.__main__ import main
 from prolip.curate.claims import claimed, stamp
 from prolip.curate.expressions import Expression
@@ -71,6 +72,18 @@ def test_what_has_changed_is_refused_by_select_and_scored_again(scored, tmp_path
         assert "made of other scores" in fails(capsys, words[0], "--out", scored, *words[1:])
     assert main(["select", "--out", str(scored)]) == 0
     assert main(["write", "--out", str(scored), "--shards-out", str(tmp_path / "kept"), "--workers", "0"]) == 0
+
+
+def test_a_remote_shard_is_asked_what_it_is_now(tmp_path):
+    url, local = "gs://curation/0.tar", Path(make.write_tar(tmp_path / "0.tar", make.sample("a", 1)))
+    for number in (1, 2):  # first scores, then a changed object
+        make.write_tar(local, make.sample("a", number))
+        Bucket().pipe_file(url, local.read_bytes())
+        assert len(make.score_all([url], tmp_path / "out")) == 1
+        assert make.score_all([url], tmp_path / "out") == []
+    make.choose(tmp_path / "out")
+    Bucket().rm(url)  # what does not answer keeps its scores
+    assert make.score_all([url], tmp_path / "out") == [] and make.choose(tmp_path / "out")["kept"] == 1
 
 
 def test_tables_name_their_shards_from_any_folder(tmp_path, monkeypatch):
@@ -390,7 +403,7 @@ def _begin(number: int, out: Path, shards: Path) -> None:
 
 def test_simultaneous_starts_agree_on_one_plan(scored, tmp_path):
     make.choose(scored)
-    together(40, _begin, scored, tmp_path / "kept")
+    together(24, _begin, scored, tmp_path / "kept")
     assert sorted(path.name for path in (tmp_path / "kept").iterdir()) == ["000000.tar", "plan.json"]
     assert read_words(tmp_path / "kept/plan.json", "")["written"] == 12
 
