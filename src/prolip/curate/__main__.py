@@ -158,9 +158,9 @@ def score(options: argparse.Namespace) -> int:
     broken = sum(bool(note["broken"]) for note in notes)
     others = f", {len(waiting) - len(notes)} by other processes" if len(waiting) > len(notes) else ""
     print(f"{len(notes) - broken} shards scored into {options.out / SCORES}{others}{seen}")
-    useless = any(note["samples"] for note in notes) and not any(note["usable"] for note in notes)
+    useless = len(notes) == len(urls) and not any(note["usable"] for note in notes)
     if useless:
-        print("none of these samples can be used: see above", file=sys.stderr)
+        print("no sample of any shard can be used", file=sys.stderr)
     return 1 if broken or useless else 0
 
 
