@@ -23,7 +23,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from prolip.curate.claims import claimed, stamp
+from prolip.curate.claims import claimed, stamp, turned
 from prolip.curate.expressions import Expression, parse_rules
 from prolip.curate.figures import MEANINGS, Figures
 from prolip.curate.page import write_page
@@ -148,7 +148,7 @@ def score(options: argparse.Namespace) -> int:
     if len(numbers) > len(waiting):
         print(f"{len(numbers) - len(waiting)} of {len(numbers)} shards have their scores already", file=sys.stderr)
     notes = []
-    for number in tqdm(waiting, unit="shard", disable=None):
+    for number in tqdm(turned(waiting), unit="shard", disable=None):
         with claimed(scorer.path(number), stamps[number]) as mine:
             if mine:
                 notes.append(scorer.score(number))
@@ -203,7 +203,7 @@ def write(options: argparse.Namespace) -> int:
     begin(plan, options.shards_out)
     waiting = [number for number in numbers if not plan.path(options.shards_out, number).exists()]
     counts = []
-    for number in tqdm(waiting, unit="shard", disable=None):
+    for number in tqdm(turned(waiting), unit="shard", disable=None):
         with claimed(plan.path(options.shards_out, number), None) as mine:
             if mine:
                 counts.append(write_shard(plan, options.shards_out, number))

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +13,12 @@ from typing import IO, Any
 from prolip.curate.tables import read_words, write_words
 from prolip.utils.documents import shown
 from prolip.utils.outputs import lock, replacing
+
+
+def turned(numbers: list[int]) -> list[int]:
+    """From a random one on and round: processes meet seldom, even where a file system has no locks."""
+    start = random.randrange(len(numbers) or 1)
+    return numbers[start:] + numbers[:start]
 
 
 def stamp(path: Path) -> tuple[int, int] | None:

@@ -1,6 +1,7 @@
 """Curation of shards that change, lack something or have odd names, by many processes, from damaged files."""
 from __future__ import annotations
 
+import errno
 import json
 import multiprocessing
 import os
@@ -18,13 +19,14 @@ import pytest
 
 from buckets import Bucket
 from prolip.curate.__main__ import main
-from prolip.curate.claims import claimed, stamp
+from prolip.curate.claims import claimed, stamp, turned
 from prolip.curate.expressions import Expression
 from prolip.curate.page import write_page
 from prolip.curate.select import Choice, select
 from prolip.curate.tables import read_words, table_path
 from prolip.curate.write import Plan, begin
 from prolip.data.reading.tar import ShardReader, read_shard
+from prolip.utils import outputs
 
 FORK = multiprocessing.get_context("fork")
 RULE = "dark: cosine < quantile(cosine, 0.5)"
@@ -385,6 +387,19 @@ def test_any_set_of_processes_does_each_part_once(tmp_path):
     assert (tmp_path / "3").read_text() == "x"
 
 
+def test_processes_begin_at_different_parts_and_do_all():
+    orders = [turned(list(range(50))) for _ in range(20)]
+    assert len({order[0] for order in orders}) > 5 and all(sorted(order) == list(range(50)) for order in orders)
+    assert turned([]) == []
+
+
+def test_without_locks_everyone_may_and_the_bytes_are_the_same(tmp_path, scored, monkeypatch):
+    monkeypatch.setattr(outputs.fcntl, "flock", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSYS, "no locks")))
+    together(3, _score, sorted(map(str, (tmp_path / "shards").iterdir())), tmp_path / "many")
+    for path in (scored / "scores").iterdir():
+        assert (tmp_path / "many/scores" / path.name).read_bytes() == path.read_bytes()
+
+
 def test_what_a_killed_process_held_is_done_by_the_next(tmp_path):
     def die(number: int) -> None:
         claimed(tmp_path / "0", None).__enter__()
@@ -413,7 +428,7 @@ def test_simultaneous_starts_agree_on_one_plan(scored, tmp_path):
 def _score(number: int, urls: list[str], out: Path) -> None:
     made = make.scorer(urls, out)
     stamps = {n: stamp(made.path(n)) for n in range(len(urls))}
-    for n in [n for n in stamps if not made.is_done(n)]:
+    for n in turned([n for n in stamps if not made.is_done(n)]):
         with claimed(made.path(n), stamps[n]) as mine:
             if mine:
                 made.score(n)
