@@ -172,7 +172,7 @@ class Scorer:
             for name, values in self.figure(pixels, [group[place].caption for place in good]).items():
                 columns[name] = spread(values, good, len(group))
         empty = [None] * len(group)
-        return pa.table({name: columns.get(name, empty) for name in self.schema.names}, self.schema)
+        return pa.table({name: columns.get(name, empty) for name in self.schema.names}, schema=self.schema)
 
 
 def spread(values: np.ndarray | pa.Array, places: Sequence[int], rows: int) -> pa.Array:
