@@ -77,8 +77,9 @@ def scorer(urls: Sequence[str], out: Path, args: argparse.Namespace) -> Scorer:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         preprocess = image_transform_v2(PreprocessCfg(size=args.image_size), is_train=False)
-    return Scorer(urls, out, figure, preprocess, CaptionSampler.parse("txt"),
-                  {"shards": len(urls)}, ShardReader(), args.workers)  # fmt: skip
+    made = Scorer(urls, out, figure, preprocess, CaptionSampler.parse("txt"), {}, ShardReader(), args.workers)
+    made.begin()
+    return made
 
 
 def loaded(urls: Sequence[str], out: Path, args: argparse.Namespace) -> int:

@@ -6,28 +6,30 @@
     python -m prolip.curate write  --out runs/curated --shards-out kept
     python -m prolip.curate report --out runs/curated
 
-score embeds every sample once and writes a Parquet table for each shard. Any number of processes may share the work
-(--part 3/16, or the tasks of a SLURM array); a run that was broken off goes on. select is cheap: try as many rules as
-you like. write makes shards of what is kept, with an index, the same bytes whoever writes them.
+score embeds every sample once and writes a Parquet table for each shard. Start it as often as you like, such as by a
+SLURM array: the processes share the shards, and a run that was broken off goes on. A shard that has changed is scored
+again. select is cheap: try as many rules as you like. write makes shards of what is kept, with an index, the same bytes
+whoever writes them.
 """
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
+from prolip.curate.claims import claimed, stamp, turned
 from prolip.curate.expressions import Expression, parse_rules
 from prolip.curate.figures import MEANINGS, Figures
 from prolip.curate.page import write_page
-from prolip.curate.score import SCORES, Scorer, shares
-from prolip.curate.select import SUMMARY, Choice, counted, select, write_subset
+from prolip.curate.score import Scorer
+from prolip.curate.select import SELECTION, Choice, counted, select, write_subset
+from prolip.curate.tables import SCORES
 from prolip.curate.write import Plan, begin, finish, write_shard
 from prolip.data.faults import ShardFault
 from prolip.data.reading.entries import find_index
@@ -39,9 +41,10 @@ from prolip.evaluation.loading import load_embedder
 from prolip.evaluation.model import PRECISIONS, check_device
 from prolip.models.weights.checkpoint import CheckpointError
 from prolip.utils import console
+from prolip.utils.console import plain
 from prolip.utils.messages import at_least
 from prolip.utils.outputs import check_output
-from prolip.utils.threads import default_workers
+from prolip.utils.threads import default_workers, in_threads
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -77,7 +80,7 @@ def reader_of(options: argparse.Namespace) -> ShardReader:
 
 def add_part(parser: argparse.ArgumentParser, what: str) -> None:
     parser.add_argument("--part", metavar="I/N", help=f"only every N-th {what} from the I-th, counted from 0; "
-                        "default: those of the task of a SLURM array, else all")  # fmt: skip
+                        "default: all that no other process holds")  # fmt: skip
 
 
 def add_score(parser: argparse.ArgumentParser) -> None:
@@ -117,21 +120,17 @@ def add_write(parser: argparse.ArgumentParser) -> None:
 
 
 def part_of(text: str | None, count: int) -> range:
-    """The numbers that --part, or the environment of a SLURM array, leaves to this process."""
-    given = text
-    if text is None and (task := os.environ.get("SLURM_ARRAY_TASK_ID")) is not None:
-        first = int(os.environ.get("SLURM_ARRAY_TASK_MIN", 0))
-        text = f"{int(task) - first}/{os.environ.get('SLURM_ARRAY_TASK_COUNT', 1)}"
+    """The numbers that --part leaves to this process."""
     if text is None:
         return range(count)
     part, slash, parts = text.partition("/")
     if not (slash and part.isdecimal() and parts.isdecimal() and int(part) < int(parts)):
-        raise ValueError(f"--part {given or text!r}: give I/N with I from 0 to N - 1, such as 0/16")
-    return shares(count, int(part), int(parts))
+        raise ValueError(f"--part {text!r}: give I/N with I from 0 to N - 1, such as 0/16")
+    return range(int(part), count, int(parts))
 
 
 def score(options: argparse.Namespace) -> int:
-    """Score the shards of this part; 1 where a shard cannot be read to its end."""
+    """Score what no other process scores; 1 where a shard cannot be read to its end, or no sample could be used."""
     check_device(options.device)
     captions = CaptionSampler.parse(options.caption_sampling)
     urls = [shard.url for shard in expand_shards(options.data)]
@@ -139,22 +138,39 @@ def score(options: argparse.Namespace) -> int:
     check_output(options.out, folder=True)
     model = load_embedder(options.model, options.pretrained, options.device, options.precision)
     about = {"model": model.name, "fingerprint": model.fingerprint, "precision": options.precision,
-             "captions": options.caption_sampling, "score": model.score.name, "shards": len(urls)}  # fmt: skip
+             "captions": options.caption_sampling, "score": model.score.name}  # fmt: skip
     scorer = Scorer(urls, options.out, Figures(model), model.preprocess, captions, about,
                     ShardReader(ReadPolicy(), find_index(urls)), options.workers)  # fmt: skip
-    waiting = [number for number in numbers if not scorer.is_done(number)]
-    if done := len(numbers) - len(waiting):
-        print(f"{done} of {len(numbers)} shards have their scores already", file=sys.stderr)
-    faults: Counter[str] = Counter()
-    broken = []
-    for number in tqdm(waiting, unit="shard", disable=None):
-        faults += scorer.score(number)
-        if not scorer.is_done(number):
-            broken.append(urls[number])
-            print(f"{urls[number]} cannot be read to its end; what came before is scored", file=sys.stderr)
+    scorer.begin()
+    stamps = {number: stamp(scorer.path(number)) for number in numbers}  # before it is asked whether they are done
+    done = in_threads(scorer.is_done, iter(numbers), options.workers, 64)
+    waiting = [number for number, is_done in zip(numbers, done) if not is_done]
+    if len(numbers) > len(waiting):
+        print(f"{len(numbers) - len(waiting)} of {len(numbers)} shards have their scores already", file=sys.stderr)
+    notes = []
+    for number in tqdm(turned(waiting), unit="shard", disable=None):
+        with claimed(scorer.path(number), stamps[number]) as mine:
+            if mine:
+                notes.append(scorer.score(number))
+                complain(notes[-1])
+    faults = sum((Counter(note["faults"]) for note in notes), Counter())
     seen = "".join(f"; {kind} {count}" for kind, count in faults.most_common())
-    print(f"{len(waiting) - len(broken)} shards scored into {options.out / SCORES}{seen}")
-    return 1 if broken else 0
+    broken = sum(bool(note["broken"]) for note in notes)
+    others = f", {len(waiting) - len(notes)} by other processes" if len(waiting) > len(notes) else ""
+    print(f"{len(notes) - broken} shards scored into {options.out / SCORES}{others}{seen}")
+    useless = len(notes) == len(urls) and not any(note["usable"] for note in notes)
+    if useless:
+        print("no sample of any shard can be used", file=sys.stderr)
+    return 1 if broken or useless else 0
+
+
+def complain(note: dict[str, Any]) -> None:
+    """Say loudly what is wrong with a whole shard."""
+    shard, samples = plain(note["shard"]), note["samples"]
+    if note["broken"]:
+        print(f"{shard} cannot be read to its end; what came before is scored", file=sys.stderr)
+    elif samples and not note["usable"]:
+        print(f"{shard}: none of its {samples} samples can be used, the first: {plain(note['first'])}", file=sys.stderr)
 
 
 def choose(options: argparse.Namespace) -> int:
@@ -173,7 +189,7 @@ def choose(options: argparse.Namespace) -> int:
             print(f"  {name:<16} {summary['dropped'][name]:>10,} dropped, {alone:,} by it alone")
     if faults := counted(options.out):
         print("  seen while reading: " + ", ".join(f"{kind} {count}" for kind, count in faults.most_common()))
-    print(f"written to {options.out / SUMMARY}")
+    print(f"written to {options.out / SELECTION}")
     if options.subset is not None:
         print(f"{write_subset(options.out, options.subset):,} uids in {options.subset}")
     return 0
@@ -186,15 +202,15 @@ def write(options: argparse.Namespace) -> int:
     check_output(options.shards_out, folder=True)
     begin(plan, options.shards_out)
     waiting = [number for number in numbers if not plan.path(options.shards_out, number).exists()]
-    samples = sum(map(partial(write_shard, plan, options.shards_out), progress(waiting)))
+    counts = []
+    for number in tqdm(turned(waiting), unit="shard", disable=None):
+        with claimed(plan.path(options.shards_out, number), None) as mine:
+            if mine:
+                counts.append(write_shard(plan, options.shards_out, number))
     missing = finish(plan, options.shards_out, options.workers)
     left = f"; {missing} are still missing, the index follows with the last" if missing else ", with their index"
-    print(f"{samples:,} samples in {len(waiting)} new shards in {options.shards_out}{left}")
+    print(f"{sum(counts):,} samples in {len(counts)} new shards in {options.shards_out}{left}")
     return 0
-
-
-def progress(numbers: Sequence[int]) -> Iterable[int]:
-    return tqdm(numbers, unit="shard", disable=None)
 
 
 def report(options: argparse.Namespace) -> int:

@@ -8,10 +8,8 @@ from typing import Any
 
 import faiss
 import numpy as np
-import pyarrow.parquet as pq
 
-from prolip.curate.figures import BITS
-from prolip.curate.tables import SIGNATURE
+from prolip.curate.tables import BITS, SIGNATURE, read_columns
 
 #: Signatures that are compared with all others; more are compared within cells.
 FLAT, CELL, PROBES = 100_000, 500, 16
@@ -29,7 +27,7 @@ def read_signatures(paths: Sequence[Path]) -> np.ndarray:
     """Of all samples, (N, BITS / 8) uint8; zeros for those that have none."""
     parts = []
     for path in paths:
-        column = pq.read_table(path, columns=[SIGNATURE]).column(0).to_pylist()
+        column = read_columns(path, [SIGNATURE])[SIGNATURE]
         parts.append(b"".join(value if value is not None else bytes(BITS // 8) for value in column))
     return np.frombuffer(b"".join(parts), np.uint8).reshape(-1, BITS // 8)
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import ast
 import operator
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from prolip.utils.documents import shown
 from prolip.utils.messages import first_few
 
 #: What a rule may hold beside numbers, columns, `and`, `or`, `not` and brackets.
@@ -22,6 +24,8 @@ COMPARISONS: dict[type, Callable] = {
 }  # fmt: skip
 FUNCTIONS: dict[str, Callable] = {"abs": np.abs, "log": np.log, "exp": np.exp, "sqrt": np.sqrt}
 QUANTILE = "quantile"
+#: Characters of a formula, and operations in each other: every one is a call of Python.
+CHARACTERS, DEPTH = 20_000, 100
 EXAMPLE = "such as match_probability < 0.2 or text_bits < quantile(text_bits, 0.1)"
 
 Columns = Mapping[str, np.ndarray]
@@ -42,23 +46,26 @@ class Expression:
     @classmethod
     def parse(cls, text: str) -> Expression:
         """Read a formula; nothing in it is ever executed. ValueError saying what is not understood."""
+        text = text.strip()
         try:
-            tree = ast.parse(text.strip(), mode="eval").body
+            if len(text) > CHARACTERS:  # Python's parser may crash at much more
+                raise ValueError(f"more than {CHARACTERS:,} characters")
+            tree = ast.parse(text, mode="eval").body
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             why = getattr(error, "msg", error)
-            raise ValueError(f"{text!r} is no rule ({why}): give a formula, {EXAMPLE}") from None
+            raise ValueError(f"{shown(text)} is no rule ({why}): give a formula, {EXAMPLE}") from None
         check(tree, text)
         calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
         quantiles = frozenset(quantile_of(node) for node in calls if name_of(node.func) == QUANTILE)
         names = {name_of(node) for node in ast.walk(tree)} - {name_of(node.func) for node in calls} - {""}
-        return cls(text.strip(), tree, frozenset(names), quantiles)
+        return cls(text, tree, frozenset(names), quantiles)
 
     def check_columns(self, known: list[str]) -> None:
         """ValueError for a column that a table does not have."""
         for name in sorted(self.columns - set(known)):
             near = get_close_matches(name, known, n=2)
             hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(known)}"
-            raise ValueError(f"{self.text!r}: there is no column {name!r}: {hint}")
+            raise ValueError(f"{shown(self.text)}: there is no column {name!r}: {hint}")
 
     def __call__(self, columns: Columns, quantiles: Mapping[tuple[str, float], float] | None = None) -> np.ndarray:
         """Its value for every row, (N,) float64, or booleans for comparisons; a comparison with NaN is false."""
@@ -75,43 +82,39 @@ def name_of(node: ast.AST) -> str:
 
 def quantile_of(node: ast.Call) -> tuple[str, float]:
     """Column and share of a call that `is_quantile`."""
-    share = node.args[1]
-    assert isinstance(share, ast.Constant) and isinstance(share.value, (int, float))
+    share: Any = node.args[1]
     return name_of(node.args[0]), float(share.value)
 
 
-def check(node: ast.expr, text: str) -> None:
+def check(node: ast.expr, text: str, depth: int = 0) -> None:
     """ValueError for what a formula may not hold."""
-    if isinstance(node, ast.Constant):
-        if isinstance(node.value, (int, float)) and not isinstance(node.value, bool):
-            return None
-    elif isinstance(node, ast.Name):
-        return None
-    elif isinstance(node, ast.Call) and not node.keywords:
-        name = name_of(node.func)
-        if name in FUNCTIONS and len(node.args) == 1:
-            return check(node.args[0], text)
-        if name == QUANTILE and is_quantile(node.args):
-            return None
-        if name in (QUANTILE, *FUNCTIONS):
+    if depth > DEPTH:
+        raise ValueError(f"{shown(text)} has more than {DEPTH} operations in each other: join parts by `or` or `and`")
+    if is_number(node) or isinstance(node, ast.Name):
+        return
+    parts = parts_of(node)
+    if isinstance(node, ast.Call) and not node.keywords and (name := name_of(node.func)) in (QUANTILE, *FUNCTIONS):
+        parts = [] if name == QUANTILE else node.args
+        if not is_quantile(node.args) if name == QUANTILE else len(parts) != 1:
             wanted = "quantile(COLUMN, SHARE), a share from 0 to 1" if name == QUANTILE else "one value"
-            raise ValueError(f"{text!r}: {ast.unparse(node)!r} wants {wanted}")
-    else:
-        parts = parts_of(node)
-        if parts is not None:
-            for part in parts:
-                check(part, text)
-            return None
-    allowed = f"numbers, columns, + - * / **, comparisons, and, or, not, {', '.join((*FUNCTIONS, QUANTILE))}"
-    raise ValueError(f"{text!r}: {ast.unparse(node)!r} is not understood: a rule has {allowed}, {EXAMPLE}")
+            raise ValueError(f"{shown(text)}: {shown(ast.get_source_segment(text, node))} wants {wanted}")
+    if parts is None:
+        allowed = f"numbers, columns, + - * / **, comparisons, and, or, not, {', '.join((*FUNCTIONS, QUANTILE))}"
+        what = shown(ast.get_source_segment(text, node))
+        raise ValueError(f"{shown(text)}: {what} is not understood: a rule has {allowed}, {EXAMPLE}")
+    for part in parts:
+        check(part, text, depth + 1)
 
 
-def is_quantile(args: list[ast.expr]) -> bool:
+def is_number(node: ast.expr) -> bool:
+    """Whether a node is a number that a float can hold."""
+    value = node.value if isinstance(node, ast.Constant) else None
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+
+
+def is_quantile(args: list[Any]) -> bool:
     """Whether these are a column and a share."""
-    return (
-        len(args) == 2 and isinstance(args[0], ast.Name) and isinstance(args[1], ast.Constant)
-        and isinstance(args[1].value, (int, float)) and 0 <= args[1].value <= 1
-    )  # fmt: skip
+    return len(args) == 2 and isinstance(args[0], ast.Name) and is_number(args[1]) and 0 <= args[1].value <= 1
 
 
 def parts_of(node: ast.expr) -> list[ast.expr] | None:
@@ -135,7 +138,7 @@ def evaluate(node: Any, columns: Columns, quantiles: Mapping[tuple[str, float], 
 
     if isinstance(node, ast.Constant):
         number: Any = node.value
-        return float(number)
+        return np.float64(number)  # which overflows to inf, where Python's own raises
     if isinstance(node, ast.Name):
         return columns[node.id]
     if isinstance(node, ast.Call):
@@ -165,13 +168,13 @@ class Rule:
         """Read `NAME: FORMULA`; ValueError with an example otherwise."""
         name, colon, formula = text.partition(":")
         if not colon or not name.strip().replace("-", "_").isidentifier():
-            raise ValueError(f"--drop {text!r}: give NAME: FORMULA, such as mismatch: match_probability < 0.2")
+            raise ValueError(f"--drop {shown(text)}: give NAME: FORMULA, such as mismatch: match_probability < 0.2")
         expression = Expression.parse(formula)
         if not isinstance(expression.tree, (ast.Compare, ast.BoolOp)) and not (
             isinstance(expression.tree, ast.UnaryOp) and isinstance(expression.tree.op, ast.Not)
         ):
-            raise ValueError(f"--drop {text!r}: {expression.text!r} is no comparison: say when a sample is dropped,"
-                             f" {EXAMPLE}")  # fmt: skip
+            raise ValueError(f"--drop {shown(text)}: {shown(expression.text)} is no comparison: say when a sample is"
+                             f" dropped, {EXAMPLE}")  # fmt: skip
         return cls(name.strip(), expression)
 
 

@@ -9,12 +9,10 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from prolip.curate.tables import SIGNATURE
+from prolip.curate.tables import BITS, SIGNATURE
 from prolip.evaluation.model import Embedder, lengths_of
 from prolip.measures import inclusion_test
 
-#: Bits of a signature; the angle between two means is about pi times the share in which theirs differ.
-BITS = 256
 #: Column -> what it is, for the help and the page.
 MEANINGS = {
     "cosine": "cosine of the means (the CLIP score)",

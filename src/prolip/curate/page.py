@@ -2,20 +2,19 @@
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from matplotlib.figure import Figure
 from PIL import Image
 
 from prolip.curate.expressions import Expression
 from prolip.curate.figures import MEANINGS
-from prolip.curate.select import SELECTION, SUMMARY, counted, tables_of
-from prolip.curate.tables import PLACE, SIGNATURE, column_names, read_columns, read_note
+from prolip.curate.select import KEPT, SELECTION, counted, selection_of
+from prolip.curate.sources import content_of
+from prolip.curate.tables import PLACE, SIGNATURE, column_names, manifest_of, read_columns, read_note
 from prolip.data.faults import SampleFault
 from prolip.data.reading.tar import ShardReader
 from prolip.data.samples.captions import stable_hash
@@ -23,11 +22,12 @@ from prolip.data.samples.decoding import decode_image
 from prolip.data.samples.sample import image_bytes
 from prolip.report.examples import data_uri
 from prolip.utils import style
+from prolip.utils.console import plain
+from prolip.utils.outputs import replacing
 
 PAGE = "report.html"
 #: Shards that examples are taken from, spread evenly; bins of a histogram; pixels of a picture.
 SHARDS, BINS, PIXELS = 8, 60, 112
-KEPT = "kept"
 #: Figures that a page shows whether or not a rule reads them.
 SHOWN = ("match_probability", "normalised_score", "cosine", "text_bits", "image_bits", "text_uncertainty",
          "image_uncertainty")  # fmt: skip
@@ -58,23 +58,20 @@ class Histogram:
 
 def write_page(folder: Path, examples: int = 12, read: ShardReader = ShardReader()) -> Path:  # noqa: B008  # frozen
     """Write the page of the selection in `folder`; `examples` of each reason. ValueError without a selection."""
-    try:
-        summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
-    except OSError:
-        raise ValueError(f"{folder} has no {SUMMARY}: run `python -m prolip.curate select` first") from None
-    tables = tables_of(folder)
+    summary, tables = selection_of(folder)
     figures = shown_figures(tables[0], summary)
     environment = Environment(loader=PackageLoader("prolip.curate", "."), autoescape=True, undefined=StrictUndefined,
                               trim_blocks=True, lstrip_blocks=True)  # fmt: skip
-    note = read_note(tables[0])
     page = environment.get_template("page.html.j2").render(
-        title=f"Curated: {folder.resolve().name}", summary=summary, model=note["model"], faults=counted(folder),
+        title=f"Curated: {plain(folder.resolve().name)}", summary=summary, faults=counted(folder),
+        model=manifest_of(folder)["model"],
         picture=data_uri(picture_of(histograms(folder, tables, figures)), "png"),
         meanings={name: MEANINGS.get(name, "novelty in nats, of models that know it") for name in figures},
         examples=chosen(folder, tables, summary, figures, examples, read), kept=KEPT,
     )  # fmt: skip
     path = folder / PAGE
-    path.write_text(page, encoding="utf-8")
+    with replacing(path) as temporary:
+        temporary.write_text(page, encoding="utf-8", errors="replace")
     return path
 
 
@@ -129,10 +126,6 @@ def picture_of(found: dict[str, Histogram]) -> bytes:
         axis.set_visible(False)
     if found:
         axes[0].legend()
-    return as_png(figure)
-
-
-def as_png(figure: Figure) -> bytes:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=style.STYLE["savefig.dpi"])
     return buffer.getvalue()
@@ -161,8 +154,9 @@ def read_pictures(places: set[tuple[Path, int]], read: ShardReader) -> Iterator[
     for path in sorted({path for path, _ in places}):
         rows = {row for table, row in places if table == path}
         try:
-            for row, raw in enumerate(read(read_note(path)["shard"], lambda fault: None)):
-                if row in rows:
+            contents = read_columns(path, ["content"])["content"]
+            for row, (content, raw) in enumerate(zip(contents, read(read_note(path)["shard"], lambda fault: None))):
+                if row in rows and content_of(raw) == content:
                     yield (path, row), thumbnail(raw)
                 if row >= max(rows):
                     break
@@ -187,4 +181,4 @@ def example_of(path: Path, row: int, pictures: dict[tuple[Path, int], str], figu
     columns = read_columns(path, ["key", "caption", "fault", *figures])
     said = columns["fault"][row] or columns["caption"][row]
     numbers = [(name, f"{columns[name][row]:.3g}") for name in figures[:4] if np.isfinite(columns[name][row])]
-    return Example(said[:160], columns["key"][row], pictures.get((path, row), ""), numbers)
+    return Example(plain(said[:160]), plain(columns["key"][row]), pictures.get((path, row), ""), numbers)

@@ -1,9 +1,11 @@
 """Every shard's samples scored: one table a shard, by any number of processes; a run goes on where it broke off."""
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,15 +16,21 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from prolip.curate.tables import PLACE, read_note, table_path, write_table
+from prolip.curate.claims import agree
+from prolip.curate.sources import CHANGED, change_of, content_of, source_of
+from prolip.curate.tables import MANIFEST, PLACE, SCORES, SIZE, digest, read_table, table_path, write_table
 from prolip.data.faults import SampleFault, ShardFault
-from prolip.data.reading.tar import ShardReader
+from prolip.data.reading.entries import canonical
+from prolip.data.reading.opening import is_local
+from prolip.data.reading.tar import ShardReader, printable
 from prolip.data.samples.captions import CaptionSampler
 from prolip.data.samples.decoding import decode_image
 from prolip.data.samples.sample import Raw, caption_parts, image_bytes, json_record
+from prolip.utils.outputs import replacing
+from prolip.utils.secrecy import scrub
 from prolip.utils.threads import in_threads
 
-SCORES = "scores"
+FORMAT = "prolip curation 2"
 #: Rows that a batch holds: normalised scores compare within it.
 BATCH = 256
 
@@ -33,6 +41,7 @@ class Looked(NamedTuple):
     """A sample before the model sees it; pixels None: it cannot be used, and `fault` says why."""
 
     key: str
+    content: bytes
     uid: str | None
     caption: str
     width: int
@@ -56,29 +65,54 @@ class Scorer:
     read: ShardReader = ShardReader()
     threads: int = 1
 
-    def note_of(self, number: int) -> dict[str, Any]:
-        """What the table of a shard has to say of itself to count as this one's."""
-        return {"shard": self.urls[number], **self.about}
+    @cached_property
+    def schema(self) -> pa.Schema:
+        """The columns of every table, whatever is in its shard: the figures are those of a grey image."""
+        pixels = self.preprocess(Image.new("RGB", (64, 64), "grey"))[None]
+        return pa.schema([*pa.schema(PLACE | SIZE), *pa.table(dict(self.figure(pixels, ["grey"]))).schema])
+
+    @cached_property
+    def words(self) -> dict[str, Any]:
+        """What the manifest says of all tables. Addresses are without secrets."""
+        columns = {field.name: str(field.type) for field in self.schema}
+        return {**self.about, "format": FORMAT, "columns": columns, "shards": [canonical(url) for url in self.urls]}
+
+    @cached_property
+    def mark(self) -> str:
+        """What every table says of the manifest that it belongs to."""
+        return digest(self.words)
+
+    def begin(self) -> None:
+        """Write the manifest, or compare: ValueError for tables of another model, option or data."""
+        agree(self.folder / SCORES / MANIFEST, self.words, f"give another --out, or delete {self.folder / SCORES}")
+
+    def path(self, number: int) -> Path:
+        """Where the table of a shard is."""
+        return table_path(self.folder / SCORES, number)
 
     def is_done(self, number: int) -> bool:
-        """Whether a shard has its table. ValueError for a table of another model, option or shard."""
-        path = table_path(self.folder / SCORES, number)
+        """Whether a shard has its whole table, and is as it was then. ValueError for a table of an earlier version."""
+        path = self.path(number)
         if not path.exists():
             return False
-        note, wanted = read_note(path), self.note_of(number)
-        for name, value in wanted.items():
-            if note.get(name) != value:
-                raise ValueError(f"{path} was made with {name} {note.get(name)!r}, this is {value!r}: give another"
-                                 " --out, or delete it")  # fmt: skip
-        return "broken" not in note
+        try:
+            table = read_table(path)
+        except ValueError:  # damaged: it is made again
+            return False
+        if table.note.get("scores") != self.mark:
+            raise ValueError(f"{path} is of an earlier version, or of other scores than {MANIFEST} beside it: give"
+                             " another --out, or delete it")  # fmt: skip
+        if table.kinds != self.words["columns"] or table.note["broken"]:
+            return False
+        return change_of(self.urls[number], table.note["source"], self.read.policy) != CHANGED
 
-    def score(self, number: int) -> Counter[str]:
-        """Score a shard and write its table; what was wrong with it, by kind.
+    def score(self, number: int) -> dict[str, Any]:
+        """Score a shard and write its table; returns the table's note.
 
         A shard that breaks off has a table of what came before, which says so and is made again by the next run.
         """
         faults: Counter[str] = Counter()
-        broken = ""
+        broken = first = ""
 
         def rows() -> Iterator[Raw]:
             nonlocal broken
@@ -86,51 +120,59 @@ class Scorer:
                 yield from self.read(self.urls[number], lambda fault: faults.update([fault.kind]))
             except ShardFault as fault:
                 faults.update([fault.kind])
-                broken = str(fault)
+                broken = printable(scrub(str(fault)))
 
-        parts: list[dict[str, Any]] = []
+        source = source_of(self.urls[number], self.read.policy)  # before it is read: a change meanwhile is seen later
+        parts: list[pa.Table] = []
         samples = in_threads(self.look, rows(), self.threads, 2 * BATCH)
         while group := list(islice(samples, BATCH)):
-            parts.append(self.columns_of(group, sum(len(part["key"]) for part in parts)))
+            parts.append(self.table_of(group, sum(map(len, parts))))
+            first = first or next((sample.fault for sample in group if sample.fault), "")
             faults.update(sample.fault.partition(":")[0] for sample in group if sample.fault)
-        note = self.note_of(number) | {"faults": dict(faults)} | ({"broken": broken} if broken else {})
-        write_table(table_path(self.folder / SCORES, number), joined(parts), note)
-        return faults
+        whole = pa.concat_tables(parts).combine_chunks() if parts else self.schema.empty_table()
+        sums = hashlib.sha256()
+        for key, content in zip(whole.column("key").to_pylist(), whole.column("content").to_pylist()):
+            sums.update(f"{len(key)} {key}".encode() + content)
+        url = self.urls[number]
+        note = {
+            "scores": self.mark, "shard": canonical(url) if is_local(url) else url, "source": source,
+            "content": sums.hexdigest(), "samples": len(whole), "usable": whole.column("fault").null_count,
+            "faults": dict(faults), "first": first, "broken": broken,
+        }  # fmt: skip
+        with replacing(self.path(number)) as temporary:
+            write_table(temporary, whole, note)
+        return note
 
     def look(self, raw: Raw) -> Looked:
         """Decode a sample; what cannot be used keeps its reason."""
-        uid, caption, size, pixels, fault = None, "", (0, 0), None, None
+        uid, caption, size, pixels, fault, content = None, "", (0, 0), None, None, content_of(raw)
         try:
             chances = self.captions.chances(*caption_parts(raw, self.captions))
             caption = max(chances, key=chances.__getitem__)
             image = decode_image(image_bytes(raw))
             size, pixels = image.size, self.preprocess(image)
         except SampleFault as error:
-            fault = str(error)
+            fault = printable(str(error))
         except Exception as error:  # an image one pixel wide that cannot be resized, and more
-            fault = f"failed transform: {type(error).__name__}: {error}"
+            fault = printable(f"failed transform: {type(error).__name__}: {error}")
         try:
             found = json_record(raw).get("uid") if "json" in raw else None
-            uid = found if isinstance(found, str) else None
+            uid = printable(found) if isinstance(found, str) else None
         except SampleFault:  # no JSON to look at
             pass
-        return Looked(raw["__key__"], uid, caption, *size, pixels, fault)
+        return Looked(raw["__key__"], content, uid, caption, *size, pixels, fault)
 
-    def columns_of(self, group: Sequence[Looked], start: int) -> dict[str, Any]:
-        """The columns of a batch whose first row is `start`; figures of what cannot be used are missing."""
+    def table_of(self, group: Sequence[Looked], start: int) -> pa.Table:
+        """The rows of a batch whose first one is `start`; figures of what cannot be used are missing."""
         good = [place for place, sample in enumerate(group) if sample.pixels is not None]
-        columns: dict[str, Any] = {
-            "row": pa.array(range(start, start + len(group)), PLACE["row"]),
-            **{name: pa.array([getattr(sample, name) for sample in group], PLACE[name])
-               for name in ("key", "uid", "caption", "fault")},
-            **{name: np.array([getattr(sample, name) for sample in group], np.int32) for name in ("width", "height")},
-        }  # fmt: skip
-        if not good:
-            return columns
-        pixels = torch.stack([group[place].pixels for place in good])  # type: ignore[misc]
-        for name, values in self.figure(pixels, [group[place].caption for place in good]).items():
-            columns[name] = spread(values, good, len(group))
-        return columns
+        columns: dict[str, Any] = {"row": range(start, start + len(group))}
+        columns |= {name: [getattr(sample, name) for sample in group] for name in (*PLACE, *SIZE) if name != "row"}
+        if good:
+            pixels = torch.stack([group[place].pixels for place in good])  # type: ignore[misc]
+            for name, values in self.figure(pixels, [group[place].caption for place in good]).items():
+                columns[name] = spread(values, good, len(group))
+        empty = [None] * len(group)
+        return pa.table({name: columns.get(name, empty) for name in self.schema.names}, schema=self.schema)
 
 
 def spread(values: np.ndarray | pa.Array, places: Sequence[int], rows: int) -> pa.Array:
@@ -141,18 +183,3 @@ def spread(values: np.ndarray | pa.Array, places: Sequence[int], rows: int) -> p
     order = np.full(rows, -1)
     order[list(places)] = np.arange(len(places))
     return values.take(pa.array(order, mask=order < 0))
-
-
-def joined(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The columns of all batches under each other; a batch without a figure has nulls. No batch: an empty table."""
-    if not parts:
-        return {name: pa.array([], kind) for name, kind in PLACE.items()}
-    tables = [pa.table(part) for part in parts]
-    whole = pa.concat_tables(tables, promote_options="default").combine_chunks()
-    return {name: whole.column(name).combine_chunks() for name in whole.column_names}
-
-
-def shares(count: int, part: int, parts: int) -> range:
-    """The numbers of the shards of one part of `parts`, every parts-th."""
-    return range(part, count, parts)
-

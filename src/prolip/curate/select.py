@@ -1,7 +1,7 @@
 """Which samples are kept, and why others are not: rules, near-duplicates, a share to keep, copies."""
 from __future__ import annotations
 
-import json
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,26 +13,41 @@ import pyarrow as pa
 
 from prolip.curate.duplicates import duplicates_of, radius_of, read_signatures
 from prolip.curate.expressions import Expression, Rule
-from prolip.curate.score import SCORES
+from prolip.curate.sources import GONE, change_of
 from prolip.curate.tables import (
     PLACE,
     SIGNATURE,
-    column_names,
-    in_order,
+    Table,
+    digest,
+    manifest_of,
     read_columns,
     read_note,
+    read_table,
+    read_words,
+    tables_of,
     whole_column,
     write_table,
+    write_words,
 )
+from prolip.data.reading.connections import ReadPolicy
+from prolip.data.reading.opening import is_local
 from prolip.data.samples.captions import stable_hash
+from prolip.utils.console import plain
+from prolip.utils.outputs import replacing, replacing_folder
 
 SELECTION = "selection"
 SUMMARY = "selection.json"
+#: Names in the folder of a selection.
+OURS = r"\d+\.parquet|selection\.json"
+AGAIN = "run `python -m prolip.curate select` again"
 #: Reasons that are no rules: it could not be read; it repeats a better one; it is not in the share that is kept; the
 #: draw of its copies gave none.
 UNUSABLE, DUPLICATE, RANK, COPIES = "unusable", "duplicate", "rank", "copies"
 OWN = (UNUSABLE, DUPLICATE, RANK, COPIES)
-MOST_COPIES = 10
+#: What the page calls the others; a rule of this name would be mixed up with them.
+KEPT = "kept"
+#: Reasons are the bits of one number.
+MOST_COPIES, MOST_RULES = 10, 64 - len(OWN)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,8 +67,10 @@ class Choice:
             raise ValueError(f"--keep {self.keep}: give the share of the samples that is kept, above 0 to 1")
         if self.keep < 1 and self.by is None:
             raise ValueError(f"--keep {self.keep} of the samples by what? Give --by, such as --by normalised_score")
-        if clash := [rule.name for rule in self.rules if rule.name in OWN]:
+        if clash := [rule.name for rule in self.rules if rule.name in (*OWN, KEPT)]:
             raise ValueError(f"--drop {clash[0]}: ... is a reason of its own already: give another name")
+        if len(self.rules) > MOST_RULES:
+            raise ValueError(f"--drop {len(self.rules)} times: give at most {MOST_RULES} rules, joined by `or`")
         if self.duplicates is not None:
             radius_of(self.duplicates)
 
@@ -76,69 +93,108 @@ class Choice:
 
 
 def select(folder: Path, choice: Choice) -> dict[str, Any]:
-    """Decide on every sample that has scores below `folder`; write the tables and their summary, and return this.
+    """Decide on every sample that has scores below `folder`; commit the tables and their summary, and return this.
 
     Figures of all samples are held for one column at a time: some 8 bytes a sample, 32 more for duplicates.
-    ValueError for a column that is not there.
+    ValueError for a column that is not there, and for scores whose shard has changed.
     """
+    target = folder / SELECTION
+    if target.exists() and (others := [x.name for x in target.iterdir() if not re.fullmatch(OURS, x.name)]):
+        raise ValueError(f"{target} holds {plain(others[0])}, which is no selection's: move it to another place")
     paths = tables_of(folder)
-    names = [name for name in column_names(paths[0]) if name not in PLACE and name != SIGNATURE]
+    manifest = manifest_of(folder)
+    mark, columns = digest(manifest), manifest["columns"]
+    notes = [check_scores(path, mark, columns) for path in paths]
+    names = [name for name in columns if name not in PLACE and name != SIGNATURE]
     for expression in choice.expressions:
         expression.check_columns(names)
-    quantiles = {(name, share): float(np.nanquantile(whole_column(paths, name), share))
+    quantiles = {(name, share): quantile(whole_column(paths, name), share)
                  for name, share in sorted(set().union(*(x.quantiles for x in choice.expressions)))}  # fmt: skip
     reasons = decide(paths, choice, quantiles)
-    counts = [len(read_columns(path, ["row"])["row"]) for path in paths]
     copies = np.where(reasons == 0, 1, 0).astype(np.uint8)
     if choice.copies is not None:
         copies = drawn_copies(paths, choice.copies, quantiles) * copies
         reasons[(copies == 0) & (reasons == 0)] |= bit(choice, COPIES)
-    start, kept = 0, []
-    for path, count in zip(paths, counts):
-        rows = slice(start, start + count)
-        start += count
-        kept.append(int(copies[rows].sum()))
-        columns = {"row": pa.array(np.arange(count), pa.int32()), "copies": pa.array(copies[rows]),
-                   "reasons": pa.array(reasons[rows])}  # fmt: skip
-        write_table(folder / SELECTION / path.name, columns, read_note(path) | {"choice": choice.words()})
+    starts = np.cumsum([0, *(note["samples"] for note in notes)])
     summary = {
-        "choice": choice.words(), "reasons": choice.reasons, "samples": int(sum(counts)),
-        "kept": int((copies > 0).sum()), "written": int(copies.sum()), "by_shard": kept,
+        "choice": choice.words(), "reasons": list(choice.reasons), "samples": len(copies),
+        "kept": int((copies > 0).sum()), "written": int(copies.sum()),
+        "by_shard": [int(copies[start:end].sum()) for start, end in zip(starts, starts[1:])],
+        "content": digest({"content": [note["content"] for note in notes]}),
         "quantiles": {f"{name} at {share:g}": value for (name, share), value in quantiles.items()},
         "dropped": {name: int((reasons & bit(choice, name) > 0).sum()) for name in choice.reasons},
         "dropped_alone": {name: int((reasons == bit(choice, name)).sum()) for name in choice.reasons},
     }  # fmt: skip
-    (folder / SUMMARY).write_text(json.dumps(summary, indent=1))
+    with replacing_folder(target) as new:
+        for path, note, start, end in zip(paths, notes, starts, starts[1:]):
+            rows = {"row": pa.array(np.arange(end - start), pa.int32()), "copies": pa.array(copies[start:end]),
+                    "reasons": pa.array(reasons[start:end])}  # fmt: skip
+            write_table(new / path.name, rows, note | {"choice": choice.words()})
+        write_words(new / SUMMARY, summary)
     return summary
 
 
-def tables_of(folder: Path) -> list[Path]:
-    """The scores of all shards, in order. ValueError where one is missing: its number says which."""
-    paths = sorted((folder / SCORES).glob("[0-9]*.parquet"))
-    if not paths:
-        raise ValueError(f"no scores in {folder / SCORES}: run `python -m prolip.curate score` first")
-    shards = read_note(paths[0])["shards"]
-    missing = sorted(set(range(shards)) - {int(path.stem) for path in paths})
-    if missing:
-        raise ValueError(f"{len(missing)} of {shards} shards have no scores yet, number {missing[0]} for one: go on"
-                         " with `python -m prolip.curate score`, in all of its parts")  # fmt: skip
-    return paths
+def check_scores(path: Path, mark: str, columns: dict[str, str]) -> dict[str, Any]:
+    """The note of a table of scores. ValueError where it is not of the manifest with this checksum and these columns,
+    or its shard is gone or another now, as far as a local file tells without being read.
+    """
+    table, again = read_table(path), "run `python -m prolip.curate score` again"
+    if table.note.get("scores") != mark or table.kinds != columns:
+        raise ValueError(f"{path} is of an earlier version or of other scores: delete it, and {again}")
+    url = table.note["shard"]
+    if is_local(url) and (change := change_of(url, table.note["source"], ReadPolicy())):
+        remedy = "bring it back, or score what is left into another --out" if change == GONE else again
+        raise ValueError(f"{plain(url)} {change} since it was scored: {remedy}")
+    return table.note
 
 
-def bit(choice: Choice, name: str) -> np.uint32:
+def selection_of(folder: Path) -> tuple[dict[str, Any], list[Path]]:
+    """The summary of the selection below `folder`, and its tables of scores. ValueError where there is none, or where
+    what it was made of is not what is there now.
+    """
+    try:
+        summary = read_words(folder / SELECTION / SUMMARY, AGAIN)
+    except FileNotFoundError:
+        raise ValueError(f"{folder} has no {SELECTION}/{SUMMARY}: run `python -m prolip.curate select` first") from None
+    paths = tables_of(folder)
+    for path in paths:
+        chosen(folder, path, summary)
+    return summary, paths
+
+
+def chosen(folder: Path, path: Path, summary: dict[str, Any], names: Sequence[str] = ()) -> tuple[Table, Table]:
+    """A table of scores with some columns, and with `copies` and `reasons` what was chosen of it, without `names`
+    the notes alone. ValueError where the two do not belong together, or not to the summary.
+    """
+    scores, place = read_table(path, names), folder / SELECTION / path.name
+    table = read_table(place, ["copies", "reasons"] if names else ())
+    if table.note.get("choice") != summary["choice"]:
+        raise ValueError(f"{place} is of another selection than {SUMMARY} beside it: {AGAIN}")
+    if any(table.note.get(name) != scores.note.get(name) for name in ("scores", "content")):
+        raise ValueError(f"{place} was made of other scores than {path} has now: {AGAIN}")
+    return scores, table
+
+
+def quantile(values: np.ndarray, share: float) -> float:
+    """Of the values that are there; NaN where none is, which no comparison is true of."""
+    values = values[~np.isnan(values)]
+    return float(np.quantile(values, share)) if len(values) else float("nan")
+
+
+def bit(choice: Choice, name: str) -> np.uint64:
     """The bit of a reason."""
-    return np.uint32(1 << choice.reasons.index(name))
+    return np.uint64(1 << choice.reasons.index(name))
 
 
 def decide(paths: Sequence[Path], choice: Choice, quantiles: dict[tuple[str, float], float]) -> np.ndarray:
-    """The reasons against every sample, (N,) uint32, 0: none."""
+    """The reasons against every sample, (N,) uint64, 0: none."""
     found = []
     wanted = sorted({"fault", *(name for rule in choice.rules for name in rule.drop.columns)})
-    for _, columns in in_order(paths, wanted):
+    for columns in (read_columns(path, wanted) for path in paths):
         faulty = np.array([fault is not None for fault in columns["fault"]], dtype=bool)
-        own = np.where(faulty, bit(choice, UNUSABLE), np.uint32(0))
+        own = np.where(faulty, bit(choice, UNUSABLE), np.uint64(0))
         for rule in choice.rules:
-            own |= np.where(rule.drop(columns, quantiles) & ~faulty, bit(choice, rule.name), np.uint32(0))
+            own |= np.where(rule.drop(columns, quantiles) & ~faulty, bit(choice, rule.name), np.uint64(0))
         found.append(own)
     reasons = np.concatenate(found)
     value = values(paths, choice.by, quantiles) if choice.by is not None else None
@@ -157,20 +213,21 @@ def decide(paths: Sequence[Path], choice: Choice, quantiles: dict[tuple[str, flo
 def values(paths: Sequence[Path], expression: Expression, quantiles: dict[tuple[str, float], float]) -> np.ndarray:
     """A formula's value of every sample, (N,) float64."""
     names = sorted({"row", *expression.columns})
-    return np.concatenate([np.asarray(expression(x, quantiles), np.float64) for _, x in in_order(paths, names)])
+    tables = (read_columns(path, names) for path in paths)
+    return np.concatenate([np.asarray(expression(columns, quantiles), np.float64) for columns in tables])
 
 
 def drawn_copies(
     paths: Sequence[Path], expression: Expression, quantiles: dict[tuple[str, float], float]
 ) -> np.ndarray:
     """How often each sample is written, (N,) uint8: w of the formula as floor(w), and one more with the probability of
-    the rest, drawn by the sample's key.
+    the rest, drawn by the sample's key and the number of its shard.
     """
     found = []
-    for path, columns in in_order(paths, sorted({"key", *expression.columns})):
-        shard = read_note(path)["shard"]
+    for path in paths:
+        columns = read_columns(path, sorted({"key", *expression.columns}))
         mean = np.clip(np.nan_to_num(np.asarray(expression(columns, quantiles), np.float64)), 0, MOST_COPIES)
-        chance = np.array([stable_hash(shard, key, "copies") / 2**64 for key in columns["key"]])
+        chance = np.array([stable_hash(path.stem, key, "copies") / 2**64 for key in columns["key"]])
         found.append((np.floor(mean) + (chance < mean - np.floor(mean))).astype(np.uint8))
     return np.concatenate(found)
 
@@ -182,18 +239,20 @@ def write_subset(folder: Path, place: Path) -> int:
     ValueError where samples have no such uid.
     """
     halves = []
-    for path in tables_of(folder):
-        copies = read_columns(folder / SELECTION / path.name, ["copies"])["copies"]
-        columns = read_columns(path, ["uid", "key"])
-        for uid, key in zip(columns["uid"][copies > 0], columns["key"][copies > 0]):
-            try:
-                halves.append((int(uid[:16], 16), int(uid[16:32], 16)))
-            except (TypeError, ValueError):
+    summary, paths = selection_of(folder)
+    for path in paths:
+        scores, table = chosen(folder, path, summary, ["uid", "key"])
+        kept = table.columns["copies"] > 0
+        for uid, key in zip(scores.columns["uid"][kept], scores.columns["key"][kept]):
+            if not re.fullmatch("[0-9a-fA-F]{32}", uid or ""):
                 raise ValueError(f"sample {key!r} has the uid {uid!r}: a subset file wants 32 hexadecimal digits as "
-                                 '"uid" in the JSON of each sample, as DataComp\'s shards have') from None
+                                 '"uid" in the JSON of each sample, as DataComp\'s shards have')
+            halves.append((int(uid[:16], 16), int(uid[16:], 16)))
     uids = np.array(halves, np.dtype("u8,u8"))
     uids.sort()
-    np.save(place, uids)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(place) as temporary, temporary.open("wb") as file:  # np.save would add .npy to a path
+        np.save(file, uids)
     return len(uids)
 
 

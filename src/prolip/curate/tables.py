@@ -1,21 +1,35 @@
-"""What is written of samples: a Parquet file for each shard, whole or not there, and read back in bounded memory."""
+"""What is written of samples: a Parquet file for each shard, read back in bounded memory, and a manifest of them."""
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from prolip.utils.outputs import replacing
+from prolip.utils.documents import loads
 
+SCORES, MANIFEST = "scores", "manifest.json"
 #: Columns that every table of scores has; figures stand beside them.
-PLACE = {"row": pa.int32(), "key": pa.string(), "uid": pa.string(), "caption": pa.string(), "fault": pa.string()}
-SIGNATURE = "signature"
+PLACE = {"row": pa.int32(), "key": pa.string(), "uid": pa.string(), "caption": pa.string(), "fault": pa.string(),
+         "content": pa.binary(16)}  # fmt: skip
+SIZE = {"width": pa.int32(), "height": pa.int32()}
+#: Of an image, in BITS; the angle between two means is about pi times the share in which theirs differ.
+SIGNATURE, BITS = "signature", 256
 NOTE = b"prolip"
+SUM = "sha256"
+
+
+class Table(NamedTuple):
+    """A table as far as it was read. kinds: all columns with the names of their types."""
+
+    note: dict[str, Any]
+    kinds: dict[str, str]
+    columns: dict[str, np.ndarray]
 
 
 def table_path(folder: Path, number: int) -> Path:
@@ -23,37 +37,53 @@ def table_path(folder: Path, number: int) -> Path:
     return folder / f"{number:06d}.parquet"
 
 
-def write_table(path: Path, columns: Mapping[str, Any], note: Mapping[str, Any]) -> None:
-    """Write columns and a note as one file: whole or not at all; equal input, equal bytes."""
-    table = pa.table({name: x if isinstance(x, pa.Array) else pa.array(x) for name, x in columns.items()})
+def write_table(path: Path, columns: Mapping[str, Any] | pa.Table, note: Mapping[str, Any]) -> None:
+    """Write columns and a note as one file: equal input, equal bytes."""
+    table = columns if isinstance(columns, pa.Table) else pa.table(dict(columns))
     table = table.replace_schema_metadata({NOTE: json.dumps(note, sort_keys=True)})
     path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as temporary:
-        pq.write_table(table, temporary, compression="zstd")
+    with path.open("wb") as file:
+        pq.write_table(table, file, compression="zstd", write_page_checksum=True)
+
+
+def read_table(path: Path, names: Sequence[str] = ()) -> Table:
+    """A table with some of its columns: floats and whole numbers as float64, NaN where there is none; those without a
+    sign, which count or hold bits, as they are; others as objects. ValueError for a file that is damaged or not ours.
+    """
+    try:
+        with path.open("rb") as file:
+            parquet = pq.ParquetFile(file, page_checksum_verification=True)
+            schema = parquet.schema_arrow
+            note = json.loads(schema.metadata[NOTE])
+            kinds = {name: str(schema.field(name).type) for name in schema.names}
+            table = parquet.read(columns=list(names)) if names else pa.table({})
+            return Table(note, kinds, {name: _values(table.column(name)) for name in names})
+    except Exception as error:  # Arrow has its own exceptions for every kind of damage
+        command = "score" if path.parent.name == SCORES else "select"
+        why = f"{type(error).__name__}: {error}".split("\n", maxsplit=1)[0]
+        raise ValueError(f"{path} is damaged, or no table of `prolip.curate` ({why}): delete it, and run"
+                         f" `python -m prolip.curate {command}` again") from None  # fmt: skip
+
+
+def _values(column: pa.ChunkedArray) -> np.ndarray:
+    if pa.types.is_floating(column.type) or pa.types.is_signed_integer(column.type):
+        return column.to_numpy().astype(np.float64)
+    return column.to_numpy(zero_copy_only=False)
 
 
 def read_note(path: Path) -> dict[str, Any]:
     """The note of a table. ValueError for a file that is none of ours."""
-    try:
-        return json.loads((pq.read_schema(path).metadata or {})[NOTE])
-    except (KeyError, pa.ArrowInvalid, OSError, ValueError) as error:
-        raise ValueError(f"{path} is no table of `prolip.curate` ({error}): delete it") from None
+    return read_table(path).note
 
 
 def read_columns(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
-    """Columns of a table: numbers as float64 with NaN where there is none, others as objects."""
-    table = pq.read_table(path, columns=list(names))
-    found = {}
-    for name in names:
-        column = table.column(name)
-        numeric = pa.types.is_floating(column.type) or pa.types.is_integer(column.type)
-        found[name] = column.to_numpy().astype(np.float64) if numeric else column.to_numpy(zero_copy_only=False)
-    return found
+    """Columns of a table, as `read_table` has them."""
+    return read_table(path, names).columns
 
 
 def column_names(path: Path) -> list[str]:
     """All columns of a table, in order."""
-    return pq.read_schema(path).names
+    return list(read_table(path).kinds)
 
 
 def whole_column(paths: Sequence[Path], name: str) -> np.ndarray:
@@ -61,7 +91,43 @@ def whole_column(paths: Sequence[Path], name: str) -> np.ndarray:
     return np.concatenate([read_columns(path, [name])[name].astype(np.float32) for path in paths])
 
 
-def in_order(paths: Sequence[Path], names: Sequence[str]) -> Iterator[tuple[Path, dict[str, np.ndarray]]]:
-    """Tables one after the other."""
-    for path in paths:
-        yield path, read_columns(path, names)
+def digest(words: Mapping[str, Any]) -> str:
+    """SHA-256 of what a JSON file says."""
+    return hashlib.sha256(json.dumps(words, sort_keys=True).encode()).hexdigest()
+
+
+def write_words(path: Path, words: Mapping[str, Any]) -> None:
+    """Write words as JSON with their checksum."""
+    path.write_text(json.dumps({**words, SUM: digest(words)}, indent=1), encoding="utf-8")
+
+
+def read_words(path: Path, remedy: str) -> dict[str, Any]:
+    """What `write_words` wrote. ValueError where it is damaged, with the remedy; FileNotFoundError."""
+    try:
+        words = loads(path.read_bytes())
+        if words.pop(SUM) == digest(words):
+            return words
+    except (ValueError, KeyError, AttributeError, TypeError):
+        pass
+    raise ValueError(f"{path} is damaged: {remedy}")
+
+
+def manifest_of(folder: Path) -> dict[str, Any]:
+    """What the scores below `folder` are of: `Scorer.words`. ValueError where there are none, or those of before."""
+    path, again = folder / SCORES / MANIFEST, "`python -m prolip.curate score`"
+    try:
+        return read_words(path, f"delete it, and run {again} again")
+    except FileNotFoundError:
+        old = any((folder / SCORES).glob("*.parquet"))
+        how = f"its tables are of an earlier version, run {again} with a new --out" if old else f"run {again} first"
+        raise ValueError(f"no scores in {folder / SCORES}, it has no {MANIFEST}: {how}") from None
+
+
+def tables_of(folder: Path) -> list[Path]:
+    """The scores of all shards, in order. ValueError where one is missing: its number says which."""
+    shards = len(manifest_of(folder)["shards"])
+    paths = [table_path(folder / SCORES, number) for number in range(shards)]
+    if missing := [number for number, path in enumerate(paths) if not path.exists()]:
+        raise ValueError(f"{len(missing)} of {shards} shards have no scores yet, number {missing[0]} for one: go on"
+                         " with `python -m prolip.curate score`, in all of its parts")  # fmt: skip
+    return paths

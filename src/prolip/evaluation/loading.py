@@ -68,6 +68,8 @@ def load_embedder(
     if precision not in PRECISIONS:
         raise ValueError(f"precision {precision!r} is unknown: use one of {', '.join(PRECISIONS)}")
     place = check_device(device)
+    if precision == "amp_fp16" and place.type != "cuda":
+        raise ValueError(f"amp_fp16 needs CUDA, the device is {place}: use amp_bf16 or fp32")
     network, preprocess, tokenize = load_model(model, pretrained, tokenizer)
     network = network.to(place).eval().requires_grad_(False)
     name = model if not pretrained else f"{model}:{pretrained}"

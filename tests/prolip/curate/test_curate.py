@@ -77,7 +77,7 @@ def selected(scored: Path, out: Path, *words: str) -> dict:
     """A selection of its own, from the same scores."""
     shutil.copytree(scored / "scores", out / "scores")
     assert main(["select", "--out", str(out), *words]) == 0
-    return json.loads((out / "selection.json").read_text())
+    return json.loads((out / "selection/selection.json").read_text())
 
 
 def table(folder: Path, number: int) -> dict[str, list]:
@@ -118,14 +118,10 @@ def test_what_cannot_be_used_keeps_its_reason_and_no_figure(scored, tmp_path, ca
 
 def test_a_killed_run_goes_on_and_parts_make_the_same_tables(scored, shards, model, tmp_path, monkeypatch, capsys):
     assert main(score_words(shards, model, tmp_path, "--part", "1/2")) == 0
-    assert [path.stem for path in sorted((tmp_path / "scores").iterdir())] == ["000001"]
+    assert sorted(path.name for path in (tmp_path / "scores").iterdir()) == ["000001.parquet", "manifest.json"]
     assert main(["select", "--out", str(tmp_path)]) == 2
     assert "2 of 3 shards have no scores yet, number 0" in capsys.readouterr().err
-    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "4")
-    monkeypatch.setenv("SLURM_ARRAY_TASK_MIN", "4")
-    monkeypatch.setenv("SLURM_ARRAY_TASK_COUNT", "2")
     assert main(score_words(shards, model, tmp_path)) == 0
-    monkeypatch.undo()
     before = (tmp_path / "scores/000001.parquet").stat().st_mtime_ns
     assert main(score_words(shards, model, tmp_path)) == 0
     assert "3 of 3 shards have their scores already" in capsys.readouterr().err
@@ -206,7 +202,7 @@ def test_a_shard_that_changed_is_not_written(scored, tmp_path, shards, model, ca
     assert main(["select", "--out", str(tmp_path / "a")]) == 0
     shutil.copy(shards / "2.tar", copy / "0.tar")
     assert main(["write", "--out", str(tmp_path / "a"), "--shards-out", str(tmp_path / "b")]) == 2
-    assert "ends after 10 samples, it had 15: score it again" in capsys.readouterr().err
+    assert "0.tar has another sample '0000'" in capsys.readouterr().err
     assert not list((tmp_path / "b").glob("*.tar"))
 
 
@@ -223,6 +219,13 @@ def test_a_shard_that_breaks_off_is_said_and_scored_again(tmp_path, shards, mode
     (copy / "1.tar").write_bytes(whole)
     assert main(score_words(copy, model, tmp_path / "a")) == 0
     assert len(table(tmp_path / "a/scores", 1)["key"]) == 15
+
+
+def test_a_field_that_no_sample_has_is_said_loudly(tmp_path, shards, model, capsys):
+    assert main(score_words(shards, model, tmp_path, "--caption-sampling", "nofield")) == 1
+    error = capsys.readouterr().err
+    assert "0.tar: none of its 15 samples can be used, the first: no caption: nothing in nofield" in error
+    assert "no sample of any shard can be used" in error
 
 
 def test_the_subset_is_datacomps(scored, tmp_path):
@@ -275,8 +278,10 @@ def test_scores_of_another_model_are_not_mixed(scored, shards, tmp_path, capsys,
     save_pretrained(prolip.create_model("ProLIP-ViT-test"), tmp_path / "other")
     assert main(score_words(shards, f"local-dir:{tmp_path}/other", tmp_path / "a")) == 2
     assert "was made with model" in capsys.readouterr().err
-    for part in ("--part=2/2", "--part=-1/2"):
+    for part in ("--part=2/2", "--part=-1/2", "--part=1/0", "--part=a/b", "--part=1"):
         assert main(score_words(shards, model, tmp_path / "b", part)) == 2
         assert "give I/N with I from 0 to N - 1" in capsys.readouterr().err
+    assert main(score_words(shards, model, tmp_path / "b", "--precision", "amp_fp16")) == 2
+    assert "amp_fp16 needs CUDA, the device is cpu: use amp_bf16 or fp32" in capsys.readouterr().err
     assert main(["select", "--out", str(tmp_path / "b")]) == 2
     assert "run `python -m prolip.curate score` first" in capsys.readouterr().err

@@ -10,7 +10,8 @@ import torch
 
 from prolip.curate import duplicates
 from prolip.curate.duplicates import duplicates_of, radius_of
-from prolip.curate.figures import BITS, Figures
+from prolip.curate.figures import Figures
+from prolip.curate.tables import BITS
 
 
 def distances(signatures: np.ndarray) -> np.ndarray:

@@ -17,9 +17,8 @@ from PIL import Image
 
 from prolip.curate.expressions import parse_rules
 from prolip.curate.figures import Figures
-from prolip.curate.score import SCORES
 from prolip.curate.select import Choice, select
-from prolip.curate.tables import table_path, write_table
+from prolip.curate.tables import MANIFEST, SCORES, digest, table_path, write_table, write_words
 from prolip.evaluation.loading import load_embedder
 from prolip.explorer import asking, pictures
 from prolip.explorer.__main__ import make_app, parse
@@ -264,9 +263,20 @@ def test_columns_are_those_that_curation_writes(app):
         np.testing.assert_allclose(app.table.column(name), want[name], rtol=2e-4, atol=2e-5, err_msg=name)
 
 
+def write_scores(folder: Path, shards: dict[str, dict]) -> None:
+    """Tables of shards as `prolip.curate score` writes them."""
+    tables = {shard: pa.table(columns) for shard, columns in shards.items()}
+    schema = next(iter(tables.values())).schema
+    words = {"shards": list(shards), "columns": {field.name: str(field.type) for field in schema}}
+    for number, (shard, table) in enumerate(tables.items()):
+        note = {"scores": digest(words), "shard": shard, "source": None, "content": "", "samples": len(table)}
+        write_table(table_path(folder / SCORES, number), table, note)
+    write_words(folder / SCORES / MANIFEST, words)
+
+
 def test_rules_count_as_select_does(tmp_path):
-    random, rows = np.random.default_rng(0), (70, 50)
-    for number, count in enumerate(rows):
+    random, shards = np.random.default_rng(0), {}
+    for number, count in enumerate((70, 50)):
         columns = {
             "row": pa.array(range(count), pa.int32()), "key": pa.array([f"k{i}" for i in range(count)]),
             "uid": pa.array([None] * count, pa.string()), "caption": pa.array([f"<b>{i}</b>" for i in range(count)]),
@@ -274,8 +284,8 @@ def test_rules_count_as_select_does(tmp_path):
             "cosine": random.normal(size=count).astype(np.float32),
             "text_bits": random.random(count).astype(np.float32),
         }  # fmt: skip
-        note = {"shard": f"{number}.tar", "shards": 2}
-        write_table(table_path(tmp_path / SCORES, number), columns, note)
+        shards[f"{number}.tar"] = columns
+    write_scores(tmp_path, shards)
     rules = ["low: cosine < -0.5", "vague: text_bits < quantile(text_bits, 0.3) and cosine < 1",
              "odd: not cosine > -1"]  # fmt: skip
     table = ScoredTable(tmp_path)
@@ -349,7 +359,7 @@ def test_samples_that_were_scored_show_their_pictures(app, shard, tmp_path):
     columns = {"row": pa.array(range(12), pa.int32()), "key": pa.array([f"s{i:02}" for i in range(12)]),
                "uid": pa.array([None] * 12, pa.string()), "caption": pa.array(COLOURS),
                "fault": pa.array([None] * 12, pa.string()), "cosine": np.arange(12, dtype=np.float32)}  # fmt: skip
-    write_table(table_path(tmp_path / SCORES, 0), columns, {"shard": shard, "shards": 1})
+    write_scores(tmp_path, {shard: columns})
     scored = make_app(parse([str(app.opened.index.store.folder), "--scores", str(tmp_path)]))
     (goes,) = scored.rules({"rules": ["low: cosine < 1"]})["shown"]["dropped"]
     kind, row = goes["thumbnail"].split("/")

@@ -1,0 +1,442 @@
+"""Curation of shards that change, lack something or have odd names, by many processes, from damaged files."""
+from __future__ import annotations
+
+import errno
+import json
+import multiprocessing
+import os
+import resource
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import commits_curate as make
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from buckets import Bucket
+from prolip.curate.__main__ import main
+from prolip.curate.claims import claimed, stamp, turned
+from prolip.curate.expressions import Expression
+from prolip.curate.page import write_page
+from prolip.curate.select import Choice, select
+from prolip.curate.tables import read_words, table_path
+from prolip.curate.write import Plan, begin
+from prolip.data.reading.tar import ShardReader, read_shard
+from prolip.utils import outputs
+
+FORK = multiprocessing.get_context("fork")
+RULE = "dark: cosine < quantile(cosine, 0.5)"
+
+
+@pytest.fixture
+def scored(tmp_path) -> Path:
+    make.score_all(make.three_shards(tmp_path / "shards"), tmp_path / "out")
+    return tmp_path / "out"
+
+
+def fails(capsys, *words: object) -> str:
+    """The one line in which a command ends."""
+    capsys.readouterr()
+    assert main([str(word) for word in words]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1 and "Traceback" not in error
+    return error
+
+
+def column(out: Path, number: int, name: str) -> list:
+    return pq.read_table(table_path(out / "scores", number)).to_pydict()[name]
+
+
+def exchange(path: Path, same_time: bool = False) -> None:
+    """The same keys with the pictures and captions of others, and as many bytes."""
+    before = path.stat()
+    make.write_tar(path, [x for row in range(4) for x in make.sample(f"{row}", 3 - row + 100)])
+    data = path.read_bytes()
+    path.write_bytes(data + bytes(max(0, before.st_size - len(data))))
+    if same_time:
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+# --- shards that change -----------------------------------------------------------------------------------------------
+def test_what_has_changed_is_refused_by_select_and_scored_again(scored, tmp_path, capsys):
+    urls = sorted(map(str, (tmp_path / "shards").iterdir()))
+    assert make.score_all(urls, scored) == [] and main(["select", "--out", str(scored)]) == 0
+    exchange(Path(urls[1]))
+    assert "1.tar has changed since it was scored: run `python -m prolip.curate score` again" in fails(
+        capsys, "select", "--out", scored)  # fmt: skip
+    assert [note["shard"] for note in make.score_all(urls, scored)] == [urls[1]]
+    assert column(scored, 1, "caption") == [f"caption {n}" for n in (103, 102, 101, 100)]
+    for words in (["write", "--shards-out", tmp_path / "kept"], ["report"]):
+        assert "made of other scores" in fails(capsys, words[0], "--out", scored, *words[1:])
+    assert main(["select", "--out", str(scored)]) == 0
+    assert main(["write", "--out", str(scored), "--shards-out", str(tmp_path / "kept"), "--workers", "0"]) == 0
+
+
+def test_a_remote_shard_is_asked_what_it_is_now(tmp_path):
+    url, local = "gs://curation/0.tar", Path(make.write_tar(tmp_path / "0.tar", make.sample("a", 1)))
+    for number in (1, 2):  # first scores, then a changed object
+        make.write_tar(local, make.sample("a", number))
+        Bucket().pipe_file(url, local.read_bytes())
+        assert len(make.score_all([url], tmp_path / "out")) == 1
+        assert make.score_all([url], tmp_path / "out") == []
+    make.choose(tmp_path / "out")
+    Bucket().rm(url)  # what does not answer keeps its scores
+    assert make.score_all([url], tmp_path / "out") == [] and make.choose(tmp_path / "out")["kept"] == 1
+
+
+def test_tables_name_their_shards_from_any_folder(tmp_path, monkeypatch):
+    make.three_shards(tmp_path / "shards")
+    monkeypatch.chdir(tmp_path / "shards")
+    make.score_all(["0.tar", "./1.tar", "file:2.tar"], tmp_path / "out")
+    monkeypatch.chdir(tmp_path)
+    assert make.choose(tmp_path / "out")["kept"] == 12 and make.write_all(tmp_path / "out", tmp_path / "kept") == 12
+    assert make.score_all([f"{tmp_path}/shards/{n}.tar" for n in range(3)], tmp_path / "out") == []
+
+
+def test_a_shard_that_is_gone_is_named(scored, tmp_path, capsys):
+    (tmp_path / "shards/2.tar").unlink()
+    assert "2.tar is gone since it was scored: bring it back" in fails(capsys, "select", "--out", scored)
+
+
+def test_write_finds_what_size_and_time_do_not_tell(scored, tmp_path, capsys):
+    assert main(["select", "--out", str(scored)]) == 0
+    exchange(tmp_path / "shards/1.tar", same_time=True)
+    assert main(["select", "--out", str(scored)]) == 0
+    words = ["write", "--out", scored, "--shards-out", tmp_path / "kept", "--shard-samples", 12]
+    error = fails(capsys, *words)
+    assert "1.tar has another sample '0'" in error and f"delete {table_path(scored / 'scores', 1)}" in error
+    assert not list((tmp_path / "kept").glob("*.tar"))
+    table_path(scored / "scores", 1).unlink()
+    assert len(make.score_all(sorted(map(str, (tmp_path / "shards").iterdir())), scored)) == 1
+    assert "made of other scores" in fails(capsys, *words)
+    assert main(["select", "--out", str(scored)]) == 0
+
+
+def test_new_shards_of_other_content_are_not_mixed(scored, tmp_path, capsys):
+    assert main(["select", "--out", str(scored)]) == 0 and make.write_all(scored, tmp_path / "kept", 3) == 12
+    exchange(tmp_path / "shards/2.tar")
+    make.score_all(sorted(map(str, (tmp_path / "shards").iterdir())), scored)
+    assert main(["select", "--out", str(scored)]) == 0
+    assert "holds shards of another selection: give another --shards-out" in fails(
+        capsys, "write", "--out", scored, "--shards-out", tmp_path / "kept", "--shard-samples", 3)  # fmt: skip
+
+
+def test_the_page_shows_no_picture_of_another_sample(scored, tmp_path):
+    assert main(["select", "--out", str(scored)]) == 0 and main(["report", "--out", str(scored)]) == 0
+    assert (scored / "report.html").read_text().count("data:image/webp") == 12
+    exchange(tmp_path / "shards/1.tar", same_time=True)
+    assert main(["report", "--out", str(scored)]) == 0
+    assert (scored / "report.html").read_text().count("data:image/webp") == 8
+
+
+# --- selections -------------------------------------------------------------------------------------------------------
+def test_tables_of_two_selections_are_not_mixed(scored, tmp_path, capsys):
+    assert main(["select", "--out", str(scored)]) == 0
+    shutil.copytree(scored / "selection", tmp_path / "former")
+    assert main(["select", "--out", str(scored), "--drop", RULE]) == 0
+    shutil.copy(tmp_path / "former/000001.parquet", scored / "selection")
+    for words in (["write", "--shards-out", tmp_path / "kept"], ["report"]):
+        assert "000001.parquet is of another selection" in fails(capsys, words[0], "--out", scored, *words[1:])
+    assert main(["select", "--out", str(scored), "--drop", RULE]) == 0 and main(["report", "--out", str(scored)]) == 0
+
+
+@pytest.mark.parametrize("name", ["selection/selection.json", "scores/manifest.json"])
+def test_a_damaged_summary_is_one_line(scored, tmp_path, capsys, name):
+    assert main(["select", "--out", str(scored)]) == 0
+    whole = (scored / name).read_text()
+    damaged = ["{}", "", "[1]", "null", '{"choice": {}}', "{" * 9999, "\0", whole[:-9], whole.replace("1", "2", 1)]
+    for text in damaged:
+        (scored / name).write_text(text)
+        for words in (["write", "--shards-out", tmp_path / "kept"], ["report"]):
+            assert f"{Path(name).name} is damaged" in fails(capsys, words[0], "--out", scored, *words[1:])
+    (scored / name).unlink()
+    make.score_all(sorted(map(str, (tmp_path / "shards").iterdir())), scored)
+    assert main(["select", "--out", str(scored)]) == 0 and main(["report", "--out", str(scored)]) == 0
+
+
+def test_a_folder_of_others_is_not_replaced(scored, capsys):
+    (scored / "selection").mkdir()
+    (scored / "selection/thesis\n.tex").write_text("years")
+    assert r"holds thesis\n.tex, which is no selection's" in fails(capsys, "select", "--out", scored)
+    assert (scored / "selection/thesis\n.tex").read_text() == "years"
+
+
+# --- damaged tables ---------------------------------------------------------------------------------------------------
+def damages(path: Path) -> dict[str, bytes]:
+    whole = path.read_bytes()
+    other = pa.BufferOutputStream()
+    pq.write_table(pq.read_table(path).drop_columns(["cosine"]), other)
+    stranger = pa.BufferOutputStream()
+    pq.write_table(pa.table({"x": [1]}), stranger)
+    return {"cut": whole[: len(whole) // 2], "empty": b"", "text": b"scores", "schema": other.getvalue().to_pybytes(),
+            "foreign": stranger.getvalue().to_pybytes(), "foot": whole[:-40] + bytes(40)}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["cut", "empty", "text", "schema", "foreign", "foot"])
+def test_a_damaged_table_is_named_and_made_again(scored, tmp_path, capsys, kind):
+    path = table_path(scored / "scores", 1)
+    whole = path.read_bytes()
+    path.write_bytes(damages(path)[kind])
+    assert "000001.parquet" in fails(capsys, "select", "--out", scored, "--drop", RULE)
+    make.score_all(sorted(map(str, (tmp_path / "shards").iterdir())), scored)
+    assert path.read_bytes() == whole
+    assert main(["select", "--out", str(scored)]) == 0
+    place = table_path(scored / "selection", 1)
+    place.write_bytes(damages(path)[kind])
+    assert "000001.parquet" in fails(capsys, "write", "--out", scored, "--shards-out", tmp_path / "kept")
+
+
+def test_flipped_bits_of_a_page_are_seen(scored, capsys):
+    path = table_path(scored / "scores", 1)
+    data, part = bytearray(path.read_bytes()), pq.read_metadata(path).row_group(0).column(1)
+    data[part.dictionary_page_offset + part.total_compressed_size - 3] ^= 1  # in the last page of the keys
+    path.write_bytes(data)
+    assert "000001.parquet is damaged" in fails(capsys, "select", "--out", scored, "--copies", "1")
+
+
+def test_scores_of_before_are_refused_by_name(scored, tmp_path, capsys):
+    path = table_path(scored / "scores", 0)
+    pq.write_table(pq.read_table(path).replace_schema_metadata({b"prolip": json.dumps({"shard": "0.tar"})}), path)
+    with pytest.raises(ValueError, match="000000.parquet is of an earlier version.*give another --out, or delete it"):
+        make.score_all(sorted(map(str, (tmp_path / "shards").iterdir())), scored)
+    assert "000000.parquet is of an earlier version" in fails(capsys, "select", "--out", scored)
+    (scored / "scores/manifest.json").unlink()
+    assert "with a new --out" in fails(capsys, "select", "--out", scored)
+
+
+def test_a_full_disk_is_one_line_and_leaves_what_was_there(scored, tmp_path, capsys):
+    words = ["--out", str(scored)]
+    assert main(["select", *words]) == 0 and main(["report", *words]) == 0
+    files = {path: path.read_bytes() for path in scored.rglob("*") if path.is_file()}
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (700, limits[1]))
+    try:
+        for command in (["select", *words, "--drop", RULE], ["report", *words],
+                        ["write", *words, "--shards-out", tmp_path / "kept"]):  # fmt: skip
+            assert "File too large" in fails(capsys, *command)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert files == {path: path.read_bytes() for path in scored.rglob("*") if path.is_file()}
+    assert [path.name for path in (tmp_path / "kept").iterdir()] == ["plan.json"]  # which is small enough
+
+
+# --- shards that lack something ---------------------------------------------------------------------------------------
+LACKING = {
+    "broken": [(f"{row}.{suffix}", b"x") for row in range(2) for suffix in ("png", "txt")],
+    "empty": [],
+    "no text": [(f"{row}.png", make.picture(row)) for row in range(2)],
+}
+
+
+@pytest.mark.parametrize("kind", LACKING)
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_shard_without_usable_samples_has_the_columns_of_all(tmp_path, kind, place):
+    good = make.write_tar(tmp_path / "good.tar", [x for row in range(4) for x in make.sample(f"{row}", row)])
+    urls = [good]
+    urls.insert(place, make.write_tar(tmp_path / "bad.tar", LACKING[kind]))
+    make.score_all(urls, tmp_path / "out")
+    assert pq.read_schema(table_path(tmp_path / "out/scores", 0)).remove_metadata() == (
+        pq.read_schema(table_path(tmp_path / "out/scores", 1)).remove_metadata())  # fmt: skip
+    summary = make.choose(tmp_path / "out", RULE, "long: text_tokens > 99")
+    assert (summary["kept"], summary["samples"]) == (2, 4 + len(LACKING[kind]) // (1 + (kind == "broken")))
+    assert make.write_all(tmp_path / "out", tmp_path / "kept") == 2
+    assert place or main(["report", "--out", f"{tmp_path}/out"]) == 0
+
+
+@pytest.mark.parametrize("kind", LACKING)
+def test_shards_without_any_usable_sample_give_nothing_and_say_so(tmp_path, capsys, kind):
+    make.score_all([make.write_tar(tmp_path / "bad.tar", LACKING[kind])], tmp_path / "out")
+    words = ["--out", str(tmp_path / "out")]
+    assert main(["select", *words, "--drop", RULE, "--keep", "0.5", "--by", "cosine", "--copies", "cosine"]) == 0
+    count = 0 if kind == "empty" else 2
+    assert f"0 of {count} samples are kept" in capsys.readouterr().out
+    assert main(["write", *words, "--shards-out", str(tmp_path / "kept"), "--workers", "0"]) == 0
+    assert "0 samples in 0 new shards" in capsys.readouterr().out
+    assert main(["report", *words]) == 0
+
+
+def test_equal_keys_of_old_shards_lose_no_sample(tmp_path):
+    keys = [["x"], ["x_2"], ["x", "x_1"], ["x_2", "x"]]
+    urls = [make.write_tar(tmp_path / f"{n}.tar", [y for key in some for y in make.sample(key, n)])
+            for n, some in enumerate(keys)]  # fmt: skip
+    make.score_all(urls, tmp_path / "out")
+    make.choose(tmp_path / "out")
+    assert make.write_all(tmp_path / "out", tmp_path / "kept", 99) == 6
+    faults: list = []
+    found = [raw["__key__"] for raw in read_shard(str(tmp_path / "kept/000000.tar"), faults.append)]
+    assert len(set(found)) == 6 and not faults and found[:2] == ["x", "x_2"]
+
+
+ODD = [b"a\nb", b"\x1b]0;pwned\x07\x1b[31mx", b"caf\xe9", "\u65e5\u672c".encode(), b"d/" + b"k" * 300, b" ",
+       b"<b>\xe2\x80\xae</b>"]  # fmt: skip
+
+
+def test_odd_names_are_written_and_read_and_never_steer_a_terminal(tmp_path, capsys):
+    parts = {b".png": b"", b".txt": b"caption \x1b[31m\xe2\x80\xae", b".": b"nameless", b"._x": b"hidden",
+             b".json": b'{"uid": "\\ud800"}'}  # fmt: skip
+    members = [(key + name, data or make.picture(n)) for n, key in enumerate(ODD) for name, data in parts.items()]
+    shard, out = (Path(os.fsdecode(os.fsencode(tmp_path) + name)) for name in (b"/shard\xff\n.tar", b"/out\xff"))
+    make.write_tar(shard, members)
+    assert make.score_all([str(shard)], out)[0]["usable"] == len(ODD)
+    select(out, Choice(copies=Expression.parse("1.5")))
+    make.write_all(out, out / "kept", 99)
+    page = write_page(out).read_text()
+    assert not set("\x1b\x07\u202e") & set(page) and r"\x1b]0;pwned\x07" in page and "<b>\\" not in page
+    want = {raw.pop("__key__"): raw for raw in read_shard(str(shard))}
+    found = {raw.pop("__key__"): raw for raw in read_shard(f"{out}/kept/000000.tar")}
+    assert want.keys() <= found.keys() and len(want) == len(ODD)
+    for key, raw in want.items():
+        assert raw.keys() == {"__url__", "png", "txt", "", "_x", "json"}
+        assert found[key] == raw | {"__url__": f"{out}/kept/000000.tar"}
+    out.rename(tmp_path / "out")
+    words = ["--out", str(tmp_path / "out")]
+    assert main(["select", *words]) == 0
+    assert r"sample 'a\nb' has the uid '\\ud800'" in fails(capsys, "select", *words, "--subset", tmp_path / "uids.npy")
+    shard.write_bytes(shard.read_bytes() + bytes(10240))
+    with pytest.raises(ValueError, match=r"\\n\.tar has changed since it was scored"):
+        make.choose(tmp_path / "out")
+
+
+# --- rules ------------------------------------------------------------------------------------------------------------
+def test_forty_rules_are_counted_each(scored, tmp_path):
+    rules = [f"r{n}: cosine < quantile(cosine, {n / 80})" for n in range(60)]
+    words = [word for rule in rules for word in ("--drop", rule)]
+    assert main(["select", "--out", str(scored), *words]) == 0
+    summary = read_words(scored / "selection/selection.json", "")
+    values = np.concatenate([column(scored, n, "cosine") for n in range(3)]).astype(np.float32)
+    want = {f"r{n}": int((values < np.quantile(values, n / 80)).sum()) for n in range(60)}
+    assert {name: summary["dropped"][name] for name in want} == want
+    reasons = [pq.read_table(table_path(scored / "selection", n))["reasons"].to_numpy() for n in range(3)]
+    assert (np.concatenate(reasons) >> np.uint64(63)).sum() == want["r59"] > 0
+    assert main(["report", "--out", str(scored), "--examples", "2"]) == 0
+    assert "Dropped: r59" in (scored / "report.html").read_text()
+
+
+@pytest.mark.parametrize("words, said", [
+    (["--drop", "kept: cosine < 0"], "--drop kept: ... is a reason of its own"),
+    ([x for n in range(61) for x in ("--drop", f"r{n}: cosine < 0")], "at most 60 rules"),
+    (["--drop", "x: " + " + ".join(["cosine"] * 2000) + " < 0"], "more than 100 operations in each other"),
+    (["--drop", "x: " + "not " * 1500 + "cosine < 0"], "more than 100 operations in each other"),
+    (["--drop", "x: cosine < " + "9" * 401], "is not understood"),
+    (["--drop", "x: cosine < quantile(cosine, " + "9" * 401 + ")"], "wants quantile(COLUMN, SHARE)"),
+    (["--drop", "x: " + "(" * 5000], "is no rule"),
+    (["--drop", "x: " + "cosine < 1 or " * 9000 + "cosine < 1"], "more than 20,000 characters"),
+])  # fmt: skip
+def test_a_rule_that_cannot_be_is_one_line(scored, capsys, words, said):
+    error = fails(capsys, "select", "--out", scored, *words)
+    assert said in error and len(error) < 600
+
+
+@pytest.mark.parametrize("rule", [
+    "x: cosine < 10 ** 400", "x: cosine > (-8) ** 0.5", "x: cosine < 1 / 0", "x: cosine < -10 ** 10 ** 10",
+    "x: " + " or ".join(["cosine < 1"] * 1000), "x: " + "not " * 97 + "cosine < 0",
+])  # fmt: skip
+def test_a_rule_of_any_numbers_gives_a_result(scored, rule):
+    assert main(["select", "--out", str(scored), "--drop", rule]) == 0
+
+
+def test_the_subset_file_is_where_it_says(tmp_path, capsys):
+    uids = [f"{n:032x}" for n in range(4)]
+    members = [x for n, uid in enumerate(uids) for x in make.sample(str(n), n, json=json.dumps({"uid": uid}).encode())]
+    make.score_all([make.write_tar(tmp_path / "0.tar", members)], tmp_path / "out")
+    place = tmp_path / "new/subset"
+    assert main(["select", "--out", f"{tmp_path}/out", "--subset", str(place)]) == 0
+    assert f"4 uids in {place}" in capsys.readouterr().out and len(np.load(place)) == 4
+    assert os.listdir(place.parent) == ["subset"]
+
+
+# --- many processes ---------------------------------------------------------------------------------------------------
+def together(count: int, work, *arguments: object) -> None:
+    """Processes that begin at one moment; all of them end well."""
+    gate = FORK.Barrier(count)
+    processes = [FORK.Process(target=_after, args=(gate, work, number, *arguments)) for number in range(count)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+    assert [process.exitcode for process in processes] == [0] * count
+
+
+def _after(gate, work, *arguments) -> None:
+    gate.wait(60)
+    work(*arguments)
+
+
+def _claim(number: int, folder: Path, seen: dict[int, tuple[int, int] | None]) -> None:
+    for n in seen:
+        with claimed(folder / f"{n}", seen[n]) as mine:
+            if mine:
+                time.sleep(0.002)
+                with open(folder / "log", "a") as log:
+                    log.write(f"{n}\n")
+                (folder / f"{n}.new").write_text("x")
+                os.replace(folder / f"{n}.new", folder / f"{n}")
+
+
+def test_any_set_of_processes_does_each_part_once(tmp_path):
+    (tmp_path / "3").write_text("broken")  # is made anew, by one alone
+    together(7, _claim, tmp_path, {n: stamp(tmp_path / f"{n}") for n in range(40)})
+    assert sorted(map(int, (tmp_path / "log").read_text().split())) == list(range(40))
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*map(str, range(40)), "log"])
+    assert (tmp_path / "3").read_text() == "x"
+
+
+def test_processes_begin_at_different_parts_and_do_all():
+    orders = [turned(list(range(50))) for _ in range(20)]
+    assert len({order[0] for order in orders}) > 5 and all(sorted(order) == list(range(50)) for order in orders)
+    assert turned([]) == []
+
+
+def test_without_locks_everyone_may_and_the_bytes_are_the_same(tmp_path, scored, monkeypatch):
+    monkeypatch.setattr(outputs.fcntl, "flock", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSYS, "no locks")))
+    together(3, _score, sorted(map(str, (tmp_path / "shards").iterdir())), tmp_path / "many")
+    for path in (scored / "scores").iterdir():
+        assert (tmp_path / "many/scores" / path.name).read_bytes() == path.read_bytes()
+
+
+def test_what_a_killed_process_held_is_done_by_the_next(tmp_path):
+    def die(number: int) -> None:
+        claimed(tmp_path / "0", None).__enter__()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    process = FORK.Process(target=die, args=(0,))
+    process.start()
+    process.join(60)
+    assert process.exitcode == -signal.SIGKILL
+    together(2, _claim, tmp_path, dict.fromkeys(range(40)))
+    assert sorted(map(int, (tmp_path / "log").read_text().split())) == list(range(40))
+
+
+def _begin(number: int, out: Path, shards: Path) -> None:
+    begin(Plan(out, 3, ShardReader()), shards)
+    make.write_tar(shards / "000000.tar", [])
+
+
+def test_simultaneous_starts_agree_on_one_plan(scored, tmp_path):
+    make.choose(scored)
+    together(24, _begin, scored, tmp_path / "kept")
+    assert sorted(path.name for path in (tmp_path / "kept").iterdir()) == ["000000.tar", "plan.json"]
+    assert read_words(tmp_path / "kept/plan.json", "")["written"] == 12
+
+
+def _score(number: int, urls: list[str], out: Path) -> None:
+    made = make.scorer(urls, out)
+    stamps = {n: stamp(made.path(n)) for n in range(len(urls))}
+    for n in turned([n for n in stamps if not made.is_done(n)]):
+        with claimed(made.path(n), stamps[n]) as mine:
+            if mine:
+                made.score(n)
+
+
+def test_a_loop_and_many_processes_write_the_same_bytes(scored, tmp_path):
+    together(3, _score, sorted(map(str, (tmp_path / "shards").iterdir())), tmp_path / "many")
+    names = sorted(path.name for path in (tmp_path / "many/scores").iterdir())
+    assert names == sorted(path.name for path in (scored / "scores").iterdir())
+    for name in names:
+        assert (tmp_path / "many/scores" / name).read_bytes() == (scored / "scores" / name).read_bytes()
