@@ -32,7 +32,7 @@ from prolip.curate.select import SELECTION, Choice, counted, select, write_subse
 from prolip.curate.tables import SCORES
 from prolip.curate.write import Plan, begin, finish, write_shard
 from prolip.data.faults import ShardFault
-from prolip.data.reading.entries import find_index
+from prolip.data.reading.entries import canonical, find_index
 from prolip.data.reading.opening import ReadPolicy
 from prolip.data.reading.shards import expand_shards
 from prolip.data.reading.tar import ShardReader
@@ -61,7 +61,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     report = commands.add_parser("report", help="a page of what was dropped, with examples")
     add_out(report)
     report.add_argument("--examples", type=int, default=12, help="samples shown of each reason (default: %(default)s)")
-    add_hosts(report)
+    add_reading(report)
     return parser.parse_args(arguments)
 
 
@@ -69,13 +69,16 @@ def add_out(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of the tables")
 
 
-def add_hosts(parser: argparse.ArgumentParser) -> None:
+def add_reading(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--data", help="the shards again, where addresses have user info or queries: tables do not")
     parser.add_argument("--allow-private-hosts", action="store_true", help="for http(s) shards that the tables name")
 
 
 def reader_of(options: argparse.Namespace) -> ShardReader:
     """A reader of shards whose addresses stand in tables."""
-    return ShardReader(ReadPolicy(public_only=not options.allow_private_hosts))
+    given = expand_shards(options.data) if options.data else ()
+    addresses = {canonical(shard.url): shard.url for shard in given}
+    return ShardReader(ReadPolicy(public_only=not options.allow_private_hosts), addresses=addresses)
 
 
 def add_part(parser: argparse.ArgumentParser, what: str) -> None:
@@ -116,7 +119,7 @@ def add_write(parser: argparse.ArgumentParser) -> None:
     add("--shards-out", type=Path, required=True, metavar="DIR", help="folder of the new shards")
     add("--shard-samples", type=int, default=10_000, help="in each of them (default: %(default)s)")
     add("--workers", type=int, default=default_workers(), help="processes that index (default: %(default)s)")
-    add_hosts(parser)
+    add_reading(parser)
 
 
 def part_of(text: str | None, count: int) -> range:

@@ -21,7 +21,6 @@ from prolip.curate.sources import CHANGED, change_of, content_of, source_of
 from prolip.curate.tables import MANIFEST, PLACE, SCORES, SIZE, digest, read_table, table_path, write_table
 from prolip.data.faults import SampleFault, ShardFault
 from prolip.data.reading.entries import canonical
-from prolip.data.reading.opening import is_local
 from prolip.data.reading.tar import ShardReader, printable
 from prolip.data.samples.captions import CaptionSampler
 from prolip.data.samples.decoding import decode_image
@@ -133,9 +132,8 @@ class Scorer:
         sums = hashlib.sha256()
         for key, content in zip(whole.column("key").to_pylist(), whole.column("content").to_pylist()):
             sums.update(f"{len(key)} {key}".encode() + content)
-        url = self.urls[number]
         note = {
-            "scores": self.mark, "shard": canonical(url) if is_local(url) else url, "source": source,
+            "scores": self.mark, "shard": canonical(self.urls[number]), "source": source,
             "content": sums.hexdigest(), "samples": len(whole), "usable": whole.column("fault").null_count,
             "faults": dict(faults), "first": first, "broken": broken,
         }  # fmt: skip

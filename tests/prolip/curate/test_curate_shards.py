@@ -9,7 +9,10 @@ import resource
 import shutil
 import signal
 import time
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import commits_curate as make
 import numpy as np
@@ -23,7 +26,7 @@ from prolip.curate.claims import claimed, stamp, turned
 from prolip.curate.expressions import Expression
 from prolip.curate.page import write_page
 from prolip.curate.select import Choice, select
-from prolip.curate.tables import read_words, table_path
+from prolip.curate.tables import read_note, read_words, table_path
 from prolip.curate.write import Plan, begin
 from prolip.data.reading.tar import ShardReader, read_shard
 from prolip.utils import outputs
@@ -86,6 +89,37 @@ def test_a_remote_shard_is_asked_what_it_is_now(tmp_path):
     make.choose(tmp_path / "out")
     Bucket().rm(url)  # what does not answer keeps its scores
     assert make.score_all([url], tmp_path / "out") == [] and make.choose(tmp_path / "out")["kept"] == 1
+
+
+class Signed(SimpleHTTPRequestHandler):
+    """Serves files to those whose address is signed."""
+
+    def do_GET(self):
+        if "sig=SECRET" in self.path:
+            super().do_GET()
+        else:
+            self.send_error(403)
+
+    def log_message(self, *_):
+        pass
+
+
+def test_no_table_has_the_secrets_of_addresses_and_write_takes_them_again(tmp_path, capsys):
+    make.write_tar(tmp_path / "0.tar", make.sample("a", 1))
+    out, kept = tmp_path / "out", tmp_path / "kept"
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Signed, directory=tmp_path)) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/0.tar?sig=SECRET"
+        make.score_all([url], out)
+        make.choose(out)
+        write = ["write", "--out", out, "--shards-out", kept, "--workers", 1, "--allow-private-hosts"]
+        assert "SECRET" not in fails(capsys, *write)
+        assert main([str(word) for word in [*write, "--data", url]]) == 0
+        server.shutdown()
+    assert (kept / "000000.tar").exists()
+    for path in tmp_path.rglob("*"):
+        assert path.is_dir() or b"SECRET" not in path.read_bytes(), path
+    assert "SECRET" not in str([read_note(path) for path in (out / "scores").glob("*.parquet")])
 
 
 def test_tables_name_their_shards_from_any_folder(tmp_path, monkeypatch):

@@ -5,7 +5,7 @@ import bz2
 import gzip
 import lzma
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -272,13 +272,18 @@ def strict_note(fault: SampleFault) -> None:
 
 @dataclass(frozen=True)
 class ShardReader:
-    """`read_shard` with a run's settings: what a source of rows holds and its loader workers call."""
+    """`read_shard` with a run's settings: what a source of rows holds and its loader workers call.
+
+    addresses: what to read for canonical addresses, from which secrets were left out.
+    """
 
     policy: ReadPolicy = ReadPolicy()
     index: ShardIndex | None = None
+    addresses: Mapping[str, str] | None = None
 
     def __call__(self, url: str, on_fault: Note | None = None) -> Iterator[Raw]:
         """Raw samples of one shard; ShardFault as `read_shard`, and where there is an index that says nothing of it."""
+        url = (self.addresses or {}).get(url, url)
         try:
             entry = self.index[url] if self.index is not None else None
         except ValueError as error:
