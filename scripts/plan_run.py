@@ -22,7 +22,8 @@ from planner import question, tables  # noqa: E402
 from planner.plan import make_plans  # noqa: E402
 from planner.runs import check_published  # noqa: E402
 from prolip.utils import console  # noqa: E402
-from training.flags import FlagError, Parser, add_flags, build  # noqa: E402
+from prolip.utils.outputs import check_output, replacing  # noqa: E402
+from training.flags import Parser, add_flags, build  # noqa: E402
 
 VERDICT = "verdict"
 
@@ -54,6 +55,8 @@ def plan(given: dict[str, Any]) -> None:
     """Print the tables."""
     simulate = given["simulate"] or "simulation" in (given["show"] or ())
     every = [name for name in (*tables.SECTIONS, VERDICT) if simulate or name != "simulation"]
+    if given["json"]:
+        check_output(given["json"])
     plans = make_plans(ask(given), simulate)
     print(tables.heading(plans))
     for name in given["show"] or every:
@@ -61,7 +64,8 @@ def plan(given: dict[str, Any]) -> None:
         print("\n" + text)
     if given["json"]:
         values = json.dumps([tables.as_values(p) for p in plans], indent=2)
-        Path(given["json"]).write_text(values + "\n", encoding="utf-8")
+        with replacing(Path(given["json"])) as temporary:
+            temporary.write_text(values + "\n", encoding="utf-8")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -72,7 +76,7 @@ def main(arguments: list[str] | None = None) -> int:
             print(tables.published_table(check_published()))
         else:
             plan(given)
-    except (FlagError, OSError) as error:
+    except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0

@@ -91,16 +91,15 @@ def test_a_configuration_that_is_no_json_leaves_the_old_folder_whole(tmp_path):
 def test_a_saved_file_is_on_disk_before_it_gets_its_name_and_may_be_read_as_the_umask_says(tmp_path, monkeypatch):
     """A rename that is on disk before the bytes would leave an empty model after a crash."""
     done: list[str] = []
-    for name in ("fsync", "replace"):
-        honest = getattr(os, name)
-        monkeypatch.setattr(os, name, lambda *args, name=name, honest=honest: (done.append(name), honest(*args))[1])
+    monkeypatch.setattr(outputs, "_exchange", lambda *paths: (done.append("exchange"), os.rename(*paths)))
+    monkeypatch.setattr(outputs, "sync", lambda path, honest=outputs.sync: (done.append("fsync"), honest(path)))
     before = os.umask(0o027)
     try:
-        save_pretrained(build(), tmp_path)
+        save_pretrained(build(), tmp_path / "model")
     finally:
         os.umask(before)
-    assert done == ["fsync", "replace"] * 2
-    assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o640}
+    assert done == ["fsync", "fsync", "fsync", "exchange", "fsync"]  # two files, their folder; the one above
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "model").iterdir()} == {0o640}
 
 
 @pytest.mark.parametrize("wrap", [

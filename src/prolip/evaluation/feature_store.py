@@ -21,12 +21,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from prolip.gaussian import Gaussian
 from prolip.utils.documents import loads
-from prolip.utils.outputs import replacing
+from prolip.utils.outputs import replacing, save_tensors
 
 log = logging.getLogger(__name__)
 
@@ -75,12 +74,11 @@ class FeatureStore:
                 self._texts[key] = record
             return
         path = self.path(kind, key, name)
-        path.parent.mkdir(parents=True, exist_ok=True)
         tensors = {name: tensor.contiguous() for name, tensor in record.tensors.items()}
         text = json.dumps(record.values).encode()  # as a tensor, for headers are bounded
         tensors[STRINGS] = torch.from_numpy(np.frombuffer(text, dtype=np.uint8).copy())
         with replacing(path) as temporary:
-            save_file(tensors, temporary, metadata={"format": FORMAT, "key": key, "crc32": checksum(tensors)})
+            save_tensors(tensors, temporary, metadata={"format": FORMAT, "key": key, "crc32": checksum(tensors)})
 
     def path(self, kind: str, key: str, name: str = "") -> Path:
         """The file of a key."""
@@ -92,7 +90,6 @@ class FeatureStore:
         if self.folder is None:
             return
         path = self.folder / "tasks" / f"{slug(name)}-{key}.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as temporary:
             temporary.write_text(json.dumps({"format": FORMAT, **task}), encoding="utf-8")
 

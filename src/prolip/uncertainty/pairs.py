@@ -1,8 +1,10 @@
 """Matched pairs of embedded images and texts: what every uncertainty here is fitted to."""
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,6 +12,7 @@ from torch import Tensor
 
 from prolip.gaussian import kind_of
 from prolip.utils.messages import first_few
+from prolip.utils.outputs import replacing, save_tensors
 
 #: Fewest pairs that variances are fitted to; of fewer than SOUND pairs, or LEAST images or texts, they are rough.
 LEAST, SOUND = 30, 300
@@ -140,6 +143,11 @@ class Pairs:
         kept = {name: x.contiguous() for name, x in named.items() if isinstance(x, Tensor)}
         kept |= {"model": torch.tensor([*bytes.fromhex(self.model)], dtype=torch.uint8)} if self.model else {}
         return kept | {"scale": torch.tensor(self.scale, dtype=torch.float64)}
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Write `tensors` into a file of safetensors, whole or not at all."""
+        with replacing(Path(path)) as temporary:
+            save_tensors(self.tensors(), temporary)
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Pairs:

@@ -11,11 +11,11 @@ import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 
 def check_output(path: str | os.PathLike, folder: bool = False, size: int = 0, mark: str = "") -> None:
@@ -112,6 +112,17 @@ def replacing_folder(target: Path, kept: Callable[[str], bool] = lambda name: Fa
         sync(target if stays else target.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def save_tensors(tensors: Mapping[str, Any], path: Path, metadata: dict[str, str] | None = None) -> None:
+    """A file of safetensors; OSError where it cannot be written, as of any other file."""
+    from safetensors import SafetensorError  # late: most outputs hold no tensors
+    from safetensors.torch import save_file
+
+    try:
+        save_file(dict(tensors), path, metadata)
+    except SafetensorError as error:
+        raise OSError(str(error)) from error
 
 
 def _real(path: Path) -> Path:
