@@ -18,6 +18,7 @@ from prolip.models.weights.checkpoint import (
     resize_text_positions,
     save_pretrained,
 )
+from prolip.utils import outputs
 
 OPENCLIP = {
     "embed_dim": 32,
@@ -72,7 +73,7 @@ def test_an_interrupted_save_leaves_the_old_folder_whole(tmp_path, monkeypatch):
         path.write_bytes(b"half a file")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(checkpoint, "save_file", killed)
+    monkeypatch.setattr(checkpoint, "save_tensors", killed)
     with pytest.raises(KeyboardInterrupt):
         save_pretrained(build(seed=1), tmp_path)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
