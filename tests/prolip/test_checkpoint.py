@@ -80,6 +80,22 @@ def test_an_interrupted_save_leaves_the_old_folder_whole(tmp_path, monkeypatch):
     assert same(prolip.create_model(f"local-dir:{tmp_path}").state_dict(), old.state_dict())
 
 
+def test_a_folder_whose_other_configuration_would_be_read_instead_is_refused(tmp_path):
+    (tmp_path / "open_clip_config.json").write_text("{}")
+    with pytest.raises(ValueError, match="open_clip_config.json is of another model: give another folder"):
+        save_pretrained(build(), tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["open_clip_config.json"]
+
+
+def test_files_of_a_former_tokenizer_go_with_another_and_all_other_files_stay(tmp_path):
+    for name in ("tokenizer.json", "notes.txt"):
+        (tmp_path / name).write_text("old")
+    save_pretrained(build(), tmp_path)
+    assert (tmp_path / "tokenizer.json").exists()
+    save_pretrained(build(), tmp_path, tokenizer=prolip.get_tokenizer("ProLIP-ViT-test"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "model.safetensors", "notes.txt"]
+
+
 def test_a_configuration_that_is_no_json_leaves_the_old_folder_whole(tmp_path):
     old, new = build(), build(seed=1)
     save_pretrained(old, tmp_path)
