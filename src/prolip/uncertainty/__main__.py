@@ -115,7 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     pairs = read_pairs(args)
     embedded = time.perf_counter()
     if args.save_pairs:
-        pairs.save(args.save_pairs)
+        pairs.save(Path(args.save_pairs))
     if pairs.caution:
         print(f"warning: {pairs.caution}", file=sys.stderr)
     fitted = attach(args.model, args.pretrained, args.tokenizer, pairs, config, args.output, args.seed)

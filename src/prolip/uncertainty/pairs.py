@@ -1,7 +1,6 @@
 """Matched pairs of embedded images and texts: what every uncertainty here is fitted to."""
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -144,9 +143,9 @@ class Pairs:
         kept |= {"model": torch.tensor([*bytes.fromhex(self.model)], dtype=torch.uint8)} if self.model else {}
         return kept | {"scale": torch.tensor(self.scale, dtype=torch.float64)}
 
-    def save(self, path: str | os.PathLike) -> None:
+    def save(self, path: Path) -> None:
         """Write `tensors` into a file of safetensors, whole or not at all."""
-        with replacing(Path(path)) as temporary:
+        with replacing(path) as temporary:
             save_tensors(self.tensors(), temporary)
 
     @classmethod

@@ -132,11 +132,10 @@ def _real(path: Path) -> Path:
 
 def _can_be_renamed(folder: Path) -> bool:
     """Whether a folder may get another name, and no shell stands in it that would then be nowhere."""
-    try:
-        below = Path.cwd().is_relative_to(folder)
-    except FileNotFoundError:  # where this process stands is deleted
-        below = False
-    return not below and not folder.is_mount() and os.access(folder.parent, os.W_OK | os.X_OK)
+    with suppress(FileNotFoundError):  # where this process stands may be deleted
+        if Path.cwd().is_relative_to(folder):
+            return False
+    return not folder.is_mount() and os.access(folder.parent, os.W_OK | os.X_OK)
 
 
 def _is_stream(path: Path) -> bool:

@@ -83,9 +83,7 @@ def new_folder(corpus: Corpus, folder: str | os.PathLike) -> Path:
 def write_task(
     corpus: Corpus, folder: Path, shard: int, suffix: str, contents: Sequence[str], files: Mapping[str, str]
 ) -> Path:
-    """Drawings, each with one text member, in shards of `shard`, and small files by their path below the folder, in one
-    step; what else the folder holds stays.
-    """
+    """Drawings, each with one text member, in shards of `shard`, and small files by their path, all in one step."""
     shards = -(-len(corpus.drawings) // shard)
     with replacing_folder(folder, kept=lambda name: True) as place:
         (place / SPLIT).mkdir()
