@@ -191,4 +191,6 @@ def test_a_lock_tells_who_holds_it_and_since_when(tmp_path):
     assert holder_of(tmp_path / "lock").startswith(f"process {os.getpid()} on ")
     assert ", since 20" in holder_of(tmp_path / "lock")
     held.close()
+    (tmp_path / "lock").write_bytes(b"a\xff\x1b[31m\nb")
+    assert "\n" not in holder_of(tmp_path / "lock") and "\x1b" not in holder_of(tmp_path / "lock")
     assert lock(tmp_path / "lock") is not None

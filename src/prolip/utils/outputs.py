@@ -17,6 +17,8 @@ from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
+from prolip.utils.console import plain
+
 
 def check_output(path: str | os.PathLike, folder: bool = False, size: int = 0, mark: str = "") -> None:
     """ValueError unless a file, or with `folder` files below a folder, can be written at this path.
@@ -256,6 +258,6 @@ def lock(path: Path) -> IO[str] | None:
 def holder_of(path: Path) -> str:
     """Who holds a lock, as its file tells."""
     try:
-        return path.read_text(encoding="utf-8").strip() or "another process"
+        return plain(path.read_text(encoding="utf-8", errors="replace").strip()[:200]) or "another process"
     except OSError:
         return "another process"
