@@ -79,6 +79,19 @@ def test_names_that_are_kept_are_linked_into_the_new_folder(tmp_path):
     assert (target / "mine").stat().st_mode & 0o777 == 0o600 and target.stat().st_mode & 0o777 == 0o750
 
 
+def test_what_another_process_writes_during_the_exchange_is_not_lost(tmp_path, monkeypatch):
+    (tmp_path / "folder").mkdir()
+
+    def late(new, target, exchange=outputs._exchange):
+        (target / "other").write_text("late")
+        exchange(new, target)
+
+    monkeypatch.setattr(outputs, "_exchange", late)
+    with replacing_folder(tmp_path / "folder", kept=lambda name: True) as temporary:
+        (temporary / "one").touch()
+    assert sorted(os.listdir(tmp_path / "folder")) == ["one", "other"] and os.listdir(tmp_path) == ["folder"]
+
+
 def test_a_folder_that_one_stands_in_stays_and_gets_the_new_files(tmp_path, monkeypatch):
     target = tmp_path / "folder"
     target.mkdir()

@@ -111,6 +111,9 @@ def replacing_folder(target: Path, kept: Callable[[str], bool] = lambda name: Fa
             sync(Path(here))
         for name in new if stays else ("",):
             _exchange(temporary / name, target / name)
+        for name in os.listdir(temporary) if temporary.exists() else ():  # others may have written since
+            if name not in old and kept(name) and not os.path.lexists(target / name):
+                os.rename(temporary / name, target / name)
         sync(target if stays else target.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
