@@ -184,7 +184,7 @@ def run(args: argparse.Namespace) -> list[TaskResult]:
         harmonic = harmonic_means(results, args.intervals)
         if args.out:
             text = json.dumps([result.to_dict() for result in results], indent=1, allow_nan=False)
-            with naming(f"--out {args.out}"), replacing(Path(args.out)) as temporary:  # a full disk names no file
+            with replacing(Path(args.out)) as temporary:
                 temporary.write_text(text, encoding="utf-8")
     tables = [format_table(results), *([harmonic] if harmonic else [])]
     tables += [f"prompts: {said_of_prompts(args)}"] if args.prompts != ALL else []

@@ -71,7 +71,8 @@ def replacing(target: Path) -> Iterator[Path]:
     temporary.touch(exist_ok=False)
     mode = (target if target.exists() else temporary).stat().st_mode
     try:
-        yield temporary
+        with _told(target):
+            yield temporary
         temporary.chmod(mode)  # safetensors makes files private, and others are to read it
         sync(temporary)
         os.replace(temporary, target)
@@ -96,7 +97,8 @@ def replacing_folder(target: Path, kept: Callable[[str], bool] = lambda name: Fa
     temporary = _beside(target / "new" if stays else target)
     temporary.mkdir()
     try:
-        yield temporary
+        with _told(target):
+            yield temporary
         mode = temporary.stat().st_mode & 0o666
         for path in (Path(here, name) for here, _, names in os.walk(temporary) for name in names):
             path.chmod(mode)  # as in `replacing`
@@ -127,7 +129,20 @@ def save_tensors(tensors: Mapping[str, Any], path: Path, metadata: dict[str, str
     try:
         save_file(dict(tensors), path, metadata)
     except SafetensorError as error:
-        raise OSError(str(error)) from error
+        number = re.search(r"os error (\d+)", str(error))
+        raise OSError(int(number[1]) if number else errno.EIO, str(error)) from error
+
+
+@contextmanager
+def _told(target: Path) -> Iterator[None]:
+    """The error of a full disk says which result is not there, and what to do."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        why = f"{target} was not written ({os.strerror(error.errno)}): make room on its disk, or give another place"
+        raise OSError(error.errno, why) from error
 
 
 def _real(path: Path) -> Path:

@@ -298,7 +298,7 @@ def test_a_full_disk_is_an_error_of_the_system_and_none_of_safetensors(tmp_path,
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
     try:
-        with pytest.raises(OSError, match="File too large"):
+        with pytest.raises(OSError, match=r"safetensors was not written \(File too large\): make room"):
             compute_features(dataset, ours, FeatureStore(tmp_path / "s"))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
