@@ -73,10 +73,10 @@ def replacing(target: Path) -> Iterator[Path]:
     try:
         with _told(target):
             yield temporary
-        temporary.chmod(mode)  # safetensors makes files private, and others are to read it
-        sync(temporary)
-        os.replace(temporary, target)
-        sync(target.parent)
+            temporary.chmod(mode)  # safetensors makes files private, and others are to read it
+            sync(temporary)
+            os.replace(temporary, target)
+            sync(target.parent)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -99,24 +99,24 @@ def replacing_folder(target: Path, kept: Callable[[str], bool] = lambda name: Fa
     try:
         with _told(target):
             yield temporary
-        mode = temporary.stat().st_mode & 0o666
-        for path in (Path(here, name) for here, _, names in os.walk(temporary) for name in names):
-            path.chmod(mode)  # as in `replacing`
-            sync(path)
-        old, new = (set(os.listdir(place)) if place.exists() else set() for place in (target, temporary))
-        for name in old - new - {temporary.name}:
-            if kept(name) is not stays:  # taken over, or taken out
-                (os.rename if stays else _link)(target / name, temporary / name)
-        if target.exists():
-            shutil.copymode(target, temporary)
-        for here, _, _ in os.walk(temporary):
-            sync(Path(here))
-        for name in new if stays else ("",):
-            _exchange(temporary / name, target / name)
-        for name in os.listdir(temporary) if temporary.exists() else ():  # others may have written since
-            if name not in old and kept(name) and not os.path.lexists(target / name):
-                os.rename(temporary / name, target / name)
-        sync(target if stays else target.parent)
+            mode = temporary.stat().st_mode & 0o666
+            for path in (Path(here, name) for here, _, names in os.walk(temporary) for name in names):
+                path.chmod(mode)  # as in `replacing`
+                sync(path)
+            old, new = (set(os.listdir(place)) if place.exists() else set() for place in (target, temporary))
+            for name in old - new - {temporary.name}:
+                if kept(name) is not stays:  # taken over, or taken out
+                    (os.rename if stays else _link)(target / name, temporary / name)
+            if target.exists():
+                shutil.copymode(target, temporary)
+            for here, _, _ in os.walk(temporary):
+                sync(Path(here))
+            for name in new if stays else ("",):
+                _exchange(temporary / name, target / name)
+            for name in os.listdir(temporary) if temporary.exists() else ():  # others may have written since
+                if name not in old and kept(name) and not os.path.lexists(target / name):
+                    os.rename(temporary / name, target / name)
+            sync(target if stays else target.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
