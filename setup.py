@@ -27,7 +27,6 @@ setup(
                    "explorer/*.js", "explorer/*.css", "evaluation/suites/datacomp/*.csv",
                    "evaluation/published/*.csv", "py.typed"],
         "training": ["retired_flags.json"],
-        "planner": ["published.csv"],
     },
     entry_points={"console_scripts": ["prolip-clip-benchmark=prolip.evaluation.clip_benchmark.command:script",
                                       "prolip-search=prolip.search.__main__:script",

@@ -3,7 +3,6 @@
     python scripts/plan_run.py --model ProLIP-ViT-B-16 --gpu H100 --gpus 8 32 --global-batch 16384 --samples 1.28e9
     python scripts/plan_run.py --gpus 4096 --global-batch 65536 --simulate
     python scripts/plan_run.py --measured runs/first --gpu H100
-    python scripts/plan_run.py --check-published
 
 docs/scaling.md explains the tables: which are formulas, which a simulation, and what is assumed.
 """
@@ -20,7 +19,6 @@ if str(ROOT / "src") not in sys.path:
 
 from planner import question, tables  # noqa: E402
 from planner.plan import make_plans  # noqa: E402
-from planner.runs import check_published  # noqa: E402
 from prolip.utils import console  # noqa: E402
 from prolip.utils.outputs import check_output, replacing  # noqa: E402
 from training.flags import Parser, add_flags, build  # noqa: E402
@@ -34,7 +32,6 @@ def build_parser() -> Parser:
     parser.add_argument("--show", nargs="+", choices=[*tables.SECTIONS, VERDICT], metavar="TABLE",
                         help="only these: " + ", ".join([*tables.SECTIONS, VERDICT]))
     parser.add_argument("--simulate", action="store_true", help="play steps through, PPCL and loader event by event")
-    parser.add_argument("--check-published", action="store_true", help="compare with runs that were published")
     parser.add_argument("--json", metavar="FILE", help="write all figures there as well: seconds, bytes, dollars")
     for section, config in question.SECTIONS.items():
         add_flags(parser, section, config)
@@ -71,11 +68,7 @@ def plan(given: dict[str, Any]) -> None:
 def main(arguments: list[str] | None = None) -> int:
     """0, or 2 after `error: ...`."""
     try:
-        given = build_parser().parse_strictly(sys.argv[1:] if arguments is None else arguments)
-        if given["check_published"]:
-            print(tables.published_table(check_published()))
-        else:
-            plan(given)
+        plan(build_parser().parse_strictly(sys.argv[1:] if arguments is None else arguments))
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

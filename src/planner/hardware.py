@@ -14,9 +14,10 @@ LINK_SHARE = 0.8
 
 
 class GPU(NamedTuple):
-    """Data sheet, SXM form: dense peak in TFLOP/s, GB, GB/s (links one way), dollars per hour or None if not known."""
+    """Data sheet, SXM form: dense peaks in TFLOP/s, GB, GB/s (links one way), dollars per hour or None if not known."""
 
     bf16: float
+    fp32: float
     memory: float
     memory_gbs: float
     nvlink: float
@@ -25,11 +26,11 @@ class GPU(NamedTuple):
 
 
 GPUS = {
-    "A100-40GB": GPU(PEAK_TFLOPS["A100"], 40.0, 1555.0, 300.0, 25.0, 1.844),
-    "A100-80GB": GPU(PEAK_TFLOPS["A100"], 80.0, 2039.0, 300.0, 25.0, None),
-    "H100": GPU(PEAK_TFLOPS["H100"], 80.0, 3350.0, 450.0, 50.0, 4.916),
-    "H200": GPU(PEAK_TFLOPS["H200"], 141.0, 4800.0, 450.0, 50.0, 5.408),
-    "B200": GPU(PEAK_TFLOPS["B200"], 180.0, 8000.0, 900.0, 50.0, None),
+    "A100-40GB": GPU(PEAK_TFLOPS["A100"], 19.5, 40.0, 1555.0, 300.0, 25.0, 1.844),
+    "A100-80GB": GPU(PEAK_TFLOPS["A100"], 19.5, 80.0, 2039.0, 300.0, 25.0, None),
+    "H100": GPU(PEAK_TFLOPS["H100"], 67.0, 80.0, 3350.0, 450.0, 50.0, 4.916),
+    "H200": GPU(PEAK_TFLOPS["H200"], 67.0, 141.0, 4800.0, 450.0, 50.0, 5.408),
+    "B200": GPU(PEAK_TFLOPS["B200"], 75.0, 180.0, 8000.0, 900.0, 50.0, None),
 }
 
 
@@ -42,6 +43,7 @@ class Cluster:
     per_node: int
     peak: float
     tf32: float
+    fp32: float
     memory: float
     memory_rate: float
     intra_rate: float
@@ -85,6 +87,7 @@ def build_cluster(machines: Machines, gpus: int) -> Cluster:
         per_node=per_node,
         peak=peak * 1e12,
         tf32=sheet.bf16 / 2 * 1e12 * peak / sheet.bf16,  # half of bf16's peak on all of these
+        fp32=sheet.fp32 * 1e12 * peak / sheet.bf16,
         memory=(sheet.memory if machines.memory_gb is None else machines.memory_gb) * GB,
         memory_rate=sheet.memory_gbs * GB,
         intra_rate=intra * GB,

@@ -1,16 +1,11 @@
-"""Runs that were done: the speed of one of ours from its metrics.jsonl, and runs that others published."""
+"""The speed of a run of ours, from its metrics.jsonl."""
 from __future__ import annotations
 
-import csv
 import statistics
-from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from planner.failures import HOUR
-from planner.hardware import GPUS
 from planner.models import count_of_run
-from prolip.flops import FORWARD_AND_BACKWARD
 from prolip.utils.documents import loads, read_json
 from training.flags import FlagError
 
@@ -68,67 +63,3 @@ def read_model(config: Path, ranks: int) -> tuple[str | None, float | None]:
         raise FlagError(f"--measured: {config} is no configuration of a run ({type(error).__name__}: {error}): give the"
                         " folder that training wrote") from error  # fmt: skip
     return name, count_of_run(name, method, max(1, local)).flops
-
-
-class Published(NamedTuple):
-    """samples_per_second: of all GPUs; given, or samples over the hours that the source states. family: whose code."""
-
-    name: str
-    family: str
-    model: str
-    gpu: str
-    gpus: int
-    global_batch: int
-    samples_per_second: float
-    recompute: bool
-    source: str
-
-
-class Check(NamedTuple):
-    """Per GPU: GFLOPs of a sample, published samples/s, the MFU that implies, and the samples/s that the planner
-    predicts from the median MFU of the *other* runs of the family (of all others where it is the only one)."""
-
-    run: Published
-    flops: float
-    rate: float
-    mfu: float
-    predicted: float
-
-
-def read_runs(path: Path) -> list[Published]:
-    """The runs of a CSV file. Sources that do not give samples_per_second give samples, and the hours they took."""
-    runs = []
-    with open(path, encoding="utf-8-sig", newline="") as file:
-        for row in csv.DictReader(file):
-            given = row["samples_per_second"]
-            speed = float(given) if given else float(row["samples"]) / (float(row["hours"]) * HOUR)
-            size = int(row["gpus"]), int(row["global_batch"])
-            runs.append(Published(row["name"], row["family"], row["model"], row["gpu"], *size, speed,
-                                  row["recompute"] == "yes", row["source"]))  # fmt: skip
-    return runs
-
-
-#: Samples of LAION-400M: 32 passes, of which the same source counts 407,332,084 samples a pass.
-RUNS = read_runs(Path(__file__).with_name("published.csv"))
-
-
-def check_published(runs: Sequence[Published] = RUNS) -> list[Check]:
-    """Every run with the speed that the others' MFU predicts for it. FLOPs done twice do not count into the MFU; their
-    time does, so runs that recompute are compared by the FLOPs they do."""
-    facts = []
-    for run in runs:
-        flops = count_of_run(run.model, "prolip", run.global_batch // run.gpus).flops
-        rate = run.samples_per_second / run.gpus
-        facts.append((run, flops, rate, rate * flops / (GPUS[run.gpu].bf16 * 1e12)))
-    checks = []
-    for run, flops, rate, mfu in facts:
-        others = [m * done(r) for r, _, _, m in facts if r is not run and r.family == run.family]
-        others = others or [m * done(r) for r, _, _, m in facts if r is not run]
-        speed = statistics.median(others) * GPUS[run.gpu].bf16 * 1e12
-        checks.append(Check(run, flops, rate, mfu, speed / (flops * done(run))))
-    return checks
-
-
-def done(run: Published) -> float:
-    """FLOPs done over model FLOPs."""
-    return 1 + run.recompute / FORWARD_AND_BACKWARD

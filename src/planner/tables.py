@@ -8,7 +8,6 @@ import numpy as np
 
 from planner.failures import HOUR, MINUTE
 from planner.plan import Plan
-from planner.runs import Check
 
 #: What stands in the first column, and how a plan's cell is shown.
 Row = tuple[str, Callable[[Any], str]]
@@ -175,15 +174,3 @@ def as_values(plan: Plan) -> dict[str, Any]:
         },
         "verdict": plan.verdict,
     }  # fmt: skip
-
-
-def published_table(checks: Sequence[Check]) -> str:
-    """Published and predicted side by side, then the sources."""
-    cells = [["run", "GPUs", "GFLOPs/sample", "samples/s/GPU", "MFU", "predicted", "predicted/published"]]
-    cells += [
-        [c.run.name, f"{c.run.gpus} {c.run.gpu}", f"{c.flops / 1e9:.1f}", f"{c.rate:.1f}", f"{c.mfu:.1%}",
-         f"{c.predicted:.1f}", f"{c.predicted / c.rate:.2f}"]
-        for c in checks
-    ]  # fmt: skip
-    sources = dict.fromkeys(c.run.source for c in checks)
-    return align(cells) + "\n\n" + "\n".join(f"source: {source}" for source in sources)

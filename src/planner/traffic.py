@@ -21,7 +21,7 @@ from prolip.losses.pairs import default_block
 PAIR_VISITS = 5
 # Written by the kernel, read where they are added up.
 SUM_VISITS = 2
-# Of the TF32 peak, that the products reach.
+# Of the FP32 peak, that the products of pairs reach: losses run with TF32 off.
 PRODUCT_SHARE = 0.4
 # Times that columns are read or written for each block of rows: means twice, gradients to be zeroed and added to.
 COLUMN_VISITS = 5
@@ -102,7 +102,7 @@ def scoring(local: int, columns: int, dim: int, cluster: Cluster, block: int | N
     of starting kernels, which are as many for a block of few pairs as for one of many."""
     rows = min(local, block or default_block(columns, torch.device("cuda")))
     blocks = math.ceil(local / rows)
-    products = PAIR_PRODUCTS * 2 * local * columns * dim / (PRODUCT_SHARE * cluster.tf32)
+    products = PAIR_PRODUCTS * 2 * local * columns * dim / (PRODUCT_SHARE * cluster.fp32)
     visits = PAIR_VISITS * local * columns + blocks * COLUMN_VISITS * columns * dim
     visits += blocks * SUM_VISITS * kernel_sums(rows, columns)
     return max(products + visits * FLOAT / cluster.memory_rate, blocks * cluster.block_kernels * cluster.launch), blocks

@@ -54,7 +54,7 @@ def item(self: Any, index: Any) -> Any:
         raise TypeError(f"a Gaussian is indexed by 0 (mean) and 1 (log_var) alone: {ROWS}")
     if not -2 <= index < 2:
         raise IndexError(f"z[{index}]: a Gaussian is indexed by 0 (mean) and 1 (log_var) alone: {ROWS}")
-    return tuple.__getitem__(self, index)
+    return self.log_var if index % 2 else self.mean  # torch.compile traces this, and not tuple's own in every version
 
 
 def missing(self: Any, name: str) -> NoReturn:

@@ -262,7 +262,7 @@ def test_scoring_is_bound_by_starts_for_few_pairs_and_by_products_and_memory_for
     found = cluster(1)
     assert scoring(64, 64, 768, found)[0] == Machines().block_kernels * found.launch
     pairs = 4096 * 4096
-    products = 3 * 2 * pairs * 768 / (0.4 * found.tf32)
+    products = 3 * 2 * pairs * 768 / (0.4 * found.fp32)
     memory = (pairs * (5 + 2 * (1 / 32 + 1 / 128 + 1 / 4096)) + 5 * 4096 * 768) * 4 / found.memory_rate
     assert scoring(4096, 4096, 768, found)[0] == pytest.approx(products + memory)
 

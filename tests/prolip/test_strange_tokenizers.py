@@ -198,6 +198,7 @@ def refuse_folder(folder, seed):
 
 def test_damaged_tokenizers_are_refused_in_a_line(tmp_path):
     pytest.importorskip("transformers")
+    pytest.importorskip("sentencepiece")
     for seed in range(40):
         refuse_folder(tmp_path / str(seed), seed)
 
@@ -210,6 +211,7 @@ def test_three_hundred_damaged_tokenizers(tmp_path):
 
 
 def test_a_huge_tokenizer_file_is_not_read(tmp_path):
+    pytest.importorskip("sentencepiece")
     for name in ("tokenizer.json", "spiece.model"):
         with open(tmp_path / name, "wb") as file:
             file.truncate(module.FILE_BYTES + 1)  # a sparse file

@@ -228,6 +228,7 @@ def test_a_source_that_does_not_exist_is_refused(source, message):
 def test_a_folder_without_a_tokenizer_and_a_file_that_is_none_are_refused(tmp_path):
     with pytest.raises(TokenizerNotFoundError, match="no tokenizer in .*want one of tokenizer.json"):
         prolip.get_tokenizer("ProLIP-ViT-B-16", tokenizer=tmp_path)
+    pytest.importorskip("sentencepiece")
     (tmp_path / "x.model").write_text("no model")
     with pytest.raises(ValueError, match="x.model is no sentencepiece model"):
         prolip.get_tokenizer("ProLIP-ViT-B-16", tokenizer=tmp_path / "x.model")

@@ -20,6 +20,7 @@ from clip_benchmark.datasets import builder
 from generated_pictures import WAYS, Picture, generated, meant
 from open_clip.transform import PreprocessCfg, image_transform_v2
 from PIL import Image
+from PIL import __version__ as pillow_version
 from tiny_tars import letters, write_tar
 from torch.utils.data import DataLoader
 from torchvision.datasets import ImageFolder
@@ -185,10 +186,17 @@ def check_transforms(pictures: list[Picture]) -> None:
             assert torch.equal(cropped.from_file(data, Random(3)), crop(np.array(rgb), box, (8, 8))), picture.name
 
 
+#: Older ones report one kind of TIFF as cut, and cannot write others.
+NEW = int(pillow_version.partition(".")[0]) >= 13
+new_pillow = pytest.mark.skipif(not NEW, reason="needs Pillow 13 to write and read every kind")
+
+
+@new_pillow
 def test_every_mode_and_format_gives_the_same_pixels_through_every_door(tmp_path):
     check_files(tmp_path, generated(0, len(WAYS)))
 
 
+@new_pillow
 def test_transforms_take_every_mode_as_its_rgb():
     check_transforms(generated(0, len(WAYS)))
 

@@ -60,6 +60,7 @@ def test_the_file_for_postgres_ranks_as_the_index_does(names):
 
 
 def test_qdrant_ranks_as_the_index_does(names, capsys):
+    pytest.importorskip("qdrant_client")
     exec(QDRANT, names)
     index, embedder = names["index"], names["embedder"]
     found = index.search(embedder.embed_texts(["an animal"]), 5).rows[0].tolist()

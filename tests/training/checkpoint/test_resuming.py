@@ -33,9 +33,8 @@ def start(folder: Path, name: str, *more: str) -> Path:
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    """All but the lock, which tells when it was taken."""
-    found = (path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
-    return {str(path.relative_to(folder)): path.read_bytes() for path in found}
+    paths = (path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")  # tells a time
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
 
 def steps_in(place: Path) -> list[int]:

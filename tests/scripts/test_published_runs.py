@@ -1,10 +1,15 @@
 """Published runs: the figures derived from them, and how near predictions from one to another come."""
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 
-from planner.runs import RUNS, check_published
-from planner.tables import published_table
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "scripts"))
+
+from published_runs import RUNS, check_published, published_table  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -56,3 +61,9 @@ def test_the_table_holds_every_run_and_every_source(checks):
     text = published_table(list(checks.values()))
     for run in RUNS:
         assert run.name in text and f"source: {run.source}" in text
+
+
+def test_the_page_shows_what_the_command_prints(checks):
+    page = (ROOT / "docs/scaling.md").read_text()
+    shown = page.partition("python scripts/published_runs.py\n```\n\n```text\n")[2].partition("```")[0]
+    assert shown.strip() == published_table(list(checks.values())).strip()
