@@ -8,7 +8,7 @@ from pathlib import Path
 SOURCE = Path(__file__).parents[1] / "src"
 #: Methods and functions that write a file by its name; `save` is NumPy's, PyTorch's, Pillow's and Matplotlib's.
 WRITING = {"write_text", "write_bytes", "savefig", "savez", "savez_compressed", "copyfile", "copy", "copy2", "move",
-           "to_csv", "to_parquet", "TarWriter", "ShardWriter", "save_file", "save_tensors", "tofile"}
+           "to_csv", "to_parquet", "TarWriter", "ShardWriter", "save_file", "tofile"}
 SAVING = {"np", "torch", "picture", "program"}
 #: What is called with a file or a folder that the caller commits, or adds to a file line by line.
 ALLOWED = {
@@ -19,12 +19,10 @@ ALLOWED = {
     "prolip.evaluation.suites.datacomp.store:alone": "a lock",
     "prolip.evaluation.suites.datacomp.store:check": "nothing is written",
     "prolip.export:write": "the caller's folder",
-    "prolip.hierarchy.hierarimgs:write_levels": "the caller's folder",
     "prolip.models.tokenizer:save_pretrained": "the caller's folder",
     "prolip.uncertainty.attach:write_openclip": "the caller's folder",
     "prolip.utils.outputs:link": "the new folder",
     "prolip.utils.outputs:lock": "a lock",
-    "prolip.utils.outputs:save_tensors": "the caller's file",
     "training.checkpoint.files:fill": "the file of Storage.write",
     "training.checkpoint.resuming:claim": "the file of Storage.write",
     "training.checkpoint.run_folder:__init__": "the ledger: lines",

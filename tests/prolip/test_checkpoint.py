@@ -73,7 +73,7 @@ def test_an_interrupted_save_leaves_the_old_folder_whole(tmp_path, monkeypatch):
         path.write_bytes(b"half a file")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(checkpoint, "save_tensors", killed)
+    monkeypatch.setattr(checkpoint, "save_file", killed)
     with pytest.raises(KeyboardInterrupt):
         save_pretrained(build(seed=1), tmp_path)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["config.json", "model.safetensors"]

@@ -21,11 +21,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from prolip.gaussian import Gaussian
 from prolip.utils.documents import loads
-from prolip.utils.outputs import replacing, save_tensors
+from prolip.utils.outputs import replacing
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +79,7 @@ class FeatureStore:
         text = json.dumps(record.values).encode()  # as a tensor, for headers are bounded
         tensors[STRINGS] = torch.from_numpy(np.frombuffer(text, dtype=np.uint8).copy())
         with replacing(path) as temporary:
-            save_tensors(tensors, temporary, metadata={"format": FORMAT, "key": key, "crc32": checksum(tensors)})
+            save_file(tensors, temporary, metadata={"format": FORMAT, "key": key, "crc32": checksum(tensors)})
 
     def path(self, kind: str, key: str, name: str = "") -> Path:
         """The file of a key."""

@@ -165,25 +165,21 @@ def build(
         raise FileNotFoundError(f"{some}: {WANTED}")
     with replacing_folder(Path(out)) as place:
         for one in chosen:
-            write_levels(one, folder / one.file, place / Path(one.file).stem, instances)
+            source = folder / one.file
+            image = open_image(source)
+            if (image.height, image.width) != one.size:
+                raise ValueError(f"{source} is {image.width} x {image.height} and {one.size[1]} x {one.size[0]} in"
+                                 f" {instances}: {WANTED}")  # fmt: skip
+            try:
+                pictures = levels_of(image, [mask_of(s, one.size) for s in one.segments])
+            except ValueError as error:
+                raise ValueError(f"{instances}: {one.file}: {error}") from error
+            (place / source.stem).mkdir()
+            for level, picture in enumerate(pictures):
+                picture.save(place / source.stem / f"level{level}.png")
+            shutil.copyfile(source, place / source.stem / f"level{len(pictures)}{source.suffix}")
         (place / MARK).write_text(json.dumps({"images": len(chosen), "levels": SEGMENTS + 1, "least": least}))
     return len(chosen)
-
-
-def write_levels(one: Chosen, source: Path, place: Path, instances: str | Path) -> None:
-    """The levels of one image into a new folder. ValueError where the image is not the one of its annotations."""
-    image = open_image(source)
-    if (image.height, image.width) != one.size:
-        raise ValueError(f"{source} is {image.width} x {image.height} and {one.size[1]} x {one.size[0]} in"
-                         f" {instances}: {WANTED}")  # fmt: skip
-    try:
-        pictures = levels_of(image, [mask_of(s, one.size) for s in one.segments])
-    except ValueError as error:
-        raise ValueError(f"{instances}: {one.file}: {error}") from error
-    place.mkdir()
-    for level, picture in enumerate(pictures):
-        picture.save(place / f"level{level}.png")
-    shutil.copyfile(source, place / f"level{len(pictures)}{source.suffix}")
 
 
 def read_levels(folder: str | Path) -> list[list[Path]]:

@@ -16,6 +16,7 @@ import torch
 from open_clip.factory import parse_model_name
 from open_clip.transformer import QuickGELU
 from PIL import Image
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from prolip.evaluation.loading import config_file, is_prolip, load_model, load_openclip, model_fingerprint
@@ -33,7 +34,7 @@ from prolip.uncertainty.fit import Fitted, fit_variances
 from prolip.uncertainty.hidden import encode_hidden, innermost
 from prolip.uncertainty.novelty import fitted_novelty
 from prolip.uncertainty.pairs import Pairs
-from prolip.utils.outputs import check_output, replacing_folder, save_tensors
+from prolip.utils.outputs import check_output, replacing_folder
 
 #: What a model of ours becomes.
 METHOD = "likelihood"
@@ -170,7 +171,7 @@ def write_prolip(  # noqa: PLR0913, PLR0917
 
 def write_openclip(model: str, network: Any, folder: Path) -> None:
     """OpenCLIP's weights, configuration and tokenizer files of a model by this name."""
-    save_tensors(unshared(network.state_dict()), folder / WEIGHTS, metadata={"format": "pt"})
+    save_file(unshared(network.state_dict()), folder / WEIGHTS, metadata={"format": "pt"})
     if parse_model_name(model)[0]:
         settings = read_config(config_file(model))[0]
         for name in TOKENIZER_NAMES:

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from prolip.gaussian import Gaussian
 from prolip.scores import Score, TrueMatchScore
 from prolip.uncertainty.heads import Parts, VarianceHead
 from prolip.uncertainty.novelty import Novelty, Widths
-from prolip.utils.outputs import replacing, save_tensors
+from prolip.utils.outputs import replacing
 
 #: The file beside OpenCLIP's own configuration and weights.
 FILE = "uncertainty.safetensors"
@@ -60,7 +61,7 @@ class FittedCLIP(nn.Module):
                    for name, x in module.state_dict().items()}  # fmt: skip
         facts = {"parts": json.dumps(parts), "score": json.dumps(self.score.to_dict())}
         with replacing(path) as temporary:
-            save_tensors(tensors, temporary, metadata=facts)
+            save_file(tensors, temporary, metadata=facts)
         return path
 
 

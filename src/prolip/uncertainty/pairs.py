@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from prolip.gaussian import kind_of
 from prolip.utils.messages import first_few
-from prolip.utils.outputs import replacing, save_tensors
+from prolip.utils.outputs import replacing
 
 #: Fewest pairs that variances are fitted to; of fewer than SOUND pairs, or LEAST images or texts, they are rough.
 LEAST, SOUND = 30, 300
@@ -146,7 +147,7 @@ class Pairs:
     def save(self, path: Path) -> None:
         """Write `tensors` into a file of safetensors, whole or not at all."""
         with replacing(path) as temporary:
-            save_tensors(self.tensors(), temporary)
+            save_file(self.tensors(), temporary)
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Pairs:

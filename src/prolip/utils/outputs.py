@@ -11,11 +11,11 @@ import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from prolip.utils.console import plain
 
@@ -121,28 +121,18 @@ def replacing_folder(target: Path, kept: Callable[[str], bool] = lambda name: Fa
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def save_tensors(tensors: Mapping[str, Any], path: Path, metadata: dict[str, str] | None = None) -> None:
-    """A file of safetensors; OSError where it cannot be written, as of any other file."""
-    from safetensors import SafetensorError  # late: most outputs hold no tensors
-    from safetensors.torch import save_file
-
-    try:
-        save_file(dict(tensors), path, metadata)
-    except SafetensorError as error:
-        number = re.search(r"os error (\d+)", str(error))
-        raise OSError(int(number[1]) if number else errno.EIO, str(error)) from error
-
-
 @contextmanager
 def _told(target: Path) -> Iterator[None]:
-    """The error of a full disk says which result is not there, and what to do."""
+    """The error of a full disk is an OSError that says which result is not there, and what to do."""
     try:
         yield
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+    except Exception as error:
+        found = re.search(r"os error (\d+)", str(error))  # safetensors has an exception of its own
+        number = int(found[1]) if found else getattr(error, "errno", None)
+        if number not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
-        why = f"{target} was not written ({os.strerror(error.errno)}): make room on its disk, or give another place"
-        raise OSError(error.errno, why) from error
+        why = f"{target} was not written ({os.strerror(number)}): make room on its disk, or give another place"
+        raise OSError(number, why) from error
 
 
 def _real(path: Path) -> Path:

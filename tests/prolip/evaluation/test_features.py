@@ -285,7 +285,7 @@ def test_a_write_that_breaks_off_leaves_nothing(tmp_path, ours, monkeypatch):
         path.write_bytes(b"half")
         raise OSError("no space left")
 
-    monkeypatch.setattr(feature_store, "save_tensors", half)
+    monkeypatch.setattr(feature_store, "save_file", half)
     dataset = open_wds(mini.wds_classification(tmp_path / "wds"))
     with pytest.raises(OSError, match="no space left"):
         compute_features(dataset, ours, FeatureStore(tmp_path / "s"))

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from prolip.gaussian import kind_of
@@ -30,7 +30,7 @@ from prolip.models.weights.unreadable import (
 )
 from prolip.utils.documents import read_json, shown
 from prolip.utils.links import check_links
-from prolip.utils.outputs import replacing_folder, save_tensors
+from prolip.utils.outputs import replacing_folder
 
 log = logging.getLogger(__name__)
 
@@ -373,7 +373,7 @@ def save_pretrained(model: ProLIP, folder: str | os.PathLike, tokenizer: Any = N
     tensors = {key: value.detach().cpu().contiguous().clone() for key, value in model.state_dict().items()}
     gone = TOKENIZER_NAMES if tokenizer is not None else ()
     with replacing_folder(folder, kept=lambda name: name not in gone) as place:
-        save_tensors(tensors, place / WEIGHT_NAMES[0], metadata={"format": "pt"})
+        save_file(tensors, place / WEIGHT_NAMES[0], metadata={"format": "pt"})
         (place / CONFIG_NAMES[0]).write_text(text, encoding="utf-8")
         if hasattr(tokenizer, "save_pretrained"):
             tokenizer.save_pretrained(place)
