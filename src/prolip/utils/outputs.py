@@ -64,7 +64,8 @@ def replacing(target: Path) -> Iterator[Path]:
     it is.
     """
     if _is_stream(target):
-        yield target
+        with _told(target):
+            yield target
         return
     target = _real(target)
     temporary = _beside(target)

@@ -242,6 +242,13 @@ def test_figures_of_a_former_save_do_not_stay_and_other_files_do(run, tmp_path):
     assert {"notes.txt", "README.md", "config.json"} < names and "eval.json" not in names
 
 
+def test_a_model_saved_where_one_stands_is_called_by_that_folder(run, tmp_path, monkeypatch):
+    (tmp_path / "birds").mkdir()
+    monkeypatch.chdir(tmp_path / "birds")
+    assert main(["save", str(run), "."]) == 0
+    assert "# birds\n" in (tmp_path / "birds/README.md").read_text() and Path("config.json").exists()
+
+
 def test_a_disk_without_room_is_refused_before_the_card_is_made(run, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(total=10**9, free=10**5))
     assert main(["save", str(run), str(tmp_path / "out")]) == 2
