@@ -22,6 +22,7 @@ sys.path.insert(0, str(ROOT / "src"))
 import numpy as np  # noqa: E402
 
 from prolip.data import emoji  # noqa: E402
+from prolip.utils.outputs import replacing_folder  # noqa: E402
 
 HELD = "held.json"
 
@@ -37,10 +38,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     corpus = emoji.read(options.shards)
     held = draw_texts(corpus.select(options.select) if options.select else corpus, options.share, options.seed)
-    options.output.mkdir(parents=True, exist_ok=True)
-    for shard in options.shards:
-        rewrite(shard, options.output / shard.name, held)
-    (options.output / HELD).write_text(json.dumps(sorted(held), ensure_ascii=False, indent=0), encoding="utf-8")
+    with replacing_folder(options.output, kept=lambda name: True) as place:
+        for shard in options.shards:
+            rewrite(shard, place / shard.name, held)
+        (place / HELD).write_text(json.dumps(sorted(held), ensure_ascii=False, indent=0), encoding="utf-8")
     print(f"{len(held)} texts are not in {options.output}; {HELD} lists them")
 
 

@@ -20,7 +20,8 @@ if str(ROOT / "src") not in sys.path:
 from planner import question, tables  # noqa: E402
 from planner.plan import make_plans  # noqa: E402
 from prolip.utils import console  # noqa: E402
-from training.flags import FlagError, Parser, add_flags, build  # noqa: E402
+from prolip.utils.outputs import check_output, replacing  # noqa: E402
+from training.flags import Parser, add_flags, build  # noqa: E402
 
 VERDICT = "verdict"
 
@@ -51,6 +52,8 @@ def plan(given: dict[str, Any]) -> None:
     """Print the tables."""
     simulate = given["simulate"] or "simulation" in (given["show"] or ())
     every = [name for name in (*tables.SECTIONS, VERDICT) if simulate or name != "simulation"]
+    if given["json"]:
+        check_output(given["json"])
     plans = make_plans(ask(given), simulate)
     print(tables.heading(plans))
     for name in given["show"] or every:
@@ -58,14 +61,15 @@ def plan(given: dict[str, Any]) -> None:
         print("\n" + text)
     if given["json"]:
         values = json.dumps([tables.as_values(p) for p in plans], indent=2)
-        Path(given["json"]).write_text(values + "\n", encoding="utf-8")
+        with replacing(Path(given["json"])) as temporary:
+            temporary.write_text(values + "\n", encoding="utf-8")
 
 
 def main(arguments: list[str] | None = None) -> int:
     """0, or 2 after `error: ...`."""
     try:
         plan(build_parser().parse_strictly(sys.argv[1:] if arguments is None else arguments))
-    except (FlagError, OSError) as error:
+    except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0

@@ -37,6 +37,7 @@ from prolip.evaluation.metrics.bootstrap import Statistic, clustered, combine, i
 from prolip.evaluation.suites.emoji import recall_by_trace  # noqa: E402
 from prolip.evaluation.suites.emoji.result import CorpusResult, load  # noqa: E402
 from prolip.methods import find_method  # noqa: E402
+from prolip.utils.outputs import replacing  # noqa: E402
 
 #: Method -> its flags; all else is the recipe's. As in the papers, an image's own caption is its one known match; but
 #: infonce is clip with all matches known, and triplets take none of them for a negative, as a hardest negative that is
@@ -327,7 +328,8 @@ def write(page: Path, tables: dict[str, list[str]], corpus: str, script: str = "
             sys.exit(f"error: {page} has {text.count(mark)} lines {mark!r}: give it two, around the table")
         before, _, after = text.split(mark)
         text = mark.join([before, "\n" + "\n".join(lines) + "\n", after])
-    page.write_text(text, encoding="utf-8")
+    with replacing(page) as temporary:
+        temporary.write_text(text, encoding="utf-8")
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -33,6 +33,7 @@ from prolip.gaussian import Gaussian, mixture
 from prolip.prompts.bprw import drawn_images, points_of
 from prolip.prompts.em import log_likelihoods
 from prolip.prompts.figures import entropy
+from prolip.utils.outputs import replacing
 
 ROOT = Path(__file__).resolve().parent.parent
 DESIGNER = "data/emoji/emojione.tar"
@@ -50,8 +51,8 @@ def features_of(model: Path, dataset_folder: Path, work: Path) -> Features:
     file = work / "prompts" / f"{dataset_folder.name}-{embedder.fingerprint}.pt"
     if not file.exists():
         texts = [template.replace("{c}", name) for name in dataset.classnames for template in dataset.templates]
-        file.parent.mkdir(parents=True, exist_ok=True)
-        torch.save(tuple(embedder.embed_texts(texts)), file)
+        with replacing(file) as temporary:
+            torch.save(tuple(embedder.embed_texts(texts)), temporary)
     z = Gaussian(*(x.unflatten(0, (len(dataset.classnames), -1)) for x in torch.load(file)))
     return replace(features, text=mixture(z), prompts=z)
 

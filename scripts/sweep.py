@@ -28,11 +28,13 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "src"))
+
+from prolip.utils.outputs import replacing  # noqa: E402
 
 
 def read_sweep(path: Path) -> dict[str, Any]:
     """The sweep file, with every key there. Raises SystemExit naming what is missing or not known."""
-    sys.path.insert(0, str(ROOT / "src"))
     from prolip.utils.documents import read_yaml
 
     wanted = {"recipe", "seeds", "flags", "variants", "columns"}
@@ -109,7 +111,8 @@ def train(sweep: dict[str, Any], variant: str, seed: int, folder: Path, threads:
     }
     folder.parent.mkdir(parents=True, exist_ok=True)
     log = folder.parent / f"{folder.name}.log"
-    (folder.parent / f"{folder.name}.made-of").write_text(made_of(sweep, variant), encoding="utf-8")
+    with replacing(folder.parent / f"{folder.name}.made-of") as temporary:
+        temporary.write_text(made_of(sweep, variant), encoding="utf-8")
     print(f"training {folder.name}", file=sys.stderr, flush=True)
     with log.open("w") as out:
         ended = subprocess.run(command, cwd=ROOT, env=environment, stdout=out, stderr=subprocess.STDOUT, check=False)
@@ -144,7 +147,6 @@ def train_all(sweep: dict[str, Any], variants: list[str], folder: Path, jobs: in
 
 def reckon_again(folder: Path) -> None:
     """Put the uncertainty figures of the embeddings in `folder`/eval into its eval.json."""
-    sys.path.insert(0, str(ROOT / "src"))
     from prolip.evaluation.suites.emoji import levels, load
 
     found = load(folder / "eval")
@@ -154,7 +156,8 @@ def reckon_again(folder: Path) -> None:
     figures = levels.trace_metrics(*embedded, found.uncertainty)
     finite = {key: value if math.isfinite(value) else None for key, value in figures.items()}
     written = json.loads((folder / "eval.json").read_text(encoding="utf-8")) | finite
-    (folder / "eval.json").write_text(json.dumps(written, indent=2), encoding="utf-8")
+    with replacing(folder / "eval.json") as temporary:
+        temporary.write_text(json.dumps(written, indent=2), encoding="utf-8")
 
 
 def figures_of(folder: Path) -> dict[str, float]:
@@ -162,7 +165,6 @@ def figures_of(folder: Path) -> dict[str, float]:
 
     Raises SystemExit naming the file that is no such thing, such as one cut by a kill.
     """
-    sys.path.insert(0, str(ROOT / "src"))
     from prolip.utils.documents import read_json, shown
 
     try:
@@ -244,7 +246,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(ROOT / "src"))
     from prolip.utils import console
 
     console.command(main)

@@ -7,7 +7,8 @@ A test names an object MODULE:NAME with three functions, of a folder that is the
     state(folder)     what a reader finds there, which == compares; an exception is a state of neither kind
 
 `check("commits:file", tmp_path)` then runs them in a process that faults.c watches. Each try is a fork of it, so
-that a thousand kills cost no import. Run by hand: python tests/faults.py MODULE:NAME FOLDER [--all].
+that a thousand kills cost no import; several names, MODULE:ONE,OTHER, share the imports too. Run by hand: python
+tests/faults.py MODULE:NAME FOLDER [--all].
 """
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ KINDS = ("write", "fsync", "rename", "unlink")
 
 
 def check(commit: str, folder: Path, every: bool = False) -> str:
-    """Run a commit in `folder`, killed after one call of each kind, or after every call; its report.
+    """Run commits in folders below `folder`, killed after one call of each kind, or after every call; the report.
 
     AssertionError with the report where a kill or a full disk leaves anything but the old or the new state.
     """
@@ -86,7 +87,7 @@ def run(case: Any, folder: Path, every: bool) -> int:
     """Try the kills, print what each left; how many left neither state."""
     arm = ctypes.CDLL(None).faults_arm
     old, work = folder / "old", folder / "work"
-    old.mkdir()
+    old.mkdir(parents=True)
     case.prepare(old)
     before = case.state(old)
     code, calls = attempt(arm, case, work, old)
@@ -115,6 +116,10 @@ def run(case: Any, folder: Path, every: bool) -> int:
 
 if __name__ == "__main__":
     sys.path.pop(0)  # this folder stands behind the others
-    module, _, name = sys.argv[1].partition(":")
-    commit = getattr(importlib.import_module(module), name)
-    sys.exit(1 if run(commit, Path(sys.argv[2]).resolve(), "--all" in sys.argv) else 0)
+    module, _, names = sys.argv[1].partition(":")
+    bad = 0
+    for name in names.split(","):
+        print(f"{name}:")
+        case = getattr(importlib.import_module(module), name)
+        bad += run(case, Path(sys.argv[2]).resolve() / name, "--all" in sys.argv)
+    sys.exit(1 if bad else 0)

@@ -10,9 +10,7 @@ from __future__ import annotations
 import argparse
 import io
 import json
-import os
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,7 +25,7 @@ from prolip.gaussian import Gaussian, kind_of
 from prolip.models.weights.checkpoint import CheckpointError
 from prolip.uncertainty.clip import FittedCLIP
 from prolip.utils import console
-from prolip.utils.outputs import check_output
+from prolip.utils.outputs import check_output, replacing_folder
 
 NEEDED = ("onnx", "onnxscript", "onnxruntime")
 OUTPUTS = ("mean", "log_var")
@@ -125,31 +123,25 @@ def export_program(encoder: Encoder) -> torch.export.ExportedProgram:
                          " python -m prolip.evaluation --save-features keeps instead") from error  # fmt: skip
 
 
-def check_place(folder: str | Path, format: str) -> None:
-    """ValueError unless the graphs of a format can be written into this folder."""
-    check_output(folder, folder=True)
+def check_place(folder: str | Path, format: str, size: int = 0) -> None:
+    """ValueError unless the graphs of a format can be written into this folder, and so many bytes."""
+    check_output(folder, folder=True, size=size)
     for name in ("image", "text"):
         if (path := Path(folder) / f"{name}.{format}").is_dir():
             raise ValueError(f"{path} is a folder: move it, or give another place for the graphs")
 
 
 def write_graphs(model: nn.Module, folder: str | Path, format: str, write: Callable[[Any, Path], None]) -> dict:
-    """`write` both encoders into a temporary folder, and rename the files when both are whole; name -> file.
+    """`write` both encoders, and put both into the folder in one step, where its other files stay; name -> file.
 
     Where a disk is full the former graphs stay. ValueError where the folder cannot be written.
     """
-    encoders = [ImageEncoder(model), TextEncoder(model)]
-    check_place(folder, format)
-    place = Path(folder)
-    place.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=place, prefix=".graphs.") as temporary:
-        for encoder in encoders:
-            write(encoder, Path(temporary) / f"{encoder.name}.{format}")
-        for path in sorted(Path(temporary).iterdir()):
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
-            path.replace(place / path.name)
-    return {encoder.name: place / f"{encoder.name}.{format}" for encoder in encoders}
+    names = {encoder: f"{encoder.name}.{format}" for encoder in (ImageEncoder(model), TextEncoder(model))}
+    check_place(folder, format, sum(p.nbytes for p in model.parameters()))
+    with replacing_folder(Path(folder), kept=lambda name: not name.startswith(tuple(names.values()))) as place:
+        for encoder, name in names.items():
+            write(encoder, place / name)
+    return {encoder.name: Path(folder) / name for encoder, name in names.items()}
 
 
 def export_onnx(model: nn.Module, folder: str | Path) -> dict[str, Path]:

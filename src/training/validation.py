@@ -22,6 +22,7 @@ from prolip.evaluation.model import Loaded, embedder_of
 from prolip.evaluation.suites.emoji import evaluate_corpus, gallery
 from prolip.models.weights.checkpoint import save_pretrained
 from prolip.utils.messages import naming
+from prolip.utils.outputs import replacing_folder
 from prolip.utils.threads import default_workers
 from training.checkpoint.run_folder import write_json
 from training.config import ValidationConfig
@@ -132,9 +133,10 @@ class Best:
             return f"best: this evaluation has no figure {self.metric!r} to choose by{hint}"
         if not (value == value and (self.value is None or (value < self.value if self.lowest else value > self.value))):
             return ""
-        save_pretrained(model, self.folder, tokenizer=tokenizer)
         found = {"step": step, "metric": self.metric, "lowest": self.lowest, "value": value}
-        write_json(self.folder / "best.json", found)
+        with replacing_folder(self.folder) as place:
+            save_pretrained(model, place, tokenizer=tokenizer)
+            write_json(place / "best.json", found)
         before = "" if self.value is None else f", before {self.value:.4g}"
         self.value = value
         return f"best {self.metric} so far, {value:.4g}{before}: kept in {self.folder}"

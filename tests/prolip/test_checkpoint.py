@@ -18,6 +18,7 @@ from prolip.models.weights.checkpoint import (
     resize_text_positions,
     save_pretrained,
 )
+from prolip.utils import outputs
 
 OPENCLIP = {
     "embed_dim": 32,
@@ -79,6 +80,22 @@ def test_an_interrupted_save_leaves_the_old_folder_whole(tmp_path, monkeypatch):
     assert same(prolip.create_model(f"local-dir:{tmp_path}").state_dict(), old.state_dict())
 
 
+def test_a_folder_whose_other_configuration_would_be_read_instead_is_refused(tmp_path):
+    (tmp_path / "open_clip_config.json").write_text("{}")
+    with pytest.raises(ValueError, match="open_clip_config.json is of another model: give another folder"):
+        save_pretrained(build(), tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["open_clip_config.json"]
+
+
+def test_files_of_a_former_tokenizer_go_with_another_and_all_other_files_stay(tmp_path):
+    for name in ("tokenizer.json", "notes.txt"):
+        (tmp_path / name).write_text("old")
+    save_pretrained(build(), tmp_path)
+    assert (tmp_path / "tokenizer.json").exists()
+    save_pretrained(build(), tmp_path, tokenizer=prolip.get_tokenizer("ProLIP-ViT-test"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "model.safetensors", "notes.txt"]
+
+
 def test_a_configuration_that_is_no_json_leaves_the_old_folder_whole(tmp_path):
     old, new = build(), build(seed=1)
     save_pretrained(old, tmp_path)
@@ -91,16 +108,15 @@ def test_a_configuration_that_is_no_json_leaves_the_old_folder_whole(tmp_path):
 def test_a_saved_file_is_on_disk_before_it_gets_its_name_and_may_be_read_as_the_umask_says(tmp_path, monkeypatch):
     """A rename that is on disk before the bytes would leave an empty model after a crash."""
     done: list[str] = []
-    for name in ("fsync", "replace"):
-        honest = getattr(os, name)
-        monkeypatch.setattr(os, name, lambda *args, name=name, honest=honest: (done.append(name), honest(*args))[1])
+    monkeypatch.setattr(outputs, "_exchange", lambda *paths: (done.append("exchange"), os.rename(*paths)))
+    monkeypatch.setattr(outputs, "sync", lambda path, honest=outputs.sync: (done.append("fsync"), honest(path)))
     before = os.umask(0o027)
     try:
-        save_pretrained(build(), tmp_path)
+        save_pretrained(build(), tmp_path / "model")
     finally:
         os.umask(before)
-    assert done == ["fsync", "replace", "fsync"] * 2  # the folder, too
-    assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o640}
+    assert done == ["fsync", "fsync", "fsync", "exchange", "fsync"]  # two files, their folder; the one above
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "model").iterdir()} == {0o640}
 
 
 @pytest.mark.parametrize("wrap", [

@@ -93,5 +93,5 @@ def test_a_best_model_that_cannot_be_kept_does_not_end_the_run(tmp_path, capsys)
     run.measured.validation, run.measured.best = Measured(), Best(tmp_path / "file" / "best", "f")
     evaluate_when_due(run, Stopwatch())
     run.kept.log.close()
-    assert "warning: the best model was NOT kept, the run goes on: NotADirectoryError" in capsys.readouterr().out
+    assert "warning: the best model was NOT kept, the run goes on: FileExistsError" in capsys.readouterr().out
     assert json.loads((run.kept.folder / "metrics.jsonl").read_text())["f"] == 1.0

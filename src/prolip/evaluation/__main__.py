@@ -43,7 +43,7 @@ from prolip.models.weights.checkpoint import CheckpointError
 from prolip.prompts.fitting import check_pool, fit_prompts
 from prolip.utils import console
 from prolip.utils.messages import at_least, naming
-from prolip.utils.outputs import check_output
+from prolip.utils.outputs import check_output, replacing
 
 log = logging.getLogger(__name__)
 
@@ -183,10 +183,9 @@ def run(args: argparse.Namespace) -> list[TaskResult]:
             compare_results(results, args.intervals)
         harmonic = harmonic_means(results, args.intervals)
         if args.out:
-            with naming(f"--out {args.out}"):  # an error of a full disk names no file
-                Path(args.out).parent.mkdir(parents=True, exist_ok=True)
-                text = json.dumps([result.to_dict() for result in results], indent=1, allow_nan=False)
-                Path(args.out).write_text(text, encoding="utf-8")
+            text = json.dumps([result.to_dict() for result in results], indent=1, allow_nan=False)
+            with replacing(Path(args.out)) as temporary:
+                temporary.write_text(text, encoding="utf-8")
     tables = [format_table(results), *([harmonic] if harmonic else [])]
     tables += [f"prompts: {said_of_prompts(args)}"] if args.prompts != ALL else []
     tables += [format_uncertainty(results)] if wanted else []

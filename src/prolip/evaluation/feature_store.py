@@ -75,7 +75,6 @@ class FeatureStore:
                 self._texts[key] = record
             return
         path = self.path(kind, key, name)
-        path.parent.mkdir(parents=True, exist_ok=True)
         tensors = {name: tensor.contiguous() for name, tensor in record.tensors.items()}
         text = json.dumps(record.values).encode()  # as a tensor, for headers are bounded
         tensors[STRINGS] = torch.from_numpy(np.frombuffer(text, dtype=np.uint8).copy())
@@ -92,7 +91,6 @@ class FeatureStore:
         if self.folder is None:
             return
         path = self.folder / "tasks" / f"{slug(name)}-{key}.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as temporary:
             temporary.write_text(json.dumps({"format": FORMAT, **task}), encoding="utf-8")
 

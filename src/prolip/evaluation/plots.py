@@ -21,7 +21,7 @@ from prolip.evaluation.metrics.calibration import Reliability
 from prolip.evaluation.metrics.selective import RiskCoverage, risk_coverage
 from prolip.evaluation.metrics.study import Study
 from prolip.evaluation.metrics.traces import Deciles, by_decile
-from prolip.utils.style import LOOKS, MUTED, panels, percent, styled
+from prolip.utils.style import LOOKS, MUTED, panels, percent, save, styled
 
 #: Inches; at 100 dots per inch 600 pixels wide, which the sizes of the letters are made for.
 WIDTH, HEIGHT = 6.0, 3.9
@@ -115,8 +115,7 @@ def draw(study: Study, name: str = "") -> dict[str, Figure]:
 def write_plots(study: Study, title: str, folder: Path) -> None:
     """FOLDER/*.png: risk by coverage, error by decile of uncertainty, reliability."""
     for name, figure in draw(study, title).items():
-        folder.mkdir(parents=True, exist_ok=True)
-        figure.savefig(folder / f"{name}.png", dpi=150)
+        save(figure, folder / f"{name}.png", dpi=150)
 
 
 def _finish(ax: Axes, title: str, shares: str) -> None:

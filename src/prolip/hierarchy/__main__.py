@@ -30,7 +30,7 @@ from prolip.hierarchy.traversal import INCLUSIONS, ROOTS, STEPS, Pairwise, forma
 from prolip.models.weights.checkpoint import CheckpointError
 from prolip.utils import console
 from prolip.utils.messages import at_least
-from prolip.utils.outputs import check_output
+from prolip.utils.outputs import check_output, replacing
 from prolip.utils.style import write
 
 Add = Callable[..., Any]
@@ -124,8 +124,8 @@ def corpus_of(args: argparse.Namespace) -> Corpus:
 
 def save(path: str | None, values: Any) -> None:
     if path:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        Path(path).write_text(json.dumps(values, indent=1), encoding="utf-8")
+        with replacing(Path(path)) as temporary:
+            temporary.write_text(json.dumps(values, indent=1), encoding="utf-8")
 
 
 def run_entailment(args: argparse.Namespace) -> str:

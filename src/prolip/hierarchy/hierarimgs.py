@@ -19,9 +19,12 @@ from pycocotools import mask
 from prolip.data.pictures import open_image
 from prolip.utils.documents import loads
 from prolip.utils.messages import first_few
+from prolip.utils.outputs import check_output, replacing_folder
 
 #: The smallest segment of a kept image has more pixels than this; so many segments are pasted.
 LEAST, SEGMENTS = 5000, 3
+#: The file that says that a folder is a build.
+MARK = "hierarimgs.json"
 BLANK = (255, 255, 255)
 WANTED = "give COCO's annotations/instances_val2017.json and the folder of its images, val2017"
 
@@ -144,36 +147,38 @@ def levels_of(image: Image.Image, masks: Sequence[np.ndarray]) -> list[Image.Ima
 def build(
     instances: str | Path, images: str | Path, out: str | Path, least: int = LEAST, most: int | None = None
 ) -> int:
-    """Write the levels of all chosen images below a folder; how many images there are.
+    """Write the levels of all chosen images below a folder, in the place of a former build; how many images there are.
 
-    most: only so many. FileNotFoundError for an image that is not there, ValueError where none can be chosen.
+    most: only so many. FileNotFoundError for an image that is not there, ValueError where none can be chosen, and for a
+    folder with anything else.
     """
+    check_output(out, folder=True, mark=MARK)
     chosen = choose(instances, least)[:most]
     if not chosen:
         raise ValueError(f"no image of {instances} has {SEGMENTS} segments, all larger than {least} pixels: {WANTED}")
-    folder, target = Path(images), Path(out)
+    folder = Path(images)
     places = [Path(c.file).stem for c in chosen]
     if twice := [c.file for c, place in zip(chosen, places) if places.count(place) > 1]:
         raise ValueError(f"{first_few(twice, 4)} have one name, and an image's folder is called by it: rename them")
     if missing := [c.file for c in chosen if not (folder / c.file).is_file()]:
         some = f"{len(missing)} of {len(chosen)} images are not in {folder}, such as {missing[0]}"
         raise FileNotFoundError(f"{some}: {WANTED}")
-    for one in chosen:
-        source = folder / one.file
-        image = open_image(source)
-        if (image.height, image.width) != one.size:
-            raise ValueError(f"{source} is {image.width} x {image.height} and {one.size[1]} x {one.size[0]} in"
-                             f" {instances}: {WANTED}")  # fmt: skip
-        try:
-            pictures = levels_of(image, [mask_of(s, one.size) for s in one.segments])
-        except ValueError as error:
-            raise ValueError(f"{instances}: {one.file}: {error}") from error
-        place = target / source.stem
-        place.mkdir(parents=True, exist_ok=True)
-        for level, picture in enumerate(pictures):
-            picture.save(place / f"level{level}.png")
-        shutil.copyfile(source, place / f"level{len(pictures)}{source.suffix}")
-    (target / "hierarimgs.json").write_text(json.dumps({"images": len(chosen), "levels": SEGMENTS + 1, "least": least}))
+    with replacing_folder(Path(out)) as place:
+        for one in chosen:
+            source = folder / one.file
+            image = open_image(source)
+            if (image.height, image.width) != one.size:
+                raise ValueError(f"{source} is {image.width} x {image.height} and {one.size[1]} x {one.size[0]} in"
+                                 f" {instances}: {WANTED}")  # fmt: skip
+            try:
+                pictures = levels_of(image, [mask_of(s, one.size) for s in one.segments])
+            except ValueError as error:
+                raise ValueError(f"{instances}: {one.file}: {error}") from error
+            (place / source.stem).mkdir()
+            for level, picture in enumerate(pictures):
+                picture.save(place / source.stem / f"level{level}.png")
+            shutil.copyfile(source, place / source.stem / f"level{len(pictures)}{source.suffix}")
+        (place / MARK).write_text(json.dumps({"images": len(chosen), "levels": SEGMENTS + 1, "least": least}))
     return len(chosen)
 
 

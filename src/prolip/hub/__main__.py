@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parse(arguments)
     source = find_source(args.source, args.eval)
     if args.command == "save":
-        said = Said(args.name or Path(args.folder).name, args.license, args.data_license)
+        said = Said(args.name or Path(args.folder).resolve().name, args.license, args.data_license)
         written = save(source, Path(args.folder), said, replace=args.replace)
         print(f"{args.folder}: {', '.join(path.name for path in written)}; load it as local-dir:{args.folder}")
         return 0

@@ -19,7 +19,7 @@ from prolip.uncertainty.attach import FILES, check_folder
 from prolip.uncertainty.clip import FILE
 from prolip.utils.documents import read_json
 from prolip.utils.links import check_links
-from prolip.utils.outputs import replacing
+from prolip.utils.outputs import replacing_folder
 
 FIGURES = "eval.json"
 
@@ -31,7 +31,7 @@ def is_own_card(path: Path) -> bool:
 
 
 def save(source: Source, folder: Path, said: Said, address: str | None = None, replace: bool = False) -> list[Path]:
-    """Copy a model's files, write its card and figures beside them; what was written, in order.
+    """Copy a model's files, write its card and figures beside them; what was written, in order, by one step.
 
     address: what the card loads the model by; without, this folder. replace: overwrite a README.md that is no card of
     ours. The weights stay bit for bit; the configuration of one of OpenCLIP's says where its variances lie. ValueError
@@ -40,25 +40,21 @@ def save(source: Source, folder: Path, said: Said, address: str | None = None, r
     check_links(source.folder)
     names = [name for name in FILES if (source.folder / name).is_file()]
     check_folder(folder, names, is_prolip(f"local-dir:{source.folder}"), source.folder)
-    if not replace and (folder / CARD).exists() and not is_own_card(folder / CARD):
+    own = (folder / CARD).exists() and is_own_card(folder / CARD)
+    if not (replace or own) and (folder / CARD).exists():
         raise ValueError(f"{folder / CARD} is not a card of this program: give another folder, or --replace")
     card = make_card(source, said, address or f"local-dir:{folder}")  # known to be loadable before anything is written
-    folder.mkdir(parents=True, exist_ok=True)
-    written = []
-    for name in names:
-        with replacing(folder / name) as temporary:
-            if name == "open_clip_config.json" and (source.folder / FILE).is_file():
-                config = read_json(source.folder / name) | {"uncertainty": FILE}
-                temporary.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-            else:
-                shutil.copyfile(source.folder / name, temporary)
-        written.append(folder / name)
     texts = {CARD: card} | ({FIGURES: json.dumps(source.metrics, indent=2) + "\n"} if source.metrics else {})
-    for name, text in texts.items():
-        with replacing(folder / name) as temporary:
-            temporary.write_text(text, encoding="utf-8")
-        written.append(folder / name)
-    return written
+    if "open_clip_config.json" in names and (source.folder / FILE).is_file():
+        config = read_json(source.folder / "open_clip_config.json") | {"uncertainty": FILE}
+        texts["open_clip_config.json"] = json.dumps(config, indent=2) + "\n"
+    gone = {*FILES, *((FIGURES,) if own else ())}
+    with replacing_folder(folder, kept=lambda name: name not in gone) as place:
+        for name in names:
+            shutil.copyfile(source.folder / name, place / name)
+        for name, text in texts.items():
+            (place / name).write_text(text, encoding="utf-8")
+    return [folder / name for name in dict.fromkeys((*names, *texts))]
 
 
 def push_to_hub(  # noqa: PLR0913 (what a card says)

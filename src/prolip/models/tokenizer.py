@@ -22,11 +22,10 @@ from prolip.models.config import check_keys
 from prolip.models.config_rules import CLEANERS, RULES, Rules, check_values
 from prolip.models.registry import get_model_config
 from prolip.models.weights.hub import HubFileNotFoundError, hub_files
+from prolip.models.weights.unreadable import FOLDER_NAMES, SENTENCEPIECE_NAMES
 from prolip.utils.documents import shown
 from prolip.utils.links import check_links
 
-SENTENCEPIECE_NAMES = ("spiece.model", "sentencepiece.model", "tokenizer.model")
-FOLDER_NAMES = ("tokenizer.json", "tokenizer_config.json")
 ALL_NAMES = (*FOLDER_NAMES, *SENTENCEPIECE_NAMES)
 #: Letters per token of a text that are read: no piece of the bundled encoding has more. And the least of a text.
 LETTERS_PER_TOKEN, LEAST_LETTERS = 32, 8192

@@ -72,6 +72,8 @@ def fit(args: argparse.Namespace) -> PromptWeights:
     at_least(args, 1, "batch_size")
     at_least(args, 0, "workers")
     check_output(args.out)
+    if args.save_features:
+        check_output(args.save_features, folder=True)
     templates = entries(text_of(args.templates, CONFIG_BYTES), args.templates) if args.templates else ()
     if args.templates and not templates:
         raise ValueError(f"--templates {args.templates} holds no prompt: write one a line, with {{c}} where the class"

@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from prolip.prompts.weights import PromptWeights
-from prolip.utils.style import panels, styled
+from prolip.utils.style import panels, save, styled
 
 #: Of Okabe and Ito, told apart with every kind of colour vision.
 BARS, EVEN = "#0072b2", "#d55e00"
@@ -51,11 +51,7 @@ def plot_weights(weights: Tensor, title: str = "Weights of prompts") -> Figure:
 def write_weights(fitted: PromptWeights, folder: str | os.PathLike) -> list[Path]:
     """`weights.png`, `.pdf` and `.svg` in a folder."""
     figure = plot_weights(fitted.table, f"Weights of {len(fitted.templates)} prompts, {fitted.rule}")
-    paths = [Path(folder) / f"weights.{ending}" for ending in ("png", "pdf", "svg")]
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    for path in paths:
-        figure.savefig(path)
-    return paths
+    return [save(figure, Path(folder) / f"weights.{ending}") for ending in ("png", "pdf", "svg")]
 
 
 def listing(fitted: PromptWeights, most: int = 3) -> Iterator[str]:

@@ -106,7 +106,6 @@ class PromptWeights:
 
     def save(self, path: str | os.PathLike) -> None:
         """Write the file, whole or not at all."""
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
         with replacing(Path(path)) as temporary:
             temporary.write_text(json.dumps(self.to_dict(), indent=1), encoding="utf-8")
 

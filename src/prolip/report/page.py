@@ -16,6 +16,7 @@ from prolip.evaluation.suites.emoji.result import CorpusResult
 from prolip.report import examples, figures, readings, uncertainty
 from prolip.report.runs import RunFolder, flatten, read
 from prolip.utils import style
+from prolip.utils.outputs import check_output, replacing
 
 #: Whose the drawings of each style are, as data/emoji/LICENSES has it: a page that shows them says so.
 CREDITS = {
@@ -52,19 +53,21 @@ def make_report(
     evaluation: name of the evaluation's folder in it; out: another path for the page; seed: of the examples.
     """
     run = read(folder, evaluation)
+    below, page = run.folder / "figures", Path(out) if out else run.folder / "report.html"
+    check_output(below, folder=True)
+    check_output(page)
     if run.result:
         facts(run), headlines(run.result)  # what is missing shows before minutes of drawing
-    below = run.folder / "figures"
-    below.mkdir(parents=True, exist_ok=True)
     pictures = {}
     for name, figure in figures.draw_all(run, seed).items():
         buffer = io.BytesIO()
         figure.savefig(buffer, format="png", dpi=style.STYLE["savefig.dpi"], facecolor="white")
         pictures[name] = buffer.getvalue()
-        (below / f"{name}.png").write_bytes(pictures[name])
-    page = Path(out) if out else run.folder / "report.html"
-    page.parent.mkdir(parents=True, exist_ok=True)
-    page.write_text(render(run, pictures, seed, title), encoding="utf-8")
+        with replacing(below / f"{name}.png") as temporary:
+            temporary.write_bytes(pictures[name])
+    text = render(run, pictures, seed, title)
+    with replacing(page) as temporary:
+        temporary.write_text(text, encoding="utf-8")
     return page
 
 

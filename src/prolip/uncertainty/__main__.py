@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from tqdm import tqdm
 
 from prolip.data.captioned import captioned_samples
@@ -34,7 +34,7 @@ from prolip.uncertainty.novelty import FEWEST
 from prolip.uncertainty.pairs import Pairs, check_enough
 from prolip.uncertainty.units import Units, in_words
 from prolip.utils import console
-from prolip.utils.outputs import check_output, replacing
+from prolip.utils.outputs import check_output
 
 #: Settings of `DataConfig` besides train_data that say where pairs are and how to read them.
 DATA = ("train_split", "caption_sampling", "select", "dataset_type", "csv_img_key", "csv_caption_key", "csv_separator",
@@ -115,8 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     pairs = read_pairs(args)
     embedded = time.perf_counter()
     if args.save_pairs:
-        with replacing(Path(args.save_pairs)) as temporary:
-            save_file(pairs.tensors(), temporary)
+        pairs.save(Path(args.save_pairs))
     if pairs.caution:
         print(f"warning: {pairs.caution}", file=sys.stderr)
     fitted = attach(args.model, args.pretrained, args.tokenizer, pairs, config, args.output, args.seed)

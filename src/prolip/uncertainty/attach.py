@@ -5,7 +5,6 @@ import copy
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Collection
 from dataclasses import asdict
 from functools import partial
@@ -26,26 +25,24 @@ from prolip.methods import LikelihoodConfig, find_method
 from prolip.methods.base import Context
 from prolip.models.config import is_released
 from prolip.models.prolip import ProLIP
-from prolip.models.tokenizer import ALL_NAMES, get_tokenizer
+from prolip.models.tokenizer import get_tokenizer
 from prolip.models.weights.checkpoint import CheckpointError, read_config, save_pretrained
-from prolip.models.weights.unreadable import CONFIG_NAMES, WEIGHT_NAMES
+from prolip.models.weights.unreadable import CONFIG_NAMES, TOKENIZER_NAMES, WEIGHT_NAMES
 from prolip.scores import Side
 from prolip.uncertainty.clip import FILE, FittedCLIP
 from prolip.uncertainty.fit import Fitted, fit_variances
 from prolip.uncertainty.hidden import encode_hidden, innermost
 from prolip.uncertainty.novelty import fitted_novelty
 from prolip.uncertainty.pairs import Pairs
-from prolip.utils.outputs import check_output, replacing
+from prolip.utils.outputs import check_output, replacing_folder
 
 #: What a model of ours becomes.
 METHOD = "likelihood"
 WEIGHTS, CONFIG = "open_clip_model.safetensors", "open_clip_config.json"
 #: What of a preprocessing OpenCLIP reads from a folder.
 KEPT = ("mean", "std", "interpolation", "resize_mode")
-#: Files of a tokenizer that go with a folder.
-TOKENIZER = (*ALL_NAMES, "vocab.json", "merges.txt", "vocab.txt", "special_tokens_map.json", "added_tokens.json")
 #: What belongs to a model; everything else of its folder stays where it is.
-FILES = (*CONFIG_NAMES, *WEIGHT_NAMES, FILE, *TOKENIZER)
+FILES = (*CONFIG_NAMES, *WEIGHT_NAMES, FILE, *TOKENIZER_NAMES)
 
 
 def attach(  # noqa: PLR0913 (a model is three of them)
@@ -55,9 +52,9 @@ def attach(  # noqa: PLR0913 (a model is three of them)
     """Fit variances to `pairs`, embeddings of the model `model` (`evaluation.loading.load_embedder`), and write the
     model with them into `folder`, in its own format: ours as one of the method likelihood, OpenCLIP's as OpenCLIP's.
 
-    One of OpenCLIP's is written and loaded again in a folder within; then the files get their places, the configuration
-    last. ValueError where what was written is read as another model, and where the pairs are of another one; those
-    without a fingerprint are compared by their widths alone.
+    The folder is replaced in one step; what is no model's in it stays. One of OpenCLIP's is loaded again before that.
+    ValueError where what was written is read as another model, and where the pairs are of another one; those without a
+    fingerprint are compared by their widths alone.
     """
     loaded, folder = load_model(model, pretrained, tokenizer), Path(folder)
     check_belongs(pairs, loaded, model)
@@ -67,9 +64,8 @@ def attach(  # noqa: PLR0913 (a model is three of them)
     vocabulary = max(part.num_embeddings for part in network.modules() if isinstance(part, nn.Embedding))
     known = vocabulary if pairs.text_ids is not None else 0
     fitted = fit_variances(pairs, config.bank, config.centres, known, config.novelty_centres, seed)
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".unfinished.") as place:
-        write_openclip(model, network, Path(place))
+    with replacing_folder(folder, kept=lambda name: name not in FILES) as place:
+        write_openclip(model, network, place)
         wanted = model_fingerprint(*loaded._replace(network=PointModel(network)))  # without variances it may have
         del loaded, network  # a model takes gigabytes, and there is one more to come
         again = load_openclip(f"local-dir:{place}", None, tokenizer)
@@ -77,10 +73,6 @@ def attach(  # noqa: PLR0913 (a model is three of them)
             raise ValueError(f"{model} would be read as another model: its configuration does not say all of it")
         written: Any = again.network
         FittedCLIP(written.model, *fitted).save(place)
-        (folder / CONFIG).unlink(missing_ok=True)  # without it the folder is no model while its files change
-        for name in sorted((file.name for file in Path(place).iterdir()), key=CONFIG.__eq__):
-            with replacing(folder / name) as temporary:
-                os.replace(Path(place) / name, temporary)
     return fitted
 
 
@@ -88,21 +80,23 @@ def check_place(folder: str | os.PathLike, model: str) -> None:
     """ValueError where `attach` may not write into `folder`, as `check_folder`."""
     (schema, own), ours = parse_model_name(model), is_prolip(model)
     names = CONFIG_NAMES[:1] + WEIGHT_NAMES[:1] if ours else (CONFIG, WEIGHTS, FILE)
-    check_folder(Path(folder), (*names, *TOKENIZER), ours, Path(own) if schema == "local-dir" else None)
+    check_folder(Path(folder), (*names, *TOKENIZER_NAMES), ours, Path(own) if schema == "local-dir" else None)
 
 
 def check_folder(folder: Path, written: Collection[str], ours: bool, source: Path | None = None) -> None:
     """ValueError unless a model may be written into this folder.
 
     written: names of its files; ours: whether it is a ProLIP; source: the folder of the model that is read. Refused are
-    that folder, and one with files of anything else that are a model's by their names.
+    that folder, one with files of anything else that are a model's by their names, and one on a disk without room for
+    as much as the source holds.
     """
-    check_output(folder, True)
+    read = [] if source is None else [source / name for name in FILES]
+    check_output(folder, True, sum(path.stat().st_size for path in read if path.is_file()))
     if source is not None and folder.exists() and folder.resolve() == source.resolve():
         raise ValueError(f"{folder} is where the model lies: give another folder")
     same = all(is_config(folder / name, ours) for name in CONFIG_NAMES if name in written)
     there = [name for name in FILES if (folder / name).exists()]
-    if foreign := [name for name in there if name not in written or not (same or name in TOKENIZER)]:
+    if foreign := [name for name in there if name not in written or not (same or name in TOKENIZER_NAMES)]:
         raise ValueError(f"{folder} holds files of another model ({', '.join(foreign)}), of another program or of a run"
                          ": give another folder, or delete them")  # fmt: skip
 
@@ -180,7 +174,7 @@ def write_openclip(model: str, network: Any, folder: Path) -> None:
     save_file(unshared(network.state_dict()), folder / WEIGHTS, metadata={"format": "pt"})
     if parse_model_name(model)[0]:
         settings = read_config(config_file(model))[0]
-        for name in TOKENIZER:
+        for name in TOKENIZER_NAMES:
             if (config_file(model).parent / name).is_file():
                 shutil.copy(config_file(model).parent / name, folder)
     else:

@@ -59,8 +59,8 @@ class FittedCLIP(nn.Module):
                 parts[name], written[name] = asdict(novelty.widths), novelty
         tensors = {f"{part}.{name}": x.contiguous() for part, module in written.items()
                    for name, x in module.state_dict().items()}  # fmt: skip
+        facts = {"parts": json.dumps(parts), "score": json.dumps(self.score.to_dict())}
         with replacing(path) as temporary:
-            facts = {"parts": json.dumps(parts), "score": json.dumps(self.score.to_dict())}
             save_file(tensors, temporary, metadata=facts)
         return path
 

@@ -3,13 +3,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from prolip.gaussian import kind_of
 from prolip.utils.messages import first_few
+from prolip.utils.outputs import replacing
 
 #: Fewest pairs that variances are fitted to; of fewer than SOUND pairs, or LEAST images or texts, they are rough.
 LEAST, SOUND = 30, 300
@@ -140,6 +143,11 @@ class Pairs:
         kept = {name: x.contiguous() for name, x in named.items() if isinstance(x, Tensor)}
         kept |= {"model": torch.tensor([*bytes.fromhex(self.model)], dtype=torch.uint8)} if self.model else {}
         return kept | {"scale": torch.tensor(self.scale, dtype=torch.float64)}
+
+    def save(self, path: Path) -> None:
+        """Write `tensors` into a file of safetensors, whole or not at all."""
+        with replacing(path) as temporary:
+            save_file(self.tensors(), temporary)
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Pairs:

@@ -11,67 +11,162 @@ import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import IO
 
+from prolip.utils.console import plain
 
-def check_output(path: str | os.PathLike, folder: bool = False) -> None:
-    """ValueError unless a file, or with `folder` files below a folder, can be written at this path."""
-    place = Path(path)
+
+def check_output(path: str | os.PathLike, folder: bool = False, size: int = 0, mark: str = "") -> None:
+    """ValueError unless a file, or with `folder` files below a folder, can be written at this path.
+
+    size: bytes that must be free there; mark: a file that says that a folder is one of the caller's, which it replaces:
+    a folder with other files is refused.
+    """
+    place, other = Path(path), "give another path"
     if place.exists() and place.is_dir() is not folder:
         remedy = "give a folder" if folder else f"give a file, such as {place / 'results.json'}"
         raise ValueError(f"{place} is a {'file' if folder else 'folder'}: {remedy}")
-    above = place if place.exists() else place.absolute().parent
+    there = place.exists()
+    if there and not os.access(place, os.R_OK | os.W_OK | os.X_OK if folder else os.W_OK):
+        raise ValueError(f"{place} cannot be written, you may not write to it: {other}")
+    if _is_stream(place):
+        return
+    place = _real(place)  # a file is replaced by a rename in the folder that holds it
+    above = place if there and folder else place.parent
     while not above.exists():
         above = above.parent
-    if above != place and not above.is_dir():
-        raise ValueError(f"{place} cannot be written, {above} is a file: give another path")
-    if not os.access(above, os.W_OK | (os.X_OK if above.is_dir() else 0)):
-        raise ValueError(f"{place} cannot be written, you may not write to {above}: give another path")
-    if above.is_dir():
-        try:  # file systems such as /proc refuse what the permissions allow
-            tempfile.TemporaryFile(dir=above).close()
-        except OSError as error:
-            raise ValueError(f"{place} cannot be written ({error.strerror} in {above}): give another path") from None
+    if not above.is_dir():
+        raise ValueError(f"{path} cannot be written, {above} is a file: {other}")
+    if not os.access(above, os.R_OK | os.W_OK | os.X_OK):
+        raise ValueError(f"{path} cannot be written, you may not write to {above}: {other}")
+    try:  # file systems such as /proc refuse what the permissions allow
+        tempfile.TemporaryFile(dir=above).close()
+        disk = shutil.disk_usage(above)
+    except OSError as error:
+        raise ValueError(f"{path} cannot be written ({error.strerror} in {above}): {other}") from None
+    if disk.total and disk.free < size:  # some network file systems tell no sizes
+        wanted, free = (f"{count / 2**20:,.0f} MiB" for count in (size, disk.free))
+        raise ValueError(f"{path} takes about {wanted}, and {free} are free in {above}: make room, or {other}")
+    if mark and there and not (place / mark).exists() and (found := sorted(os.listdir(place))):
+        raise ValueError(f"{path} has no {mark} and holds other files, such as {found[0]!r}, which would be deleted:"
+                         " give a new or an empty folder")  # fmt: skip
 
 
 @contextmanager
 def replacing(target: Path) -> Iterator[Path]:
-    """Yield a temporary path beside `target`; sync it and rename it over `target` when the block succeeds."""
+    """Yield a temporary path beside `target`; sync it and rename it over `target` when the block succeeds.
+
+    Folders above it are made. A link stays one: the file that it leads to is replaced. A pipe or device is yielded as
+    it is.
+    """
+    if _is_stream(target):
+        with _told(target):
+            yield target
+        return
+    target = _real(target)
     temporary = _beside(target)
     temporary.touch(exist_ok=False)
-    mode = temporary.stat().st_mode
+    mode = (target if target.exists() else temporary).stat().st_mode
     try:
-        yield temporary
-        temporary.chmod(mode)  # safetensors makes files private, and others are to read it
-        sync(temporary)
-        os.replace(temporary, target)
-        sync(target.parent)
+        with _told(target):
+            yield temporary
+            temporary.chmod(mode)  # safetensors makes files private, and others are to read it
+            sync(temporary)
+            os.replace(temporary, target)
+            sync(target.parent)
     finally:
         temporary.unlink(missing_ok=True)
 
 
 @contextmanager
-def replacing_folder(target: Path) -> Iterator[Path]:
+def replacing_folder(target: Path, kept: Callable[[str], bool] = lambda name: False) -> Iterator[Path]:
     """Yield an empty folder beside `target`; sync it and put it in the place of `target` when the block succeeds.
 
-    What `target` held before is deleted after that, all of it: check with the caller's own marks that it may go.
+    What `target` held before is deleted after that, but for the names that are `kept`, which the new folder gets as
+    hard links: check by the caller's own mark that the rest may go (`check_output`). Folders above are made.
+    A folder that cannot be renamed (a mount point, the current folder) stays, and its entries are replaced one by one:
+    a kill between two of them leaves a part.
     """
-    temporary = _beside(target)
+    target = _real(target)
+    if target.exists() and not target.is_dir():
+        raise NotADirectoryError(f"{target} is a file: give a folder")
+    stays = target.is_dir() and not _can_be_renamed(target)
+    temporary = _beside(target / "new" if stays else target)
     temporary.mkdir()
     try:
-        yield temporary
-        for here, _, names in os.walk(temporary):
-            for name in names:
-                sync(Path(here, name))
-            sync(Path(here))
-        _exchange(temporary, target)
-        sync(target.parent)
+        with _told(target):
+            yield temporary
+            mode = temporary.stat().st_mode & 0o666
+            for path in (Path(here, name) for here, _, names in os.walk(temporary) for name in names):
+                path.chmod(mode)  # as in `replacing`
+                sync(path)
+            old, new = (set(os.listdir(place)) if place.exists() else set() for place in (target, temporary))
+            for name in old - new - {temporary.name}:
+                if kept(name) is not stays:  # taken over, or taken out
+                    (os.rename if stays else _link)(target / name, temporary / name)
+            if target.exists():
+                shutil.copymode(target, temporary)
+            for here, _, _ in os.walk(temporary):
+                sync(Path(here))
+            for name in new if stays else ("",):
+                _exchange(temporary / name, target / name)
+            for name in os.listdir(temporary) if temporary.exists() else ():  # others may have written since
+                if name not in old and kept(name) and not os.path.lexists(target / name):
+                    os.rename(temporary / name, target / name)
+            sync(target if stays else target.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+@contextmanager
+def _told(target: Path) -> Iterator[None]:
+    """The error of a full disk is an OSError that says which result is not there, and what to do."""
+    try:
+        yield
+    except Exception as error:
+        found = re.search(r"os error (\d+)", str(error))  # safetensors has an exception of its own
+        number = int(found[1]) if found else getattr(error, "errno", None)
+        if number not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        why = f"{target} was not written ({os.strerror(number)}): make room on its disk, or give another place"
+        raise OSError(number, why) from error
+
+
+def _real(path: Path) -> Path:
+    """An absolute path without links, which stays right wherever the process goes."""
+    return Path(os.path.realpath(path))
+
+
+def _can_be_renamed(folder: Path) -> bool:
+    """Whether a folder may get another name, and no shell stands in it that would then be nowhere."""
+    with suppress(FileNotFoundError):  # where this process stands may be deleted
+        if Path.cwd().is_relative_to(folder):
+            return False
+    return not folder.is_mount() and os.access(folder.parent, os.W_OK | os.X_OK)
+
+
+def _is_stream(path: Path) -> bool:
+    """Whether this is a pipe or a device, such as /dev/stdout."""
+    return path.exists() and not path.is_file() and not path.is_dir()
+
+
+def _link(old: Path, new: Path) -> None:
+    """Have a file or folder under a second name: by hard links, as a copy where there are none."""
+
+    def link(source: str, to: str) -> None:
+        try:
+            os.link(source, to, follow_symlinks=False)
+        except OSError:
+            shutil.copy2(source, to, follow_symlinks=False)
+
+    if old.is_dir() and not old.is_symlink():
+        shutil.copytree(old, new, symlinks=True, copy_function=link)
+    else:
+        link(str(old), str(new))
 
 
 def sync(path: Path) -> None:
@@ -87,22 +182,31 @@ def sync(path: Path) -> None:
 
 
 def _beside(target: Path) -> Path:
-    """A new hidden name next to `target`."""
+    """A new hidden name next to `target`, in a folder that is made."""
+    target.parent.mkdir(parents=True, exist_ok=True)
     _sweep(target.parent)
-    return target.with_name(f".{target.name}.{socket.gethostname()}.{os.getpid()}.{secrets.token_hex(8)}.tmp")
+    return target.with_name(f".{target.name[:30]}.{_here()}.{os.getpid()}.{secrets.token_hex(8)}.tmp")
+
+
+@cache
+def _here() -> str:
+    """What numbers processes: the machine, and of its containers this one, as two may share a name."""
+    numbers = Path("/proc/self/ns/pid")
+    return f"{socket.gethostname()}.{numbers.stat().st_ino if numbers.exists() else 0}"
 
 
 @cache
 def _sweep(folder: Path) -> None:
     """Delete what writers of this machine that were killed left in a folder, once a process: it may hold much."""
-    left = re.compile(rf"\..+\.{re.escape(socket.gethostname())}\.(\d+)\.[0-9a-f]{{16}}\.tmp")
+    left = re.compile(rf"\..*\.{re.escape(_here())}\.(\d+)\.[0-9a-f]{{16}}\.tmp", re.DOTALL)
     for entry in os.scandir(folder):
         owner = left.fullmatch(entry.name)
         if owner and not _runs(int(owner[1])):
             if entry.is_dir(follow_symlinks=False):
                 shutil.rmtree(entry.path, ignore_errors=True)
             else:
-                Path(entry.path).unlink(missing_ok=True)
+                with suppress(OSError):  # of another user
+                    os.unlink(entry.path)
 
 
 def _runs(process: int) -> bool:
@@ -120,7 +224,7 @@ def _exchange(new: Path, target: Path) -> None:
     """Put `new` in the place of `target` in one step, and what `target` was in the place of `new`.
 
     File systems that cannot exchange two names, such as NFS, take two renames: a kill between them leaves the former
-    folder under its hidden name.
+    folder as NAME.former-... for a person to rename.
     """
     if not os.path.lexists(target):
         os.rename(new, target)
@@ -131,9 +235,13 @@ def _exchange(new: Path, target: Path) -> None:
         return
     if rename is not None and (number := ctypes.get_errno()) not in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):
         raise OSError(number, os.strerror(number), str(target))
-    former = _beside(target)
+    former = target.with_name(f"{target.name}.former-{secrets.token_hex(4)}")  # not hidden, or it would be swept
     os.rename(target, former)
-    os.rename(new, target)
+    try:
+        os.rename(new, target)
+    except OSError:
+        os.rename(former, target)
+        raise
     os.rename(former, new)
 
 
@@ -159,6 +267,6 @@ def lock(path: Path) -> IO[str] | None:
 def holder_of(path: Path) -> str:
     """Who holds a lock, as its file tells."""
     try:
-        return path.read_text(encoding="utf-8").strip() or "another process"
+        return plain(path.read_text(encoding="utf-8", errors="replace").strip()[:200]) or "another process"
     except OSError:
         return "another process"

@@ -15,6 +15,8 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
+from prolip.utils.outputs import replacing
+
 IMAGE, TEXT = "#1d6f96", "#d5633c"
 LEVEL_COLOURS = {"group": "#5f1f3c", "subgroup": "#b03a54", "keyword": "#e2793f", "name": "#eeae45", "image": IMAGE}
 LEVEL_MARKERS = {"group": "s", "subgroup": "^", "keyword": "v", "name": "o", "image": "P"}
@@ -60,9 +62,11 @@ def write(
     figure: Figure, folder: str | Path, name: str, vector: str = VECTORS[0], dpi: int = STYLE["savefig.dpi"]
 ) -> list[Path]:
     """FOLDER/NAME.png of so many dots an inch and, to be printed at any size, NAME.svg or .pdf."""
-    place = Path(folder)
-    place.mkdir(parents=True, exist_ok=True)
-    paths = [place / f"{name}.{kind}" for kind in ("png", vector)]
-    for path in paths:
-        figure.savefig(path, dpi=dpi)
-    return paths
+    return [save(figure, Path(folder) / f"{name}.{kind}", dpi) for kind in ("png", vector)]
+
+
+def save(figure: Figure, path: Path, dpi: int = STYLE["savefig.dpi"]) -> Path:
+    """The figure as a file of the kind that its name says, whole or not at all."""
+    with replacing(path) as temporary:
+        figure.savefig(temporary, format=path.suffix[1:], dpi=dpi)
+    return path

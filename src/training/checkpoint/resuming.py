@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from prolip.utils.documents import read_json
+from prolip.utils.outputs import replacing
 from prolip.utils.secrecy import adopt, redacted
 from training.checkpoint.files import NAME, Saver, find_checkpoint, list_steps
 from training.checkpoint.run_folder import (
@@ -18,7 +19,6 @@ from training.checkpoint.run_folder import (
     note_killed,
     open_run_folder,
     read_status,
-    write_atomically,
     write_json,
     write_status,
 )
@@ -195,7 +195,8 @@ def open_records(run: Run, storage: Storage) -> None:
     if world.is_first:
         write_json(kept.folder / "config.json", run.config.to_dict())
         if (noise := run.fed.loader.noise) is not None:
-            write_atomically(kept.folder / "noise.jsonl", noise.write)
+            with replacing(kept.folder / "noise.jsonl") as temporary:
+                noise.write(temporary)
         # the last metrics are needed once more to end a run: those of the log do not hold all of them
         measured = begin if begin < run.total_steps and evaluated_at(kept.folder / "metrics.jsonl", begin) else None
         # Left among the run's, a damaged checkpoint behind step `begin` would count as one of the newest, for which

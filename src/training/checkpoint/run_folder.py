@@ -62,15 +62,10 @@ def lock_run_folder(folder: Path, patience: float = 120.0, say: Callable[[str], 
     return file
 
 
-def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """Have `write` fill a temporary file, flush it to the disk, then rename: `path` is old or new, never half."""
-    with replacing(path) as temporary:
-        write(temporary)
-
-
 def write_json(path: Path, values: Any) -> None:
     """Indented JSON, atomically."""
-    write_atomically(path, lambda file: file.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8"))
+    with replacing(path) as temporary:
+        temporary.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
 
 
 def write_status(folder: Path, state: str, **facts: Any) -> None:
@@ -118,14 +113,10 @@ def keep_until_step(path: Path, step: int, again: str | None = None) -> None:
 
     again: the kind of lines that are dropped at that step itself as well.
     """
-
-    def write(file: Path) -> None:
-        with open(file, "wb") as kept:
-            for line, at, kind in rows_of(path):
-                if at < step or (at == step and (again is None or kind != again)):
-                    kept.write(line + b"\n")
-
-    write_atomically(path, write)
+    with replacing(path) as temporary, open(temporary, "wb") as kept:
+        for line, at, kind in rows_of(path):
+            if at < step or (at == step and (again is None or kind != again)):
+                kept.write(line + b"\n")
 
 
 def evaluated_at(path: Path, step: int) -> bool:

@@ -10,7 +10,7 @@ from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
 from prolip.data.reading.addresses import check_address
-from training.checkpoint.run_folder import write_atomically
+from prolip.utils.outputs import replacing
 
 
 class Storage:
@@ -37,8 +37,8 @@ class Storage:
     def write(self, name: str, fill: Callable[[Path], object]) -> None:
         """Have `fill` write a local file that then takes its name here in one move."""
         if self.local is not None:
-            self.local.mkdir(parents=True, exist_ok=True)
-            write_atomically(self.local / name, fill)
+            with replacing(self.local / name) as temporary:
+                fill(temporary)
             return
         self.filesystem.makedirs(self.root, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix="checkpoint-") as folder:

@@ -1,6 +1,7 @@
 """Features: computed once, in order, kept whole, and as good without the model as with it."""
 import logging
 import os
+import resource
 import shutil
 import tarfile
 from collections.abc import Iterator
@@ -288,6 +289,19 @@ def test_a_write_that_breaks_off_leaves_nothing(tmp_path, ours, monkeypatch):
     dataset = open_wds(mini.wds_classification(tmp_path / "wds"))
     with pytest.raises(OSError, match="no space left"):
         compute_features(dataset, ours, FeatureStore(tmp_path / "s"))
+    assert not [path for path in (tmp_path / "s").rglob("*") if path.is_file()]
+
+
+def test_a_full_disk_is_an_error_of_the_system_and_none_of_safetensors(tmp_path, ours):
+    """Which commands end on in one line."""
+    dataset = open_wds(mini.wds_classification(tmp_path / "wds"))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+    try:
+        with pytest.raises(OSError, match=r"safetensors was not written \(File too large\): make room"):
+            compute_features(dataset, ours, FeatureStore(tmp_path / "s"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert not [path for path in (tmp_path / "s").rglob("*") if path.is_file()]
 
 

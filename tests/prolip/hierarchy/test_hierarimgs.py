@@ -159,6 +159,16 @@ def test_what_is_built_is_read_and_the_last_level_is_the_original(coco):
     assert all((a[(a != 255).any(2)] == levels[3][(a != 255).any(2)]).all() for a in levels)
 
 
+def test_a_build_takes_the_place_of_a_former_one_and_of_nothing_else(coco):
+    out = coco / "out"
+    assert build(coco / "instances.json", coco / "val2017", out, least=49) == 2
+    assert build(coco / "instances.json", coco / "val2017", out, least=50) == 1
+    assert len(read_levels(out)) == 1
+    with pytest.raises(ValueError, match="val2017 has no hierarimgs.json and holds other files, such as '0000"):
+        build(coco / "instances.json", coco / "val2017", coco / "val2017", least=50)
+    assert len(list((coco / "val2017").iterdir())) == 4
+
+
 def test_what_cannot_be_built_is_said_before_anything_is_written(coco):
     out = coco / "out"
     with pytest.raises(FileNotFoundError, match="instances_val2017.json"):

@@ -7,6 +7,7 @@ import threading
 from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 
 import huggingface_hub
 import pytest
@@ -230,6 +231,28 @@ def test_a_foreign_readme_is_replaced_on_request_and_an_own_card_always(run, tmp
     assert main(["save", str(run), str(tmp_path), "--replace"]) == 0
     assert main(["save", str(run), str(tmp_path), "--name", "second"]) == 0
     assert "# second\n" in (tmp_path / "README.md").read_text()
+
+
+def test_figures_of_a_former_save_do_not_stay_and_other_files_do(run, tmp_path):
+    assert main(["save", str(run), str(tmp_path / "out")]) == 0
+    (tmp_path / "out/notes.txt").write_text("mine")
+    shutil.copytree(run / "model", tmp_path / "bare/model")
+    assert main(["save", str(tmp_path / "bare/model"), str(tmp_path / "out")]) == 0
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert {"notes.txt", "README.md", "config.json"} < names and "eval.json" not in names
+
+
+def test_a_model_saved_where_one_stands_is_called_by_that_folder(run, tmp_path, monkeypatch):
+    (tmp_path / "birds").mkdir()
+    monkeypatch.chdir(tmp_path / "birds")
+    assert main(["save", str(run), "."]) == 0
+    assert "# birds\n" in (tmp_path / "birds/README.md").read_text() and Path("config.json").exists()
+
+
+def test_a_disk_without_room_is_refused_before_the_card_is_made(run, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(total=10**9, free=10**5))
+    assert main(["save", str(run), str(tmp_path / "out")]) == 2
+    assert "MiB are free in" in capsys.readouterr().err and not list(tmp_path.iterdir())
 
 
 def test_an_openclip_model_is_not_saved_over_one_of_ours(run, tmp_path, capsys):

@@ -31,6 +31,17 @@ def test_the_page_needs_nothing_else(html):
     assert text.count('<img class="figure"') == len(files) == 9
 
 
+def test_a_place_that_cannot_be_written_is_refused_before_anything_is_drawn(tmp_path, monkeypatch):
+    monkeypatch.setattr(page.figures, "draw_all", lambda *_: pytest.fail("drawn"))
+    folder = write_run(tmp_path / "demo")
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=r"file/page.html cannot be written, .*file is a file: give another path"):
+        page.make_report(folder, out=tmp_path / "file/page.html")
+    (folder / "figures").touch()
+    with pytest.raises(ValueError, match="figures is a file: give a folder"):
+        page.make_report(folder)
+
+
 def test_headlines_are_the_metrics(html, result):
     text, _ = html
     for key in ("names/i2t/R@1", "names/t2i/R@5", "captions/i2t/mAP@R", "zero_shot/subgroup_members/top1"):

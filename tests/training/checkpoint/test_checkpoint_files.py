@@ -5,6 +5,7 @@ import os
 import random
 import threading
 import time
+from pathlib import Path
 
 import fsspec
 import pytest
@@ -19,7 +20,7 @@ from training.checkpoint.files import (
     obsolete,
     on_host,
 )
-from training.checkpoint.run_folder import clear_run_folder, lock_run_folder, open_run_folder, write_atomically
+from training.checkpoint.run_folder import clear_run_folder, lock_run_folder, open_run_folder, write_json
 from training.checkpoint.storage import Storage
 from training.flags import FlagError
 
@@ -37,16 +38,17 @@ def save(url, *steps: int, **settings) -> Storage:
     return saver.storage
 
 
-def test_a_failed_write_leaves_the_old_file_and_no_rubbish(tmp_path):
+def test_a_failed_write_leaves_the_old_file_and_no_rubbish(tmp_path, monkeypatch):
     path = tmp_path / "file"
     path.write_text("old")
 
-    def fail(file):
-        file.write_text("half")
+    def fail(file, text, encoding):
+        file.write_bytes(b"half")
         raise OSError("disk full")
 
+    monkeypatch.setattr(Path, "write_text", fail)
     with pytest.raises(OSError, match="disk full"):
-        write_atomically(path, fail)
+        write_json(path, {})
     assert path.read_text() == "old"
     assert os.listdir(tmp_path) == ["file"]
 

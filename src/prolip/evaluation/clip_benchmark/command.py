@@ -14,6 +14,7 @@ from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import NoReturn
 from unittest.mock import patch
 
@@ -39,6 +40,7 @@ from prolip.models.weights.unreadable import WEIGHT_NAMES
 from prolip.prompts.weights import PromptWeights, UnfitPrompts
 from prolip.scores import TrueMatchScore
 from prolip.utils import console
+from prolip.utils.outputs import replacing
 
 PROG = "prolip-clip-benchmark"
 FIELDS = ("dataset", "model", "pretrained", "pretrained_full_path", "language", "task", "similarity")
@@ -235,20 +237,21 @@ def feature_folder(run: Namespace, shard_marks: Sequence[str]) -> str:
 
 def evaluate_and_write(run: Namespace, own: Namespace) -> None:
     """One evaluation by clip_benchmark, its file completed with what was compared and how."""
-    path = run.output
-    os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+    path = Path(run.output)
+    if run.skip_existing and path.exists():
+        if run.verbose:
+            print(f"Skip {path}, exists already.")
+        return
     if run.task == "linear_probe":
         os.makedirs(run.feature_root, exist_ok=True)  # the original makes its last folder only
-    run.output = path.replace("{", "{{").replace("}", "}}")  # the original formats it
-    if cli.run(run) is None:
-        return  # --skip_existing
-    with open(path, encoding="utf-8") as file:
-        result = json.load(file)
-    result |= {"similarity": similarity_of(run, own), "amp": run.amp}
-    result |= {"prompts": str(PromptWeights.load(own.prompts))} if own.prompts else {}
-    with open(path, "w", encoding="utf-8") as file:
-        json.dump(result, file)
-
+    with replacing(path) as temporary:
+        output = str(temporary).replace("{", "{{").replace("}", "}}")  # the original formats it
+        cli.run(Namespace(**vars(run) | {"output": output}))
+        result = json.loads(temporary.read_bytes()) | {"similarity": similarity_of(run, own), "amp": run.amp}
+        result |= {"prompts": str(PromptWeights.load(own.prompts))} if own.prompts else {}
+        temporary.write_text(json.dumps(result), encoding="utf-8")
+    if run.verbose:
+        print(f"Results are in {path}")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The console script: what the user can mend ends in one line and exit code 2, before a model is loaded."""
@@ -259,7 +262,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             if base.which == "build":
                 checks.check_results(base.files)
                 checks.check_output(base.output)
-                cli.main_build(base)
+                with replacing(Path(base.output)) as temporary:
+                    base.output = str(temporary)
+                    cli.main_build(base)
                 return 0
             runs = planned(own, base)
         except (OSError, ValueError, CheckpointError) as error:

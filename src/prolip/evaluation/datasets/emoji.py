@@ -27,7 +27,7 @@ from prolip.data.samples.decoding import decode_image
 from prolip.evaluation.datasets.wds import COUNT, RELEVANCE, TYPE, class_files
 from prolip.utils import console
 from prolip.utils.messages import naming
-from prolip.utils.outputs import check_output
+from prolip.utils.outputs import check_output, replacing_folder
 
 SHARD = 1000
 SPLIT = "test"
@@ -65,7 +65,7 @@ def write_emoji_classes(
 
 
 def new_folder(corpus: Corpus, folder: str | os.PathLike) -> Path:
-    """The folder, with one for the split, unless there is nothing to write or something is written already."""
+    """The folder, unless there is nothing to write, no room for it, or something is written already."""
     if not corpus.drawings:
         raise ValueError("the corpus has no drawing: give shards, or a rule that leaves some")
     for drawing in corpus.drawings:  # whatever reads the task would refuse it, later
@@ -74,27 +74,28 @@ def new_folder(corpus: Corpus, folder: str | os.PathLike) -> Path:
         except SampleFault as fault:
             raise ValueError(f"drawing {drawing.key!r}: {fault}. Repair it, or leave it out with --select") from fault
     folder = Path(folder)
-    check_output(folder, folder=True)
+    check_output(folder, folder=True, size=sum(len(drawing.data) for drawing in corpus.drawings))
     if (folder / SPLIT / COUNT).exists():
         raise FileExistsError(f"{folder / SPLIT} is written already: give another folder, or remove it")
-    (folder / SPLIT).mkdir(parents=True, exist_ok=True)
     return folder
 
 
 def write_task(
     corpus: Corpus, folder: Path, shard: int, suffix: str, contents: Sequence[str], files: Mapping[str, str]
 ) -> Path:
-    """Drawings, each with one text member, in shards of `shard`, then small files by their path below the folder."""
+    """Drawings, each with one text member, in shards of `shard`, and small files by their path, all in one step."""
     shards = -(-len(corpus.drawings) // shard)
-    for number in range(shards):
-        # Names, dates and owners are constant, so the same corpus gives the same bytes.
-        with TarWriter(str(folder / SPLIT / f"{number}.tar"), encoder=False, mtime=0, user="", group="") as writer:
-            for row in range(number * shard, min((number + 1) * shard, len(corpus.drawings))):
-                drawing = corpus.drawings[row]
-                content = contents[row].encode()
-                writer.write({"__key__": drawing.key, suffix_of(drawing.data): drawing.data, suffix: content})
-    for name, text in {**files, f"{SPLIT}/{COUNT}": f"{shards}\n"}.items():
-        (folder / name).write_text(text, encoding="utf-8")
+    with replacing_folder(folder, kept=lambda name: True) as place:
+        (place / SPLIT).mkdir()
+        for number in range(shards):
+            # Names, dates and owners are constant, so the same corpus gives the same bytes.
+            with TarWriter(str(place / SPLIT / f"{number}.tar"), encoder=False, mtime=0, user="", group="") as writer:
+                for row in range(number * shard, min((number + 1) * shard, len(corpus.drawings))):
+                    drawing = corpus.drawings[row]
+                    content = contents[row].encode()
+                    writer.write({"__key__": drawing.key, suffix_of(drawing.data): drawing.data, suffix: content})
+        for name, text in {**files, f"{SPLIT}/{COUNT}": f"{shards}\n"}.items():
+            (place / name).write_text(text, encoding="utf-8")
     return folder
 
 

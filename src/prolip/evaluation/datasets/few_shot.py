@@ -31,7 +31,7 @@ from prolip.evaluation.datasets.specs import FORMS, open_dataset
 from prolip.evaluation.datasets.wds import COUNT, class_files
 from prolip.utils import console
 from prolip.utils.messages import at_least, naming
-from prolip.utils.outputs import check_output, replacing
+from prolip.utils.outputs import check_output, replacing_folder
 
 #: The paper's words, VACSR B.1.
 TEMPLATE = "a photo of a {c}"
@@ -139,21 +139,20 @@ def check_classes(dataset: Dataset, missing: Sequence[int], what: str) -> None:
 def write_few_shot(
     found: FewShot, dataset: Dataset, folder: Path, test: Dataset | None = None, template: str = TEMPLATE
 ) -> None:
-    """Write a draw of these sets: test sets first, train.tar last. FileExistsError where it is there already.
+    """Write a draw of these sets in one step. FileExistsError where something of one is there already.
 
     template: what the classes are called in training and in the tests, {c} where the name goes.
     """
     check_new(folder, found.classes)
-    folder.mkdir(parents=True, exist_ok=True)
     numbers = {row.key: (name, number) for name, rows in found.test.items() for number, row in enumerate(rows)}
 
     def caption(label: int) -> str:
         return template.replace("{c}", dataset.classnames[label]).replace("{}", dataset.classnames[label])
 
-    with replacing(folder / TRAIN) as temporary:
+    with replacing_folder(folder, kept=lambda name: True) as place:
         with ExitStack() as stack:
-            train = stack.enter_context(TarWriter(str(temporary), **CONSTANT))
-            writers = {name: stack.enter_context(new_writer(folder / name / SPLIT)) for name in found.classes}
+            train = stack.enter_context(TarWriter(str(place / TRAIN), **CONSTANT))
+            writers = {name: stack.enter_context(new_writer(place / name / SPLIT)) for name in found.classes}
 
             def write_test(sample: Sample, label: int) -> None:
                 name, number = numbers[sample.key]
@@ -173,11 +172,11 @@ def write_few_shot(
             files = class_files([dataset.classnames[label] for label in part], [template])
             shards = -(-len(found.test[name]) // SHARD)
             for file, text in {**files, f"{SPLIT}/{COUNT}": f"{shards}\n"}.items():
-                (folder / name / file).write_text(text, encoding="utf-8")
+                (place / name / file).write_text(text, encoding="utf-8")
 
 
 def check_new(folder: Path, parts: Iterable[str]) -> None:
-    """FileExistsError where something of a draw is there already, whole or half; other errors as `check_output`."""
+    """FileExistsError where something of a draw is there already; other errors as `check_output`."""
     check_output(folder, folder=True)
     for path in (folder / TRAIN, *(folder / name for name in parts)):
         if path.exists():

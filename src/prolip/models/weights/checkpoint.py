@@ -21,6 +21,7 @@ from prolip.models.prolip import ProLIP
 from prolip.models.towers import SPECIAL_TOKENS
 from prolip.models.weights.unreadable import (
     CONFIG_NAMES,
+    TOKENIZER_NAMES,
     WEIGHT_NAMES,
     is_run,
     why_no_state_dict,
@@ -29,7 +30,7 @@ from prolip.models.weights.unreadable import (
 )
 from prolip.utils.documents import read_json, shown
 from prolip.utils.links import check_links
-from prolip.utils.outputs import replacing
+from prolip.utils.outputs import replacing_folder
 
 log = logging.getLogger(__name__)
 
@@ -359,20 +360,21 @@ def read_config(path: str | os.PathLike) -> tuple[dict[str, Any], dict[str, Any]
 def save_pretrained(model: ProLIP, folder: str | os.PathLike, tokenizer: Any = None) -> Path:
     """Write model.safetensors and config.json, with which `local-dir:<folder>` gives the same model again.
 
-    tokenizer: one of `get_tokenizer`'s; its files, if it has any, are written beside them. Each file appears under its
-    name only when it is complete.
+    tokenizer: one of `get_tokenizer`'s; its files, if it has any, are written beside them, in the place of another's.
+    The folder is replaced in one step; other files in it stay. ValueError where one of them names another model.
     """
     if not hasattr(model, "state_dict"):
         raise TypeError(f"model is {kind_of(model)}, want a ProLIP: load the weights into one and give that")
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    if (other := folder / CONFIG_NAMES[1]).exists():  # which loading would take instead
+        raise ValueError(f"{other} is of another model: give another folder, or delete it")
     config = {"model_cfg": model.config, "preprocess_cfg": getattr(model.visual, "preprocess_cfg", {})}
     text = json.dumps(config, indent=2) + "\n"  # what cannot be written is known before the weights are
     tensors = {key: value.detach().cpu().contiguous().clone() for key, value in model.state_dict().items()}
-    with replacing(folder / WEIGHT_NAMES[0]) as temporary:
-        save_file(tensors, temporary, metadata={"format": "pt"})
-    with replacing(folder / CONFIG_NAMES[0]) as temporary:
-        temporary.write_text(text, encoding="utf-8")
-    if hasattr(tokenizer, "save_pretrained"):
-        tokenizer.save_pretrained(folder)
+    gone = TOKENIZER_NAMES if tokenizer is not None else ()
+    with replacing_folder(folder, kept=lambda name: name not in gone) as place:
+        save_file(tensors, place / WEIGHT_NAMES[0], metadata={"format": "pt"})
+        (place / CONFIG_NAMES[0]).write_text(text, encoding="utf-8")
+        if hasattr(tokenizer, "save_pretrained"):
+            tokenizer.save_pretrained(place)
     return folder

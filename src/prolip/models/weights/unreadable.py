@@ -17,6 +17,11 @@ from prolip.utils.messages import appearance_of, explain_missing
 
 CONFIG_NAMES = ("config.json", "open_clip_config.json")
 WEIGHT_NAMES = ("model.safetensors", "open_clip_model.safetensors", "pytorch_model.bin", "open_clip_pytorch_model.bin")
+SENTENCEPIECE_NAMES = ("spiece.model", "sentencepiece.model", "tokenizer.model")
+FOLDER_NAMES = ("tokenizer.json", "tokenizer_config.json")
+#: All files of a tokenizer that go with a model.
+TOKENIZER_NAMES = (*FOLDER_NAMES, *SENTENCEPIECE_NAMES, "vocab.json", "merges.txt", "vocab.txt",
+                   "special_tokens_map.json", "added_tokens.json")  # fmt: skip
 WEIGHT_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
 #: What begins the files of a distributed checkpoint, and the name of the tool that joins them.
 DISTRIBUTED = ".distcp"

@@ -153,6 +153,16 @@ def test_saved_embeddings_serve_a_later_similarity(data, tmp_path):
     assert sorted(keys(tmp_path / "out")) == ["fairness/utkface"] * 2 + ["mnist"] * 2
 
 
+def test_a_place_for_embeddings_that_cannot_be_written_is_refused_before_the_model_is_loaded(
+    data, tmp_path, monkeypatch, capsys
+):  # fmt: skip
+    monkeypatch.setattr(run, "load_embedder", lambda *_: pytest.fail("loaded"))
+    (tmp_path / "features").touch()
+    with pytest.raises(SystemExit) as stop:
+        main(command(data, tmp_path / "out", "--save-features", str(tmp_path / "features")))
+    assert stop.value.code == 2 and "features is a file: give a folder" in capsys.readouterr().err
+
+
 def test_plots_of_a_task_lie_beside_the_tables(data, tmp_path):
     main(command(data, tmp_path / "out", "--tasks", "renderedsst2", "--plots"))
     plots = sorted(path.name for path in (tmp_path / "out" / "plots" / "renderedsst2-csd").iterdir())

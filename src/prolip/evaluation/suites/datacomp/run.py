@@ -25,7 +25,7 @@ from prolip.evaluation.suites.datacomp.tasks import BY_KEY, TASKS, Task, select_
 from prolip.evaluation.task import TaskResult, check_prompts
 from prolip.methods import find_score
 from prolip.prompts.weights import PromptWeights
-from prolip.utils.outputs import replacing
+from prolip.utils.outputs import check_output, replacing
 
 Say = Callable[[str], None]
 #: Shown of the face sets, which have no main metric.
@@ -64,6 +64,8 @@ def run(args: argparse.Namespace, say: Say = print) -> Outcome:
     prompts = weights_of(args.prompts, found.datasets, len(mine) == len(tasks))
     store = Store(args.output)
     store.check()
+    if args.save_features:
+        check_output(args.save_features, folder=True)
     embedder = load_embedder(args.model, args.pretrained, pick_device(args.device), args.precision, args.tokenizer)
     similarities = [embedder.card.scored_by(similarity).name for similarity in args.similarity]
     for one in prompts:

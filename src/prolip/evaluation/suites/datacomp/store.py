@@ -14,7 +14,6 @@ import fcntl
 import json
 import math
 import os
-import socket
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -25,6 +24,7 @@ from prolip.evaluation.datasets.base import fingerprint
 from prolip.evaluation.suites.datacomp.tasks import BY_KEY
 from prolip.evaluation.task import TaskResult
 from prolip.utils.documents import loads
+from prolip.utils.outputs import holder_of, lock
 
 TOLERANCE = 0.01
 #: Of the scoring: raised when a metric changes, so that older lines are not taken for today's.
@@ -126,7 +126,7 @@ class Store:
         self.folder.mkdir(parents=True, exist_ok=True)
         data = to_json(line).encode() + b"\n"
         with open(self.path, "a+b") as file:
-            lock(file, fcntl.LOCK_EX)  # held until the file is closed
+            wait_for(file)
             size = file.seek(0, os.SEEK_END)
             if size:
                 file.seek(size - 1)
@@ -138,51 +138,40 @@ class Store:
 
     def check(self) -> None:
         """Raise what would keep results from being written, before anything is computed: OSError, ValueError."""
-        with self.claim("start"):
+        with self.alone("start"):
             if self.path.exists():
                 open(self.path, "ab").close()
 
     @contextmanager
     def alone(self, name: str) -> Iterator[None]:
         """Hold a name inside the `with`, behind all others that want it."""
-        with self._claim_file(name) as file:
-            lock(file, fcntl.LOCK_EX)
+        with open(self._claim_path(name), "a", encoding="utf-8") as file:
+            wait_for(file)
             yield
 
     @contextmanager
     def claim(self, name: str) -> Iterator[bool]:
         """Hold a name inside the `with`; False where another process holds it."""
-        with self._claim_file(name) as file:
-            try:
-                lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                yield False
-                return
-            file.truncate(0)
-            file.write(f"process {os.getpid()} on {socket.gethostname()}")
-            file.flush()
-            yield True
-            file.truncate(0)
+        file = lock(self._claim_path(name))
+        try:
+            yield file is not None
+        finally:
+            if file is not None:
+                file.close()
 
     def holder(self, name: str) -> str:
-        """Who wrote its name into a claim, for messages."""
-        try:
-            return self._claim_path(name).read_text(encoding="utf-8").strip() or "another process"
-        except FileNotFoundError:
-            return "another process"
+        """Who holds a claim, for messages."""
+        return holder_of(self._claim_path(name))
 
     def _claim_path(self, name: str) -> Path:
+        self.claims.mkdir(parents=True, exist_ok=True)
         return self.claims / f"{name.replace('/', '-')}.lock"
 
-    def _claim_file(self, name: str) -> IO[str]:
-        self.claims.mkdir(parents=True, exist_ok=True)
-        return open(self._claim_path(name), "a+", encoding="utf-8")
 
-
-def lock(file: IO, how: int) -> None:
-    """flock; ValueError that says what to do where the file system has none."""
+def wait_for(file: IO) -> None:
+    """Lock a file until it is closed; ValueError that says what to do where the file system has no locks."""
     try:
-        fcntl.flock(file, how)
+        fcntl.flock(file, fcntl.LOCK_EX)
     except OSError as error:
         if error.errno in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
             raise ValueError(f"{file.name} lies on a file system without locks ({error.strerror}): give an --output on "

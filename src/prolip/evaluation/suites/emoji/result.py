@@ -22,6 +22,7 @@ from prolip.methods import find_score, score_from_dict
 from prolip.scores import Score
 from prolip.utils.console import plain
 from prolip.utils.documents import check_types, loads
+from prolip.utils.outputs import replacing_folder
 
 #: How the arrays of novelty begin; what a first place can be refused by, as it is printed.
 NOVELTY = "novelty_"
@@ -155,26 +156,24 @@ class CorpusResult:
         return i2t, t2i
 
     def save(self, folder: str | Path) -> Path:
-        """Write `metrics.json`, `corpus.json` and `embeddings.npz` (with the encoded drawings) into a folder."""
-        folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
+        """Write `metrics.json`, `corpus.json` and `embeddings.npz` (with the drawings) into a folder, in one step."""
         finite = {key: value if math.isfinite(value) else None for key, value in self.metrics.items()}
         written = json.dumps({"info": self.info, "metrics": finite}, indent=1)
-        (folder / "metrics.json").write_text(written, encoding="utf-8")
         drawings = [[d.key, d.style, d.concept] for d in self.corpus.drawings]
         concepts = [asdict(concept) for concept in self.corpus.concepts]
-        (folder / "corpus.json").write_text(json.dumps({"concepts": concepts, "drawings": drawings}), encoding="utf-8")
-        novelty: dict[str, Any] = {f"{NOVELTY}{name}": nats for name, nats in self.novelty.items()}
-        np.savez(
-            folder / "embeddings.npz",
-            image_mean=self.image.mean.numpy(), image_log_var=self.image.log_var.numpy(),
-            text_mean=self.text.mean.numpy(), text_log_var=self.text.log_var.numpy(),
-            token_lengths=self.token_lengths,
-            **novelty,
-            drawings=np.frombuffer(b"".join(d.data for d in self.corpus.drawings), dtype=np.uint8),
-            drawing_sizes=np.array([len(d.data) for d in self.corpus.drawings]),
-        )  # fmt: skip
-        return folder
+        arrays: dict[str, Any] = {f"{NOVELTY}{name}": nats for name, nats in self.novelty.items()}
+        arrays |= {
+            "image_mean": self.image.mean.numpy(), "image_log_var": self.image.log_var.numpy(),
+            "text_mean": self.text.mean.numpy(), "text_log_var": self.text.log_var.numpy(),
+            "token_lengths": self.token_lengths,
+            "drawings": np.frombuffer(b"".join(d.data for d in self.corpus.drawings), dtype=np.uint8),
+            "drawing_sizes": np.array([len(d.data) for d in self.corpus.drawings]),
+        }  # fmt: skip
+        with replacing_folder(Path(folder), kept=lambda name: True) as place:
+            (place / "metrics.json").write_text(written, encoding="utf-8")
+            (place / "corpus.json").write_text(json.dumps({"concepts": concepts, "drawings": drawings}))
+            np.savez(place / "embeddings.npz", **arrays)
+        return Path(folder)
 
 
 class Written(dict[str, Any]):
