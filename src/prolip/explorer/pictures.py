@@ -5,7 +5,9 @@ import io
 import tarfile
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeout
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -18,11 +20,16 @@ from prolip.data.reading.opening import is_local, local_path
 from prolip.data.reading.tar import SAMPLE_BYTES, StrictHeader, printable
 from prolip.data.samples.decoding import decode_image
 from prolip.data.samples.sample import IMAGE_SUFFIXES
+from prolip.explorer.crowd import PATIENCE, Busy
 from prolip.search.store import Item, hashes_of
 from prolip.utils.documents import read_file
 
 #: Pixels of a thumbnail's longer side; thumbnails, and shards' tables, that are kept.
 SIDE, KEPT, TABLES = 224, 1024, 256
+#: Pixels of a picture at most: telephones take up to 64 million. Decoding needs up to 20 bytes for each.
+PIXELS = 2**26
+#: Decodes all pictures, also those that ask, one after the other; another thread would get memory of its own.
+DECODER = ThreadPoolExecutor(1)
 Value = TypeVar("Value")
 
 
@@ -42,9 +49,9 @@ class Kept:
     """The values that were asked for last, by name; threads share it."""
 
     def __init__(self, most: int):
-        self.most, self._values, self._lock = most, OrderedDict[str, object](), threading.Lock()
+        self.most, self._values, self._lock = most, OrderedDict[Hashable, object](), threading.Lock()
 
-    def get(self, name: str, make: Callable[[], Value]) -> Value:
+    def get(self, name: Hashable, make: Callable[[], Value]) -> Value:
         """What is kept under a name, or what is made for it."""
         with self._lock:
             if name in self._values:
@@ -66,13 +73,13 @@ class Pictures:
 
     def thumbnail(self, item: Item) -> bytes:
         """WebP of at most SIDE pixels a side. `Gone` where there is none."""
-        name = f"{item.get('shard', '')}\n{item.get('path', '')}\n{item['key']}"
-        return self._thumbnails.get(name, lambda: thumbnail_of(self.image(item)))
+        name = item.get("shard"), item.get("path"), item["key"]
+        return self._thumbnails.get(name, lambda: self.of(item, thumbnail_of, 2 * SIDE))
 
-    def image(self, item: Item) -> Image.Image:
-        """The picture in RGB, as models see it. `Gone` where there is none."""
+    def of(self, item: Item, make: Callable[[Image.Image], Value], side: int | None = None) -> Value:
+        """What is made of a picture as models see it; side: as in `decode_image`. `Gone` where there is none."""
         try:
-            return decode_image(self.data(item))
+            return decoded(lambda: make(decode_image(self.data(item), PIXELS, side)))
         except SampleFault as fault:
             raise Gone(str(fault)) from fault
         except OSError as error:
@@ -122,10 +129,19 @@ def table_of(path: str) -> Table:
     return Table(hashes[rising], offsets[rising], sizes[rising])
 
 
+def decoded(make: Callable[[], Value]) -> Value:
+    """What is made of a picture, while no other is decoded. `Busy` where that is not over in PATIENCE seconds."""
+    made = DECODER.submit(make)
+    try:
+        return made.result(PATIENCE)
+    except FutureTimeout:
+        made.cancel()
+        raise Busy("this machine is busy with pictures of others: ask again in a moment") from None
+
+
 def thumbnail_of(image: Image.Image) -> bytes:
-    """WebP of at most SIDE pixels a side."""
-    small = image.copy()
-    small.thumbnail((SIDE, SIDE))
+    """WebP of at most SIDE pixels a side, for which the picture itself is made smaller."""
+    image.thumbnail((SIDE, SIDE))
     data = io.BytesIO()
-    small.save(data, "WEBP", quality=86, method=2)
+    image.save(data, "WEBP", quality=86, method=2)
     return data.getvalue()

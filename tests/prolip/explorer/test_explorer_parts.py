@@ -374,7 +374,7 @@ def test_one_item_is_a_gallery_without_a_map(tmp_path):
 def test_an_index_of_texts_is_asked_by_pictures(small_model, tmp_path):
     (tmp_path / "texts.txt").write_text("red\nblue\n<b>green</b>\n")
     app = make_app(parse([small_model, "--data", f"texts:{tmp_path / 'texts.txt'}"]))
-    kept = app.upload(Image.new("RGB", (40, 40), "red"))["upload"]
+    kept = app.upload(picture("red", size=40))["upload"]
     found = app.search({"upload": kept})
     embedder = load_embedder(small_model)
     image = embedder.encode_image(embedder.preprocess(Image.new("RGB", (40, 40), "red")).unsqueeze(0))
