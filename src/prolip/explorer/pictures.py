@@ -3,11 +3,10 @@ from __future__ import annotations
 
 import io
 import tarfile
-import threading
-from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -45,36 +44,19 @@ class Table(NamedTuple):
     sizes: np.ndarray
 
 
-class Kept:
-    """The values that were asked for last, by name; threads share it."""
-
-    def __init__(self, most: int):
-        self.most, self._values, self._lock = most, OrderedDict[Hashable, object](), threading.Lock()
-
-    def get(self, name: Hashable, make: Callable[[], Value]) -> Value:
-        """What is kept under a name, or what is made for it."""
-        with self._lock:
-            if name in self._values:
-                self._values.move_to_end(name)
-                return self._values[name]  # type: ignore[return-value]
-        value = make()
-        with self._lock:
-            self._values[name] = value
-            while len(self._values) > self.most:
-                self._values.popitem(last=False)
-        return value
-
-
 class Pictures:
     """Pictures of items that say where theirs is: `path`, or `shard` with a key SHARD/KEY, as `prolip.search` keeps."""
 
     def __init__(self) -> None:
-        self._thumbnails, self._tables = Kept(KEPT), Kept(TABLES)
+        self._thumbnail = lru_cache(KEPT)(self._make_thumbnail)
+        self._table = lru_cache(TABLES)(lambda shard: table_of(local_path(shard)))
 
     def thumbnail(self, item: Item) -> bytes:
         """WebP of at most SIDE pixels a side. `Gone` where there is none."""
-        name = item.get("shard"), item.get("path"), item["key"]
-        return self._thumbnails.get(name, lambda: self.of(item, thumbnail_of, 2 * SIDE))
+        return self._thumbnail(*((name, item[name]) for name in ("key", "path", "shard") if name in item))
+
+    def _make_thumbnail(self, *item: tuple[str, str]) -> bytes:
+        return self.of(dict(item), thumbnail_of, 2 * SIDE)
 
     def of(self, item: Item, make: Callable[[Image.Image], Value], side: int | None = None) -> Value:
         """What is made of a picture as models see it; side: as in `decode_image`. `Gone` where there is none."""
@@ -98,7 +80,7 @@ class Pictures:
         if not is_local(shard):
             raise Gone(f"{shard} is not on this machine, and pictures are read from local shards alone")
         key = item["key"].removeprefix(f"{Path(shard).stem}/")
-        table = self._tables.get(shard, lambda: table_of(local_path(shard)))
+        table = self._table(shard)
         code = hashes_of([key])[0]
         row = int(np.searchsorted(table.hashes, code))
         if row == len(table.hashes) or table.hashes[row] != code:

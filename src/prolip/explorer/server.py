@@ -13,11 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from email.errors import (
-    FirstHeaderLineIsContinuationDefect,
-    MisplacedEnvelopeHeaderDefect,
-    MissingHeaderBodySeparatorDefect,
-)
+from email import errors
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
@@ -41,7 +37,7 @@ CONNECTIONS, SENDERS = (256, 1.0), (16, 2.0)
 #: Bytes that come without one of the places of SENDERS.
 SMALL = 2**18
 #: What the standard library passes over in the head of a request.
-DEFECTS = (FirstHeaderLineIsContinuationDefect, MisplacedEnvelopeHeaderDefect, MissingHeaderBodySeparatorDefect)
+DEFECTS = (errors.FirstHeaderLineIsContinuationDefect, errors.MissingHeaderBodySeparatorDefect)
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 #: Files of the page.
 ASSETS = {"explorer.js": "text/javascript; charset=utf-8", "explorer.css": "text/css; charset=utf-8"}
@@ -238,7 +234,7 @@ class Handler(BaseHTTPRequestHandler):
                   " img-src 'self' blob: data:; connect-src 'self'; base-uri 'none'; form-action 'none';"
                   " frame-ancestors 'none'")  # fmt: skip
         text = self.server.page.render(nonce=nonce, title=self.server.app.title)
-        self._send(text.encode(), "text/html; charset=utf-8",
+        self._send(text.encode("utf-8", "backslashreplace"), "text/html; charset=utf-8",
                    {"Content-Security-Policy": policy, "Cache-Control": "no-store"})  # fmt: skip
 
     def _json(self, values: Any, status: int = HTTPStatus.OK) -> None:
