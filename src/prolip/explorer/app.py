@@ -19,6 +19,7 @@ from prolip.explorer.opening import Opened
 from prolip.explorer.pictures import Gone
 from prolip.explorer.rules import GalleryTable, ScoredTable, Table, describe, try_rules
 from prolip.search.risk import Threshold
+from prolip.utils.console import plain
 
 #: Items at either end of the order of uncertainty.
 ENDS = 24
@@ -43,7 +44,7 @@ class App:
         self, opened: Opened, title: str, scores: Path | None = None, threshold: Threshold | None = None,
         captions: Captions | None = None,
     ):  # fmt: skip
-        self.opened, self.title = opened, title
+        self.opened, self.title = opened, plain(title)
         self.captions = captions or Captions(Gallery(opened.index), opened.embedder)
         self.gallery = self.captions.gallery
         self.asker = Asker(self.gallery, opened.embedder, self.captions, threshold)

@@ -234,7 +234,7 @@ class Handler(BaseHTTPRequestHandler):
                   " img-src 'self' blob: data:; connect-src 'self'; base-uri 'none'; form-action 'none';"
                   " frame-ancestors 'none'")  # fmt: skip
         text = self.server.page.render(nonce=nonce, title=self.server.app.title)
-        self._send(text.encode("utf-8", "backslashreplace"), "text/html; charset=utf-8",
+        self._send(text.encode(), "text/html; charset=utf-8",
                    {"Content-Security-Policy": policy, "Cache-Control": "no-store"})  # fmt: skip
 
     def _json(self, values: Any, status: int = HTTPStatus.OK) -> None:

@@ -15,6 +15,8 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
+from prolip.utils.console import plain
+
 IMAGE, TEXT = "#1d6f96", "#d5633c"
 LEVEL_COLOURS = {"group": "#5f1f3c", "subgroup": "#b03a54", "keyword": "#e2793f", "name": "#eeae45", "image": IMAGE}
 LEVEL_MARKERS = {"group": "s", "subgroup": "^", "keyword": "v", "name": "o", "image": "P"}
@@ -38,6 +40,11 @@ STYLE: Any = {
     "lines.linewidth": 1.8, "hatch.linewidth": 0.6, "figure.facecolor": "white", "savefig.facecolor": "white",
     "figure.dpi": 100, "savefig.dpi": 160, "axes.titlecolor": INK,
 }  # fmt: skip
+
+
+def lettering(text: str) -> str:
+    """A text from data as it is drawn: in one line, what steers escaped, and never as a formula."""
+    return plain(text).replace("$", r"\$")
 
 
 #: A decorator: draw under the common style, whatever the caller's settings of matplotlib are.

@@ -14,6 +14,7 @@ from explored import COLOURS, picture
 from PIL import Image
 
 from prolip.explorer.__main__ import make_app, parse
+from prolip.explorer.app import App
 from prolip.explorer.server import make_server
 from prolip.utils.console import STEERING_A_VALUE
 
@@ -94,9 +95,9 @@ def test_odd_names_are_shown_escaped_in_every_view(small_model, tmp_path, answer
     assert not [text for text in said if STEERING_A_VALUE.search(text)]
 
 
-def test_a_folder_that_is_not_utf8_has_a_page(app, answers, monkeypatch):
-    monkeypatch.setattr(app, "title", "caf\udce9 <b>")
-    assert b"caf\\udce9 &lt;b&gt;" in answers(app)("/") and answers(app)("/api/about")["title"] == "caf\udce9 <b>"
+def test_a_folder_that_is_not_utf8_has_a_page(app, answers):
+    ask = answers(App(app.opened, "caf\udce9 <b>", captions=app.captions))
+    assert b"caf\\udce9 &lt;b&gt;" in ask("/") and ask("/api/about")["title"] == r"caf\udce9 <b>"
 
 
 def test_links_that_lead_round_end(small_model, tmp_path):
