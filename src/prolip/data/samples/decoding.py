@@ -72,12 +72,12 @@ def decode_jpeg(data: bytes, height: int, width: int, factor: int = 1) -> np.nda
         return None
 
 
-def decode_image(data: bytes, most: int = MAX_PIXELS, side: int | None = None) -> Image.Image:
+def decode_image(data: bytes, most: int | None = None, side: int | None = None) -> Image.Image:
     """An RGB image from the bytes of a file, as `to_rgb` has it.
 
     An animation gives its first frame, EXIF rotation is not applied (as in OpenCLIP). SampleFault "bad image" for
-    broken or cut files, "oversized image" above `most` pixels. side: where a JPEG may be decoded coarser, the pixels
-    that each side keeps at least.
+    broken or cut files, "oversized image" above `most` pixels (MAX_PIXELS). side: where a JPEG may be decoded coarser,
+    the pixels that each side keeps at least.
     """
     try:
         with warnings.catch_warnings():  # of several threads one may leave it ignored, which harms nobody
@@ -99,10 +99,11 @@ def decode_image(data: bytes, most: int = MAX_PIXELS, side: int | None = None) -
         raise SampleFault("bad image", f"{len(data)} bytes: {error}") from error
 
 
-def check_size(width: int, height: int, most: int = MAX_PIXELS) -> None:
-    """SampleFault "oversized image" above `most` pixels, "bad image" without a pixel."""
+def check_size(width: int, height: int, most: int | None = None) -> None:
+    """SampleFault "oversized image" above `most` pixels (MAX_PIXELS), "bad image" without a pixel."""
     if not width * height:
         raise SampleFault("bad image", f"{width} x {height} pixels")
+    most = MAX_PIXELS if most is None else most
     if width * height > most:
         raise SampleFault("oversized image", f"{width} x {height} pixels, at most {most} are decoded")
 
