@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import json
 import math
 import tarfile
 from pathlib import Path
@@ -245,8 +246,9 @@ def test_further_texts_name_pictures_too(app):
 
 
 def test_a_calibrated_risk_refuses_questions(small_model, shard, app, tmp_path):
-    lines = [f'{{"text": "a {colour} square", "keys": ["nowhere"]}}' for colour in COLOURS]
-    (tmp_path / "questions.jsonl").write_text("\n".join(lines))
+    texts = [f"a {colour} square" for colour in COLOURS]
+    wrong = [{"text": text, "keys": [app.search({"text": text})["answers"][-1]["key"]]} for text in texts]
+    (tmp_path / "questions.jsonl").write_text("\n".join(map(json.dumps, wrong)))
     words = [str(app.opened.index.store.folder), "--risk", "0.1", "--calibrate", str(tmp_path / "questions.jsonl")]
     risk = make_app(parse(words)).search({"text": "red"})["risk"]
     assert risk["answers"] is False and "all are refused" in risk["promise"]
