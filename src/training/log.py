@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, schedule
 
+from prolip.utils.console import plain
 from prolip.utils.secrecy import scrub
 from training.checkpoint.run_folder import keep_until_step
 
@@ -85,7 +86,11 @@ class RunLog:
         # TensorBoard hides what it has from purge_step on
         purge = None if resume_at is None else resume_at + 1
         threading.excepthook = report_thread_error
-        self.board = SummaryWriter(str(self.folder / "tensorboard"), purge_step=purge)
+        try:
+            self.board = SummaryWriter(str(self.folder / "tensorboard"), purge_step=purge)
+        except UnicodeEncodeError:
+            self.say(f"warning: no curves for TensorBoard, which writes into no folder such as {plain(self.folder)}:"
+                     " its name is no UTF-8")  # fmt: skip
         if wandb_project:
             import wandb
 

@@ -18,7 +18,7 @@ import numpy as np
 import open_clip
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save, save_file
 
 import prolip
 from prolip.evaluation.loading import load_embedder
@@ -397,3 +397,10 @@ def test_a_configuration_that_is_nested_too_deeply_is_one_line_through_every_doo
             door(f"local-dir:{tmp_path}")
         assert "\n" not in str(reported.value)
     assert not is_run(tmp_path) and read_status(tmp_path) == {}
+
+
+def test_a_path_that_safetensors_cannot_open_is_said_to_be_one(tmp_path):
+    path = tmp_path / "caf\udce9.safetensors"
+    path.write_bytes(save({"x": torch.zeros(2)}))
+    with pytest.raises(CheckpointError, match="takes no path that is no UTF-8: rename its folder or"):
+        read_state_dict(path)

@@ -21,7 +21,7 @@ from prolip.evaluation.metrics.calibration import Reliability
 from prolip.evaluation.metrics.selective import RiskCoverage, risk_coverage
 from prolip.evaluation.metrics.study import Study
 from prolip.evaluation.metrics.traces import Deciles, by_decile
-from prolip.utils.style import LOOKS, MUTED, panels, percent, save, styled
+from prolip.utils.style import LOOKS, MUTED, lettering, panels, percent, save, styled
 
 #: Inches; at 100 dots per inch 600 pixels wide, which the sizes of the letters are made for.
 WIDTH, HEIGHT = 6.0, 3.9
@@ -88,7 +88,7 @@ def plot_reliability(rel: Reliability, name: str, title: str = "Reliability", lo
     ax.vlines(x, scale(low[kept]), scale(high[kept]), color=colour, linewidth=1.1, alpha=0.7)
     below.plot(scale(rel.probability[filled]), rel.counts[filled] / rel.counts.sum(), markersize=4, **form)
     ax.set(ylabel="came true")
-    ax.set_title(title)
+    ax.set_title(lettering(title))
     below.set(xlabel="probability given", ylabel="share", yscale="log")
     _probability_axes(ax, below, span, log_odds)
     ax.legend(loc="upper left")
@@ -120,7 +120,7 @@ def write_plots(study: Study, title: str, folder: Path) -> None:
 
 def _finish(ax: Axes, title: str, shares: str) -> None:
     """The title, the shares of some axes in percent, and the legend beneath, where no curve can hide it."""
-    ax.set_title(title)
+    ax.set_title(lettering(title))
     for letter in shares:
         percent(getattr(ax, f"{letter}axis"))
     handles, labels = ax.get_legend_handles_labels()

@@ -2,21 +2,24 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image
 
+from prolip.data.faults import SampleFault
 from prolip.explorer.asking import Asker
 from prolip.explorer.captions import Captions
+from prolip.explorer.crowd import turn
 from prolip.explorer.gallery import MAPPED, Gallery, Once, number
 from prolip.explorer.opening import Opened
 from prolip.explorer.pictures import Gone
 from prolip.explorer.rules import GalleryTable, ScoredTable, Table, describe, try_rules
 from prolip.search.risk import Threshold
+from prolip.utils.console import plain
 
 #: Items at either end of the order of uncertainty.
 ENDS = 24
@@ -41,7 +44,7 @@ class App:
         self, opened: Opened, title: str, scores: Path | None = None, threshold: Threshold | None = None,
         captions: Captions | None = None,
     ):  # fmt: skip
-        self.opened, self.title = opened, title
+        self.opened, self.title = opened, plain(title)
         self.captions = captions or Captions(Gallery(opened.index), opened.embedder)
         self.gallery = self.captions.gallery
         self.asker = Asker(self.gallery, opened.embedder, self.captions, threshold)
@@ -63,6 +66,11 @@ class App:
             self._map()
         with torch.no_grad():
             self.captions.there  # noqa: B018  # embeds them, while texts are answered already
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        with turn(self._model, "questions"), torch.no_grad():
+            yield
 
     # --- looks -------------------------------------------------------------------------------------------------------
     def about(self) -> dict[str, Any]:
@@ -99,7 +107,7 @@ class App:
 
     def columns(self) -> dict[str, Any]:
         """What rules can be made of."""
-        with self._model:
+        with self._turn():
             return describe(self.table)
 
     def thumbnail(self, kind: str, row: int) -> bytes:
@@ -111,27 +119,32 @@ class App:
         return self.gallery.pictures.thumbnail(self.gallery.index.items([self.gallery.check(row)])[0])
 
     # --- questions ---------------------------------------------------------------------------------------------------
-    def upload(self, image: Image.Image) -> dict[str, Any]:
-        """Keep a picture to ask by."""
-        with self._model, torch.no_grad():
-            return {"upload": self.asker.upload(image), "width": image.width, "height": image.height}
+    def upload(self, data: bytes) -> dict[str, Any]:
+        """Keep the picture of a file to ask by. `Refused` where it is none, or too large."""
+        try:
+            pixels, (width, height) = self.asker.prepare(data)
+        except SampleFault as fault:
+            why = f"this is no picture that can be read: {fault}"
+            raise Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, why) from fault
+        with self._turn():
+            return {"upload": self.asker.upload(pixels), "width": width, "height": height}
 
     def search(self, values: Values) -> dict[str, Any]:
         """Answers to a question; count: how many."""
         count = values.get("count", 24)
         if not isinstance(count, int) or isinstance(count, bool):
             raise ValueError(f"count {count!r}: give a whole number")
-        with self._model, torch.no_grad():
+        with self._turn():
             return self.asker.search(self.asker.read(values), count)
 
     def compare(self, values: Values) -> dict[str, Any]:
         """The same question by several scores."""
-        with self._model, torch.no_grad():
+        with self._turn():
             return self.asker.compare(self.asker.read(values))
 
     def walk(self, values: Values) -> dict[str, Any]:
         """The path from a question to its root."""
-        with self._model, torch.no_grad():
+        with self._turn():
             asked = self.asker.read(values)
             return self.captions.walk(asked.z, asked.label, asked.side, str(values.get("root", "included")))
 
@@ -140,5 +153,5 @@ class App:
         rules = values.get("rules", [])
         if not isinstance(rules, list):
             raise ValueError(f"rules {rules!r}: give a list of NAME: FORMULA")
-        with self._model:
+        with self._turn():
             return try_rules(self.table, rules)

@@ -12,10 +12,12 @@ from typing import Any
 import torch
 from PIL import Image
 
+from prolip.data.faults import SampleFault
+from prolip.data.samples.decoding import decode_image
 from prolip.evaluation.model import Embedded, Embedder
 from prolip.explorer.captions import Captions
 from prolip.explorer.gallery import Gallery, cut, number
-from prolip.explorer.pictures import Gone
+from prolip.explorer.pictures import PIXELS, Gone, decoded
 from prolip.explorer.plane import place
 from prolip.explorer.verdict import first_answer, judge
 from prolip.gaussian import Gaussian, concatenate, mixture
@@ -28,6 +30,8 @@ from prolip.search.risk import Threshold
 
 #: Answers at most, and those that stand side by side; pictures that are kept for further questions.
 MOST, BESIDE, UPLOADS = 60, 8, 64
+#: By how much a picture that asks may be longer than it is wide, or wider than long.
+STRETCHED = 100
 #: Of the nearest that scores without an index rank, where a gallery has more than NUMBERS numbers.
 SHORTLIST = 5000
 #: Scores that are compared, beside the one that the index ranks by.
@@ -65,9 +69,18 @@ class Asker:
         self._lock = threading.Lock()
 
     # --- questions ---------------------------------------------------------------------------------------------------
-    def upload(self, image: Image.Image, name: str = "your picture") -> str:
-        """Keep a picture's Gaussian to ask by; what it is called from now on."""
-        asked, key = self._picture(image, name), secrets.token_hex(8)
+    def prepare(self, data: bytes) -> tuple[torch.Tensor, tuple[int, int]]:
+        """The picture of a file as the model takes it, and its width and height. SampleFault where that cannot be."""
+
+        def made() -> tuple[torch.Tensor, tuple[int, int]]:
+            image = decode_image(data, PIXELS)
+            return self._pixels(image), image.size
+
+        return decoded(made)
+
+    def upload(self, pixels: torch.Tensor, name: str = "your picture") -> str:
+        """Keep a picture's Gaussian to ask by; what it is called from now on. pixels: as `prepare` has them."""
+        asked, key = self._picture(pixels, name), secrets.token_hex(8)
         with self._lock:
             self._uploads[key] = asked
             while len(self._uploads) > UPLOADS:
@@ -108,9 +121,15 @@ class Asker:
         z, novelty = model.embed(model.tokenizer([text]), "text")
         return Asked(z, frozenset[Side](["text"]), text, floats(novelty))
 
-    def _picture(self, image: Image.Image, label: str) -> Asked:
-        model = self._model()
-        z, novelty = model.embed(model.preprocess(image).unsqueeze(0), "image")
+    def _pixels(self, image: Image.Image) -> torch.Tensor:
+        """What the model takes. SampleFault for a strip: resized by its short side, it would have very many pixels."""
+        if max(image.size) > STRETCHED * min(image.size):
+            sides = " x ".join(map(str, image.size))
+            raise SampleFault("oversized image", f"{sides} pixels, at most {STRETCHED} times as long as wide are taken")
+        return self._model().preprocess(image)
+
+    def _picture(self, pixels: torch.Tensor, label: str) -> Asked:
+        z, novelty = self._model().embed(pixels.unsqueeze(0), "image")
         return Asked(z, frozenset[Side](["image"]), label, floats(novelty))
 
     def _item(self, row: Any) -> Asked:
@@ -119,7 +138,7 @@ class Asker:
         side: Side = self.gallery.index.side
         if self.embedder is not None and side == "image" and self.embedder.novelty is not None:
             with suppress(Gone):  # its embedding is enough to ask by
-                novelty = self._picture(self.gallery.pictures.image(item), item["key"]).novelty
+                novelty = self._picture(self.gallery.pictures.of(item, self._pixels), item["key"]).novelty
         z = self.gallery.index.gaussians([row])
         return Asked(z, frozenset[Side]([side]), item["key"], novelty, row)
 

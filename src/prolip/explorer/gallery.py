@@ -17,6 +17,7 @@ from prolip.search.exact import other_side
 from prolip.search.index import SearchIndex
 from prolip.search.store import Item
 from prolip.uncertainty.units import in_words
+from prolip.utils.console import plain
 
 #: Items of a map, captions of an item and characters of a text that are shown.
 MAPPED, CAPTIONS, CHARACTERS = 1500, 5, 400
@@ -133,8 +134,8 @@ def shown(item: Item) -> dict[str, Any]:
 
 
 def cut(text: str) -> str:
-    """A text of at most CHARACTERS."""
-    return text if len(text) <= CHARACTERS else f"{text[: CHARACTERS - 1]}…"
+    """A text of at most CHARACTERS, in one line."""
+    return plain(text if len(text) <= CHARACTERS else f"{text[: CHARACTERS - 1]}…")
 
 
 def number(value: float | None) -> float | None:

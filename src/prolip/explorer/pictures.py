@@ -3,9 +3,10 @@ from __future__ import annotations
 
 import io
 import tarfile
-import threading
-from collections import OrderedDict
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeout
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -18,11 +19,16 @@ from prolip.data.reading.opening import is_local, local_path
 from prolip.data.reading.tar import SAMPLE_BYTES, StrictHeader, printable
 from prolip.data.samples.decoding import decode_image
 from prolip.data.samples.sample import IMAGE_SUFFIXES
+from prolip.explorer.crowd import PATIENCE, Busy
 from prolip.search.store import Item, hashes_of
 from prolip.utils.documents import read_file
 
 #: Pixels of a thumbnail's longer side; thumbnails, and shards' tables, that are kept.
 SIDE, KEPT, TABLES = 224, 1024, 256
+#: Pixels of a picture at most: telephones take up to 64 million. Decoding needs up to 20 bytes for each.
+PIXELS = 2**26
+#: Decodes all pictures, also those that ask, one after the other; another thread would get memory of its own.
+DECODER = ThreadPoolExecutor(1)
 Value = TypeVar("Value")
 
 
@@ -38,41 +44,24 @@ class Table(NamedTuple):
     sizes: np.ndarray
 
 
-class Kept:
-    """The values that were asked for last, by name; threads share it."""
-
-    def __init__(self, most: int):
-        self.most, self._values, self._lock = most, OrderedDict[str, object](), threading.Lock()
-
-    def get(self, name: str, make: Callable[[], Value]) -> Value:
-        """What is kept under a name, or what is made for it."""
-        with self._lock:
-            if name in self._values:
-                self._values.move_to_end(name)
-                return self._values[name]  # type: ignore[return-value]
-        value = make()
-        with self._lock:
-            self._values[name] = value
-            while len(self._values) > self.most:
-                self._values.popitem(last=False)
-        return value
-
-
 class Pictures:
     """Pictures of items that say where theirs is: `path`, or `shard` with a key SHARD/KEY, as `prolip.search` keeps."""
 
     def __init__(self) -> None:
-        self._thumbnails, self._tables = Kept(KEPT), Kept(TABLES)
+        self._thumbnail = lru_cache(KEPT)(self._make_thumbnail)
+        self._table = lru_cache(TABLES)(lambda shard: table_of(local_path(shard)))
 
     def thumbnail(self, item: Item) -> bytes:
         """WebP of at most SIDE pixels a side. `Gone` where there is none."""
-        name = f"{item.get('shard', '')}\n{item.get('path', '')}\n{item['key']}"
-        return self._thumbnails.get(name, lambda: thumbnail_of(self.image(item)))
+        return self._thumbnail(*((name, item[name]) for name in ("key", "path", "shard") if name in item))
 
-    def image(self, item: Item) -> Image.Image:
-        """The picture in RGB, as models see it. `Gone` where there is none."""
+    def _make_thumbnail(self, *item: tuple[str, str]) -> bytes:
+        return self.of(dict(item), thumbnail_of, 2 * SIDE)
+
+    def of(self, item: Item, make: Callable[[Image.Image], Value], side: int | None = None) -> Value:
+        """What is made of a picture as models see it; side: as in `decode_image`. `Gone` where there is none."""
         try:
-            return decode_image(self.data(item))
+            return decoded(lambda: make(decode_image(self.data(item), PIXELS, side)))
         except SampleFault as fault:
             raise Gone(str(fault)) from fault
         except OSError as error:
@@ -91,7 +80,7 @@ class Pictures:
         if not is_local(shard):
             raise Gone(f"{shard} is not on this machine, and pictures are read from local shards alone")
         key = item["key"].removeprefix(f"{Path(shard).stem}/")
-        table = self._tables.get(shard, lambda: table_of(local_path(shard)))
+        table = self._table(shard)
         code = hashes_of([key])[0]
         row = int(np.searchsorted(table.hashes, code))
         if row == len(table.hashes) or table.hashes[row] != code:
@@ -122,10 +111,19 @@ def table_of(path: str) -> Table:
     return Table(hashes[rising], offsets[rising], sizes[rising])
 
 
+def decoded(make: Callable[[], Value]) -> Value:
+    """What is made of a picture, while no other is decoded. `Busy` where that is not over in PATIENCE seconds."""
+    made = DECODER.submit(make)
+    try:
+        return made.result(PATIENCE)
+    except FutureTimeout:
+        made.cancel()
+        raise Busy("this machine is busy with pictures of others: ask again in a moment") from None
+
+
 def thumbnail_of(image: Image.Image) -> bytes:
-    """WebP of at most SIDE pixels a side."""
-    small = image.copy()
-    small.thumbnail((SIDE, SIDE))
+    """WebP of at most SIDE pixels a side, for which the picture itself is made smaller."""
+    image.thumbnail((SIDE, SIDE))
     data = io.BytesIO()
-    small.save(data, "WEBP", quality=86, method=2)
+    image.save(data, "WEBP", quality=86, method=2)
     return data.getvalue()

@@ -4,7 +4,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,37 +25,12 @@ SAMPLED, BATCH = 2000, 256
 BARS, RULES, CHARACTERS, SHOWN = 40, 12, 500, 12
 
 
-class Table(Protocol):
-    """Numbers of samples by column."""
-
-    @property
-    def rows(self) -> int:
-        """How many samples have numbers."""
-
-    @property
-    def total(self) -> int:
-        """Of how many these are a part."""
-
-    @property
-    def source(self) -> str:
-        """Which they are, in words."""
-
-    def names(self) -> list[str]:
-        """The columns."""
-
-    def column(self, name: str) -> np.ndarray:
-        """One of them, (rows,)."""
-
-    def usable(self) -> np.ndarray:
-        """(rows,) bool: what rules apply to."""
-
-    def items(self, rows: Sequence[int]) -> list[dict[str, Any]]:
-        """Samples as the page shows them, with `picture`: the end of its address, or None."""
-
-
 class GalleryTable:
     """What a gallery's embeddings say of its pairs, by the formulas of `prolip.curate.figures`; of a sample where the
     captions are to be embedded for it.
+
+    rows: how many samples have numbers, total: of how many; source: which they are, in words; usable: (rows,) bool,
+    what rules apply to; items: samples as the page shows them, with `thumbnail`: the end of its address, or None.
     """
 
     def __init__(self, gallery: Gallery, captions: Captions):
@@ -135,7 +110,9 @@ def side_columns(gallery: Gallery, trace: np.ndarray, side: str) -> dict[str, np
 
 
 class ScoredTable:
-    """What `prolip.curate score` has written of shards, all of it; a column is read when it is asked for."""
+    """What `prolip.curate score` has written of shards, all of it, with the names of `GalleryTable`; a column is read
+    when it is asked for.
+    """
 
     def __init__(self, folder: Path):
         self.paths = tables_of(folder)
@@ -183,6 +160,9 @@ class ScoredTable:
 
     def items(self, rows: Sequence[int]) -> list[dict[str, Any]]:
         return [{**shown(self.item(int(row))), "row": None, "thumbnail": f"sample/{int(row)}"} for row in rows]
+
+
+Table = GalleryTable | ScoredTable
 
 
 def describe(table: Table) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from email import errors
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
@@ -21,16 +22,22 @@ from urllib.parse import unquote, urlsplit
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from prolip.data.faults import SampleFault
-from prolip.data.samples.decoding import decode_image
 from prolip.explorer.app import App, Refused
+from prolip.explorer.crowd import Busy, Crowd
 from prolip.explorer.pictures import Gone
 from prolip.utils.documents import loads
 
 #: Bytes of a question, of a picture, and of a refused body that are read away, so that its sender hears why.
 JSON_BYTES, PICTURE_BYTES, DRAINED = 2**16, 2**24, 2**26
-#: Seconds that a connection may say nothing, and that it may pause within the rest of a refused body.
-PATIENCE, LINGER = 30.0, 2.0
+#: Seconds that a connection may say nothing, that it may pause within the rest of a body nobody reads, and in which all
+#: of a request must be there and its answer be taken.
+SILENCE, LINGER, LONGEST = 30.0, 2.0, 120.0
+#: Connections and large pictures on their way at once, and seconds after which a slow one gives way to another.
+CONNECTIONS, SENDERS = (256, 1.0), (16, 2.0)
+#: Bytes that come without one of the places of SENDERS.
+SMALL = 2**18
+#: What the standard library passes over in the head of a request.
+DEFECTS = (errors.FirstHeaderLineIsContinuationDefect, errors.MissingHeaderBodySeparatorDefect)
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 #: Files of the page.
 ASSETS = {"explorer.js": "text/javascript; charset=utf-8", "explorer.css": "text/css; charset=utf-8"}
@@ -45,16 +52,36 @@ ALWAYS = {
 class Server(ThreadingHTTPServer):
     """The explorer at a host and port; 0: any free port. hosts: names that requests may use for it."""
 
-    daemon_threads, allow_reuse_address = True, True
+    daemon_threads, allow_reuse_address, request_queue_size = True, True, 1024
 
     def __init__(self, app: App, host: str, port: int):
         self.app, self.hosts = app, names_of(host)
+        self.connections, self.senders = Crowd(*CONNECTIONS), Crowd(*SENDERS)
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         loader = PackageLoader("prolip.explorer", ".")
         environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
         self.page = environment.get_template("page.html.j2")
         self.assets = {name: files("prolip.explorer").joinpath(name).read_bytes() for name in ASSETS}
         super().__init__((host, port), Handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Serve a connection as soon as there is a place; until then the system keeps those that come."""
+        self.connections.enter(request, "connections")
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        """Close a connection, and give its place back."""
+        super().shutdown_request(request)
+        self.connections.leave(request)
+
+    def service_actions(self) -> None:
+        """Now and then: whoever is not done in time is not waited for."""
+        self.connections.end(LONGEST)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A connection that breaks is nobody's news."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handle_error(request, client_address)
 
     @property
     def url(self) -> str:
@@ -78,8 +105,10 @@ class Server(ThreadingHTTPServer):
 class Handler(BaseHTTPRequestHandler):
     """One request: checked, answered, in the words of `App`."""
 
-    protocol_version, server_version, sys_version, timeout = "HTTP/1.1", "prolip", "", PATIENCE
+    protocol_version, server_version, sys_version, timeout = "HTTP/1.1", "prolip", "", SILENCE
     server: Server
+    #: Whether bytes may come that are no request: a body that nobody has read.
+    unread = True
 
     def do_GET(self) -> None:
         """The page, its files, thumbnails, and what needs no question."""
@@ -91,20 +120,30 @@ class Handler(BaseHTTPRequestHandler):
 
     def _answer(self, work: Callable[[str], None]) -> None:
         """Do it; what goes wrong becomes an answer that says what."""
+        self.unread = "Transfer-Encoding" in self.headers or self.headers.get_all("Content-Length", ["0"]) != ["0"]
+        self._mark(waits=False)
         try:
-            self._check_host()
+            self._check_head()
             work(unquote(urlsplit(self.path).path))
         except Refused as refused:
             self._refuse(refused.status, str(refused))
+        except Busy as busy:
+            self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, str(busy))
         except (Gone, KeyError) as error:
             self._refuse(HTTPStatus.NOT_FOUND, str(error.args[0] if error.args else error))
         except ValueError as error:
             self._refuse(HTTPStatus.BAD_REQUEST, str(error))
-        except (BrokenPipeError, ConnectionResetError, TimeoutError):
+        except (ConnectionError, TimeoutError):
             self.close_connection = True
         except Exception as error:  # the page shows it, the terminal says where
             print(f"error: {self.path}: {type(error).__name__}: {error}", file=sys.stderr)
             self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, f"{type(error).__name__}: {error}")
+        self._end()
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """What the standard library refuses before it is asked for: as all else."""
+        self._refuse(code, message or HTTPStatus(code).phrase)
+        self._end()
 
     def _get(self, path: str) -> None:
         app, parts = self.server.app, path.strip("/").split("/")
@@ -126,13 +165,12 @@ class Handler(BaseHTTPRequestHandler):
         app, parts = self.server.app, path.strip("/").split("/")
         self._check_origin()
         if path == "/api/upload":
-            data = self._body(PICTURE_BYTES, "application/octet-stream", "a picture")
             try:
-                image = decode_image(data)
-            except SampleFault as fault:
-                why = f"this is no picture that can be read: {fault}"
-                raise Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, why) from fault
-            self._json(app.upload(image))
+                data = self._body(PICTURE_BYTES, "application/octet-stream", "a picture")
+                answer = app.upload(data)
+            finally:
+                self.server.senders.leave(self.connection)
+            self._json(answer)
         elif len(parts) == 2 and parts[0] == "api" and parts[1] in app.questions:
             data = self._body(JSON_BYTES, "application/json", "a question")
             try:
@@ -146,7 +184,10 @@ class Handler(BaseHTTPRequestHandler):
             raise Refused(HTTPStatus.NOT_FOUND, "there is no such page")
 
     # --- what a request must be --------------------------------------------------------------------------------------
-    def _check_host(self) -> None:
+    def _check_head(self) -> None:
+        if any(isinstance(defect, DEFECTS) for defect in self.headers.defects):  # a length may stand behind it
+            self.unread = True
+            raise Refused(HTTPStatus.BAD_REQUEST, "the head of this request holds a line that is no header")
         name = host_of(self.headers.get("Host", ""))
         if not self.server.knows(name):
             raise Refused(HTTPStatus.MISDIRECTED_REQUEST, f"this is not the server of {name!r}: open {self.server.url}")
@@ -158,18 +199,33 @@ class Handler(BaseHTTPRequestHandler):
 
     def _body(self, most: int, kind: str, what: str) -> bytes:
         """The body, of the kind that a foreign page cannot send unasked; `Refused` for another, or a longer one."""
-        length = self.headers.get("Content-Length", "")
-        if not length.isdecimal() or len(length) > 15:
+        length = ",".join(self.headers.get_all("Content-Length", []))
+        if not length.isdecimal() or len(length) > 15 or "Transfer-Encoding" in self.headers:
             raise Refused(HTTPStatus.LENGTH_REQUIRED, f"{what} comes with its length")
         if int(length) > most:
             raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
                           f"{what} of {int(length):,} bytes: at most {most:,} are taken")  # fmt: skip
         if self.headers.get_content_type() != kind:
             raise Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"{what} is sent as {kind}")
-        data = self.rfile.read(int(length))
+        data = self._read(min(int(length), SMALL))
+        if int(length) > SMALL:
+            self.server.senders.enter(self.connection, "pictures")
+            data += self._read(int(length) - SMALL)
         if len(data) < int(length):
             raise Refused(HTTPStatus.BAD_REQUEST, f"{what} broke off after {len(data):,} of {int(length):,} bytes")
+        self.unread = False
         return data
+
+    def _read(self, length: int) -> bytes:
+        self._mark(waits=True)
+        data = self.rfile.read(length)
+        self._mark(waits=False)
+        return data
+
+    def _mark(self, waits: bool) -> None:
+        """Whether the other end keeps this one waiting."""
+        for crowd in (self.server.connections, self.server.senders):
+            crowd.mark(self.connection, waits)
 
     # --- what it gets ------------------------------------------------------------------------------------------------
     def _page(self) -> None:
@@ -186,28 +242,38 @@ class Handler(BaseHTTPRequestHandler):
         self._send(data, "application/json; charset=utf-8", {"Cache-Control": "no-store"}, status)
 
     def _refuse(self, status: int, why: str) -> None:
-        """Say why, and end the connection: what is left of a body would be taken for the next request.
+        """Say why, where anybody still listens."""
+        try:
+            self._json({"error": why}, status)
+        except OSError:
+            self.close_connection = True
+
+    def _end(self) -> None:
+        """End the connection where a body was not read, which would be taken for the next request.
 
         What still comes is read away until the sender closes too, up to a bound: closed on it earlier, it would lose
         the answer. Whether anything comes is not known: a body may be sent in chunks, without its length.
         """
-        self.close_connection = True
-        with suppress(OSError):  # nobody may listen any more
-            self._json({"error": why}, status)
-            self.connection.shutdown(socket.SHUT_WR)
-            self.connection.settimeout(LINGER)
-            left, end = DRAINED, time.monotonic() + PATIENCE
-            while left > 0 and time.monotonic() < end and (part := self.rfile.read1(min(left, 2**16))):
-                left -= len(part)
+        if self.unread:
+            with suppress(OSError):
+                self.connection.shutdown(socket.SHUT_WR)
+                self.connection.settimeout(LINGER)
+                left, end = DRAINED, time.monotonic() + SILENCE
+                while left > 0 and time.monotonic() < end and (part := self.rfile.read1(min(left, 2**16))):
+                    left -= len(part)
+        self.unread = True
 
     def _send(self, data: bytes, kind: str, headers: Mapping[str, str], status: int = HTTPStatus.OK) -> None:
+        self._mark(waits=True)
+        self.close_connection |= self.unread
         self.send_response(status)
         for name, value in {"Content-Type": kind, "Content-Length": str(len(data)), **ALWAYS, **headers}.items():
             self.send_header(name, value)
         if self.close_connection:
             self.send_header("Connection", "close")
         self.end_headers()
-        self.wfile.write(data)
+        if self.command != "HEAD":
+            self.wfile.write(data)
 
     def log_message(self, format: str, *args: Any) -> None:
         """Requests, and connections that end, are nobody's news."""

@@ -10,7 +10,7 @@ from matplotlib.ticker import MaxNLocator
 from prolip.data.emoji import LEVELS
 from prolip.evaluation.suites.emoji.result import CorpusResult
 from prolip.prompts.weights import PromptWeights
-from prolip.utils.style import INK, LOOKS, MUTED, styled
+from prolip.utils.style import INK, LOOKS, MUTED, lettering, styled
 
 CLASSES, PICTURES, PROMPTS = 3, 5, 5
 
@@ -57,7 +57,7 @@ def examples(weights: PromptWeights, result: CorpusResult, classes: int = CLASSE
             if place < len(shown.drawings):
                 ax.imshow(np.asarray(result.corpus.drawings[shown.drawings[place]].image()))
             if place == 0:
-                ax.set_title(weights.classnames[shown.row])
+                ax.set_title(lettering(weights.classnames[shown.row]))
         bars = figure.add_subplot(grid[line, PICTURES])
         share = weights.table[shown.row].numpy()[shown.prompts]
         bars.barh(range(len(share)), share, color=colour, height=0.62)
@@ -65,7 +65,7 @@ def examples(weights: PromptWeights, result: CorpusResult, classes: int = CLASSE
         for i, value in enumerate(share):
             bars.annotate(f"{value:.3f}", (value, i), (4, 0), textcoords="offset points", va="center", fontsize=8,
                           color=INK)  # fmt: skip
-        bars.set_yticks(range(len(share)), [weights.templates[i] for i in shown.prompts], fontsize=8)
+        bars.set_yticks(range(len(share)), [lettering(weights.templates[i]) for i in shown.prompts], fontsize=8)
         bars.invert_yaxis()
         bars.set_xlim(0, 1.25 * max(share.max(), even))
         bars.xaxis.set_major_locator(MaxNLocator(4))

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from prolip.evaluation.suites.emoji.result import CorpusResult
 from prolip.measures import csd
-from prolip.utils.style import BAD, GOOD, INK, MUTED, styled
+from prolip.utils.style import BAD, GOOD, INK, MUTED, lettering, styled
 
 ENDS = ("certain", "uncertain")
 #: The share of all inputs that count as certain, and as uncertain, in figure C.1.
@@ -77,7 +77,8 @@ def certain_and_uncertain(result: CorpusResult, drawings: int = 8, texts: int = 
         ax.set(xlim=(0, 1), ylim=(texts, 0))
         for line, row in enumerate(words[end]):
             ax.text(0, line + 0.5, f"{text[row]:.3g}", va="center", color=MUTED, fontsize=9)
-            ax.text(0.14, line + 0.5, f"“{_cut(result.table.texts[row])}”", va="center", color=INK, fontsize=10)
+            said = lettering(f"“{_cut(result.table.texts[row])}”")
+            ax.text(0.14, line + 0.5, said, va="center", color=INK, fontsize=10)
     return figure
 
 
@@ -109,7 +110,7 @@ def _picture(ax: Axes, result: CorpusResult, row: int, lines: list[str]) -> None
     """A drawing with some lines below, the first of which is wrapped."""
     ax.imshow(np.asarray(result.corpus.drawings[row].image()))
     ax.set_anchor("N")
-    words = [*textwrap.wrap(lines[0], 17), *lines[1:]]
+    words = [lettering(line) for line in (*textwrap.wrap(lines[0], 17), *lines[1:])]
     ax.text(0.5, -0.04, "\n".join(words), transform=ax.transAxes, ha="center", va="top", fontsize=8, color=INK)
 
 

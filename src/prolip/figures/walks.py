@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from prolip.data.emoji import LEVELS
 from prolip.evaluation.suites.emoji.result import CorpusResult
 from prolip.hierarchy.traversal import Traversal
-from prolip.utils.style import BAD, GOOD, INK, MUTED, styled
+from prolip.utils.style import BAD, GOOD, INK, MUTED, lettering, styled
 
 WIDTH = 88
 
@@ -63,10 +63,11 @@ def traversals(result: CorpusResult, found: Traversal, most: int = 8, seed: int 
         picture.imshow(np.asarray(result.corpus.drawings[walk.drawing].image()))
         for ax in (picture, words):
             ax.set_axis_off()
-        met = textwrap.fill(" → ".join(text or '""' for text in walk.met), WIDTH)
-        words.text(0, 0.66, met, va="center", fontsize=10, color=INK)
-        words.text(0, 0.1, "true: " + " → ".join(walk.own), va="bottom", fontsize=8.5, color=MUTED)
+        met = textwrap.wrap(" → ".join(text or '""' for text in walk.met), WIDTH)
+        words.text(0, 0.66, "\n".join(map(lettering, met)), va="center", fontsize=10, color=INK)
+        words.text(0, 0.1, lettering("true: " + " → ".join(walk.own)), va="bottom", fontsize=8.5, color=MUTED)
         if walk.root is not None:
             said, colour = ("true", GOOD) if walk.root_is_true else ("not true", BAD)
-            words.text(1, 0.1, f"[ROOT] “{walk.root}”, {said}", va="bottom", ha="right", fontsize=9, color=colour)
+            said = lettering(f"[ROOT] “{walk.root}”, {said}")
+            words.text(1, 0.1, said, va="bottom", ha="right", fontsize=9, color=colour)
     return figure

@@ -16,6 +16,7 @@ from prolip.evaluation.suites.emoji.result import CorpusResult
 from prolip.report import examples, figures, readings, uncertainty
 from prolip.report.runs import RunFolder, flatten, read
 from prolip.utils import style
+from prolip.utils.console import plain
 from prolip.utils.outputs import check_output, replacing
 
 #: Whose the drawings of each style are, as data/emoji/LICENSES has it: a page that shows them says so.
@@ -75,7 +76,7 @@ def render(run: RunFolder, pictures: dict[str, bytes], seed: int = 0, title: str
     """The page as HTML; sections without data say what would fill them."""
     environment = Environment(
         loader=PackageLoader("prolip.report", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
-        lstrip_blocks=True,
+        lstrip_blocks=True, finalize=lambda value: plain(value) if type(value) is str else value,
     )  # fmt: skip
     environment.filters |= {"percent": percent, "figure": number, "amount": examples.amount}
     result = run.result

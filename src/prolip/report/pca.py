@@ -16,7 +16,7 @@ from sklearn.decomposition import PCA
 from prolip.data.emoji import LEVELS
 from prolip.evaluation.suites.emoji.result import CorpusResult
 from prolip.gaussian import Gaussian, concatenate
-from prolip.utils.style import INK, LEVEL_COLOURS, LEVEL_MARKERS, MUTED, panels, styled
+from prolip.utils.style import INK, LEVEL_COLOURS, LEVEL_MARKERS, MUTED, lettering, panels, styled
 
 POINTS = 10  # per Gaussian, as in appendix A.1
 
@@ -101,7 +101,7 @@ def pca(result: CorpusResult, seed: int = 0) -> Figure | None:
     ax.legend(loc="best", handletextpad=0.3)
     figure.draw_without_rendering()  # places depend on the final limits
     pictures = [np.asarray(result.corpus.drawings[row].image()) for row in drawings]
-    _annotate(ax, plane.mean, [*pictures, *captions])
+    _annotate(ax, plane.mean, [*pictures, *map(lettering, captions)])
     return figure
 
 

@@ -27,8 +27,8 @@ EXIT_LOST = 74
 EXIT_INTERRUPTED = 130
 
 NAMES = {1: "stdout", 2: "stderr"}
-#: Characters that steer a terminal or reorder a line; in one value line ends and tabs do so, too.
-STEERING = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u2028-\u202e\u2066-\u2069]")
+#: Characters that steer a terminal, reorder a line or cannot be encoded; in one value line ends and tabs do so, too.
+STEERING = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 STEERING_A_VALUE = re.compile(rf"{STEERING.pattern}|[\t\n\r]")
 #: How a progress bar goes to another line.
 MOVES = re.compile(r"(?:\x1b\[A|[\r\n])*")

@@ -15,6 +15,7 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
+from prolip.utils.console import plain
 from prolip.utils.outputs import replacing
 
 IMAGE, TEXT = "#1d6f96", "#d5633c"
@@ -40,6 +41,11 @@ STYLE: Any = {
     "lines.linewidth": 1.8, "hatch.linewidth": 0.6, "figure.facecolor": "white", "savefig.facecolor": "white",
     "figure.dpi": 100, "savefig.dpi": 160, "axes.titlecolor": INK,
 }  # fmt: skip
+
+
+def lettering(text: str) -> str:
+    """A text from data as it is drawn: in one line, what steers escaped, and never as a formula."""
+    return plain(text).replace("$", r"\$")
 
 
 #: A decorator: draw under the common style, whatever the caller's settings of matplotlib are.

@@ -1,3 +1,4 @@
+import csv
 import json
 import os
 import random
@@ -114,6 +115,19 @@ def test_a_csv_with_a_byte_order_mark_is_read_and_other_encodings_are_named(tmp_
     (tmp_path / "d.csv").write_bytes(text.encode("latin-1"))
     with pytest.raises(ValueError, match=r"d.csv is no UTF-8 \(.*0xe4.*\): convert it, e.g. iconv -f LATIN1"):
         read_csv(str(tmp_path / "d.csv"), COLUMNS, "\t")
+
+
+def test_paths_may_hold_any_bytes_and_line_breaks_of_files_that_are_there(tmp_path):
+    names = ("caf\udce9.png", "a\nb.png", "a\x1b[31m.png", "\u202e\u2028.png", '"q".png')
+    for name in names:
+        (tmp_path / name).write_bytes(b"")
+    with open(tmp_path / "d.csv", "w", newline="", encoding="utf-8", errors="surrogateescape") as file:
+        csv.writer(file).writerows([("filepath", "title"), *((name, "a caption") for name in names)])
+    found = read_csv(str(tmp_path / "d.csv"), COLUMNS, ",").rows
+    assert [row.path for row in found] == [str(tmp_path / name) for name in names]
+    (tmp_path / "a\nb.png").unlink()
+    with pytest.raises(ValueError, match="goes on over line breaks"):
+        read_csv(str(tmp_path / "d.csv"), COLUMNS, ",")
 
 
 def test_the_plain_caption_column_may_be_absent_where_captions_come_from_others(tmp_path):

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import json
 import math
 import tarfile
 from pathlib import Path
@@ -244,8 +245,9 @@ def test_further_texts_name_pictures_too(app):
 
 
 def test_a_calibrated_risk_refuses_questions(small_model, shard, app, tmp_path):
-    lines = [f'{{"text": "a {colour} square", "keys": ["nowhere"]}}' for colour in COLOURS]
-    (tmp_path / "questions.jsonl").write_text("\n".join(lines))
+    texts = [f"a {colour} square" for colour in COLOURS]
+    wrong = [{"text": text, "keys": [app.search({"text": text})["answers"][-1]["key"]]} for text in texts]
+    (tmp_path / "questions.jsonl").write_text("\n".join(map(json.dumps, wrong)))
     words = [str(app.opened.index.store.folder), "--risk", "0.1", "--calibrate", str(tmp_path / "questions.jsonl")]
     risk = make_app(parse(words)).search({"text": "red"})["risk"]
     assert risk["answers"] is False and "all are refused" in risk["promise"]
@@ -384,7 +386,7 @@ def test_one_item_is_a_gallery_without_a_map(tmp_path):
 def test_an_index_of_texts_is_asked_by_pictures(small_model, tmp_path):
     (tmp_path / "texts.txt").write_text("red\nblue\n<b>green</b>\n")
     app = make_app(parse([small_model, "--data", f"texts:{tmp_path / 'texts.txt'}"]))
-    kept = app.upload(Image.new("RGB", (40, 40), "red"))["upload"]
+    kept = app.upload(picture("red", size=40))["upload"]
     found = app.search({"upload": kept})
     embedder = load_embedder(small_model)
     image = embedder.encode_image(embedder.preprocess(Image.new("RGB", (40, 40), "red")).unsqueeze(0))

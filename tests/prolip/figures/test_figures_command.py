@@ -3,6 +3,7 @@ import io
 import json
 import shutil
 import tarfile
+import xml.dom.minidom
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from prolip.figures.index import FIGURES, file_of
 from prolip.models.weights.checkpoint import save_pretrained
 from prolip.prompts.bprw import Reweighing
 from prolip.prompts.weights import PromptWeights
+from prolip.utils.console import STEERING
 
 
 @pytest.fixture(scope="module")
@@ -27,14 +29,26 @@ def models(tmp_path_factory):
             for name, model in (("gaussians", made), ("points", points))}  # fmt: skip
 
 
+#: What a font has no glyph for, XML no place, and matplotlib would read as a formula.
+ODD = ("$\\frac{$ x", "a\nb", "a\x1b[31mred", "a\u202eb", "x" * 300, "caf\udce9", "<b>x</b>", "costs $5 or $6", "\0",
+       "\ud800")  # fmt: skip
+
+
 @pytest.fixture(scope="module")
 def shard(tmp_path_factory):
     """Fifteen drawings of as many concepts."""
-    path, rng = tmp_path_factory.mktemp("shards") / "flat.tar", np.random.default_rng(0)
+    return shard_of(tmp_path_factory.mktemp("shards") / "flat.tar", ["thing"])
+
+
+def shard_of(path, begin):
+    """Fifteen drawings, whose texts begin in turn with some words."""
+    rng = np.random.default_rng(0)
     with tarfile.open(path, "w") as tar:
         for i in range(15):
-            record = {"hexcode": str(i), "name": f"thing n{i}", "keywords": [f"key{i % 3}", "some more words"],
-                      "subgroup": f"sub{i % 4}", "group": f"group{i % 2}", "style": "flat"}  # fmt: skip
+            words = begin[i % len(begin)]
+            keywords = [f"{words} key{i % 3}", "some more words"]
+            record = {"hexcode": str(i), "name": f"{words} n{i}", "keywords": keywords, "subgroup": f"sub{i % 4}",
+                      "group": f"{words} group{i % 2}", "style": "flat"}  # fmt: skip
             picture = io.BytesIO()
             Image.fromarray(rng.integers(0, 255, (32, 32, 3), dtype=np.uint8)).save(picture, "png")
             for suffix, data in (("png", picture.getvalue()), ("json", json.dumps(record).encode())):
@@ -63,6 +77,25 @@ def test_every_figure_is_written_as_pixels_and_as_vectors(models, shard, weights
                                                     for kind in ("png", "svg")}  # fmt: skip
     with Image.open(out / "figure_4_samples.png") as picture:
         assert min(picture.size) >= 500
+
+
+def test_odd_texts_are_drawn_as_they_are(models, tmp_path, capsys):
+    table = torch.tensor([[0.7, 0.1, 0.1, 0.1]] * 2, dtype=torch.float64)
+    templates = ("a $\\frac{$ {c}.", "my\u202e {c}.", "{c}", "a\x1b \ndrawing of a {c}.")
+    made = PromptWeights(("sub1", "sub3"), templates, table, "m", "f" * 32, Reweighing(5), "data", "d" * 32)
+    made.save(tmp_path / "weights.json")
+    given = ["--data", shard_of(tmp_path / "odd.tar", ODD), "--weights", str(tmp_path / "weights.json"),
+             "--dpi", "30"]  # fmt: skip
+    shown = ["1", "9", "C.5"]
+    assert main(["--model", models["gaussians"], *given, "--out", str(tmp_path), "--only", *shown]) == 0
+    texts = ""
+    for key in shown:
+        text = (tmp_path / f"{file_of(key)}.svg").read_text(encoding="utf-8")
+        xml.dom.minidom.parseString(text)
+        assert not STEERING.search(text)
+        texts += text
+    for part in ("$\\frac{$ x n", "costs $5 or $6", r"caf\udce9", r"a\x1b[31mred"):
+        assert part in texts
 
 
 def test_points_have_the_figures_that_need_no_variances(models, shard, tmp_path, capsys):

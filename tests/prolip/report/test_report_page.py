@@ -1,15 +1,18 @@
 """The page: self-contained, honest about what it shows, whole with parts missing."""
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import report_stand_in
 import torch
 from report_stand_in import make_result, write_run
 
 from prolip.report import examples, page, readings, runs
 from prolip.report.__main__ import main
+from prolip.utils.console import STEERING
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +43,23 @@ def test_a_place_that_cannot_be_written_is_refused_before_anything_is_drawn(tmp_
     (folder / "figures").touch()
     with pytest.raises(ValueError, match="figures is a file: give a folder"):
         page.make_report(folder)
+
+
+def test_odd_names_are_shown_escaped(tmp_path, monkeypatch):
+    names = ("$\\frac{$", "a\nb", "a\x1b[31mred", "a\u202eb", "x" * 300, "caf\udce9", "\0", "costs $5 or $6")
+    plain = report_stand_in.make_corpus
+
+    def odd():
+        corpus = plain()
+        concepts = [replace(concept, name=f"{names[i % len(names)]} {i}") for i, concept in enumerate(corpus.concepts)]
+        return replace(corpus, concepts=tuple(concepts))
+
+    monkeypatch.setattr(report_stand_in, "make_corpus", odd)
+    folder = write_run(tmp_path / "run\x1b\udce9", make_result(traces=[0.8, 0.4, 0.2, 0.1]))
+    text = page.make_report(folder).read_text(encoding="utf-8")
+    assert not STEERING.search(text) and r"<title>ProLIP: run\x1b\udce9</title>" in text
+    for shown in (r"a\x1b[31mred 2", r"a\u202eb 3", r"caf\udce9 5", r"\x00 6", "costs $5 or $6 7"):
+        assert shown in text
 
 
 def test_headlines_are_the_metrics(html, result):

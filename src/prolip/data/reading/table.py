@@ -46,10 +46,12 @@ class QuotingError(TableError):
 def open_table(path: str, separator: str, quoting: bool = True) -> Iterator[Table]:
     """A local table in UTF-8, with or without a byte order mark. TableError, in the body too, where it is none.
 
+    Paths of images alone may hold other bytes, as names of files do.
+
     quoting: see `Table`. How many rows were read of how many lines goes into the log at the end, level INFO, which
     commands show.
     """
-    with open(path, newline="", encoding="utf-8-sig") as lines:
+    with open(path, newline="", encoding="utf-8-sig", errors="surrogateescape") as lines:
         try:
             table = Table(path, separator, lines, quoting)
             yield table
@@ -60,6 +62,13 @@ def open_table(path: str, separator: str, quoting: bool = True) -> Iterator[Tabl
             raise TableError(
                 f"{path} is no UTF-8 ({error}): convert it, e.g. iconv -f {coding} -t UTF-8 {path} > new.csv"
             ) from error
+
+
+def check_utf8(cells: list[str], but: int | None = None) -> None:
+    """UnicodeDecodeError for a cell with other bytes. but: the place of one that may hold them."""
+    for place, cell in enumerate(cells):
+        if place != but and not cell.isascii():
+            cell.encode(errors="surrogateescape").decode()
 
 
 class Table:
@@ -83,6 +92,7 @@ class Table:
         self.columns: list[str] = []
         self._cells = self._records()
         self.columns = next((cells for cells in self._cells if not self._is_blank(cells)), [])
+        check_utf8(self.columns)
 
     def __str__(self) -> str:
         """What was read, for a log."""
@@ -118,6 +128,7 @@ class Table:
                 self.enclosed += any(len(cell) > 1 and cell[0] == cell[-1] == '"' for cell in cells)
             elif len(record) > 1 or ('"' in record[0] and '"' in "".join(cells)):  # all others only enclose cells
                 self._check_quotes(cells, image)
+            check_utf8(cells, image)
             if image is not None:
                 if SUFFIX.search(cells[image]):
                     named = True
@@ -197,7 +208,7 @@ class Table:
             return False
         lines, width = LINE_BREAK.split(cell), len(self.columns)
         if image == number:
-            return len(lines) > 1
+            return len(lines) > 1 and not self._is_file(cell)
         least, place = (number + 1, image) if image < number else (width - number, image - width)
         looked_at = lines[1:] if image < number else lines[:-1]
         split = (next(csv.reader([line], delimiter=self.separator)) for line in looked_at)
@@ -207,6 +218,9 @@ class Table:
         """Whether a cell has the suffix of an image, or is a file."""
         if os.path.splitext(name)[1][1:].lower() in IMAGE_SUFFIXES:
             return True
+        return self._is_file(name)
+
+    def _is_file(self, name: str) -> bool:
         return bool(name) and any(os.path.isfile(os.path.join(base, name)) for base in ("", os.path.dirname(self.path)))
 
     def _line(self) -> int:

@@ -72,17 +72,20 @@ def decode_jpeg(data: bytes, height: int, width: int, factor: int = 1) -> np.nda
         return None
 
 
-def decode_image(data: bytes) -> Image.Image:
+def decode_image(data: bytes, most: int | None = None, side: int | None = None) -> Image.Image:
     """An RGB image from the bytes of a file, as `to_rgb` has it.
 
     An animation gives its first frame, EXIF rotation is not applied (as in OpenCLIP). SampleFault "bad image" for
-    broken or cut files, "oversized image" above MAX_PIXELS.
+    broken or cut files, "oversized image" above `most` pixels (MAX_PIXELS). side: where a JPEG may be decoded coarser,
+    the pixels that each side keeps at least.
     """
     try:
         with warnings.catch_warnings():  # of several threads one may leave it ignored, which harms nobody
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
             image = Image.open(io.BytesIO(data), formats=FORMATS)
-            check_size(*image.size)
+            check_size(*image.size, most)
+            if side is not None:
+                image.draft(None, (side, side))
             return to_rgb(image)
     except SampleFault:
         raise
@@ -96,12 +99,13 @@ def decode_image(data: bytes) -> Image.Image:
         raise SampleFault("bad image", f"{len(data)} bytes: {error}") from error
 
 
-def check_size(width: int, height: int) -> None:
-    """SampleFault "oversized image" above MAX_PIXELS, "bad image" without a pixel."""
+def check_size(width: int, height: int, most: int | None = None) -> None:
+    """SampleFault "oversized image" above `most` pixels (MAX_PIXELS), "bad image" without a pixel."""
     if not width * height:
         raise SampleFault("bad image", f"{width} x {height} pixels")
-    if width * height > MAX_PIXELS:
-        raise SampleFault("oversized image", f"{width} x {height} pixels, at most {MAX_PIXELS} are decoded")
+    most = MAX_PIXELS if most is None else most
+    if width * height > most:
+        raise SampleFault("oversized image", f"{width} x {height} pixels, at most {most} are decoded")
 
 
 def to_rgb(image: Image.Image) -> Image.Image:

@@ -1,0 +1,239 @@
+"""Many at once, slow ones, bodies that nobody reads, and large pictures: the explorer goes on answering."""
+from __future__ import annotations
+
+import http.client
+import io
+import json
+import re
+import socket
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from explored import picture
+from PIL import Image
+
+from prolip.explorer import crowd, pictures
+from prolip.explorer import server as served
+from prolip.explorer.crowd import Busy, Crowd
+from prolip.explorer.server import make_server
+
+BYTES, JSON = {"Content-Type": "application/octet-stream"}, {"Content-Type": "application/json"}
+HOST = "Host: localhost\r\n"
+ASKED = f"GET /api/about HTTP/1.1\r\n{HOST}\r\n"
+LAST = f"GET /api/about HTTP/1.1\r\n{HOST}Connection: close\r\n\r\n"
+
+
+@pytest.fixture
+def few(app, monkeypatch):
+    """The explorer with few places, whose slow visitors soon give way."""
+    monkeypatch.setattr(served, "CONNECTIONS", (8, 0.1))
+    monkeypatch.setattr(served, "SENDERS", (2, 0.1))
+    monkeypatch.setattr(served, "SMALL", 2**10)
+    made = make_server(app, "127.0.0.1", 0)
+    threading.Thread(target=made.serve_forever, args=(0.05,), daemon=True).start()
+    yield made
+    made.shutdown()
+    made.server_close()
+
+
+def post(server, path: str, body: bytes, headers: dict) -> tuple[int, dict]:
+    connection = http.client.HTTPConnection(*server.server_address, timeout=60)
+    try:
+        connection.request("POST", path, body, headers)
+        answer = connection.getresponse()
+        return answer.status, json.loads(answer.read())
+    finally:
+        connection.close()
+
+
+def raw(server, data: str) -> list[tuple[int, bytes]]:
+    """What comes back for these bytes: (status, what follows) of each answer."""
+    with socket.create_connection(server.server_address, timeout=60) as connection:
+        connection.sendall(data.encode())
+        found = b""
+        while part := connection.recv(2**16):
+            found += part
+    answers = re.split(rb"HTTP/1\.1 (\d+) ", found)[1:]
+    return [(int(status), rest) for status, rest in zip(answers[::2], answers[1::2])]
+
+
+# --- bodies ----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("head, status", [
+    ("GET /api/about HTTP/1.1\r\n{host}Content-Length: {size}", 200),
+    ("GET /api/about HTTP/1.1\r\n{host}Transfer-Encoding: chunked", 200),
+    ("GET /api/about HTTP/1.1\r\n{host}Content-Length: 0\r\nContent-Length: {size}", 200),
+    ("GET /nowhere HTTP/1.1\r\n{host}Content-Length: {size}", 404),
+    ("GET /api/about HTTP/1.1\r\nHost: evil.example\r\nContent-Length: {size}", 421),
+    ("GET /api/about HTTP/1.1\r\n{host}Content-Length : {size}", 400),
+    ("GET /api/about HTTP/1.1\r\nno header\r\n{host}Content-Length: {size}", 400),
+    ("POST /nowhere HTTP/1.1\r\n{host}Content-Length: {size}", 404),
+    ("POST /api/search HTTP/1.1\r\n{host}Origin: http://evil.example\r\nContent-Length: {size}", 403),
+    ("POST /api/search HTTP/1.1\r\n{host}Content-Type: text/plain\r\nContent-Length: {size}", 415),
+    ("POST /api/search HTTP/1.1\r\n{host}Content-Length: 99999", 413),
+    ("POST /api/search HTTP/1.1\r\n{host}Content-Type: application/json\r\nContent-Length: 0\r\n"
+     "Content-Length: 2", 411),
+    ("POST /api/search HTTP/1.1\r\n{host}Content-Type: application/json\r\nContent-Length: 2\r\n"
+     "Transfer-Encoding: chunked", 411),
+    ("PUT /api/search HTTP/1.1\r\n{host}Content-Length: {size}", 501),
+])  # fmt: skip
+def test_a_body_that_is_not_read_is_no_request(server, head, status):
+    for body in (ASKED, ASKED + "x" * 60_000):  # the rest is read away, or the answer would be lost
+        found = raw(server, head.format(host=HOST, size=len(body)) + "\r\n\r\n" + body)
+        assert [code for code, _ in found] == [status]
+        assert b"Connection: close" in found[0][1] and found[0][1].endswith(b"}")
+
+
+def test_requests_without_a_body_share_a_connection_whatever_becomes_of_them(server):
+    nowhere = f"GET /nowhere HTTP/1.1\r\n{HOST}\r\n"
+    question = f"POST /api/search HTTP/1.1\r\n{HOST}Content-Type: application/json\r\nContent-Length: 2\r\n\r\n{{}}"
+    found = raw(server, ASKED + nowhere + question + nowhere + LAST)
+    assert [status for status, _ in found] == [200, 404, 400, 404, 200]
+
+
+# --- many ------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("count", [50, 200])
+def test_all_who_come_at_once_are_answered(server, count):
+    begin = threading.Barrier(count)
+
+    def one(_: int) -> int:
+        begin.wait()
+        return post(server, "/api/search", b'{"row": 1, "count": 2}', JSON)[0]
+
+    with ThreadPoolExecutor(count) as pool:
+        assert Counter(pool.map(one, range(count))) == {200: count}
+
+
+def test_more_than_there_are_places_for_wait_for_theirs(few):
+    with ThreadPoolExecutor(60) as pool:
+        found = list(pool.map(lambda _: post(few, "/api/upload", picture("red"), BYTES)[0], range(60)))
+    assert Counter(found) == {200: 60}
+
+
+@pytest.mark.parametrize("sent", ["", "GET / HT", f"GET / HTTP/1.1\r\n{HOST}X: ", ASKED])
+def test_those_who_keep_it_waiting_give_way(few, sent):
+    slow = [socket.create_connection(few.server_address) for _ in range(30)]
+    for connection in slow:
+        connection.sendall(sent.encode())
+    assert [status for status, _ in raw(few, LAST)] == [200]
+    assert len(few.connections.since) <= 8
+    for connection in slow:
+        connection.close()
+
+
+@pytest.mark.parametrize("sent", [3, 2**11])
+def test_pictures_that_do_not_come_keep_no_others_away(few, sent):
+    head = f"POST /api/upload HTTP/1.1\r\n{HOST}Content-Type: application/octet-stream\r\nContent-Length: 9999\r\n\r\n"
+    slow = [socket.create_connection(few.server_address) for _ in range(5)]
+    for connection in slow:
+        connection.sendall(head.encode() + b"x" * sent)
+    noise = Image.effect_noise((64, 64), 99).convert("RGB")
+    data = io.BytesIO()
+    noise.save(data, "BMP")
+    assert len(data.getvalue()) > served.SMALL
+    assert post(few, "/api/upload", data.getvalue(), BYTES)[0] == 200
+    for connection in slow:
+        connection.close()
+
+
+def test_a_request_that_drips_is_ended(few, monkeypatch):
+    monkeypatch.setattr(served, "LONGEST", 0.3)
+    with socket.create_connection(few.server_address, timeout=60) as connection, pytest.raises(OSError):
+        for _ in range(600):
+            connection.sendall(b"G")
+            time.sleep(0.05)
+    assert raw(few, LAST)[0][0] == 200
+
+
+def test_who_would_wait_too_long_is_told_so(server, monkeypatch):
+    monkeypatch.setattr(crowd, "PATIENCE", 0.1)
+    monkeypatch.setattr(pictures, "PATIENCE", 0.1)
+    with server.app._model:
+        status, answer = post(server, "/api/search", b'{"row": 1}', JSON)
+        assert status == 503
+        assert answer["error"] == "this machine is busy with questions of others: ask again in a moment"
+    over = threading.Event()
+    pictures.DECODER.submit(over.wait, 60)
+    status, answer = post(server, "/api/upload", picture("red"), BYTES)
+    over.set()
+    assert status == 503 and "busy with pictures of others" in answer["error"]
+
+
+def test_whoever_is_answered_keeps_the_place():
+    places, ends = Crowd(2, 0.0), [socket.socketpair() for _ in range(3)]
+    first, second, third = (pair[0] for pair in ends)
+    places.enter(first, "connections")
+    places.enter(second, "connections")
+    places.mark(first, waits=False)
+    threading.Timer(0.1, places.leave, [second]).start()
+    places.enter(third, "connections")
+    assert set(places.since) == {first, third} and ends[1][1].recv(1) == b""
+    ends[0][1].setblocking(False)
+    with pytest.raises(BlockingIOError):
+        ends[0][1].recv(1)
+    for pair in ends:
+        for end in pair:
+            end.close()
+
+
+def test_a_line_for_a_place_is_not_endless(monkeypatch):
+    monkeypatch.setattr(crowd, "PATIENCE", 0.05)
+    places = Crowd(1, 0.0)
+    with places._turn, pytest.raises(Busy, match="busy with pictures of others"):
+        places.enter(socket.socket(), "pictures")
+
+
+# --- large pictures --------------------------------------------------------------------------------------------------
+def file_of(width: int, height: int) -> bytes:
+    """A small file of many pixels."""
+    data = io.BytesIO()
+    Image.new("1", (width, height)).save(data, "PNG")
+    return data.getvalue()
+
+
+@pytest.mark.parametrize("width, height, words", [
+    (8193, 8193, "8193 x 8193 pixels, at most 67108864 are decoded"),
+    (60_000, 3, "60000 x 3 pixels, at most 100 times as long as wide"),
+    (3, 60_000, "3 x 60000 pixels, at most 100 times as long as wide"),
+])  # fmt: skip
+def test_pictures_that_would_take_much_memory_are_refused(server, width, height, words):
+    status, answer = post(server, "/api/upload", file_of(width, height), BYTES)
+    assert status == 415 and words in answer["error"]
+
+
+def peak() -> float:
+    """Most memory of this process since it was asked before, MiB."""
+    (kib,) = re.findall(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())
+    Path("/proc/self/clear_refs").write_text("5")
+    return int(kib) / 1024
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peaks of memory are Linux's")
+def test_many_large_pictures_at_once_take_the_memory_of_one(server, app, tmp_path):
+    data, side = file_of(5000, 5000), 100
+    for name in range(6):
+        (tmp_path / f"{name}.png").write_bytes(data)
+    peak()
+    before = peak()
+    with ThreadPoolExecutor(12) as pool:
+        uploads = [pool.submit(post, server, "/api/upload", data, BYTES) for _ in range(6)]
+        places = [{"key": path.name, "path": str(path)} for path in sorted(tmp_path.iterdir())]
+        shown = [pool.submit(app.gallery.pictures.thumbnail, place) for place in places]
+    assert {made.result()[0] for made in uploads} == {200} and all(made.result() for made in shown)
+    assert peak() - before < 2 * side + 100  # one has 25 million pixels of 4 bytes, twelve would have 1,200 MB
+
+
+def test_a_thumbnail_of_a_jpeg_is_decoded_coarser(tmp_path, monkeypatch):
+    sizes, make = [], pictures.thumbnail_of
+
+    def seen(image: Image.Image) -> bytes:
+        sizes.append(image.size)
+        return make(image)
+
+    monkeypatch.setattr(pictures, "thumbnail_of", seen)
+    Image.effect_noise((4000, 3000), 50).convert("RGB").save(tmp_path / "large.jpg")
+    data = pictures.Pictures().thumbnail({"key": "large.jpg", "path": str(tmp_path / "large.jpg")})
+    assert sizes == [(1000, 750)] and Image.open(io.BytesIO(data)).size == (pictures.SIDE, 168)
