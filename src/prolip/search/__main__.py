@@ -12,6 +12,7 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -19,8 +20,9 @@ import torch
 from tqdm import tqdm
 
 from prolip.data.faults import FaultCounter
+from prolip.data.reading.tar import printable
 from prolip.evaluation.loading import load_embedder
-from prolip.evaluation.model import PRECISIONS, Embedded, Embedder
+from prolip.evaluation.model import PRECISIONS, Embedder
 from prolip.models.weights.checkpoint import CheckpointError
 from prolip.search import sources
 from prolip.search.answers import (
@@ -36,7 +38,6 @@ from prolip.search.answers import (
 from prolip.search.index import CHUNK, Part, SearchIndex
 from prolip.search.indexes import KINDS, Kind
 from prolip.search.planning import table
-from prolip.search.risk import Threshold
 from prolip.search.store import NAME
 from prolip.utils import console
 from prolip.utils.messages import at_least
@@ -203,16 +204,20 @@ def query(args: argparse.Namespace) -> None:
         raise ValueError("--risk is of the first answer by the score, and --wider and --narrower rank by inclusion")
     index = SearchIndex(args.index)
     embedder = load(index, args)
-    embedded, threshold = embed(questions, embedder), None
-    if args.risk is not None:
-        asked, right = read_questions(args.calibrate, args.allow_private_hosts)
-        threshold = calibrate(index, asked, right, embedder, args.risk, 1 - args.confidence, args.effort)
-        print(threshold, file=sys.stderr)
+    embedded = embed(questions, embedder)
     if inclusion:
         found = index.search_inclusion(embedded.z, args.top, args.wider, args.shortlist or 1000)
     else:
-        found = index.search(embedded.z, args.top, args.effort, args.shortlist, args.exactly)
-    given = which_are_answered(index, embedded, threshold, args.effort)
+        most = args.top if args.risk is None else max(args.top, COMPARED)
+        search = partial(index.search, k=most, effort=args.effort, shortlist=args.shortlist, exactly=args.exactly)
+        found = search(embedded.z)
+    given = [True] * len(questions)
+    if args.risk is not None:
+        asked, right = read_questions(args.calibrate, args.allow_private_hosts)
+        threshold = calibrate(index, asked, right, embedder, args.risk, 1 - args.confidence, search)
+        print(threshold, file=sys.stderr)
+        given = threshold.answers(confidences(index, embedded, found.first(COMPARED))).tolist()
+        found = found.first(args.top)
     answers = answers_of(index, found, are_pairs(questions, index), not inclusion)
     for question, own, answered in zip(questions, answers, given):
         own = own if answered else []
@@ -224,16 +229,6 @@ def query(args: argparse.Namespace) -> None:
         print(f"{heading}: refused" if not answered else f"{heading}:" if own else f"{heading}: nothing found")
         for place, answer in enumerate(own, 1):
             print(f"{place:4}  {console.plain(answer)}")
-
-
-def which_are_answered(
-    index: SearchIndex, asked: Embedded, threshold: Threshold | None, effort: int | None
-) -> list[bool]:
-    """Every question, or those that the threshold lets through."""
-    if threshold is None:
-        return [True] * len(asked.z.mean)
-    near = index.search(asked.z, COMPARED, effort)
-    return threshold.answers(confidences(index, asked, near)).tolist()
 
 
 @console.ends_in_one_line(OSError, ValueError, ImportError, KeyError, CheckpointError)
@@ -255,7 +250,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     elif args.command == "finish":
         index.finish(args.anew, sys.stderr.isatty())
     elif args.command == "delete":
-        index.delete(args.keys)
+        index.delete([printable(key) for key in args.keys])
     print(f"{len(index):,} items in {args.index}, by {index.score.name}, {index.kind.name}")
     return 0
 

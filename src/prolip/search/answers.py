@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from prolip.data.pictures import open_image
+from prolip.data.reading.tar import printable
 from prolip.evaluation.model import Embedded, Embedder, groups, joined
 from prolip.gaussian import Gaussian, mixture
 from prolip.scores import Score
@@ -197,13 +198,17 @@ def code_lengths(index: SearchIndex, queries: Gaussian, rows: Tensor) -> Tensor 
 
 def calibrate(
     index: SearchIndex, questions: Sequence[Question], right: Sequence[Sequence[str]], embedder: Embedder, risk: float,
-    delta: float = 0.1, effort: int | None = None,
+    delta: float = 0.1, search: Callable[[Gaussian], Found] | None = None,
 ) -> Threshold:  # fmt: skip
-    """The threshold for these questions, whose right answers are the keys `right`; see `prolip.search.risk`."""
+    """The threshold for these questions, whose right answers are the keys `right`; see `prolip.search.risk`.
+
+    search: how the questions are asked that it is for, COMPARED answers or more of each (default: as many, by `search`
+    of the index). It holds for first answers that are found so: an approximate index may find others by other settings.
+    """
     asked = embed(questions, embedder)
-    found = index.search(asked.z, COMPARED, effort)
+    found = index.search(asked.z, COMPARED) if search is None else search(asked.z)
     wrong = [not rows or rows[0] not in set(keys) for rows, keys in zip(first_keys(index, found), right)]
-    return find_threshold(confidences(index, asked, found), np.array(wrong), risk, delta)
+    return find_threshold(confidences(index, asked, found.first(COMPARED)), np.array(wrong), risk, delta)
 
 
 def first_keys(index: SearchIndex, found: Found) -> list[list[str]]:
@@ -220,7 +225,7 @@ def read_questions(path: str, allow_private_hosts: bool = False) -> tuple[list[Q
     of a host that is not public.
     """
     questions, right = [], []
-    for number, line in enumerate(text_lines(Path(path).read_text(encoding="utf-8-sig")), 1):
+    for number, line in enumerate(text_lines(Path(path).read_bytes().decode("utf-8-sig", "surrogateescape")), 1):
         if not line.strip():
             continue
         try:
@@ -233,5 +238,5 @@ def read_questions(path: str, allow_private_hosts: bool = False) -> tuple[list[Q
             wanted = json.dumps({"text": "a cat", "keys": ["cats/1.jpg"]})
             raise ValueError(f"{path}, line {number}: {error!r}; wanted lines such as {wanted}") from error
         questions.append(question)
-        right.append(keys)
+        right.append([printable(key) for key in keys])
     return questions, right

@@ -30,6 +30,10 @@ class Found(NamedTuple):
     rows: Tensor
     scores: Tensor
 
+    def first(self, k: int) -> Found:
+        """The k best of each query's."""
+        return Found(self.rows[:, :k], self.scores[:, :k])
+
 
 class Steady(TorchFunctionMode):
     """Computes the functions of the measures so that equal pairs get equal bits, wherever they are in a block.

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from prolip.data.faults import FaultCounter, SampleFault, ShardFault
 from prolip.data.reading.shards import expand_shards
-from prolip.data.reading.tar import SAMPLE_BYTES, read_shard
+from prolip.data.reading.tar import SAMPLE_BYTES, printable, read_shard
 from prolip.data.samples.captions import LIKELY
 from prolip.data.samples.decoding import decode_image
 from prolip.data.samples.sample import IMAGE_SUFFIXES, Raw, image_bytes, json_record, plain_text
@@ -122,7 +122,8 @@ def images_below(folder: Path) -> Iterator[Read]:
             if name.startswith(".") or os.path.splitext(name)[1][1:].lower() not in IMAGE_SUFFIXES:
                 continue
             found, path = True, os.path.join(here, name)
-            item = {"key": os.path.relpath(path, folder).replace(os.sep, "/"), "path": os.path.abspath(path)}
+            key = printable(os.path.relpath(path, folder).replace(os.sep, "/"))
+            item = {"key": key, "path": os.path.abspath(path)}
             try:
                 check_inside(folder, path)
                 yield Read(item, read_file(path, SAMPLE_BYTES))

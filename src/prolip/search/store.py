@@ -83,7 +83,7 @@ class Store:
         mean_in_vector = chunk.vector is not None and np.array_equal(chunk.vector[:, : chunk.mean.shape[1]], chunk.mean)
         arrays = {"log_var": chunk.log_var, "vector": chunk.vector, "hashes": hashes,
                   "mean": None if mean_in_vector else chunk.mean}  # fmt: skip
-        lines = [json.dumps(item, ensure_ascii=False).encode() + b"\n" for item in items]
+        lines = [json.dumps(item, ensure_ascii=False).encode(errors="backslashreplace") + b"\n" for item in items]
         arrays["offsets"] = np.cumsum([0, *map(len, lines)])
         for name, array in arrays.items():
             if array is not None:

@@ -27,8 +27,8 @@ EXIT_LOST = 74
 EXIT_INTERRUPTED = 130
 
 NAMES = {1: "stdout", 2: "stderr"}
-#: Characters that steer a terminal or reorder a line; in one value line ends and tabs do so, too.
-STEERING = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u2028-\u202e\u2066-\u2069]")
+#: Characters that steer a terminal, reorder a line or cannot be encoded; in one value line ends and tabs do so, too.
+STEERING = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 STEERING_A_VALUE = re.compile(rf"{STEERING.pattern}|[\t\n\r]")
 #: How a progress bar goes to another line.
 MOVES = re.compile(r"(?:\x1b\[A|[\r\n])*")
@@ -76,6 +76,12 @@ def escaped(found: re.Match[str]) -> str:
 def plain(value: object) -> str:
     """A name from data as one line: line ends, and what steers a terminal, are escaped."""
     return STEERING_A_VALUE.sub(escaped, str(value))
+
+
+def one_line(error: object) -> str:
+    """What an error says: one line, names from data escaped, but of a class that has `many_lines` as it is."""
+    told = str(error.args[0] if isinstance(error, KeyError) and error.args else error)
+    return told if getattr(error, "many_lines", False) else plain(told)
 
 
 class Cleaned:
@@ -151,7 +157,7 @@ def ends_in_one_line(*mistakes: type[Exception]) -> Callable[[Callable[P, int]],
                 try:
                     return main(*args, **kwargs)
                 except mistakes as error:
-                    print(f"error: {error.args[0] if isinstance(error, KeyError) else error}", file=sys.stderr)
+                    print(f"error: {one_line(error)}", file=sys.stderr)
                     return 2
 
         return run
