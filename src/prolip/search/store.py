@@ -57,6 +57,7 @@ class Store:
     def __init__(self, folder: str | os.PathLike):
         self.folder = Path(folder)
         self.near: int | None = None
+        self._close_near: Callable[[], Any] = lambda: None
         self._lock: IO[str] | None = None
         self._open()
 
@@ -65,7 +66,7 @@ class Store:
         """An empty one; values: JSON values of whoever makes it. FileExistsError where there is one."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        with _locked(folder):
+        with locked(folder):
             if (folder / NAME).exists():
                 raise FileExistsError(f"{folder} holds an index already: extend it, or give another folder")
             if others := [name for name in (VECTOR, MEAN, LOG_VAR, ITEMS, ENDS, DELETED) if (folder / name).exists()]:
@@ -88,25 +89,25 @@ class Store:
             self.values: dict[str, Any] = _read_manifest(self.folder, text)
             try:
                 self._maps = {name: _mapped(self.folder / name, size)
-                              for name, (size, _) in self.values["files"].items() if not _is_near(name)}  # fmt: skip
+                              for name, (size, _) in self.values["files"].items() if not is_near(name)}  # fmt: skip
                 self._open_near(self.values["files"], last=text == before)
                 break
-            except (OSError, ValueError) as error:
+            except (FileNotFoundError, ValueError) as error:
                 if text == before:
-                    raise ValueError(f"{error}: {self._remedy}") from error
+                    said = f"{error.filename} is gone" if isinstance(error, OSError) else error
+                    raise ValueError(f"{said}: {self._remedy}") from error
                 before = text
         for name in ("deleted", "alive"):
             self.__dict__.pop(name, None)
 
     def _open_near(self, files: Mapping[str, Sequence[int]], last: bool) -> None:
         """Keep the approximate index open, whose name may go. last: whether it may be damaged, and is left out then."""
-        if self.near is not None:
-            self._close_near()
+        self._close_near()
         self.near = None
-        for name in filter(_is_near, files):
+        for name in filter(is_near, files):
             try:
                 self.near = os.open(self.folder / name, os.O_RDONLY)
-            except OSError:
+            except FileNotFoundError:
                 if not last:
                     raise
                 continue
@@ -122,7 +123,7 @@ class Store:
         """Read all bytes. ValueError naming the files whose checksum is not what the manifest says."""
         wrong = [name for name, (size, checksum) in self.values["files"].items()
                  if not (self.folder / name).is_file() or _checksum(self.folder / name, size) != checksum]  # fmt: skip
-        if wrong and all(map(_is_near, wrong)):
+        if wrong and all(map(is_near, wrong)):
             raise ValueError(f"{self.folder / wrong[0]} is damaged: python -m prolip.search finish {self.folder}"
                              " --anew makes it again")  # fmt: skip
         if wrong:
@@ -136,7 +137,7 @@ class Store:
         if self._lock is not None:
             yield
             return
-        with _locked(self.folder) as self._lock:
+        with locked(self.folder) as self._lock:
             try:
                 self._open()
                 self._sweep()
@@ -222,7 +223,7 @@ class Store:
     def write_near(self, write: Callable[[str], None], constant: float) -> None:
         """Have another file be the approximate index. write: makes it at a path; constant: of its vectors."""
         with self.writing():
-            files = {name: entry for name, entry in self.values["files"].items() if not _is_near(name)}
+            files = {name: entry for name, entry in self.values["files"].items() if not is_near(name)}
             name = f"near-{self.values['made']:06}.faiss"
             with replacing(self.folder / name) as temporary:
                 write(str(temporary))
@@ -266,7 +267,7 @@ class Store:
         for start in range(first, len(self), BLOCK):
             some = slice(start, min(start + BLOCK, len(self)))
             low, high = np.searchsorted(self.deleted, (some.start, some.stop))
-            alive = None if low == high else self.alive[some]
+            alive = None if self.alive is None or low == high else self.alive[some]
             own = None if log_var is None else log_var[some]
             out.append(Chunk(start, mean[some], own, columns[VECTOR][some], reach, lift, alive))
         return out
@@ -304,7 +305,7 @@ class Store:
             living = ~is_in(self.deleted, rows)
             places, rows = places[living], rows[living]
         found = np.full(len(keys), -1)
-        for place, row, item in zip(places, rows, self.items(rows)):
+        for place, row, item in zip(places.tolist(), rows.tolist(), self.items(rows)):
             if item["key"] == keys[place]:  # hashes of two keys may be equal
                 found[place] = row
         return found
@@ -344,7 +345,7 @@ def holds_index(folder: str | os.PathLike) -> bool:
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[IO[str]]:
+def locked(folder: Path) -> Iterator[IO[str]]:
     """The lock of who writes to a folder. BlockingIOError where another holds it."""
     held = lock(folder / LOCK)
     if held is None:
@@ -377,7 +378,8 @@ def _write_manifest(folder: Path, values: Mapping[str, Any]) -> None:
         temporary.write_text(json.dumps({**json.loads(text), "sum": zlib.crc32(text.encode())}), encoding="utf-8")
 
 
-def _is_near(name: str) -> bool:
+def is_near(name: str) -> bool:
+    """Whether a file is an approximate index."""
     return name.startswith("near-")
 
 

@@ -1,7 +1,6 @@
 """Indexes on disk: what they find, as they grow, shrink, are opened again, and after their builder was killed."""
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 import signal
