@@ -5,7 +5,6 @@ import logging
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
@@ -48,7 +47,7 @@ class Part(NamedTuple):
 
 
 class SearchIndex:
-    """Gaussians in a folder, with an index of one score.
+    """Gaussians in a folder, with an index of one score; `writing`, `find` and `known` are those of its store.
 
     score: what the answers are ranked by; coarse: itself where it factors, otherwise what the index serves, by which
     the items are chosen that the score then ranks; kind: of the approximate index; side: what the gallery is of.
@@ -70,6 +69,7 @@ class SearchIndex:
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(f"{self.store.folder / NAME} is of another version of this program ({error}): use that"
                              " one, or build the index anew in another folder") from error  # fmt: skip
+        self.writing, self.find, self.known = self.store.writing, self.store.find, self.store.known
         self._told = False
         self._forget()
 
@@ -94,10 +94,6 @@ class SearchIndex:
         return len(self.store) - len(self.store.deleted)
 
     # --- building ----------------------------------------------------------------------------------------------------
-    def writing(self) -> AbstractContextManager[None]:
-        """Hold the lock of writers from here on, as every change does for itself. BlockingIOError where it is held."""
-        return self.store.writing()
-
     def add(self, address: str, parts: Iterable[Part], rows: int = CHUNK, replace: bool = False) -> None:
         """Append what a source holds, chunk by chunk; `finish` makes it findable in an approximate index.
 
@@ -195,26 +191,18 @@ class SearchIndex:
         place = self.store.folder / self.store.values["near"]["file"]
         try:
             if self.store.near is None:
-                raise RuntimeError("it is gone, or its size is another")
-            name = f"/dev/fd/{self.store.near}"  # its name may go to another one
+                raise RuntimeError("it is gone or cut")
+            name = f"/dev/fd/{self.store.near.fileno()}"  # a writer may have replaced the file of this name
             return faiss.read_index(name, faiss.IO_FLAG_MMAP) if mapped else faiss.read_index(name)
         except RuntimeError as error:
-            raise ValueError(f"{place} is damaged ({str(error).splitlines()[0]}): python -m prolip.search finish"
-                             f" {self.store.folder} --anew makes it again") from error  # fmt: skip
+            why = str(error).splitlines()[0]
+            raise ValueError(f"{place} is damaged ({why}): {self.store.near_remedy}") from error
 
     def delete(self, keys: Sequence[str], **values: Any) -> None:
         """Have these keys found no more, and change values of the manifest; KeyError, and nothing changes, where one is
         not there."""
         self.store.delete(keys, **values)
         self._forget()
-
-    def find(self, keys: Sequence[str]) -> np.ndarray:
-        """The rows of these keys (K,) int64, -1 for those that are not there."""
-        return self.store.find(keys)
-
-    def known(self) -> Iterator[tuple[str, str | None, int]]:
-        """The key, the fingerprint ("print") and the row of all items, by rising row."""
-        return self.store.known()
 
     def _forget(self) -> None:
         self._chunks: list[Chunk] | None = None

@@ -1,7 +1,7 @@
 """A gallery on disk that only grows, and is whole at any moment, whenever its writer is killed.
 
-    FOLDER/index.json     the manifest: the model, the score, how far each source was read, rows, and of each file how
-                          many bytes count, with their CRC-32
+    FOLDER/index.json     the manifest: the model, the score, how far each source was read, rows; of each file how many
+                          bytes count, and their CRC-32
     FOLDER/vector.f32     (N, P + 1) float32, [v, b] of a score that factors: an inner product ranks them
     FOLDER/mean.f32       (N, D) float32, where the vectors do not begin with it
     FOLDER/log_var.f32    (N, D) float32, unless these are points
@@ -11,18 +11,16 @@
     FOLDER/near-*.faiss   an approximate index of the first rows
     FOLDER/lock           who writes
 
-All little-endian. An append writes behind the bytes that count, syncs, and then replaces the manifest, which alone says
-what counts: readers look at nothing beyond, and the next writer cuts off what a killed one left there. Runs and
-approximate indexes get new names; a reader keeps those open that its manifest names.
+A writer appends behind the bytes that count, syncs, and then replaces the manifest, which alone says what counts:
+readers look at nothing beyond, and the next writer cuts off what a killed one left. Runs and approximate indexes are
+never changed but replaced by others; a reader holds those that its manifest names.
 """
 from __future__ import annotations
 
 import json
 import os
 import re
-import weakref
 import zlib
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -38,11 +36,10 @@ from prolip.search.keys import ENTRY, absorbed, candidates, hashes_of, is_in, me
 from prolip.utils.documents import loads
 from prolip.utils.outputs import holder_of, lock, replacing
 
-FORMAT, FORMER, NAME = "prolip-search-2", "prolip-search-1", "index.json"
+FORMAT, FORMER, NAME, LOCK = "prolip-search-2", "prolip-search-1", "index.json", "lock"
 VECTOR, MEAN, LOG_VAR, ITEMS = "vector.f32", "mean.f32", "log_var.f32", "items.jsonl"
-ENDS, DELETED, RUN, LOCK = "ends.i64", "deleted.i64", ".run", "lock"
-#: Files that are replaced by others with a new number.
-NUMBERED = re.compile(r"keys-\d+\.run|near-\d+\.faiss")
+ENDS, DELETED, RUN, NEAR = "ends.i64", "deleted.i64", "keys-", "near-"
+NUMBERED = re.compile(rf"{RUN}\d{{6,}}\.run|{NEAR}\d{{6,}}\.faiss")
 #: Rows that a search looks at at once, and bytes that are summed at once.
 BLOCK, READ = 16_384, 2**24
 Item = dict[str, Any]
@@ -51,13 +48,11 @@ Item = dict[str, Any]
 class Store:
     """Gaussians with what is known of them, below a folder; a row's number never changes.
 
-    near: an open descriptor of the approximate index, None where there is none, or where it is gone or cut.
+    near: the approximate index, open, as its name may go; None where there is none, or where it is gone or cut.
     """
 
     def __init__(self, folder: str | os.PathLike):
         self.folder = Path(folder)
-        self.near: int | None = None
-        self._close_near: Callable[[], Any] = lambda: None
         self._lock: IO[str] | None = None
         self._open()
 
@@ -87,48 +82,35 @@ class Store:
                                         f" {self.folder} --data ...")  # fmt: skip
             text = path.read_bytes()
             self.values: dict[str, Any] = _read_manifest(self.folder, text)
-            try:
-                self._maps = {name: _mapped(self.folder / name, size)
-                              for name, (size, _) in self.values["files"].items() if not is_near(name)}  # fmt: skip
-                self._open_near(self.values["files"], last=text == before)
+            files = {name: _opened(self.folder / name, size) for name, (size, _) in self.values["files"].items()}
+            lost = [str(self.folder / name) for name, file in files.items() if file is None]
+            if not lost or text == before:
                 break
-            except (FileNotFoundError, ValueError) as error:
-                if text == before:
-                    said = f"{error.filename} is gone" if isinstance(error, OSError) else error
-                    raise ValueError(f"{said}: {self._remedy}") from error
-                before = text
+            before = text
+        self.near = next((file for name, file in files.items() if name.startswith(NEAR)), None)
+        if any(NEAR not in Path(name).name for name in lost):
+            raise ValueError(f"{', '.join(lost)} is gone or cut: {self._remedy}")
+        self._maps = {name: np.memmap(file, np.uint8, "r", shape=(self.values["files"][name][0],)).view(np.ndarray)
+                      for name, file in files.items() if file is not None and not name.startswith(NEAR)}  # fmt: skip
         for name in ("deleted", "alive"):
             self.__dict__.pop(name, None)
 
-    def _open_near(self, files: Mapping[str, Sequence[int]], last: bool) -> None:
-        """Keep the approximate index open, whose name may go. last: whether it may be damaged, and is left out then."""
-        self._close_near()
-        self.near = None
-        for name in filter(is_near, files):
-            try:
-                self.near = os.open(self.folder / name, os.O_RDONLY)
-            except FileNotFoundError:
-                if not last:
-                    raise
-                continue
-            self._close_near = weakref.finalize(self, os.close, self.near)
-            if os.fstat(self.near).st_size != files[name][0]:
-                self.near = None
-
     @property
     def _remedy(self) -> str:
-        return f"put it back from a copy of {self.folder}, or build the index anew in another folder"
+        return f"put back a copy of {self.folder}, or build the index anew in another folder"
 
     def verify(self) -> None:
         """Read all bytes. ValueError naming the files whose checksum is not what the manifest says."""
         wrong = [name for name, (size, checksum) in self.values["files"].items()
                  if not (self.folder / name).is_file() or _checksum(self.folder / name, size) != checksum]  # fmt: skip
-        if wrong and all(map(is_near, wrong)):
-            raise ValueError(f"{self.folder / wrong[0]} is damaged: python -m prolip.search finish {self.folder}"
-                             " --anew makes it again")  # fmt: skip
         if wrong:
-            raise ValueError(f"{', '.join(str(self.folder / name) for name in wrong)}: damaged, the bytes are not those"
-                             f" that were written: {self._remedy}")  # fmt: skip
+            remedy = self._remedy if any(not name.startswith(NEAR) for name in wrong) else self.near_remedy
+            raise ValueError(f"{', '.join(str(self.folder / name) for name in wrong)} is damaged: {remedy}")
+
+    @property
+    def near_remedy(self) -> str:
+        """What to type where the approximate index is damaged."""
+        return f"python -m prolip.search finish {self.folder} --anew makes it again"
 
     # --- writing -----------------------------------------------------------------------------------------------------
     @contextmanager
@@ -140,17 +122,18 @@ class Store:
         with locked(self.folder) as self._lock:
             try:
                 self._open()
-                self._sweep()
                 yield
             finally:
                 self._lock = None
 
     def write(self, **values: Any) -> None:
-        """Change some of the values, all of them at once."""
+        """Change some of the values, all of them at once, and delete numbered files that count no more."""
         with self.writing():
             _write_manifest(self.folder, self.values | values)
             self._open()
-            self._sweep()
+            for path in self.folder.iterdir():
+                if path.name not in self.values["files"] and NUMBERED.fullmatch(path.name):
+                    path.unlink(missing_ok=True)
 
     def append(
         self, z: Gaussian, items: Sequence[Item], score: Score, side: Side, sources: Sequence[Mapping[str, Any]],
@@ -162,25 +145,28 @@ class Store:
         are there already and are not to be replaced.
         """
         with self.writing():
-            keys = [item["key"] for item in items]
+            keys, start = [item["key"] for item in items], len(self)
             former = self.find(keys)
-            self._refuse_known(keys, former if not replace else former[:0])
-            chunk = make_chunk(score, z, len(self), side)
-            assert chunk.vector is not None
-            files = self._with_columns(chunk)
+            places = {key: place for place, key in enumerate(keys)}
+            if twice := [key for place, key in enumerate(keys)
+                         if places[key] != place or (former[place] >= 0 and not replace)]:  # fmt: skip
+                raise ValueError(f"{len(twice)} keys are in {self.folder} already or stand twice"
+                                 f" ({', '.join(twice[:3])}): delete them first, or leave them out")  # fmt: skip
+            chunk = make_chunk(score, z, start, side)
             lines = [json.dumps(item, ensure_ascii=False).encode(errors="surrogatepass") + b"\n" for item in items]
-            ends = np.cumsum([len(line) for line in lines], dtype="<i8") + files.get(ITEMS, (0,))[0]
-            files[ITEMS], files[ENDS] = self._grown(files, ITEMS, b"".join(lines)), self._grown(files, ENDS, ends)
-            if (former >= 0).any():
-                files[DELETED] = self._grown(files, DELETED, former[former >= 0])
-            self._add_run(files, run_of(keys, len(self)))
+            files = self._with_columns(chunk)
+            ends = np.cumsum([len(line) for line in lines]) + files.get(ITEMS, (0,))[0]
+            for name, data in ((ITEMS, b"".join(lines)), (ENDS, ends), (DELETED, former[former >= 0])):
+                if len(data):
+                    files[name] = self._grown(files, name, data)
+            self._add_run(files, run_of(keys, start))
             own = (chunk.reach, chunk.lift, least_constant(chunk.factors))
             bounds = [max(pair) for pair in zip(own, self.values["bounds"] or own)]
-            rows = len(self) + len(items)
-            self.write(files=files, rows=rows, bounds=bounds, made=self.values["made"] + 1, sources=list(sources))
+            made = self.values["made"] + 1
+            self.write(files=files, rows=start + len(items), bounds=bounds, made=made, sources=list(sources))
 
     def _with_columns(self, chunk: Chunk) -> dict[str, list[int]]:
-        """The files when the arrays of a chunk are written; one that was not needed before gets its former rows."""
+        """The files with the arrays of a chunk; one that was not needed before begins with what its rows stood for."""
         assert chunk.vector is not None
         files, mean = dict(self.values["files"]), chunk.mean
         columns = {VECTOR: chunk.vector}
@@ -197,8 +183,8 @@ class Store:
     def _grown(self, files: Mapping[str, Sequence[int]], name: str, data: np.ndarray | bytes) -> list[int]:
         """Write behind the bytes of a file that count, and sync; the bytes that count then, and their checksum."""
         size, checksum = files.get(name, (0, 0))
-        path, data = self.folder / name, data if isinstance(data, bytes) else data.tobytes()
-        with path.open("r+b" if path.exists() else "xb") as file:
+        data = data if isinstance(data, bytes) else data.tobytes()
+        with open(os.open(self.folder / name, os.O_RDWR | os.O_CREAT, 0o666), "r+b") as file:
             file.truncate(size)  # of what a killed writer left
             file.seek(size)
             file.write(data)
@@ -208,27 +194,23 @@ class Store:
 
     def _add_run(self, files: dict[str, list[int]], run: np.ndarray) -> None:
         """Write a run, merged with the last ones, and name it in `files` in their place."""
-        names = [name for name in files if name.endswith(RUN)]
-        runs = [self._maps[name].view(ENTRY) for name in names]
-        count = absorbed([len(x) for x in runs], len(run))
-        name, size, checksum = f"keys-{self.values['made']:06}{RUN}", 0, 0
+        runs = {name: data.view(ENTRY) for name, data in self._maps.items() if name.startswith(RUN)}
+        count = absorbed([len(x) for x in runs.values()], len(run))
+        own = [runs[name] for name in list(runs)[len(runs) - count :] if files.pop(name)]
+        name, size, checksum = f"{RUN}{self.values['made']:06}.run", 0, 0
         with replacing(self.folder / name) as temporary, temporary.open("wb") as file:
-            for part in merged([*runs[len(runs) - count :], run]):
-                size, checksum = size + part.nbytes, zlib.crc32(part.tobytes(), checksum)
-                file.write(part.tobytes())
-        for old in names[len(runs) - count :]:
-            del files[old]
+            for part in merged([*own, run]):
+                size, checksum = size + file.write(part.tobytes()), zlib.crc32(part.tobytes(), checksum)
         files[name] = [size, checksum]
 
     def write_near(self, write: Callable[[str], None], constant: float) -> None:
         """Have another file be the approximate index. write: makes it at a path; constant: of its vectors."""
         with self.writing():
-            files = {name: entry for name, entry in self.values["files"].items() if not is_near(name)}
-            name = f"near-{self.values['made']:06}.faiss"
+            files = {name: entry for name, entry in self.values["files"].items() if not name.startswith(NEAR)}
+            name = f"{NEAR}{self.values['made']:06}.faiss"
             with replacing(self.folder / name) as temporary:
                 write(str(temporary))
-            size = (self.folder / name).stat().st_size
-            files[name] = [size, _checksum(self.folder / name, size)]
+                files[name] = [temporary.stat().st_size, _checksum(temporary)]
             self.write(files=files, made=self.values["made"] + 1, near={"file": name, "constant": constant})
 
     def delete(self, keys: Sequence[str], **values: Any) -> None:
@@ -239,21 +221,6 @@ class Store:
                 files[DELETED] = self._grown(files, DELETED, rows)
             self.write(files=files, **values)
 
-    def _sweep(self) -> None:
-        """Delete runs and approximate indexes that do not count: merged, replaced, or of a killed writer."""
-        for path in self.folder.iterdir():
-            if path.name not in self.values["files"] and NUMBERED.fullmatch(path.name):
-                path.unlink(missing_ok=True)
-
-    def _refuse_known(self, keys: Sequence[str], former: np.ndarray) -> None:
-        """ValueError for keys that stand twice, or that a row has which was not deleted."""
-        counts = Counter(keys)
-        twice = [key for key, count in counts.items() if count > 1]
-        twice += [keys[place] for place in np.flatnonzero(former >= 0) if counts[keys[place]] == 1]
-        if twice:
-            raise ValueError(f"{len(twice)} keys are in {self.folder} already or stand twice ({', '.join(twice[:3])}):"
-                             " delete them first, or leave them out")  # fmt: skip
-
     # --- reading -----------------------------------------------------------------------------------------------------
     def chunks(self, first: int = 0) -> list[Chunk]:
         """All of it from a row on, mapped from the files, BLOCK rows each."""
@@ -261,9 +228,8 @@ class Store:
             return []
         columns = {name: self._maps[name].view("<f4").reshape(len(self), -1)
                    for name in (VECTOR, MEAN, LOG_VAR) if name in self._maps}  # fmt: skip
-        mean = columns.get(MEAN, columns[VECTOR][:, : self.values["dim"]])
-        log_var, (reach, lift, _) = columns.get(LOG_VAR), self.values["bounds"]
-        out = []
+        mean, log_var = columns.get(MEAN, columns[VECTOR][:, : self.values["dim"]]), columns.get(LOG_VAR)
+        (reach, lift, _), out = self.values["bounds"], []
         for start in range(first, len(self), BLOCK):
             some = slice(start, min(start + BLOCK, len(self)))
             low, high = np.searchsorted(self.deleted, (some.start, some.stop))
@@ -274,40 +240,34 @@ class Store:
 
     def items(self, rows: Iterable[int]) -> list[Item]:
         """What is known of these rows."""
-        ends = self._maps[ENDS].view("<i8") if len(self) else np.zeros(0, dtype=np.int64)
-        out = []
+        out: list[Item] = []
         for row in rows:
-            start = ends[row - 1] if row else 0
             try:
-                item = json.loads(self._maps[ITEMS][start : ends[row]].tobytes())
-                if not isinstance(item["key"], str):
+                ends = self._maps[ENDS].view("<i8")
+                out.append(json.loads(self._maps[ITEMS][ends[row - 1] if row else 0 : ends[row]].tobytes()))
+                if not isinstance(out[-1]["key"], str):
                     raise TypeError
-            except (ValueError, KeyError, TypeError):
-                raise ValueError(f"{self.folder / ITEMS} or {ENDS} is damaged at row {row}: {self._remedy}") from None
-            out.append(item)
+            except (ValueError, KeyError, TypeError, IndexError):
+                raise ValueError(f"{self.folder / ITEMS}, {ENDS} or {RUN}* is damaged at row {row}: {self._remedy}"
+                                 ) from None  # fmt: skip
         return out
 
     def known(self) -> Iterator[tuple[str, str | None, int]]:
         """The key, the fingerprint ("print") and the row of all that can be found, by rising row."""
-        for start in range(0, len(self), BLOCK):
-            rows = np.arange(start, min(start + BLOCK, len(self)))
-            rows = rows if self.alive is None else rows[self.alive[rows]]
-            for row, item in zip(rows.tolist(), self.items(rows)):
-                yield item["key"], item.get("print"), row
+        for row in range(len(self)) if self.alive is None else np.flatnonzero(self.alive).tolist():
+            (item,) = self.items([row])
+            yield item["key"], item.get("print"), row
 
     def find(self, keys: Sequence[str]) -> np.ndarray:
         """The rows of these keys (K,) int64, -1 for those that are not there or were deleted."""
-        runs = [data.view(ENTRY) for name, data in self._maps.items() if name.endswith(RUN)]
+        found = np.full(len(keys), -1)
+        runs = [data.view(ENTRY) for name, data in self._maps.items() if name.startswith(RUN)]
         places, rows = candidates(runs, hashes_of(keys))
         if len(rows):
-            if rows.max() >= len(self):
-                raise ValueError(f"{self.folder}/keys-*{RUN} are damaged: {self._remedy}")
             living = ~is_in(self.deleted, rows)
-            places, rows = places[living], rows[living]
-        found = np.full(len(keys), -1)
-        for place, row, item in zip(places.tolist(), rows.tolist(), self.items(rows)):
-            if item["key"] == keys[place]:  # hashes of two keys may be equal
-                found[place] = row
+            for place, row in zip(places[living].tolist(), rows[living].tolist()):
+                if self.items([row])[0]["key"] == keys[place]:  # hashes of two keys may be equal
+                    found[place] = row
         return found
 
     def rows_of(self, keys: Sequence[str]) -> list[int]:
@@ -338,10 +298,7 @@ class Store:
 
 def holds_index(folder: str | os.PathLike) -> bool:
     """Whether a folder holds an index of this or an earlier version; other programs have an index.json, too."""
-    try:
-        return str(json.loads((Path(folder) / NAME).read_bytes())["format"]).startswith("prolip-search-")
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return False
+    return (Path(folder) / NAME).is_file() and b'"format": "prolip-search-' in (Path(folder) / NAME).read_bytes()[:64]
 
 
 @contextmanager
@@ -359,15 +316,14 @@ def _read_manifest(folder: Path, text: bytes) -> dict[str, Any]:
     """The values of a manifest. ValueError for anything else, and for one whose checksum is not its own."""
     try:
         values = loads(text)
-        if values["format"] == FORMER:
-            raise ValueError(f"{folder} is an index of an earlier version: python -m prolip.search convert {folder}")
-        if values["format"] != FORMAT:
-            raise ValueError(f"format {values['format']!r}, wanted {FORMAT!r}")
-        if zlib.crc32(json.dumps(values | {"sum": 0}).encode()) != values["sum"]:
-            raise ValueError("its checksum is not its own, so it is damaged or was changed by hand")
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{folder / NAME} describes no index ({error}): put it back from a copy, or build the index"
-                         " anew in another folder") from error  # fmt: skip
+        version, is_whole = values["format"], zlib.crc32(json.dumps(values | {"sum": 0}).encode()) == values.get("sum")
+    except (ValueError, KeyError, TypeError):
+        version, is_whole = "", False
+    if version == FORMER:
+        raise ValueError(f"{folder} is of an earlier version: python -m prolip.search convert {folder} makes it anew")
+    if version != FORMAT or not is_whole:
+        raise ValueError(f"{folder / NAME} describes no index, was changed by hand, or is damaged: put back a copy of"
+                         f" {folder}, or build the index anew in another folder")  # fmt: skip
     return values
 
 
@@ -375,26 +331,22 @@ def _write_manifest(folder: Path, values: Mapping[str, Any]) -> None:
     """Commit: what is named here counts from now on."""
     text = json.dumps({**values, "sum": 0})
     with replacing(folder / NAME) as temporary:
-        temporary.write_text(json.dumps({**json.loads(text), "sum": zlib.crc32(text.encode())}), encoding="utf-8")
+        temporary.write_text(json.dumps({**values, "sum": zlib.crc32(text.encode())}), encoding="utf-8")
 
 
-def is_near(name: str) -> bool:
-    """Whether a file is an approximate index."""
-    return name.startswith("near-")
+def _opened(path: Path, size: int) -> IO[bytes] | None:
+    """A file whose first bytes count; None where it is gone or has fewer."""
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        return None
+    return file if os.fstat(file.fileno()).st_size >= size else None
 
 
-def _mapped(path: Path, size: int) -> np.ndarray:
-    """The bytes of a file that count (size,) uint8. ValueError where there are fewer; OSError."""
-    found = path.stat().st_size
-    if found < size:
-        raise ValueError(f"{path} is damaged, {found:,} bytes of {size:,} are there")
-    return np.memmap(path, np.uint8, "r", shape=(size,)).view(np.ndarray) if size else np.zeros(0, dtype=np.uint8)
-
-
-def _checksum(path: Path, size: int) -> int:
-    """The CRC-32 of the first bytes of a file."""
-    checksum = 0
+def _checksum(path: Path, size: int | None = None) -> int:
+    """The CRC-32 of the first bytes of a file, or of all."""
+    checksum, left = 0, path.stat().st_size if size is None else size
     with path.open("rb") as file:
-        while data := file.read(min(READ, size)):
-            checksum, size = zlib.crc32(data, checksum), size - len(data)
+        while data := file.read(min(READ, left)):
+            checksum, left = zlib.crc32(data, checksum), left - len(data)
     return checksum

@@ -138,7 +138,7 @@ def test_an_item_is_replaced_in_one_commit_and_deleted_with_values_in_one(tmp_pa
         index.add("second", [Part([twice.items[0]] * 2, twice.z, 1)], replace=True)
     index.add("second", [part(50, 30)], replace=True)
     assert len(index) == 80 and index.find(["k50", "k49"]).tolist() == [60, 49]
-    assert index.items([60])[0]["print"] == "50" and not index.find(["k50"]).tolist() == [50]
+    assert index.items([60])[0]["print"] == "50"
     sources = [{"address": "second", "position": 30, "done": True, "mine": [1, 2]}]
     index.delete(["k49"], sources=sources)
     assert SearchIndex(tmp_path / "index").store.values["sources"] == sources
@@ -258,6 +258,7 @@ def test_a_damaged_approximate_index_is_named_left_out_and_made_again(tmp_path, 
     want = index.search(ASKED, 5, effort=100).rows
     (path,) = (tmp_path / "index").glob("near-*")
     size = path.stat().st_size
+    del index  # which has it mapped
     damage(path)
     if path.exists() and damage is text:
         os.truncate(path, size)
@@ -319,7 +320,8 @@ def test_a_second_writer_is_refused_by_one_line_and_loses_nothing(tmp_path):
     assert started.wait(60)
     for change in (lambda: index.add("mine", [part(200, 5)]), lambda: index.delete(["k1"]), index.finish,
                    lambda: index.store.write(sources=[])):  # fmt: skip
-        with pytest.raises(BlockingIOError, match=rf"written to by process {process.pid} on .*, since 20.*wait") as error:
+        said = rf"written to by process {process.pid} on .*, since 20.*wait"
+        with pytest.raises(BlockingIOError, match=said) as error:
             change()
         assert "\n" not in str(error.value)
     assert len(SearchIndex(tmp_path / "index")) == 80 and len(stale) == 60  # readers need no lock
@@ -444,7 +446,7 @@ def test_an_index_of_the_first_version_names_the_command_that_converts_it_and_an
         ["k33", "k46", "k34", "k28", "k9"], ["k25", "k12", "k47", "k0", "k30"], ["k45", "k6", "k0", "k12", "k18"],
     ]  # fmt: skip
     assert found.scores[:, 0].tolist() == pytest.approx([0.6915107921346291, 0.3162900276999808, 0.5478008971776798])
-    with pytest.raises(ValueError, match="holds no index of an earlier version"):
+    with pytest.raises(ValueError, match="is no index of an earlier version"):
         convert(tmp_path / "index")
 
 
