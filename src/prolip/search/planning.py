@@ -3,8 +3,8 @@ from __future__ import annotations
 
 from prolip.search.indexes import FLAT, KINDS, Kind, lists_for, memory_per_item, padded, sample_size
 
-#: Bytes of a row's key, path and captions, about, and of its hash and its place in the file.
-ITEM, BESIDE = 120, 16
+#: Bytes of a row's key, path and captions, about, and of its hash, its row and where its line ends.
+ITEM, BESIDE = 120, 24
 
 
 def disk_per_item(kind: Kind, dim: int, probabilistic: bool = True, width: int | None = None) -> float:
