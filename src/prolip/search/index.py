@@ -199,9 +199,13 @@ class SearchIndex:
             raise ValueError(f"{place} is damaged ({why}): {self.store.near_remedy}") from error
 
     def delete(self, keys: Sequence[str], **values: Any) -> None:
-        """Have these keys found no more, and change values of the manifest; KeyError, and nothing changes, where one is
-        not there."""
-        self.store.delete(keys, **values)
+        """Have these keys found no more, also when their source is read again, and change values of the manifest.
+
+        KeyError, and nothing changes, where one is not there.
+        """
+        with self.writing():
+            unwanted = sorted({*self.store.values.get("unwanted", ()), *keys})
+            self.store.delete(keys, **{"unwanted": unwanted, **values})
         self._forget()
 
     def _forget(self) -> None:
