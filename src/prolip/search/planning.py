@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from prolip.search.indexes import FLAT, KINDS, Kind, lists_for, memory_per_item, padded, sample_size
+from prolip.search.store import BLOCK
 
 #: Bytes of a row's key, path and captions, about, and of its hash, its row and where its line ends.
 ITEM, BESIDE = 120, 24
@@ -16,7 +17,7 @@ def disk_per_item(kind: Kind, dim: int, probabilistic: bool = True, width: int |
     return vectors + 4 * dim * probabilistic + ITEM + BESIDE + memory_per_item(kind, width or dim + 1)
 
 
-def building_bytes(kind: Kind, dim: int, items: int, chunk: int = 4096) -> float:
+def building_bytes(kind: Kind, dim: int, items: int, chunk: int = BLOCK) -> float:
     """Bytes of memory that building an index takes at most, beside the process and its model: the sample that it learns
     from, in three copies (vectors, with zeros, normal to its centres), its centres and rows, and a chunk."""
     width = dim + 1
