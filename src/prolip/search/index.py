@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any, NamedTuple
 
 import faiss
@@ -25,7 +26,7 @@ from prolip.search.buckets import Bucket, make_buckets, nearest_by_elk
 from prolip.search.chunks import Chunk, gather, gather_vectors
 from prolip.search.exact import Found, other_side
 from prolip.search.indexes import FLAT, LEAST, PQ, Kind
-from prolip.search.store import NAME, Item, Store
+from prolip.search.store import AGAIN, NAME, REMEDY, Item, Store
 from prolip.utils.console import plain
 
 log = logging.getLogger(__name__)
@@ -67,8 +68,7 @@ class SearchIndex:
             self.kind, self.side = Kind(**values["kind"]), values["side"]
             self.card: ModelCard | None = None if values["card"] is None else ModelCard(**values["card"])
         except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise ValueError(f"{self.store.folder / NAME} is of another version of this program ({error}): use that"
-                             " one, or build the index anew in another folder") from error  # fmt: skip
+            raise ValueError(f"{self.store.folder / NAME} is of another version ({error}): {REMEDY}") from error
         self.writing, self.find, self.known = self.store.writing, self.store.find, self.store.known
         self._told = False
         self._forget()
@@ -178,13 +178,10 @@ class SearchIndex:
             for chunk in self.store.chunks(index.ntotal):
                 index.add(indexes.fitted(index, indexes.vectors_of(chunk, constant)))
                 bar.update(len(chunk.mean))
-                if time.monotonic() - written > SAVE:
-                    self._write(index, constant)
+                if time.monotonic() - written > SAVE and index.ntotal < len(self.store):
+                    self.store.write_near(partial(faiss.write_index, index), constant)
                     written = time.monotonic()
-        self._write(index, constant)
-
-    def _write(self, index: faiss.Index, constant: float) -> None:
-        self.store.write_near(lambda path: faiss.write_index(index, path), constant)
+        self.store.write_near(partial(faiss.write_index, index), constant)
 
     def _read(self, mapped: bool = False) -> faiss.Index:
         """The approximate index. ValueError where it is gone or damaged."""
@@ -195,8 +192,7 @@ class SearchIndex:
             name = f"/dev/fd/{self.store.near.fileno()}"  # a writer may have replaced the file of this name
             return faiss.read_index(name, faiss.IO_FLAG_MMAP) if mapped else faiss.read_index(name)
         except RuntimeError as error:
-            why = str(error).splitlines()[0]
-            raise ValueError(f"{place} is damaged ({why}): {self.store.near_remedy}") from error
+            raise ValueError(f"{place} is damaged ({str(error).splitlines()[0]}): {AGAIN.format(place.parent)}") from error
 
     def delete(self, keys: Sequence[str], **values: Any) -> None:
         """Have these keys found no more, also when their source is read again, and change values of the manifest.

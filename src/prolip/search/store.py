@@ -40,6 +40,9 @@ FORMAT, FORMER, NAME, LOCK = "prolip-search-2", "prolip-search-1", "index.json",
 VECTOR, MEAN, LOG_VAR, ITEMS = "vector.f32", "mean.f32", "log_var.f32", "items.jsonl"
 ENDS, DELETED, RUN, NEAR = "ends.i64", "deleted.i64", "keys-", "near-"
 NUMBERED = re.compile(rf"{RUN}\d{{6,}}\.run|{NEAR}\d{{6,}}\.faiss")
+#: What to do about damaged files, and about a damaged approximate index.
+REMEDY = "put back a copy of the index, or build it anew in another folder"
+AGAIN = "python -m prolip.search finish {} --anew makes it again"
 #: Rows that a search looks at at once, and bytes that are summed at once.
 BLOCK, READ = 16_384, 2**24
 Item = dict[str, Any]
@@ -89,28 +92,19 @@ class Store:
             before = text
         self.near = next((file for name, file in files.items() if name.startswith(NEAR)), None)
         if any(NEAR not in Path(name).name for name in lost):
-            raise ValueError(f"{', '.join(lost)} is gone or cut: {self._remedy}")
+            raise ValueError(f"{', '.join(lost)} is gone or cut: {REMEDY}")
         self._maps = {name: np.memmap(file, np.uint8, "r", shape=(self.values["files"][name][0],)).view(np.ndarray)
                       for name, file in files.items() if file is not None and not name.startswith(NEAR)}  # fmt: skip
         for name in ("deleted", "alive"):
             self.__dict__.pop(name, None)
-
-    @property
-    def _remedy(self) -> str:
-        return f"put back a copy of {self.folder}, or build the index anew in another folder"
 
     def verify(self) -> None:
         """Read all bytes. ValueError naming the files whose checksum is not what the manifest says."""
         wrong = [name for name, (size, checksum) in self.values["files"].items()
                  if not (self.folder / name).is_file() or _checksum(self.folder / name, size) != checksum]  # fmt: skip
         if wrong:
-            remedy = self._remedy if any(not name.startswith(NEAR) for name in wrong) else self.near_remedy
+            remedy = AGAIN.format(self.folder) if all(name.startswith(NEAR) for name in wrong) else REMEDY
             raise ValueError(f"{', '.join(str(self.folder / name) for name in wrong)} is damaged: {remedy}")
-
-    @property
-    def near_remedy(self) -> str:
-        """What to type where the approximate index is damaged."""
-        return f"python -m prolip.search finish {self.folder} --anew makes it again"
 
     # --- writing -----------------------------------------------------------------------------------------------------
     @contextmanager
@@ -248,7 +242,7 @@ class Store:
                 if not isinstance(out[-1]["key"], str):
                     raise TypeError
             except (ValueError, KeyError, TypeError, IndexError):
-                raise ValueError(f"{self.folder / ITEMS}, {ENDS} or {RUN}* is damaged at row {row}: {self._remedy}"
+                raise ValueError(f"{self.folder / ITEMS}, {ENDS} or {RUN}* is damaged at row {row}: {REMEDY}"
                                  ) from None  # fmt: skip
         return out
 
@@ -283,7 +277,7 @@ class Store:
         """Rows that were deleted, rising."""
         rows = np.sort(self._maps[DELETED].view("<i8")) if DELETED in self._maps else np.zeros(0, dtype=np.int64)
         if len(rows) and not 0 <= rows[0] <= rows[-1] < len(self):
-            raise ValueError(f"{self.folder / DELETED} is damaged: {self._remedy}")
+            raise ValueError(f"{self.folder / DELETED} is damaged: {REMEDY}")
         return rows
 
     @cached_property
@@ -322,8 +316,7 @@ def _read_manifest(folder: Path, text: bytes) -> dict[str, Any]:
     if version == FORMER:
         raise ValueError(f"{folder} is of an earlier version: python -m prolip.search convert {folder} makes it anew")
     if version != FORMAT or not is_whole:
-        raise ValueError(f"{folder / NAME} describes no index, was changed by hand, or is damaged: put back a copy of"
-                         f" {folder}, or build the index anew in another folder")  # fmt: skip
+        raise ValueError(f"{folder / NAME} describes no index, was changed by hand, or is damaged: {REMEDY}")
     return values
 
 
