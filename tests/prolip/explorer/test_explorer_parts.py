@@ -245,7 +245,8 @@ def test_further_texts_name_pictures_too(app):
 
 
 def test_a_calibrated_risk_refuses_questions(small_model, shard, app, tmp_path):
-    lines = [f'{{"text": "a {colour} square", "keys": ["nowhere"]}}' for colour in COLOURS]
+    key = app.opened.index.items([0])[0]["key"]  # right for one question at most
+    lines = [f'{{"text": "a {colour} square", "keys": ["{key}"]}}' for colour in COLOURS]
     (tmp_path / "questions.jsonl").write_text("\n".join(lines))
     words = [str(app.opened.index.store.folder), "--risk", "0.1", "--calibrate", str(tmp_path / "questions.jsonl")]
     risk = make_app(parse(words)).search({"text": "red"})["risk"]
