@@ -192,7 +192,8 @@ class SearchIndex:
             name = f"/dev/fd/{self.store.near.fileno()}"  # a writer may have replaced the file of this name
             return faiss.read_index(name, faiss.IO_FLAG_MMAP) if mapped else faiss.read_index(name)
         except RuntimeError as error:
-            raise ValueError(f"{place} is damaged ({str(error).splitlines()[0]}): {AGAIN.format(place.parent)}") from error
+            why = str(error).splitlines()[0]
+            raise ValueError(f"{place} is damaged ({why}): {AGAIN.format(place.parent)}") from error
 
     def delete(self, keys: Sequence[str], **values: Any) -> None:
         """Have these keys found no more, and change values of the manifest; KeyError, and nothing changes, where one is
