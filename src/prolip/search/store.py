@@ -44,7 +44,7 @@ NUMBERED = re.compile(rf"{RUN}\d{{6,}}\.run|{NEAR}\d{{6,}}\.faiss")
 REMEDY = "put back a copy of the index, or build it anew in another folder"
 AGAIN = "python -m prolip.search finish {} --anew makes it again"
 #: Rows that a search looks at at once, and bytes that are summed at once.
-BLOCK, READ = 16_384, 2**24
+BLOCK, READ = 32_768, 2**24
 Item = dict[str, Any]
 
 
