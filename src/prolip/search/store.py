@@ -203,7 +203,11 @@ class Store:
             files = {name: entry for name, entry in self.values["files"].items() if not name.startswith(NEAR)}
             name = f"{NEAR}{self.values['made']:06}.faiss"
             with replacing(self.folder / name) as temporary:
-                write(str(temporary))
+                try:
+                    write(str(temporary))
+                except RuntimeError as error:  # of faiss, which names the temporary file and its own line
+                    why = str(error).rpartition(": ")[2]
+                    raise OSError(f"{self.folder / name} cannot be written ({why}): make room") from error
                 files[name] = [temporary.stat().st_size, _checksum(temporary)]
             self.write(files=files, made=self.values["made"] + 1, near={"file": name, "constant": constant})
 
