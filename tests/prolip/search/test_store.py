@@ -33,7 +33,7 @@ ASKED = Gaussian(torch.randn(3, 4, generator=torch.Generator().manual_seed(5)), 
 
 
 # --- killed ----------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("commit", ["replace", "delete", "finish"])
+@pytest.mark.parametrize("commit", ["replace", "finish"])
 def test_a_kill_at_one_call_of_each_kind_leaves_the_old_or_the_new_index(tmp_path, commit):
     report = faults.check(f"commits_store:{commit}", tmp_path)
     assert "the old state" in report and "the new state" in report
