@@ -7,7 +7,7 @@
     FOLDER/log_var.f32    (N, D) float32, unless these are points
     FOLDER/items.jsonl    what is known of each row: its key, path, captions; ends.i64: (N,) where its line ends
     FOLDER/deleted.i64    rows that are found no more
-    FOLDER/keys-*.run     sorted runs of (hash of a key, row): `prolip.search.keys`
+    FOLDER/keys-*.run     sorted runs of (hash of a key, row): `prolip.search.disk.keys`
     FOLDER/near-*.faiss   an approximate index of the first rows
     FOLDER/lock           who writes
 
@@ -32,7 +32,7 @@ import numpy as np
 from prolip.gaussian import Gaussian
 from prolip.scores import Score, Side, least_constant
 from prolip.search.chunks import Chunk, make_chunk
-from prolip.search.keys import ENTRY, absorbed, candidates, hashes_of, is_in, merged, run_of
+from prolip.search.disk.keys import ENTRY, absorbed, candidates, hashes_of, is_in, merged, run_of
 from prolip.utils.documents import loads
 from prolip.utils.outputs import holder_of, lock, replacing
 
@@ -252,9 +252,10 @@ class Store:
 
     def known(self) -> Iterator[tuple[str, str | None, int]]:
         """The key, the fingerprint ("print") and the row of all that can be found, by rising row."""
-        for row in range(len(self)) if self.alive is None else np.flatnonzero(self.alive).tolist():
-            (item,) = self.items([row])
-            yield item["key"], item.get("print"), row
+        for row in range(len(self)):
+            if self.alive is None or self.alive[row]:
+                (item,) = self.items([row])
+                yield item["key"], item.get("print"), row
 
     def find(self, keys: Sequence[str]) -> np.ndarray:
         """The rows of these keys (K,) int64, -1 for those that are not there or were deleted."""
@@ -296,7 +297,11 @@ class Store:
 
 def holds_index(folder: str | os.PathLike) -> bool:
     """Whether a folder holds an index of this or an earlier version; other programs have an index.json, too."""
-    return (Path(folder) / NAME).is_file() and b'"format": "prolip-search-' in (Path(folder) / NAME).read_bytes()[:64]
+    path = Path(folder) / NAME
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return b'"format": "prolip-search-' in file.read(64)
 
 
 @contextmanager
