@@ -361,6 +361,7 @@ def test_a_reader_opens_and_keeps_a_whole_state_while_a_writer_commits(tmp_path,
     process.start()
     try:
         while (index := SearchIndex(tmp_path / "index")).store.values["made"] < 25:
+            index.store.verify()
             rows, known = len(index.store), list(index.known())
             assert rows >= 60 and len(known) == len(index) and rows - 60 >= len(index.store.deleted)
             assert index.store.rows_of([key for key, _, _ in known[-5:]]) == [row for _, _, row in known[-5:]]
