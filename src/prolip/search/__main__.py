@@ -36,7 +36,7 @@ from prolip.search.answers import (
     embed,
     read_questions,
 )
-from prolip.search.convert import convert
+from prolip.search.disk.convert import convert
 from prolip.search.index import CHUNK, Part, SearchIndex
 from prolip.search.indexes import KINDS, Kind
 from prolip.search.planning import table

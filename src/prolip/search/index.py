@@ -5,6 +5,7 @@ import logging
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from typing import Any, NamedTuple
@@ -48,7 +49,7 @@ class Part(NamedTuple):
 
 
 class SearchIndex:
-    """Gaussians in a folder, with an index of one score; `writing`, `find` and `known` are those of its store.
+    """Gaussians in a folder, with an index of one score; `find` and `known` are those of its store.
 
     score: what the answers are ranked by; coarse: itself where it factors, otherwise what the index serves, by which
     the items are chosen that the score then ranks; kind: of the approximate index; side: what the gallery is of.
@@ -69,7 +70,7 @@ class SearchIndex:
             self.card: ModelCard | None = None if values["card"] is None else ModelCard(**values["card"])
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(f"{self.store.folder / NAME} is of another version ({error}): {REMEDY}") from error
-        self.writing, self.find, self.known = self.store.writing, self.store.find, self.store.known
+        self.find, self.known = self.store.find, self.store.known
         self._told = False
         self._forget()
 
@@ -94,6 +95,15 @@ class SearchIndex:
         return len(self.store) - len(self.store.deleted)
 
     # --- building ----------------------------------------------------------------------------------------------------
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """`Store.writing`, for several changes: each takes the lock by itself, too."""
+        with self.store.writing():
+            try:
+                yield
+            finally:
+                self._forget()
+
     def add(self, address: str, parts: Iterable[Part], rows: int = CHUNK, replace: bool = False) -> None:
         """Append what a source holds, chunk by chunk; `finish` makes it findable in an approximate index.
 
@@ -115,7 +125,6 @@ class SearchIndex:
                 self._append(waiting, done, replace)
             else:
                 self.store.write(sources=done)
-        self._forget()
 
     def _append(self, parts: Sequence[Part], sources: Sequence[Mapping[str, Any]], replace: bool) -> None:
         z, items = concatenate([part.z for part in parts]), [item for part in parts for item in part.items]
@@ -169,7 +178,6 @@ class SearchIndex:
                 index, constant = self._read(), near["constant"]
             if index.ntotal < total:
                 self._fill(index, constant, progress)
-        self._forget()
 
     def _fill(self, index: faiss.Index, constant: float, progress: bool) -> None:
         """Add the rows that an index lacks, and write it, now and then before its end, too."""
@@ -192,7 +200,8 @@ class SearchIndex:
             name = f"/dev/fd/{self.store.near.fileno()}"  # a writer may have replaced the file of this name
             return faiss.read_index(name, faiss.IO_FLAG_MMAP) if mapped else faiss.read_index(name)
         except RuntimeError as error:
-            raise ValueError(f"{place} is damaged ({str(error).splitlines()[0]}): {AGAIN.format(place.parent)}") from error
+            why = str(error).splitlines()[0]
+            raise ValueError(f"{place} is damaged ({why}): {AGAIN.format(place.parent)}") from error
 
     def delete(self, keys: Sequence[str], **values: Any) -> None:
         """Have these keys found no more, also when their source is read again, and change values of the manifest.
@@ -202,7 +211,6 @@ class SearchIndex:
         with self.writing():
             unwanted = sorted({*self.store.values.get("unwanted", ()), *keys})
             self.store.delete(keys, **{"unwanted": unwanted, **values})
-        self._forget()
 
     def _forget(self) -> None:
         self._chunks: list[Chunk] | None = None

@@ -7,7 +7,7 @@
     FOLDER/log_var.f32    (N, D) float32, unless these are points
     FOLDER/items.jsonl    what is known of each row: its key, path, captions; ends.i64: (N,) where its line ends
     FOLDER/deleted.i64    rows that are found no more
-    FOLDER/keys-*.run     sorted runs of (hash of a key, row): `prolip.search.keys`
+    FOLDER/keys-*.run     sorted runs of (hash of a key, row): `prolip.search.disk.keys`
     FOLDER/near-*.faiss   an approximate index of the first rows
     FOLDER/lock           who writes
 
@@ -32,7 +32,8 @@ import numpy as np
 from prolip.gaussian import Gaussian
 from prolip.scores import Score, Side, least_constant
 from prolip.search.chunks import Chunk, make_chunk
-from prolip.search.keys import ENTRY, absorbed, candidates, hashes_of, is_in, merged, run_of
+from prolip.search.disk.keys import ENTRY, absorbed, candidates, hashes_of, is_in, merged, run_of
+from prolip.utils.console import plain
 from prolip.utils.documents import loads
 from prolip.utils.outputs import holder_of, lock, replacing
 
@@ -44,7 +45,7 @@ NUMBERED = re.compile(rf"{RUN}\d{{6,}}\.run|{NEAR}\d{{6,}}\.faiss")
 REMEDY = "put back a copy of the index, or build it anew in another folder"
 AGAIN = "python -m prolip.search finish {} --anew makes it again"
 #: Rows that a search looks at at once, and bytes that are summed at once.
-BLOCK, READ = 16_384, 2**24
+BLOCK, READ = 32_768, 2**24
 Item = dict[str, Any]
 
 
@@ -86,22 +87,22 @@ class Store:
             text = path.read_bytes()
             self.values: dict[str, Any] = _read_manifest(self.folder, text)
             files = {name: _opened(self.folder / name, size) for name, (size, _) in self.values["files"].items()}
-            lost = [str(self.folder / name) for name, file in files.items() if file is None]
-            if not lost or text == before:
+            self._files = {name: file for name, file in files.items() if file is not None}
+            if len(self._files) == len(files) or text == before:
                 break
             before = text
-        self.near = next((file for name, file in files.items() if name.startswith(NEAR)), None)
-        if any(NEAR not in Path(name).name for name in lost):
+        if lost := [str(self.folder / name) for name in files if name not in self._files and not name.startswith(NEAR)]:
             raise ValueError(f"{', '.join(lost)} is gone or cut: {REMEDY}")
+        self.near = next((file for name, file in self._files.items() if name.startswith(NEAR)), None)
         self._maps = {name: np.memmap(file, np.uint8, "r", shape=(self.values["files"][name][0],)).view(np.ndarray)
-                      for name, file in files.items() if file is not None and not name.startswith(NEAR)}  # fmt: skip
+                      for name, file in self._files.items() if file is not self.near}  # fmt: skip
         for name in ("deleted", "alive"):
             self.__dict__.pop(name, None)
 
     def verify(self) -> None:
         """Read all bytes. ValueError naming the files whose checksum is not what the manifest says."""
         wrong = [name for name, (size, checksum) in self.values["files"].items()
-                 if not (self.folder / name).is_file() or _checksum(self.folder / name, size) != checksum]  # fmt: skip
+                 if name not in self._files or _checksum(self._files[name], size) != checksum]  # fmt: skip
         if wrong:
             remedy = AGAIN.format(self.folder) if all(name.startswith(NEAR) for name in wrong) else REMEDY
             raise ValueError(f"{', '.join(str(self.folder / name) for name in wrong)} is damaged: {remedy}")
@@ -144,8 +145,9 @@ class Store:
             places = {key: place for place, key in enumerate(keys)}
             if twice := [key for place, key in enumerate(keys)
                          if places[key] != place or (former[place] >= 0 and not replace)]:  # fmt: skip
-                raise ValueError(f"{len(twice)} keys are in {self.folder} already or stand twice"
-                                 f" ({', '.join(twice[:3])}): delete them first, or leave them out")  # fmt: skip
+                some = ", ".join(map(plain, twice[:3]))
+                raise ValueError(f"{len(twice)} keys are in {self.folder} already or stand twice ({some}): delete them"
+                                 " first, or leave them out")  # fmt: skip
             chunk = make_chunk(score, z, start, side)
             lines = [json.dumps(item, ensure_ascii=False).encode(errors="surrogatepass") + b"\n" for item in items]
             files = self._with_columns(chunk)
@@ -203,8 +205,14 @@ class Store:
             files = {name: entry for name, entry in self.values["files"].items() if not name.startswith(NEAR)}
             name = f"{NEAR}{self.values['made']:06}.faiss"
             with replacing(self.folder / name) as temporary:
-                write(str(temporary))
-                files[name] = [temporary.stat().st_size, _checksum(temporary)]
+                try:
+                    write(str(temporary))
+                except RuntimeError as error:  # of faiss, which names the temporary file and its own line
+                    why = str(error).rpartition(": ")[2]
+                    raise OSError(f"{self.folder / name} cannot be written ({why}): make room") from error
+                with temporary.open("rb") as file:
+                    size = os.fstat(file.fileno()).st_size
+                    files[name] = [size, _checksum(file, size)]
             self.write(files=files, made=self.values["made"] + 1, near={"file": name, "constant": constant})
 
     def delete(self, keys: Sequence[str], **values: Any) -> None:
@@ -248,9 +256,10 @@ class Store:
 
     def known(self) -> Iterator[tuple[str, str | None, int]]:
         """The key, the fingerprint ("print") and the row of all that can be found, by rising row."""
-        for row in range(len(self)) if self.alive is None else np.flatnonzero(self.alive).tolist():
-            (item,) = self.items([row])
-            yield item["key"], item.get("print"), row
+        for row in range(len(self)):
+            if self.alive is None or self.alive[row]:
+                (item,) = self.items([row])
+                yield item["key"], item.get("print"), row
 
     def find(self, keys: Sequence[str]) -> np.ndarray:
         """The rows of these keys (K,) int64, -1 for those that are not there or were deleted."""
@@ -269,7 +278,8 @@ class Store:
         rows = self.find(keys).tolist()
         missing = [key for key, row in zip(keys, rows) if row < 0]
         if missing:
-            raise KeyError(f"{len(missing)} of {len(keys)} keys are not in {self.folder}: {', '.join(missing[:3])}")
+            raise KeyError(f"{len(missing)} of {len(keys)} keys are not in {self.folder}:"
+                           f" {', '.join(map(plain, missing[:3]))}")  # fmt: skip
         return rows
 
     @cached_property
@@ -292,7 +302,11 @@ class Store:
 
 def holds_index(folder: str | os.PathLike) -> bool:
     """Whether a folder holds an index of this or an earlier version; other programs have an index.json, too."""
-    return (Path(folder) / NAME).is_file() and b'"format": "prolip-search-' in (Path(folder) / NAME).read_bytes()[:64]
+    path = Path(folder) / NAME
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return b'"format": "prolip-search-' in file.read(64)
 
 
 @contextmanager
@@ -336,10 +350,9 @@ def _opened(path: Path, size: int) -> IO[bytes] | None:
     return file if os.fstat(file.fileno()).st_size >= size else None
 
 
-def _checksum(path: Path, size: int | None = None) -> int:
-    """The CRC-32 of the first bytes of a file, or of all."""
-    checksum, left = 0, path.stat().st_size if size is None else size
-    with path.open("rb") as file:
-        while data := file.read(min(READ, left)):
-            checksum, left = zlib.crc32(data, checksum), left - len(data)
+def _checksum(file: IO[bytes], size: int) -> int:
+    """The CRC-32 of the first bytes of a file."""
+    checksum = 0
+    for start in range(0, size, READ):
+        checksum = zlib.crc32(os.pread(file.fileno(), min(READ, size - start), start), checksum)
     return checksum

@@ -40,7 +40,7 @@ def convert(folder: str | os.PathLike) -> None:
                 start += len(items)
                 if own := [items[row] for row in kept]:
                     index.store.append(z.select(kept), own, index.coarse, index.side, values["sources"])
-        except (OSError, EOFError, ValueError, KeyError, TypeError, IndexError) as error:
+        except (FileNotFoundError, EOFError, ValueError, KeyError, TypeError, IndexError) as error:
             raise ValueError(f"{folder} is damaged ({error}): build the index anew in another folder") from error
         index.finish()
 
