@@ -368,3 +368,20 @@ def test_an_error_about_odd_names_is_one_line(odd, tmp_path, small_model, capsys
     assert code == 2 and said.startswith(r"error: \udcffa\nb.png: bad image") and said.count("\n") == 1
     code, _, said = run(capsys, "query", odd / "i", "--image", odd / "p/none.png")
     assert code == 2 and "a\\nb.png" in said and said.count("\n") == 1
+
+
+@pytest.mark.parametrize("words", [(), ("--top", 30, "--effort", 3), ("--top", 1, "--shortlist", 1), ("--exactly",)])
+def test_questions_with_known_answers_are_asked_as_the_others(built, tmp_path, monkeypatch, capsys, words):
+    """The promise is of the first answers, and an approximate index finds other ones by other settings."""
+    asked, search = [], SearchIndex.search
+
+    def noted(self, queries, *args, **settings):
+        asked.append((len(queries.mean), args, settings))
+        return search(self, queries, *args, **settings)
+
+    monkeypatch.setattr(SearchIndex, "search", noted)
+    (tmp_path / "q.jsonl").write_text('{"text": "a", "keys": ["warm/green.png"]}\n' * 40)
+    risk = ("--risk", 0.99, "--calibrate", tmp_path / "q.jsonl")
+    code, lines, _ = run(capsys, "query", built, "--text", "a", *risk, *words)
+    assert code == 0 and [number for number, *_ in asked] == [1, 40] and asked[0][1:] == asked[1][1:]
+    assert lines == ["a: refused"] or len(lines) == 1 + min(12, dict(zip(words[::2], words[1::2])).get("--top", 10))
