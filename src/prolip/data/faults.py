@@ -49,6 +49,8 @@ class ShardFault(SampleFault):
 class TooManyBadSamples(RuntimeError):
     """More samples or shards than `max_bad_fraction` could not be used."""
 
+    many_lines = True
+
 
 @dataclass
 class FaultCounter:

@@ -77,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> CorpusResult:
     try:
         return run(args)
     except (OSError, ValueError, CheckpointError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {console.one_line(error)}", file=sys.stderr)
         raise SystemExit(2) from error
 
 

@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> Outcome | None:
     try:
         outcome = run(args, lambda text: print(text, flush=True))
     except (OSError, ValueError, CheckpointError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {console.one_line(error)}", file=sys.stderr)
         raise SystemExit(2) from error
     for key, reason in outcome.failed.items():
         print(f"error: {BY_KEY[key].name} failed: {reason}", file=sys.stderr)

@@ -11,7 +11,7 @@ from prolip.evaluation.model import Embedder
 from prolip.search import __main__ as command
 from prolip.search import sources
 from prolip.search.index import SearchIndex
-from prolip.search.store import NAME
+from prolip.search.store import holds_index
 from prolip.utils.messages import explain_missing
 
 
@@ -30,7 +30,7 @@ class Opened:
 def open_source(args: Namespace) -> Opened:
     """Index, features or model by the look of `args.source`. ValueError and OSError saying what to give."""
     source, folder = args.source, Path(args.source)
-    if (folder / NAME).is_file() and (folder / "chunks").is_dir():
+    if holds_index(folder):
         if args.data or args.index:
             raise ValueError(f"{source} is an index already: add to it with prolip-search extend {source} --data"
                              f" {args.data or 'SOURCE'}, and leave --data and --index out")  # fmt: skip

@@ -113,7 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> PromptWeights:
             return show(args)
         found = fit(args)
     except (OSError, ValueError, CheckpointError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {console.one_line(error)}", file=sys.stderr)
         raise SystemExit(2) from error
     print(f"{found}: {len(found.classnames)} classes, {len(found.templates)} prompts; written to {args.out}")
     return found

@@ -24,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> Path:
     try:
         page = make_report(args.folder, args.eval or "eval", args.out, args.seed, args.title)
     except (OSError, ValueError) as error:
-        parser.error(str(error))
+        parser.error(console.one_line(error))
     print(f"{page} ({page.stat().st_size / 1e6:.1f} MB)")
     return page
 

@@ -4,7 +4,8 @@
     prolip-search query runs/index --text "a red car" --top 5
     prolip-search query runs/index --text "a red car" --risk 0.1 --calibrate questions.jsonl
 
-`python -m prolip.search` is the same. A build that was killed goes on when it is started again. docs/search.md.
+`python -m prolip.search` is the same. A build that is started again goes on where it was killed, and brings the index
+to what its source holds now. docs/search.md.
 """
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -19,8 +21,9 @@ import torch
 from tqdm import tqdm
 
 from prolip.data.faults import FaultCounter
+from prolip.data.reading.tar import printable
 from prolip.evaluation.loading import load_embedder
-from prolip.evaluation.model import PRECISIONS, Embedded, Embedder
+from prolip.evaluation.model import PRECISIONS, Embedder
 from prolip.models.weights.checkpoint import CheckpointError
 from prolip.search import sources
 from prolip.search.answers import (
@@ -33,10 +36,11 @@ from prolip.search.answers import (
     embed,
     read_questions,
 )
+from prolip.search.disk.convert import convert
 from prolip.search.index import CHUNK, Part, SearchIndex
 from prolip.search.indexes import KINDS, Kind
 from prolip.search.planning import table
-from prolip.search.risk import Threshold
+from prolip.search.rebuild import Rebuild
 from prolip.search.store import NAME
 from prolip.utils import console
 from prolip.utils.messages import at_least
@@ -47,12 +51,14 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser("prolip-search", description=__doc__, formatter_class=form)
     commands = parser.add_subparsers(dest="command", required=True)
-    about = {"build": "make an index, or go on with one that was broken off", "extend": "add another source",
+    about = {"build": "make an index, or bring it to what its source holds now", "extend": "likewise of another source",
              "finish": "have the approximate index hold every row", "delete": "have keys found no more",
-             "query": "ask", "plan": "how much room an index takes"}  # fmt: skip
+             "convert": "renew an index of an earlier version", "query": "ask",
+             "plan": "how much room an index takes"}  # fmt: skip
     made = {name: commands.add_parser(name, help=text, description=text) for name, text in about.items()}
-    for name in ("build", "extend", "finish", "delete", "query"):
+    for name in ("build", "extend", "finish", "delete", "query", "convert"):
         made[name].add_argument("index", metavar="FOLDER", help="the index")
+        made[name].add_argument("--verify", action="store_true", help="first read all of it and compare checksums")
     for name in ("build", "extend"):
         add_source(made[name])
     add = made["build"].add_argument
@@ -78,6 +84,7 @@ def add_source(parser: argparse.ArgumentParser) -> None:
     add("--workers", type=int, help="threads that decode (default: all cores but one)")
     add("--chunk", type=int, default=CHUNK, help=f"rows that are written together (default: {CHUNK})")
     add("--skip-damaged", action="store_true", help="leave out what cannot be read, and say what it was")
+    add("--restore", action="store_true", help="also what delete removed (default: it stays deleted)")
 
 
 def add_model(parser: argparse.ArgumentParser, build: bool) -> None:
@@ -114,17 +121,17 @@ def build(args: argparse.Namespace) -> SearchIndex:
     kind, word = Kind(args.kind, args.lists, args.links), sources.split(args.data)[0]
     check_output(args.index, folder=True)
     if (Path(args.index) / NAME).exists():
-        index = SearchIndex(args.index)
+        index = SearchIndex(args.index, args.verify)
         addresses = [source["address"] for source in index.store.values["sources"]]
         if index.kind != kind or addresses not in ([], [args.data]) or args.similarity not in (None, index.score.name):
             raise FileExistsError(f"{args.index} is an index of {', '.join(addresses)}, of the kind {index.kind.name},"
                                   f" by {index.score.name}: extend it, or give another folder")  # fmt: skip
-        return fill(index, args, None)
+        return fill(index, args)
     if word == "features":
         features = sources.kept(args.data)
         score = features.model.scored_by(args.similarity)
         index = SearchIndex.create(args.index, score, features.image.mean.shape[1], kind, card=features.model)
-        return fill(index, args, None)
+        return fill(index, args)
     if args.model is None:
         raise ValueError("--model is wanted: what the images, and the questions, are embedded by")
     embedder = load_embedder(args.model, args.pretrained, args.device, args.precision, args.tokenizer)
@@ -135,33 +142,35 @@ def build(args: argparse.Namespace) -> SearchIndex:
     return fill(index, args, embedder)
 
 
-def fill(index: SearchIndex, args: argparse.Namespace, embedder: Embedder | None) -> SearchIndex:
-    """Read a source from where it was left, and have the index hold it."""
-    faults = FaultCounter() if args.skip_damaged else None
-    if sources.side_of(args.data) != index.side:
-        raise ValueError(f"{args.data} gives {sources.side_of(args.data)}s, and this index has {index.side}s")
-    start, address = index.position(args.data), args.data
-    if index.is_done(address):
-        print(f"{address} is in the index already", file=sys.stderr)
-    elif sources.split(address)[0] == "features":
-        features = sources.kept(address)
-        if index.card is not None and features.model.fingerprint != index.card.fingerprint:
-            raise ValueError(f"{address} was embedded by {features.model.name}, and this index by {index.card.name}")
-        index.add(address, sources.parts_of(features, start), args.chunk)
-    else:
-        embedder = embedder or load(index, args)
-        parts = sources.read(address, embedder, args.batch_size, start, faults, args.workers)
-        index.add(address, shown(parts, start), args.chunk)
-    index.finish(progress=sys.stderr.isatty())
+def fill(index: SearchIndex, args: argparse.Namespace, embedder: Embedder | None = None) -> SearchIndex:
+    """Bring an index to what a source holds now, and say what changed."""
+    faults, address = FaultCounter() if args.skip_damaged else None, args.data
+    if sources.side_of(address) != index.side:
+        raise ValueError(f"{address} gives {sources.side_of(address)}s, and this index has {index.side}s")
+    with index.writing():
+        if sources.split(address)[0] == "features":
+            features = sources.kept(address)
+            if index.card is not None and features.model.fingerprint != index.card.fingerprint:
+                raise ValueError(f"{address} was embedded by {features.model.name}, and this index by"
+                                 f" {index.card.name}: it is another model")  # fmt: skip
+            rebuild = Rebuild(index, address, args.restore)
+            parts = sources.parts_of(features, rebuild)
+        else:
+            embedder = embedder or load(index, args)
+            rebuild = Rebuild(index, address, args.restore)
+            parts = shown(sources.read(rebuild, embedder, args.batch_size, faults, args.workers))
+        rebuild.run(parts, args.chunk)
+        index.finish(progress=sys.stderr.isatty())
+    print(rebuild, file=sys.stderr)
     if faults is not None and faults.kinds:
         lost = ", ".join(f"{count} {kind}" for kind, count in faults.kinds.items())
         print(f"left out: {lost}, such as {faults.examples[0] if faults.examples else ''}", file=sys.stderr)
     return index
 
 
-def shown(parts: Iterator[Part], start: int) -> Iterator[Part]:
+def shown(parts: Iterator[Part]) -> Iterator[Part]:
     """The same parts, counted on a terminal."""
-    with tqdm(desc="embedded", unit="", initial=start, disable=not sys.stderr.isatty()) as bar:
+    with tqdm(desc="read", unit="", disable=not sys.stderr.isatty()) as bar:
         for part in parts:
             bar.update(part.position - bar.n)
             yield part
@@ -201,18 +210,22 @@ def query(args: argparse.Namespace) -> None:
         raise ValueError("--risk and --calibrate belong together: how much is risked, and questions with known answers")
     if inclusion and args.risk is not None:
         raise ValueError("--risk is of the first answer by the score, and --wider and --narrower rank by inclusion")
-    index = SearchIndex(args.index)
+    index = SearchIndex(args.index, args.verify)
     embedder = load(index, args)
-    embedded, threshold = embed(questions, embedder), None
-    if args.risk is not None:
-        asked, right = read_questions(args.calibrate, args.allow_private_hosts)
-        threshold = calibrate(index, asked, right, embedder, args.risk, 1 - args.confidence, args.effort)
-        print(threshold, file=sys.stderr)
+    embedded = embed(questions, embedder)
     if inclusion:
         found = index.search_inclusion(embedded.z, args.top, args.wider, args.shortlist or 1000)
     else:
-        found = index.search(embedded.z, args.top, args.effort, args.shortlist, args.exactly)
-    given = which_are_answered(index, embedded, threshold, args.effort)
+        most = args.top if args.risk is None else max(args.top, COMPARED)
+        search = partial(index.search, k=most, effort=args.effort, shortlist=args.shortlist, exactly=args.exactly)
+        found = search(embedded.z)
+    given = [True] * len(questions)
+    if args.risk is not None:
+        asked, right = read_questions(args.calibrate, args.allow_private_hosts)
+        threshold = calibrate(index, asked, right, embedder, args.risk, 1 - args.confidence, search)
+        print(threshold, file=sys.stderr)
+        given = threshold.answers(confidences(index, embedded, found.first(COMPARED))).tolist()
+        found = found.first(args.top)
     answers = answers_of(index, found, are_pairs(questions, index), not inclusion)
     for question, own, answered in zip(questions, answers, given):
         own = own if answered else []
@@ -224,16 +237,6 @@ def query(args: argparse.Namespace) -> None:
         print(f"{heading}: refused" if not answered else f"{heading}:" if own else f"{heading}: nothing found")
         for place, answer in enumerate(own, 1):
             print(f"{place:4}  {console.plain(answer)}")
-
-
-def which_are_answered(
-    index: SearchIndex, asked: Embedded, threshold: Threshold | None, effort: int | None
-) -> list[bool]:
-    """Every question, or those that the threshold lets through."""
-    if threshold is None:
-        return [True] * len(asked.z.mean)
-    near = index.search(asked.z, COMPARED, effort)
-    return threshold.answers(confidences(index, asked, near)).tolist()
 
 
 @console.ends_in_one_line(OSError, ValueError, ImportError, KeyError, CheckpointError)
@@ -249,13 +252,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if args.command == "query":
         query(args)
         return 0
-    index = build(args) if args.command == "build" else SearchIndex(args.index)
+    if args.command == "convert":
+        convert(args.index)
+    index = build(args) if args.command == "build" else SearchIndex(args.index, args.verify)
     if args.command == "extend":
-        fill(index, args, None)
+        fill(index, args)
     elif args.command == "finish":
         index.finish(args.anew, sys.stderr.isatty())
     elif args.command == "delete":
-        index.delete(args.keys)
+        index.delete([printable(key) for key in args.keys])
     print(f"{len(index):,} items in {args.index}, by {index.score.name}, {index.kind.name}")
     return 0
 

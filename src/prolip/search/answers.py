@@ -2,7 +2,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from prolip.data.pictures import open_image
+from prolip.data.reading.tar import printable
 from prolip.evaluation.model import Embedded, Embedder, groups, joined
 from prolip.gaussian import Gaussian, mixture
 from prolip.scores import Score
@@ -21,7 +23,11 @@ from prolip.search.risk import Threshold, find_threshold
 from prolip.search.store import Item
 from prolip.uncertainty.novelty import refusal
 from prolip.uncertainty.units import Units, in_words
+from prolip.utils import console
 from prolip.utils.documents import check_types, loads, text_lines
+from prolip.utils.messages import first_few
+
+log = logging.getLogger(__name__)
 
 #: Answers that are looked at to say how sure the first one is.
 COMPARED = 20
@@ -58,7 +64,8 @@ class Answer:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values."""
-        return {**self.item, "similarity": self.similarity, "probability": self.probability, "trace": self.trace,
+        item = {name: value for name, value in self.item.items() if name not in ("print", "source")}
+        return {**item, "similarity": self.similarity, "probability": self.probability, "trace": self.trace,
                 "bits": self.bits, "share": self.share}  # fmt: skip
 
     def __str__(self) -> str:
@@ -197,13 +204,29 @@ def code_lengths(index: SearchIndex, queries: Gaussian, rows: Tensor) -> Tensor 
 
 def calibrate(
     index: SearchIndex, questions: Sequence[Question], right: Sequence[Sequence[str]], embedder: Embedder, risk: float,
-    delta: float = 0.1, effort: int | None = None,
+    delta: float = 0.1, search: Callable[[Gaussian], Found] | None = None,
 ) -> Threshold:  # fmt: skip
-    """The threshold for these questions, whose right answers are the keys `right`; see `prolip.search.risk`."""
+    """The threshold for these questions, whose right answers are the keys `right`; see `prolip.search.risk`.
+
+    search: how the questions are asked that it is for, COMPARED answers or more of each (default: as many, by `search`
+    of the index). It holds for first answers that are found so: an approximate index may find others by other settings.
+    """
+    check_keys(index, right)
     asked = embed(questions, embedder)
-    found = index.search(asked.z, COMPARED, effort)
+    found = index.search(asked.z, COMPARED) if search is None else search(asked.z)
     wrong = [not rows or rows[0] not in set(keys) for rows, keys in zip(first_keys(index, found), right)]
-    return find_threshold(confidences(index, asked, found), np.array(wrong), risk, delta)
+    return find_threshold(confidences(index, asked, found.first(COMPARED)), np.array(wrong), risk, delta)
+
+
+def check_keys(index: SearchIndex, right: Sequence[Sequence[str]]) -> None:
+    """A warning of answers that are not in the index, which count as wrong. ValueError where none is there."""
+    keys = list(dict.fromkeys(key for some in right for key in some))
+    missing = [key for key, row in zip(keys, index.find(keys).tolist()) if row < 0]
+    what = f"{len(missing)} of {len(keys)} keys of the questions are not in the index ({first_few(missing, 3)})"
+    if missing and len(missing) == len(keys):
+        raise ValueError(f"{what}: give them as query --json prints them")
+    if missing:
+        log.warning("%s: no answer can be these", console.plain(what))
 
 
 def first_keys(index: SearchIndex, found: Found) -> list[list[str]]:
@@ -220,7 +243,7 @@ def read_questions(path: str, allow_private_hosts: bool = False) -> tuple[list[Q
     of a host that is not public.
     """
     questions, right = [], []
-    for number, line in enumerate(text_lines(Path(path).read_text(encoding="utf-8-sig")), 1):
+    for number, line in enumerate(text_lines(Path(path).read_bytes().decode("utf-8-sig", "surrogateescape")), 1):
         if not line.strip():
             continue
         try:
@@ -233,5 +256,5 @@ def read_questions(path: str, allow_private_hosts: bool = False) -> tuple[list[Q
             wanted = json.dumps({"text": "a cat", "keys": ["cats/1.jpg"]})
             raise ValueError(f"{path}, line {number}: {error!r}; wanted lines such as {wanted}") from error
         questions.append(question)
-        right.append(keys)
+        right.append([printable(key) for key in keys])
     return questions, right

@@ -56,7 +56,7 @@ def make_buckets(chunks: Sequence[Chunk], rows: int = ROWS) -> list[Bucket]:
     """Buckets of at most `rows` rows of a chunk, by their mean log variance. ValueError for points."""
     found = []
     for chunk in chunks:
-        if chunk.log_var is None:
+        if chunk.log_var is None or np.isneginf(chunk.log_var).any():
             raise ValueError("elk needs variances, and these are points: use csd or mean")
         living = chunk.living
         order = living[np.argsort(np.asarray(chunk.log_var).mean(1)[living], kind="stable")]

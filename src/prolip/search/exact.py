@@ -22,6 +22,7 @@ from prolip.search.chunks import Chunk, gather
 SPARE = 32
 #: Numbers of items that are scored again at a time, and pairs of a score that does not factor.
 ELEMENTS, PAIRS = 2**24, 2**20
+NOT_FINITE = "the gallery holds NaN or infinite numbers, so its files are damaged: ask with --verify, which names them"
 
 
 class Found(NamedTuple):
@@ -29,6 +30,10 @@ class Found(NamedTuple):
 
     rows: Tensor
     scores: Tensor
+
+    def first(self, k: int) -> Found:
+        """The k best of each query's."""
+        return Found(self.rows[:, :k], self.scores[:, :k])
 
 
 class Steady(TorchFunctionMode):
@@ -102,6 +107,8 @@ def candidates(asked: np.ndarray, chunks: Sequence[Chunk], count: int) -> Found:
         if dead == len(chunk.mean):
             continue
         found, places = faiss.knn(asked, np.ascontiguousarray(chunk.vector), size, metric=faiss.METRIC_INNER_PRODUCT)
+        if (places < 0).any():  # NaN is never found
+            raise ValueError(NOT_FINITE)
         value = torch.from_numpy(found).double()
         if chunk.alive is not None:
             value[torch.from_numpy(~chunk.alive[places])] = -torch.inf
@@ -153,6 +160,8 @@ def rescored(
             products = asked.vector[start : start + step].unsqueeze(1) * given.vector.unflatten(0, some.shape)
             offsets = asked.offset[start : start + step].unsqueeze(1) + given.offset.unflatten(0, some.shape)
             out[start : start + step] = products.sum(-1) + offsets
+            if out[start : start + step].isnan().any():
+                raise ValueError(NOT_FINITE)
             continue
         for i in range(len(some)):
             own = items.select(slice(i * some.shape[1], (i + 1) * some.shape[1]))

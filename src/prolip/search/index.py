@@ -5,7 +5,9 @@ import logging
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from typing import Any, NamedTuple
 
 import faiss
@@ -24,9 +26,9 @@ from prolip.search import exact, indexes
 from prolip.search.buckets import Bucket, make_buckets, nearest_by_elk
 from prolip.search.chunks import Chunk, gather, gather_vectors
 from prolip.search.exact import Found, other_side
-from prolip.search.indexes import FLAT, PQ, Kind
-from prolip.search.store import Item, Store
-from prolip.utils.outputs import replacing
+from prolip.search.indexes import FLAT, LEAST, PQ, Kind
+from prolip.search.store import AGAIN, NAME, REMEDY, Item, Store
+from prolip.utils.console import plain
 
 log = logging.getLogger(__name__)
 
@@ -47,21 +49,29 @@ class Part(NamedTuple):
 
 
 class SearchIndex:
-    """Gaussians in a folder, with an index of one score.
+    """Gaussians in a folder, with an index of one score; `find` and `known` are those of its store.
 
     score: what the answers are ranked by; coarse: itself where it factors, otherwise what the index serves, by which
     the items are chosen that the score then ranks; kind: of the approximate index; side: what the gallery is of.
     Queries are compared as the other side, whatever they are of.
     """
 
-    def __init__(self, folder: str | os.PathLike):
+    def __init__(self, folder: str | os.PathLike, verify: bool = False):
+        """Open an index. verify: read all of it, and compare checksums. ValueError for one that is damaged."""
         self.store = Store(folder)
+        if verify:
+            self.store.verify()
         values = self.store.values
-        self.score: Score = score_from_dict(values["score"])
-        self.coarse: Score = score_from_dict(values["coarse"])
-        self.served: bool = values["score"] == values["coarse"]
-        self.kind, self.side = Kind(**values["kind"]), values["side"]
-        self.card: ModelCard | None = None if values["card"] is None else ModelCard(**values["card"])
+        try:
+            self.score: Score = score_from_dict(values["score"])
+            self.coarse: Score = score_from_dict(values["coarse"])
+            self.served: bool = values["score"] == values["coarse"]
+            self.kind, self.side = Kind(**values["kind"]), values["side"]
+            self.card: ModelCard | None = None if values["card"] is None else ModelCard(**values["card"])
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise ValueError(f"{self.store.folder / NAME} is of another version ({error}): {REMEDY}") from error
+        self.find, self.known = self.store.find, self.store.known
+        self._told = False
         self._forget()
 
     @classmethod
@@ -85,93 +95,122 @@ class SearchIndex:
         return len(self.store) - len(self.store.deleted)
 
     # --- building ----------------------------------------------------------------------------------------------------
-    def add(self, address: str, parts: Iterable[Part], rows: int = CHUNK) -> None:
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """`Store.writing`, for several changes: each takes the lock by itself, too."""
+        with self.store.writing():
+            try:
+                yield
+            finally:
+                self._forget()
+
+    def add(self, address: str, parts: Iterable[Part], rows: int = CHUNK, replace: bool = False) -> None:
         """Append what a source holds, chunk by chunk; `finish` makes it findable in an approximate index.
 
-        parts: from `position(address)` on: a source that was broken off goes on there.
+        parts: from `position(address)` on: a source that was broken off goes on there; replace: whether an item takes
+        the place of the one that has its key, in one step.
         """
-        sources = [source for source in self.store.values["sources"] if source["address"] != address]
         position, waiting = self.position(address), []
-        for part in parts:
-            waiting.append(part)
-            position = part.position
-            if sum(len(x.items) for x in waiting) >= rows:
-                self._append(waiting, [*sources, {"address": address, "position": position, "done": False}])
-                waiting = []
-        done = [*sources, {"address": address, "position": position, "done": True}]
-        if sum(len(x.items) for x in waiting):
-            self._append(waiting, done)
-        else:
-            self.store.write(sources=done)
-        self._forget()
+        with self.writing():
+            if position != self.position(address):
+                raise ValueError(f"another process has read {plain(address)} meanwhile: start again")
+            for part in parts:
+                waiting.append(part)
+                position = part.position
+                if sum(len(x.items) for x in waiting) >= rows:
+                    self._append(waiting, self._sources(address, position, False), replace)
+                    waiting = []
+            done = self._sources(address, position, True)
+            if sum(len(x.items) for x in waiting):
+                self._append(waiting, done, replace)
+            else:
+                self.store.write(sources=done)
 
-    def _append(self, parts: Sequence[Part], sources: Sequence[Mapping[str, Any]]) -> None:
+    def _append(self, parts: Sequence[Part], sources: Sequence[Mapping[str, Any]], replace: bool) -> None:
         z, items = concatenate([part.z for part in parts]), [item for part in parts for item in part.items]
         if z.mean.shape != (len(items), self.store.values["dim"]):
             raise ValueError(f"{len(items)} items have Gaussians {tuple(z.mean.shape)}, and this index has"
                              f" {self.store.values['dim']} dimensions: embed them by its model")  # fmt: skip
         check_embeddings(z, "the embeddings")
-        self.store.append(z, items, self.coarse, self.side, sources)
+        self.store.append(z, items, self.coarse, self.side, sources, replace)
+
+    def _source(self, address: str) -> dict[str, Any]:
+        """What the manifest says of a source, {} of none."""
+        return next((x for x in self.store.values["sources"] if x["address"] == address), {})
+
+    def _sources(self, address: str, position: int, done: bool) -> list[dict[str, Any]]:
+        """All sources, one of them last, and read so far."""
+        others = [source for source in self.store.values["sources"] if source["address"] != address]
+        return [*others, {**self._source(address), "address": address, "position": position, "done": done}]
 
     def position(self, address: str) -> int:
         """How far a source was read."""
-        return next((x["position"] for x in self.store.values["sources"] if x["address"] == address), 0)
+        return self._source(address).get("position", 0)
 
     def is_done(self, address: str) -> bool:
         """Whether a source was read to its end."""
-        return any(x["address"] == address and x["done"] for x in self.store.values["sources"])
+        return self._source(address).get("done", False)
+
+    def unfinished(self) -> list[str]:
+        """A line for every source that was not read to its end."""
+        return [f"{self.store.folder} holds {plain(x['address'])} up to its item {x['position']:,} alone: its build was"
+                " broken off, or goes on. Start it again to have it whole"
+                for x in self.store.values["sources"] if not x["done"]]  # fmt: skip
 
     def finish(self, anew: bool = False, progress: bool = False) -> None:
         """Have the approximate index hold every row; killed, it goes on with the last that was written, next time.
 
         anew: learn its centres again, of what is there now. It is made anew, too, where a new row asks for a larger
-        constant of `distance_vectors`.
+        constant of `distance_vectors`. Fewer than LEAST rows need none.
         """
-        entries, near = self.store.values["chunks"], self.store.values["near"]
-        if self.kind.name == FLAT or not entries:
-            return
-        chunks, total = self.store.chunks(), len(self.store)
-        least = max(entry["constant"] for entry in entries)
-        if anew or near is None or least > near["constant"]:
-            if near is not None and not anew:
-                log.warning("an item's length is beyond that of all others: making the index anew")
-            near = self._begin(chunks, total, least + 1e-3 * abs(least) + 1e-6, near)
-        index, written = self._read(near["file"]), time.monotonic()
-        with tqdm(total=total, initial=index.ntotal, unit="", desc="index", disable=not progress) as bar:
-            for chunk in chunks:
-                if chunk.start < index.ntotal:
-                    continue
-                index.add(indexes.fitted(index, indexes.vectors_of(chunk, near["constant"])))
+        with self.writing():
+            near, total = self.store.values["near"], len(self.store)
+            if self.kind.name == FLAT or total < LEAST:
+                return
+            least = self.store.values["bounds"][2]
+            if anew or near is None or least > near["constant"]:
+                if near is not None and not anew:
+                    log.warning("an item's length is beyond that of all others: making the index anew")
+                constant = least + 1e-3 * abs(least) + 1e-6
+                sample = indexes.sample_of(self.store.chunks(), indexes.sample_size(self.kind, total), constant)
+                index = indexes.make(self.kind, sample.shape[1], sample, total)
+            else:
+                index, constant = self._read(), near["constant"]
+            if index.ntotal < total:
+                self._fill(index, constant, progress)
+
+    def _fill(self, index: faiss.Index, constant: float, progress: bool) -> None:
+        """Add the rows that an index lacks, and write it, now and then before its end, too."""
+        written = time.monotonic()
+        with tqdm(total=len(self.store), initial=index.ntotal, unit="", desc="index", disable=not progress) as bar:
+            for chunk in self.store.chunks(index.ntotal):
+                index.add(indexes.fitted(index, indexes.vectors_of(chunk, constant)))
                 bar.update(len(chunk.mean))
-                if time.monotonic() - written > SAVE:
-                    self._write(index, near["file"])
+                if time.monotonic() - written > SAVE and index.ntotal < len(self.store):
+                    self.store.write_near(partial(faiss.write_index, index), constant)
                     written = time.monotonic()
-        self._write(index, near["file"])
-        self._forget()
+        self.store.write_near(partial(faiss.write_index, index), constant)
 
-    def _begin(self, chunks: Sequence[Chunk], total: int, constant: float, before: dict | None) -> dict[str, Any]:
-        """Write an index without rows, and have it take the place of the one before."""
-        sample = indexes.sample_of(chunks, indexes.sample_size(self.kind, total), constant)
-        number = 0 if before is None else int(before["file"].split("-")[1].split(".")[0]) + 1
-        near: dict[str, Any] = {"file": f"near-{number:06}.faiss", "constant": constant}
-        self._write(indexes.make(self.kind, sample.shape[1], sample, total), near["file"])
-        self.store.write(near=near)
-        if before is not None:
-            (self.store.folder / before["file"]).unlink(missing_ok=True)
-        return near
+    def _read(self, mapped: bool = False) -> faiss.Index:
+        """The approximate index. ValueError where it is gone or damaged."""
+        place = self.store.folder / self.store.values["near"]["file"]
+        try:
+            if self.store.near is None:
+                raise RuntimeError("it is gone or cut")
+            name = f"/dev/fd/{self.store.near.fileno()}"  # a writer may have replaced the file of this name
+            return faiss.read_index(name, faiss.IO_FLAG_MMAP) if mapped else faiss.read_index(name)
+        except RuntimeError as error:
+            why = str(error).splitlines()[0]
+            raise ValueError(f"{place} is damaged ({why}): {AGAIN.format(place.parent)}") from error
 
-    def _write(self, index: faiss.Index, name: str) -> None:
-        with replacing(self.store.folder / name) as temporary:
-            faiss.write_index(index, str(temporary))
+    def delete(self, keys: Sequence[str], **values: Any) -> None:
+        """Have these keys found no more, also when their source is read again, and change values of the manifest.
 
-    def _read(self, name: str, mapped: bool = False) -> faiss.Index:
-        path = str(self.store.folder / name)
-        return faiss.read_index(path, faiss.IO_FLAG_MMAP) if mapped else faiss.read_index(path)
-
-    def delete(self, keys: Sequence[str]) -> None:
-        """Have these keys found no more. KeyError, and nothing is deleted, where one is not there."""
-        self.store.delete(keys)
-        self._forget()
+        KeyError, and nothing changes, where one is not there.
+        """
+        with self.writing():
+            unwanted = sorted({*self.store.values.get("unwanted", ()), *keys})
+            self.store.delete(keys, **{"unwanted": unwanted, **values})
 
     def _forget(self) -> None:
         self._chunks: list[Chunk] | None = None
@@ -186,6 +225,11 @@ class SearchIndex:
             self._chunks = self.store.chunks()
         return self._chunks
 
+    @property
+    def is_flat(self) -> bool:
+        """Whether all items are looked at: by its kind, or because there are few."""
+        return self.kind.name == FLAT or len(self) < LEAST
+
     def items(self, rows: Sequence[int]) -> list[Item]:
         """What is known of rows."""
         return self.store.items(rows)
@@ -199,7 +243,7 @@ class SearchIndex:
 
         By L2 the vectors nearest to `question_vectors` are what scores highest (`prolip.scores.distance_vectors`).
         """
-        constant = max((entry["constant"] for entry in self.store.values["chunks"]), default=0.0)
+        constant = self.store.values["bounds"][2] if self.chunks else 0.0
         for chunk in self.chunks:
             rows = chunk.living
             vectors = torch.from_numpy(indexes.vectors_of(chunk, constant)[rows])
@@ -225,17 +269,21 @@ class SearchIndex:
         self._check(queries, k, effort, shortlist)
         if not self.chunks:
             return exact.joined([Found(torch.zeros(len(queries.mean), 0), torch.zeros(len(queries.mean), 0))], k)
+        for line in () if self._told else self.unfinished():
+            log.warning(line)
+        self._told = True
         role, served = other_side(self.side), self.served
-        if exactly or (self.kind.name == FLAT and (served or shortlist is None)):
+        if exactly or (self.is_flat and (served or shortlist is None)):
             return self._exactly(queries, k, role)
         count = shortlist or (k if served else max(SHORTLIST, PER_ANSWER * k))
-        if served and self.kind.name == PQ and shortlist is None:
+        by_codes = self.kind.name == PQ and not self.is_flat
+        if served and by_codes and shortlist is None:
             count = PER_ANSWER * k
         found = self._near_found(queries, min(max(count, k), len(self.store)), effort, role)
         if not served:
             again = exact.rescored(self.score, queries, found.rows, lambda x: gather(self.chunks, x), role)
             found = Found(found.rows, again)
-        elif self.kind.name == PQ:
+        elif by_codes:
             found = Found(found.rows, self._by_vectors(queries, found.rows))
         return exact.joined([exact.top(found, k)], k)
 
@@ -257,11 +305,10 @@ class SearchIndex:
 
         Of the squared distance d of [u, 0] and [v, sqrt(c - |v|^2 - 2 b)] the score is u.v + b = (|u|^2 + c - d) / 2.
         """
-        if self.kind.name == FLAT:
+        if self.is_flat:
             return exact.nearest(self.coarse, queries, self.chunks, count, role)
-        if self._near is None:
-            near = self.store.values["near"]
-            self._near = None if near is None else self._read(near["file"], mapped=self.kind.name == indexes.IVF)
+        if self._near is None and self.store.values["near"] is not None:
+            self._near = self._read(mapped=self.kind.name == indexes.IVF)
         if self._near is None or self._near.ntotal < len(self.store):
             held = 0 if self._near is None else self._near.ntotal
             raise ValueError(f"the index holds {held} of {len(self.store)} rows: its building was broken off, go on"

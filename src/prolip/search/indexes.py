@@ -22,6 +22,8 @@ from prolip.search.chunks import Chunk
 FLAT, IVF, HNSW, PQ = KINDS = ("flat", "ivf", "hnsw", "pq")
 #: faiss by what it takes, which its stubs do not say of parameters.
 FAISS: Any = faiss
+#: Items below which all are looked at: faiss learns a centre of 39 vectors or more, and finds few of a few.
+LEAST = 40
 #: Dimensions that half a byte of `pq` stands for, and vectors that a list's centre is learnt from.
 PER_CODE, PER_LIST = 4, 64
 #: Bytes of an id in a list; of a link of a graph, which has 2 M of them in its lowest layer and M in each other.

@@ -2,26 +2,23 @@
 from __future__ import annotations
 
 from prolip.search.indexes import FLAT, KINDS, Kind, lists_for, memory_per_item, padded, sample_size
+from prolip.search.store import BLOCK
 
-#: Bytes of a row's key, path and captions, about, and of its hash and its place in the file.
-ITEM, BESIDE = 120, 16
-
-
-def disk_per_item(kind: Kind, dim: int, probabilistic: bool = True, width: int | None = None) -> float:
-    """Bytes of an item on disk: vectors, variances, what is known of it, and its part of the index.
-
-    width: of the vectors, dim + 1 (csd) without; those of other scores have the means beside them.
-    """
-    vectors = 4 * (dim + 1) if width is None else 4 * (width + dim)
-    return vectors + 4 * dim * probabilistic + ITEM + BESIDE + memory_per_item(kind, width or dim + 1)
+#: Bytes of a row's key, path and captions, about, and of its hash, its row and where its line ends.
+ITEM, BESIDE = 120, 24
 
 
-def building_bytes(kind: Kind, dim: int, items: int, chunk: int = 4096) -> float:
+def disk_per_item(kind: Kind, dim: int, probabilistic: bool = True) -> float:
+    """Bytes of an item on disk by csd: vectors, variances, what is known of it, and its part of the index."""
+    return 4 * (dim + 1) + 4 * dim * probabilistic + ITEM + BESIDE + memory_per_item(kind, dim + 1)
+
+
+def building_bytes(kind: Kind, dim: int, items: int) -> float:
     """Bytes of memory that building an index takes at most, beside the process and its model: the sample that it learns
     from, in three copies (vectors, with zeros, normal to its centres), its centres and rows, and a chunk."""
     width = dim + 1
     sample = 0 if kind.name == FLAT else 3 * 4 * padded(width) * sample_size(kind, items)
-    return sample + memory_per_item(kind, width) * items + 6 * 4 * width * chunk
+    return sample + memory_per_item(kind, width) * items + 6 * 4 * width * BLOCK
 
 
 def table(items: int, dim: int, probabilistic: bool = True) -> str:

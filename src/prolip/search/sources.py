@@ -5,22 +5,22 @@
     features:FOLDER       what --save-features kept of one data set; of several features:FOLDER,NAME
     texts:FILE            a text per line, which is its own key
 
-A position counts what was read, damaged or not, so that reading goes on where it was broken off.
+Each is read from its beginning, beside what the index has of it: `prolip.search.rebuild`.
 """
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from prolip.data.faults import FaultCounter, SampleFault, ShardFault
+from prolip.data.reading.opening import is_local, local_path
 from prolip.data.reading.shards import expand_shards
-from prolip.data.reading.tar import SAMPLE_BYTES, read_shard
+from prolip.data.reading.tar import SAMPLE_BYTES, printable, read_shard
 from prolip.data.samples.captions import LIKELY
 from prolip.data.samples.decoding import decode_image
 from prolip.data.samples.sample import IMAGE_SUFFIXES, Raw, image_bytes, json_record, plain_text
@@ -29,6 +29,7 @@ from prolip.evaluation.features import Features, load_features
 from prolip.evaluation.model import Embedder, groups
 from prolip.scores import Side
 from prolip.search.index import Part
+from prolip.search.rebuild import Read, Rebuild, digest, stamp
 from prolip.search.store import Item
 from prolip.utils.documents import read_file, text_lines
 from prolip.utils.links import check_inside, walk
@@ -39,13 +40,6 @@ from prolip.utils.threads import default_workers, in_threads
 FORMS = "images:FOLDER, shards:TARS, features:FOLDER[,NAME] or texts:FILE"
 #: Batches that are decoded ahead of the one that is embedded.
 AHEAD = 2
-
-
-class Read(NamedTuple):
-    """What is known of an image, and its bytes, or why there are none."""
-
-    item: Item
-    data: bytes | SampleFault
 
 
 def split(address: str) -> tuple[str, str]:
@@ -62,54 +56,61 @@ def side_of(address: str) -> Side:
 
 
 def read(
-    address: str, embedder: Embedder, batch_size: int = 256, start: int = 0, faults: FaultCounter | None = None,
+    rebuild: Rebuild, embedder: Embedder, batch_size: int = 256, faults: FaultCounter | None = None,
     workers: int | None = None,
 ) -> Iterator[Part]:  # fmt: skip
-    """A source through a model, from a position on. faults: counts what cannot be read; without it that is raised."""
-    word, rest = split(address)
+    """What a source has more than the index, through a model. faults: counts what cannot be read, or it is raised."""
+    word, rest = split(rebuild.address)
     if word == "texts":
-        texts = lines_of(rest)
-        for low in range(start, len(texts), batch_size):
-            some = texts[low : low + batch_size]
-            yield Part([{"key": text} for text in some], embedder.embed_texts(some), low + len(some))
+        texts = (Read({"key": text}, "", None) for text in lines_of(rest))
+        for some in groups(rebuild.due(texts, batch_size), batch_size):
+            z = embedder.embed_texts([read.item["key"] for read in some])
+            yield rebuild.part(some, z, some[-1].position)
         return
     if word == "features":
-        raise ValueError(f"{address} was embedded already: it goes into an index without a model")
-    images = images_below(Path(rest)) if word == "images" else images_of(rest, faults)
-    yield from embedded(islice(images, start, None), embedder, batch_size, start, faults, workers)
+        raise ValueError(f"{rebuild.address} was embedded already: it goes into an index without a model")
+    reads = images_below(Path(rest)) if word == "images" else images_of(rest, rebuild, faults)
+    yield from embedded(rebuild, reads, embedder, batch_size, faults, workers)
 
 
 def embedded(
-    images: Iterator[Read], embedder: Embedder, batch_size: int, start: int, faults: FaultCounter | None,
+    rebuild: Rebuild, reads: Iterator[Read], embedder: Embedder, batch_size: int, faults: FaultCounter | None,
     workers: int | None,
 ) -> Iterator[Part]:  # fmt: skip
-    """Images decoded by threads and embedded in batches."""
+    """Images read and decoded by threads and embedded in batches; of one with the bytes of before what is there."""
 
-    def decode(image: Read) -> tuple[Item, Tensor | SampleFault]:
-        if isinstance(image.data, SampleFault):
-            return image.item, image.data
+    def decode(read: Read) -> Read:
+        """With its pixels in the place of its data, a fault, or None where the bytes are those of before."""
+        data = read.data
+        if isinstance(data, SampleFault):
+            return read
         try:
-            return image.item, embedder.preprocess(decode_image(image.data))
+            data = read_file(data, SAMPLE_BYTES) if isinstance(data, str) else data
+        except (OSError, ValueError) as error:
+            return read._replace(data=SampleFault("missing image", getattr(error, "strerror", None) or str(error)))
+        try:
+            mark, former = digest(data), (read.former or {}).get("print", "")
+            read.item["print"] = (read.mark or "") + mark
+            return read._replace(data=None if former.endswith(mark) else embedder.preprocess(decode_image(data)))
         except SampleFault as fault:
-            return image.item, fault
+            return read._replace(data=fault)
         except Exception as error:  # an image one pixel wide that cannot be resized, and more
-            return image.item, SampleFault("failed transform", f"{type(error).__name__}: {error}")
+            return read._replace(data=SampleFault("failed transform", f"{type(error).__name__}: {error}"))
 
     threads = default_workers() if workers is None else workers
-    position = start
-    for batch in groups(in_threads(decode, images, threads, AHEAD * batch_size), batch_size):
-        items, pixels = [], []
-        position += len(batch)
-        for item, found in batch:
-            if not isinstance(found, SampleFault):
-                items.append(item)
-                pixels.append(found)
-            elif faults is None:
-                raise ValueError(f"{item['key']}: {found}. Repair it, or give --skip-damaged") from found
-            else:
-                faults.add(found, item["key"])
-        if items:
-            yield Part(items, embedder.encode_image(torch.stack(pixels)), position)
+    for batch in groups(in_threads(decode, rebuild.due(reads, batch_size), threads, AHEAD * batch_size), batch_size):
+        for read in batch:
+            if isinstance(read.data, SampleFault):
+                if faults is None:
+                    key = read.item["key"]
+                    raise ValueError(f"{key}: {read.data}. Repair it, or give --skip-damaged") from read.data
+                faults.add(read.data, read.item["key"])
+                rebuild.lose(read)
+        if fresh := [read for read in batch if isinstance(read.data, Tensor)]:
+            z = embedder.encode_image(torch.stack([read.data for read in fresh]))
+            yield rebuild.part(fresh, z, batch[-1].position)
+        if same := [read for read in batch if read.data is None and read.moved]:
+            yield rebuild.part(same, rebuild.index.gaussians([read.row for read in same]), batch[-1].position)
 
 
 def images_below(folder: Path) -> Iterator[Read]:
@@ -122,32 +123,44 @@ def images_below(folder: Path) -> Iterator[Read]:
             if name.startswith(".") or os.path.splitext(name)[1][1:].lower() not in IMAGE_SUFFIXES:
                 continue
             found, path = True, os.path.join(here, name)
-            item = {"key": os.path.relpath(path, folder).replace(os.sep, "/"), "path": os.path.abspath(path)}
+            key = printable(os.path.relpath(path, folder).replace(os.sep, "/"))
+            item = {"key": key, "path": os.path.abspath(path)}
             try:
                 check_inside(folder, path)
-                yield Read(item, read_file(path, SAMPLE_BYTES))
+                yield Read(item, stamp(path), path)
             except (OSError, ValueError) as error:
-                yield Read(item, SampleFault("missing image", getattr(error, "strerror", None) or str(error)))
+                yield Read(item, None, SampleFault("missing image", getattr(error, "strerror", None) or str(error)))
     if not found:
         raise ValueError(f"{folder} holds no picture ({', '.join(IMAGE_SUFFIXES)}) but {listing(str(folder))}")
 
 
-def images_of(shards: str, faults: FaultCounter | None) -> Iterator[Read]:
-    """The samples of shards with their captions."""
+def images_of(shards: str, rebuild: Rebuild, faults: FaultCounter | None) -> Iterator[Read]:
+    """The samples of shards with their captions, but of local shards that are as they were when they were read."""
     for url, *_ in expand_shards(shards):
-        shard = redacted(url)
+        shard, path = redacted(url), local_path(url) if is_local(url) else ""
+        own = stamp(path) if os.path.isfile(path) else None
+        if own is not None and rebuild.before.get(shard) == own and not rebuild.restore:
+            rebuild.kept.add(shard)
+            rebuild.shards[shard] = own
+            continue
+        count = 0 if faults is None else faults.kinds.total()
+        if own is not None:
+            rebuild.shards[shard] = own
         try:
             for raw in read_shard(url, None if faults is None else faults.add):
                 item: Item = {"key": f"{Path(shard).stem}/{raw['__key__']}", "shard": shard}
                 try:
                     captions = captions_of(raw)
-                    yield Read(item | ({"captions": captions} if captions else {}), image_bytes(raw))
+                    yield Read(item | ({"captions": captions} if captions else {}), None, image_bytes(raw))
                 except SampleFault as fault:
-                    yield Read(item, fault)
+                    yield Read(item, None, fault)
         except ShardFault as fault:
             if faults is None:
                 raise ValueError(f"{url}: {fault}. Fetch it again, or give --skip-damaged") from fault
             faults.add(fault, url=url)
+            rebuild.kept.add(shard)  # nothing says that what it held is gone
+        if faults is not None and faults.kinds.total() > count:
+            rebuild.shards.pop(shard, None)
 
 
 def captions_of(raw: Raw) -> list[str]:
@@ -177,14 +190,17 @@ def kept(address: str) -> Features:
     return next(features for features in load_features(store) if features.dataset.name == wanted)
 
 
-def parts_of(features: Features, start: int = 0, rows: int = 4096) -> Iterator[Part]:
-    """Kept images from a position on."""
+def parts_of(features: Features, rebuild: Rebuild, rows: int = 4096) -> Iterator[Part]:
+    """Kept images that the index has not as they are."""
     captions: list[list[str]] = [[] for _ in features.keys]
     if features.owners is not None:
         for owner, caption in zip(features.owners.tolist(), features.captions):
             captions[owner].append(caption)
-    for low in range(start, len(features.keys), rows):
-        some = slice(low, min(low + rows, len(features.keys)))
-        items = [{"key": key} | ({"captions": texts} if texts else {})
-                 for key, texts in zip(features.keys[some], captions[some])]  # fmt: skip
-        yield Part(items, features.image.select(some), some.stop)
+
+    def reads() -> Iterator[Read]:
+        for row, (key, texts) in enumerate(zip(features.keys, captions)):
+            mark = digest(*(x[row].numpy().tobytes() for x in features.image))
+            yield Read({"key": key, **({"captions": texts} if texts else {}), "print": mark}, mark, row)
+
+    for some in groups(rebuild.due(reads(), rows), rows):
+        yield rebuild.part(some, features.image.select([read.data for read in some]), some[-1].position)

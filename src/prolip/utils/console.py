@@ -78,6 +78,12 @@ def plain(value: object) -> str:
     return STEERING_A_VALUE.sub(escaped, str(value))
 
 
+def one_line(error: object) -> str:
+    """What an error says: one line, names from data escaped, but of a class that has `many_lines` as it is."""
+    told = str(error.args[0] if isinstance(error, KeyError) and error.args else error)
+    return told if getattr(error, "many_lines", False) else plain(told)
+
+
 class Cleaned:
     """A text stream whose text is cleaned. stream: takes the program's own control sequences."""
 
@@ -151,7 +157,7 @@ def ends_in_one_line(*mistakes: type[Exception]) -> Callable[[Callable[P, int]],
                 try:
                     return main(*args, **kwargs)
                 except mistakes as error:
-                    print(f"error: {error.args[0] if isinstance(error, KeyError) else error}", file=sys.stderr)
+                    print(f"error: {one_line(error)}", file=sys.stderr)
                     return 2
 
         return run

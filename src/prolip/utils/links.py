@@ -25,24 +25,28 @@ def check_links(folder: str | os.PathLike) -> None:
 def walk(root: str | os.PathLike, below: str = "") -> Iterator[tuple[str, list[str]]]:
     """Every folder of a root, or of the part `below` it, with the names of its files, both in alphabetical order.
 
-    Folders whose names begin with a dot are passed over, and links back to a folder that the path goes through.
+    Folders whose names begin with a dot are passed over. So are links back to a folder that the path goes through, and
+    below a link further links to what was followed there already, or a few links to each other would be endless paths.
     ValueError for a link to a folder outside the root, OSError for a folder that cannot be listed.
     """
     start = os.path.join(root, below) if below else os.fspath(root)
     if below:
         check_inside(root, start)
-    jumps: dict[str, tuple[str, ...]] = {}  # folder -> the real folders of the links on the way to it
+    # folder -> the real folders of the links on the way to it, and all targets that were followed below the first link
+    jumps: dict[str, tuple[tuple[str, ...], set[str]]] = {}
     for folder, folders, names in os.walk(start, followlinks=True, onerror=_refuse):
-        way, kept = jumps.pop(folder, ()), []
+        (way, followed), kept = jumps.pop(folder, ((), set())), []
         for name in sorted(name for name in folders if not name.startswith(".")):
             path = os.path.join(folder, name)
-            through = way
+            own = way, followed
             if os.path.islink(path):
                 check_inside(root, path)
-                through, target = (*way, os.path.realpath(folder)), os.path.realpath(path)
-                if any(Path(place).is_relative_to(target) for place in through):
+                target, through = os.path.realpath(path), (*way, os.path.realpath(folder))
+                if target in followed or any(Path(place).is_relative_to(target) for place in through):
                     continue
-            jumps[path] = through
+                own = through, followed if way else set()
+                own[1].add(target)
+            jumps[path] = own
             kept.append(name)
         folders[:] = kept
         yield folder, sorted(names)

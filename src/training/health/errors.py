@@ -7,6 +7,7 @@ import torch
 
 from prolip.data.faults import SampleFault, TooManyBadSamples
 from prolip.models.weights.checkpoint import CheckpointError
+from prolip.utils.console import one_line
 from training.health.terms import NonFiniteError
 
 # Errors about what was asked for, or met on the way: their message is enough. The trace of anything else is shown.
@@ -49,7 +50,7 @@ def explain(error: BaseException) -> str | None:
         return f"this process got no more memory ({text.splitlines()[-1][:120]}): {DEVICE_MEMORY}"
     if isinstance(error, RuntimeError) and PEER_GONE.search(text):
         return f"another rank ended ({text.splitlines()[0][:120]}): its own error stands above or below"
-    return text if isinstance(error, EXPECTED) else None
+    return one_line(error).strip() or text if isinstance(error, EXPECTED) else None
 
 
 def explain_worker(error: BaseException) -> str:

@@ -2,17 +2,18 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from dataclasses import replace
-from types import SimpleNamespace
+from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
 import torch.nn.functional as F
 from squares import COLOURS, picture
 
-from prolip.data.faults import FaultCounter
 from prolip.evaluation.loading import load_embedder
 from prolip.evaluation.model import Embedded, embed_texts
 from prolip.gaussian import Gaussian, mixture
@@ -23,7 +24,6 @@ from prolip.search.answers import Question, confidences, embed
 from prolip.search.index import Part, SearchIndex
 from prolip.search.planning import table
 from prolip.search.risk import Threshold
-from prolip.search.sources import parts_of, read
 from prolip.uncertainty.novelty import refusal
 
 
@@ -95,7 +95,7 @@ def test_shards_extend_an_index_and_texts_are_searched_by_pictures(tmp_path, pho
     code, lines, said = run(capsys, "build", folder, *words)
     assert code == 2 and "extend it, or give another folder" in said
     code, lines, said = run(capsys, "extend", folder, "--data", f"shards:{shards}/1.tar")
-    assert code == 0 and "is in the index already" in said
+    assert code == 0 and said == "0 added, 0 replaced, 0 removed\n"
     assert run(capsys, "delete", folder, "--keys", "1/s0", "1/s1")[1][0].startswith("10 items")
     assert run(capsys, "finish", folder, "--anew")[0] == 0 and len(SearchIndex(folder)) == 10
     (tmp_path / "texts.txt").write_text("red\ngreen\nred\n\nblue\n")
@@ -153,24 +153,12 @@ def test_links_out_of_a_folder_are_left_out_and_counted(tmp_path, photos, small_
     assert code == 0 and lines[0].startswith("2 items") and "left out: 1 " in said
 
 
-def test_positions_count_damaged_pictures_and_hidden_ones_are_not_read(tmp_path, embedder):
-    """So that a resumed build begins after the last that was read."""
-    for name in ("a.png", "b.png", "c.png", "d.png", ".hidden.png", ".folder/e.png", "f/g.png"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_bytes(b"no picture" if name < "b.pnh" and name[0] != "." else picture("red"))
-    parts = list(read(f"images:{tmp_path}", embedder, 3, faults=FaultCounter()))
-    assert [[item["key"] for item in part.items] for part in parts] == [["c.png"], ["d.png", "f/g.png"]]
-    assert [part.position for part in parts] == [3, 5]
-    again = list(read(f"images:{tmp_path}", embedder, 3, start=3, faults=FaultCounter()))
-    assert [(part.items, part.position) for part in again] == [(parts[1].items, 5)]
-
-
-def test_kept_features_are_read_from_a_position_on():
-    features = SimpleNamespace(keys=tuple("abcde"), owners=torch.tensor([0, 4, 4]), captions=("x", "y", "z"),
-                               image=Gaussian(torch.arange(5.0).unsqueeze(1), torch.zeros(5, 1)))  # fmt: skip
-    parts = list(parts_of(features, 2, 2))
-    assert [part.position for part in parts] == [4, 5] and parts[0].z.mean.flatten().tolist() == [2, 3]
-    assert [part.items for part in parts] == [[{"key": "c"}, {"key": "d"}], [{"key": "e", "captions": ["y", "z"]}]]
+def test_hidden_pictures_are_not_read(tmp_path, small_model, capsys):
+    for name in ("d.png", ".hidden.png", ".folder/e.png", "f/g.png"):
+        (tmp_path / "p" / name).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / "p" / name).write_bytes(picture("red"))
+    assert run(capsys, "build", tmp_path / "i", "--data", f"images:{tmp_path}/p", "--model", small_model)[0] == 0
+    assert [item["key"] for item in SearchIndex(tmp_path / "i").items([0, 1])] == ["d.png", "f/g.png"]
 
 
 def test_kept_features_need_no_model_to_be_built_and_their_model_to_be_asked(tmp_path, shards, small_model, capsys):
@@ -193,7 +181,7 @@ def test_kept_features_need_no_model_to_be_built_and_their_model_to_be_asked(tmp
 
 
 # --- refusal ---------------------------------------------------------------------------------------------------------
-def test_refusal_by_risk_answers_what_is_known_to_be_right_and_refuses_the_rest(built, tmp_path, photos, capsys):
+def test_refusal_by_risk_answers_what_is_known_and_refuses_the_rest(built, tmp_path, photos, capsys, caplog):
     path = tmp_path / "questions.jsonl"
     right = [{"image": str(photos / name / f"{colour}.png"), "keys": [f"{name}/{colour}.png"]}
              for n, colour in enumerate(COLOURS) for name in ("warm" if n % 2 else "cold",)] * 10  # fmt: skip
@@ -201,9 +189,15 @@ def test_refusal_by_risk_answers_what_is_known_to_be_right_and_refuses_the_rest(
     words = ("query", built, "--image", photos / "warm/green.png", "--risk", 0.1, "--calibrate", path)
     code, lines, said = run(capsys, *words)
     assert code == 0 and "at most 10% of them wrong with 90% confidence" in said and len(lines) == 11
-    path.write_text("\n".join(json.dumps(line | {"keys": ["another"]}) for line in right))
+    path.write_text("\n".join(json.dumps(line | {"keys": right[n - 1]["keys"]}) for n, line in enumerate(right)))
     code, lines, said = run(capsys, *words)
     assert code == 0 and "all are refused" in said and lines == [f"{photos}/warm/green.png: refused"]
+    path.write_text("\n".join(json.dumps(line | {"keys": ["an\n", *line["keys"]]}) for line in right))
+    code, _, said = run(capsys, *words)
+    assert code == 0 and "1 of 13 keys of the questions are not in the index (an\\n)" in caplog.text
+    path.write_text("\n".join(json.dumps(line | {"keys": [f"{line['keys'][0]}x"]}) for line in right))
+    code, _, said = run(capsys, *words)
+    assert code == 2 and "12 of 12 keys of the questions are not in the index" in said and said.count("\n") == 1
     path.write_text("\n")
     code, _, said = run(capsys, *words)
     assert code == 2 and "no question" in said
@@ -321,5 +315,73 @@ def test_a_name_with_line_ends_and_escape_sequences_is_one_plain_line(tmp_path, 
 
 def test_items_of_shards_keep_no_secrets_of_addresses(monkeypatch):
     monkeypatch.setattr(sources, "read_shard", lambda url, note: iter([{"__key__": "a", "jpg": b"x"}]))
-    (found,) = sources.images_of("https://user:password@host/0.tar?key=signature", None)
+    (found,) = sources.images_of("https://user:password@host/0.tar?key=signature", Mock(), None)
     assert found.item == {"key": "0/a", "shard": "https://host/0.tar"}
+
+
+# --- names from data -------------------------------------------------------------------------------------------------
+ODD = (b"a\nb.png", b"\xff\xfe.png", b"\x1b[31mc.png", b"u\xe2\x80\xa8v.png", b"sub\xe4/x\r.png", b'q"{1..3}.png')
+
+
+@pytest.fixture(scope="module")
+def odd(tmp_path_factory, small_model):
+    """Pictures whose names hold line ends, escape sequences and bytes that are no UTF-8, and an index of them."""
+    folder = tmp_path_factory.mktemp("odd")
+    for name, colour in zip(ODD, COLOURS):
+        path = os.path.join(os.fsencode(folder), b"p", name)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        Path(os.fsdecode(path)).write_bytes(picture(colour))
+    assert main(["build", str(folder / "i"), "--data", f"images:{folder}/p", "--model", small_model]) == 0
+    return folder
+
+
+def test_odd_names_are_found_in_one_line_each_and_as_json(odd, capsys):
+    code, lines, _ = run(capsys, "query", odd / "i", "--text", "red")
+    assert code == 0 and len(lines) == 1 + len(ODD) and all(line.isprintable() for line in lines)
+    code, lines, _ = run(capsys, "query", odd / "i", "--text", "red", "--json")
+    found = json.loads(lines[0].encode())["answers"]
+    assert len(lines) == 1 and all(Path(answer["path"]).is_file() for answer in found)
+    assert {answer["key"] for answer in found} == {"a\nb.png", r"\udcff\udcfe.png", "\x1b[31mc.png", "u\u2028v.png",
+                                                   "sub\\udce4/x\r.png", 'q"{1..3}.png'}  # fmt: skip
+    assert all(set(answer) & {"print", "source"} == set() for answer in found)
+
+
+@pytest.mark.parametrize("raw", [False, True])
+def test_what_is_printed_as_json_is_taken_by_calibrate_and_delete(odd, raw, tmp_path, capsys):
+    shutil.copytree(odd / "i", tmp_path / "i")
+    _, lines, _ = run(capsys, "query", tmp_path / "i", "--text", "red", "--json")
+    found, questions = json.loads(lines[0])["answers"], tmp_path / "q.jsonl"
+    text = "".join(json.dumps({"image": a["path"], "keys": [a["key"]]}, ensure_ascii=not raw) + "\n" for a in found)
+    questions.write_bytes(b"\xef\xbb\xbf" + (text * 9).encode(errors="surrogateescape"))
+    words = ("query", tmp_path / "i", "--image", found[0]["path"], "--top", 1, "--risk", 0.3, "--calibrate", questions)
+    code, lines, said = run(capsys, *words)
+    assert code == 0 and "0 of 40 were" in said and found[0]["key"].replace("\n", r"\n")[:2] in lines[1]
+    keys = [os.fsdecode(name) for name in ODD] if raw else [a["key"] for a in found]
+    assert run(capsys, "delete", tmp_path / "i", "--keys", *keys)[1][0].startswith("0 items")
+
+
+def test_an_error_about_odd_names_is_one_line(odd, tmp_path, small_model, capsys):
+    name = os.fsdecode(b"\xffa\nb.png")
+    (tmp_path / "p").mkdir()
+    (tmp_path / "p" / name).write_bytes(b"no picture")
+    code, _, said = run(capsys, "build", tmp_path / "i", "--data", f"images:{tmp_path}/p", "--model", small_model)
+    assert code == 2 and said.startswith(r"error: \udcffa\nb.png: bad image") and said.count("\n") == 1
+    code, _, said = run(capsys, "query", odd / "i", "--image", odd / "p/none.png")
+    assert code == 2 and "a\\nb.png" in said and said.count("\n") == 1
+
+
+@pytest.mark.parametrize("words", [(), ("--top", 30, "--effort", 3), ("--top", 1, "--shortlist", 1), ("--exactly",)])
+def test_questions_with_known_answers_are_asked_as_the_others(built, tmp_path, monkeypatch, capsys, words):
+    """The promise is of the first answers, and an approximate index finds other ones by other settings."""
+    asked, search = [], SearchIndex.search
+
+    def noted(self, queries, *args, **settings):
+        asked.append((len(queries.mean), args, settings))
+        return search(self, queries, *args, **settings)
+
+    monkeypatch.setattr(SearchIndex, "search", noted)
+    (tmp_path / "q.jsonl").write_text('{"text": "a", "keys": ["warm/green.png"]}\n' * 40)
+    risk = ("--risk", 0.99, "--calibrate", tmp_path / "q.jsonl")
+    code, lines, _ = run(capsys, "query", built, "--text", "a", *risk, *words)
+    assert code == 0 and [number for number, *_ in asked] == [1, 40] and asked[0][1:] == asked[1][1:]
+    assert lines == ["a: refused"] or len(lines) == 1 + min(12, dict(zip(words[::2], words[1::2])).get("--top", 10))

@@ -293,5 +293,5 @@ def script() -> NoReturn:
 
 def refused(message: object) -> SystemExit:
     """Exit code 2, its reason in one line."""
-    print(f"{PROG}: error: {message}", file=sys.stderr)
+    print(f"{PROG}: error: {console.one_line(message)}", file=sys.stderr)
     return SystemExit(2)

@@ -147,7 +147,7 @@ def main(arguments: Sequence[str] | None = None) -> Path:
             corpus = corpus.select(args.select) if args.select else corpus
         folder = write_emoji_classes(corpus, args.out, args.classes) if args.classes else write_emoji(corpus, args.out)
     except (OSError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {console.one_line(error)}", file=sys.stderr)
         raise SystemExit(2) from error
     print(f"{len(corpus.drawings)} drawings written; evaluate them with --dataset wds:{folder}")
     return folder

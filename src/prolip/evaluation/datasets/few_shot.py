@@ -250,7 +250,7 @@ def main(arguments: Sequence[str] | None = None) -> FewShot:
     try:
         return run(args)
     except (OSError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {console.one_line(error)}", file=sys.stderr)
         raise SystemExit(2) from error
 
 

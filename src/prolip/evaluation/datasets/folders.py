@@ -13,7 +13,7 @@ from timm.data import ImageNetInfo
 from prolip.data.faults import FaultCounter, SampleFault
 from prolip.data.reading.published.images import check_files
 from prolip.data.reading.shards import explain_missing, listing
-from prolip.data.reading.tar import SAMPLE_BYTES
+from prolip.data.reading.tar import SAMPLE_BYTES, printable
 from prolip.data.samples.sample import IMAGE_SUFFIXES
 from prolip.evaluation.datasets.base import WHOLE, DamagedData, Dataset, Sample, Share, fingerprint, note_fault
 from prolip.evaluation.datasets.wds import CLASSNAMES, TEMPLATES
@@ -60,7 +60,7 @@ def open_folder(
         classnames=names_of(root, folders, classnames),
         templates=templates_of(root, folders, templates),
         size=len(files),
-        info={"folders": folders},
+        info={"folders": [printable(folder) for folder in folders]},
         damage=damage,
     )
 
@@ -87,7 +87,7 @@ def images_in(root: Path, folder: str, label: int) -> list[tuple[str, Sample]]:
             if os.path.splitext(name)[1][1:].lower() in IMAGE_SUFFIXES and not name.startswith("."):
                 path = os.path.join(here, name)
                 check_inside(root, path)
-                found.append((path, Sample(os.path.relpath(path, root).replace(os.sep, "/"), b"", label)))
+                found.append((path, Sample(printable(os.path.relpath(path, root).replace(os.sep, "/")), b"", label)))
     if not found:
         raise DamagedData(
             f"the class folder {root / folder} holds no image ({', '.join(IMAGE_SUFFIXES)}): unpack it, or remove it"
@@ -114,7 +114,7 @@ def names_of(root: Path, folders: list[str], given: str | os.PathLike | None) ->
                 f"their names with a {CLASSNAMES} in the folder"
             )
         return tuple(known[folder] for folder in folders)
-    return tuple(folder.replace("_", " ") for folder in folders)
+    return tuple(printable(folder.replace("_", " ")) for folder in folders)
 
 
 def templates_of(root: Path, folders: list[str], given: str | os.PathLike | None) -> tuple[str, ...]:

@@ -51,6 +51,8 @@ LARGEST_LOG_SCALE = 20
 class CheckpointError(RuntimeError):
     """Weights and model do not fit."""
 
+    many_lines = True
+
 
 class LoadReport(NamedTuple):
     """What a load did besides copying: parameters that kept their initial values, and tensors that were resized."""

@@ -1,0 +1,69 @@
+"""Commits of a search index that tests/faults.py breaks off: rows, deletions, replacements, an approximate index."""
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from prolip.gaussian import Gaussian
+from prolip.scores import CSDScore
+from prolip.search.disk.convert import convert
+from prolip.search.index import Part, SearchIndex
+from prolip.search.indexes import Kind
+
+FORMER = Path(__file__).parent.parent / "fixtures" / "search-1.zip"
+
+
+def part(first: int, count: int) -> Part:
+    mean = torch.randn(count, 4, generator=torch.Generator().manual_seed(first))
+    items = [{"key": f"k{row}", "print": str(first)} for row in range(first, first + count)]
+    return Part(items, Gaussian(mean, mean - 3), count)
+
+
+def made(folder: Path, kind: str = "flat") -> SearchIndex:
+    """60 rows in appends of 20."""
+    index = SearchIndex.create(folder / "index", CSDScore(8.0, -3.0), 4, Kind(kind))
+    index.add("first", [part(0, 20), part(20, 20), part(40, 20)], 20)
+    return index
+
+
+def state(folder: Path) -> Any:
+    """All that a reader finds, and that the next writer goes on from there."""
+    index = SearchIndex(folder / "index", verify=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        shutil.copytree(folder / "index", Path(scratch) / "index")
+        again = SearchIndex(Path(scratch) / "index")
+        again.add("next", [part(1000, 3)])
+        assert len(again) == len(index) + 3 and len(SearchIndex(Path(scratch) / "index", verify=True)) == len(again)
+    known = list(index.known())
+    assert index.store.rows_of([key for key, _, _ in known]) == [row for _, _, row in known]
+    near = None if index.store.values["near"] is None else index._read().ntotal
+    return known, index.gaussians(range(len(index.store))).mean.tolist(), index.store.values["sources"], near
+
+
+def former_state(folder: Path) -> Any:
+    try:
+        return state(folder)
+    except ValueError as error:
+        assert "of an earlier version" in str(error)
+        return "the former index"
+
+
+def case(commit: Callable[[SearchIndex], Any], kind: str = "flat") -> SimpleNamespace:
+    return SimpleNamespace(prepare=lambda folder: made(folder, kind), state=state,
+                           commit=lambda folder: commit(SearchIndex(folder / "index")))  # fmt: skip
+
+
+append = case(lambda index: index.add("second", [part(60, 30)]))
+replace = case(lambda index: index.add("second", [part(50, 30)], replace=True))
+delete = case(lambda index: index.delete(["k3", "k41"], sources=[]))
+finish = case(SearchIndex.finish, "hnsw")
+converted = SimpleNamespace(
+    prepare=lambda folder: shutil.unpack_archive(FORMER, folder / "index"),
+    commit=lambda folder: convert(folder / "index"), state=former_state,
+)  # fmt: skip

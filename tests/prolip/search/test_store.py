@@ -1,0 +1,477 @@
+"""Search indexes on disk: kills, damage, two writers, readers beside a writer, keys in runs."""
+from __future__ import annotations
+
+import fcntl
+import json
+import multiprocessing
+import os
+import random
+import resource
+import shutil
+import zipfile
+
+import commits_store
+import numpy as np
+import pytest
+import torch
+from commits_store import made, part
+from galleries import DIM, GALLERY, QUERIES, parts_of
+
+import faults
+from prolip.gaussian import Gaussian
+from prolip.methods import find_score
+from prolip.scores import CSDScore
+from prolip.search import store
+from prolip.search.disk import keys as key_runs
+from prolip.search.disk.convert import convert
+from prolip.search.exact import nearest
+from prolip.search.index import Part, SearchIndex
+from prolip.search.indexes import KINDS, LEAST, Kind
+from prolip.search.store import DELETED, ENDS, ITEMS, LOG_VAR, MEAN, NAME, VECTOR, Store
+
+ASKED = Gaussian(torch.randn(3, 4, generator=torch.Generator().manual_seed(5)), torch.zeros(3, 4) - 3)
+
+
+# --- killed ----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("commit", ["replace", "finish"])
+def test_a_kill_at_one_call_of_each_kind_leaves_the_old_or_the_new_index(tmp_path, commit):
+    report = faults.check(f"commits_store:{commit}", tmp_path)
+    assert "the old state" in report and "the new state" in report
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("commit", ["append", "replace", "delete", "finish", "converted"])
+def test_a_kill_or_a_full_disk_at_any_call_leaves_the_old_or_the_new_index(tmp_path, commit):
+    report = faults.check(f"commits_store:{commit}", tmp_path, every=True)
+    assert "the old state" in report and "the new state" in report
+
+
+# --- many appends ----------------------------------------------------------------------------------------------------
+def test_an_index_of_many_appends_has_few_files_opens_with_few_descriptors_and_its_manifest_does_not_grow(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(os, "fsync", lambda number: None)
+    index, sizes = SearchIndex.create(tmp_path, CSDScore(8.0, -3.0), 4), []
+    z = torch.randn(300, 4, generator=torch.Generator().manual_seed(0))
+    with index.writing():
+        for row in range(300):
+            index.store.append(Gaussian(z[row : row + 1], z[row : row + 1] - 3), [{"key": f"k{row}"}], index.coarse,
+                               "image", [{"address": "a", "position": row + 1, "done": row == 299}])  # fmt: skip
+            sizes.append((tmp_path / NAME).stat().st_size)
+    assert max(sizes[150:]) < 1.5 * max(sizes[:20]) and len(list(tmp_path.iterdir())) < 6 + np.log2(300)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 20, hard))
+    try:
+        opened = SearchIndex(tmp_path, verify=True)
+        assert opened.store.find(["k299", "k0", "k300"]).tolist() == [299, 0, -1]
+        found = opened.search(ASKED, 5)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    score = opened.score.pairwise(Gaussian(z[:300], z[:300] - 3).to(torch.float64), ASKED.to(torch.float64)).mT
+    assert found.rows.equal(score.argsort(dim=1, descending=True)[:, :5])
+
+
+def test_a_row_takes_part_in_few_merges_and_there_are_few_runs():
+    sizes, written = [], 0
+    for new in [*np.random.default_rng(0).integers(1, 50, 2000).tolist(), *range(200, 100, -1)]:
+        count = key_runs.absorbed(sizes, new)
+        merged = new + sum(sizes[len(sizes) - count :])
+        sizes[len(sizes) - count :] = [merged]
+        written += merged
+        assert len(sizes) <= np.log2(sum(sizes)) + 1
+    assert written < 2 * np.log2(sum(sizes)) * sum(sizes)
+
+
+def test_runs_are_merged_part_by_part(monkeypatch):
+    monkeypatch.setattr(key_runs, "READ", 7)
+    rng, runs = np.random.default_rng(0), []
+    for size in (100, 3, 0, 40, 40):
+        runs.append(np.zeros(size, dtype=key_runs.ENTRY))
+        runs[-1]["hash"], runs[-1]["row"] = np.sort(rng.integers(0, 20, size)), rng.integers(0, 10**6, size)
+    parts = list(key_runs.merged(runs))
+    whole = np.concatenate(parts)
+    assert max(map(len, parts)) <= 35 and (np.diff(whole["hash"].astype(int)) >= 0).all()
+    assert sorted(whole.tolist()) == sorted(entry for run in runs for entry in run.tolist())
+
+
+@pytest.mark.parametrize("hashes", [2**64, 5])
+def test_rows_of_keys_are_those_of_a_dictionary_also_where_hashes_of_keys_are_equal(tmp_path, monkeypatch, hashes):
+    monkeypatch.setattr(os, "fsync", lambda number: None)
+    monkeypatch.setattr(store, "BLOCK", 8)
+    plain = key_runs.hashes_of
+    for module in (store, key_runs):
+        monkeypatch.setattr(module, "hashes_of", lambda keys: plain(keys) % np.uint64(hashes - 1))
+    index, rng, want, rows = SearchIndex.create(tmp_path, CSDScore(8.0, -3.0), 4), random.Random(0), {}, 0
+    for number in range(60):
+        some = rng.sample(range(40), rng.randint(1, 6))
+        names, known = [f"k{x}" for x in some], [f"k{x}" for x in some if f"k{x}" in want]
+        if rng.random() < 0.25 and known:
+            index.delete(known)
+            want = {key: row for key, row in want.items() if key not in known}
+        else:
+            replace = rng.random() < 0.5
+            z = torch.full((len(some), 4), float(number))
+            parts = [Part([{"key": key, "print": str(number)} for key in names], Gaussian(z, z), number)]
+            if known and not replace:
+                with pytest.raises(ValueError, match="already or stand twice"):
+                    index.add(f"source {number}", parts)
+                continue
+            index.add(f"source {number}", parts, replace=replace)
+            want |= dict(zip(names, range(rows, rows + len(some))))
+            rows += len(some)
+        opened = SearchIndex(tmp_path, verify=True)
+        for one in (index, opened):
+            assert one.find([f"k{x}" for x in range(40)]).tolist() == [want.get(f"k{x}", -1) for x in range(40)]
+            assert len(one) == len(want)
+        assert [(key, row) for key, _, row in opened.known()] == sorted(want.items(), key=lambda pair: pair[1])
+    assert len(opened.store.deleted) > 20
+
+
+def test_an_item_is_replaced_in_one_commit_and_deleted_with_values_in_one(tmp_path):
+    index, before = made(tmp_path), (tmp_path / "index" / NAME).read_bytes()
+    assert list(index.known())[:2] == [("k0", "0", 0), ("k1", "0", 1)]
+    with pytest.raises(ValueError, match="10 keys are in"):
+        index.add("second", [part(50, 30)])
+    assert (tmp_path / "index" / NAME).read_bytes() == before
+    with pytest.raises(ValueError, match=r"1 keys .* twice \(k50\)"):
+        twice = part(50, 2)
+        index.add("second", [Part([twice.items[0]] * 2, twice.z, 1)], replace=True)
+    index.add("second", [part(50, 30)], replace=True)
+    assert len(index) == 80 and index.find(["k50", "k49"]).tolist() == [60, 49]
+    assert index.items([60])[0]["print"] == "50"
+    sources = [{"address": "second", "position": 30, "done": True, "mine": [1, 2]}]
+    index.delete(["k49"], sources=sources)
+    assert SearchIndex(tmp_path / "index").store.values["sources"] == sources
+    index.add("second", [part(500, 1)])
+    assert SearchIndex(tmp_path / "index").store.values["sources"][0]["mine"] == [1, 2]
+
+
+def test_columns_that_are_not_needed_at_first_are_filled_up(tmp_path):
+    """Points, then Gaussians, then points; means that are their vectors at first."""
+    index = SearchIndex.create(tmp_path, find_score("mean")(), 4)
+    unit = torch.eye(4)
+    points, wide = Gaussian(unit, torch.full((4, 4), -torch.inf)), Gaussian(2 * unit, torch.zeros(4, 4))
+    index.add("a", [Part([{"key": f"a{i}"} for i in range(4)], points, 4)])
+    assert not (tmp_path / MEAN).exists() and not (tmp_path / LOG_VAR).exists()
+    index.add("b", [Part([{"key": f"b{i}"} for i in range(4)], wide, 4)])
+    index.add("c", [Part([{"key": f"c{i}"} for i in range(4)], points, 4)])
+    mean, log_var = SearchIndex(tmp_path, verify=True).gaussians(range(12))
+    assert mean.equal(torch.cat([points.mean, wide.mean, points.mean]))
+    assert log_var.equal(torch.cat([points.log_var, wide.log_var, points.log_var]))
+
+
+def test_answers_are_the_same_bits_whatever_the_appends_and_the_blocks(tmp_path, monkeypatch):
+    answers = []
+    for number, (rows, block) in enumerate(((100, 64), (400, 10**6), (1500, 333))):
+        monkeypatch.setattr(store, "BLOCK", block)
+        index = SearchIndex.create(tmp_path / str(number), CSDScore(8.0, -3.0), DIM)
+        index.add("a", parts_of(GALLERY), rows)
+        answers.append(index.search(QUERIES, 20))
+    for other in answers[1:]:
+        assert answers[0].rows.equal(other.rows) and answers[0].scores.equal(other.scores)
+
+
+def test_keys_that_are_not_utf_8_are_kept(tmp_path):
+    index, key = SearchIndex.create(tmp_path, CSDScore(), 4), os.fsdecode(b"a\xff\n\x1b.png")
+    index.add("a", [Part([{"key": key}, {"key": "\ud83d"}], part(0, 2).z, 2)])
+    opened = SearchIndex(tmp_path)
+    assert opened.items([0, 1]) == [{"key": key}, {"key": "\ud83d"}] and opened.find(["\ud83d", key]).tolist() == [1, 0]
+
+
+# --- damaged ---------------------------------------------------------------------------------------------------------
+FILES = (VECTOR, LOG_VAR, ITEMS, ENDS, DELETED, "keys-*.run", NAME)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole")
+    index = made(folder, "hnsw")
+    index.delete(["k1", "k2"])
+    index.finish()
+    return folder / "index"
+
+
+def cut(path):
+    os.truncate(path, path.stat().st_size - 1)
+
+
+def empty(path):
+    os.truncate(path, 0)
+
+
+def flip(path, place=None):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2 if place is None else place] ^= 4
+    path.write_bytes(data)
+
+
+def text(path):
+    path.write_text("nothing of the kind " * 1000)
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("damage", [cut, empty, flip, text, lambda path: path.unlink()],
+                         ids=["cut", "empty", "flipped", "text", "gone"])  # fmt: skip
+def test_a_damaged_file_is_refused_by_name(tmp_path, whole, name, damage):
+    shutil.copytree(whole, tmp_path / "index")
+    path = next((tmp_path / "index").glob(name))
+    damage(path)
+    whole_size = path.exists() and path.stat().st_size >= (whole / path.name).stat().st_size
+    with pytest.raises((ValueError, FileNotFoundError)) as error:
+        SearchIndex(tmp_path / "index", verify=whole_size and name != NAME)
+    said = str(error.value)
+    assert (str(path) in said or "no index in" in said) and "\n" not in said
+    assert "copy" in said or "build" in said
+
+
+def test_every_byte_of_the_manifest_counts(tmp_path, whole):
+    shutil.copytree(whole, tmp_path / "index")
+    for place in range(0, (whole / NAME).stat().st_size, 7):
+        shutil.copy(whole / NAME, tmp_path / "index" / NAME)
+        flip(tmp_path / "index" / NAME, place)
+        with pytest.raises(ValueError, match="describes no index"):
+            SearchIndex(tmp_path / "index")
+
+
+@pytest.mark.parametrize("values", [
+    {"rows": 10**12}, {"rows": -1}, {"kind": {"name": "tree"}}, {"kind": 5}, {"card": {"odd": 1}}, {"score": None},
+    {"sources": 5},
+])  # fmt: skip
+def test_a_manifest_that_was_changed_by_hand_or_by_another_version_is_refused(tmp_path, whole, values):
+    shutil.copytree(whole, tmp_path / "index")
+    path = tmp_path / "index" / NAME
+    path.write_text(json.dumps(json.loads(path.read_bytes()) | values))
+    with pytest.raises(ValueError, match=r"index\.json .*build it anew"):
+        SearchIndex(tmp_path / "index")
+    shutil.copy(whole / NAME, path)
+    store._write_manifest(path.parent, json.loads(path.read_bytes()) | values)
+    if not {"sources", "rows"} & set(values):  # which no version writes otherwise
+        with pytest.raises(ValueError, match="build it anew"):
+            SearchIndex(tmp_path / "index")
+
+
+@pytest.mark.parametrize("kind", KINDS[1:])
+@pytest.mark.parametrize("damage", [cut, text, lambda path: path.unlink()], ids=["cut", "text", "gone"])
+def test_a_damaged_approximate_index_is_named_left_out_and_made_again(tmp_path, kind, damage):
+    index = made(tmp_path, kind)
+    index.finish()
+    want = index.search(ASKED, 5, effort=100).rows
+    (path,) = (tmp_path / "index").glob("near-*")
+    size = path.stat().st_size
+    del index  # which has it mapped
+    damage(path)
+    if path.exists() and damage is text:
+        os.truncate(path, size)
+    index = SearchIndex(tmp_path / "index")
+    assert index.search(ASKED, 5, exactly=True).rows.equal(want)
+    for refused in (lambda: index.search(ASKED), index.finish, lambda: index.store.verify()):
+        with pytest.raises(ValueError, match=f"{path.name} is damaged.* finish {index.store.folder} --anew"):
+            index.add("more", [part(60, 1)], replace=True)
+            refused()
+    index.finish(anew=True)
+    opened = SearchIndex(tmp_path / "index", verify=True)
+    assert opened._read().ntotal == len(opened.store) and opened.search(ASKED, 5, effort=100).rows.shape == (3, 5)
+
+
+def test_numbers_that_are_nan_are_no_answers(tmp_path):
+    for value in (np.nan, np.inf):
+        index = made(tmp_path / str(value))
+        path = tmp_path / str(value) / "index" / VECTOR
+        data = np.fromfile(path, "<f4")
+        data[:] = value
+        data.tofile(path)
+        with pytest.raises(ValueError, match="--verify"):
+            SearchIndex(path.parent).search(ASKED, 3)
+        with pytest.raises(ValueError, match=VECTOR):
+            SearchIndex(path.parent, verify=True)
+        with pytest.raises(ValueError, match=VECTOR):
+            index.store.verify()
+
+
+def test_a_folder_with_files_of_others_is_no_place_for_an_index(tmp_path):
+    (tmp_path / ITEMS).write_text("mine")
+    with pytest.raises(FileExistsError, match=f"{ITEMS} belongs to no index: give another folder"):
+        SearchIndex.create(tmp_path, CSDScore(), 4)
+    assert (tmp_path / ITEMS).read_text() == "mine"
+    assert not store.holds_index(tmp_path)
+    (tmp_path / NAME).write_text('{"format": 5}')
+    assert not store.holds_index(tmp_path)
+
+
+# --- several processes -----------------------------------------------------------------------------------------------
+def held(folder, started, go) -> None:
+    index = SearchIndex(folder)
+
+    def parts():
+        yield part(100, 20)
+        started.set()
+        go.wait(60)
+        yield part(120, 20)
+
+    index.add("other", parts(), 20)
+
+
+def test_a_second_writer_is_refused_by_one_line_and_loses_nothing(tmp_path):
+    index, stale = made(tmp_path), SearchIndex(tmp_path / "index")
+    context = multiprocessing.get_context("fork")
+    started, go = context.Event(), context.Event()
+    process = context.Process(target=held, args=(tmp_path / "index", started, go))
+    process.start()
+    assert started.wait(60)
+    for change in (lambda: index.add("mine", [part(200, 5)]), lambda: index.delete(["k1"]), index.finish,
+                   lambda: index.store.write(sources=[])):  # fmt: skip
+        said = rf"written to by process {process.pid} on .*, since 20.*wait"
+        with pytest.raises(BlockingIOError, match=said) as error:
+            change()
+        assert "\n" not in str(error.value)
+    assert len(SearchIndex(tmp_path / "index")) == 80 and len(stale) == 60  # readers need no lock
+    assert stale.search(ASKED).rows.max() < 60 and SearchIndex(tmp_path / "index").unfinished()
+    go.set()
+    process.join()
+    with pytest.raises(ValueError, match="another process has read other meanwhile"):
+        SearchIndex.add(_as_of_before(index), "other", [part(300, 1)])
+    stale.add("mine", [part(200, 5)])
+    found = SearchIndex(tmp_path / "index", verify=True)
+    assert len(found) == 105 and [x["address"] for x in found.store.values["sources"]] == ["first", "other", "mine"]
+    assert (found.find([f"k{row}" for row in (0, 59, 100, 139, 200, 204)]) >= 0).all()
+
+
+def _as_of_before(index: SearchIndex) -> SearchIndex:
+    """An index that was opened before another process wrote to it."""
+    assert index.position("other") == 0
+    return index
+
+
+def writes(folder, end) -> None:
+    index, number = SearchIndex(folder), 1000
+    while not end.is_set():
+        index.add(f"source {number}", [part(number, 3)])
+        index.delete([f"k{number}"])
+        index.finish(anew=number % 5 == 0)
+        number += 3
+
+
+def test_a_reader_opens_and_keeps_a_whole_state_while_a_writer_commits(tmp_path, monkeypatch):
+    index, opened = made(tmp_path, "hnsw"), 0
+    index.finish()
+    first = SearchIndex(tmp_path / "index")
+    context = multiprocessing.get_context("fork")
+    end = context.Event()
+    process = context.Process(target=writes, args=(tmp_path / "index", end))
+    process.start()
+    try:
+        while (index := SearchIndex(tmp_path / "index")).store.values["made"] < 25:
+            index.store.verify()
+            rows, known = len(index.store), list(index.known())
+            assert rows >= 60 and len(known) == len(index) and rows - 60 >= len(index.store.deleted)
+            assert index.store.rows_of([key for key, _, _ in known[-5:]]) == [row for _, _, row in known[-5:]]
+            if index.store.near is not None:
+                index._read()
+            opened += 1
+            assert process.is_alive()
+    finally:
+        end.set()
+        process.join()
+    assert opened > 3 and process.exitcode == 0
+    assert not (tmp_path / "index" / first.store.values["near"]["file"]).exists()
+    assert first.search(ASKED, 5).rows.equal(nearest(first.score, ASKED, first.chunks, 5).rows)
+    assert len(first) == 60 and first.find(["k59"]).tolist() == [59]
+    assert not [name for name in os.listdir(tmp_path / "index") if name.endswith(".tmp")]
+
+
+def test_the_lock_is_held_while_a_source_is_read_and_by_one_index_of_a_process(tmp_path):
+    index = made(tmp_path)
+    with index.writing(), index.writing():
+        index.delete(["k0"])
+        with pytest.raises(BlockingIOError), SearchIndex(tmp_path / "index").writing():
+            pass
+    with (tmp_path / "index" / store.LOCK).open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with pytest.raises(OSError, match="gone"), index.writing():
+        raise OSError("gone")
+    with SearchIndex(tmp_path / "index").writing():
+        pass
+
+
+# --- few, and some ---------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_index_of_any_kind_answers_from_its_first_item_on(tmp_path, kind):
+    index = SearchIndex.create(tmp_path, CSDScore(8.0, -3.0), 4, Kind(kind))
+    for rows in (1, 2, 5, 15, 16, 17, 38, 39, 40, 41):
+        held = len(index.store)
+        index.add(str(rows), [part(held, rows - held)])
+        index.finish()
+        exact = nearest(index.score, ASKED, index.chunks, 10)
+        assert index.search(ASKED, 10).rows.equal(exact.rows) and (exact.rows >= 0).sum() == 3 * min(rows, 10)
+        assert (index.store.values["near"] is None) == (kind == "flat" or rows < LEAST)
+    index.delete([f"k{row}" for row in range(39)])
+    assert index.search(ASKED, 3).rows[:, :2].sort().values.tolist() == [[39, 40]] * 3
+
+
+def test_an_index_whose_build_was_broken_off_says_how_far_it_goes(tmp_path, caplog):
+    index = SearchIndex.create(tmp_path, CSDScore(8.0, -3.0), 4)
+
+    def broken():
+        yield part(0, 20)
+        raise OSError("gone")
+
+    with pytest.raises(OSError, match="gone"):
+        index.add("images:a\x1b[31m", broken(), 20)
+    opened = SearchIndex(tmp_path)
+    assert (opened.search(ASKED).rows >= 0).all() and (opened.search(ASKED).rows >= 0).all()
+    (record,) = caplog.records
+    assert "holds images:a\\x1b[31m up to its item 20 alone" in record.getMessage()
+    index.add("images:a\x1b[31m", [])
+    caplog.clear()
+    SearchIndex(tmp_path).search(ASKED)
+    assert not caplog.records
+
+
+# --- former ones -----------------------------------------------------------------------------------------------------
+def test_an_index_of_the_first_version_names_the_command_that_converts_it_and_answers_then(tmp_path):
+    with zipfile.ZipFile(commits_store.FORMER) as archive:
+        archive.extractall(tmp_path / "index")
+    with pytest.raises(ValueError, match="an earlier version: python -m prolip.search convert"):
+        SearchIndex(tmp_path / "index")
+    assert store.holds_index(tmp_path / "index")
+    convert(tmp_path / "index")
+    index = SearchIndex(tmp_path / "index", verify=True)
+    assert len(index) == 49 == len(index.store) and index.kind == Kind("hnsw", links=4) and index._read().ntotal == 49
+    assert [x["address"] for x in index.store.values["sources"]] == ["first", "second", "again"]
+    assert index.items(index.find(["k3"]).tolist()) == [{"key": "k3", "path": "p3.png", "captions": ["ein Bär"]}]
+    assert index.find(["k17"]).tolist() == [-1]
+    from galleries import gaussians  # as that version was given
+
+    found = index.search(gaussians(3, 4, 1), 5, exactly=True)
+    assert [[item["key"] for item in index.items(rows)] for rows in found.rows.tolist()] == [
+        ["k33", "k46", "k34", "k28", "k9"], ["k25", "k12", "k47", "k0", "k30"], ["k45", "k6", "k0", "k12", "k18"],
+    ]  # fmt: skip
+    assert found.scores[:, 0].tolist() == pytest.approx([0.6915107921346291, 0.3162900276999808, 0.5478008971776798])
+    with pytest.raises(ValueError, match="is no index of an earlier version"):
+        convert(tmp_path / "index")
+
+
+def test_a_damaged_index_of_the_first_version_is_left_as_it_is(tmp_path):
+    for number, (name, damage) in enumerate(
+        (x, y) for x in ("items.jsonl", "vector.npy", "log_var.npy") for y in (cut, empty, text, lambda x: x.unlink())
+    ):
+        folder = tmp_path / str(number) / "index"
+        with zipfile.ZipFile(commits_store.FORMER) as archive:
+            archive.extractall(folder)
+        damage(folder / "chunks/000001" / name)
+        before = sorted(path.relative_to(folder) for path in folder.rglob("*"))
+        if name == "log_var.npy" and not (folder / "chunks/000001" / name).exists():
+            continue  # points
+        with pytest.raises(ValueError, match="is damaged .*build the index anew in another folder"):
+            convert(folder)
+        after = [path.relative_to(folder) for path in folder.rglob("*") if path.name != "lock"]
+        assert sorted(after) == before and os.listdir(folder.parent) == ["index"]
+    (folder / "mine.txt").write_text("mine")
+    with pytest.raises(ValueError, match="holds mine.txt beside the index"):
+        convert(folder)
+
+
+def test_a_store_is_made_once(tmp_path):
+    made(tmp_path)
+    with pytest.raises(FileExistsError, match="holds an index already"):
+        Store.create(tmp_path / "index", {})
