@@ -56,9 +56,7 @@ class Rebuild:
         #: Local shards as they were when they were read whole; those of this pass; those whose items stay unseen.
         self.before, self.shards, self.kept = own.get("shards", {}), dict[str, str](), set[str]()
         self.unwanted = set() if restore else set(index.store.values.get("unwanted", ()))
-        self.seen = np.zeros(len(index.store), dtype=bool)
-        if "number" not in own:
-            self.note()
+        self.seen, self.noted = np.zeros(len(index.store), dtype=bool), "number" in own
 
     def note(self, **values: Any) -> None:
         """Keep something of the source in the manifest."""
@@ -66,6 +64,7 @@ class Rebuild:
         own = next((x for x in sources if x["address"] == self.address), {"position": 0, "done": False})
         own = {**own, "address": self.address, "number": self.number, **values}
         self.index.store.write(sources=[*(x for x in sources if x["address"] != self.address), own])
+        self.noted = True
 
     def due(self, reads: Iterator[Read], size: int) -> Iterator[Read]:
         """Those that the index has not as they are, without what was deleted. ValueError for the key of another."""
@@ -107,7 +106,10 @@ class Rebuild:
 
     def whole(self, parts: Iterator[Part]) -> Iterator[Part]:
         """All parts, and what was not seen is removed after the last."""
-        yield from parts
+        for part in parts:
+            if not self.noted:
+                self.note()
+            yield part
         store, gone = self.index.store, []
         unseen = ~self.seen if store.alive is None else ~self.seen & store.alive[: len(self.seen)]
         for row in np.flatnonzero(unseen).tolist():
@@ -121,7 +123,7 @@ class Rebuild:
     def run(self, parts: Iterator[Part], rows: int) -> None:
         """Bring the index to what the source holds, chunk by chunk."""
         self.index.add(self.address, self.whole(parts), rows, replace=True)
-        if self.before != self.shards:
+        if self.before != self.shards or not self.noted:
             self.note(shards=self.shards)
         if self.restore and (unwanted := self.index.store.values.get("unwanted")):
             left = [key for key, row in zip(unwanted, self.index.find(unwanted).tolist()) if row < 0]

@@ -211,6 +211,14 @@ def test_texts_are_followed_line_by_line(folder, build):
     assert set(found(folder / "i")) == {"a\u2028b", "teal", *COLOURS[1:]}
 
 
+def test_a_source_that_cannot_be_read_leaves_an_index_for_another(folder, build):
+    (folder / "t.txt").write_bytes(b"a\xffb\n")
+    assert "t.txt is no UTF-8" in build(data=f"texts:{folder}/t.txt", to="texts")
+    assert "no folder" in build(data=f"images:{folder}/nothing") and build() == (8, 0, 0)
+    (folder / "t.txt").write_bytes("a\u00ffb\n".encode())
+    assert build(data=f"texts:{folder}/t.txt", to="texts") == (1, 0, 0)
+
+
 def test_kept_features_are_compared_row_by_row(tmp_path):
     prepare(tmp_path)
     done = rebuild(tmp_path, features("bcdefghijklmnopq", changed="bq"))
