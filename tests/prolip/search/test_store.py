@@ -22,6 +22,7 @@ from prolip.gaussian import Gaussian
 from prolip.methods import find_score
 from prolip.scores import CSDScore
 from prolip.search import store
+from prolip.search.__main__ import main
 from prolip.search.disk import keys as key_runs
 from prolip.search.disk.convert import convert
 from prolip.search.exact import nearest
@@ -311,7 +312,7 @@ def held(folder, started, go) -> None:
     index.add("other", parts(), 20)
 
 
-def test_a_second_writer_is_refused_by_one_line_and_loses_nothing(tmp_path):
+def test_a_second_writer_is_refused_by_one_line_and_loses_nothing(tmp_path, capsys):
     index, stale = made(tmp_path), SearchIndex(tmp_path / "index")
     context = multiprocessing.get_context("fork")
     started, go = context.Event(), context.Event()
@@ -324,6 +325,9 @@ def test_a_second_writer_is_refused_by_one_line_and_loses_nothing(tmp_path):
         with pytest.raises(BlockingIOError, match=said) as error:
             change()
         assert "\n" not in str(error.value)
+    assert main(["delete", str(tmp_path / "index"), "--keys", "k1"]) == 2
+    err = capsys.readouterr().err
+    assert f"written to by process {process.pid}" in err and err.count("\n") == 1
     assert len(SearchIndex(tmp_path / "index")) == 80 and len(stale) == 60  # readers need no lock
     assert stale.search(ASKED).rows.max() < 60 and SearchIndex(tmp_path / "index").unfinished()
     go.set()
