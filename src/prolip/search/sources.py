@@ -203,7 +203,7 @@ def parts_of(features: Features, rebuild: Rebuild, rows: int = 4096) -> Iterator
 
     def reads() -> Iterator[Read]:
         for row, (key, texts) in enumerate(zip(features.keys, captions)):
-            mark = digest(*(x[row].numpy().tobytes() for x in features.image))
+            mark = digest(torch.cat([x[row] for x in features.image]).numpy().tobytes())
             yield Read({"key": key, **({"captions": texts} if texts else {}), "print": mark}, mark, row)
 
     for some in groups(rebuild.due(reads(), rows), rows):
