@@ -50,7 +50,7 @@ class Rebuild:
         self.added = self.replaced = self.removed = self.withheld = 0
         self.source = digest(address.encode(errors="surrogatepass"))[:8]
         sources = {x["address"]: x for x in index.store.values["sources"]}
-        self.only = not sources.keys() - {address}
+        self.known, self.only = address in sources, not sources.keys() - {address}
         #: Local shards as they were when they were read whole; those of this pass; those whose items stay unseen.
         self.before, self.shards, self.kept = sources.get(address, {}).get("shards", {}), dict[str, str](), set[str]()
         self.unwanted = set() if restore else set(index.store.values.get("unwanted", ()))
@@ -65,7 +65,8 @@ class Rebuild:
                 item = read.item | {"source": self.source}
                 read = read._replace(item=item, position=position, row=row, former=former)
                 if former is not None:
-                    if not self.owns(former) or row >= len(self.seen) or self.seen[row]:
+                    own = self.owns(former) or ("source" not in former and self.known)
+                    if not own or row >= len(self.seen) or self.seen[row]:
                         raise ValueError(f"the key {item['key']} of {self.address} is in the index already, of another"
                                          " source or of the same: rename it, or leave it out")  # fmt: skip
                     self.seen[row] = True
