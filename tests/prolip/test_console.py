@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from prolip.models.weights.checkpoint import CheckpointError
 from prolip.utils import console
 
 ROOT = Path(__file__).parents[2]
@@ -187,3 +188,18 @@ def test_what_a_command_prints_is_cleaned_and_its_streams_are_given_back(capsys)
     assert main() == 2 and (sys.stdout, sys.stderr) == before
     printed = capsys.readouterr()
     assert printed.out == "https://h/x?id=3\n" and printed.err == "error: \\x1b[31m https://h/x\n"
+
+
+def test_an_error_is_one_line_whatever_names_it_holds(capsys):
+    name = "a\nb\x1b[31m\udcff.png"
+
+    @console.ends_in_one_line(ValueError, KeyError)
+    def main(error: Exception) -> int:
+        raise error
+
+    for error in (ValueError(f"no {name}"), KeyError(f"no {name}")):
+        assert main(error) == 2 and capsys.readouterr().err == "error: no a\\nb\\x1b[31m\\udcff.png\n"
+
+
+def test_an_error_that_lists_what_differs_keeps_its_lines():
+    assert console.one_line(CheckpointError("sizes differ:\n  a\n  b")) == "sizes differ:\n  a\n  b"

@@ -9,14 +9,14 @@ from prolip.utils.links import walk
 
 
 def test_links_to_each_other_end_and_every_folder_is_listed(tmp_path):
-    """Of twelve folders that link to each other there are 12! paths without a loop."""
-    for i in range(12):
+    """Of eight folders that link to each other there are 110,000 paths without a loop."""
+    for i in range(8):
         (tmp_path / f"m{i}").mkdir()
         (tmp_path / f"m{i}" / "a.png").touch()
-        for j in set(range(12)) - {i}:
+        for j in set(range(8)) - {i}:
             (tmp_path / f"m{i}" / f"l{j}").symlink_to(f"../m{j}")
     found = [os.path.relpath(folder, tmp_path) for folder, names in walk(tmp_path) if names == ["a.png"]]
-    assert {f"m{i}" for i in range(12)} <= set(found) and len(found) < 2000
+    assert {f"m{i}" for i in range(8)} <= set(found) and len(found) < 500
 
 
 @pytest.mark.parametrize("target", [".", "..", "../.."])

@@ -48,50 +48,38 @@ class Rebuild:
     def __init__(self, index: SearchIndex, address: str, restore: bool = False):
         self.index, self.address, self.restore = index, address, restore
         self.added = self.replaced = self.removed = self.withheld = 0
-        sources = index.store.values["sources"]
-        self.only = not [x for x in sources if x["address"] != address]
-        numbers = [x.get("number", -1) for x in sources]
-        own: dict[str, Any] = next((x for x in sources if x["address"] == address), {})
-        self.number = own.get("number", max(numbers, default=-1) + 1)
+        self.source = digest(address.encode(errors="surrogatepass"))[:8]
+        sources = {x["address"]: x for x in index.store.values["sources"]}
+        self.known, self.only = address in sources, not sources.keys() - {address}
         #: Local shards as they were when they were read whole; those of this pass; those whose items stay unseen.
-        self.before, self.shards, self.kept = own.get("shards", {}), dict[str, str](), set[str]()
+        self.before, self.shards, self.kept = sources.get(address, {}).get("shards", {}), dict[str, str](), set[str]()
         self.unwanted = set() if restore else set(index.store.values.get("unwanted", ()))
         self.seen = np.zeros(len(index.store), dtype=bool)
-        if "number" not in own:
-            self.note()
-
-    def note(self, **values: Any) -> None:
-        """Keep something of the source in the manifest."""
-        sources = self.index.store.values["sources"]
-        own = next((x for x in sources if x["address"] == self.address), {"position": 0, "done": False})
-        own = {**own, "address": self.address, "number": self.number, **values}
-        self.index.store.write(sources=[*(x for x in sources if x["address"] != self.address), own])
 
     def due(self, reads: Iterator[Read], size: int) -> Iterator[Read]:
         """Those that the index has not as they are, without what was deleted. ValueError for the key of another."""
-        position = 0
-        for group in groups(reads, size):
-            for read, row in zip(group, self.index.find([read.item["key"] for read in group]).tolist()):
-                position += 1
+        for group in groups(enumerate(reads, 1), size):
+            rows = self.index.find([read.item["key"] for _, read in group]).tolist()
+            for (position, read), row in zip(group, rows):
                 former = None if row < 0 else self.index.items([row])[0]
-                item = read.item | {"source": self.number}
+                item = read.item | {"source": self.source}
                 read = read._replace(item=item, position=position, row=row, former=former)
-                if former is None:
-                    if read.item["key"] not in self.unwanted:
-                        yield read
-                    else:
-                        self.withheld += 1
+                if former is not None:
+                    own = self.owns(former) or ("source" not in former and self.known)
+                    if not own or row >= len(self.seen) or self.seen[row]:
+                        raise ValueError(f"the key {item['key']} of {self.address} is in the index already, of another"
+                                         " source or of the same: rename it, or leave it out")  # fmt: skip
+                    self.seen[row] = True
+                    if not read.moved and read.mark is not None and former.get("print", "").startswith(read.mark):
+                        continue
+                elif item["key"] in self.unwanted:
+                    self.withheld += 1
                     continue
-                if not self.owns(former) or row >= len(self.seen) or self.seen[row]:
-                    raise ValueError(f"the key {read.item['key']} of {self.address} is in the index already, of another"
-                                     " source or of the same: rename it, or leave it out")  # fmt: skip
-                self.seen[row] = True
-                if read.moved or read.mark is None or not former.get("print", "").startswith(read.mark):
-                    yield read
+                yield read
 
     def owns(self, item: Item) -> bool:
         """Whether an item is of this source, which those of indexes without fingerprints do not say."""
-        return item["source"] == self.number if "source" in item else self.only
+        return item["source"] == self.source if "source" in item else self.only
 
     def part(self, reads: list[Read], z: Gaussian, position: int) -> Part:
         """Items to be put in the place of those with their keys, and counted."""
@@ -121,11 +109,14 @@ class Rebuild:
     def run(self, parts: Iterator[Part], rows: int) -> None:
         """Bring the index to what the source holds, chunk by chunk."""
         self.index.add(self.address, self.whole(parts), rows, replace=True)
+        store = self.index.store
         if self.before != self.shards:
-            self.note(shards=self.shards)
-        if self.restore and (unwanted := self.index.store.values.get("unwanted")):
-            left = [key for key, row in zip(unwanted, self.index.find(unwanted).tolist()) if row < 0]
-            self.index.store.write(unwanted=left)
+            sources = [x | {"shards": self.shards} if x["address"] == self.address else x
+                       for x in store.values["sources"]]  # fmt: skip
+            store.write(sources=sources)
+        if self.restore and (unwanted := store.values.get("unwanted")):
+            back = self.index.find(unwanted) >= 0
+            store.write(unwanted=[key for key, is_back in zip(unwanted, back) if not is_back])
 
     def __str__(self) -> str:
         withheld = f"; {self.withheld:,} stay deleted, --restore brings them back" if self.withheld else ""
@@ -138,9 +129,6 @@ def stamp(path: str) -> str:
     return f"{found.st_size} {found.st_mtime_ns} "
 
 
-def digest(*parts: bytes) -> str:
+def digest(data: bytes) -> str:
     """128 bits of the contents of an item."""
-    found = blake2b(digest_size=16)
-    for part in parts:
-        found.update(part)
-    return found.hexdigest()
+    return blake2b(data, digest_size=16).hexdigest()

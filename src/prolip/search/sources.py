@@ -148,7 +148,7 @@ def images_of(shards: str, rebuild: Rebuild, faults: FaultCounter | None) -> Ite
             rebuild.shards[shard] = own
         try:
             for raw in read_shard(url, None if faults is None else faults.add):
-                item: Item = {"key": f"{Path(shard).stem}/{raw['__key__']}", "shard": shard}
+                item: Item = {"key": printable(f"{Path(shard).stem}/{raw['__key__']}"), "shard": shard}
                 try:
                     captions = captions_of(raw)
                     yield Read(item | ({"captions": captions} if captions else {}), None, image_bytes(raw))
@@ -176,7 +176,11 @@ def lines_of(path: str) -> list[str]:
     """The distinct texts of a file, in its order, without blank lines."""
     if not Path(path).is_file():
         raise FileNotFoundError(f"no file {path}: {explain_missing(path)}")
-    return [text for text in dict.fromkeys(text_lines(Path(path).read_text(encoding="utf-8-sig"))) if text]
+    try:
+        text = Path(path).read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is no UTF-8 ({error}): convert it, such as by iconv") from error
+    return [line for line in dict.fromkeys(text_lines(text)) if line]
 
 
 def kept(address: str) -> Features:
@@ -199,7 +203,7 @@ def parts_of(features: Features, rebuild: Rebuild, rows: int = 4096) -> Iterator
 
     def reads() -> Iterator[Read]:
         for row, (key, texts) in enumerate(zip(features.keys, captions)):
-            mark = digest(*(x[row].numpy().tobytes() for x in features.image))
+            mark = digest(torch.cat([x[row] for x in features.image]).numpy().tobytes())
             yield Read({"key": key, **({"captions": texts} if texts else {}), "print": mark}, mark, row)
 
     for some in groups(rebuild.due(reads(), rows), rows):

@@ -14,9 +14,12 @@ from webdataset import TarWriter
 import faults
 import prolip
 from prolip.models.weights.checkpoint import save_pretrained
+from prolip.scores import CSDScore
 from prolip.search import sources
 from prolip.search.__main__ import main
-from prolip.search.index import SearchIndex
+from prolip.search.index import Part, SearchIndex
+from prolip.search.rebuild import Rebuild
+from prolip.search.sources import parts_of
 
 
 @pytest.fixture
@@ -211,12 +214,33 @@ def test_texts_are_followed_line_by_line(folder, build):
     assert set(found(folder / "i")) == {"a\u2028b", "teal", *COLOURS[1:]}
 
 
+def test_a_source_that_cannot_be_read_leaves_an_index_for_another(folder, build):
+    (folder / "t.txt").write_bytes(b"a\xffb\n")
+    assert "t.txt is no UTF-8" in build(data=f"texts:{folder}/t.txt", to="texts")
+    assert "no folder" in build(data=f"images:{folder}/nothing") and build() == (8, 0, 0)
+    (folder / "t.txt").write_bytes("a\u00ffb\n".encode())
+    assert build(data=f"texts:{folder}/t.txt", to="texts") == (1, 0, 0)
+
+
 def test_kept_features_are_compared_row_by_row(tmp_path):
     prepare(tmp_path)
     done = rebuild(tmp_path, features("bcdefghijklmnopq", changed="bq"))
     assert (done.added, done.replaced, done.removed) == (1, 1, 1)
     want = features("bcdefghijklmnopq", changed="bq")
     assert content(tmp_path) == dict(zip(want.keys, want.image.mean.tolist()))
+
+
+def test_items_of_an_earlier_version_are_replaced_by_their_source_and_removed_where_it_is_the_only_one(tmp_path):
+    for name, others, want in (("one", [], (1, 2, 1)), ("two", ["x"], (1, 2, 0))):
+        index = SearchIndex.create(tmp_path / name / "index", CSDScore(8.0, -3.0), 2)
+        for address, keys in zip(["features:kept", *others], ["abc", "xyz"]):
+            index.add(address, [Part([{"key": key} for key in keys], features(keys).image, 3)])
+        done = rebuild(tmp_path / name, features("bcd"))
+        assert (done.added, done.replaced, done.removed) == want
+        if others:
+            with pytest.raises(ValueError, match="of another source"), index.writing():
+                new = Rebuild(index, "features:new")
+                new.run(parts_of(features("qx"), new), 9)
 
 
 def test_a_key_that_a_source_has_twice_is_refused(tmp_path):

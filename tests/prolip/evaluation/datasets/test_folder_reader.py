@@ -1,4 +1,8 @@
 """Class folders: the classes of torchvision's ImageFolder, with the right names."""
+import json
+import os
+from pathlib import Path
+
 import miniatures as mini
 import pytest
 from open_clip.zero_shot_metadata import IMAGENET_CLASSNAMES, OPENAI_IMAGENET_TEMPLATES
@@ -89,3 +93,15 @@ def test_a_file_that_goes_away_is_named_or_counted(tmp_path):
     with pytest.raises(DamagedData, match="val_0_1.JPEG: missing image"):
         list(strict.samples())
     assert len(list(counting.samples())) == 5 and damage.kinds["missing image"] == 1
+
+
+def test_names_that_are_no_utf8_give_keys_and_classes_that_can_be_written(tmp_path):
+    for folder in (b"a\xff", b"b\nc"):
+        path = os.path.join(os.fsencode(tmp_path), b"d", folder, b"x\xfe\n.png")
+        os.makedirs(os.path.dirname(path))
+        Path(os.fsdecode(path)).write_bytes(mini.picture(0, "PNG"))
+    data = open_folder(tmp_path / "d")
+    samples = list(data.samples())
+    assert [sample.key for sample in samples] == ["a\\udcff/x\\udcfe\n.png", "b\nc/x\\udcfe\n.png"]
+    assert data.classnames == ("a\\udcff", "b\nc") and all(sample.image for sample in samples)
+    json.dumps([data.info, data.classnames], ensure_ascii=False).encode()
