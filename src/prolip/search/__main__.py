@@ -45,6 +45,7 @@ from prolip.search.store import NAME
 from prolip.utils import console
 from prolip.utils.messages import at_least
 from prolip.utils.outputs import check_output
+from prolip.utils.secrecy import redacted
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -123,7 +124,8 @@ def build(args: argparse.Namespace) -> SearchIndex:
     if (Path(args.index) / NAME).exists():
         index = SearchIndex(args.index, args.verify)
         addresses = [source["address"] for source in index.store.values["sources"]]
-        if index.kind != kind or addresses not in ([], [args.data]) or args.similarity not in (None, index.score.name):
+        same = index.kind == kind and addresses in ([], [redacted(args.data)])
+        if not same or args.similarity not in (None, index.score.name):
             raise FileExistsError(f"{args.index} is an index of {', '.join(addresses)}, of the kind {index.kind.name},"
                                   f" by {index.score.name}: extend it, or give another folder")  # fmt: skip
         return fill(index, args)

@@ -18,6 +18,7 @@ from prolip.evaluation.model import groups
 from prolip.gaussian import Gaussian
 from prolip.search.index import Part, SearchIndex
 from prolip.search.store import Item
+from prolip.utils.secrecy import redacted
 
 
 class Read(NamedTuple):
@@ -42,11 +43,13 @@ class Read(NamedTuple):
 class Rebuild:
     """One pass over a source by the writer of an index, whose lock is held.
 
-    restore: whether items come back that `delete` removed. added, replaced, removed: items; withheld: deleted before.
+    data: the address as it was given, of which the manifest keeps none of its secrets; restore: whether items come back
+    that `delete` removed. added, replaced, removed: items; withheld: deleted before.
     """
 
-    def __init__(self, index: SearchIndex, address: str, restore: bool = False):
-        self.index, self.address, self.restore = index, address, restore
+    def __init__(self, index: SearchIndex, data: str, restore: bool = False):
+        self.index, self.data, self.restore = index, data, restore
+        self.address = address = redacted(data)
         self.added = self.replaced = self.removed = self.withheld = 0
         self.source = digest(address.encode(errors="surrogatepass"))[:8]
         sources = {x["address"]: x for x in index.store.values["sources"]}

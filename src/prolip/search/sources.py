@@ -60,7 +60,7 @@ def read(
     workers: int | None = None,
 ) -> Iterator[Part]:  # fmt: skip
     """What a source has more than the index, through a model. faults: counts what cannot be read, or it is raised."""
-    word, rest = split(rebuild.address)
+    word, rest = split(rebuild.data)
     if word == "texts":
         texts = (Read({"key": text}, "", None) for text in lines_of(rest))
         for some in groups(rebuild.due(texts, batch_size), batch_size):

@@ -9,10 +9,7 @@ import resource
 import shutil
 import signal
 import time
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 
 import commits_curate as make
 import numpy as np
@@ -30,6 +27,7 @@ from prolip.curate.tables import read_note, read_words, table_path
 from prolip.curate.write import Plan, begin
 from prolip.data.reading.tar import ShardReader, read_shard
 from prolip.utils import outputs
+from signed import SIGNED, files_with_secrets, serving
 
 FORK = multiprocessing.get_context("fork")
 RULE = "dark: cosine < quantile(cosine, 0.5)"
@@ -91,34 +89,17 @@ def test_a_remote_shard_is_asked_what_it_is_now(tmp_path):
     assert make.score_all([url], tmp_path / "out") == [] and make.choose(tmp_path / "out")["kept"] == 1
 
 
-class Signed(SimpleHTTPRequestHandler):
-    """Serves files to those whose address is signed."""
-
-    def do_GET(self):
-        if "sig=SECRET" in self.path:
-            super().do_GET()
-        else:
-            self.send_error(403)
-
-    def log_message(self, *_):
-        pass
-
-
 def test_no_table_has_the_secrets_of_addresses_and_write_takes_them_again(tmp_path, capsys):
     make.write_tar(tmp_path / "0.tar", make.sample("a", 1))
     out, kept = tmp_path / "out", tmp_path / "kept"
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Signed, directory=tmp_path)) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_port}/0.tar?sig=SECRET"
+    with serving(tmp_path) as place:
+        url = f"{place}/0.tar{SIGNED}"
         make.score_all([url], out)
         make.choose(out)
         write = ["write", "--out", out, "--shards-out", kept, "--workers", 1, "--allow-private-hosts"]
         assert "SECRET" not in fails(capsys, *write)
         assert main([str(word) for word in [*write, "--data", url]]) == 0
-        server.shutdown()
-    assert (kept / "000000.tar").exists()
-    for path in tmp_path.rglob("*"):
-        assert path.is_dir() or b"SECRET" not in path.read_bytes(), path
+    assert (kept / "000000.tar").exists() and not files_with_secrets(tmp_path)
     assert "SECRET" not in str([read_note(path) for path in (out / "scores").glob("*.parquet")])
 
 

@@ -20,6 +20,7 @@ from prolip.search.__main__ import main
 from prolip.search.index import Part, SearchIndex
 from prolip.search.rebuild import Rebuild
 from prolip.search.sources import parts_of
+from signed import SIGNED, files_with_secrets, serving
 
 
 @pytest.fixture
@@ -257,3 +258,12 @@ def test_a_rebuild_broken_off_is_whole_after_the_next(tmp_path):
 @pytest.mark.slow
 def test_a_rebuild_broken_off_anywhere_is_whole_after_the_next(tmp_path):
     faults.check("commits_sources:broken", tmp_path, every=True)
+
+
+def test_the_index_has_no_secrets_of_addresses(folder, build):
+    """The source is found again by its address without them."""
+    write_shard(folder / "0.tar", COLOURS[:2])
+    with serving(folder) as place:
+        for wanted in ((2, 0, 0), (0, 0, 0)):
+            assert build(data=f"shards:{place}/0.tar{SIGNED}", to="signed") == wanted
+    assert not files_with_secrets(folder / "signed")
