@@ -259,10 +259,10 @@ def test_columns_are_those_that_curation_writes(app):
     items = [Image.open(io.BytesIO(picture(colour))) for colour in COLOURS]
     first = [item["captions"][0] for item in app.gallery.index.items(range(12))]
     want = Figures(embedder)(torch.stack([embedder.preprocess(image) for image in items]), first)
-    names = app.table.names()
+    names = app.table().names
     assert {"cosine", "score", "match_probability", "normalised_score", "inclusion", "text_uncertainty"} <= set(names)
     for name in names:
-        np.testing.assert_allclose(app.table.column(name), want[name], rtol=2e-4, atol=2e-5, err_msg=name)
+        np.testing.assert_allclose(app.table().column(name), want[name], rtol=2e-4, atol=2e-5, err_msg=name)
 
 
 def write_scores(folder: Path, shards: dict[str, dict]) -> None:
@@ -315,7 +315,7 @@ def test_rules_count_as_select_does(tmp_path):
 def test_rules_without_captions_know_the_items_alone(tmp_path):
     z = gaussians(60)
     app = make_app(parse([str(indexed(tmp_path / "index", z).store.folder)]))
-    assert app.table.names() == ["image_uncertainty"] and app.columns()["source"] == "all 60 items"
+    assert app.table().names == ["image_uncertainty"] and app.columns()["source"] == "all 60 items"
     found = app.rules({"rules": ["wide: image_uncertainty > quantile(image_uncertainty, 0.75)"]})
     assert found["kept"] == 45 and [item["row"] for item in found["shown"]["kept"]]
 
