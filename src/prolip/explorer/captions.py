@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -28,14 +29,13 @@ class Captions:
     def __init__(self, gallery: Gallery, embedder: Embedder | None, most: int, further: Sequence[str]):
         self.gallery, self.embedder, self.most, self.further = gallery, embedder, most, list(further)
         self._found = Once(self._find)
-        self._empty = Once(lambda: self.model.embed_texts([""]))
 
-    @property
-    def model(self) -> Embedder:
-        """What embeds texts. ValueError where there is none."""
+    @cached_property
+    def empty(self) -> Gaussian:
+        """The empty text (1, D). ValueError where there is no model."""
         if self.embedder is None:
             raise ValueError("captions are embedded by a model, and there is none: start with --model")
-        return self.embedder
+        return self.embedder.embed_texts([""])
 
     @property
     def there(self) -> bool:
@@ -103,7 +103,7 @@ class Captions:
         """
         if root not in ROOTS:
             raise ValueError(f"root {root!r} is unknown: use one of {', '.join(ROOTS)}")
-        empty = self._empty()
+        empty = self.empty
         if not self.there:
             raise ValueError("a path is one of captions, and there are none here: give --texts FILE, a text per line")
         root = root if self.gallery.probabilistic else "empty"

@@ -11,13 +11,11 @@ import numpy as np
 import torch
 
 from prolip.curate.expressions import Rule, parse_rules
-from prolip.curate.figures import MEANINGS, normalised
+from prolip.curate.figures import MEANINGS, pair_figures, side_figures
 from prolip.curate.select import tables_of
 from prolip.curate.tables import PLACE, SIGNATURE, column_names, read_columns, read_note, whole_column
 from prolip.explorer.captions import Captions, captions_of
-from prolip.explorer.gallery import Gallery, shown
-from prolip.gaussian import Gaussian
-from prolip.measures import inclusion_test, mean_cosine
+from prolip.explorer.gallery import shown
 from prolip.search.store import Item
 
 #: Samples whose pairs are computed where nobody has scored them; rows that a normalised score compares within.
@@ -59,39 +57,16 @@ def gallery_columns(captions: Captions) -> tuple[np.ndarray, dict[str, np.ndarra
         first = [captions_of(item)[:1] for item in gallery.index.items(rows.tolist())]
         rows = rows[[bool(texts) for texts in first]]
         if len(rows):
-            texts = captions.embedder.embed_texts([texts[0] for texts in first if texts])
-            return rows, pair_columns(gallery, gallery.index.gaussians(rows.tolist()), texts)
+            text = captions.embedder.embed_texts([texts[0] for texts in first if texts])
+            image, batches = gallery.index.gaussians(rows.tolist()), torch.arange(len(rows)).split(BATCH)
+            parts = [pair_figures(gallery.own, image.select(i), text.select(i), gallery.probabilistic) for i in batches]
+            return rows, {name: torch.cat([part[name] for part in parts]).numpy() for name in parts[0]}
     trace = gallery.uncertainty()
     rows = np.flatnonzero(~np.isnan(trace))
-    return rows, side_columns(gallery, trace[rows], gallery.index.side) if gallery.probabilistic else {}
-
-
-def pair_columns(gallery: Gallery, image: Gaussian, text: Gaussian) -> dict[str, np.ndarray]:
-    """The columns that `prolip.curate score` would write of pairs, and embeddings know."""
-    own = gallery.own
-    parts = [own.pairwise(image.select(slice(i, i + BATCH)), text.select(slice(i, i + BATCH)))
-             for i in range(0, len(image.mean), BATCH)]  # fmt: skip
-    score = np.concatenate([part.diagonal().numpy() for part in parts])
-    probability = [own.match_probability(part.diagonal()) for part in parts]
-    better = [normalised(own.scaled(part)) for part in parts]
-    found: dict[str, Any] = {"cosine": mean_cosine(image, text).numpy(), "score": score}
-    for name, values in (("match_probability", probability), ("normalised_score", better)):
-        if all(x is not None for x in values):
-            found[name] = np.concatenate([x.numpy() for x in values if x is not None])
-    if gallery.probabilistic:
-        found |= side_columns(gallery, own.uncertainty(image).numpy(), "image")
-        found |= side_columns(gallery, own.uncertainty(text).numpy(), "text")
-        found["inclusion"] = inclusion_test(image, text).numpy()
-    return {name: np.asarray(x, dtype=np.float64) for name, x in found.items()}
-
-
-def side_columns(gallery: Gallery, trace: np.ndarray, side: str) -> dict[str, np.ndarray]:
-    """Uncertainty and bits of one side."""
-    found = {f"{side}_uncertainty": trace}
-    if gallery.units is not None:
-        of = "texts" if side == "image" else "images"
-        found[f"{side}_bits"] = gallery.units.information(torch.from_numpy(trace), of, bits=True).numpy()
-    return found
+    if not gallery.probabilistic:
+        return rows, {}
+    found = side_figures(gallery.own, torch.from_numpy(trace[rows]), gallery.index.side)
+    return rows, {name: x.numpy() for name, x in found.items()}
 
 
 class ScoredTable:
