@@ -11,8 +11,7 @@ import torch
 
 from prolip.curate.expressions import Rule, parse_rules
 from prolip.curate.figures import MEANINGS, normalised
-from prolip.curate.select import tables_of
-from prolip.curate.tables import PLACE, SIGNATURE, column_names, read_columns, read_note, whole_column
+from prolip.curate.tables import figures_of, read_table, tables_of, whole_column
 from prolip.explorer.captions import Captions, captions_of
 from prolip.explorer.gallery import Gallery, Once, shown
 from prolip.gaussian import Gaussian
@@ -115,8 +114,8 @@ class ScoredTable:
     """
 
     def __init__(self, folder: Path):
-        self.paths = tables_of(folder)
-        self.counts = [len(read_columns(path, ["row"])["row"]) for path in self.paths]
+        _, self.paths = tables_of(folder)
+        self.counts = [len(read_table(path, ["row"]).columns["row"]) for path in self.paths]
         self.folder = folder
         self._columns: dict[str, np.ndarray] = {}
         self._usable = Once(self._look)
@@ -134,7 +133,7 @@ class ScoredTable:
         return f"all {self.rows:,} samples that are scored in {self.folder}"
 
     def names(self) -> list[str]:
-        return [name for name in column_names(self.paths[0]) if name not in PLACE and name != SIGNATURE]
+        return figures_of(read_table(self.paths[0]).kinds)
 
     def column(self, name: str) -> np.ndarray:
         if name not in self._columns:
@@ -145,7 +144,7 @@ class ScoredTable:
         return self._usable()
 
     def _look(self) -> np.ndarray:
-        faults = [read_columns(path, ["fault"])["fault"] for path in self.paths]
+        faults = [read_table(path, ["fault"]).columns["fault"] for path in self.paths]
         return np.concatenate([np.array([fault is None for fault in part], dtype=bool) for part in faults])
 
     def item(self, row: int) -> Item:
@@ -154,9 +153,9 @@ class ScoredTable:
             raise KeyError(f"no sample {row!r}: there are {self.rows:,}, counted from 0")
         starts = np.cumsum([0, *self.counts])
         number = int(np.searchsorted(starts, row, side="right")) - 1
-        columns, place = read_columns(self.paths[number], ["key", "caption"]), row - int(starts[number])
-        shard, key = read_note(self.paths[number])["shard"], columns["key"][place]
-        return {"key": f"{Path(shard).stem}/{key}", "shard": shard, "captions": [columns["caption"][place] or ""]}
+        table, place = read_table(self.paths[number], ["key", "caption"]), row - int(starts[number])
+        shard, key = table.note["shard"], table.columns["key"][place]
+        return {"key": f"{Path(shard).stem}/{key}", "shard": shard, "captions": [table.columns["caption"][place] or ""]}
 
     def items(self, rows: Sequence[int]) -> list[dict[str, Any]]:
         return [{**shown(self.item(int(row))), "row": None, "thumbnail": f"sample/{int(row)}"} for row in rows]
