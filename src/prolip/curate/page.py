@@ -152,7 +152,7 @@ def chosen(
 
 def examples_of(path: Path, rows: set[int], figures: list[str], read: ShardReader) -> dict[int, Example]:
     """Some rows of a table for the page, with pictures from its shard as far as this can be read."""
-    table = read_table(path, ["key", "caption", "fault", "content", *figures])
+    table = read_table(path, ["key", "caption", "fault", "content", *figures[:4]])
     columns, pictures = table.columns, {}
     with suppress(SampleFault):  # a shard that is gone, or breaks off: its examples have no picture
         samples = islice(read(table.note["shard"], lambda fault: None), max(rows) + 1)
