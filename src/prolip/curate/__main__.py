@@ -28,7 +28,7 @@ from prolip.curate.expressions import Expression, parse_rules
 from prolip.curate.figures import MEANINGS, Figures
 from prolip.curate.page import write_page
 from prolip.curate.score import Scorer
-from prolip.curate.select import SELECTION, Choice, counted, select, write_subset
+from prolip.curate.select import SELECTION, Choice, select, write_subset
 from prolip.curate.tables import SCORES
 from prolip.curate.write import Plan, begin, finish, write_shard
 from prolip.data.faults import ShardFault
@@ -186,12 +186,11 @@ def choose(options: argparse.Namespace) -> int:
     summary = select(options.out, choice)
     print(f"{summary['kept']:,} of {summary['samples']:,} samples are kept"
           + (f", written {summary['written']:,} times" if summary["written"] != summary["kept"] else ""))  # fmt: skip
-    for name in choice.reasons:
-        if summary["dropped"][name]:
-            alone = summary["dropped_alone"][name]
-            print(f"  {name:<16} {summary['dropped'][name]:>10,} dropped, {alone:,} by it alone")
-    if faults := counted(options.out):
-        print("  seen while reading: " + ", ".join(f"{kind} {count}" for kind, count in faults.most_common()))
+    for name, dropped in summary["dropped"].items():
+        if dropped:
+            print(f"  {name:<16} {dropped:>10,} dropped, {summary['dropped_alone'][name]:,} by it alone")
+    if faults := summary["faults"]:
+        print("  seen while reading: " + ", ".join(f"{kind} {count}" for kind, count in faults.items()))
     print(f"written to {options.out / SELECTION}")
     if options.subset is not None:
         print(f"{write_subset(options.out, options.subset):,} uids in {options.subset}")

@@ -12,8 +12,7 @@ import torch
 
 from prolip.curate.expressions import Rule, parse_rules
 from prolip.curate.figures import MEANINGS, pair_figures, side_figures
-from prolip.curate.select import tables_of
-from prolip.curate.tables import PLACE, SIGNATURE, column_names, read_columns, read_note, whole_column
+from prolip.curate.tables import figures_of, read_table, tables_of, whole_column
 from prolip.explorer.captions import Captions, captions_of
 from prolip.explorer.gallery import shown
 from prolip.search.store import Item
@@ -75,12 +74,12 @@ class ScoredTable:
     """
 
     def __init__(self, folder: Path):
-        self.paths = tables_of(folder)
-        usable = [read_columns(path, ["fault"])["fault"] == np.array(None) for path in self.paths]
+        manifest, self.paths = tables_of(folder)
+        usable = [read_table(path, ["fault"]).columns["fault"] == np.array(None) for path in self.paths]
         self.usable, self._starts = np.concatenate(usable), np.cumsum([0, *map(len, usable)])
         self.rows = self.total = len(self.usable)
         self.source = f"all {self.rows:,} samples that are scored in {folder}"
-        self.names = [name for name in column_names(self.paths[0]) if name not in PLACE and name != SIGNATURE]
+        self.names = figures_of(manifest["columns"])
         self.column = cache(partial(whole_column, self.paths))
 
     def item(self, row: int) -> Item:
@@ -88,9 +87,9 @@ class ScoredTable:
         if not 0 <= row < self.rows:
             raise KeyError(f"no sample {row!r}: there are {self.rows:,}, counted from 0")
         number = int(np.searchsorted(self._starts, row, side="right")) - 1
-        columns, place = read_columns(self.paths[number], ["key", "caption"]), row - int(self._starts[number])
-        shard, key = read_note(self.paths[number])["shard"], columns["key"][place]
-        return {"key": f"{Path(shard).stem}/{key}", "shard": shard, "captions": [columns["caption"][place] or ""]}
+        table, place = read_table(self.paths[number], ["key", "caption"]), row - int(self._starts[number])
+        shard, key = table.note["shard"], table.columns["key"][place]
+        return {"key": f"{Path(shard).stem}/{key}", "shard": shard, "captions": [table.columns["caption"][place] or ""]}
 
     def items(self, rows: Sequence[int]) -> list[dict[str, Any]]:
         return [{**shown(self.item(int(row))), "row": None, "thumbnail": f"sample/{int(row)}"} for row in rows]

@@ -270,8 +270,10 @@ def write_scores(folder: Path, shards: dict[str, dict]) -> None:
     tables = {shard: pa.table(columns) for shard, columns in shards.items()}
     schema = next(iter(tables.values())).schema
     words = {"shards": list(shards), "columns": {field.name: str(field.type) for field in schema}}
+    (folder / SCORES).mkdir(parents=True)
     for number, (shard, table) in enumerate(tables.items()):
-        note = {"scores": digest(words), "shard": shard, "source": None, "content": "", "samples": len(table)}
+        note = {"scores": digest(words), "shard": shard, "source": None, "content": "", "samples": len(table),
+                "faults": {}}  # fmt: skip
         write_table(table_path(folder / SCORES, number), table, note)
     write_words(folder / SCORES / MANIFEST, words)
 
