@@ -31,7 +31,7 @@ import sweep  # noqa: E402
 from prolip.curate.__main__ import main as curate  # noqa: E402
 from prolip.curate.figures import MEANINGS  # noqa: E402
 from prolip.curate.select import SELECTION  # noqa: E402
-from prolip.curate.tables import column_names, read_columns, read_note  # noqa: E402
+from prolip.curate.tables import read_table  # noqa: E402
 from prolip.data.reading.shards import expand_source  # noqa: E402
 from prolip.data.reading.tar import read_shard  # noqa: E402
 from prolip.data.samples.captions import Selector  # noqa: E402
@@ -132,9 +132,10 @@ class Curation:
         """Which samples have a wrong caption, which are kept, and every figure."""
         wrong, kept, figures = [], [], {name: [] for name in MEANINGS}
         for path in sorted((self.folder / "curated/scores").glob("*.parquet")):
-            wrong += [json_record(raw)["wrong"] for raw in read_shard(read_note(path)["shard"])]
-            kept.append(read_columns(self.folder / "curated" / SELECTION / path.name, ["copies"])["copies"] > 0)
-            for name, values in read_columns(path, [x for x in column_names(path) if x in figures]).items():
+            wrong += [json_record(raw)["wrong"] for raw in read_shard(read_table(path).note["shard"])]
+            kept.append(read_table(self.folder / "curated" / SELECTION / path.name, ["copies"]).columns["copies"] > 0)
+            names = [name for name in read_table(path).kinds if name in figures]
+            for name, values in read_table(path, names).columns.items():
                 figures[name].append(values)
         return np.array(wrong), np.concatenate(kept), {k: np.concatenate(v) for k, v in figures.items() if v}
 

@@ -23,7 +23,7 @@ ALLOWED = {
     "prolip.export:write": "the caller's folder",
     "prolip.models.tokenizer:save_pretrained": "the caller's folder",
     "prolip.uncertainty.attach:write_openclip": "the caller's folder",
-    "prolip.utils.outputs:link": "the new folder",
+    "prolip.utils.outputs:_link": "the new folder",
     "prolip.utils.outputs:lock": "a lock",
     "training.checkpoint.files:fill": "the file of Storage.write",
     "training.checkpoint.resuming:claim": "the file of Storage.write",

@@ -28,7 +28,7 @@ from prolip.curate.expressions import Expression, parse_rules
 from prolip.curate.figures import MEANINGS, Figures
 from prolip.curate.page import write_page
 from prolip.curate.score import Scorer
-from prolip.curate.select import SELECTION, Choice, counted, select, write_subset
+from prolip.curate.select import SELECTION, Choice, select, write_subset
 from prolip.curate.tables import SCORES
 from prolip.curate.write import Plan, begin, finish, write_shard
 from prolip.data.faults import ShardFault
@@ -48,42 +48,33 @@ from prolip.utils.threads import default_workers, in_threads
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    columns = "\n".join(f"  {name:<18} {words}" for name, words in MEANINGS.items())
-    parser = argparse.ArgumentParser("python -m prolip.curate", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    as_written = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser("python -m prolip.curate", description=__doc__, formatter_class=as_written)
     commands = parser.add_subparsers(dest="command", required=True, metavar="score|select|write|report")
-    add_score(commands.add_parser("score", help="embed every sample, write its figures"))
-    add_select(commands.add_parser(
-        "select", help="say what is kept", epilog=f"figures:\n{columns}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    ))  # fmt: skip
-    add_write(commands.add_parser("write", help="write what is kept as new shards"))
-    report = commands.add_parser("report", help="a page of what was dropped, with examples")
-    add_out(report)
-    report.add_argument("--examples", type=int, default=12, help="samples shown of each reason (default: %(default)s)")
-    add_reading(report)
+    scoring = commands.add_parser("score", help="embed every sample, write its figures")
+    columns = "\n".join(f"  {name:<18} {words}" for name, words in MEANINGS.items())
+    selecting = commands.add_parser("select", help="say what is kept", epilog=f"figures:\n{columns}",
+                                    formatter_class=as_written)  # fmt: skip
+    writing = commands.add_parser("write", help="write what is kept as new shards")
+    reporting = commands.add_parser("report", help="a page of what was dropped, with examples")
+    for command in (scoring, selecting, writing, reporting):
+        command.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of the tables")
+    for command, what in ((scoring, "shard"), (writing, "new shard")):
+        command.add_argument("--part", metavar="I/N", help=f"only every N-th {what} from the I-th, counted from 0; "
+                             "default: all that no other process holds")  # fmt: skip
+    for command in (writing, reporting):
+        add = command.add_argument
+        add("--data", help="the shards again, where addresses have user info or queries: tables do not")
+        add("--allow-private-hosts", action="store_true", help="for http(s) shards that the tables name")
+    add_score(scoring)
+    add_select(selecting)
+    add = writing.add_argument
+    add("--shards-out", type=Path, required=True, metavar="DIR", help="folder of the new shards")
+    add("--shard-samples", type=int, default=10_000, help="in each of them (default: %(default)s)")
+    add("--workers", type=int, default=default_workers(), help="processes that index (default: %(default)s)")
+    add = reporting.add_argument
+    add("--examples", type=int, default=12, help="samples shown of each reason (default: %(default)s)")
     return parser.parse_args(arguments)
-
-
-def add_out(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of the tables")
-
-
-def add_reading(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--data", help="the shards again, where addresses have user info or queries: tables do not")
-    parser.add_argument("--allow-private-hosts", action="store_true", help="for http(s) shards that the tables name")
-
-
-def reader_of(options: argparse.Namespace) -> ShardReader:
-    """A reader of shards whose addresses stand in tables."""
-    given = expand_shards(options.data) if options.data else ()
-    addresses = {canonical(shard.url): shard.url for shard in given}
-    return ShardReader(ReadPolicy(public_only=not options.allow_private_hosts), addresses=addresses)
-
-
-def add_part(parser: argparse.ArgumentParser, what: str) -> None:
-    parser.add_argument("--part", metavar="I/N", help=f"only every N-th {what} from the I-th, counted from 0; "
-                        "default: all that no other process holds")  # fmt: skip
 
 
 def add_score(parser: argparse.ArgumentParser) -> None:
@@ -91,8 +82,6 @@ def add_score(parser: argparse.ArgumentParser) -> None:
     add("--data", required=True, help="shards, as --train-data of training.main takes them but for pipe:")
     add("--model", required=True, help="local-dir:FOLDER, hf-hub:NAME, or a name with --pretrained")
     add("--pretrained", help="weights of a model that is given by its name")
-    add_out(parser)
-    add_part(parser, "shard")
     add("--caption-sampling", default="txt", help="where captions are, as in training; of several the likeliest")
     add("--workers", type=int, default=default_workers(), help="threads that decode (default: %(default)s)")
     add("--precision", default="fp32", choices=PRECISIONS)
@@ -101,7 +90,6 @@ def add_score(parser: argparse.ArgumentParser) -> None:
 
 def add_select(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add_out(parser)
     add("--drop", action="append", default=[], metavar="'NAME: FORMULA'",
         help="a rule: samples of which the formula is true go, for this reason; as many as you like, with columns such"
              " as match_probability, text_bits, quantile(text_tokens, 0.9), and, or, not")  # fmt: skip
@@ -112,14 +100,11 @@ def add_select(parser: argparse.ArgumentParser) -> None:
     add("--subset", type=Path, metavar="FILE", help="also the kept uids, as DataComp's filtering track has them (.npy)")
 
 
-def add_write(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add_out(parser)
-    add_part(parser, "new shard")
-    add("--shards-out", type=Path, required=True, metavar="DIR", help="folder of the new shards")
-    add("--shard-samples", type=int, default=10_000, help="in each of them (default: %(default)s)")
-    add("--workers", type=int, default=default_workers(), help="processes that index (default: %(default)s)")
-    add_reading(parser)
+def reader_of(options: argparse.Namespace) -> ShardReader:
+    """A reader of shards whose addresses stand in tables."""
+    given = expand_shards(options.data) if options.data else ()
+    addresses = {canonical(shard.url): shard.url for shard in given}
+    return ShardReader(ReadPolicy(public_only=not options.allow_private_hosts), addresses=addresses)
 
 
 def part_of(text: str | None, count: int) -> range:
@@ -186,12 +171,11 @@ def choose(options: argparse.Namespace) -> int:
     summary = select(options.out, choice)
     print(f"{summary['kept']:,} of {summary['samples']:,} samples are kept"
           + (f", written {summary['written']:,} times" if summary["written"] != summary["kept"] else ""))  # fmt: skip
-    for name in choice.reasons:
-        if summary["dropped"][name]:
-            alone = summary["dropped_alone"][name]
-            print(f"  {name:<16} {summary['dropped'][name]:>10,} dropped, {alone:,} by it alone")
-    if faults := counted(options.out):
-        print("  seen while reading: " + ", ".join(f"{kind} {count}" for kind, count in faults.most_common()))
+    for name, dropped in summary["dropped"].items():
+        if dropped:
+            print(f"  {name:<16} {dropped:>10,} dropped, {summary['dropped_alone'][name]:,} by it alone")
+    if faults := summary["faults"]:
+        print("  seen while reading: " + ", ".join(f"{kind} {count}" for kind, count in faults.items()))
     print(f"written to {options.out / SELECTION}")
     if options.subset is not None:
         print(f"{write_subset(options.out, options.subset):,} uids in {options.subset}")

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from prolip.curate.tables import read_words, write_words
 from prolip.utils.documents import shown
@@ -39,7 +39,7 @@ def claimed(path: Path, seen: tuple[int, int] | None) -> Iterator[bool]:
     place = path.with_name(f".{path.name}.lock")
     held = lock(place)
     # who held it before may have deleted it between our opening and our locking it: then a third one may hold the next
-    mine = held is not None and _is_at(held, place)
+    mine = held is not None and os.fstat(held.fileno()).st_nlink > 0
     try:
         yield mine and stamp(path) == seen
     finally:
@@ -47,14 +47,6 @@ def claimed(path: Path, seen: tuple[int, int] | None) -> Iterator[bool]:
             place.unlink(missing_ok=True)
         if held is not None:
             held.close()
-
-
-def _is_at(file: IO[str], path: Path) -> bool:
-    """Whether an open file is the one that a path names."""
-    try:
-        return os.path.samestat(os.fstat(file.fileno()), path.stat())
-    except FileNotFoundError:
-        return False
 
 
 def agree(path: Path, words: dict[str, Any], remedy: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import faiss
 import numpy as np
 
-from prolip.curate.tables import BITS, SIGNATURE, read_columns
+from prolip.curate.tables import BITS, SIGNATURE, read_table
 
 #: Signatures that are compared with all others; more are compared within cells.
 FLAT, CELL, PROBES = 100_000, 500, 16
@@ -27,7 +27,7 @@ def read_signatures(paths: Sequence[Path]) -> np.ndarray:
     """Of all samples, (N, BITS / 8) uint8; zeros for those that have none."""
     parts = []
     for path in paths:
-        column = read_columns(path, [SIGNATURE])[SIGNATURE]
+        column = read_table(path, [SIGNATURE]).columns[SIGNATURE]
         parts.append(b"".join(value if value is not None else bytes(BITS // 8) for value in column))
     return np.frombuffer(b"".join(parts), np.uint8).reshape(-1, BITS // 8)
 

@@ -2,8 +2,10 @@
 from __future__ import annotations
 
 import ast
+import math
 import operator
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -54,11 +56,11 @@ class Expression:
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             why = getattr(error, "msg", error)
             raise ValueError(f"{shown(text)} is no rule ({why}): give a formula, {EXAMPLE}") from None
-        check(tree, text)
-        calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
-        quantiles = frozenset(quantile_of(node) for node in calls if name_of(node.func) == QUANTILE)
-        names = {name_of(node) for node in ast.walk(tree)} - {name_of(node.func) for node in calls} - {""}
-        return cls(text, tree, frozenset(names), quantiles)
+        columns: defaultdict = defaultdict(lambda: np.zeros(1))  # what is asked for stays as a key
+        quantiles: defaultdict = defaultdict(float)
+        with np.errstate(all="ignore"):
+            evaluate(tree, text, columns, quantiles)
+        return cls(text, tree, frozenset([*columns, *(name for name, _ in quantiles)]), frozenset(quantiles))
 
     def check_columns(self, known: list[str]) -> None:
         """ValueError for a column that a table does not have."""
@@ -71,89 +73,60 @@ class Expression:
         """Its value for every row, (N,) float64, or booleans for comparisons; a comparison with NaN is false."""
         rows = len(next(iter(columns.values()))) if columns else 0
         with np.errstate(all="ignore"):
-            value = evaluate(self.tree, columns, quantiles or {})
+            value = evaluate(self.tree, self.text, columns, quantiles or {})
         return np.broadcast_to(value, (rows,))
 
 
-def name_of(node: ast.AST) -> str:
-    """A name, or nothing for what is none."""
-    return node.id if isinstance(node, ast.Name) else ""
-
-
-def quantile_of(node: ast.Call) -> tuple[str, float]:
-    """Column and share of a call that `is_quantile`."""
-    share: Any = node.args[1]
-    return name_of(node.args[0]), float(share.value)
-
-
-def check(node: ast.expr, text: str, depth: int = 0) -> None:
-    """ValueError for what a formula may not hold."""
-    if depth > DEPTH:
-        raise ValueError(f"{shown(text)} has more than {DEPTH} operations in each other: join parts by `or` or `and`")
-    if is_number(node) or isinstance(node, ast.Name):
-        return
-    parts = parts_of(node)
-    if isinstance(node, ast.Call) and not node.keywords and (name := name_of(node.func)) in (QUANTILE, *FUNCTIONS):
-        parts = [] if name == QUANTILE else node.args
-        if not is_quantile(node.args) if name == QUANTILE else len(parts) != 1:
-            wanted = "quantile(COLUMN, SHARE), a share from 0 to 1" if name == QUANTILE else "one value"
-            raise ValueError(f"{shown(text)}: {shown(ast.get_source_segment(text, node))} wants {wanted}")
-    if parts is None:
-        allowed = f"numbers, columns, + - * / **, comparisons, and, or, not, {', '.join((*FUNCTIONS, QUANTILE))}"
-        what = shown(ast.get_source_segment(text, node))
-        raise ValueError(f"{shown(text)}: {what} is not understood: a rule has {allowed}, {EXAMPLE}")
-    for part in parts:
-        check(part, text, depth + 1)
-
-
-def is_number(node: ast.expr) -> bool:
-    """Whether a node is a number that a float can hold."""
+def constant(node: ast.expr) -> float:
+    """The number that a node is, NaN for any other node and for what no float can hold."""
     value = node.value if isinstance(node, ast.Constant) else None
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max:
+        return float(value)
+    return math.nan
 
 
-def is_quantile(args: list[Any]) -> bool:
-    """Whether these are a column and a share."""
-    return len(args) == 2 and isinstance(args[0], ast.Name) and is_number(args[1]) and 0 <= args[1].value <= 1
-
-
-def parts_of(node: ast.expr) -> list[ast.expr] | None:
-    """The operands of an operation that is known, None for any other node."""
-    if isinstance(node, ast.BoolOp):
-        return node.values
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.Not, ast.USub)):
-        return [node.operand]
-    if isinstance(node, ast.BinOp) and type(node.op) in BINARY:
-        return [node.left, node.right]
-    if isinstance(node, ast.Compare) and all(type(op) in COMPARISONS for op in node.ops):
-        return [node.left, *node.comparators]
-    return None
-
-
-def evaluate(node: Any, columns: Columns, quantiles: Mapping[tuple[str, float], float]) -> Any:
-    """The value of a node that `check` has passed."""
+def evaluate(
+    node: Any, text: str, columns: Columns, quantiles: Mapping[tuple[str, float], float], depth: int = 0
+) -> Any:
+    """The value of a node of the formula `text`. ValueError for what a formula may not hold."""
 
     def value(part: ast.expr) -> Any:
-        return evaluate(part, columns, quantiles)
+        return evaluate(part, text, columns, quantiles, depth + 1)
 
-    if isinstance(node, ast.Constant):
-        number: Any = node.value
-        return np.float64(number)  # which overflows to inf, where Python's own raises
-    if isinstance(node, ast.Name):
-        return columns[node.id]
-    if isinstance(node, ast.Call):
-        name = name_of(node.func)
-        return quantiles[quantile_of(node)] if name == QUANTILE else FUNCTIONS[name](value(node.args[0]))
-    if isinstance(node, ast.BoolOp):
-        join = np.logical_and if isinstance(node.op, ast.And) else np.logical_or
-        return join.reduce(np.broadcast_arrays(*[np.asarray(value(part), dtype=bool) for part in node.values]))
-    if isinstance(node, ast.UnaryOp):
-        return np.logical_not(value(node.operand)) if isinstance(node.op, ast.Not) else -value(node.operand)
-    if isinstance(node, ast.BinOp):
-        return BINARY[type(node.op)](value(node.left), value(node.right))
-    sides = [value(part) for part in (node.left, *node.comparators)]
-    each = [COMPARISONS[type(op)](a, b) for op, a, b in zip(node.ops, sides, sides[1:])]
-    return np.logical_and.reduce(np.broadcast_arrays(*each))
+    def number(part: ast.expr) -> np.ndarray:  # NumPy has no difference of booleans
+        return np.asarray(value(part), np.float64)
+
+    if depth > DEPTH:
+        raise ValueError(f"{shown(text)} has more than {DEPTH} operations in each other: join parts by `or` or `and`")
+    match node:
+        case ast.Constant() if not math.isnan(constant(node)):
+            return np.float64(constant(node))  # which overflows to inf, where Python's own raises
+        case ast.Name(id=name):
+            return columns[name]
+        case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name in (QUANTILE, *FUNCTIONS):
+            match args:
+                case [ast.Name(id=column), share] if name == QUANTILE and 0 <= constant(share) <= 1:
+                    return quantiles[column, constant(share)]
+                case [part] if name != QUANTILE:
+                    return FUNCTIONS[name](number(part))
+            wanted = "quantile(COLUMN, SHARE), a share from 0 to 1" if name == QUANTILE else "one value"
+            raise ValueError(f"{shown(text)}: {shown(ast.get_source_segment(text, node))} wants {wanted}")
+        case ast.BoolOp(op=op, values=parts):
+            join = np.logical_and if isinstance(op, ast.And) else np.logical_or
+            return join.reduce(np.broadcast_arrays(*[np.asarray(value(part), dtype=bool) for part in parts]))
+        case ast.UnaryOp(op=ast.Not(), operand=part):
+            return np.logical_not(value(part))
+        case ast.UnaryOp(op=ast.USub(), operand=part):
+            return -number(part)
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in BINARY:
+            return BINARY[type(op)](number(left), number(right))
+        case ast.Compare(left=left, ops=ops, comparators=others) if all(type(op) in COMPARISONS for op in ops):
+            sides = [value(part) for part in (left, *others)]
+            each = [COMPARISONS[type(op)](a, b) for op, a, b in zip(ops, sides, sides[1:])]
+            return np.logical_and.reduce(np.broadcast_arrays(*each))
+    allowed = f"numbers, columns, + - * / **, comparisons, and, or, not, {', '.join((*FUNCTIONS, QUANTILE))}"
+    what = shown(ast.get_source_segment(text, node))
+    raise ValueError(f"{shown(text)}: {what} is not understood: a rule has {allowed}, {EXAMPLE}")
 
 
 @dataclass(frozen=True)
@@ -170,9 +143,8 @@ class Rule:
         if not colon or not name.strip().replace("-", "_").isidentifier():
             raise ValueError(f"--drop {shown(text)}: give NAME: FORMULA, such as mismatch: match_probability < 0.2")
         expression = Expression.parse(formula)
-        if not isinstance(expression.tree, (ast.Compare, ast.BoolOp)) and not (
-            isinstance(expression.tree, ast.UnaryOp) and isinstance(expression.tree.op, ast.Not)
-        ):
+        tree = expression.tree
+        if not isinstance(tree, (ast.Compare, ast.BoolOp)) and not isinstance(getattr(tree, "op", None), ast.Not):
             raise ValueError(f"--drop {shown(text)}: {shown(expression.text)} is no comparison: say when a sample is"
                              f" dropped, {EXAMPLE}")  # fmt: skip
         return cls(name.strip(), expression)

@@ -11,7 +11,9 @@ from torch import Tensor
 
 from prolip.curate.tables import BITS, SIGNATURE
 from prolip.evaluation.model import Embedder, lengths_of
+from prolip.gaussian import Gaussian
 from prolip.measures import inclusion_test
+from prolip.scores import Score, Side
 
 #: Column -> what it is, for the help and the page.
 MEANINGS = {
@@ -38,31 +40,14 @@ class Figures:
         self.planes: Tensor | None = None
 
     def __call__(self, pixels: Tensor, captions: Sequence[str]) -> dict[str, np.ndarray | pa.Array]:
-        """Columns of a batch, pixels (B, 3, H, W) and B captions.
-
-        normalised_score compares a pair with the others of its batch, as Wang et al. 2024 (arXiv 2405.19547) do; means
-        in place of their sums give a smaller last batch about the same numbers.
-        """
+        """Columns of a batch, pixels (B, 3, H, W) and B captions."""
         model = self.embedder
         ids = model.tokenizer(list(captions))
         (z, image_novelty), (t, text_novelty) = model.embed(pixels, "image"), model.embed(ids, "text")
-        score = model.score
-        matrix = score.pairwise(z, t)
-        own = matrix.diagonal()
-        found = {
-            "cosine": (z.mean * t.mean).sum(1), "score": own, "match_probability": score.match_probability(own),
-            "normalised_score": normalised(score.scaled(matrix)), "text_tokens": lengths_of(ids, self.pad),
-        }  # fmt: skip
-        if model.probabilistic:
-            image_trace, text_trace = score.uncertainty(z), score.uncertainty(t)
-            found |= {"image_uncertainty": image_trace, "text_uncertainty": text_trace}
-            found["inclusion"] = inclusion_test(z, t)
-            if score.units is not None:
-                found["image_bits"] = score.units.information(image_trace, of="texts", bits=True)
-                found["text_bits"] = score.units.information(text_trace, of="images", bits=True)
+        found = pair_figures(model.score, z, t, model.probabilistic) | {"text_tokens": lengths_of(ids, self.pad)}
         for side, novelty in (("image", image_novelty), ("text", text_novelty)):
             found |= {f"{side}_novelty_{end}": nats for end, nats in novelty.items()}
-        columns: dict[str, np.ndarray | pa.Array] = {k: x.float().numpy() for k, x in found.items() if x is not None}
+        columns: dict[str, np.ndarray | pa.Array] = {name: x.float().numpy() for name, x in found.items()}
         columns[SIGNATURE] = self.signatures(z.mean)
         return columns
 
@@ -74,6 +59,31 @@ class Figures:
             self.planes = torch.randn(mean.shape[1], BITS, generator=torch.Generator().manual_seed(0))
         bits = np.packbits((mean @ self.planes > 0).numpy(), axis=1)
         return pa.array([row.tobytes() for row in bits], pa.binary(BITS // 8))
+
+
+def pair_figures(score: Score, image: Gaussian, text: Gaussian, probabilistic: bool) -> dict[str, Tensor]:
+    """The MEANINGS that a batch of embedded pairs (B, D) has, (B,) each.
+
+    normalised_score compares a pair with the others of its batch, as Wang et al. 2024 (arXiv 2405.19547) do; means
+    in place of their sums give a smaller last batch about the same numbers.
+    """
+    matrix = score.pairwise(image, text)
+    own = matrix.diagonal()
+    found = {"cosine": (image.mean * text.mean).sum(1), "score": own, "match_probability": score.match_probability(own),
+             "normalised_score": normalised(score.scaled(matrix))}  # fmt: skip
+    if probabilistic:
+        found |= side_figures(score, score.uncertainty(image), "image")
+        found |= side_figures(score, score.uncertainty(text), "text")
+        found["inclusion"] = inclusion_test(image, text)
+    return {name: x for name, x in found.items() if x is not None}
+
+
+def side_figures(score: Score, trace: Tensor, side: Side) -> dict[str, Tensor]:
+    """What uncertainties (B,) of one side say: themselves, and bits where the score has units."""
+    found = {f"{side}_uncertainty": trace}
+    if score.units is not None:
+        found[f"{side}_bits"] = score.units.information(trace, "texts" if side == "image" else "images", bits=True)
+    return found
 
 
 def normalised(logits: Tensor | None) -> Tensor | None:

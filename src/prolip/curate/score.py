@@ -4,13 +4,13 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import torch
 from PIL import Image
@@ -34,19 +34,6 @@ FORMAT = "prolip curation 2"
 BATCH = 256
 
 Figure = Callable[[Tensor, Sequence[str]], dict[str, Any]]
-
-
-class Looked(NamedTuple):
-    """A sample before the model sees it; pixels None: it cannot be used, and `fault` says why."""
-
-    key: str
-    content: bytes
-    uid: str | None
-    caption: str
-    width: int
-    height: int
-    pixels: Tensor | None
-    fault: str | None
 
 
 @dataclass(frozen=True)
@@ -123,15 +110,16 @@ class Scorer:
 
         source = source_of(self.urls[number], self.read.policy)  # before it is read: a change meanwhile is seen later
         parts: list[pa.Table] = []
-        samples = in_threads(self.look, rows(), self.threads, 2 * BATCH)
+        samples = in_threads(self.look, enumerate(rows()), self.threads, 2 * BATCH)
         while group := list(islice(samples, BATCH)):
-            parts.append(self.table_of(group, sum(map(len, parts))))
-            first = first or next((sample.fault for sample in group if sample.fault), "")
-            faults.update(sample.fault.partition(":")[0] for sample in group if sample.fault)
-        whole = pa.concat_tables(parts).combine_chunks() if parts else self.schema.empty_table()
+            parts.append(self.table_of(group))
+        whole = pa.concat_tables([self.schema.empty_table(), *parts]).combine_chunks()
         sums = hashlib.sha256()
-        for key, content in zip(whole.column("key").to_pylist(), whole.column("content").to_pylist()):
+        for key, content, fault in zip(*whole.select(["key", "content", "fault"]).to_pydict().values()):
             sums.update(f"{len(key)} {key}".encode() + content)
+            if fault:
+                first = first or fault
+                faults.update([fault.partition(":")[0]])
         note = {
             "scores": self.mark, "shard": canonical(self.urls[number]), "source": source,
             "content": sums.hexdigest(), "samples": len(whole), "usable": whole.column("fault").null_count,
@@ -141,43 +129,30 @@ class Scorer:
             write_table(temporary, whole, note)
         return note
 
-    def look(self, raw: Raw) -> Looked:
-        """Decode a sample; what cannot be used keeps its reason."""
-        uid, caption, size, pixels, fault, content = None, "", (0, 0), None, None, content_of(raw)
+    def look(self, place: tuple[int, Raw]) -> dict[str, Any]:
+        """The columns of a sample, and its `pixels` where it can be used; what cannot be keeps its reason."""
+        row, raw = place
+        found = {"row": row, "key": raw["__key__"], "caption": "", "width": 0, "height": 0, "content": content_of(raw)}
         try:
             chances = self.captions.chances(*caption_parts(raw, self.captions))
-            caption = max(chances, key=chances.__getitem__)
+            found["caption"] = max(chances, key=chances.__getitem__)
             image = decode_image(image_bytes(raw))
-            size, pixels = image.size, self.preprocess(image)
+            pixels = self.preprocess(image)
+            found |= {"width": image.width, "height": image.height, "pixels": pixels}
         except SampleFault as error:
-            fault = printable(str(error))
+            found["fault"] = printable(str(error))
         except Exception as error:  # an image one pixel wide that cannot be resized, and more
-            fault = printable(f"failed transform: {type(error).__name__}: {error}")
-        try:
-            found = json_record(raw).get("uid") if "json" in raw else None
-            uid = printable(found) if isinstance(found, str) else None
-        except SampleFault:  # no JSON to look at
-            pass
-        return Looked(raw["__key__"], content, uid, caption, *size, pixels, fault)
+            found["fault"] = printable(f"failed transform: {type(error).__name__}: {error}")
+        with suppress(SampleFault):  # no JSON to look at
+            uid = json_record(raw).get("uid") if "json" in raw else None
+            found["uid"] = printable(uid) if isinstance(uid, str) else None
+        return found
 
-    def table_of(self, group: Sequence[Looked], start: int) -> pa.Table:
-        """The rows of a batch whose first one is `start`; figures of what cannot be used are missing."""
-        good = [place for place, sample in enumerate(group) if sample.pixels is not None]
-        columns: dict[str, Any] = {"row": range(start, start + len(group))}
-        columns |= {name: [getattr(sample, name) for sample in group] for name in (*PLACE, *SIZE) if name != "row"}
-        if good:
-            pixels = torch.stack([group[place].pixels for place in good])  # type: ignore[misc]
-            for name, values in self.figure(pixels, [group[place].caption for place in good]).items():
-                columns[name] = spread(values, good, len(group))
-        empty = [None] * len(group)
-        return pa.table({name: columns.get(name, empty) for name in self.schema.names}, schema=self.schema)
-
-
-def spread(values: np.ndarray | pa.Array, places: Sequence[int], rows: int) -> pa.Array:
-    """Values of some rows as a column of all, null elsewhere."""
-    values = values if isinstance(values, pa.Array) else pa.array(values)
-    if len(places) == rows:
-        return values
-    order = np.full(rows, -1)
-    order[list(places)] = np.arange(len(places))
-    return values.take(pa.array(order, mask=order < 0))
+    def table_of(self, group: Sequence[dict[str, Any]]) -> pa.Table:
+        """The rows of a batch; figures of what cannot be used are missing."""
+        if good := [sample for sample in group if "pixels" in sample]:
+            pixels = torch.stack([sample["pixels"] for sample in good])
+            for name, values in self.figure(pixels, [sample["caption"] for sample in good]).items():
+                for sample, value in zip(good, values.tolist()):
+                    sample[name] = value
+        return pa.Table.from_pylist(group, schema=self.schema)

@@ -15,13 +15,9 @@ from prolip.curate.duplicates import duplicates_of, radius_of, read_signatures
 from prolip.curate.expressions import Expression, Rule
 from prolip.curate.sources import GONE, change_of
 from prolip.curate.tables import (
-    PLACE,
-    SIGNATURE,
     Table,
     digest,
-    manifest_of,
-    read_columns,
-    read_note,
+    figures_of,
     read_table,
     read_words,
     tables_of,
@@ -75,9 +71,10 @@ class Choice:
             radius_of(self.duplicates)
 
     @property
-    def reasons(self) -> tuple[str, ...]:
-        """Names of the bits of the column `reasons`, the lowest first."""
-        return (*OWN, *(rule.name for rule in self.rules))
+    def bits(self) -> dict[str, np.uint64]:
+        """Every reason, the lowest first -> its bit in the column `reasons`."""
+        names = (*OWN, *(rule.name for rule in self.rules))
+        return {name: np.uint64(1 << place) for place, name in enumerate(names)}
 
     @property
     def expressions(self) -> list[Expression]:
@@ -101,35 +98,34 @@ def select(folder: Path, choice: Choice) -> dict[str, Any]:
     target = folder / SELECTION
     if target.exists() and (others := [x.name for x in target.iterdir() if not re.fullmatch(OURS, x.name)]):
         raise ValueError(f"{target} holds {plain(others[0])}, which is no selection's: move it to another place")
-    paths = tables_of(folder)
-    manifest = manifest_of(folder)
-    mark, columns = digest(manifest), manifest["columns"]
-    notes = [check_scores(path, mark, columns) for path in paths]
-    names = [name for name in columns if name not in PLACE and name != SIGNATURE]
+    manifest, paths = tables_of(folder)
+    mark, bits = digest(manifest), choice.bits
+    notes = [check_scores(path, mark, manifest["columns"]) for path in paths]
     for expression in choice.expressions:
-        expression.check_columns(names)
+        expression.check_columns(figures_of(manifest["columns"]))
     quantiles = {(name, share): quantile(whole_column(paths, name), share)
                  for name, share in sorted(set().union(*(x.quantiles for x in choice.expressions)))}  # fmt: skip
     reasons = decide(paths, choice, quantiles)
     copies = np.where(reasons == 0, 1, 0).astype(np.uint8)
     if choice.copies is not None:
         copies = drawn_copies(paths, choice.copies, quantiles) * copies
-        reasons[(copies == 0) & (reasons == 0)] |= bit(choice, COPIES)
+        reasons[(copies == 0) & (reasons == 0)] |= bits[COPIES]
     starts = np.cumsum([0, *(note["samples"] for note in notes)])
     summary = {
-        "choice": choice.words(), "reasons": list(choice.reasons), "samples": len(copies),
+        "choice": choice.words(), "reasons": list(bits), "samples": len(copies),
         "kept": int((copies > 0).sum()), "written": int(copies.sum()),
         "by_shard": [int(copies[start:end].sum()) for start, end in zip(starts, starts[1:])],
         "content": digest({"content": [note["content"] for note in notes]}),
         "quantiles": {f"{name} at {share:g}": value for (name, share), value in quantiles.items()},
-        "dropped": {name: int((reasons & bit(choice, name) > 0).sum()) for name in choice.reasons},
-        "dropped_alone": {name: int((reasons == bit(choice, name)).sum()) for name in choice.reasons},
+        "dropped": {name: int((reasons & bit > 0).sum()) for name, bit in bits.items()},
+        "dropped_alone": {name: int((reasons == bit).sum()) for name, bit in bits.items()},
+        "faults": dict(sum((Counter(note["faults"]) for note in notes), Counter()).most_common()),
     }  # fmt: skip
     with replacing_folder(target) as new:
         for path, note, start, end in zip(paths, notes, starts, starts[1:]):
-            rows = {"row": pa.array(np.arange(end - start), pa.int32()), "copies": pa.array(copies[start:end]),
-                    "reasons": pa.array(reasons[start:end])}  # fmt: skip
-            write_table(new / path.name, rows, note | {"choice": choice.words()})
+            columns = {"row": np.arange(end - start, dtype=np.int32), "copies": copies[start:end],
+                       "reasons": reasons[start:end]}  # fmt: skip
+            write_table(new / path.name, pa.table(columns), note | {"choice": choice.words()})
         write_words(new / SUMMARY, summary)
     return summary
 
@@ -156,7 +152,7 @@ def selection_of(folder: Path) -> tuple[dict[str, Any], list[Path]]:
         summary = read_words(folder / SELECTION / SUMMARY, AGAIN)
     except FileNotFoundError:
         raise ValueError(f"{folder} has no {SELECTION}/{SUMMARY}: run `python -m prolip.curate select` first") from None
-    paths = tables_of(folder)
+    _, paths = tables_of(folder)
     for path in paths:
         chosen(folder, path, summary)
     return summary, paths
@@ -181,39 +177,34 @@ def quantile(values: np.ndarray, share: float) -> float:
     return float(np.quantile(values, share)) if len(values) else float("nan")
 
 
-def bit(choice: Choice, name: str) -> np.uint64:
-    """The bit of a reason."""
-    return np.uint64(1 << choice.reasons.index(name))
-
-
 def decide(paths: Sequence[Path], choice: Choice, quantiles: dict[tuple[str, float], float]) -> np.ndarray:
     """The reasons against every sample, (N,) uint64, 0: none."""
-    found = []
-    wanted = sorted({"fault", *(name for rule in choice.rules for name in rule.drop.columns)})
-    for columns in (read_columns(path, wanted) for path in paths):
+    found, bits = [], choice.bits
+    wanted = sorted({"fault"}.union(*(rule.drop.columns for rule in choice.rules)))
+    for columns in (read_table(path, wanted).columns for path in paths):
         faulty = np.array([fault is not None for fault in columns["fault"]], dtype=bool)
-        own = np.where(faulty, bit(choice, UNUSABLE), np.uint64(0))
+        own = np.where(faulty, bits[UNUSABLE], np.uint64(0))
         for rule in choice.rules:
-            own |= np.where(rule.drop(columns, quantiles) & ~faulty, bit(choice, rule.name), np.uint64(0))
+            own |= np.where(rule.drop(columns, quantiles) & ~faulty, bits[rule.name], np.uint64(0))
         found.append(own)
     reasons = np.concatenate(found)
     value = values(paths, choice.by, quantiles) if choice.by is not None else None
     if choice.duplicates is not None:
         quality = whole_column(paths, "cosine") if value is None else value
         repeated = duplicates_of(read_signatures(paths), quality, reasons == 0, radius_of(choice.duplicates))
-        reasons[repeated >= 0] |= bit(choice, DUPLICATE)
+        reasons[repeated >= 0] |= bits[DUPLICATE]
     room = int(choice.keep * len(reasons))
     rows = np.flatnonzero(reasons == 0)
     if value is not None and len(rows) > room:
         order = np.lexsort((rows, -np.nan_to_num(value[rows], nan=-np.inf)))
-        reasons[rows[order[room:]]] |= bit(choice, RANK)
+        reasons[rows[order[room:]]] |= bits[RANK]
     return reasons
 
 
 def values(paths: Sequence[Path], expression: Expression, quantiles: dict[tuple[str, float], float]) -> np.ndarray:
     """A formula's value of every sample, (N,) float64."""
     names = sorted({"row", *expression.columns})
-    tables = (read_columns(path, names) for path in paths)
+    tables = (read_table(path, names).columns for path in paths)
     return np.concatenate([np.asarray(expression(columns, quantiles), np.float64) for columns in tables])
 
 
@@ -225,7 +216,7 @@ def drawn_copies(
     """
     found = []
     for path in paths:
-        columns = read_columns(path, sorted({"key", *expression.columns}))
+        columns = read_table(path, sorted({"key", *expression.columns})).columns
         mean = np.clip(np.nan_to_num(np.asarray(expression(columns, quantiles), np.float64)), 0, MOST_COPIES)
         chance = np.array([stable_hash(path.stem, key, "copies") / 2**64 for key in columns["key"]])
         found.append((np.floor(mean) + (chance < mean - np.floor(mean))).astype(np.uint8))
@@ -250,15 +241,6 @@ def write_subset(folder: Path, place: Path) -> int:
             halves.append((int(uid[:16], 16), int(uid[16:], 16)))
     uids = np.array(halves, np.dtype("u8,u8"))
     uids.sort()
-    place.parent.mkdir(parents=True, exist_ok=True)
     with replacing(place) as temporary, temporary.open("wb") as file:  # np.save would add .npy to a path
         np.save(file, uids)
     return len(uids)
-
-
-def counted(folder: Path) -> Counter[str]:
-    """Faults by kind, of all tables."""
-    found: Counter[str] = Counter()
-    for path in tables_of(folder):
-        found.update(read_note(path).get("faults", {}))
-    return found

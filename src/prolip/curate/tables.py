@@ -37,11 +37,9 @@ def table_path(folder: Path, number: int) -> Path:
     return folder / f"{number:06d}.parquet"
 
 
-def write_table(path: Path, columns: Mapping[str, Any] | pa.Table, note: Mapping[str, Any]) -> None:
-    """Write columns and a note as one file: equal input, equal bytes."""
-    table = columns if isinstance(columns, pa.Table) else pa.table(dict(columns))
+def write_table(path: Path, table: pa.Table, note: Mapping[str, Any]) -> None:
+    """Write a table and a note as one file: equal input, equal bytes."""
     table = table.replace_schema_metadata({NOTE: json.dumps(note, sort_keys=True)})
-    path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("wb") as file:
         pq.write_table(table, file, compression="zstd", write_page_checksum=True)
 
@@ -71,24 +69,14 @@ def _values(column: pa.ChunkedArray) -> np.ndarray:
     return column.to_numpy(zero_copy_only=False)
 
 
-def read_note(path: Path) -> dict[str, Any]:
-    """The note of a table. ValueError for a file that is none of ours."""
-    return read_table(path).note
-
-
-def read_columns(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
-    """Columns of a table, as `read_table` has them."""
-    return read_table(path, names).columns
-
-
-def column_names(path: Path) -> list[str]:
-    """All columns of a table, in order."""
-    return list(read_table(path).kinds)
+def figures_of(kinds: Mapping[str, str]) -> list[str]:
+    """The columns that hold numbers of samples, in order."""
+    return [name for name in kinds if name not in PLACE and name != SIGNATURE]
 
 
 def whole_column(paths: Sequence[Path], name: str) -> np.ndarray:
     """A column of all tables, (N,) float32: four bytes a sample."""
-    return np.concatenate([read_columns(path, [name])[name].astype(np.float32) for path in paths])
+    return np.concatenate([read_table(path, [name]).columns[name].astype(np.float32) for path in paths])
 
 
 def digest(words: Mapping[str, Any]) -> str:
@@ -123,11 +111,12 @@ def manifest_of(folder: Path) -> dict[str, Any]:
         raise ValueError(f"no scores in {folder / SCORES}, it has no {MANIFEST}: {how}") from None
 
 
-def tables_of(folder: Path) -> list[Path]:
-    """The scores of all shards, in order. ValueError where one is missing: its number says which."""
-    shards = len(manifest_of(folder)["shards"])
+def tables_of(folder: Path) -> tuple[dict[str, Any], list[Path]]:
+    """The manifest, and the scores of all shards, in order. ValueError where one is missing: its number says which."""
+    manifest = manifest_of(folder)
+    shards = len(manifest["shards"])
     paths = [table_path(folder / SCORES, number) for number in range(shards)]
     if missing := [number for number, path in enumerate(paths) if not path.exists()]:
         raise ValueError(f"{len(missing)} of {shards} shards have no scores yet, number {missing[0]} for one: go on"
                          " with `python -m prolip.curate score`, in all of its parts")  # fmt: skip
-    return paths
+    return manifest, paths

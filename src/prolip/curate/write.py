@@ -4,6 +4,7 @@ from __future__ import annotations
 import io
 import tarfile
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,6 @@ class Plan:
     """Which kept samples go into which new shard: `samples` each, in the order of the shards that they come from."""
 
     def __init__(self, folder: Path, samples: int, read: ShardReader):
-        if samples < 1:
-            raise ValueError(f"--shard-samples {samples}: give 1 or more")
         self.folder, self.samples, self.read = folder, samples, read
         self.summary, self.tables = selection_of(folder)
         self.ends = np.cumsum(self.summary["by_shard"])
@@ -54,19 +53,14 @@ class Plan:
             start = int(self.ends[place]) - self.summary["by_shard"][place]
             if start >= last:
                 return
-            for position, raw in self._copies(self.tables[place], start, self.summary["by_shard"][place]):
-                if position >= last:
-                    break
-                if position >= first:
-                    yield raw
+            kept = self._copies(self.tables[place], self.summary["by_shard"][place])
+            yield from islice(kept, max(first - start, 0), last - start)
 
-    def _copies(self, path: Path, start: int, count: int) -> Iterator[tuple[int, Raw]]:
-        """What is kept of one old shard with its place among all that is kept. Every sample that is read is compared
-        with the one that was scored.
-        """
+    def _copies(self, path: Path, left: int) -> Iterator[Raw]:
+        """The `left` that are kept of one old shard; each sample is compared with the one that was scored."""
         scores, selected = chosen(self.folder, path, self.summary, ["key", "content"])
-        url, copies, position = scores.note["shard"], selected.columns["copies"].astype(int), start
-        if not count:
+        url, copies = scores.note["shard"], selected.columns["copies"].astype(int)
+        if not left:
             return
         what = f"it is another than the one that was scored: delete {path}, then score and select again"
         for key, content, times, raw in zip(*scores.columns.values(), copies, self.read(url, lambda fault: None)):
@@ -75,9 +69,9 @@ class Plan:
             if content_of(raw) != content:
                 raise ShardFault("changed shard", f"{plain(url)} has another sample {key!r}: {what}")
             for copy in range(times):
-                yield position, raw | ({"__key__": f"{key}_copy{copy}"} if copy else {})
-                position += 1
-            if position == start + count:
+                yield raw | ({"__key__": f"{key}_copy{copy}"} if copy else {})
+            left -= times
+            if not left:
                 return
         raise ShardFault("changed shard", f"{plain(url)} ends early: {what}")
 

@@ -85,7 +85,7 @@ def make_app(args: argparse.Namespace) -> App:
     found = open_source(args)
     captions = Captions(Gallery(found.index), found.embedder, args.captions, further)
     scores = None if args.scores is None else Path(args.scores)
-    return App(found, Path(args.source).name or args.source, scores, threshold_of(args, found), captions)
+    return App(found, Path(args.source).name or args.source, captions, scores, threshold_of(args, found))
 
 
 def announce(server: Server, app: App) -> None:

@@ -14,7 +14,7 @@ from prolip.data.faults import SampleFault
 from prolip.explorer.asking import Asker
 from prolip.explorer.captions import Captions
 from prolip.explorer.crowd import turn
-from prolip.explorer.gallery import MAPPED, Gallery, Once, number
+from prolip.explorer.gallery import MAPPED, Once, number
 from prolip.explorer.opening import Opened
 from prolip.explorer.pictures import Gone
 from prolip.explorer.rules import GalleryTable, ScoredTable, Table, describe, try_rules
@@ -41,15 +41,13 @@ class App:
     """
 
     def __init__(
-        self, opened: Opened, title: str, scores: Path | None = None, threshold: Threshold | None = None,
-        captions: Captions | None = None,
+        self, opened: Opened, title: str, captions: Captions, scores: Path | None = None,
+        threshold: Threshold | None = None,
     ):  # fmt: skip
-        self.opened, self.title = opened, plain(title)
-        self.captions = captions or Captions(Gallery(opened.index), opened.embedder)
-        self.gallery = self.captions.gallery
-        self.asker = Asker(self.gallery, opened.embedder, self.captions, threshold)
+        self.opened, self.title, self.captions, self.gallery = opened, plain(title), captions, captions.gallery
+        self.asker = Asker(captions, threshold)
         self.scored = None if scores is None else ScoredTable(scores)
-        self.table: Table = self.scored or GalleryTable(self.gallery, self.captions)
+        self.table = Once[Table](lambda: self.scored or GalleryTable(captions))
         self._model = threading.Lock()  # torch's own threads share one pool: one question after the other
         self._map = Once(self._points)
         self.looks: dict[str, Callable[[], Any]] = {
@@ -108,7 +106,7 @@ class App:
     def columns(self) -> dict[str, Any]:
         """What rules can be made of."""
         with self._turn():
-            return describe(self.table)
+            return describe(self.table())
 
     def thumbnail(self, kind: str, row: int) -> bytes:
         """The picture of an `item` of the gallery, or a `sample` of scores. KeyError and `Gone` where there is none."""
@@ -154,4 +152,4 @@ class App:
         if not isinstance(rules, list):
             raise ValueError(f"rules {rules!r}: give a list of NAME: FORMULA")
         with self._turn():
-            return try_rules(self.table, rules)
+            return try_rules(self.table(), rules)

@@ -2,8 +2,6 @@
 from __future__ import annotations
 
 import secrets
-import threading
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -16,7 +14,7 @@ from prolip.data.faults import SampleFault
 from prolip.data.samples.decoding import decode_image
 from prolip.evaluation.model import Embedded, Embedder
 from prolip.explorer.captions import Captions
-from prolip.explorer.gallery import Gallery, cut, number
+from prolip.explorer.gallery import cut, number
 from prolip.explorer.pictures import PIXELS, Gone, decoded
 from prolip.explorer.plane import place
 from prolip.explorer.verdict import first_answer, judge
@@ -38,10 +36,6 @@ SHORTLIST = 5000
 COMPARED_SCORES = ("mean", "csd", "elk")
 
 
-class Unasked(ValueError):
-    """A question that cannot be asked; the text says what can."""
-
-
 @dataclass(frozen=True)
 class Asked:
     """A question as a Gaussian (1, D). sides: what it was made of; novelty: nats by end; row: of the gallery's item."""
@@ -59,14 +53,15 @@ class Asked:
 
 
 class Asker:
-    """Answers from a gallery; without a model of its items alone. threshold: of `prolip.search.risk`, if any."""
+    """Answers to one question after another from the gallery of captions; without a model of its items alone.
 
-    def __init__(
-        self, gallery: Gallery, embedder: Embedder | None, captions: Captions, threshold: Threshold | None = None
-    ):
-        self.gallery, self.embedder, self.captions, self.threshold = gallery, embedder, captions, threshold
-        self._uploads: OrderedDict[str, Asked] = OrderedDict()
-        self._lock = threading.Lock()
+    threshold: of `prolip.search.risk`, if any.
+    """
+
+    def __init__(self, captions: Captions, threshold: Threshold | None):
+        self.gallery, self.embedder = captions.gallery, captions.embedder
+        self.captions, self.threshold = captions, threshold
+        self._uploads: dict[str, Asked] = {}
 
     # --- questions ---------------------------------------------------------------------------------------------------
     def prepare(self, data: bytes) -> tuple[torch.Tensor, tuple[int, int]]:
@@ -78,32 +73,30 @@ class Asker:
 
         return decoded(made)
 
-    def upload(self, pixels: torch.Tensor, name: str = "your picture") -> str:
+    def upload(self, pixels: torch.Tensor) -> str:
         """Keep a picture's Gaussian to ask by; what it is called from now on. pixels: as `prepare` has them."""
-        asked, key = self._picture(pixels, name), secrets.token_hex(8)
-        with self._lock:
-            self._uploads[key] = asked
-            while len(self._uploads) > UPLOADS:
-                self._uploads.popitem(last=False)
+        key = secrets.token_hex(8)
+        self._uploads[key] = self._embed(pixels.unsqueeze(0), "image", "your picture")
+        if len(self._uploads) > UPLOADS:
+            del self._uploads[next(iter(self._uploads))]
         return key
 
     def read(self, values: Mapping[str, Any]) -> Asked:
-        """A question of JSON values: `text`, `upload`, both, or `row`. `Unasked`; KeyError for what is not there."""
+        """A question of JSON values: `text`, `upload`, both, or `row`. ValueError; KeyError for what is not there."""
         text, upload, row = (values.get(name) for name in ("text", "upload", "row"))
         if row is not None:
             return self._item(row)
         if text is not None and (not isinstance(text, str) or len(text) > 2000):
-            raise Unasked("a text is a string of at most 2,000 characters")
+            raise ValueError("a text is a string of at most 2,000 characters")
         parts = []
         if text:
-            parts.append(self._text(text))
+            parts.append(self._embed(self._model().tokenizer([text]), "text", text))
         if upload is not None:
-            with self._lock:
-                if not isinstance(upload, str) or upload not in self._uploads:
-                    raise KeyError("this picture is not kept any more: drop it again")
-                parts.append(self._uploads[upload])
+            if not isinstance(upload, str) or upload not in self._uploads:
+                raise KeyError("this picture is not kept any more: drop it again")
+            parts.append(self._uploads[upload])
         if not parts:
-            raise Unasked("no question: type a text, drop a picture, or choose an item")
+            raise ValueError("no question: type a text, drop a picture, or choose an item")
         if len(parts) == 1:
             return parts[0]
         both = concatenate([part.z for part in parts])
@@ -113,13 +106,12 @@ class Asker:
 
     def _model(self) -> Embedder:
         if self.embedder is None:
-            raise Unasked("there is no model to embed texts and pictures: start with --model, or choose an item")
+            raise ValueError("there is no model to embed texts and pictures: start with --model, or choose an item")
         return self.embedder
 
-    def _text(self, text: str) -> Asked:
-        model = self._model()
-        z, novelty = model.embed(model.tokenizer([text]), "text")
-        return Asked(z, frozenset[Side](["text"]), text, floats(novelty))
+    def _embed(self, inputs: torch.Tensor, side: Side, label: str) -> Asked:
+        z, novelty = self._model().embed(inputs, side)
+        return Asked(z, frozenset[Side]([side]), label, {end: float(nats[0]) for end, nats in novelty.items()})
 
     def _pixels(self, image: Image.Image) -> torch.Tensor:
         """What the model takes. SampleFault for a strip: resized by its short side, it would have very many pixels."""
@@ -128,17 +120,14 @@ class Asker:
             raise SampleFault("oversized image", f"{sides} pixels, at most {STRETCHED} times as long as wide are taken")
         return self._model().preprocess(image)
 
-    def _picture(self, pixels: torch.Tensor, label: str) -> Asked:
-        z, novelty = self._model().embed(pixels.unsqueeze(0), "image")
-        return Asked(z, frozenset[Side](["image"]), label, floats(novelty))
-
     def _item(self, row: Any) -> Asked:
         row = self.gallery.check(row)
         item, novelty = self.gallery.index.items([row])[0], {}
         side: Side = self.gallery.index.side
         if self.embedder is not None and side == "image" and self.embedder.novelty is not None:
             with suppress(Gone):  # its embedding is enough to ask by
-                novelty = self._picture(self.gallery.pictures.of(item, self._pixels), item["key"]).novelty
+                pixels = self.gallery.pictures.of(item, self._pixels)
+                novelty = self._embed(pixels.unsqueeze(0), "image", item["key"]).novelty
         z = self.gallery.index.gaussians([row])
         return Asked(z, frozenset[Side]([side]), item["key"], novelty, row)
 
@@ -146,24 +135,18 @@ class Asker:
     def search(self, asked: Asked, count: int = 24) -> dict[str, Any]:
         """The nearest items, the nearest captions of a picture, and what speaks against answering."""
         count, index = max(1, min(count, MOST)), self.gallery.index
-        found = self._found(asked, count)
+        found = without(asked, index.search(asked.z, count + 1), count)
         pair = asked.sides == {other_side(index.side)}
-        answers = answers_of(index, found, [pair])[0]
-        rows = [row for row in found.rows[0].tolist() if row >= 0]
-        listed = [
-            described | {"score": number(answer.similarity), "probability": number(answer.probability)}
-            for described, answer in zip(self.gallery.describe(rows), answers)
-        ]
+        listed = [item | {"score": number(answer.similarity), "probability": number(answer.probability)}
+                  for item, answer in zip(self.gallery.describe(found.rows[0].tolist()),
+                                          answers_of(index, found, [pair])[0])]  # fmt: skip
+        captions = self.captions if asked.sides == {"image"} and self.captions.there else None
         return {
-            "question": self._question(asked), "answers": listed, "said": self._said(asked),
-            "verdict": self._verdict(asked, pair), "by": index.score.name, "place": self._place(asked),
-            "risk": self._risk(asked),
+            "question": self._question(asked), "answers": listed,
+            "said": [] if captions is None else captions.nearest(asked.z, 5),
+            "verdict": self._verdict(asked, pair, captions), "by": index.score.name, "place": self._place(asked),
+            "risk": self._risk(asked) if pair else None,
         }  # fmt: skip
-
-    def _found(self, asked: Asked, count: int) -> Found:
-        """The nearest items but for the one that asks."""
-        found = self.gallery.index.search(asked.z, count + (asked.row is not None))
-        return found if asked.row is None else without(found, asked.row, count)
 
     def _question(self, asked: Asked) -> dict[str, Any]:
         trace = float(self.gallery.own.uncertainty(asked.z)[0])
@@ -181,19 +164,13 @@ class Asker:
             return None
         return [number(x) for x in place(self.gallery.mapped().plane, asked.z)[0].tolist()]
 
-    def _said(self, asked: Asked) -> list[dict[str, Any]]:
-        """The captions nearest to a picture by the model's own score."""
-        if asked.sides != {"image"} or not self.captions.there:
-            return []
-        return self.captions.nearest(asked.z, 5)
-
-    def _verdict(self, asked: Asked, pair: bool) -> dict[str, Any]:
+    def _verdict(self, asked: Asked, pair: bool, captions: Captions | None) -> dict[str, Any]:
         """Of a pair with the gallery its first item is judged, of a picture among pictures the first caption."""
         answer, among = None, "items"
         if pair:
             answer = first_answer(asked.z, self._candidates(asked), self.gallery.own, asked.side)
-        elif asked.sides == {"image"} and self.captions.there:
-            answer = first_answer(asked.z, [self.captions.z], self.gallery.own, "image")
+        elif captions is not None:
+            answer = first_answer(asked.z, [captions.z], self.gallery.own, "image")
             among = "captions"
         return {**judge(answer, asked.novelty), "among": among}
 
@@ -209,10 +186,10 @@ class Asker:
             yield chunk.gaussian(chunk.living)
 
     def _risk(self, asked: Asked) -> dict[str, Any] | None:
-        """Whether the calibrated threshold answers, where there is one and the question is of its kind."""
-        index = self.gallery.index
-        if self.threshold is None or asked.sides != {other_side(index.side)}:
+        """Whether the calibrated threshold answers a question of its kind, where there is one."""
+        if self.threshold is None:
             return None
+        index = self.gallery.index
         near = index.search(asked.z, COMPARED)
         novelty = {end: torch.tensor([nats]) for end, nats in asked.novelty.items()}
         sure = confidences(index, Embedded(asked.z, novelty), near)
@@ -226,23 +203,21 @@ class Asker:
 
         Beyond NUMBERS numbers only the SHORTLIST nearest by the index are ranked by the others, which `among` says.
         """
-        index, scores = self.gallery.index, self._scores()
-        count = BESIDE + (asked.row is not None)
+        index, count = self.gallery.index, BESIDE + 1
         whole = len(index) * asked.z.mean.shape[1] <= NUMBERS
         near = None if whole else index.search(asked.z, SHORTLIST)
         role, columns = other_side(index.side), []
         order: dict[int, int] = {}
-        for name, score in scores.items():
+        for name, score in self._scores().items():
             if score is index.score:
                 found = index.search(asked.z, count)
             elif near is None:
                 found = exact.score_all(score, asked.z, index.chunks, count, role)
             else:
-                again = exact.rescored(score, asked.z, near.rows, self._gather, role)
-                found = exact.joined([exact.top(Found(near.rows, again), count)], count)
-            if asked.row is not None:
-                found = without(found, asked.row, BESIDE)
-            rows = [row for row in found.rows[0].tolist() if row >= 0]
+                again = exact.rescored(score, asked.z, near.rows, lambda rows: index.gaussians(rows.tolist()), role)
+                found = exact.top(Found(near.rows, again), count)
+            found = without(asked, found, BESIDE)
+            rows = found.rows[0].tolist()
             order = order or {row: rank for rank, row in enumerate(rows)}
             listed = [item | {"score": number(value), "before": order.get(item["row"])}
                       for item, value in zip(self.gallery.describe(rows), found.scores[0].tolist())]  # fmt: skip
@@ -255,16 +230,8 @@ class Asker:
         names = COMPARED_SCORES if self.gallery.probabilistic else COMPARED_SCORES[:1]
         return found | {name: find_score(name)() for name in names if name not in found}
 
-    def _gather(self, rows: Any) -> Gaussian:
-        return self.gallery.index.gaussians(rows.tolist())
 
-
-def floats(novelty: Mapping[str, torch.Tensor]) -> dict[str, float]:
-    """Nats of one input."""
-    return {name: float(nats[0]) for name, nats in novelty.items()}
-
-
-def without(found: Found, row: int, count: int) -> Found:
-    """The answers of one question but for a row, at most so many."""
-    kept = found.rows[0] != row
+def without(asked: Asked, found: Found, count: int) -> Found:
+    """The answers of one question but for the item that asks, at most so many."""
+    kept = (found.rows[0] >= 0) & (found.rows[0] != (-1 if asked.row is None else asked.row))
     return Found(found.rows[:, kept][:, :count], found.scores[:, kept][:, :count])

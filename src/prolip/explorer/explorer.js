@@ -25,8 +25,9 @@ const figure = (x) => (x === null || x === undefined ? "–" : Math.abs(x) >= 10
 const count = (n) => n.toLocaleString("en-US");
 
 async function ask(path, values) {
+  const [kind, body] = values instanceof Blob ? ["octet-stream", values] : ["json", JSON.stringify(values)];
   const answer = await fetch(`api/${path}`, values === undefined ? {} : {
-    method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(values),
+    method: "POST", headers: { "Content-Type": `application/${kind}` }, body,
   });
   const found = await answer.json().catch(() => ({ error: `the server answered ${answer.status}` }));
   if (!answer.ok) throw new Error(found.error);
@@ -65,12 +66,13 @@ function tile(item, alt = "") {
 }
 const called = (item) => item.captions[0] || item.key;
 
-/** A bar with its name and value. */
-function meter(name, value, share, kind = "") {
+function bar(share) {
   const inside = h("span", {});
   inside.style.width = `${100 * Math.max(0, Math.min(1, share))}%`;
-  return [h("div", {}, name, h("b", {}, value)), h(`div.meter${kind && `.${kind}`}`, { ariaHidden: "true" }, inside)];
+  return inside;
 }
+/** A bar with its name and value. */
+const meter = (name, value, share, kind = "") => [h("div", {}, name, h("b", {}, value)), h(`div.meter${kind && `.${kind}`}`, { ariaHidden: "true" }, bar(share))];
 const mostBits = (side) => (state.about.units ? Math.log2(side === "image" ? state.about.units.texts : state.about.units.images) : 1);
 
 function figuresOf(item) {
@@ -129,9 +131,7 @@ async function upload(file) {
   }
   begin("Reading your picture…");
   await attempt(async () => {
-    const answer = await fetch("api/upload", { method: "POST", headers: { "Content-Type": "application/octet-stream" }, body: file });
-    const found = await answer.json().catch(() => ({ error: `the server answered ${answer.status}` }));
-    if (!answer.ok) throw new Error(found.error);
+    const found = await ask("upload", file);
     if (state.preview) URL.revokeObjectURL(state.preview);
     state.preview = URL.createObjectURL(file);
     const text = $("text").value.trim();
@@ -210,11 +210,6 @@ function made(found) {
   }
   if (!parts.length) parts.push(h("p.legend", {}, "This model gives points and no probability: there is nothing to refuse by."));
   fill($("makes").querySelector("div"), parts);
-}
-function bar(share) {
-  const inside = h("span", {});
-  inside.style.width = `${100 * Math.max(0, Math.min(1, share))}%`;
-  return inside;
 }
 function judged(verdict) {
   const said = h("p.verdict", {}), value = h("b", {});
@@ -384,8 +379,7 @@ function mark(pen, at, box, tint, colour, label = "") {
 function choose(i) {
   view.chosen = i;
   const item = view.points[i];
-  const one = card(item);
-  fill($("chosen"), h("ol.cards", { style: undefined }, one));
+  fill($("chosen"), h("ol.cards", {}, card(item)));
   $("chosen").firstChild.style.gridTemplateColumns = "minmax(0, 220px)";
   const box = $("canvas").getBoundingClientRect(), [x, y] = onScreen(item.at, box);
   if (x < 30 || y < 30 || x > box.width - 30 || y > box.height - 30) { view.x = item.at[0]; view.y = item.at[1]; }

@@ -88,14 +88,11 @@ class Gallery:
         bits, share = float(self.units.information(x, of, bits=True)), float(self.units.share(x, of))
         return {"uncertainty": number(trace), "bits": number(bits), "fits": in_words(share)}
 
-    def sample(self, count: int, seed: int = 0) -> np.ndarray:
+    def sample(self, count: int) -> np.ndarray:
         """At most so many living rows at random, rising."""
-        alive, total = self.index.store.alive, len(self.index.store)
-        random = np.random.default_rng(seed)
-        if alive is None:
-            return np.sort(random.choice(total, min(count, total), replace=False))
-        living = np.flatnonzero(alive)
-        return np.sort(random.choice(living, min(count, len(living)), replace=False))
+        alive = self.index.store.alive
+        rows: Any = len(self.index) if alive is None else np.flatnonzero(alive)
+        return np.sort(np.random.default_rng(0).choice(rows, min(count, len(self.index)), replace=False))
 
     def extremes(self, count: int) -> tuple[list[int], list[int]]:
         """The rows with the least and the most uncertainty, the ends first."""

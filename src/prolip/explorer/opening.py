@@ -6,7 +6,6 @@ from argparse import Namespace
 from dataclasses import dataclass
 from pathlib import Path
 
-from prolip.evaluation.loading import load_embedder
 from prolip.evaluation.model import Embedder
 from prolip.search import __main__ as command
 from prolip.search import sources
@@ -28,37 +27,37 @@ class Opened:
 
 
 def open_source(args: Namespace) -> Opened:
-    """Index, features or model by the look of `args.source`. ValueError and OSError saying what to give."""
-    source, folder = args.source, Path(args.source)
+    """Index, features or model by the look of `args.source`. ValueError and OSError saying what to give.
+
+    The embedder is the one that made the index, None where nobody names one.
+    """
+    source, folder, temporary = args.source, Path(args.source), None
     if holds_index(folder):
         if args.data or args.index:
             raise ValueError(f"{source} is an index already: add to it with prolip-search extend {source} --data"
                              f" {args.data or 'SOURCE'}, and leave --data and --index out")  # fmt: skip
         index = SearchIndex(folder)
-        return opened(index, embedder_for(index, args))
-    if source.startswith("features:") or (folder / "tasks").is_dir():
-        address = source if source.startswith("features:") else f"features:{source}"
+    elif source.startswith("features:") or (folder / "tasks").is_dir():
         if args.data:
             raise ValueError(f"{source} are features, which were embedded already: leave --data out")
-        built, temporary = build(args, address, None)
-        return opened(built, embedder_for(built, args), temporary)
-    model = model_of(source)
-    if not args.data:
-        raise ValueError(f"{source} is a model, and there is nothing to explore yet: give --data, a folder, .tar files"
-                         f" or {sources.FORMS}; or an index of prolip-search")  # fmt: skip
-    built, temporary = build(args, address_of(args.data), model)
-    embedder = load_embedder(model, args.pretrained, args.device, args.precision, args.tokenizer)
-    return opened(built, embedder, temporary)
+        index, temporary = build(args, source if source.startswith("features:") else f"features:{source}")
+    else:
+        args.model = model_of(source)
+        if not args.data:
+            raise ValueError(f"{source} is a model, and there is nothing to explore yet: give --data, a folder, .tar"
+                             f" files or {sources.FORMS}; or an index of prolip-search")  # fmt: skip
+        index, temporary = build(args, address_of(args.data))
+    embedder = command.load(index, args) if args.model or index.store.values.get("load") else None
+    return Opened(index, embedder, lacks_of(index, embedder), temporary)
 
 
-def build(args: Namespace, address: str, model: str | None) -> tuple[SearchIndex, tempfile.TemporaryDirectory | None]:
+def build(args: Namespace, address: str) -> tuple[SearchIndex, tempfile.TemporaryDirectory | None]:
     """The index as `prolip-search build` makes it, in `args.index`, where it goes on, or a temporary folder."""
     temporary = None if args.index else tempfile.TemporaryDirectory(prefix="prolip-explore-")
-    place = args.index if temporary is None else f"{temporary.name}/index"
-    words = ["build", place, "--data", address]
-    for name, value in (("model", model), ("pretrained", args.pretrained), ("tokenizer", args.tokenizer),
-                        ("device", args.device), ("precision", args.precision)):  # fmt: skip
-        words += [f"--{name}", value] if value and model else []
+    words = ["build", f"{temporary.name}/index" if temporary else args.index, "--data", address]
+    for name in ("model", "pretrained", "tokenizer", "device", "precision"):
+        if getattr(args, name):
+            words += [f"--{name}", getattr(args, name)]
     words += ["--skip-damaged"] if args.skip_damaged else []
     try:
         return command.build(command.parse(words)), temporary
@@ -66,13 +65,6 @@ def build(args: Namespace, address: str, model: str | None) -> tuple[SearchIndex
         if temporary is not None:
             temporary.cleanup()
         raise
-
-
-def embedder_for(index: SearchIndex, args: Namespace) -> Embedder | None:
-    """The model of an index, which must be the one that made it; None where nobody names one."""
-    if not args.model and not index.store.values.get("load"):
-        return None
-    return command.load(index, args)
 
 
 def model_of(source: str) -> str:
@@ -101,10 +93,8 @@ def address_of(data: str) -> str:
     raise ValueError(f"--data {data!r} is neither a folder nor shards: give {sources.FORMS}")
 
 
-def opened(
-    index: SearchIndex, embedder: Embedder | None, temporary: tempfile.TemporaryDirectory | None = None
-) -> Opened:
-    """With what cannot be done."""
+def lacks_of(index: SearchIndex, embedder: Embedder | None) -> list[str]:
+    """What cannot be done, and why."""
     lacks, some = [], index.items(range(min(len(index.store), 50)))
     if embedder is None:
         lacks.append("There is no model, so no text can be typed, no picture dropped and no path walked; items, the map"
@@ -118,4 +108,4 @@ def opened(
     card = index.card
     if card is not None and not card.probabilistic:
         lacks.append(f"{card.name} gives points, without variances: no ellipses, no uncertainty, no elk.")
-    return Opened(index, embedder, lacks, temporary)
+    return lacks

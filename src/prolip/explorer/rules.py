@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,10 @@ import numpy as np
 import torch
 
 from prolip.curate.expressions import Rule, parse_rules
-from prolip.curate.figures import MEANINGS, normalised
-from prolip.curate.select import tables_of
-from prolip.curate.tables import PLACE, SIGNATURE, column_names, read_columns, read_note, whole_column
+from prolip.curate.figures import MEANINGS, pair_figures, side_figures
+from prolip.curate.tables import figures_of, read_table, tables_of, whole_column
 from prolip.explorer.captions import Captions, captions_of
-from prolip.explorer.gallery import Gallery, Once, shown
-from prolip.gaussian import Gaussian
-from prolip.measures import inclusion_test, mean_cosine
+from prolip.explorer.gallery import shown
 from prolip.search.store import Item
 
 #: Samples whose pairs are computed where nobody has scored them; rows that a normalised score compares within.
@@ -33,80 +31,41 @@ class GalleryTable:
     what rules apply to; items: samples as the page shows them, with `thumbnail`: the end of its address, or None.
     """
 
-    def __init__(self, gallery: Gallery, captions: Captions):
-        self.gallery, self.captions = gallery, captions
-        self._found = Once(self._compute)
-
-    @property
-    def total(self) -> int:
-        return len(self.gallery.index)
-
-    @property
-    def source(self) -> str:
-        """Where the numbers are from, in words."""
+    def __init__(self, captions: Captions):
+        self.gallery, self.total = captions.gallery, len(captions.gallery.index)
+        self._places, self._columns = gallery_columns(captions)
+        self.rows, self.names = len(self._places), list(self._columns)
+        self.usable = np.ones(self.rows, dtype=bool)
+        self.source = f"all {self.total:,} items"
         if self.rows < self.total:
-            return f"{self.rows:,} samples at random of {self.total:,}, by their first captions"
-        return f"all {self.total:,} items"
-
-    @property
-    def rows(self) -> int:
-        return len(self._found()[0])
-
-    def names(self) -> list[str]:
-        return list(self._found()[1])
+            self.source = f"{self.rows:,} samples at random of {self.total:,}, by their first captions"
 
     def column(self, name: str) -> np.ndarray:
-        return self._found()[1][name]
-
-    def usable(self) -> np.ndarray:
-        return np.ones(self.rows, dtype=bool)
+        return self._columns[name]
 
     def items(self, rows: Sequence[int]) -> list[dict[str, Any]]:
-        found = self.gallery.describe([int(self._found()[0][row]) for row in rows])
+        found = self.gallery.describe(self._places[rows].tolist())
         return [item | {"thumbnail": f"item/{item['row']}" if item["picture"] else None} for item in found]
 
-    def _compute(self) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        gallery, side = self.gallery, self.gallery.index.side
-        if self.captions.embedder is not None and side == "image":
-            rows = gallery.sample(SAMPLED)
-            first = [captions_of(item)[:1] for item in gallery.index.items(rows.tolist())]
-            rows = rows[[bool(texts) for texts in first]]
-            if len(rows):
-                texts = self.captions.model.embed_texts([texts[0] for texts in first if texts])
-                return rows, pair_columns(gallery, gallery.index.gaussians(rows.tolist()), texts)
-        trace = gallery.uncertainty()
-        rows = np.flatnonzero(~np.isnan(trace))
-        if not gallery.probabilistic:
-            return rows, {}
-        return rows, side_columns(gallery, trace[rows], side)
 
-
-def pair_columns(gallery: Gallery, image: Gaussian, text: Gaussian) -> dict[str, np.ndarray]:
-    """The columns that `prolip.curate score` would write of pairs, and embeddings know."""
-    own = gallery.own
-    parts = [own.pairwise(image.select(slice(i, i + BATCH)), text.select(slice(i, i + BATCH)))
-             for i in range(0, len(image.mean), BATCH)]  # fmt: skip
-    score = np.concatenate([part.diagonal().numpy() for part in parts])
-    probability = [own.match_probability(part.diagonal()) for part in parts]
-    better = [normalised(own.scaled(part)) for part in parts]
-    found: dict[str, Any] = {"cosine": mean_cosine(image, text).numpy(), "score": score}
-    for name, values in (("match_probability", probability), ("normalised_score", better)):
-        if all(x is not None for x in values):
-            found[name] = np.concatenate([x.numpy() for x in values if x is not None])
-    if gallery.probabilistic:
-        found |= side_columns(gallery, own.uncertainty(image).numpy(), "image")
-        found |= side_columns(gallery, own.uncertainty(text).numpy(), "text")
-        found["inclusion"] = inclusion_test(image, text).numpy()
-    return {name: np.asarray(x, dtype=np.float64) for name, x in found.items()}
-
-
-def side_columns(gallery: Gallery, trace: np.ndarray, side: str) -> dict[str, np.ndarray]:
-    """Uncertainty and bits of one side."""
-    found = {f"{side}_uncertainty": trace}
-    if gallery.units is not None:
-        of = "texts" if side == "image" else "images"
-        found[f"{side}_bits"] = gallery.units.information(torch.from_numpy(trace), of, bits=True).numpy()
-    return found
+def gallery_columns(captions: Captions) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Rows of a gallery and their columns: of pairs with their first captions, or of the items alone."""
+    gallery = captions.gallery
+    if captions.embedder is not None and gallery.index.side == "image":
+        rows = gallery.sample(SAMPLED)
+        first = [captions_of(item)[:1] for item in gallery.index.items(rows.tolist())]
+        rows = rows[[bool(texts) for texts in first]]
+        if len(rows):
+            text = captions.embedder.embed_texts([texts[0] for texts in first if texts])
+            image, batches = gallery.index.gaussians(rows.tolist()), torch.arange(len(rows)).split(BATCH)
+            parts = [pair_figures(gallery.own, image.select(i), text.select(i), gallery.probabilistic) for i in batches]
+            return rows, {name: torch.cat([part[name] for part in parts]).numpy() for name in parts[0]}
+    trace = gallery.uncertainty()
+    rows = np.flatnonzero(~np.isnan(trace))
+    if not gallery.probabilistic:
+        return rows, {}
+    found = side_figures(gallery.own, torch.from_numpy(trace[rows]), gallery.index.side)
+    return rows, {name: x.numpy() for name, x in found.items()}
 
 
 class ScoredTable:
@@ -115,48 +74,22 @@ class ScoredTable:
     """
 
     def __init__(self, folder: Path):
-        self.paths = tables_of(folder)
-        self.counts = [len(read_columns(path, ["row"])["row"]) for path in self.paths]
-        self.folder = folder
-        self._columns: dict[str, np.ndarray] = {}
-        self._usable = Once(self._look)
-
-    @property
-    def rows(self) -> int:
-        return sum(self.counts)
-
-    @property
-    def total(self) -> int:
-        return self.rows
-
-    @property
-    def source(self) -> str:
-        return f"all {self.rows:,} samples that are scored in {self.folder}"
-
-    def names(self) -> list[str]:
-        return [name for name in column_names(self.paths[0]) if name not in PLACE and name != SIGNATURE]
-
-    def column(self, name: str) -> np.ndarray:
-        if name not in self._columns:
-            self._columns[name] = whole_column(self.paths, name)
-        return self._columns[name]
-
-    def usable(self) -> np.ndarray:
-        return self._usable()
-
-    def _look(self) -> np.ndarray:
-        faults = [read_columns(path, ["fault"])["fault"] for path in self.paths]
-        return np.concatenate([np.array([fault is None for fault in part], dtype=bool) for part in faults])
+        manifest, self.paths = tables_of(folder)
+        usable = [read_table(path, ["fault"]).columns["fault"] == np.array(None) for path in self.paths]
+        self.usable, self._starts = np.concatenate(usable), np.cumsum([0, *map(len, usable)])
+        self.rows = self.total = len(self.usable)
+        self.source = f"all {self.rows:,} samples that are scored in {folder}"
+        self.names = figures_of(manifest["columns"])
+        self.column = cache(partial(whole_column, self.paths))
 
     def item(self, row: int) -> Item:
         """A sample as an index would know it. KeyError for none."""
         if not 0 <= row < self.rows:
             raise KeyError(f"no sample {row!r}: there are {self.rows:,}, counted from 0")
-        starts = np.cumsum([0, *self.counts])
-        number = int(np.searchsorted(starts, row, side="right")) - 1
-        columns, place = read_columns(self.paths[number], ["key", "caption"]), row - int(starts[number])
-        shard, key = read_note(self.paths[number])["shard"], columns["key"][place]
-        return {"key": f"{Path(shard).stem}/{key}", "shard": shard, "captions": [columns["caption"][place] or ""]}
+        number = int(np.searchsorted(self._starts, row, side="right")) - 1
+        table, place = read_table(self.paths[number], ["key", "caption"]), row - int(self._starts[number])
+        shard, key = table.note["shard"], table.columns["key"][place]
+        return {"key": f"{Path(shard).stem}/{key}", "shard": shard, "captions": [table.columns["caption"][place] or ""]}
 
     def items(self, rows: Sequence[int]) -> list[dict[str, Any]]:
         return [{**shown(self.item(int(row))), "row": None, "thumbnail": f"sample/{int(row)}"} for row in rows]
@@ -168,7 +101,7 @@ Table = GalleryTable | ScoredTable
 def describe(table: Table) -> dict[str, Any]:
     """Every column with its meaning, its quantiles in hundredths and its histogram."""
     return {"rows": table.rows, "total": table.total, "source": table.source,
-            "columns": [summary(table, name) for name in table.names()]}  # fmt: skip
+            "columns": [summary(table, name) for name in table.names]}  # fmt: skip
 
 
 def summary(table: Table, name: str) -> dict[str, Any]:
@@ -198,8 +131,8 @@ def try_rules(table: Table, texts: Sequence[str]) -> dict[str, Any]:
     if len(texts) > RULES or any(not isinstance(text, str) or len(text) > CHARACTERS for text in texts):
         raise ValueError(f"give at most {RULES} rules of at most {CHARACTERS} characters each")
     rules = parse_rules(list(texts))
-    usable, names = table.usable(), table.names()
-    hits = np.stack([np.zeros_like(usable), *(dropped(table, rule, names) & usable for rule in rules)])
+    usable = table.usable
+    hits = np.stack([np.zeros_like(usable), *(dropped(table, rule) & usable for rule in rules)])
     any_of, how_many = np.asarray(hits.any(0)), hits.sum(0)
     kept = usable & ~any_of
     given = " ".join(f"--drop {shlex.quote(f'{rule.name}: {rule.drop.text}')}" for rule in rules)
@@ -212,13 +145,13 @@ def try_rules(table: Table, texts: Sequence[str]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def dropped(table: Table, rule: Rule, names: list[str]) -> np.ndarray:
+def dropped(table: Table, rule: Rule) -> np.ndarray:
     """Of which samples a rule is true, (rows,) bool."""
-    rule.drop.check_columns(names)
+    rule.drop.check_columns(table.names)
     columns = {name: table.column(name) for name in rule.drop.columns}
     quantiles = {(name, share): float(np.nanquantile(table.column(name), share)) for name, share in rule.drop.quantiles}
     if not columns:
-        raise ValueError(f"{rule.drop.text!r} names no column: there are {', '.join(names)}")
+        raise ValueError(f"{rule.drop.text!r} names no column: there are {', '.join(table.names)}")
     return np.asarray(rule.drop(columns, quantiles), dtype=bool)
 
 

@@ -92,9 +92,7 @@ class Server(ThreadingHTTPServer):
 
     def knows(self, name: str) -> bool:
         """Whether a Host header's name is this server's. Open to others, any address is: rebinding needs a name."""
-        if name in self.hosts:
-            return True
-        return not self.is_private and is_address(name)
+        return name in self.hosts or (not self.is_private and is_address(name))
 
     @property
     def is_private(self) -> bool:
@@ -138,6 +136,8 @@ class Handler(BaseHTTPRequestHandler):
         except Exception as error:  # the page shows it, the terminal says where
             print(f"error: {self.path}: {type(error).__name__}: {error}", file=sys.stderr)
             self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, f"{type(error).__name__}: {error}")
+        finally:
+            self.server.senders.leave(self.connection)
         self._end()
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
@@ -165,12 +165,7 @@ class Handler(BaseHTTPRequestHandler):
         app, parts = self.server.app, path.strip("/").split("/")
         self._check_origin()
         if path == "/api/upload":
-            try:
-                data = self._body(PICTURE_BYTES, "application/octet-stream", "a picture")
-                answer = app.upload(data)
-            finally:
-                self.server.senders.leave(self.connection)
-            self._json(answer)
+            self._json(app.upload(self._body(PICTURE_BYTES, "application/octet-stream", "a picture")))
         elif len(parts) == 2 and parts[0] == "api" and parts[1] in app.questions:
             data = self._body(JSON_BYTES, "application/json", "a question")
             try:

@@ -91,13 +91,7 @@ def rarity(nats: float) -> str:
     if nats < math.log(2):
         return "Nothing unusual: more than half of the training's own kind are further out."
     if nats < 20:
-        share = f"1 in {rounded(math.exp(nats)):,} of the training's own kind is"
+        share = f"1 in {float(f'{math.exp(nats):.2g}'):,.0f} of the training's own kind is"
     else:
         share = "None of the training's own kind would be"
     return f"{share} this far out; 1 input in {ODDS + 1} is taken to be foreign before it is seen."
-
-
-def rounded(value: float) -> int:
-    """To two digits."""
-    digits = 10 ** max(0, math.floor(math.log10(value)) - 1)
-    return round(value / digits) * digits

@@ -27,10 +27,10 @@ def check_output(path: str | os.PathLike, folder: bool = False, size: int = 0, m
     a folder with other files is refused.
     """
     place, other = Path(path), "give another path"
-    if place.exists() and place.is_dir() is not folder:
+    there = place.exists()
+    if there and place.is_dir() is not folder:
         remedy = "give a folder" if folder else f"give a file, such as {place / 'results.json'}"
         raise ValueError(f"{place} is a {'file' if folder else 'folder'}: {remedy}")
-    there = place.exists()
     if there and not os.access(place, os.R_OK | os.W_OK | os.X_OK if folder else os.W_OK):
         raise ValueError(f"{place} cannot be written, you may not write to it: {other}")
     if _is_stream(place):
@@ -154,19 +154,15 @@ def _is_stream(path: Path) -> bool:
     return path.exists() and not path.is_file() and not path.is_dir()
 
 
-def _link(old: Path, new: Path) -> None:
+def _link(old: str | Path, new: str | Path) -> None:
     """Have a file or folder under a second name: by hard links, as a copy where there are none."""
-
-    def link(source: str, to: str) -> None:
-        try:
-            os.link(source, to, follow_symlinks=False)
-        except OSError:
-            shutil.copy2(source, to, follow_symlinks=False)
-
-    if old.is_dir() and not old.is_symlink():
-        shutil.copytree(old, new, symlinks=True, copy_function=link)
-    else:
-        link(str(old), str(new))
+    if os.path.isdir(old) and not os.path.islink(old):
+        shutil.copytree(old, new, symlinks=True, copy_function=_link)
+        return
+    try:
+        os.link(old, new, follow_symlinks=False)
+    except OSError:
+        shutil.copy2(old, new, follow_symlinks=False)
 
 
 def sync(path: Path) -> None:
@@ -210,13 +206,11 @@ def _sweep(folder: Path) -> None:
 
 
 def _runs(process: int) -> bool:
-    """Whether this machine has such a process."""
+    """Whether this machine has such a process, of whomever it is."""
     try:
         os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
+    except OSError as error:
+        return error.errno != errno.ESRCH
     return True
 
 

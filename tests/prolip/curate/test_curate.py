@@ -15,11 +15,13 @@ from PIL import Image
 
 import prolip
 from prolip.curate.__main__ import main
-from prolip.curate.figures import normalised
+from prolip.curate.figures import normalised, side_figures
 from prolip.curate.write import write_shard
 from prolip.data.reading.tar import read_shard
 from prolip.evaluation.loading import load_embedder
+from prolip.measures import inclusion_test
 from prolip.models.weights.checkpoint import save_pretrained
+from prolip.scores import TrueMatchScore
 
 WORDS = ["a red square", "a blue square", "a green one", "stripes", "dots and dots"]
 
@@ -99,12 +101,21 @@ def test_figures_are_those_of_the_model(scored, model, shards):
         "normalised_score": torch.stack([
             logits[i, i] - (logits[i].exp().mean().log() + logits[:, i].exp().mean().log()) / 2 for i in range(15)
         ]),
+        "inclusion": inclusion_test(z, t),
     }  # fmt: skip
     for name, values in want.items():
         np.testing.assert_allclose(found[name], values.numpy(), rtol=2e-4, atol=2e-5, err_msg=name)
     assert found["caption"] == texts and found["row"] == list(range(15)) and found["uid"][3] == f"{3:032x}"
     assert (found["width"][0], found["height"][0]) == (36, 40) and set(found["fault"]) == {None}
     assert normalised(None) is None
+
+
+def test_each_side_says_bits_about_the_other():
+    score, trace = TrueMatchScore(0.4, 0.1, 50, 9, 20.0, -10.0), torch.tensor([0.2, 0.7])
+    for side, other in (("image", "texts"), ("text", "images")):
+        found = side_figures(score, trace, side)
+        torch.testing.assert_close(found[f"{side}_bits"], score.units.information(trace, other, bits=True))
+    assert not torch.equal(score.units.information(trace, "texts"), score.units.information(trace, "images"))
 
 
 def test_what_cannot_be_used_keeps_its_reason_and_no_figure(scored, tmp_path, capsys):

@@ -23,7 +23,7 @@ from prolip.curate.claims import claimed, stamp, turned
 from prolip.curate.expressions import Expression
 from prolip.curate.page import write_page
 from prolip.curate.select import Choice, select
-from prolip.curate.tables import read_note, read_words, table_path
+from prolip.curate.tables import read_table, read_words, table_path
 from prolip.curate.write import Plan, begin
 from prolip.data.reading.tar import ShardReader, read_shard
 from prolip.utils import outputs
@@ -100,7 +100,7 @@ def test_no_table_has_the_secrets_of_addresses_and_write_takes_them_again(tmp_pa
         assert "SECRET" not in fails(capsys, *write)
         assert main([str(word) for word in [*write, "--data", url]]) == 0
     assert (kept / "000000.tar").exists() and not files_with_secrets(tmp_path)
-    assert "SECRET" not in str([read_note(path) for path in (out / "scores").glob("*.parquet")])
+    assert "SECRET" not in str([read_table(path).note for path in (out / "scores").glob("*.parquet")])
 
 
 def test_tables_name_their_shards_from_any_folder(tmp_path, monkeypatch):

@@ -16,6 +16,7 @@ COLUMNS = {"a": np.array([1.0, 2.0, np.nan, -4.0]), "b": np.array([0.5, 2.0, 1.0
     ("a > quantile(a, 0.5) and b >= 0.5", [False, True, False, False]),
     ("-a * 2 + b ** 2 / 4", [-1.9375, -3.0, np.nan, 8.25]),
     ("abs(a) - sqrt(b) + log(exp(b))", [1 - 0.5**0.5 + 0.5, 4 - 2**0.5, np.nan, 4.0]),
+    ("-(a < b) + (a < 2) - log(b > 0)", [1.0, 0.0, 0.0, 0.0]),
     ("1", [1.0] * 4),
 ])  # fmt: skip
 def test_a_formula_is_that_of_numpy(text, want):

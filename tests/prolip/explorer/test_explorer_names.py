@@ -96,7 +96,7 @@ def test_odd_names_are_shown_escaped_in_every_view(small_model, tmp_path, answer
 
 
 def test_a_folder_that_is_not_utf8_has_a_page(app, answers):
-    ask = answers(App(app.opened, "caf\udce9 <b>", captions=app.captions))
+    ask = answers(App(app.opened, "caf\udce9 <b>", app.captions))
     assert b"caf\\udce9 &lt;b&gt;" in ask("/") and ask("/api/about")["title"] == r"caf\udce9 <b>"
 
 

@@ -259,10 +259,10 @@ def test_columns_are_those_that_curation_writes(app):
     items = [Image.open(io.BytesIO(picture(colour))) for colour in COLOURS]
     first = [item["captions"][0] for item in app.gallery.index.items(range(12))]
     want = Figures(embedder)(torch.stack([embedder.preprocess(image) for image in items]), first)
-    names = app.table.names()
+    names = app.table().names
     assert {"cosine", "score", "match_probability", "normalised_score", "inclusion", "text_uncertainty"} <= set(names)
     for name in names:
-        np.testing.assert_allclose(app.table.column(name), want[name], rtol=2e-4, atol=2e-5, err_msg=name)
+        np.testing.assert_allclose(app.table().column(name), want[name], rtol=2e-4, atol=2e-5, err_msg=name)
 
 
 def write_scores(folder: Path, shards: dict[str, dict]) -> None:
@@ -270,8 +270,10 @@ def write_scores(folder: Path, shards: dict[str, dict]) -> None:
     tables = {shard: pa.table(columns) for shard, columns in shards.items()}
     schema = next(iter(tables.values())).schema
     words = {"shards": list(shards), "columns": {field.name: str(field.type) for field in schema}}
+    (folder / SCORES).mkdir(parents=True)
     for number, (shard, table) in enumerate(tables.items()):
-        note = {"scores": digest(words), "shard": shard, "source": None, "content": "", "samples": len(table)}
+        note = {"scores": digest(words), "shard": shard, "source": None, "content": "", "samples": len(table),
+                "faults": {}}  # fmt: skip
         write_table(table_path(folder / SCORES, number), table, note)
     write_words(folder / SCORES / MANIFEST, words)
 
@@ -315,7 +317,7 @@ def test_rules_count_as_select_does(tmp_path):
 def test_rules_without_captions_know_the_items_alone(tmp_path):
     z = gaussians(60)
     app = make_app(parse([str(indexed(tmp_path / "index", z).store.folder)]))
-    assert app.table.names() == ["image_uncertainty"] and app.columns()["source"] == "all 60 items"
+    assert app.table().names == ["image_uncertainty"] and app.columns()["source"] == "all 60 items"
     found = app.rules({"rules": ["wide: image_uncertainty > quantile(image_uncertainty, 0.75)"]})
     assert found["kept"] == 45 and [item["row"] for item in found["shown"]["kept"]]
 

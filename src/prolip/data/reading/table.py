@@ -100,10 +100,8 @@ class Table:
         facts += [f"{self.blank:,} blank"] if self.blank else []
         facts += ["no line break at the end"] if self.open_end else []
         facts += [f"{self.enclosed:,} with a cell in quotation marks, which are kept"] if self.enclosed else []
-        return (
-            f"{os.path.basename(self.path)}: {self.rows:,} rows from {self._reader.line_num:,} lines "
-            f"({', '.join(facts)})"
-        )
+        name, lines = os.path.basename(self.path), self._reader.line_num
+        return f"{name}: {self.rows:,} rows from {lines:,} lines ({', '.join(facts)})"
 
     def place(self, column: str) -> int:
         """Where a column stands; TableError where it stands twice, as one of the two would be read unasked."""
@@ -216,9 +214,7 @@ class Table:
 
     def _is_image(self, name: str) -> bool:
         """Whether a cell has the suffix of an image, or is a file."""
-        if os.path.splitext(name)[1][1:].lower() in IMAGE_SUFFIXES:
-            return True
-        return self._is_file(name)
+        return os.path.splitext(name)[1][1:].lower() in IMAGE_SUFFIXES or self._is_file(name)
 
     def _is_file(self, name: str) -> bool:
         return bool(name) and any(os.path.isfile(os.path.join(base, name)) for base in ("", os.path.dirname(self.path)))
