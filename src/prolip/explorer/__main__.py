@@ -15,6 +15,7 @@ import sys
 import threading
 import webbrowser
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -22,6 +23,7 @@ import torch
 
 from prolip.evaluation.model import PRECISIONS
 from prolip.explorer.app import App
+from prolip.explorer.asking import MOST
 from prolip.explorer.captions import TEXTS, Captions
 from prolip.explorer.gallery import Gallery
 from prolip.explorer.opening import Opened, open_source
@@ -72,7 +74,8 @@ def threshold_of(args: argparse.Namespace, found: Opened) -> Threshold | None:
     if found.embedder is None:
         raise ValueError("--calibrate asks questions, and there is no model to embed them: give --model")
     asked, right = read_questions(args.calibrate, args.allow_private_hosts)
-    return calibrate(found.index, asked, right, found.embedder, args.risk, 1 - args.confidence)
+    search = partial(found.index.search, k=MOST + 1)  # as the page asks
+    return calibrate(found.index, asked, right, found.embedder, args.risk, 1 - args.confidence, search)
 
 
 def make_app(args: argparse.Namespace) -> App:

@@ -135,7 +135,8 @@ class Asker:
     def search(self, asked: Asked, count: int = 24) -> dict[str, Any]:
         """The nearest items, the nearest captions of a picture, and what speaks against answering."""
         count, index = max(1, min(count, MOST)), self.gallery.index
-        found = without(asked, index.search(asked.z, count + 1), count)
+        near = index.search(asked.z, MOST + 1)
+        found = without(asked, near, count)
         pair = asked.sides == {other_side(index.side)}
         listed = [item | {"score": number(answer.similarity), "probability": number(answer.probability)}
                   for item, answer in zip(self.gallery.describe(found.rows[0].tolist()),
@@ -145,7 +146,7 @@ class Asker:
             "question": self._question(asked), "answers": listed,
             "said": [] if captions is None else captions.nearest(asked.z, 5),
             "verdict": self._verdict(asked, pair, captions), "by": index.score.name, "place": self._place(asked),
-            "risk": self._risk(asked) if pair else None,
+            "risk": self._risk(asked, near) if pair else None,
         }  # fmt: skip
 
     def _question(self, asked: Asked) -> dict[str, Any]:
@@ -185,14 +186,12 @@ class Asker:
         for chunk in index.chunks:
             yield chunk.gaussian(chunk.living)
 
-    def _risk(self, asked: Asked) -> dict[str, Any] | None:
-        """Whether the calibrated threshold answers a question of its kind, where there is one."""
+    def _risk(self, asked: Asked, near: Found) -> dict[str, Any] | None:
+        """Whether the calibrated threshold answers a question of its kind, where there is one; near: as calibrated."""
         if self.threshold is None:
             return None
-        index = self.gallery.index
-        near = index.search(asked.z, COMPARED)
         novelty = {end: torch.tensor([nats]) for end, nats in asked.novelty.items()}
-        sure = confidences(index, Embedded(asked.z, novelty), near)
+        sure = confidences(self.gallery.index, Embedded(asked.z, novelty), near.first(COMPARED))
         return {"answers": bool(self.threshold.answers(sure)[0]), "by": self.threshold.by,
                 "confidence": number(float(sure[self.threshold.by][0])), "least": number(self.threshold.least),
                 "promise": str(self.threshold)}  # fmt: skip
