@@ -117,10 +117,11 @@ def build(folder: Path, score: Score, kind: str, args: argparse.Namespace) -> Se
     """A new index, or the one that a killed run of the same options left in the folder, taken up."""
     is_new = not (folder / "index.json").exists()
     index = SearchIndex.create(folder, score, args.dim, Kind(kind)) if is_new else SearchIndex(folder)
-    held = index.position("synthetic")
+    source = index.source("synthetic")
+    held = source["position"]
     if held:
         print(f"{folder.name}: goes on from {held:,} rows", flush=True)
-    if not index.is_done("synthetic"):
+    if not source["done"]:
         index.add("synthetic", gallery(args, held), ROWS)
     index.finish()
     return index

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from commits_store import known
 
 from prolip.gaussian import Gaussian
 from prolip.scores import CSDScore
@@ -32,7 +33,7 @@ def rebuild(folder: Path, found: Any) -> Rebuild:
 
 def content(folder: Path) -> dict[str, list[float]]:
     index = SearchIndex(folder / "index", verify=True)
-    return {key: index.gaussians([row]).mean[0].tolist() for key, _, row in index.known()}
+    return {key: index.gaussians([row]).mean[0].tolist() for key, _, row in known(index)}
 
 
 def prepare(folder: Path) -> None:

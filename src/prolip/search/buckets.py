@@ -44,14 +44,6 @@ class Bucket(NamedTuple):
     centre: Tensor
 
 
-class Tally(NamedTuple):
-    """Pairs that there were, that an item's bound was computed for, and that were scored."""
-
-    pairs: int
-    bounded: int
-    scored: int
-
-
 def make_buckets(chunks: Sequence[Chunk], rows: int = ROWS) -> list[Bucket]:
     """Buckets of at most `rows` rows of a chunk, by their mean log variance. ValueError for points."""
     found = []
@@ -100,10 +92,9 @@ def item_bounds(queries: Gaussian, items: Gaussian, bucket: Bucket) -> Tensor:
     return -0.5 * (total - (3 * queries.mean.shape[1] + 32) * torch.finfo(torch.float64).eps * size)
 
 
-def nearest_by_elk(queries: Gaussian, buckets: Sequence[Bucket], k: int) -> tuple[Found, Tally]:
-    """The k items of the highest -elk of every query, and what it took; the order of `score_all`."""
+def nearest_by_elk(queries: Gaussian, buckets: Sequence[Bucket], k: int) -> tuple[Found, int, int]:
+    """The k items of the highest -elk of every query, in the order of `score_all`; pairs bounded, and scored."""
     parts, bounded, scored = [], 0, 0
-    sizes = [len(bucket.rows) for bucket in buckets]
     for start in range(0, len(queries.mean), QUERIES):
         some = queries.select(slice(start, start + QUERIES)).to(torch.float64)
         best = Found(torch.full((len(some.mean), k), -1), torch.full((len(some.mean), k), -torch.inf).double())
@@ -112,10 +103,10 @@ def nearest_by_elk(queries: Gaussian, buckets: Sequence[Bucket], k: int) -> tupl
             for number in bounds.amax(0).argsort(descending=True).tolist():
                 asked = torch.nonzero(bounds[:, number] >= best.scores[:, -1])[:, 0]
                 if len(asked):
-                    bounded += len(asked) * sizes[number]
+                    bounded += len(asked) * len(buckets[number].rows)
                     scored += _look_into(buckets[number], some, asked, best)
         parts.append(best)
-    return joined(parts, k), Tally(len(queries.mean) * sum(sizes), bounded, scored)
+    return joined(parts, k), bounded, scored
 
 
 def _look_into(bucket: Bucket, queries: Gaussian, asked: Tensor, best: Found) -> int:

@@ -57,10 +57,10 @@ class Steady(TorchFunctionMode):
 def nearest(score: Score, queries: Gaussian, chunks: Sequence[Chunk], k: int, side: Side = "text") -> Found:
     """The k best items of every query; side: what the queries are.
 
-    The chunks' vectors are those of the score where it factors; where it does not `score_all` scores every pair.
+    The chunks' vectors are those of the score where it factors; where it does not, `score_all` scores every pair.
     """
     asked = index_vectors(score, queries.float(), gallery=False, side=side)
-    if asked is None or any(chunk.vector is None for chunk in chunks):
+    if asked is None:
         return score_all(score, queries, chunks, k, side)
     parts = []
     step = max(1, ELEMENTS // (queries.mean.shape[1] * (2 * k + SPARE)))
@@ -85,9 +85,10 @@ def _nearest_of_some(
         best = top(Found(near.rows, again), k)
         enough = torch.ones(len(left), dtype=torch.bool)
         if count < total:
-            shift = _query_offset(score, some, side)
-            enough = near.scores[:, -1] + shift + error_bound(asked[left], chunks, near.scores[:, k - 1]) \
-                < best.scores[:, -1]  # fmt: skip
+            own = score.factors(some.to(torch.float64), side)
+            assert own is not None
+            error = error_bound(asked[left], chunks, near.scores[:, k - 1])
+            enough = near.scores[:, -1] + own.offset + error < best.scores[:, -1]
         size = min(k, best.rows.shape[1])
         rows[left[enough], :size], scores[left[enough], :size] = best.rows[enough], best.scores[enough]
         left, count = left[~enough], min(total, 4 * count)
@@ -130,13 +131,6 @@ def error_bound(asked: Tensor, chunks: Sequence[Chunk], least: Tensor) -> Tensor
     length = asked[:, :-1].double().norm(dim=1) * reach
     offset = torch.maximum(2 * (length + least.abs()), torch.tensor(lift, dtype=torch.float64))
     return (asked.shape[1] + 64) * 2.0**-23 * (length + offset)
-
-
-def _query_offset(score: Score, queries: Gaussian, side: Side) -> Tensor:
-    """What a query adds to all its scores, (Q,)."""
-    factors = score.factors(queries.to(torch.float64), side)
-    assert factors is not None
-    return factors.offset
 
 
 def rescored(

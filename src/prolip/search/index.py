@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import faiss
@@ -49,7 +49,7 @@ class Part(NamedTuple):
 
 
 class SearchIndex:
-    """Gaussians in a folder, with an index of one score; `find` and `known` are those of its store.
+    """Gaussians in a folder, with an index of one score; `find` and `items` are those of its store.
 
     score: what the answers are ranked by; coarse: itself where it factors, otherwise what the index serves, by which
     the items are chosen that the score then ranks; kind: of the approximate index; side: what the gallery is of.
@@ -70,9 +70,8 @@ class SearchIndex:
             self.card: ModelCard | None = None if values["card"] is None else ModelCard(**values["card"])
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(f"{self.store.folder / NAME} is of another version ({error}): {REMEDY}") from error
-        self.find, self.known = self.store.find, self.store.known
+        self.find, self.items = self.store.find, self.store.items
         self._told = False
-        self._forget()
 
     @classmethod
     def create(
@@ -102,17 +101,18 @@ class SearchIndex:
             try:
                 yield
             finally:
-                self._forget()
+                for name in ("chunks", "_near", "_buckets"):
+                    self.__dict__.pop(name, None)
 
     def add(self, address: str, parts: Iterable[Part], rows: int = CHUNK, replace: bool = False) -> None:
         """Append what a source holds, chunk by chunk; `finish` makes it findable in an approximate index.
 
-        parts: from `position(address)` on: a source that was broken off goes on there; replace: whether an item takes
+        parts: from the position of `source` on, where one that was broken off goes on; replace: whether an item takes
         the place of the one that has its key, in one step.
         """
-        position, waiting = self.position(address), []
+        position, waiting = self.source(address)["position"], []
         with self.writing():
-            if position != self.position(address):
+            if position != self.source(address)["position"]:
                 raise ValueError(f"another process has read {plain(address)} meanwhile: start again")
             for part in parts:
                 waiting.append(part)
@@ -134,22 +134,15 @@ class SearchIndex:
         check_embeddings(z, "the embeddings")
         self.store.append(z, items, self.coarse, self.side, sources, replace)
 
-    def _source(self, address: str) -> dict[str, Any]:
-        """What the manifest says of a source, {} of none."""
-        return next((x for x in self.store.values["sources"] if x["address"] == address), {})
+    def source(self, address: str) -> dict[str, Any]:
+        """What is known of a source: its position, how far it was read, and whether it is done, to its end."""
+        nothing = {"address": address, "position": 0, "done": False}
+        return next((x for x in self.store.values["sources"] if x["address"] == address), nothing)
 
     def _sources(self, address: str, position: int, done: bool) -> list[dict[str, Any]]:
         """All sources, one of them last, and read so far."""
         others = [source for source in self.store.values["sources"] if source["address"] != address]
-        return [*others, {**self._source(address), "address": address, "position": position, "done": done}]
-
-    def position(self, address: str) -> int:
-        """How far a source was read."""
-        return self._source(address).get("position", 0)
-
-    def is_done(self, address: str) -> bool:
-        """Whether a source was read to its end."""
-        return self._source(address).get("done", False)
+        return [*others, self.source(address) | {"position": position, "done": done}]
 
     def unfinished(self) -> list[str]:
         """A line for every source that was not read to its end."""
@@ -212,27 +205,25 @@ class SearchIndex:
             unwanted = sorted({*self.store.values.get("unwanted", ()), *keys})
             self.store.delete(keys, **{"unwanted": unwanted, **values})
 
-    def _forget(self) -> None:
-        self._chunks: list[Chunk] | None = None
-        self._near: faiss.Index | None = None
-        self._buckets: list[Bucket] | None = None
-
     # --- asking ------------------------------------------------------------------------------------------------------
-    @property
+    @cached_property
     def chunks(self) -> list[Chunk]:
         """The gallery, mapped."""
-        if self._chunks is None:
-            self._chunks = self.store.chunks()
-        return self._chunks
+        return self.store.chunks()
+
+    @cached_property
+    def _buckets(self) -> list[Bucket]:
+        return make_buckets(self.chunks)
+
+    @cached_property
+    def _near(self) -> faiss.Index | None:
+        """The approximate index, None before its first rows are written."""
+        return None if self.store.values["near"] is None else self._read(mapped=self.kind.name == indexes.IVF)
 
     @property
     def is_flat(self) -> bool:
         """Whether all items are looked at: by its kind, or because there are few."""
         return self.kind.name == FLAT or len(self) < LEAST
-
-    def items(self, rows: Sequence[int]) -> list[Item]:
-        """What is known of rows."""
-        return self.store.items(rows)
 
     def gaussians(self, rows: Sequence[int]) -> Gaussian:
         """The embeddings of rows, (M, D)."""
@@ -266,19 +257,18 @@ class SearchIndex:
         what the index finds are scored again, by default k, 10 k of `pq`, and 200 of a score that an index does not
         serve; exactly: as brute force ranks them, by any kind, and of `flat` without a shortlist always.
         """
-        self._check(queries, k, effort, shortlist)
-        if not self.chunks:
-            return exact.joined([Found(torch.zeros(len(queries.mean), 0), torch.zeros(len(queries.mean), 0))], k)
+        check_embeddings(queries, "queries", self.store.values["dim"])
+        if k < 1 or (effort is not None and effort < 1) or (shortlist is not None and shortlist < 1):
+            raise ValueError(f"{k} answers, effort {effort}, shortlist {shortlist}: give 1 or more of each")
         for line in () if self._told else self.unfinished():
             log.warning(line)
         self._told = True
         role, served = other_side(self.side), self.served
-        if exactly or (self.is_flat and (served or shortlist is None)):
+        if exactly or not self.chunks or (self.is_flat and (served or shortlist is None)):
             return self._exactly(queries, k, role)
-        count = shortlist or (k if served else max(SHORTLIST, PER_ANSWER * k))
         by_codes = self.kind.name == PQ and not self.is_flat
-        if served and by_codes and shortlist is None:
-            count = PER_ANSWER * k
+        usual = PER_ANSWER * k if by_codes else k
+        count = shortlist or (usual if served else max(SHORTLIST, PER_ANSWER * k))
         found = self._near_found(queries, min(max(count, k), len(self.store)), effort, role)
         if not served:
             again = exact.rescored(self.score, queries, found.rows, lambda x: gather(self.chunks, x), role)
@@ -287,18 +277,10 @@ class SearchIndex:
             found = Found(found.rows, self._by_vectors(queries, found.rows))
         return exact.joined([exact.top(found, k)], k)
 
-    def _check(self, queries: Gaussian, k: int, effort: int | None, shortlist: int | None) -> None:
-        check_embeddings(queries, "queries", self.store.values["dim"])
-        if k < 1 or (effort is not None and effort < 1) or (shortlist is not None and shortlist < 1):
-            raise ValueError(f"{k} answers, effort {effort}, shortlist {shortlist}: give 1 or more of each")
-
     def _exactly(self, queries: Gaussian, k: int, role: Side) -> Found:
-        if getattr(self.score, "measure", None) is not MEASURES["elk"]:
-            search = exact.nearest if self.served else exact.score_all
-            return search(self.score, queries, self.chunks, k, role)
-        if self._buckets is None:
-            self._buckets = make_buckets(self.chunks)
-        return nearest_by_elk(queries, self._buckets, k)[0]
+        if getattr(self.score, "measure", None) is MEASURES["elk"]:
+            return nearest_by_elk(queries, self._buckets, k)[0]
+        return exact.nearest(self.score, queries, self.chunks, k, role)
 
     def _near_found(self, queries: Gaussian, count: int, effort: int | None, role: Side) -> Found:
         """Candidates, (Q, count), by the coarse score, exactly where there is no approximate index.
@@ -307,8 +289,6 @@ class SearchIndex:
         """
         if self.is_flat:
             return exact.nearest(self.coarse, queries, self.chunks, count, role)
-        if self._near is None and self.store.values["near"] is not None:
-            self._near = self._read(mapped=self.kind.name == indexes.IVF)
         if self._near is None or self._near.ntotal < len(self.store):
             held = 0 if self._near is None else self._near.ntotal
             raise ValueError(f"the index holds {held} of {len(self.store)} rows: its building was broken off, go on"
@@ -357,6 +337,5 @@ class SearchIndex:
             inner, outer = (query, items) if wider else (items, query)
             included = pairwise_inclusion_test(inner, outer).flatten() > 0
             scores = pairwise_log_inclusion(inner, outer).flatten()
-            kept = exact.top(Found(rows[included].unsqueeze(0), scores[included].unsqueeze(0)), k)
-            parts.append(exact.joined([kept], k))
+            parts.append(exact.top(Found(rows[included].unsqueeze(0), scores[included].unsqueeze(0)), k))
         return exact.joined(parts, k)

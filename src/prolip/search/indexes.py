@@ -17,7 +17,7 @@ from torch import Tensor
 
 from prolip.losses import Factors
 from prolip.scores import distance_vectors
-from prolip.search.chunks import Chunk
+from prolip.search.chunks import Chunk, gather_vectors
 
 FLAT, IVF, HNSW, PQ = KINDS = ("flat", "ivf", "hnsw", "pq")
 #: faiss by what it takes, which its stubs do not say of parameters.
@@ -92,14 +92,8 @@ def sample_of(chunks: Sequence[Chunk], count: int, constant: float, seed: int = 
     """Vectors of `count` rows drawn at random, or of all where there are fewer."""
     total = sum(len(chunk.mean) for chunk in chunks)
     rows = np.sort(np.random.default_rng(seed).permutation(total)[:count])
-    parts = []
-    for chunk in chunks:
-        own = rows[(rows >= chunk.start) & (rows < chunk.start + len(chunk.mean))] - chunk.start
-        if len(own):
-            assert chunk.vector is not None
-            both = torch.from_numpy(np.array(chunk.vector[own]))
-            parts.append(distance_vectors(Factors(both[:, :-1], both[:, -1]), constant).numpy())
-    return np.concatenate(parts)
+    both = torch.from_numpy(gather_vectors(chunks, rows))
+    return distance_vectors(Factors(both[:, :-1], both[:, -1]), constant).numpy()
 
 
 def sample_size(kind: Kind, rows: int) -> int:
@@ -117,8 +111,7 @@ def search(
     """
     options = {}
     if alive is not None:
-        bits = np.packbits(alive, bitorder="little")
-        options["sel"] = FAISS.IDSelectorBitmap(bits)
+        options["sel"] = FAISS.IDSelectorBitmap(np.packbits(alive, bitorder="little"))
     if isinstance(index, faiss.IndexHNSW):
         given = FAISS.SearchParametersHNSW(efSearch=max(effort, count), **options)
     else:

@@ -8,11 +8,6 @@ from prolip.search.store import BLOCK
 ITEM, BESIDE = 120, 24
 
 
-def disk_per_item(kind: Kind, dim: int, probabilistic: bool = True) -> float:
-    """Bytes of an item on disk by csd: vectors, variances, what is known of it, and its part of the index."""
-    return 4 * (dim + 1) + 4 * dim * probabilistic + ITEM + BESIDE + memory_per_item(kind, dim + 1)
-
-
 def building_bytes(kind: Kind, dim: int, items: int) -> float:
     """Bytes of memory that building an index takes at most, beside the process and its model: the sample that it learns
     from, in three copies (vectors, with zeros, normal to its centres), its centres and rows, and a chunk."""
@@ -22,13 +17,13 @@ def building_bytes(kind: Kind, dim: int, items: int) -> float:
 
 
 def table(items: int, dim: int, probabilistic: bool = True) -> str:
-    """A row for every kind."""
+    """A row for every kind; on disk there are vectors by csd, variances, what is known of an item, and the index."""
     rows = ["| kind | memory per item, bytes | memory, GB | disk, GB | most memory while building, GB | lists |",
             "|---|---|---|---|---|---|"]  # fmt: skip
     for name in KINDS:
         kind = Kind(name)
         memory = memory_per_item(kind, dim + 1)
-        disk = disk_per_item(kind, dim, probabilistic) * items
+        disk = (4 * (dim + 1) + 4 * dim * probabilistic + ITEM + BESIDE + memory) * items
         lists = lists_for(items) if name in ("ivf", "pq") else "-"
         held = f"{memory:.0f} | {memory * items / 1e9:.2f}" if name != FLAT else "0 (mapped) | 0"
         rows.append(f"| {name} | {held} | {disk / 1e9:.1f} | {building_bytes(kind, dim, items) / 1e9:.1f} | {lists} |")

@@ -32,7 +32,7 @@ import numpy as np
 from prolip.gaussian import Gaussian
 from prolip.scores import Score, Side, least_constant
 from prolip.search.chunks import Chunk, make_chunk
-from prolip.search.disk.keys import ENTRY, absorbed, candidates, hashes_of, is_in, merged, run_of
+from prolip.search.disk.keys import ENTRY, absorbed, candidates, hashes_of, merged, run_of
 from prolip.utils.console import plain
 from prolip.utils.documents import loads
 from prolip.utils.outputs import holder_of, lock, replacing
@@ -190,7 +190,7 @@ class Store:
 
     def _add_run(self, files: dict[str, list[int]], run: np.ndarray) -> None:
         """Write a run, merged with the last ones, and name it in `files` in their place."""
-        runs = {name: data.view(ENTRY) for name, data in self._maps.items() if name.startswith(RUN)}
+        runs = self._runs()
         count = absorbed([len(x) for x in runs.values()], len(run))
         own = [runs[name] for name in list(runs)[len(runs) - count :] if files.pop(name)]
         name, size, checksum = f"{RUN}{self.values['made']:06}.run", 0, 0
@@ -216,11 +216,14 @@ class Store:
             self.write(files=files, made=self.values["made"] + 1, near={"file": name, "constant": constant})
 
     def delete(self, keys: Sequence[str], **values: Any) -> None:
-        """Have the rows of these keys found no more, and change some of the values; KeyError as `rows_of`."""
+        """Have the rows of these keys found no more, and change some of the values. KeyError for keys without one."""
         with self.writing():
-            files, rows = dict(self.values["files"]), np.unique(self.rows_of(keys))
+            files, rows = dict(self.values["files"]), self.find(keys)
+            if missing := [plain(key) for key, row in zip(keys, rows) if row < 0]:
+                some = ", ".join(missing[:3])
+                raise KeyError(f"{len(missing)} of {len(keys)} keys are not in {self.folder}: {some}")
             if len(rows):
-                files[DELETED] = self._grown(files, DELETED, rows)
+                files[DELETED] = self._grown(files, DELETED, np.unique(rows))
             self.write(files=files, **values)
 
     # --- reading -----------------------------------------------------------------------------------------------------
@@ -254,33 +257,18 @@ class Store:
                                  ) from None  # fmt: skip
         return out
 
-    def known(self) -> Iterator[tuple[str, str | None, int]]:
-        """The key, the fingerprint ("print") and the row of all that can be found, by rising row."""
-        for row in range(len(self)):
-            if self.alive is None or self.alive[row]:
-                (item,) = self.items([row])
-                yield item["key"], item.get("print"), row
-
     def find(self, keys: Sequence[str]) -> np.ndarray:
         """The rows of these keys (K,) int64, -1 for those that are not there or were deleted."""
         found = np.full(len(keys), -1)
-        runs = [data.view(ENTRY) for name, data in self._maps.items() if name.startswith(RUN)]
-        places, rows = candidates(runs, hashes_of(keys))
-        if len(rows):
-            living = ~is_in(self.deleted, rows)
-            for place, row in zip(places[living].tolist(), rows[living].tolist()):
-                if self.items([row])[0]["key"] == keys[place]:  # hashes of two keys may be equal
-                    found[place] = row
+        places, rows = candidates(self._runs().values(), hashes_of(keys))
+        low, high = (np.searchsorted(self.deleted, rows, side=side) for side in ("left", "right"))
+        for place, row in zip(places[low == high].tolist(), rows[low == high].tolist()):
+            if self.items([row])[0]["key"] == keys[place]:  # hashes of two keys may be equal
+                found[place] = row
         return found
 
-    def rows_of(self, keys: Sequence[str]) -> list[int]:
-        """The rows of these keys. KeyError, naming some, for those that are not there or were deleted."""
-        rows = self.find(keys).tolist()
-        missing = [key for key, row in zip(keys, rows) if row < 0]
-        if missing:
-            raise KeyError(f"{len(missing)} of {len(keys)} keys are not in {self.folder}:"
-                           f" {', '.join(map(plain, missing[:3]))}")  # fmt: skip
-        return rows
+    def _runs(self) -> dict[str, np.ndarray]:
+        return {name: data.view(ENTRY) for name, data in self._maps.items() if name.startswith(RUN)}
 
     @cached_property
     def deleted(self) -> np.ndarray:

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from prolip.gaussian import Gaussian
-from prolip.scores import Score
+from prolip.scores import CSDScore, Score
 from prolip.search.chunks import Chunk, make_chunk
 from prolip.search.index import Part
 
@@ -27,11 +27,12 @@ def with_twins(z: Gaussian, count: int) -> Gaussian:
 
 
 def in_chunks(score: Score | None, z: Gaussian, *sizes: int) -> list[Chunk]:
-    """A gallery in chunks of these sizes, the last one what is left."""
+    """A gallery in chunks of these sizes, the last one what is left; with vectors by csd where a score has none."""
+    own = CSDScore() if score is None or score.factors(z, "image") is None else score
     rows = len(z.mean)
     sizes = (*sizes, rows - sum(sizes))
     starts = [sum(sizes[:i]) for i in range(len(sizes))]
-    return [make_chunk(score, z.select(slice(a, a + n)), a) for a, n in zip(starts, sizes)]
+    return [make_chunk(own, z.select(slice(a, a + n)), a) for a, n in zip(starts, sizes)]
 
 
 def brute_force(score: Score, queries: Gaussian, gallery: Gaussian, k: int) -> torch.Tensor:

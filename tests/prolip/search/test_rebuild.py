@@ -8,6 +8,7 @@ import shutil
 import pytest
 import torch
 from commits_sources import content, features, prepare, rebuild
+from commits_store import known
 from squares import COLOURS, picture
 from webdataset import TarWriter
 
@@ -48,7 +49,7 @@ def build(folder, small_model, capsys):
 
 def found(path) -> dict[str, torch.Tensor]:
     index = SearchIndex(path, verify=True)
-    return {key: index.gaussians([row]).mean[0] for key, _, row in index.known()}
+    return {key: index.gaussians([row]).mean[0] for key, _, row in known(index)}
 
 
 def assert_same(one, other) -> None:

@@ -185,7 +185,7 @@ def test_rows_at_the_ends_of_chunks_are_deleted_and_their_keys_are_free_again(tm
         assert [chunk.living.tolist() for chunk in opened.chunks] == [list(range(1, 9))] * 3
         assert not set(opened.search(GALLERY.select(ends), 30).rows.flatten().tolist()) & set(ends)
     index.add("b", parts_of(GALLERY.select([9]), first=9))
-    assert index.store.rows_of(["k9"]) == [30] and index.search(GALLERY.select([9]), 1).rows.tolist() == [[30]]
+    assert index.find(["k9"]).tolist() == [30] and index.search(GALLERY.select([9]), 1).rows.tolist() == [[30]]
 
 
 def test_a_key_that_stands_twice_in_one_part_is_refused(tmp_path):
@@ -215,7 +215,7 @@ def test_keys_stand_once_and_unknown_ones_are_named(tmp_path):
     for name, first in (("b", ROWS - 1), ("c", 0)):
         with pytest.raises(ValueError, match="keys are in .* already or stand twice"):
             index.add(name, parts_of(QUERIES, first=first))
-    assert len(index) == ROWS and not index.is_done("b")
+    assert len(index) == ROWS and not index.source("b")["done"]
     with pytest.raises(KeyError, match="1 of 2 keys are not in"):
         index.delete(["k1", "nothing"])
     index.delete(["k1"])
@@ -251,7 +251,13 @@ def test_points_are_kept_without_variances(tmp_path):
 # --- killed ----------------------------------------------------------------------------------------------------------
 def killed_while(work, is_there) -> None:
     """Run `work` in a process of its own, and kill it as soon as `is_there()`."""
-    process = multiprocessing.get_context("fork").Process(target=work)
+
+    def alone() -> None:
+        torch.set_num_threads(1)  # a fork has none of the threads that OpenMP would wait for
+        faiss.omp_set_num_threads(1)
+        work()
+
+    process = multiprocessing.get_context("fork").Process(target=alone)
     process.start()
     end = time.monotonic() + 120
     while not is_there() and process.is_alive() and time.monotonic() < end:
@@ -279,10 +285,10 @@ def test_a_killed_build_goes_on_and_leaves_what_one_pass_leaves(tmp_path):
             file.write(b"some bytes")
     (tmp_path / "broken/keys-000009.run").write_bytes(b"some bytes")
     again = SearchIndex(tmp_path / "broken")
-    start = again.position("a")
-    assert start in (300, 600) and len(again) == start and not again.is_done("a")
+    start = again.source("a")["position"]
+    assert start in (300, 600) and len(again) == start and not again.source("a")["done"]
     again.add("a", parts_of(GALLERY, start=start), 300)
-    assert again.is_done("a")
+    assert again.source("a")["done"]
     assert {path.name: path.read_bytes() for path in (tmp_path / "whole").iterdir() if path.name != "lock"} == \
         {path.name: path.read_bytes() for path in (tmp_path / "broken").iterdir() if path.name != "lock"}
     assert again.search(QUERIES).rows.equal(whole.search(QUERIES).rows)
@@ -296,7 +302,6 @@ def test_an_index_that_was_killed_while_rows_were_added_goes_on_from_the_last_th
     index.add("a", parts_of(GALLERY), 100)
 
     def work() -> None:
-        faiss.omp_set_num_threads(1)
         plain = indexes.vectors_of
 
         def slow(*args):
@@ -341,9 +346,9 @@ def test_a_source_is_done_when_it_was_read_to_its_end(tmp_path):
 
     with pytest.raises(OSError, match="gone"):
         index.add("a", broken(), rows=10)
-    assert index.position("a") == 20 and not index.is_done("a") and not index.is_done("b")
+    assert index.source("a")["position"] == 20 and not index.source("a")["done"] and not index.source("b")["done"]
     index.add("a", parts_of(GALLERY.select(slice(0, 30)), 10, start=20), rows=10)
-    assert index.is_done("a") and len(index) == 30
+    assert index.source("a")["done"] and len(index) == 30
 
 
 def test_an_item_that_is_hardly_longer_than_all_others_has_nothing_made_again(tmp_path):

@@ -14,7 +14,7 @@ import commits_store
 import numpy as np
 import pytest
 import torch
-from commits_store import made, part
+from commits_store import known, made, part
 from galleries import DIM, GALLERY, QUERIES, parts_of
 
 import faults
@@ -105,15 +105,15 @@ def test_rows_of_keys_are_those_of_a_dictionary_also_where_hashes_of_keys_are_eq
     index, rng, want, rows = SearchIndex.create(tmp_path, CSDScore(8.0, -3.0), 4), random.Random(0), {}, 0
     for number in range(60):
         some = rng.sample(range(40), rng.randint(1, 6))
-        names, known = [f"k{x}" for x in some], [f"k{x}" for x in some if f"k{x}" in want]
-        if rng.random() < 0.25 and known:
-            index.delete(known)
-            want = {key: row for key, row in want.items() if key not in known}
+        names, there = [f"k{x}" for x in some], [f"k{x}" for x in some if f"k{x}" in want]
+        if rng.random() < 0.25 and there:
+            index.delete(there)
+            want = {key: row for key, row in want.items() if key not in there}
         else:
             replace = rng.random() < 0.5
             z = torch.full((len(some), 4), float(number))
             parts = [Part([{"key": key, "print": str(number)} for key in names], Gaussian(z, z), number)]
-            if known and not replace:
+            if there and not replace:
                 with pytest.raises(ValueError, match="already or stand twice"):
                     index.add(f"source {number}", parts)
                 continue
@@ -124,13 +124,13 @@ def test_rows_of_keys_are_those_of_a_dictionary_also_where_hashes_of_keys_are_eq
         for one in (index, opened):
             assert one.find([f"k{x}" for x in range(40)]).tolist() == [want.get(f"k{x}", -1) for x in range(40)]
             assert len(one) == len(want)
-        assert [(key, row) for key, _, row in opened.known()] == sorted(want.items(), key=lambda pair: pair[1])
+        assert [(key, row) for key, _, row in known(opened)] == sorted(want.items(), key=lambda pair: pair[1])
     assert len(opened.store.deleted) > 20
 
 
 def test_an_item_is_replaced_in_one_commit_and_deleted_with_values_in_one(tmp_path):
     index, before = made(tmp_path), (tmp_path / "index" / NAME).read_bytes()
-    assert list(index.known())[:2] == [("k0", "0", 0), ("k1", "0", 1)]
+    assert known(index)[:2] == [("k0", "0", 0), ("k1", "0", 1)]
     with pytest.raises(ValueError, match="10 keys are in"):
         index.add("second", [part(50, 30)])
     assert (tmp_path / "index" / NAME).read_bytes() == before
@@ -342,7 +342,7 @@ def test_a_second_writer_is_refused_by_one_line_and_loses_nothing(tmp_path, caps
 
 def _as_of_before(index: SearchIndex) -> SearchIndex:
     """An index that was opened before another process wrote to it."""
-    assert index.position("other") == 0
+    assert index.source("other")["position"] == 0
     return index
 
 
@@ -366,9 +366,9 @@ def test_a_reader_opens_and_keeps_a_whole_state_while_a_writer_commits(tmp_path,
     try:
         while (index := SearchIndex(tmp_path / "index")).store.values["made"] < 25:
             index.store.verify()
-            rows, known = len(index.store), list(index.known())
-            assert rows >= 60 and len(known) == len(index) and rows - 60 >= len(index.store.deleted)
-            assert index.store.rows_of([key for key, _, _ in known[-5:]]) == [row for _, _, row in known[-5:]]
+            rows, every = len(index.store), known(index)
+            assert rows >= 60 and len(every) == len(index) and rows - 60 >= len(index.store.deleted)
+            assert index.find([key for key, _, _ in every[-5:]]).tolist() == [row for _, _, row in every[-5:]]
             if index.store.near is not None:
                 index._read()
             opened += 1

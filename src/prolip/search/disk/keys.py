@@ -61,8 +61,3 @@ def candidates(runs: Iterable[np.ndarray], hashes: np.ndarray) -> tuple[np.ndarr
             places.append(np.full(len(own), place))
             rows.append(own)
     return np.concatenate(places), np.concatenate(rows)
-
-
-def is_in(rising: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Whether each of some rows (M,) is among the rising ones, (M,) bool."""
-    return np.searchsorted(rising, rows, side="right") > np.searchsorted(rising, rows, side="left")
