@@ -161,3 +161,12 @@ def until(condition: Callable[[], object], seconds: float = 60) -> None:
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.002)
+
+
+def one_thread() -> None:
+    """For a fork: it has none of the threads that OpenMP would wait for."""
+    import faiss
+    import torch
+
+    torch.set_num_threads(1)
+    faiss.omp_set_num_threads(1)

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from buckets import Bucket
+from forked import one_thread
 from prolip.curate.__main__ import main
 from prolip.curate.claims import claimed, stamp, turned
 from prolip.curate.expressions import Expression
@@ -379,6 +380,7 @@ def together(count: int, work, *arguments: object) -> None:
 
 
 def _after(gate, work, *arguments) -> None:
+    one_thread()
     gate.wait(60)
     work(*arguments)
 

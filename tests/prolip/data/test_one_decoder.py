@@ -282,7 +282,8 @@ def opens_files(node: ast.AST) -> bool:
         return False
     name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
     of_image = isinstance(node.func, ast.Attribute) and getattr(node.func.value, "id", "") == "Image"
-    return name in {"convert", "imread", "read_image", "ImageHandler", "pil_loader"} or (name == "open" and of_image)
+    method = isinstance(node.func, ast.Attribute) and name == "convert"
+    return method or name in {"imread", "read_image", "ImageHandler", "pil_loader"} or (name == "open" and of_image)
 
 
 def test_nothing_else_in_the_code_opens_pictures():

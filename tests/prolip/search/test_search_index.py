@@ -15,6 +15,7 @@ import torch
 from galleries import DIM, GALLERY, QUERIES, ROWS, brute_force, gaussians, parts_of
 from PIL import Image
 
+from forked import one_thread
 from prolip.evaluation.model import Embedded
 from prolip.gaussian import Gaussian
 from prolip.measures import inclusion_test, log_inclusion
@@ -253,8 +254,7 @@ def killed_while(work, is_there) -> None:
     """Run `work` in a process of its own, and kill it as soon as `is_there()`."""
 
     def alone() -> None:
-        torch.set_num_threads(1)  # a fork has none of the threads that OpenMP would wait for
-        faiss.omp_set_num_threads(1)
+        one_thread()
         work()
 
     process = multiprocessing.get_context("fork").Process(target=alone)

@@ -18,6 +18,7 @@ from commits_store import known, made, part
 from galleries import DIM, GALLERY, QUERIES, parts_of
 
 import faults
+from forked import one_thread
 from prolip.gaussian import Gaussian
 from prolip.methods import find_score
 from prolip.scores import CSDScore
@@ -34,10 +35,9 @@ ASKED = Gaussian(torch.randn(3, 4, generator=torch.Generator().manual_seed(5)), 
 
 
 # --- killed ----------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("commit", ["replace", "finish"])
-def test_a_kill_at_one_call_of_each_kind_leaves_the_old_or_the_new_index(tmp_path, commit):
-    report = faults.check(f"commits_store:{commit}", tmp_path)
-    assert "the old state" in report and "the new state" in report
+def test_a_kill_at_one_call_of_each_kind_leaves_the_old_or_the_new_index(tmp_path):
+    report = faults.check("commits_store:replace,finish", tmp_path)
+    assert report.count("the old state") > 1 and report.count("the new state") > 1
 
 
 @pytest.mark.slow
@@ -61,7 +61,7 @@ def test_an_index_of_many_appends_has_few_files_opens_with_few_descriptors_and_i
             sizes.append((tmp_path / NAME).stat().st_size)
     assert max(sizes[150:]) < 1.5 * max(sizes[:20]) and len(list(tmp_path.iterdir())) < 6 + np.log2(300)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 20, hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 20, hard))
     try:
         opened = SearchIndex(tmp_path, verify=True)
         assert opened.store.find(["k299", "k0", "k300"]).tolist() == [299, 0, -1]
@@ -301,6 +301,7 @@ def test_a_folder_with_files_of_others_is_no_place_for_an_index(tmp_path):
 
 # --- several processes -----------------------------------------------------------------------------------------------
 def held(folder, started, go) -> None:
+    one_thread()
     index = SearchIndex(folder)
 
     def parts():
@@ -347,6 +348,7 @@ def _as_of_before(index: SearchIndex) -> SearchIndex:
 
 
 def writes(folder, end) -> None:
+    one_thread()
     index, number = SearchIndex(folder), 1000
     while not end.is_set():
         index.add(f"source {number}", [part(number, 3)])
