@@ -128,7 +128,7 @@ def _told(target: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        found = re.search(r"os error (\d+)", str(error))  # safetensors has an exception of its own
+        found = re.search(r"(?:os error|Os { code:) (\d+)", str(error))  # safetensors has an exception of its own
         number = int(found[1]) if found else getattr(error, "errno", None)
         if number not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise

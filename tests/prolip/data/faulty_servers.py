@@ -89,7 +89,7 @@ class Handler(BaseHTTPRequestHandler):
         self.answer()
 
     def moved(self):
-        self.head(302, 0, Location=self.server.target)
+        self.head(302, 0, Location=self.server.target, Connection="close")  # or it would be used once more, in a race
 
     def no_range(self):
         self.answer(ranges=False)
