@@ -65,7 +65,7 @@ def why_no_weights(path: Path, error: Exception) -> str:
                 return (f"{path} is a zip archive of {', '.join(names[:SHOWN])}, and no torch file: unpack it, or give"
                         " a .safetensors, .pt, .pth or .bin file")  # fmt: skip
         return f"{path} cannot be read, is it complete? It is cut off or damaged ({reason}): copy or fetch it again"
-    if "safetensors" in seen.what and "UTF-8" in str(error):
+    if "safetensors" in seen.what and str(path) != str(path).encode(errors="ignore").decode():
         return f"{path} cannot be opened: safetensors takes no path that is no UTF-8: rename its folder or the file"
     if "safetensors" in seen.what or "pickle" in seen.what:
         return f"{path} cannot be read, is it complete? ({reason}): copy or fetch it again"
