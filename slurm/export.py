@@ -15,7 +15,7 @@ from torch import Tensor
 from prolip.models.weights.checkpoint import save_pretrained
 from training.checkpoint.files import check_checkpoint, load_checkpoint
 from training.config import build_config
-from training.flags import FlagError
+from prolip.utils.flags import FlagError
 from training.run import build_model, build_tokenizer
 
 PREFIX = "model."

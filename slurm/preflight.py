@@ -23,7 +23,7 @@ from prolip.factory import find_weights
 from prolip.utils.messages import naming
 from prolip.utils.secrecy import redacted, scrub
 from training.config import Config, rows_per_rank
-from training.flags import FlagError
+from prolip.utils.flags import FlagError
 from training.main import explain, parse
 from training.run import build_tokenizer
 

@@ -8,7 +8,7 @@ from planner.hardware import GB, Cluster
 from planner.memory import ADAM_STATES, FLOAT
 from planner.models import Model
 from planner.question import Safety, Training
-from training.flags import FlagError
+from prolip.utils.flags import FlagError
 
 HOUR, MINUTE = 3600.0, 60.0
 

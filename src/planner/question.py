@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_type_hints
 
 from prolip.utils.fields import option
-from training.flags import FlagError, check_alone, flag_of
+from prolip.utils.flags import FlagError, check_alone, flag_of
 
 # Of a lognormal factor: one beyond this is no jitter, and its exponential no number.
 MOST_SIGMA = 3.0

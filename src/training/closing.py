@@ -20,7 +20,7 @@ from prolip.uncertainty.hidden import Hidden
 from prolip.uncertainty.pairs import LEAST, check_enough
 from prolip.uncertainty.pool import PoolPart, embed_pool, join_pool, pool_encoder
 from prolip.utils.documents import text_lines
-from training.flags import FlagError
+from prolip.utils.flags import FlagError
 from training.health.errors import explain
 from training.model import autocast_for
 from training.parallel.distributed import gather_objects, share_object

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
 import torch
-from timm.optim import list_optimizers
 
 from prolip.data.augment.affine import AugmentConfig
 from prolip.data.loader import DataConfig
@@ -20,7 +19,7 @@ from prolip.utils.documents import read_json, read_yaml
 from prolip.utils.fields import option
 from prolip.utils.messages import appearance_of
 from prolip.utils.secrecy import hide, redacted, tag
-from training.flags import FlagError, build, check_alone, did_you_mean, flag_of
+from prolip.utils.flags import FlagError, build, check_alone, did_you_mean, flag_of
 
 DEFAULT_EPOCHS = 32
 # The paper's, B.1, in OpenCLIP's names.
@@ -91,6 +90,8 @@ class OptimConfig:
     swa_epochs: int = option(0, "average the weights at the ends of so many last epochs (SWA); saved as model_swa")
 
     def __post_init__(self) -> None:
+        from timm.optim import list_optimizers  # late: --help needs none of it
+
         known = [str(name) for name in list_optimizers()]
         if self.opt.lower() not in known:
             remedy = did_you_mean(self.opt.lower(), known, "timm.optim.list_optimizers() lists all names")
@@ -298,13 +299,15 @@ class Config:
         return shown | ({REDACTED: hashes} if hashes else {})
 
 
-def section_types(method: str) -> dict[str, type]:
-    """Section name -> dataclass, for a method: the fields of Config."""
+def section_types(method: str | None) -> dict[str, type]:
+    """Section name -> dataclass, for a method: the fields of Config. None: those that all methods have."""
+    types = get_type_hints(Config)
     try:
-        types = get_type_hints(Config) | {"objective": find_method(method).config}
+        types["objective"] = find_method(method).config if method else None
     except ValueError as error:
         raise FlagError(f"--{error}") from error
-    del types["method"]
+    for name in ("method", *(() if method else ("objective",))):
+        del types[name]
     return types
 
 

@@ -28,7 +28,7 @@ from prolip.methods.base import Objective
 from prolip.models.tokenizer import get_tokenizer
 from prolip.random import Draws
 from training.config import Config, RunConfig
-from training.flags import FlagError
+from prolip.utils.flags import FlagError
 from training.parallel.distributed import World
 
 Autocast = Callable[[], AbstractContextManager]

@@ -26,7 +26,7 @@ from prolip.utils.outputs import replacing_folder
 from prolip.utils.threads import default_workers
 from training.checkpoint.run_folder import write_json
 from training.config import ValidationConfig
-from training.flags import FlagError, did_you_mean, nearest
+from prolip.utils.flags import FlagError, did_you_mean, nearest
 from training.parallel.distributed import World
 from training.state import AVERAGES, Evaluated
 

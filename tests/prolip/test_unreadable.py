@@ -32,7 +32,7 @@ from training.checkpoint.files import check_checkpoint
 from training.checkpoint.files import load_checkpoint as load_run
 from training.checkpoint.run_folder import read_status
 from training.config import read_config_file
-from training.flags import FlagError
+from prolip.utils.flags import FlagError
 from training.main import main as train
 
 NAME = "ProLIP-ViT-test"

@@ -20,7 +20,7 @@ from prolip.data.config import chunks_ahead
 from prolip.models.registry import get_model_config
 from training.checkpoint.run_folder import OURS, write_status
 from training.config import rows_per_rank, total_steps
-from training.flags import FlagError
+from prolip.utils.flags import FlagError
 from training.main import parse
 from training.run import run as train
 

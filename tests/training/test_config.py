@@ -18,7 +18,7 @@ from training.config import (
     rows_per_rank,
     total_steps,
 )
-from training.flags import FlagError
+from prolip.utils.flags import FlagError
 
 
 def config(**sections) -> Config:

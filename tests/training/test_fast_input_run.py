@@ -7,7 +7,7 @@ from prolip.data.augment.colour import ColourJitter
 from prolip.data.augment.crops import RandomCrop
 from prolip.random import Draws
 from training.config import build_config
-from training.flags import FlagError
+from prolip.utils.flags import FlagError
 from training.model import build_augment, build_model
 
 SMALL = {"model": "ProLIP-ViT-test"}

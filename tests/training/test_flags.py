@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import pytest
 
-from training.flags import RETIRED, FlagError, Parser, add_flags, build, explain_unknown
+from prolip.utils.flags import RETIRED, FlagError, Parser, add_flags, build, explain_unknown
 
 
 @dataclass(kw_only=True)

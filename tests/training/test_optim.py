@@ -11,7 +11,7 @@ from torch import nn
 
 import prolip
 from training.config import OptimConfig
-from training.flags import FlagError
+from prolip.utils.flags import FlagError
 from training.optim import (
     EpochAverage,
     Stage,

@@ -16,7 +16,7 @@ from prolip.evaluation.datasets.specs import open_dataset
 from prolip.evaluation.kinds import KINDS
 from prolip.evaluation.loading import load_embedder
 from prolip.evaluation.task import evaluate_dataset
-from training.flags import FlagError
+from prolip.utils.flags import FlagError
 from training.main import main, parse
 from training.parallel.distributed import World
 from training.validation import Best, check_metric, decoding_threads, open_validation

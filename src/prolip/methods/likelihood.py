@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import torch
-from open_clip.loss import ClipLoss
 from torch import Tensor, nn
 
 from prolip.flops import EncoderPass
@@ -137,6 +136,8 @@ class LikelihoodObjective(MeansObjective):
     def __init__(self, model: Any, config: LikelihoodConfig, context: Context | None = None):
         super().__init__(model, config, context)
         rank, ranks = self.context.rank, self.context.world_size
+        from open_clip.loss import ClipLoss  # late: it takes seconds
+
         self.softmax = ClipLoss(local_loss=True, gather_with_grad=True, rank=rank, world_size=ranks)
         if config.pair_loss == "softmax":
             model.logit_bias.requires_grad_(False)

@@ -25,7 +25,7 @@ from training.checkpoint.run_folder import (
 from training.checkpoint.snapshot import restore
 from training.checkpoint.storage import Storage
 from training.config import REDACTED, Config, RunConfig
-from training.flags import FlagError, flag_of
+from prolip.utils.flags import FlagError, flag_of
 from training.log import StepProfiler
 from training.parallel.distributed import World, share_object, wait_for_all
 from training.state import Run

@@ -14,7 +14,7 @@ from prolip.utils import console
 from prolip.utils.documents import loads
 from prolip.utils.outputs import holder_of, lock, replacing
 from prolip.utils.secrecy import scrub
-from training.flags import FlagError
+from prolip.utils.flags import FlagError
 
 LOCK = ".lock"
 OURS = (

@@ -22,7 +22,7 @@ from training.checkpoint.files import (
 )
 from training.checkpoint.run_folder import clear_run_folder, lock_run_folder, open_run_folder, write_json
 from training.checkpoint.storage import Storage
-from training.flags import FlagError
+from prolip.utils.flags import FlagError
 
 
 def state(step: int) -> dict:

@@ -20,7 +20,7 @@ from training.checkpoint.run_folder import lock_run_folder
 from training.checkpoint.snapshot import fit_optimizer, restore, save
 from training.checkpoint.storage import Storage
 from training.config import RunConfig, build_config
-from training.flags import FlagError
+from prolip.utils.flags import FlagError
 from training.health.terms import NonFiniteError
 from training.main import main
 from training.parallel.distributed import World
