@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import pytest
 
-from prolip.utils.flags import RETIRED, FlagError, Parser, add_flags, build, explain_unknown
+from prolip.utils.flags import FlagError, Parser, add_flags, build, explain_unknown
 
 
 @dataclass(kw_only=True)
@@ -83,8 +83,8 @@ def test_a_wrong_flag_is_answered_with_the_right_one(words, message):
 
 def test_every_retired_flag_names_its_replacement():
     for name, remedy in RETIRED.items():
-        assert remedy in explain_unknown(f"--{name}", ["--output-dir"])
-        assert remedy in explain_unknown(f"--{name.replace('-', '_')}=1", ["--output-dir"])
+        assert remedy in explain_unknown(f"--{name.replace('*', 'x')}", ["--output"], RETIRED)
+        assert remedy in explain_unknown(f"--{name.replace('*', 'x').replace('-', '_')}=1", ["--output"], RETIRED)
 
 
 def test_a_file_is_checked_as_flags_are():

@@ -126,6 +126,12 @@ def run(words: list[str]) -> int:
     return command.run(given) or 0
 
 
+def clip_benchmark() -> NoReturn:
+    """`prolip-clip-benchmark`, an alias of `prolip eval clip-benchmark`."""
+    sys.argv[1:1] = ["eval", "clip-benchmark"]
+    script()
+
+
 def script() -> NoReturn:
     """`prolip` as a process."""
     if sys.argv[1:2] == ["train"]:

@@ -23,7 +23,9 @@ def run_grus(grus: Sequence[nn.GRU], x: Tensor) -> list[Tensor]:
     return [gru(x)[0] for gru in grus] if alone else _step_together(grus, x)
 
 
-@torch.compiler.disable  # hundreds of steps are no graph; of nn.GRU Dynamo makes none either
+# Hundreds of steps are no graph; of nn.GRU Dynamo makes none either. `torch.compiler.disable` is the same, but imports
+# Dynamo here, a second for every command.
+@torch._disable_dynamo
 def _step_together(grus: Sequence[nn.GRU], x: Tensor) -> list[Tensor]:
     weight, bias = (torch.cat([getattr(gru, f"{part}_ih_l0") for gru in grus]) for part in ("weight", "bias"))
     again, offset = (torch.stack([getattr(gru, f"{part}_hh_l0") for gru in grus]) for part in ("weight", "bias"))

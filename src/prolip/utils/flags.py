@@ -36,7 +36,7 @@ class Parser(argparse.ArgumentParser):
         self._negative_number_matcher = NEGATIVE_NUMBER
 
     def error(self, message: str) -> NoReturn:
-        raise FlagError(message)
+        raise FlagError(f"{message} ({self.prog} --help)")
 
     def parse_strictly(self, arguments: Sequence[str]) -> argparse.Namespace:
         """The flags that were given, or FlagError with the flag to use instead."""
