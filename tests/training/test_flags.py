@@ -28,9 +28,9 @@ class Example:
 
 
 def parse(*words: str) -> Example:
-    parser = Parser()
+    parser = Parser(RETIRED)
     add_flags(parser, "example", Example)
-    given = parser.parse_strictly(list(words))
+    given = vars(parser.parse_strictly(list(words)))
     return build(Example, "example", {name.split(".")[1]: value for name, value in given.items()})
 
 

@@ -78,7 +78,7 @@ def test_torchrun_would_take_openclips_logs():
 
 def test_help_lists_every_flag_under_its_group(capsys):
     with pytest.raises(SystemExit) as stop:
-        main(["--help"])
+        main(["--help", "--method", "prolip"])
     text = capsys.readouterr().out
     assert stop.value.code == 0
     for flag in PUBLIC_FLAGS:
@@ -253,7 +253,7 @@ def test_interrupting_says_how_to_go_on(capsys, monkeypatch):
     def interrupt(config):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("training.main.run", interrupt)
+    monkeypatch.setattr("training.run.run", interrupt)
     assert main(TINY) == 130
     assert "--resume auto (with its --name) goes on from the newest checkpoint, or from the start" in (
         capsys.readouterr().err
