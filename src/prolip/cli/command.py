@@ -23,7 +23,7 @@ class Command(NamedTuple):
 
     does: str
     example: str
-    flags: Callable[[Parser], None]
+    flags: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace], int | None]
     more: str = ""
     retired: Mapping[str, str] = MappingProxyType({})
