@@ -71,7 +71,7 @@ def plan(given: dict[str, Any]) -> None:
 def main(arguments: list[str] | None = None) -> int:
     """0, or 2 after `error: ...`."""
     try:
-        plan(build_parser().parse_strictly(sys.argv[1:] if arguments is None else arguments))
+        plan(vars(build_parser().parse_strictly(sys.argv[1:] if arguments is None else arguments)))
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -34,7 +34,7 @@ from planner.traffic import Pairs, Step  # noqa: E402
 from prolip.data.config import chunks_ahead  # noqa: E402
 from prolip.utils import console  # noqa: E402
 from prolip.utils.fields import option  # noqa: E402
-from training.flags import FlagError, Parser, add_flags, build, flag_of  # noqa: E402
+from prolip.utils.flags import FlagError, Parser, add_flags, build, flag_of  # noqa: E402
 
 Array = np.ndarray[Any, Any]
 # Of a lognormal factor: one beyond this is no jitter, and its exponential no number.
@@ -307,7 +307,7 @@ def play(given: dict[str, Any]) -> None:
 def main(arguments: list[str] | None = None) -> int:
     """0, or 2 after `error: ...`."""
     try:
-        play(build_parser().parse_strictly(sys.argv[1:] if arguments is None else arguments))
+        play(vars(build_parser().parse_strictly(sys.argv[1:] if arguments is None else arguments)))
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
