@@ -19,8 +19,8 @@ if str(ROOT / "src") not in sys.path:
 from planner import question, tables  # noqa: E402
 from planner.plan import make_plans  # noqa: E402
 from prolip.utils import console  # noqa: E402
-from prolip.utils.outputs import check_output, replacing  # noqa: E402
 from prolip.utils.flags import Parser, add_flags, build  # noqa: E402
+from prolip.utils.outputs import check_output, replacing  # noqa: E402
 
 VERDICT = "verdict"
 MOVED = dict.fromkeys(

@@ -51,15 +51,16 @@ def overview() -> str:
     lines = ["usage: prolip VERB ...", "", "Probabilistic vision-language models: train, measure and use them."]
     for title, verbs in VERBS.items():
         lines += ["", f"{title}:", *(f"  {verb:<12} {does}" for verb, (_, does) in verbs.items())]
-    return "\n".join([*lines, "", "prolip VERB --help shows an example and all flags. prolip --version, --completion bash|zsh."])
+    return "\n".join([*lines, "", "prolip VERB --help shows an example and all flags.",
+                      "prolip --version; prolip --completion bash (or zsh, tcsh)"])  # fmt: skip
 
 
 def commands_of(verb: str) -> dict[str, Command]:
     """Subverb -> command; one under the empty word where the verb has no subverbs. FlagError for an unknown verb."""
     modules = {name: module for verbs in VERBS.values() for name, (module, _) in verbs.items()}
     if verb not in modules:
-        hint = f"use prolip {RETIRED[verb]}" if verb in RETIRED else did_you_mean(verb, modules, "prolip --help lists all")
-        raise FlagError(f"unknown verb {console.plain(verb)!r}: {hint}")
+        hint = did_you_mean(verb, modules, "prolip --help lists all")
+        raise FlagError(f"unknown verb {verb!r}: {f'use prolip {RETIRED[verb]}' if verb in RETIRED else hint}")
     commands: dict[str, dict[str, Command]] = import_module(f"prolip.cli.{modules[verb]}").COMMANDS
     return commands[verb]
 
@@ -74,7 +75,7 @@ def find(words: Sequence[str]) -> tuple[str, Command, list[str]]:
         raise FlagError(f"prolip {verb} takes one of: {', '.join(commands)} (prolip {verb} --help)")
     if rest[0] not in commands:
         hint = did_you_mean(rest[0], commands, f"it has {', '.join(commands)}")
-        raise FlagError(f"prolip {verb} has no {console.plain(rest[0])!r}: {hint}")
+        raise FlagError(f"prolip {verb} has no {rest[0]!r}: {hint}")
     return f"prolip {verb} {rest[0]}", commands[rest[0]], rest[1:]
 
 
