@@ -23,7 +23,7 @@ from tqdm import tqdm
 from prolip.data.faults import FaultCounter
 from prolip.data.reading.tar import printable
 from prolip.evaluation.loading import load_embedder
-from prolip.evaluation.model import PRECISIONS, Embedder
+from prolip.evaluation.model import PRECISIONS, Embedder, ModelCard
 from prolip.models.weights.checkpoint import CheckpointError
 from prolip.search import sources
 from prolip.search.answers import (
@@ -38,8 +38,7 @@ from prolip.search.answers import (
 )
 from prolip.search.disk.convert import convert
 from prolip.search.index import CHUNK, Part, SearchIndex
-from prolip.search.indexes import KINDS, Kind
-from prolip.search.planning import table
+from prolip.search.indexes import KINDS, Kind, table
 from prolip.search.rebuild import Rebuild
 from prolip.search.store import NAME
 from prolip.utils import console
@@ -54,27 +53,24 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     commands = parser.add_subparsers(dest="command", required=True)
     about = {"build": "make an index, or bring it to what its source holds now", "extend": "likewise of another source",
              "finish": "have the approximate index hold every row", "delete": "have keys found no more",
-             "convert": "renew an index of an earlier version", "query": "ask",
-             "plan": "how much room an index takes"}  # fmt: skip
+             "convert": "renew an index of an earlier version", "query": "ask"}  # fmt: skip
     made = {name: commands.add_parser(name, help=text, description=text) for name, text in about.items()}
-    for name in ("build", "extend", "finish", "delete", "query", "convert"):
-        made[name].add_argument("index", metavar="FOLDER", help="the index")
-        made[name].add_argument("--verify", action="store_true", help="first read all of it and compare checksums")
+    for one in made.values():
+        one.add_argument("index", metavar="FOLDER", help="the index")
+        one.add_argument("--verify", action="store_true", help="first read all of it and compare checksums")
     for name in ("build", "extend"):
         add_source(made[name])
     add = made["build"].add_argument
     add("--similarity", help="csd, mean, elk or another score (default: the score of the model's method)")
     add("--kind", default="flat", choices=KINDS, help="flat: exact; the others approximate (default: flat)")
     add("--lists", type=int, default=0, help="of ivf and pq (default: 4 sqrt(N))")
-    add("--links", type=int, default=Kind.links, help=f"of hnsw (default: {Kind.links})")
+    add("--dry-run", type=int, nargs="?", const=0, metavar="ITEMS",
+        help="write nothing, and say how much room what --data holds would take, or so many items")  # fmt: skip
     made["finish"].add_argument("--anew", action="store_true", help="learn the centres again, of what is there now")
     made["delete"].add_argument("--keys", nargs="+", required=True)
     add_questions(made["query"])
     for name in ("build", "extend", "query"):
         add_model(made[name], name == "build")
-    made["plan"].add_argument("--items", type=int, default=1_000_000)
-    made["plan"].add_argument("--dim", type=int, default=768)
-    made["plan"].add_argument("--points", action="store_true", help="a deterministic model, which has no variances")
     return parser.parse_args(arguments)
 
 
@@ -83,7 +79,6 @@ def add_source(parser: argparse.ArgumentParser) -> None:
     add("--data", required=True, metavar="SOURCE", help=sources.FORMS)
     add("--batch-size", type=int, default=128)
     add("--workers", type=int, help="threads that decode (default: all cores but one)")
-    add("--chunk", type=int, default=CHUNK, help=f"rows that are written together (default: {CHUNK})")
     add("--skip-damaged", action="store_true", help="leave out what cannot be read, and say what it was")
     add("--restore", action="store_true", help="also what delete removed (default: it stays deleted)")
 
@@ -119,7 +114,7 @@ def add_questions(parser: argparse.ArgumentParser) -> None:
 # --- building --------------------------------------------------------------------------------------------------------
 def build(args: argparse.Namespace) -> SearchIndex:
     """Make an index of a source, or go on with it."""
-    kind, word = Kind(args.kind, args.lists, args.links), sources.split(args.data)[0]
+    kind = Kind(args.kind, args.lists)
     check_output(args.index, folder=True)
     if (Path(args.index) / NAME).exists():
         index = SearchIndex(args.index, args.verify)
@@ -129,19 +124,22 @@ def build(args: argparse.Namespace) -> SearchIndex:
             raise FileExistsError(f"{args.index} is an index of {', '.join(addresses)}, of the kind {index.kind.name},"
                                   f" by {index.score.name}: extend it, or give another folder")  # fmt: skip
         return fill(index, args)
-    if word == "features":
+    card, dim, embedder = embedded_by(args)
+    words = {name: getattr(args, name) for name in ("model", "pretrained", "tokenizer")}
+    further = {} if embedder is None else {"load": words}
+    score, side = card.scored_by(args.similarity), sources.side_of(args.data)
+    return fill(SearchIndex.create(args.index, score, dim, kind, side, card, further), args, embedder)
+
+
+def embedded_by(args: argparse.Namespace) -> tuple[ModelCard, int, Embedder | None]:
+    """What a new index knows of its model: the card, the dimensions, and itself, None for kept features."""
+    if sources.split(args.data)[0] == "features":
         features = sources.kept(args.data)
-        score = features.model.scored_by(args.similarity)
-        index = SearchIndex.create(args.index, score, features.image.mean.shape[1], kind, card=features.model)
-        return fill(index, args)
+        return features.model, features.image.mean.shape[1], None
     if args.model is None:
         raise ValueError("--model is wanted: what the images, and the questions, are embedded by")
     embedder = load_embedder(args.model, args.pretrained, args.device, args.precision, args.tokenizer)
-    dim = embedder.embed_texts([""]).mean.shape[1]
-    further = {"load": {name: getattr(args, name) for name in ("model", "pretrained", "tokenizer")}}
-    score, side = embedder.card.scored_by(args.similarity), sources.side_of(args.data)
-    index = SearchIndex.create(args.index, score, dim, kind, side, embedder.card, further)
-    return fill(index, args, embedder)
+    return embedder.card, embedder.embed_texts([""]).mean.shape[1], embedder
 
 
 def fill(index: SearchIndex, args: argparse.Namespace, embedder: Embedder | None = None) -> SearchIndex:
@@ -161,7 +159,7 @@ def fill(index: SearchIndex, args: argparse.Namespace, embedder: Embedder | None
             embedder = embedder or load(index, args)
             rebuild = Rebuild(index, address, args.restore)
             parts = shown(sources.read(rebuild, embedder, args.batch_size, faults, args.workers))
-        rebuild.run(parts, args.chunk)
+        rebuild.run(parts, CHUNK)
         index.finish(progress=sys.stderr.isatty())
     print(rebuild, file=sys.stderr)
     if faults is not None and faults.kinds:
@@ -245,11 +243,12 @@ def query(args: argparse.Namespace) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command: what the user can mend ends in one line and exit code 2."""
     args = parse(arguments)
-    at_least(args, 1, "batch_size", "chunk", "top", "effort", "shortlist", "items", "dim")
-    at_least(args, 0, "workers")
-    if args.command == "plan":
-        print(f"{args.items:,} items of {args.dim} dimensions, csd\n")
-        print(table(args.items, args.dim, not args.points))
+    at_least(args, 1, "batch_size", "top", "effort", "shortlist")
+    at_least(args, 0, "workers", "dry_run")
+    if args.command == "build" and args.dry_run is not None:
+        card, dim, _ = embedded_by(args)
+        items = args.dry_run or sources.count(args.data)
+        print(f"{items:,} items of {dim} dimensions, csd\n\n{table(items, dim, card.probabilistic)}")
         return 0
     if args.command == "query":
         query(args)

@@ -194,8 +194,8 @@ def code_lengths(index: SearchIndex, queries: Gaussian, rows: Tensor) -> Tensor 
         return None
     logits = 2 / units.unit * queries.mean
     total = torch.full((len(rows),), -torch.inf, dtype=torch.float64)
-    for chunk in index.chunks:
-        means = chunk.gaussian(chunk.living).mean
+    for block in index.gallery.blocks():
+        means = index.gallery.gaussian(block).mean
         for part, own in zip(total.split(BLOCK), logits.split(BLOCK)):
             part.copy_(part.logaddexp((own @ means.mT).double().logsumexp(1)))
     answer = (logits * index.gaussians(rows.clamp(min=0).tolist()).mean).double().sum(1)

@@ -23,8 +23,8 @@ from prolip.measures import MEASURES, pairwise_inclusion_test, pairwise_log_incl
 from prolip.methods import find_score, score_from_dict
 from prolip.scores import Score, Side, index_vectors
 from prolip.search import exact, indexes
+from prolip.search.arrays import GaussianArrays
 from prolip.search.buckets import Bucket, make_buckets, nearest_by_elk
-from prolip.search.chunks import Chunk, gather, gather_vectors
 from prolip.search.exact import Found, other_side
 from prolip.search.indexes import FLAT, LEAST, PQ, Kind
 from prolip.search.store import AGAIN, NAME, REMEDY, Item, Store
@@ -66,7 +66,7 @@ class SearchIndex:
             self.score: Score = score_from_dict(values["score"])
             self.coarse: Score = score_from_dict(values["coarse"])
             self.served: bool = values["score"] == values["coarse"]
-            self.kind, self.side = Kind(**values["kind"]), values["side"]
+            self.kind, self.side = Kind(values["kind"]["name"], values["kind"]["lists"]), values["side"]
             self.card: ModelCard | None = None if values["card"] is None else ModelCard(**values["card"])
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(f"{self.store.folder / NAME} is of another version ({error}): {REMEDY}") from error
@@ -101,7 +101,7 @@ class SearchIndex:
             try:
                 yield
             finally:
-                for name in ("chunks", "_near", "_buckets"):
+                for name in ("_near", "_buckets"):
                     self.__dict__.pop(name, None)
 
     def add(self, address: str, parts: Iterable[Part], rows: int = CHUNK, replace: bool = False) -> None:
@@ -110,7 +110,7 @@ class SearchIndex:
         parts: from the position of `source` on, where one that was broken off goes on; replace: whether an item takes
         the place of the one that has its key, in one step.
         """
-        position, waiting = self.source(address)["position"], []
+        position, waiting = self.source(address)["position"], list[Part]()
         with self.writing():
             if position != self.source(address)["position"]:
                 raise ValueError(f"another process has read {plain(address)} meanwhile: start again")
@@ -120,14 +120,14 @@ class SearchIndex:
                 if sum(len(x.items) for x in waiting) >= rows:
                     self._append(waiting, self._sources(address, position, False), replace)
                     waiting = []
-            done = self._sources(address, position, True)
-            if sum(len(x.items) for x in waiting):
-                self._append(waiting, done, replace)
-            else:
-                self.store.write(sources=done)
+            self._append(waiting, self._sources(address, position, True), replace)
 
     def _append(self, parts: Sequence[Part], sources: Sequence[Mapping[str, Any]], replace: bool) -> None:
-        z, items = concatenate([part.z for part in parts]), [item for part in parts for item in part.items]
+        items = [item for part in parts for item in part.items]
+        if not items:
+            self.store.write(sources=sources)
+            return
+        z = concatenate([part.z for part in parts])
         if z.mean.shape != (len(items), self.store.values["dim"]):
             raise ValueError(f"{len(items)} items have Gaussians {tuple(z.mean.shape)}, and this index has"
                              f" {self.store.values['dim']} dimensions: embed them by its model")  # fmt: skip
@@ -165,7 +165,7 @@ class SearchIndex:
                 if near is not None and not anew:
                     log.warning("an item's length is beyond that of all others: making the index anew")
                 constant = least + 1e-3 * abs(least) + 1e-6
-                sample = indexes.sample_of(self.store.chunks(), indexes.sample_size(self.kind, total), constant)
+                sample = indexes.sample_of(self.gallery, indexes.sample_size(self.kind, total), constant)
                 index = indexes.make(self.kind, sample.shape[1], sample, total)
             else:
                 index, constant = self._read(), near["constant"]
@@ -176,9 +176,9 @@ class SearchIndex:
         """Add the rows that an index lacks, and write it, now and then before its end, too."""
         written = time.monotonic()
         with tqdm(total=len(self.store), initial=index.ntotal, unit="", desc="index", disable=not progress) as bar:
-            for chunk in self.store.chunks(index.ntotal):
-                index.add(indexes.fitted(index, indexes.vectors_of(chunk, constant)))
-                bar.update(len(chunk.mean))
+            for rows in self.gallery.blocks(index.ntotal, deleted=True):
+                index.add(indexes.fitted(index, indexes.vectors_of(self.gallery, rows, constant)))
+                bar.update(len(rows))
                 if time.monotonic() - written > SAVE and index.ntotal < len(self.store):
                     self.store.write_near(partial(faiss.write_index, index), constant)
                     written = time.monotonic()
@@ -202,18 +202,17 @@ class SearchIndex:
         KeyError, and nothing changes, where one is not there.
         """
         with self.writing():
-            unwanted = sorted({*self.store.values.get("unwanted", ()), *keys})
-            self.store.delete(keys, **{"unwanted": unwanted, **values})
+            self.store.delete(keys, unwanted=True, **values)
 
     # --- asking ------------------------------------------------------------------------------------------------------
-    @cached_property
-    def chunks(self) -> list[Chunk]:
-        """The gallery, mapped."""
-        return self.store.chunks()
+    @property
+    def gallery(self) -> GaussianArrays:
+        """All rows, mapped."""
+        return self.store.gallery
 
     @cached_property
     def _buckets(self) -> list[Bucket]:
-        return make_buckets(self.chunks)
+        return make_buckets(self.gallery)
 
     @cached_property
     def _near(self) -> faiss.Index | None:
@@ -227,18 +226,16 @@ class SearchIndex:
 
     def gaussians(self, rows: Sequence[int]) -> Gaussian:
         """The embeddings of rows, (M, D)."""
-        return gather(self.chunks, np.asarray(rows, dtype=np.int64))
+        return self.gallery.gaussian(np.asarray(rows, dtype=np.int64))
 
     def batches(self) -> Iterator[tuple[list[Item], Gaussian, Tensor]]:
-        """Items, Gaussians and vectors (n, P + 1) of all that can be found, chunk by chunk, for another's index.
+        """Items, Gaussians and vectors (n, P + 1) of all that can be found, block by block, for another's index.
 
         By L2 the vectors nearest to `question_vectors` are what scores highest (`prolip.scores.distance_vectors`).
         """
-        constant = self.store.values["bounds"][2] if self.chunks else 0.0
-        for chunk in self.chunks:
-            rows = chunk.living
-            vectors = torch.from_numpy(indexes.vectors_of(chunk, constant)[rows])
-            yield self.items((rows + chunk.start).tolist()), chunk.gaussian(rows), vectors
+        for rows in self.gallery.blocks():
+            vectors = indexes.vectors_of(self.gallery, rows, self.store.values["bounds"][2])
+            yield self.items(rows.tolist()), self.gallery.gaussian(rows), torch.from_numpy(vectors)
 
     def question_vectors(self, queries: Gaussian) -> Tensor:
         """What asks for the nearest of `batches`, (Q, P + 1)."""
@@ -264,14 +261,14 @@ class SearchIndex:
             log.warning(line)
         self._told = True
         role, served = other_side(self.side), self.served
-        if exactly or not self.chunks or (self.is_flat and (served or shortlist is None)):
+        if exactly or not len(self.store) or (self.is_flat and (served or shortlist is None)):
             return self._exactly(queries, k, role)
         by_codes = self.kind.name == PQ and not self.is_flat
         usual = PER_ANSWER * k if by_codes else k
         count = shortlist or (usual if served else max(SHORTLIST, PER_ANSWER * k))
         found = self._near_found(queries, min(max(count, k), len(self.store)), effort, role)
         if not served:
-            again = exact.rescored(self.score, queries, found.rows, lambda x: gather(self.chunks, x), role)
+            again = exact.rescored(self.score, queries, found.rows, self.gallery.gaussian, role)
             found = Found(found.rows, again)
         elif by_codes:
             found = Found(found.rows, self._by_vectors(queries, found.rows))
@@ -280,7 +277,7 @@ class SearchIndex:
     def _exactly(self, queries: Gaussian, k: int, role: Side) -> Found:
         if getattr(self.score, "measure", None) is MEASURES["elk"]:
             return nearest_by_elk(queries, self._buckets, k)[0]
-        return exact.nearest(self.score, queries, self.chunks, k, role)
+        return exact.nearest(self.score, queries, self.gallery, k, role)
 
     def _near_found(self, queries: Gaussian, count: int, effort: int | None, role: Side) -> Found:
         """Candidates, (Q, count), by the coarse score, exactly where there is no approximate index.
@@ -288,14 +285,14 @@ class SearchIndex:
         Of the squared distance d of [u, 0] and [v, sqrt(c - |v|^2 - 2 b)] the score is u.v + b = (|u|^2 + c - d) / 2.
         """
         if self.is_flat:
-            return exact.nearest(self.coarse, queries, self.chunks, count, role)
+            return exact.nearest(self.coarse, queries, self.gallery, count, role)
         if self._near is None or self._near.ntotal < len(self.store):
             held = 0 if self._near is None else self._near.ntotal
             raise ValueError(f"the index holds {held} of {len(self.store)} rows: its building was broken off, go on"
                              f" with python -m prolip.search finish {self.store.folder}")  # fmt: skip
         own, asked = self._factors(queries.float()), self.question_vectors(queries.float())
         effort = effort or self.kind.effort(len(self.store))
-        rows, distance = indexes.search(self._near, asked, count, effort, self.store.alive)
+        rows, distance = indexes.search(self._near, asked, count, effort, self.gallery.alive)
         squares = own.vector.double().square().sum(1) + self.store.values["near"]["constant"]
         scores = (squares.unsqueeze(1) - distance.double()) / 2 + own.offset.double().unsqueeze(1)
         return Found(rows, scores.masked_fill(rows < 0, -torch.inf))
@@ -314,7 +311,7 @@ class SearchIndex:
         step = max(1, exact.ELEMENTS // max(1, rows.shape[1] * asked.shape[1]))
         for start in range(0, len(rows), step):
             some = rows[start : start + step]
-            items = torch.from_numpy(gather_vectors(self.chunks, some.clamp(min=0).flatten().numpy()))
+            items = torch.from_numpy(self.gallery.vector[some.clamp(min=0).flatten().numpy()])
             products = (items.unflatten(0, some.shape) @ asked[start : start + step].unsqueeze(2)).squeeze(2)
             out[start : start + step] = products + own.offset[start : start + step].unsqueeze(1)
         return out.masked_fill(rows < 0, -torch.inf)

@@ -52,18 +52,18 @@ class Rebuild:
         self.address = address = redacted(data)
         self.added = self.replaced = self.removed = self.withheld = 0
         self.source = digest(address.encode(errors="surrogatepass"))[:8]
-        sources = {x["address"]: x for x in index.store.values["sources"]}
-        self.known, self.only = address in sources, not sources.keys() - {address}
+        sources = {x["address"] for x in index.store.values["sources"]}
+        self.known, self.only = address in sources, not sources - {address}
         #: Local shards as they were when they were read whole; those of this pass; those whose items stay unseen.
-        self.before, self.shards, self.kept = sources.get(address, {}).get("shards", {}), dict[str, str](), set[str]()
-        self.unwanted = set() if restore else set(index.store.values.get("unwanted", ()))
+        self.before, self.shards, self.kept = index.store.shards(address), dict[str, str](), set[str]()
         self.seen = np.zeros(len(index.store), dtype=bool)
 
     def due(self, reads: Iterator[Read], size: int) -> Iterator[Read]:
         """Those that the index has not as they are, without what was deleted. ValueError for the key of another."""
         for group in groups(enumerate(reads, 1), size):
-            rows = self.index.find([read.item["key"] for _, read in group]).tolist()
-            for (position, read), row in zip(group, rows):
+            keys = [read.item["key"] for _, read in group]
+            unwanted = self.index.store.are_unwanted(keys) & (not self.restore)
+            for (position, read), row, is_unwanted in zip(group, self.index.find(keys).tolist(), unwanted.tolist()):
                 former = None if row < 0 else self.index.items([row])[0]
                 item = read.item | {"source": self.source}
                 read = read._replace(item=item, position=position, row=row, former=former)
@@ -75,7 +75,7 @@ class Rebuild:
                     self.seen[row] = True
                     if not read.moved and read.mark is not None and former.get("print", "").startswith(read.mark):
                         continue
-                elif item["key"] in self.unwanted:
+                elif is_unwanted:
                     self.withheld += 1
                     continue
                 yield read
@@ -100,7 +100,8 @@ class Rebuild:
         """All parts, and what was not seen is removed after the last."""
         yield from parts
         store, gone = self.index.store, []
-        unseen = ~self.seen if store.alive is None else ~self.seen & store.alive[: len(self.seen)]
+        alive = store.gallery.alive
+        unseen = ~self.seen if alive is None else ~self.seen & alive[: len(self.seen)]
         for row in np.flatnonzero(unseen).tolist():
             (item,) = store.items([row])
             if self.owns(item) and item.get("shard") not in self.kept:
@@ -112,14 +113,9 @@ class Rebuild:
     def run(self, parts: Iterator[Part], rows: int) -> None:
         """Bring the index to what the source holds, chunk by chunk."""
         self.index.add(self.address, self.whole(parts), rows, replace=True)
-        store = self.index.store
-        if self.before != self.shards:
-            sources = [x | {"shards": self.shards} if x["address"] == self.address else x
-                       for x in store.values["sources"]]  # fmt: skip
-            store.write(sources=sources)
-        if self.restore and (unwanted := store.values.get("unwanted")):
-            back = self.index.find(unwanted) >= 0
-            store.write(unwanted=[key for key, is_back in zip(unwanted, back) if not is_back])
+        every = self.before | dict.fromkeys(self.before) | self.shards
+        if changed := {shard: stamp for shard, stamp in every.items() if self.before.get(shard) != stamp}:
+            self.index.store.note_shards(self.address, changed)
 
     def __str__(self) -> str:
         withheld = f"; {self.withheld:,} stay deleted, --restore brings them back" if self.withheld else ""

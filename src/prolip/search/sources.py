@@ -19,7 +19,7 @@ from torch import Tensor
 
 from prolip.data.faults import FaultCounter, SampleFault, ShardFault
 from prolip.data.reading.opening import is_local, local_path
-from prolip.data.reading.shards import expand_shards
+from prolip.data.reading.shards import count_shard, expand_shards
 from prolip.data.reading.tar import SAMPLE_BYTES, printable, read_shard
 from prolip.data.samples.captions import LIKELY
 from prolip.data.samples.decoding import decode_image
@@ -53,6 +53,18 @@ def split(address: str) -> tuple[str, str]:
 def side_of(address: str) -> Side:
     """What a source gives."""
     return "text" if split(address)[0] == "texts" else "image"
+
+
+def count(address: str) -> int:
+    """How many items a source has. ValueError for shards that are not here."""
+    word, rest = split(address)
+    if word == "features":
+        return len(kept(address).keys)
+    if word != "shards":
+        return len(lines_of(rest)) if word == "texts" else sum(1 for _ in images_below(Path(rest)))
+    if remote := [redacted(url) for url, *_ in expand_shards(rest) if not is_local(url)]:
+        raise ValueError(f"{remote[0]} is not here to be counted: give how many items there are, --dry-run ITEMS")
+    return sum(count_shard(local_path(url), None) for url, *_ in expand_shards(rest))
 
 
 def read(
