@@ -35,7 +35,7 @@ def made(folder: Path, kind: str = "flat") -> SearchIndex:
 
 def known(index: SearchIndex) -> list[tuple[str, str, int]]:
     """The key, the fingerprint and the row of all that can be found, by rising row."""
-    rows = [row for block in index.gallery.blocks() for row in block.tolist()]
+    rows = [row for block in index.store.gallery.blocks() for row in block.tolist()]
     return [(item["key"], item.get("print"), row) for row, item in zip(rows, index.items(rows))]
 
 

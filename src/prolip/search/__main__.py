@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
@@ -26,20 +26,11 @@ from prolip.evaluation.loading import load_embedder
 from prolip.evaluation.model import PRECISIONS, Embedder, ModelCard
 from prolip.models.weights.checkpoint import CheckpointError
 from prolip.search import sources
-from prolip.search.answers import (
-    COMPARED,
-    Question,
-    answers_of,
-    are_pairs,
-    calibrate,
-    confidences,
-    embed,
-    read_questions,
-)
+from prolip.search.answers import COMPARED, Question, answers_of, calibrate, confidences, embed, read_questions
 from prolip.search.disk.convert import convert
-from prolip.search.index import CHUNK, Part, SearchIndex
+from prolip.search.index import CHUNK, SearchIndex
 from prolip.search.indexes import KINDS, Kind, table
-from prolip.search.rebuild import Rebuild
+from prolip.search.sources import Rebuild
 from prolip.search.store import NAME
 from prolip.utils import console
 from prolip.utils.messages import at_least
@@ -59,37 +50,28 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         one.add_argument("index", metavar="FOLDER", help="the index")
         one.add_argument("--verify", action="store_true", help="first read all of it and compare checksums")
     for name in ("build", "extend"):
-        add_source(made[name])
+        add = made[name].add_argument
+        add("--data", required=True, metavar="SOURCE", help=sources.FORMS)
+        add("--batch-size", type=int, default=128)
+        add("--workers", type=int, help="threads that decode (default: all cores but one)")
+        add("--skip-damaged", action="store_true", help="leave out what cannot be read, and say what it was")
+        add("--restore", action="store_true", help="also what delete removed (default: it stays deleted)")
     add = made["build"].add_argument
     add("--similarity", help="csd, mean, elk or another score (default: the score of the model's method)")
     add("--kind", default="flat", choices=KINDS, help="flat: exact; the others approximate (default: flat)")
     add("--lists", type=int, default=0, help="of ivf and pq (default: 4 sqrt(N))")
-    add("--dry-run", type=int, nargs="?", const=0, metavar="ITEMS",
-        help="write nothing, and say how much room what --data holds would take, or so many items")  # fmt: skip
+    add("--dry-run", type=int, metavar="ITEMS", help="say how much room so many items take, and write nothing")
     made["finish"].add_argument("--anew", action="store_true", help="learn the centres again, of what is there now")
     made["delete"].add_argument("--keys", nargs="+", required=True)
     add_questions(made["query"])
-    for name in ("build", "extend", "query"):
-        add_model(made[name], name == "build")
+    for name, otherwise in (("build", ""), ("extend", " (default: the index's)"), ("query", " (default: the index's)")):
+        add = made[name].add_argument
+        add("--model", help=f"local-dir:FOLDER, hf-hub:NAME or a name{otherwise}")
+        add("--pretrained", help="weights file or OpenCLIP's tag")
+        add("--tokenizer", help="another tokenizer than the model's")
+        add("--device", default="cpu")
+        add("--precision", default="fp32", choices=PRECISIONS)
     return parser.parse_args(arguments)
-
-
-def add_source(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--data", required=True, metavar="SOURCE", help=sources.FORMS)
-    add("--batch-size", type=int, default=128)
-    add("--workers", type=int, help="threads that decode (default: all cores but one)")
-    add("--skip-damaged", action="store_true", help="leave out what cannot be read, and say what it was")
-    add("--restore", action="store_true", help="also what delete removed (default: it stays deleted)")
-
-
-def add_model(parser: argparse.ArgumentParser, build: bool) -> None:
-    add = parser.add_argument
-    add("--model", help="local-dir:FOLDER, hf-hub:NAME or a name" + ("" if build else " (default: the index's)"))
-    add("--pretrained", help="weights file or OpenCLIP's tag")
-    add("--tokenizer", help="another tokenizer than the model's")
-    add("--device", default="cpu")
-    add("--precision", default="fp32", choices=PRECISIONS)
 
 
 def add_questions(parser: argparse.ArgumentParser) -> None:
@@ -148,19 +130,14 @@ def fill(index: SearchIndex, args: argparse.Namespace, embedder: Embedder | None
     if sources.side_of(address) != index.side:
         raise ValueError(f"{address} gives {sources.side_of(address)}s, and this index has {index.side}s")
     with index.writing():
+        rebuild = Rebuild(index, address, args.restore)
         if sources.split(address)[0] == "features":
-            features = sources.kept(address)
-            if index.card is not None and features.model.fingerprint != index.card.fingerprint:
-                raise ValueError(f"{address} was embedded by {features.model.name}, and this index by"
-                                 f" {index.card.name}: it is another model")  # fmt: skip
-            rebuild = Rebuild(index, address, args.restore)
-            parts = sources.parts_of(features, rebuild)
+            parts = sources.parts_of(sources.kept(address), rebuild)
         else:
-            embedder = embedder or load(index, args)
-            rebuild = Rebuild(index, address, args.restore)
-            parts = shown(sources.read(rebuild, embedder, args.batch_size, faults, args.workers))
-        rebuild.run(parts, CHUNK)
-        index.finish(progress=sys.stderr.isatty())
+            parts = sources.read(rebuild, embedder or load(index, args), args.batch_size, faults, args.workers)
+        hidden = not sys.stderr.isatty()
+        rebuild.run(tqdm(parts, "read", unit="", unit_scale=args.batch_size, disable=hidden), CHUNK)
+        index.finish(progress=not hidden)
     print(rebuild, file=sys.stderr)
     if faults is not None and faults.kinds:
         lost = ", ".join(f"{count} {kind}" for kind, count in faults.kinds.items())
@@ -168,24 +145,14 @@ def fill(index: SearchIndex, args: argparse.Namespace, embedder: Embedder | None
     return index
 
 
-def shown(parts: Iterator[Part]) -> Iterator[Part]:
-    """The same parts, counted on a terminal."""
-    with tqdm(desc="read", unit="", disable=not sys.stderr.isatty()) as bar:
-        for part in parts:
-            bar.update(part.position - bar.n)
-            yield part
-
-
 def load(index: SearchIndex, args: argparse.Namespace) -> Embedder:
     """The model of an index, or the one that is given for it. ValueError where it is another."""
-    kept = index.store.values.get("load", {})
-    name = args.model or kept.get("model")
-    if name is None:
+    words = index.store.values.get("load") if args.model is None else vars(args)
+    if words is None:
         raise ValueError("this index was made of kept features: give the model that made them, --model")
-    words = kept if args.model is None else vars(args)
-    embedder = load_embedder(name, words["pretrained"], args.device, args.precision, words["tokenizer"])
+    embedder = load_embedder(words["model"], words["pretrained"], args.device, args.precision, words["tokenizer"])
     if index.card is not None and embedder.fingerprint != index.card.fingerprint:
-        raise ValueError(f"{name} is another model than made this index, {index.card.name}: its weights, settings,"
+        raise ValueError(f"{words['model']} is another model than made this index, {index.card.name}: its weights, settings,"
                          " preprocessing or tokenizer differ")  # fmt: skip
     return embedder
 
@@ -226,7 +193,8 @@ def query(args: argparse.Namespace) -> None:
         print(threshold, file=sys.stderr)
         given = threshold.answers(confidences(index, embedded, found.first(COMPARED))).tolist()
         found = found.first(args.top)
-    answers = answers_of(index, found, are_pairs(questions, index), not inclusion)
+    pairs = [(question.image if index.side == "image" else question.text) is None for question in questions]
+    answers = answers_of(index, found, pairs, not inclusion)
     for question, own, answered in zip(questions, answers, given):
         own = own if answered else []
         if args.json:
@@ -243,12 +211,11 @@ def query(args: argparse.Namespace) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command: what the user can mend ends in one line and exit code 2."""
     args = parse(arguments)
-    at_least(args, 1, "batch_size", "top", "effort", "shortlist")
-    at_least(args, 0, "workers", "dry_run")
-    if args.command == "build" and args.dry_run is not None:
+    at_least(args, 1, "batch_size", "dry_run", "top", "effort", "shortlist")
+    at_least(args, 0, "workers")
+    if args.command == "build" and args.dry_run:
         card, dim, _ = embedded_by(args)
-        items = args.dry_run or sources.count(args.data)
-        print(f"{items:,} items of {dim} dimensions, csd\n\n{table(items, dim, card.probabilistic)}")
+        print(f"{args.dry_run:,} items of {dim} dimensions, csd\n\n{table(args.dry_run, dim, card.probabilistic)}")
         return 0
     if args.command == "query":
         query(args)

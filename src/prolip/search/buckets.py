@@ -23,8 +23,7 @@ import torch
 from torch import Tensor
 
 from prolip.gaussian import Gaussian
-from prolip.search.arrays import GaussianArrays
-from prolip.search.exact import ELEMENTS, Found, joined, top
+from prolip.search.exact import ELEMENTS, Found, GaussianArrays, joined, top
 
 #: Rows of a bucket; fewer bound tighter, more are fewer matrix products.
 ROWS = 128

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from prolip.scores import distance_vectors
-from prolip.search.arrays import BLOCK, GaussianArrays
+from prolip.search.exact import BLOCK, GaussianArrays
 
 FLAT, IVF, HNSW, PQ = KINDS = ("flat", "ivf", "hnsw", "pq")
 #: faiss by what it takes, which its stubs do not say of parameters.
@@ -105,13 +105,11 @@ def search(
     effort: lists that are read, or candidates that a graph is walked with, `count` at least; alive: (N,) bool, rows
     that may be found, None: all.
     """
-    options = {}
-    if alive is not None:
-        options["sel"] = FAISS.IDSelectorBitmap(np.packbits(alive, bitorder="little"))
+    kept = None if alive is None else FAISS.IDSelectorBitmap(np.packbits(alive, bitorder="little"))
     if isinstance(index, faiss.IndexHNSW):
-        given = FAISS.SearchParametersHNSW(efSearch=max(effort, count), **options)
+        given = FAISS.SearchParametersHNSW(efSearch=max(effort, count), sel=kept)
     else:
-        given = FAISS.SearchParametersIVF(nprobe=effort, **options)
+        given = FAISS.SearchParametersIVF(nprobe=effort, sel=kept)
     vectors = fitted(index, np.ascontiguousarray(asked.numpy(), dtype=np.float32))
     found, rows = index.search(vectors, count, params=given)
     return torch.from_numpy(rows), torch.from_numpy(found)
@@ -137,8 +135,9 @@ def table(items: int, dim: int, probabilistic: bool = True) -> str:
     """
     rows = ["| kind | memory per item, bytes | memory, GB | disk, GB | most memory while building, GB | lists |",
             "|---|---|---|---|---|---|"]  # fmt: skip
+    width = dim + 1
     for kind in map(Kind, KINDS):
-        memory, width = memory_per_item(kind, dim + 1), dim + 1
+        memory = memory_per_item(kind, width)
         disk = (4 * (width + dim * probabilistic) + ITEM + BESIDE + memory) * items
         sample = 0 if kind.name == FLAT else 3 * 4 * padded(width) * sample_size(kind, items)
         most = sample + memory * items + 6 * 4 * width * BLOCK

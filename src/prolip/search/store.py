@@ -32,8 +32,8 @@ import numpy as np
 
 from prolip.gaussian import Gaussian
 from prolip.scores import Score, Side, least_constant
-from prolip.search.arrays import BLOCK, GaussianArrays, make_arrays
 from prolip.search.disk.keys import ENTRY, absorbed, candidates, hashes_of, merged, run_of
+from prolip.search.exact import BLOCK, GaussianArrays, make_arrays
 from prolip.utils.console import plain
 from prolip.utils.documents import loads
 from prolip.utils.outputs import holder_of, lock, replacing
@@ -100,6 +100,7 @@ class Store:
         self.near = next((file for name, file in self._files.items() if name.startswith(NEAR)), None)
         self._maps = {name: np.memmap(file, np.uint8, "r", shape=(self.values["files"][name][0],)).view(np.ndarray)
                       for name, file in self._files.items() if file is not self.near}  # fmt: skip
+        self._made: dict[str, Any] = {}
         for name in ("_log", "deleted", "gallery"):
             self.__dict__.pop(name, None)
 
@@ -253,6 +254,12 @@ class Store:
             self.write(files=files, **values)
 
     # --- reading -----------------------------------------------------------------------------------------------------
+    def once(self, name: str, make: Callable[[], Any]) -> Any:
+        """What is made of this state, made once until the next."""
+        if name not in self._made:
+            self._made[name] = make()
+        return self._made[name]
+
     @cached_property
     def gallery(self) -> GaussianArrays:
         """All rows, mapped from the files."""

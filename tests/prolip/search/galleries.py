@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from prolip.gaussian import Gaussian
 from prolip.scores import CSDScore, Score
-from prolip.search.arrays import BLOCK, GaussianArrays, make_arrays
+from prolip.search.exact import BLOCK, GaussianArrays, make_arrays
 from prolip.search.index import Part
 
 

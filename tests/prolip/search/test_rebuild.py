@@ -19,8 +19,7 @@ from prolip.scores import CSDScore
 from prolip.search import sources, store
 from prolip.search.__main__ import main
 from prolip.search.index import Part, SearchIndex
-from prolip.search.rebuild import Rebuild
-from prolip.search.sources import parts_of
+from prolip.search.sources import Rebuild, parts_of
 from prolip.search.store import SHARDS
 from signed import SIGNED, files_with_secrets, serving
 

@@ -183,7 +183,7 @@ def test_rows_at_the_ends_of_chunks_are_deleted_and_their_keys_are_free_again(tm
     ends = [0, 9, 10, 19, 20, 29]
     index.delete([f"k{row}" for row in ends])
     for opened in (index, SearchIndex(tmp_path)):
-        alive = [block.tolist() for block in opened.gallery.blocks()]
+        alive = [block.tolist() for block in opened.store.gallery.blocks()]
         assert alive == [list(range(start, start + 8)) for start in (1, 11, 21)]
         assert not set(opened.search(GALLERY.select(ends), 30).rows.flatten().tolist()) & set(ends)
     index.add("b", parts_of(GALLERY.select([9]), first=9))

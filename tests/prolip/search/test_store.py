@@ -389,7 +389,7 @@ def test_a_reader_opens_and_keeps_a_whole_state_while_a_writer_commits(tmp_path,
         process.join()
     assert opened > 3 and process.exitcode == 0
     assert not (tmp_path / "index" / first.store.values["near"]["file"]).exists()
-    assert first.search(ASKED, 5).rows.equal(nearest(first.score, ASKED, first.gallery, 5).rows)
+    assert first.search(ASKED, 5).rows.equal(nearest(first.score, ASKED, first.store.gallery, 5).rows)
     assert len(first) == 60 and first.find(["k59"]).tolist() == [59]
     assert not [name for name in os.listdir(tmp_path / "index") if name.endswith(".tmp")]
 
@@ -416,7 +416,7 @@ def test_an_index_of_any_kind_answers_from_its_first_item_on(tmp_path, kind):
         held = len(index.store)
         index.add(str(rows), [part(held, rows - held)])
         index.finish()
-        exact = nearest(index.score, ASKED, index.gallery, 10)
+        exact = nearest(index.score, ASKED, index.store.gallery, 10)
         assert index.search(ASKED, 10).rows.equal(exact.rows) and (exact.rows >= 0).sum() == 3 * min(rows, 10)
         assert (index.store.values["near"] is None) == (kind == "flat" or rows < LEAST)
     index.delete([f"k{row}" for row in range(39)])
