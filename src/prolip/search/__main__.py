@@ -30,7 +30,6 @@ from prolip.search.answers import COMPARED, Question, answers_of, calibrate, con
 from prolip.search.disk.convert import convert
 from prolip.search.index import CHUNK, SearchIndex
 from prolip.search.indexes import KINDS, Kind, table
-from prolip.search.sources import Rebuild
 from prolip.search.store import NAME
 from prolip.utils import console
 from prolip.utils.messages import at_least
@@ -130,7 +129,7 @@ def fill(index: SearchIndex, args: argparse.Namespace, embedder: Embedder | None
     if sources.side_of(address) != index.side:
         raise ValueError(f"{address} gives {sources.side_of(address)}s, and this index has {index.side}s")
     with index.writing():
-        rebuild = Rebuild(index, address, args.restore)
+        rebuild = sources.Rebuild(index, address, args.restore)
         if sources.split(address)[0] == "features":
             parts = sources.parts_of(sources.kept(address), rebuild)
         else:
@@ -152,8 +151,8 @@ def load(index: SearchIndex, args: argparse.Namespace) -> Embedder:
         raise ValueError("this index was made of kept features: give the model that made them, --model")
     embedder = load_embedder(words["model"], words["pretrained"], args.device, args.precision, words["tokenizer"])
     if index.card is not None and embedder.fingerprint != index.card.fingerprint:
-        raise ValueError(f"{words['model']} is another model than made this index, {index.card.name}: its weights, settings,"
-                         " preprocessing or tokenizer differ")  # fmt: skip
+        raise ValueError(f"{words['model']} is another model than made this index, {index.card.name}: its weights,"
+                         " settings, preprocessing or tokenizer differ")  # fmt: skip
     return embedder
 
 

@@ -134,9 +134,8 @@ def _score(which: Tensor, rows: Tensor, items: Gaussian, queries: Gaussian, aske
     if len(query):
         changed = torch.nonzero(which.any(1))[:, 0]
         own = asked[changed]
-        found = Found(
-            torch.cat([best.rows[own], rows.expand(len(own), -1)], 1), torch.cat([best.scores[own], values[changed]], 1)
-        )
+        new = rows.expand(len(own), -1), values[changed]
+        found = Found(*(torch.cat([old[own], more], 1) for old, more in zip(best, new)))
         kept = top(found, best.rows.shape[1])
         best.rows[own], best.scores[own] = kept.rows.where(~kept.scores.isneginf(), -1), kept.scores
     return len(query)

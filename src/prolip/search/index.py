@@ -24,7 +24,7 @@ from prolip.scores import Score, Side, index_vectors
 from prolip.search import exact, indexes
 from prolip.search.buckets import make_buckets, nearest_by_elk
 from prolip.search.exact import Found, other_side
-from prolip.search.indexes import FLAT, LEAST, PQ, Kind
+from prolip.search.indexes import FLAT, HNSW, LEAST, PQ, Kind, lists_for
 from prolip.search.store import AGAIN, NAME, REMEDY, Item, Store
 from prolip.utils.console import plain
 
@@ -225,7 +225,7 @@ class SearchIndex:
         check_embeddings(queries, "queries", self.store.values["dim"])
         if k < 1 or (effort is not None and effort < 1) or (shortlist is not None and shortlist < 1):
             raise ValueError(f"{k} answers, effort {effort}, shortlist {shortlist}: give 1 or more of each")
-        self.store.once("told", lambda: [log.warning(line) for line in self.unfinished()])
+        self.store.once("told", lambda: list(map(log.warning, self.unfinished())))
         role, served = other_side(self.side), self.served
         if exactly or not len(self.store) or (self.is_flat and (served or shortlist is None)):
             if getattr(self.score, "measure", None) is MEASURES["elk"]:
@@ -255,8 +255,8 @@ class SearchIndex:
             raise ValueError(f"the index holds {held} of {len(self.store)} rows: its building was broken off, go on"
                              f" with python -m prolip.search finish {self.store.folder}")  # fmt: skip
         own, asked = self._factors(queries.float()), self.question_vectors(queries.float())
-        effort = effort or self.kind.effort(len(self.store))
-        rows, distance = indexes.search(self._near, asked, count, effort, self.store.gallery.alive)
+        usual = 128 if self.kind.name == HNSW else max(8, (self.kind.lists or lists_for(len(self.store))) // 16)
+        rows, distance = indexes.search(self._near, asked, count, effort or usual, self.store.gallery.alive)
         squares = own.vector.double().square().sum(1) + self.store.values["near"]["constant"]
         scores = (squares.unsqueeze(1) - distance.double()) / 2 + own.offset.double().unsqueeze(1)
         return Found(rows, scores.masked_fill(rows < 0, -torch.inf))

@@ -44,10 +44,6 @@ class Kind:
         if self.lists < 0:
             raise ValueError(f"{self.lists} lists: give 0 or more")
 
-    def effort(self, rows: int) -> int:
-        """What is looked at by default: lists of `ivf` and `pq`, candidates of `hnsw`."""
-        return 128 if self.name == HNSW else max(8, (self.lists or lists_for(rows)) // 16)
-
 
 def lists_for(rows: int) -> int:
     """4 sqrt(N) lists, and no more than PER_LIST rows for each allow."""

@@ -240,10 +240,7 @@ class Store:
             self.write(files=files)
 
     def delete(self, keys: Sequence[str], unwanted: bool = False, **values: Any) -> None:
-        """Have the rows of these keys found no more, and change some of the values. KeyError for keys without one.
-
-        unwanted: whether the keys are to stay deleted, `is_unwanted`.
-        """
+        """Have these keys found no more, `unwanted`: to stay so, and change some of the values. KeyError for others."""
         with self.writing():
             files, rows = dict(self.values["files"]), self.find(keys)
             if missing := [plain(key) for key, row in zip(keys, rows) if row < 0]:
