@@ -243,6 +243,10 @@ def test_the_corpus_is_refused_by_novelty_from_the_same_pass(pair, tmp_path, cap
     ([*DATA, "--bank", "3"], "bank=3: give 32 or more"),
     ([*DATA, "--novelty-centres", "-1"], "novelty_centres=-1: give 0 or more"),
     (["--pairs", __file__], "header"),
+    ([], "give --data, or --pairs with embeddings that --save-pairs wrote"),
+    (["--data", SHARDS, "--split", "train"], "--split train, but --data has no splits"),
+    (["--data", SHARDS, "--select", "group=none"], "--data: 2 shards hold no sample that fits --select"),
+    (["--samples", "100"], "--samples is not a flag here: use --fit-samples"),
 ])  # fmt: skip
 def test_what_is_not_there_ends_in_one_line(words, error, tmp_path, capsys):
     save_pretrained(prolip.create_model("ProLIP-ViT-test"), tmp_path / "model")
