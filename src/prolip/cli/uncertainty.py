@@ -124,9 +124,8 @@ def describe(fitted: Fitted, pairs: Pairs) -> None:
                   f" {side} tower, and --novelty-centres")  # fmt: skip
 
 
+EXAMPLE = "prolip uncertainty --model local-dir:runs/demo/model --data data/emoji/noto.tar --output runs/demo/fitted"
 COMMANDS = {"uncertainty": {"": Command(
-    "give a trained model variances and novelty; its means stay as they are",
-    "prolip uncertainty --model local-dir:runs/demo/model --data data/emoji/noto.tar"
-    " --caption-sampling name:14,keywords:4,subgroup:1,group:1 --output runs/demo/fitted",
-    flags, fit, MORE, {"train-data": "use --data", "train-split": "use --split", "samples": "use --fit-samples"},
+    "give a trained model variances and novelty; its means stay as they are", EXAMPLE, flags, fit, MORE,
+    {"train-data": "use --data", "train-split": "use --split", "samples": "use --fit-samples"},
 )}}  # fmt: skip

@@ -287,8 +287,8 @@ def strangeness(score: Score, pool: Pool, side: Side, near: Retrieved) -> Tensor
     """
     novelty = pool.image_novelty if side == "image" else pool.text_novelty
     if not novelty:
-        raise ValueError(f"--pair-weight novelty, but this model has no novelty of {side}s: prolip"
-                         " uncertainty fits it, or take --pair-weight spread")  # fmt: skip
+        raise ValueError(f"--pair-weight novelty, but this model has no novelty of {side}s: `prolip"
+                         " uncertainty` fits it, or take --pair-weight spread")  # fmt: skip
     return refusal(code_length(score, pool, side, near), novelty)
 
 
