@@ -35,8 +35,8 @@ def flags(parser: argparse.ArgumentParser) -> None:
     add(parser, Data, "data", help={"data": "images with texts to fit to (see below)"})
     parser.add_argument("--split", help="which images of coco:, flickr:, cub: and iapr:, as --train-split of training")
     add(parser, DataConfig, *READING, csv_separator=r"\t", help={
-        "caption_sampling": "fields whose captions are read, with optional weights: txt is the plain caption, others are"
-                            " JSON fields (CSV columns), e.g. name:2,keywords:1,group",
+        "caption_sampling": "fields whose captions are read, with optional weights: txt is the plain caption, others"
+                            " are JSON fields (CSV columns), e.g. name:2,keywords:1,group",
         "dataset_type": "what --data is; auto goes by its first word or suffix, or by a folder's content"})  # fmt: skip
     parser.add_argument("--pairs", metavar="FILE", help="embeddings that --save-pairs wrote, instead of --data")
     parser.add_argument("--save-pairs", metavar="FILE", help="keep the embeddings in this file")
