@@ -77,7 +77,8 @@ def scored(shards, model, tmp_path_factory) -> Path:
 
 
 def score_words(shards: Path, model: str, out: Path, *more: str) -> list[str]:
-    return ["score", "--data", f"{shards}/{{0,1,2}}.tar", "--model", model, "--output", str(out), "--workers", "2", *more]
+    data = f"{shards}/{{0,1,2}}.tar"
+    return ["score", "--data", data, "--model", model, "--output", str(out), "--workers", "2", *more]
 
 
 def selected(scored: Path, out: Path, *words: str) -> dict:

@@ -222,7 +222,7 @@ def test_flipped_bits_of_a_page_are_seen(scored, capsys):
 def test_scores_of_before_are_refused_by_name(scored, tmp_path, capsys):
     path = table_path(scored / "scores", 0)
     pq.write_table(pq.read_table(path).replace_schema_metadata({b"prolip": json.dumps({"shard": "0.tar"})}), path)
-    with pytest.raises(ValueError, match="000000.parquet is of an earlier version.*give another --output, or delete it"):
+    with pytest.raises(ValueError, match="000000.parquet is of an earlier version.*another --output, or delete it"):
         make.score_all(sorted(map(str, (tmp_path / "shards").iterdir())), scored)
     assert "000000.parquet is of an earlier version" in fails(capsys, "select", scored)
     (scored / "scores/manifest.json").unlink()
