@@ -15,7 +15,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from prolip.curate.__main__ import parse as parse_curation
+from prolip.cli.command import parser_of
+from prolip.cli.main import find
 from prolip.data.config import chunks_ahead
 from prolip.models.registry import get_model_config
 from training.checkpoint.run_folder import OURS, write_status
@@ -385,14 +386,15 @@ def test_what_datacomps_script_lacks_is_named(start, runs, words, variables, mes
 
 
 def test_curation_scores_on_the_gpu_that_its_task_has(start):
-    given = ["score", "--data", "{0..9}.tar", "--model", "local-dir:m", "--out", "scores"]
+    given = ["score", "--data", "{0..9}.tar", "--model", "local-dir:m", "--output", "scores"]
     status, words, _, _ = start("curate.sbatch", *given)
     assert status == 0
-    assert words == ["-m", "prolip.curate", "score", "--device", "cuda", "--precision", "amp_bf16", *given[1:]]
-    assert parse_curation(words[2:]).device == "cuda"
-    assert start("curate.sbatch", *given, SLURM_GPUS_ON_NODE="0")[1] == ["-m", "prolip.curate", *given]
-    given = ["write", "--out", "scores", "--shards-out", "kept"]
-    assert start("curate.sbatch", *given)[1] == ["-m", "prolip.curate", *given]
+    assert words == ["-m", "prolip", "curate", "score", "--device", "cuda", "--precision", "amp_bf16", *given[1:]]
+    name, command, rest = find(words[2:])
+    assert parser_of(name, command).parse_strictly(rest).device == "cuda"
+    assert start("curate.sbatch", *given, SLURM_GPUS_ON_NODE="0")[1] == ["-m", "prolip", "curate", *given]
+    given = ["write", "scores", "--output", "kept"]
+    assert start("curate.sbatch", *given)[1] == ["-m", "prolip", "curate", *given]
     status, started, _, output = start("curate.sbatch")
     assert (status, started) == (2, []) and "got no command" in output
 

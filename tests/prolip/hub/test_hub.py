@@ -18,13 +18,13 @@ from PIL import Image
 
 import prolip
 from drawings import UNSEEN
+from prolip.cli.main import main as prolip_command
 from prolip.evaluation.loading import load_embedder
 from prolip.figures import __main__ as drawing
 from prolip.hub.__main__ import main
 from prolip.hub.card import spaced
 from prolip.hub.figures import figures, licences, place
 from prolip.search import __main__ as search
-from prolip.uncertainty import __main__ as uncertainty
 from prolip.utils import console
 
 METRICS = {"step": 300, "names/i2t/R@1": 0.25, "names/i2t/chance_R@1": 0.01, "zero_shot/subgroup/top1": 0.5,
@@ -354,7 +354,8 @@ def test_a_tokenizer_whose_package_is_missing_is_an_error_in_one_line(run, tmp_p
     monkeypatch.setitem(sys.modules, "sentencepiece", None)
     commands = {
         main: ["save", str(folder), str(tmp_path / "out")],
-        uncertainty.main: ["--model", f"local-dir:{folder}", "--train-data", "x.csv", "--output", str(tmp_path / "u")],
+        prolip_command: ["uncertainty", "--model", f"local-dir:{folder}", "--data", "x.csv", "--output",
+                         str(tmp_path / "u")],
         drawing.main: ["--model", f"local-dir:{folder}", "--data", UNSEEN, "--out", str(tmp_path / "f")],
         search.main: ["build", str(tmp_path / "i"), "--model", f"local-dir:{folder}", "--data", f"shards:{UNSEEN}"],
     }
