@@ -56,6 +56,12 @@ class Commit:
             sys.exit(f"error: {self.name}: {said}")
 
     @property
+    def output(self) -> str:
+        """Its flag for the folder of all runs."""
+        settings = (self.folder / "src/training/config.py").read_text(encoding="utf-8")
+        return "--output-dir" if "output_dir: str" in settings else "--output"
+
+    @property
     def has_versions(self) -> bool:
         """Whether its random numbers have versions, which --draws chooses."""
         return (self.folder / "src/prolip/random.py").exists()
@@ -67,7 +73,7 @@ class Commit:
 def train(commit: Commit, out: Path, name: str, *words: object, ranks: int = 1) -> Path:
     """A run of the demo's recipe."""
     module = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", ranks] if ranks > 1 else []
-    commit.run(*module, "-m", "training.main", *RECIPE, *commit.flags, "--output-dir", out, "--name", name, *words)
+    commit.run(*module, "-m", "training.main", *RECIPE, *commit.flags, commit.output, out, "--name", name, *words)
     return out / name
 
 

@@ -17,9 +17,9 @@ from prolip.options import ModelOptions
 from prolip.random import VERSIONS
 from prolip.utils.documents import read_json, read_yaml
 from prolip.utils.fields import option
+from prolip.utils.flags import FlagError, build, check_alone, did_you_mean, flag_of
 from prolip.utils.messages import appearance_of
 from prolip.utils.secrecy import hide, redacted, tag
-from prolip.utils.flags import FlagError, build, check_alone, did_you_mean, flag_of
 
 DEFAULT_EPOCHS = 32
 # The paper's, B.1, in OpenCLIP's names.
@@ -30,6 +30,8 @@ AUGMENTATION = {
 DERIVED = {"data": {f.name: f.metadata["follows"] for f in dataclasses.fields(DataConfig) if "follows" in f.metadata}}
 # Facts of one invocation, not of the run: left out of the saved config, so that it starts afresh.
 INVOCATION = ("resume", "overwrite", "traceback", "renewed_addresses")
+#: Section and setting of a config that an earlier version saved -> the setting's name today.
+RENAMED = {("run", "output_dir"): "output"}
 #: Where a saved config keeps the hashes of settings that it holds without what may be secret in them.
 REDACTED = "redacted"
 
@@ -126,7 +128,7 @@ class RunConfig:
     """How long, how exactly, where to, and what to keep."""
 
     name: str | None = option(None, "name of the run's folder; without: model, method and time of the start")
-    output_dir: str = option("runs", "folder of all runs")
+    output: str = option("runs", "folder of all runs")
     epochs: int | None = option(None, f"length of the run in epochs; {DEFAULT_EPOCHS} when no length is given")
     max_steps: int | None = option(None, "length of the run in optimiser steps, instead of --epochs")
     max_samples: int | None = option(None, "length of the run in samples seen, instead of --epochs")
@@ -183,7 +185,7 @@ class RunConfig:
             raise FlagError("--keep-every-steps without --keep-checkpoints: say how many of the newest to keep")
         _at_least(1, self, "global_batch_size")
         if self.name is not None and (not self.name or Path(self.name).name != self.name or self.name in (".", "..")):
-            raise FlagError(f"--name {self.name!r} is no folder name: give the folder above it as --output-dir")
+            raise FlagError(f"--name {self.name!r} is no folder name: give the folder above it as --output")
         if self.resume in ("latest", "auto") and self.name is None:
             raise FlagError(f"--resume {self.resume} without --name: give the name of the run to go on with")
         if self.resume and self.overwrite:
@@ -313,7 +315,7 @@ def section_types(method: str | None) -> dict[str, type]:
 
 def build_config(method: str, values: dict[str, dict[str, Any]]) -> Config:
     """The whole config from section -> setting -> value."""
-    types = section_types(method)
+    types, values = section_types(method), renewed(values)
     for section, settings in values.items():
         if section not in types:
             raise FlagError(f"a config has no section {section!r}: it has method, {', '.join(types)}")
@@ -332,6 +334,12 @@ def build_config(method: str, values: dict[str, dict[str, Any]]) -> Config:
     return Config(method=method, data=build(DataConfig, "data", data), **parts)
 
 
+def renewed(values: dict[str, Any]) -> dict[str, Any]:
+    """Saved settings by their names of today."""
+    return {section: {RENAMED.get((section, name), name): value for name, value in settings.items()}
+            if isinstance(settings, dict) else settings for section, settings in values.items()}  # fmt: skip
+
+
 def read_config_file(path: str) -> dict[str, Any]:
     """A saved config.json or a YAML file: {"method": ..., section: {setting: value}}."""
     file = Path(path)
@@ -348,7 +356,7 @@ def read_config_file(path: str) -> dict[str, Any]:
         raise FlagError(f"--config {path} is a model's: give RUN/config.json, or the model as --model local-dir:FOLDER")
     if not isinstance(values, dict) or not all(isinstance(v, (dict, str)[k == "method"]) for k, v in values.items()):
         raise FlagError(f'--config {path}: give {{"method": ..., "model": {{...}}, "data": {{...}}, ...}}')
-    return values
+    return renewed(values)
 
 
 def rows_per_rank(config: Config, world_size: int) -> int:

@@ -236,7 +236,7 @@ def whole_run(tmp_path_factory):
     """A small run with all that it may leave."""
     folder = tmp_path_factory.mktemp("runs")
     flags = f"--model {NAME} --dataset-type synthetic --train-num-samples 8 --batch-size 4 --workers 0 --epochs 1"
-    flags += f" --warmup 0 --ema-decay 0.9 --output-dir {folder} --name r"
+    flags += f" --warmup 0 --ema-decay 0.9 --output {folder} --name r"
     assert train(flags.split()) == 0
     shutil.copytree(folder / "r/model", folder / "r/best")
     return folder / "r"

@@ -169,7 +169,7 @@ def words_of(recipe: str, data: str, folder: Path, name: str, *more: object) -> 
     config = parse(begin)
     given = {"batch_size": 8, "workers": 0, "train_num_samples": 8, "epochs": 5, "precision": "fp32", "device": "cpu",
              "warmup": min(1, config.optim.warmup), "log_every_n_steps": 1, "val_frequency": 5,
-             "output_dir": folder, "name": name}  # fmt: skip
+             "output": folder, "name": name}  # fmt: skip
     if config.optim.swa_epochs:
         given["swa_epochs"] = 2
     if config.optim.text_freeze_epochs:
@@ -238,7 +238,7 @@ def test_a_recipe_trains_and_is_evaluated_beside_the_papers_rows(name, trained, 
 ])  # fmt: skip
 def test_a_stopped_recipe_goes_on_as_if_it_had_not_been(name, trained, tmp_path):
     whole, begun = trained(name)
-    parts = [*begun, "--output-dir", str(tmp_path)]
+    parts = [*begun, "--output", str(tmp_path)]
     assert stop_after(3, parts) == EXIT_STOPPED
     assert main([*parts, "--resume", "latest"]) == 0
     assert_same_state(newest(whole), newest(tmp_path / name))

@@ -101,7 +101,7 @@ def test_without_words_the_papers_recipe_runs_on_the_given_shards(start, monkeyp
     config = parse(flags_of(words))
     assert status == 0
     assert (config.data.train_data, config.run.max_samples) == ("s3://bucket/{00000..12895}.tar", 1_280_000_000)
-    assert (config.run.name, config.run.resume, config.run.output_dir) == ("it", "auto", "runs")
+    assert (config.run.name, config.run.resume, config.run.output) == ("it", "auto", "runs")
 
 
 @pytest.mark.parametrize("recipe", sorted(path.name for path in RECIPES.glob("prolip-*.yaml")))
@@ -402,7 +402,7 @@ def test_the_exported_model_is_the_one_that_the_run_left(tmp_path):
     folder = train(parse([
         *TINY, "--dataset-type", "synthetic", "--train-num-samples", "16", "--batch-size", "8", "--max-steps", "2",
         "--warmup", "1", "--device", "cpu", "--precision", "fp32", "--ema-decay", "0.5", "--swa-epochs", "1",
-        "--output-dir", str(tmp_path), "--name", "run",
+        "--output", str(tmp_path), "--name", "run",
     ]))  # fmt: skip
     address = str(folder / "checkpoints/step_2.pt")
     for average, name in ((None, "model"), ("ema", "model_ema"), ("swa", "model_swa")):

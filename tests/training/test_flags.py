@@ -7,6 +7,7 @@ from typing import Any, Literal
 import pytest
 
 from prolip.utils.flags import FlagError, Parser, add_flags, build, explain_unknown
+from training.main import RETIRED
 
 
 @dataclass(kw_only=True)
@@ -27,9 +28,9 @@ class Example:
 
 
 def parse(*words: str) -> Example:
-    parser = Parser()
+    parser = Parser(RETIRED)
     add_flags(parser, "example", Example)
-    given = parser.parse_strictly(list(words))
+    given = vars(parser.parse_strictly(list(words)))
     return build(Example, "example", {name.split(".")[1]: value for name, value in given.items()})
 
 
@@ -64,7 +65,7 @@ def test_negative_numbers_are_no_flags(word):
         (["--train_data", "x"], "unknown flag --train_data: use --train-data"),
         (["--train_data=x"], "unknown flag --train_data: use --train-data"),
         (["--trian-data", "x"], "did you mean --train-data"),
-        (["--logs", "x"], "use --output-dir"),
+        (["--logs", "x"], "use --output"),
         (["--horovod"], "start with torchrun"),
         (["--coca-caption-loss-weight", "2"], "CoCa is not trained here"),
         (["--qqqq"], "--help lists all flags"),

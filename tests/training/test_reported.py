@@ -145,7 +145,7 @@ def test_errors_of_an_evaluation_name_the_data_set(bad, capsys, spec):
 
 # --- the log ----------------------------------------------------------------------------------------------------------
 COMMON = ("--model", NAME, "--batch-size", "4", "--workers", "0", "--max-steps", "1", "--warmup", "0",
-          "--precision", "fp32", "--name", "r", "--output-dir", "runs")  # fmt: skip
+          "--precision", "fp32", "--name", "r", "--output", "runs")  # fmt: skip
 
 
 def start(*flags):

@@ -78,7 +78,7 @@ def sources(host: str) -> str:
 def settings(folder: Path, host: str, name: str = "run") -> list[str]:
     rest = TINY[TINY.index("--model") :]
     return [*rest, "--caption-sampling", "name", "--train-num-samples", "32", "--max-bad-fraction", "1",
-            "--shuffle-buffer", "1", "--output-dir", str(folder), "--name", name, "--read-retries", "0",
+            "--shuffle-buffer", "1", "--output", str(folder), "--name", name, "--read-retries", "0",
             "--save-frequency", "0"]  # fmt: skip
 
 
@@ -147,7 +147,7 @@ def test_the_card_and_the_page_of_a_run_hold_no_secret(trained, tmp_path, host, 
 
 def test_a_resume_asks_for_the_address_again_and_refuses_another_one(trained, tmp_path, host, capfd):
     shutil.copytree(trained[0] / "run", run := tmp_path / "run")
-    saved = ["--config", str(run / "config.json"), "--resume", "auto", "--epochs", "7", "--output-dir", str(tmp_path)]
+    saved = ["--config", str(run / "config.json"), "--resume", "auto", "--epochs", "7", "--output", str(tmp_path)]
     assert main(saved) == 2
     assert "give --train-data again" in capfd.readouterr().err
     rest = ["--val-data", "none", "--val-select", "none", "--val-tasks"]
@@ -160,7 +160,7 @@ def test_a_resume_asks_for_the_address_again_and_refuses_another_one(trained, tm
 @pytest.mark.slow
 def test_a_resume_goes_on_with_the_same_address_and_on_request_with_a_renewed_one(trained, tmp_path, host, capfd):
     shutil.copytree(trained[0] / "run", run := tmp_path / "run")
-    saved = ["--config", str(run / "config.json"), "--resume", "auto", "--output-dir", str(tmp_path),
+    saved = ["--config", str(run / "config.json"), "--resume", "auto", "--output", str(tmp_path),
              "--val-data", "none", "--val-select", "none", "--val-tasks"]  # fmt: skip
     assert main([*saved, "--epochs", "7", "--train-data", sources(host)]) == 0
     said = capfd.readouterr().out

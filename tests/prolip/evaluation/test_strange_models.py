@@ -45,7 +45,7 @@ def arguments(name, model, data, out):
     task = str(data / "wds_cifar10_test")
     return {
         "training": (training.main, ["--model", model, "--dataset-type", "synthetic", "--max-steps", "1", "--warmup",
-                                     "0", "--batch-size", "2", "--workers", "0", "--output-dir", str(out / "runs"),
+                                     "0", "--batch-size", "2", "--workers", "0", "--output", str(out / "runs"),
                                      "--train-num-samples", "8", "--name", "x", "--device", "cpu"]),
         "evaluation": (evaluation.main, ["--model", model, "--dataset", f"wds:{task}"]),
         "corpus": (corpus.main, ["--model", model, "--data", str(CORPUS)]),

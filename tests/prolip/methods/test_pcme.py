@@ -214,7 +214,7 @@ def test_settings_out_of_range_are_refused(settings, words):
 def test_a_run_trains_saves_and_is_ranked_by_its_probability_and_by_other_measures(tmp_path, capsys):
     words = ["--method", "pcme", "--match-samples", "4", "--model", "ProLIP-ViT-test", "--train-data", SHARDS,
              "--caption-sampling", "name:2,keywords,group", "--batch-size", "16", "--max-steps", "6", "--warmup", "2",
-             "--workers", "0", "--precision", "fp32", "--output-dir", str(tmp_path), "--name", "run"]  # fmt: skip
+             "--workers", "0", "--precision", "fp32", "--output", str(tmp_path), "--name", "run"]  # fmt: skip
     assert main(words) == 0
     said = capsys.readouterr().out
     assert "  note       --kl-weight 0.0001: vib_beta 6.25e-06 of PCME's" in said and "0.0032 of PCME++'s rerun" in said

@@ -277,7 +277,7 @@ def test_labels_of_collisions_are_whole():
 def test_a_run_trains_saves_and_evaluates_by_its_distance(tmp_path, capsys):
     words = ["--method", "pcmepp", "--model", "ProLIP-ViT-test", "--train-data", SHARDS, "--caption-sampling",
              "name:2,keywords,group", "--batch-size", "16", "--max-steps", "6", "--warmup", "2", "--workers", "0",
-             "--precision", "fp32", "--output-dir", str(tmp_path), "--name", "run"]  # fmt: skip
+             "--precision", "fp32", "--output", str(tmp_path), "--name", "run"]  # fmt: skip
     assert main(words) == 0
     result = evaluate_corpus(["--model", f"local-dir:{tmp_path}/run/model", "--data", UNSEEN])
     assert result.similarity == "csd" and "trace/group" in result.metrics

@@ -35,7 +35,7 @@ OWN = {"near.weight", *(f"{tower}.head.shift.{part}" for tower in ("visual", "te
 def runs(forked, tmp_path_factory) -> Path:
     """Six steps of two ranks, twice: left alone, and killed behind the third."""
     folder = tmp_path_factory.mktemp("runs")
-    words = [*TRAINING, "--save-every-steps", "2", "--output-dir", folder, "--name"]
+    words = [*TRAINING, "--save-every-steps", "2", "--output", folder, "--name"]
     assert forked.run(*words, "whole", ranks=2, before=KNOWN) == 0, forked.err[-3000:]
     forked.start(*words, "killed", ranks=2, before=KNOWN + SLOW)
     log = folder / "killed/metrics.jsonl"
@@ -62,7 +62,7 @@ def test_it_trains_on_two_ranks_is_killed_and_goes_on_with_its_head_and_score(ru
 
 @pytest.mark.slow
 def test_shards_and_micro_batches_carry_its_head_and_score(runs, forked, tmp_path):
-    words = ["--output-dir", tmp_path, "--name", "shards", "--fsdp", "--accum-freq", "2", "--batch-size", "4"]
+    words = ["--output", tmp_path, "--name", "shards", "--fsdp", "--accum-freq", "2", "--batch-size", "4"]
     assert forked.run(*TRAINING, *words, ranks=2, before=KNOWN) == 0, forked.err[-3000:]
     for part in ("model", "model_ema"):
         whole, shards = (load_file(run / part / "model.safetensors") for run in (runs / "whole", tmp_path / "shards"))
@@ -101,9 +101,9 @@ def test_it_is_evaluated_by_its_own_score_everywhere(runs, tmp_path):
 
 def test_its_head_may_begin_with_the_weights_of_another_method(runs, forked, tmp_path):
     """What the checkpoint has none of keeps its initial values; half of it is a mismatch."""
-    plain = ["--warmup", "0", "--max-steps", "1", "--output-dir", tmp_path, "--name", "plain"]
+    plain = ["--warmup", "0", "--max-steps", "1", "--output", tmp_path, "--name", "plain"]
     assert forked.run("--method", "siglip", *TRAINING[4:], *plain) == 0, forked.err[-3000:]
     weights = str(tmp_path / "plain/model/model.safetensors")
-    more = ["--warmup", "0", "--max-steps", "1", "--output-dir", tmp_path, "--name", "on", "--pretrained", weights]
+    more = ["--warmup", "0", "--max-steps", "1", "--output", tmp_path, "--name", "on", "--pretrained", weights]
     assert forked.run(*TRAINING, *more, before=KNOWN) == 0, forked.err[-3000:]
     assert "near.weight" in forked.out + forked.err

@@ -178,7 +178,7 @@ def tuned(tmp_path_factory):
     run(write_set(folder / "wds_things"), folder / "few", "--shots", "4", "--template", "{c}")
     start = mini.prolip_folder(folder / "start")
     code = train(["--method", "vacsr", "--model", start, "--train-data", str(folder / "few/train.tar"), "--batch-size",
-                  "7", "--workers", "0", "--warmup", "1", "--max-steps", "3", "--adapter-hidden", "8", "--output-dir",
+                  "7", "--workers", "0", "--warmup", "1", "--max-steps", "3", "--adapter-hidden", "8", "--output",
                   str(folder), "--name", "run"])  # fmt: skip
     assert code == 0
     return folder
