@@ -5,13 +5,12 @@ import argparse
 
 from prolip.cli.command import Command, Compute, Model, Output, add, load
 from prolip.figures.index import FIGURES, OWN, VECTORS
-from prolip.utils.flags import Parser
 
 #: Dots an inch of the largest PNG: a figure of 10 x 10 inches then takes 600 MB.
 MOST_DPI = 1200
 
 
-def report_flags(parser: Parser) -> None:
+def report_flags(parser: argparse.ArgumentParser) -> None:
     """Those of `prolip report`."""
     parser.add_argument("run", metavar="RUN", help="folder of a run")
     parser.add_argument("--eval", metavar="NAME", help="folder of the evaluation in the run (default: eval)")
@@ -28,7 +27,7 @@ def write_report(args: argparse.Namespace) -> None:
     print(f"{page} ({page.stat().st_size / 1e6:.1f} MB)")
 
 
-def figure_flags(parser: Parser) -> None:
+def figure_flags(parser: argparse.ArgumentParser) -> None:
     """Those of `prolip figures`."""
     add(parser, Model, required=["model"])
     add(parser, Compute, "device", "precision", "seed")
@@ -42,7 +41,7 @@ def figure_flags(parser: Parser) -> None:
     arguments("--levels", metavar="FOLDER",
               help="images at levels for 8, C.2 and C.3, from prolip hierarchy hierarimgs (default: erased drawings)")
     arguments("--captions", metavar="CSV", help="texts at levels for 7, from HierarCaps (default: the corpus's levels)")
-    arguments("--prompt-weights", metavar="FILE", help="weights of prompts for C.4 and C.5, from prolip prompts fit")
+    arguments("--prompts", metavar="FILE", help="weights of prompts for C.4 and C.5, a file of prolip prompts fit")
     arguments("--inclusion", default="log_inclusion", metavar="SCORE",
               help=f"how 9 finds roots: log_inclusion, inclusion_test, or {OWN} (default: %(default)s)")
     arguments("--vector", default=VECTORS[0], choices=VECTORS, help="vector format next to PNG (default: %(default)s)")
@@ -64,7 +63,7 @@ def draw(args: argparse.Namespace) -> None:
         raise ValueError(f"--dpi {args.dpi}: give 10 or more, at most {MOST_DPI}: 100 for a page, 300 for print")
     if args.inclusion not in (*INCLUSIONS, OWN):
         raise ValueError(f"--inclusion {args.inclusion!r} is unknown: use one of {', '.join((*INCLUSIONS, OWN))}")
-    weights = PromptWeights.load(args.prompt_weights) if args.prompt_weights else None
+    weights = PromptWeights.load(args.prompts) if args.prompts else None
     corpus = gallery(args.data, args.select, args.names, args.all_names)
     source = Source(load(args, stored=False), corpus, args.levels, args.captions, weights, args.inclusion, args.seed)
     for key, files, missing in draw_figures(source, args.output, args.only, args.vector, args.dpi):
@@ -79,5 +78,5 @@ COMMANDS = {
         "draw the figures of the ProLIP paper, from a model and a corpus",
         "prolip figures --model local-dir:runs/demo/model --data data/emoji/emojione.tar --only 4 5 --output figures",
         figure_flags, draw, "figures:\n" + "\n".join(f"  {key:<5}{figure.words}" for key, figure in FIGURES.items()),
-        {"weights": "use --prompt-weights"})},
+        {"weights": "use --prompts"})},
 }  # fmt: skip

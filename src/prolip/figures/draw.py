@@ -125,7 +125,7 @@ def draw_figures(
         if figure.needs_variances and not source.embedder.probabilistic:
             missing[key] = f"{source.embedder.name} has no variances"
         if figure.needs_weights and source.weights is None:
-            missing[key] = "it takes --prompt-weights"
+            missing[key] = "it takes --prompts"
     for key in only or ():
         if key in missing:
             raise ValueError(f"figure {key} cannot be drawn: {missing[key]}")
