@@ -48,6 +48,7 @@ FLOORS = [
     ["prolip"],  # the public names
     ["training"],
     ["planner"],
+    ["prolip.cli", "prolip.__main__"],
 ]
 FLOOR = {prefix: number for number, prefixes in enumerate(FLOORS) for prefix in prefixes}
 

@@ -122,8 +122,8 @@ def test_data_of_others_takes_the_corpuss_place(models, shard, tmp_path, capsys)
             picture.save(tmp_path / "levels" / name / f"level{level}.png")
     csv = tmp_path / "captions.csv"
     csv.write_text("id,captions,image_url\n1,a => b c => d e f,x/1.jpg\n2,a => g => h i,x/2.jpg\n")
-    given = ["--model", models["gaussians"], "--data", shard, "--output", str(tmp_path / "out"), "--only", "7", "8", "9",
-             "--levels", str(tmp_path / "levels"), "--captions", str(csv), "--inclusion", "own",
+    given = ["--model", models["gaussians"], "--data", shard, "--only", "7", "8", "9", "--inclusion", "own",
+             "--levels", str(tmp_path / "levels"), "--captions", str(csv), "--output", str(tmp_path / "out"),
              "--dpi", "40"]  # fmt: skip
     assert main(given) == 0
     with Image.open(tmp_path / "out" / f"{file_of('7')}.png") as picture:
@@ -140,21 +140,23 @@ def test_what_cannot_be_is_said_in_one_line(models, shard, tmp_path, capsys):
     place = tmp_path / "file"
     place.touch()
     model = models["gaussians"]
+    usual = ["--model", model, "--data", shard, "--output", str(tmp_path)]
     for given, words in (
         (["--model", model, "--data", shard, "--output", str(place)], "is a file: give a folder"),
         (["--model", model, "--data", "none.tar", "--output", str(tmp_path)], "no shard at none.tar"),
         (["--model", "local-dir:nowhere", "--data", shard, "--output", str(tmp_path)], "nowhere"),
-        (["--model", model, "--data", shard, "--output", str(tmp_path), "--levels", str(place)], "no images at levels"),
-        (["--model", model, "--data", shard, "--output", str(tmp_path), "--only", "C.4"], "it takes --prompts"),
-        (["--model", model, "--data", shard, "--output", str(tmp_path), "--prompts", "none.json"], "no file none.json"),
-        (["--model", model, "--data", shard, "--output", str(tmp_path), "--dpi", "0"], "--dpi 0: give 10 or more"),
-            (["--model", model, "--data", shard, "--output", str(tmp_path), "--dpi", "100000"], "at most 1200"),
-            (["--model", model, "--data", shard, "--output", str(tmp_path), "--seed", "-1"], "--seed -1: give 0 or more"),
-            (["--model", model, "--data", shard, "--output", str(tmp_path), "--select", "hexcode=3"], "only concept"),
-        (["--model", model, "--data", shard, "--output", str(tmp_path), "--captions", "none.csv"], "no file at none.csv"),
+        ([*usual, "--levels", str(place)], "no images at levels"),
+        ([*usual, "--only", "C.4"], "it takes --prompts"),
+        ([*usual, "--only", "2"], "invalid choice: '2'"),
+        ([*usual, "--prompts", "none.json"], "no file none.json"),
+        ([*usual, "--inclusion", "most"], "--inclusion 'most' is unknown: use one of log_inclusion"),
+        ([*usual, "--dpi", "0"], "--dpi 0: give 10 or more"),
+        ([*usual, "--dpi", "100000"], "at most 1200"),
+        ([*usual, "--seed", "-1"], "--seed -1: give 0 or more"),
+        ([*usual, "--select", "hexcode=3"], "only concept"),
+        ([*usual, "--captions", "none.csv"], "no file at none.csv"),
+        ([*usual, "--weights", "none.json"], "use --prompts"),
     ):
         assert main(given) == 2
         error = capsys.readouterr().err
         assert error.startswith("error: ") and words in error and error.count("\n") == 1
-    assert main(["--model", model, "--data", shard, "--output", str(tmp_path), "--only", "2"]) == 2
-    assert "invalid choice: '2'" in capsys.readouterr().err

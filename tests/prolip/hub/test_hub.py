@@ -174,7 +174,8 @@ def test_a_hub_that_refuses_is_an_error_in_one_line(run, capsys, monkeypatch):
 
 @pytest.mark.parametrize("words, said", [
     (["push", "RUN", "a name with spaces"], "error"), (["push", "RUN", "mine"], "give org/name"),
-    (["save", "RUN/model", "--output", "RUN/model"], "another folder"), (["save", "no/such", "--output", "x"], "no/such"),
+    (["save", "RUN/model", "--output", "RUN/model"], "another folder"),
+    (["save", "no/such", "--output", "x"], "no/such"),
     (["save", "RUN", "--output", "x", "--metrics", "no.json"], "no figures at no.json"),
 ])  # fmt: skip
 def test_what_cannot_be_saved_is_refused(run, words, said, tmp_path, monkeypatch, capsys):

@@ -11,9 +11,9 @@ from datacomp_suite import Oracle, write_suite
 
 import prolip
 from drawings import SHARDS, UNSEEN
+from prolip.cli.main import main as command_line
 from prolip.evaluation.corpus import main as evaluate_corpus
 from prolip.evaluation.datacomp import main
-from prolip.evaluation.datasets.emoji import main as write_task
 from prolip.evaluation.suites.datacomp.tasks import select_tasks
 from prolip.models.weights.checkpoint import save_pretrained
 from prolip.uncertainty.__main__ import main as fit
@@ -31,7 +31,8 @@ def folder(tmp_path_factory) -> Path:
     assert fit(["--model", f"local-dir:{root}/before", "--train-data", SHARDS, "--caption-sampling", "name:2,group",
                 "--bank", "64", "--centres", "64", "--output", str(root / "after")]) == 0  # fmt: skip
     write_suite(root / "data", FEW, Oracle(miniatures.prolip_folder(root / "labels")))
-    write_task(["--data", UNSEEN, "--classes", "subgroup", "--out", str(root / "data/wds_cars_test")])
+    words = ["--classes", "subgroup", "--output", str(root / "data/wds_cars_test")]
+    assert command_line(["data", "emoji", "--data", UNSEEN, *words]) == 0
     return root
 
 
