@@ -151,7 +151,8 @@ def few_shot(args: argparse.Namespace) -> None:
     from prolip.utils.messages import at_least, naming
 
     at_least(args, 1, "shots")
-    template, together, folder = TEMPLATE if args.template is None else args.template, args.train_on == "all", Path(args.output)
+    template = TEMPLATE if args.template is None else args.template
+    together, folder = args.train_on == "all", Path(args.output)
     if "{c}" not in template and "{}" not in template:
         raise ValueError(f"--template {template!r} has no {{c}} where the class goes")
     check_new(folder, ("all",) if together else ("base", "novel"))  # before anything is read
