@@ -240,5 +240,5 @@ def test_memory_is_16_bytes_a_parameter_under_ddp_and_a_shard_of_it_under_fsdp()
         parts = memory(model, Training(model=model.name, gpus=[8], global_batch_size=512, fsdp=fsdp), 8)
         sizes[fsdp] = parts["parameters"] + parts["optimiser"] + parts.get("gradients", 0.0)
         sizes[fsdp] += parts.get("gradients (DDP's buckets)", 0.0)
-    assert sizes["ddp"] == 16 * model.parameters
-    assert sizes["fsdp"] == 2 * model.parameters
+    assert sizes[False] == 16 * model.parameters
+    assert sizes[True] == 2 * model.parameters

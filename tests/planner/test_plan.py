@@ -164,7 +164,8 @@ def test_a_measured_speed_is_extrapolated_by_flops_to_another_model(tmp_path):
 
 
 REFUSED = [
-    (["--global-batch-size", "1000", "--gpus", "32"], "--global-batch-size 1000 does not divide among 32 GPUs: give 992 or 1024"),
+    (["--global-batch-size", "1000", "--gpus", "32"],
+     "--global-batch-size 1000 does not divide among 32 GPUs: give 992 or 1024"),
     (["--gpus", "12", "--global-batch-size", "1200"], "--gpus 12 fills no whole number of nodes of 8: give 8 or 16"),
     (["--gpu", "H10"], "--gpu 'H10' is unknown: did you mean H100"),
     (["--model", "ProLIP-B"], "--model 'ProLIP-B' is neither ours nor OpenCLIP's"),

@@ -41,7 +41,8 @@ def typed(tmp_path, monkeypatch):
     def command(*words: str, code: int = 0) -> list[list[str]]:
         given.clear()
         monkeypatch.setattr("training.main.main", lambda flags: given.append(flags) or code)
-        monkeypatch.setattr("prolip.report.page.make_report", lambda folder: given.append([str(folder)]) or Path(__file__))
+        drawn = lambda folder: given.append([str(folder)]) or Path(__file__)  # noqa: E731
+        monkeypatch.setattr("prolip.report.page.make_report", drawn)
         monkeypatch.setattr(STOP, "install", lambda: None)
         monkeypatch.chdir(ROOT)
         assert main(["demo", "--output", str(tmp_path), *words]) == code
@@ -77,7 +78,8 @@ def test_a_run_that_has_ended_is_not_trained_again_unless_that_is_asked_for(type
 
 
 @pytest.mark.parametrize(
-    ("code", "said"), [(75, "the same command goes on"), (130, "the same command goes on"), (2, "--overwrite deletes what")]
+    ("code", "said"),
+    [(75, "the same command goes on"), (130, "the same command goes on"), (2, "--overwrite deletes what")],
 )
 def test_training_that_does_not_end_is_followed_by_what_to_type_and_no_page(code, said, typed, tmp_path, capsys):
     leave(tmp_path / "demo", "stopped")

@@ -58,7 +58,7 @@ def demo_flags(parser: argparse.ArgumentParser) -> None:
                         help="demo: ten minutes on two cores; paper: ProLIP's loss; full: all concepts")
     add(parser, Output, "output", "overwrite", output="runs", help={
         "output": "folder of all runs", "overwrite": "delete the run that is there and start again"})  # fmt: skip
-    parser.add_argument("more", nargs="*", metavar="-- FLAGS", help="flags of prolip train: -- --seed 1 --max-steps 200")
+    parser.add_argument("more", nargs="*", metavar="-- FLAGS", help="flags of prolip train: -- --max-steps 200")
 
 
 def demo(args: argparse.Namespace) -> int:
