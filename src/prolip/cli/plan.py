@@ -10,7 +10,7 @@ from prolip.cli.command import Command, Output, add
 from prolip.utils.flags import add_flags
 
 VERDICT = "verdict"
-#: Flags of scripts/plan_run.py -> what to type here.
+#: Flags that plans had before -> what to type.
 RENAMED = {
     "global-batch": "use --global-batch-size", "samples": "use --max-samples", "ema": "use --ema-decay",
     "recompute": "use --grad-checkpointing and --checkpoint-policy", "parallel": "use --fsdp",
