@@ -24,7 +24,8 @@ from prolip.utils.messages import naming
 from prolip.utils.secrecy import redacted, scrub
 from training.config import Config, rows_per_rank
 from prolip.utils.flags import FlagError
-from training.main import explain, parse
+from training.health.errors import explain
+from training.main import parse
 from training.run import build_tokenizer
 
 #: Gives up on a dead address within half a minute.
