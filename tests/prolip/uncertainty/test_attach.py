@@ -15,13 +15,12 @@ from safetensors.torch import load_file, save_file
 
 import prolip
 from drawings import SHARDS, UNSEEN
-from prolip.cli.main import main as prolip_command
+from prolip.cli.main import main as command_line
 from prolip.data import emoji
 from prolip.evaluation.__main__ import main as evaluate
 from prolip.evaluation.clip_benchmark import command as clip_benchmark
 from prolip.evaluation.corpus import main as evaluate_corpus
 from prolip.evaluation.datacomp import main as datacomp
-from prolip.evaluation.datasets.emoji import main as write_task
 from prolip.evaluation.feature_store import FeatureStore
 from prolip.evaluation.features import load_features
 from prolip.evaluation.loading import load_embedder
@@ -45,13 +44,13 @@ CONFIG = {
 
 def main(words: list[str]) -> int:
     """The exit code of `prolip uncertainty`."""
-    return prolip_command(["uncertainty", *words])
+    return command_line(["uncertainty", *words])
 
 
 @pytest.fixture(scope="module")
 def task(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("tasks") / "wds_drawings"
-    write_task(["--data", UNSEEN, "--out", str(folder)])
+    command_line(["data", "emoji", "--data", UNSEEN, "--output", str(folder)])
     return folder
 
 
@@ -108,7 +107,8 @@ def test_every_evaluation_takes_it(pair, task, tmp_path, capsys):
     scores = load_embedder(model).score.pairwise(features.image, features.text)
     hit = (scores.T.topk(5, dim=1).indices == features.owners.unsqueeze(1)).any(1)  # a caption's own image alone counts
     assert found["metrics"]["image_retrieval_recall@5"] == pytest.approx(hit.double().mean().item(), abs=1e-6)
-    write_task(["--data", UNSEEN, "--classes", "subgroup", "--out", str(tmp_path / "data/wds_cars_test")])
+    words = ["--classes", "subgroup", "--output", str(tmp_path / "data/wds_cars_test")]
+    assert command_line(["data", "emoji", "--data", UNSEEN, *words]) == 0
     datacomp(["--model", model, "--data-dir", str(tmp_path / "data"), "--tasks", "cars", "--device", "cpu",
               "--output", str(tmp_path / "datacomp")])  # fmt: skip
     (line,) = map(json.loads, (tmp_path / "datacomp/results.jsonl").read_text().splitlines())
