@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_type_hints
@@ -96,12 +97,30 @@ def add(
         text = help.get(field.name, field.metadata["help"]).replace("%", "%%")
         settings = {"action": "store_true"} if hints[field.name] is bool else argument_settings(hints[field.name])
         needed = {"required": True} if field.name in required else {"default": default}
-        note = "" if default in (None, False) or needed.get("required") else f" (default: {default})"
+        note = "" if default is None or default is False or needed.get("required") else f" (default: {default})"
         shown.add_argument(flag_of(field.name), help=text + note, **settings, **needed)
 
 
-def load(args: argparse.Namespace, **settings: Any) -> Embedder:
-    """The model that the flags of `Model` and `Compute` name. settings: of `load_embedder`."""
+def load(args: argparse.Namespace, model: str | None = None, **settings: Any) -> Embedder:
+    """The model that the flags of `Model` and `Compute` name; model: one of several. settings: of `load_embedder`."""
     from prolip.evaluation.loading import load_embedder
 
-    return load_embedder(args.model, args.pretrained, args.device, args.precision, args.tokenizer, **settings)
+    return load_embedder(model or args.model, args.pretrained, args.device, args.precision, args.tokenizer, **settings)
+
+
+def part_of(text: str | None) -> tuple[int, int]:
+    """(I, N) of `--part`, I from 0; (0, 1) without it, and for slurm outside an array. ValueError for others."""
+    if text is None:
+        return 0, 1
+    if text == "slurm":
+        mine, first, last, count = (int(os.environ.get(f"SLURM_ARRAY_TASK_{name}", number))
+                                    for name, number in (("ID", 0), ("MIN", 0), ("MAX", 0), ("COUNT", 1)))
+        step = (last - first) // max(count - 1, 1)  # a task is told the first number, the last and how many, not which
+        if count > 1 and (step * (count - 1) != last - first or (mine - first) % step):
+            raise ValueError(f"--part slurm: the {count} numbers of this array have gaps, so that no task knows its"
+                             f" part: submit --array=0-{count - 1}")  # fmt: skip
+        return (mine - first) // max(step, 1), count
+    part, slash, parts = text.partition("/")
+    if not (slash and part.isdecimal() and parts.isdecimal() and int(part) < int(parts)):
+        raise ValueError(f"--part {text!r}: give I/N with I from 0 to N - 1, such as 0/16, or slurm")
+    return int(part), int(parts)
