@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from commands import evaluate_corpus
 
 import prolip
-from prolip.evaluation.corpus import main as evaluate_corpus
 from prolip.evaluation.suites import emoji
 from prolip.gaussian import Gaussian
 from prolip.models.weights.checkpoint import save_pretrained

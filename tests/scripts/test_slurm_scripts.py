@@ -18,9 +18,9 @@ from safetensors.torch import load_file
 from prolip.curate.__main__ import parse as parse_curation
 from prolip.data.config import chunks_ahead
 from prolip.models.registry import get_model_config
+from prolip.utils.flags import FlagError
 from training.checkpoint.run_folder import OURS, write_status
 from training.config import rows_per_rank, total_steps
-from prolip.utils.flags import FlagError
 from training.main import parse
 from training.run import run as train
 
@@ -338,7 +338,7 @@ def test_datacomps_tasks_are_shared_out_over_an_array(start, runs):
     status, words, _, _ = start("datacomp.sbatch", "runs/a", "--", "--tasks", "vtab", DATA="data")
     assert status == 0
     assert words[1:] == [
-        "prolip.evaluation.datacomp", "--model", "local-dir:runs/a/model", "--data-dir", "data", "--output",
+        "prolip.evaluation.datacomp", "--model", "local-dir:runs/a/model", "--data", "data", "--output",
         "runs/a/datacomp", "--device", "cuda", "--tasks", "vtab",
     ]  # fmt: skip
     words = start("datacomp.sbatch", "ViT-B-16", "--", "--pretrained", "openai", DATA="hf-hub", OUT="out")[1]

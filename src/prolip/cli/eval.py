@@ -369,6 +369,8 @@ def run_benchmark(args: argparse.Namespace) -> None:
 
     parser = Parser(prog="prolip eval clip-benchmark", add_help=False)
     added_flags(parser)
+    if {"-h", "--help"} & set(args.words[1:]) and args.words[0] != "build":
+        print(parser.format_help())  # clip_benchmark's follows
     added, words = parser.parse_known_args(args.words, argparse.Namespace(**vars(args) | {"words": None}))
     run(words, Added(*(getattr(added, name) for name in Added._fields)))
 
