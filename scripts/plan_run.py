@@ -1,10 +1,9 @@
 """What a training run will take: time, cost, memory, traffic, input and failures, for several numbers of GPUs.
 
     python scripts/plan_run.py --model ProLIP-ViT-B-16 --gpu H100 --gpus 8 32 --global-batch 16384 --samples 1.28e9
-    python scripts/plan_run.py --gpus 4096 --global-batch 65536 --simulate
     python scripts/plan_run.py --measured runs/first --gpu H100
 
-docs/scaling.md explains the tables: which are formulas, which a simulation, and what is assumed.
+docs/scaling.md explains the tables and what is assumed. scripts/simulate_steps.py plays the steps of a plan through.
 """
 from __future__ import annotations
 
@@ -20,18 +19,23 @@ if str(ROOT / "src") not in sys.path:
 from planner import question, tables  # noqa: E402
 from planner.plan import make_plans  # noqa: E402
 from prolip.utils import console  # noqa: E402
-from prolip.utils.outputs import check_output, replacing  # noqa: E402
 from prolip.utils.flags import Parser, add_flags, build  # noqa: E402
+from prolip.utils.outputs import check_output, replacing  # noqa: E402
 
 VERDICT = "verdict"
+MOVED = dict.fromkeys(
+    ("simulate", "sim-steps", "rank-sigma", "step-sigma", "block-sigma", "image-sigma", "open-sigma", "stall-chance",
+     "stall-seconds", "seed"),
+    "python scripts/simulate_steps.py simulates, with the flags of a plan and its own; its --help lists them",
+)  # fmt: skip
 
 
 def build_parser() -> Parser:
     """Every question as a flag."""
-    parser = Parser(prog="plan_run.py", description="Plan a training run before it is started; see docs/scaling.md.")
+    about = "Plan a training run before it is started; see docs/scaling.md."
+    parser = Parser(MOVED, prog="plan_run.py", description=about)
     parser.add_argument("--show", nargs="+", choices=[*tables.SECTIONS, VERDICT], metavar="TABLE",
                         help="only these: " + ", ".join([*tables.SECTIONS, VERDICT]))
-    parser.add_argument("--simulate", action="store_true", help="play steps through, PPCL and loader event by event")
     parser.add_argument("--json", metavar="FILE", help="write all figures there as well: seconds, bytes, dollars")
     for section, config in question.SECTIONS.items():
         add_flags(parser, section, config)
@@ -40,23 +44,22 @@ def build_parser() -> Parser:
 
 def ask(given: dict[str, Any]) -> question.Question:
     """The question that the flags make."""
-    sections: dict[str, dict[str, Any]] = {name: {} for name in question.SECTIONS}
-    for destination, value in given.items():
-        section, dot, name = destination.partition(".")
-        if dot:
-            sections[section][name] = value
-    return question.Question(**{n: build(kind, n, sections[n]) for n, kind in question.SECTIONS.items()})
+    return question.Question(**{n: build(kind, n, settings(given, n)) for n, kind in question.SECTIONS.items()})
+
+
+def settings(given: dict[str, Any], section: str) -> dict[str, Any]:
+    """Field -> value of the flags of one section."""
+    prefix = f"{section}."
+    return {name.removeprefix(prefix): value for name, value in given.items() if name.startswith(prefix)}
 
 
 def plan(given: dict[str, Any]) -> None:
     """Print the tables."""
-    simulate = given["simulate"] or "simulation" in (given["show"] or ())
-    every = [name for name in (*tables.SECTIONS, VERDICT) if simulate or name != "simulation"]
     if given["json"]:
         check_output(given["json"])
-    plans = make_plans(ask(given), simulate)
+    plans = make_plans(ask(given))
     print(tables.heading(plans))
-    for name in given["show"] or every:
+    for name in given["show"] or [*tables.SECTIONS, VERDICT]:
         text = tables.verdicts(plans) if name == VERDICT else tables.table(name, plans)
         print("\n" + text)
     if given["json"]:
@@ -68,7 +71,7 @@ def plan(given: dict[str, Any]) -> None:
 def main(arguments: list[str] | None = None) -> int:
     """0, or 2 after `error: ...`."""
     try:
-        plan(build_parser().parse_strictly(sys.argv[1:] if arguments is None else arguments))
+        plan(vars(build_parser().parse_strictly(sys.argv[1:] if arguments is None else arguments)))
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -225,7 +225,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True, help="folder of the sweep's runs")
     parser.add_argument("--only", nargs="+", metavar="VARIANT", help="train only these variants")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time (default: %(default)s)")
-    parser.add_argument("--recompute", action="store_true", help="recompute uncertainty metrics from the runs' embeddings")
+    parser.add_argument("--recompute", action="store_true", help="uncertainty metrics from the runs' embeddings again")
     parser.add_argument("--table", action="store_true", help="train nothing, print what is there")
     options = parser.parse_args()
     sweep, folder = read_sweep(options.sweep), options.output.resolve()

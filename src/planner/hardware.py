@@ -42,7 +42,6 @@ class Cluster:
     gpus: int
     per_node: int
     peak: float
-    tf32: float
     fp32: float
     memory: float
     memory_rate: float
@@ -86,7 +85,6 @@ def build_cluster(machines: Machines, gpus: int) -> Cluster:
         gpus=gpus,
         per_node=per_node,
         peak=peak * 1e12,
-        tf32=sheet.bf16 / 2 * 1e12 * peak / sheet.bf16,  # half of bf16's peak on all of these
         fp32=sheet.fp32 * 1e12 * peak / sheet.bf16,
         memory=(sheet.memory if machines.memory_gb is None else machines.memory_gb) * GB,
         memory_rate=sheet.memory_gbs * GB,

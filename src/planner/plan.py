@@ -1,4 +1,4 @@
-"""The plan for one number of GPUs: every formula once, the simulation where it is asked for, and a verdict."""
+"""The plan for one number of GPUs: every formula once, and a verdict."""
 from __future__ import annotations
 
 import dataclasses
@@ -10,7 +10,6 @@ from planner.memory import gathered_bytes, memory
 from planner.models import Model, count_of_run
 from planner.question import Question
 from planner.runs import Measurement, read_measurement
-from planner.simulate import Simulated, simulate
 from planner.traffic import Feed, Pairs, Step, feed, missing_shards, pairs, step_times
 from prolip.flops import FORWARD_AND_BACKWARD
 from prolip.losses.contrastive import GATHERED_BYTES, Exchange
@@ -41,7 +40,6 @@ class Plan(NamedTuple):
     feed: Feed
     risk: Risk
     exchanges: dict[str, Pairs]
-    simulated: Simulated | None
     verdict: list[str]
 
     @property
@@ -65,32 +63,31 @@ class Plan(NamedTuple):
         return None if self.cluster.price is None else self.cluster.price * self.gpus * self.risk.wall / HOUR
 
 
-def make_plans(question: Question, with_simulation: bool = False) -> list[Plan]:
+def make_plans(question: Question) -> list[Plan]:
     """One plan per number of GPUs."""
     speed, training = question.speed, question.training
     if training.model not in list_models():  # OpenCLIP's are trained as SigLIP is
         question = dataclasses.replace(question, training=dataclasses.replace(training, method="siglip"))
     run = None if speed.measured is None else read_measurement(speed.measured, speed.measured_gpus)
-    return [make_plan(question, gpus, run, with_simulation) for gpus in training.gpus]
+    return [make_plan(question, gpus, run) for gpus in training.gpus]
 
 
-def make_plan(question: Question, gpus: int, run: Measurement | None, with_simulation: bool) -> Plan:
+def make_plan(question: Question, gpus: int, run: Measurement | None) -> Plan:
     """The plan for this number of GPUs."""
     training = question.training
     local = training.global_batch // gpus
     model = count_of_run(training.model, training.method, local)
     cluster = build_cluster(question.machines, gpus)
-    if training.precision == "fp32":  # whose products the training program lets go in TF32
-        cluster = dataclasses.replace(cluster, peak=cluster.tf32)
+    if training.precision == "fp32":  # products go in TF32, at half of bf16's peak on every kind of GPU here
+        cluster = dataclasses.replace(cluster, peak=cluster.peak / 2)
     flops_rate, source = flops_per_second(question, model, cluster, run)
     step = step_times(model, training, cluster, flops_rate)
     fed = feed(local, step.seconds, cluster, question.supply)
     seconds = max(step.seconds, local / fed.limit)
-    simulated = simulate(cluster, step, question.supply, question.noise, local) if with_simulation else None
     danger = risk(model, training, cluster, question.safety, seconds)
     plan = Plan(
         gpus, local, model, cluster, source, memory(model, training, gpus), step, seconds, fed, danger,
-        {name: pairs(name, local, model.dim, cluster, training.block) for name in EXCHANGES}, simulated, [],
+        {name: pairs(name, local, model.dim, cluster, training.block) for name in EXCHANGES}, [],
     )
     return plan._replace(verdict=judge(plan, question))
 

@@ -8,9 +8,6 @@ from typing import Any, Literal, get_type_hints
 from prolip.utils.fields import option
 from prolip.utils.flags import FlagError, check_alone, flag_of
 
-# Of a lognormal factor: one beyond this is no jitter, and its exponential no number.
-MOST_SIGMA = 3.0
-
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
@@ -139,32 +136,6 @@ class Safety:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Noise:
-    """The simulation: how unequal ranks, steps and images are, as sigma of lognormal factors. All assumed."""
-
-    sim_steps: int = option(20, "steps to play through, after five that are not counted")
-    rank_sigma: float = option(0.01, "lasting differences between GPUs")
-    step_sigma: float = option(0.02, "of one GPU between steps")
-    block_sigma: float = option(0.1, "of one PPCL block or message-sized piece of work")
-    image_sigma: float = option(0.5, "of the time to decode one image")
-    open_sigma: float = option(0.8, "of the time to open a shard")
-    stall_chance: float = option(0.0, "chance that opening a shard stalls")
-    stall_seconds: float = option(10.0, "how long it then takes: the reader's time limit")
-    seed: int = option(0, "seed of all draws")
-
-    def __post_init__(self) -> None:
-        at_least(self, 1, "sim_steps")
-        sigmas = ("rank_sigma", "step_sigma", "block_sigma", "image_sigma", "open_sigma")
-        at_least(self, 0, *sigmas, "stall_seconds", "seed")
-        for name in sigmas:
-            if getattr(self, name) > MOST_SIGMA:
-                raise FlagError(f"{flag_of(name)} is {getattr(self, name)}: give {MOST_SIGMA:g} or less, which is a "
-                                f"factor of {math.exp(MOST_SIGMA):.0f} up or down")  # fmt: skip
-        if not 0 <= self.stall_chance <= 1:
-            raise FlagError(f"--stall-chance {self.stall_chance} is no chance: give 0 to 1")
-
-
-@dataclass(frozen=True, kw_only=True)
 class Question:
     """Everything the planner needs to know."""
 
@@ -173,7 +144,6 @@ class Question:
     machines: Machines = field(default_factory=Machines)
     supply: Supply = field(default_factory=Supply)
     safety: Safety = field(default_factory=Safety)
-    noise: Noise = field(default_factory=Noise)
 
 
 SECTIONS: dict[str, type] = get_type_hints(Question)

@@ -4,8 +4,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
 from planner.failures import HOUR, MINUTE
 from planner.plan import Plan
 
@@ -96,24 +94,17 @@ SECTIONS: dict[str, list[Row]] = {
         ("work lost per failure", lambda p: span(p.risk.lost)),
         ("time lost in the run", lambda p: f"{p.risk.share_lost:.2%}"),
     ],
-    "simulation": [
-        ("step without waits", lambda p: span(p.simulated.ideal)),
-        ("step by formula", lambda p: span(p.seconds)),
-        ("step, mean", lambda p: span(float(p.simulated.steps.mean()))),
-        ("step, median", lambda p: span(float(np.median(p.simulated.steps)))),
-        ("step, 95th percentile", lambda p: span(float(np.percentile(p.simulated.steps, 95)))),
-        ("step, longest", lambda p: span(float(p.simulated.steps.max()))),
-        ("efficiency", lambda p: f"{p.simulated.efficiency:.1%}"),
-        ("waiting for data", lambda p: f"{p.simulated.share_waited('data'):.1%}"),
-        ("waiting for texts", lambda p: f"{p.simulated.share_waited('texts'):.1%}"),
-        ("waiting for gradients", lambda p: f"{p.simulated.share_waited('gradients'):.1%}"),
-    ],
 }
+
+
+def column(plan: Plan) -> str:
+    """What stands above the column of a plan."""
+    return f"{plan.gpus:,} GPU{'s' * (plan.gpus > 1)}"
 
 
 def table(title: str, plans: Sequence[Plan]) -> str:
     """The table of this title, one column per plan."""
-    cells = [[title, *(f"{p.gpus:,} GPU" + "s" * (p.gpus > 1) for p in plans)]]
+    cells = [[title, *map(column, plans)]]
     if title == "memory":  # One GPU alone has no shards, so its kinds of bytes are others than those of several.
         kinds = dict.fromkeys(kind for p in plans for kind, value in p.memory.items() if value)
         cells += [[kind, *(size(p.memory[kind]) if p.memory.get(kind) else "-" for p in plans)] for kind in kinds]
@@ -142,12 +133,11 @@ def heading(plans: Sequence[Plan]) -> str:
 
 def verdicts(plans: Sequence[Plan]) -> str:
     """One line per plan: what limits it."""
-    return "\n".join(f"{p.gpus:,} GPU{'s' * (p.gpus > 1)}: {'; '.join(p.verdict)}" for p in plans)
+    return "\n".join(f"{column(p)}: {'; '.join(p.verdict)}" for p in plans)
 
 
 def as_values(plan: Plan) -> dict[str, Any]:
     """Plain types: seconds, bytes, dollars."""
-    simulated = plan.simulated
     return {
         "gpus": plan.gpus,
         "samples_per_gpu": plan.local,
@@ -162,15 +152,13 @@ def as_values(plan: Plan) -> dict[str, Any]:
         "memory": plan.memory,
         "pairs": plan.step.pairs._asdict() | {"sent": plan.step.pairs.sent},
         "gradients": {
-            "bytes": plan.step.reduce_bytes, "seconds": plan.step.reduce, "exposed": plan.step.reduce_exposed
+            "bytes": plan.step.reduce_bytes,
+            "seconds": plan.step.reduce,
+            "exposed": plan.step.reduce_exposed,
         },
         "exchanges": {name: pairs.seconds for name, pairs in plan.exchanges.items()},
         "gathered_bytes": plan.gathered,
         "input": plan.feed._asdict() | {"keeps_up": plan.feed.keeps_up},
         "failures": plan.risk._asdict(),
-        "simulation": None if simulated is None else {
-            "steps": simulated.steps.tolist(), "ideal": simulated.ideal, "efficiency": simulated.efficiency,
-            "waits": simulated.waits,
-        },
         "verdict": plan.verdict,
-    }  # fmt: skip
+    }

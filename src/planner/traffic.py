@@ -64,8 +64,7 @@ class Pairs(NamedTuple):
 
 class Step(NamedTuple):
     """Seconds of one step without jitter. forward and backward: computation of the towers; reduce: of the gradients'
-    exchange in `buckets` parts, of which `reduce_exposed` is not hidden behind the backward pass (and, if `early`, the
-    forward pass); they begin in the last `last_share` of the backward pass, that of the last micro-batch."""
+    exchange in `buckets` parts, of which the towers' computation does not hide `reduce_exposed`."""
 
     forward: float
     backward: float
@@ -75,13 +74,6 @@ class Step(NamedTuple):
     reduce_bytes: float
     reduce_exposed: float
     buckets: int
-    early: bool
-    last_share: float
-
-    @property
-    def computing(self) -> float:
-        """Without any communication."""
-        return self.forward + self.backward + self.optimiser + self.pairs.scoring
 
     @property
     def seconds(self) -> float:
@@ -191,8 +183,7 @@ def step_times(model: Model, training: Training, cluster: Cluster, flops_rate: f
     # Before an all-reduce moves: up and down a tree of nodes, and round a node.
     delay = 2 * (math.log2(cluster.nodes) * cluster.inter_delay + math.log2(cluster.per_node) * cluster.intra_delay)
     exchange = moved / cluster.collective_rate + parts * delay if cluster.gpus > 1 else 0.0
-    early = training.parallel == "fsdp"
-    hiding = backward / training.accum_freq + forward * early
+    hiding = backward / training.accum_freq + (forward if training.parallel == "fsdp" else 0.0)
     exposed = max(exchange / parts, exchange - hiding * (1 - 1 / parts))
     return Step(
         forward,
@@ -203,8 +194,6 @@ def step_times(model: Model, training: Training, cluster: Cluster, flops_rate: f
         moved,
         exposed,
         parts,
-        early,
-        1 / training.accum_freq,
     )
 
 
@@ -231,7 +220,7 @@ class Feed(NamedTuple):
 
     @property
     def keeps_up(self) -> bool:
-        """Whether the loader is as fast as the GPUs on average; the simulation says how often it is late."""
+        """Whether the loader is as fast as the GPUs on average; scripts/simulate_steps.py says how often it is late."""
         return self.limit >= self.wanted
 
 

@@ -17,9 +17,9 @@ from prolip.options import ModelOptions
 from prolip.random import VERSIONS
 from prolip.utils.documents import read_json, read_yaml
 from prolip.utils.fields import option
+from prolip.utils.flags import FlagError, build, check_alone, did_you_mean, flag_of
 from prolip.utils.messages import appearance_of
 from prolip.utils.secrecy import hide, redacted, tag
-from prolip.utils.flags import FlagError, build, check_alone, did_you_mean, flag_of
 
 DEFAULT_EPOCHS = 32
 # The paper's, B.1, in OpenCLIP's names.

@@ -39,17 +39,24 @@ USAGE = "%(prog)s [--config FILE] [--method METHOD] --train-data SHARDS [flags o
 
 def build_parser(method: str | None, prog: str = "training.main") -> Parser:
     """All flags of a run with this method; without one, those that all methods have."""
-    from prolip.methods import DEFAULT_METHOD, all_methods, retired_flags
-    from training.config import DERIVED, section_types
+    from prolip.methods import retired_flags
 
     form = argparse.RawDescriptionHelpFormatter
     parser = Parser(RETIRED | retired_flags(), prog=prog, usage=USAGE, description=DESCRIPTION, formatter_class=form)
+    fill(parser, method)
+    return parser
+
+
+def fill(parser: argparse.ArgumentParser, method: str | None = None) -> None:
+    """Add the flags of a run to a parser."""
+    from prolip.methods import DEFAULT_METHOD, all_methods
+    from training.config import DERIVED, section_types
+
     parser.add_argument("--config", metavar="FILE", help="config.json of a run, or YAML: settings that flags override")
     names = "{" + ",".join(all_methods()) + "}"
     parser.add_argument("--method", metavar=names, help=f"what to train (default: {DEFAULT_METHOD})")
     for section, config in section_types(method).items():
         add_flags(parser, section, config, leave_out=DERIVED.get(section, ()))
-    return parser
 
 
 def parse(arguments: Sequence[str], prog: str = "training.main") -> Config:

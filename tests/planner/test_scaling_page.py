@@ -1,30 +1,27 @@
-"""docs/scaling.md shows what the planner prints: every command is run again, every figure compared."""
+"""docs/scaling.md shows what the planner and the simulation print: every command runs again, every figure counts."""
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import json
 import re
 import shlex
+import sys
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "scripts"))
+
 PAGE = (ROOT / "docs" / "scaling.md").read_text()
-BLOCK = re.compile(r"```bash\n(python scripts/plan_run\.py [^\n]+)\n```\n\n```text\n(.*?)```", re.DOTALL)
+BLOCK = re.compile(
+    r"```bash\n(python scripts/(?:plan_run|simulate_steps)\.py [^\n]+)\n```\n\n```text\n(.*?)```", re.DOTALL
+)
 EXAMPLES = BLOCK.findall(PAGE)
 NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?(?:e-?\d+)?")
 # Random numbers and exp differ in the last places between processors; formulas may differ by a rounding.
 TOLERANCE = {True: 0.03, False: 0.006}
 POINTS = 0.25
-
-
-@pytest.fixture(scope="module")
-def program():
-    spec = importlib.util.spec_from_file_location("plan_run", ROOT / "scripts" / "plan_run.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture
@@ -52,8 +49,9 @@ def differences(shown, printed, tolerance):
 
 
 def test_every_command_on_the_page_has_its_output():
-    assert len(EXAMPLES) == PAGE.count("python scripts/plan_run.py ") - PAGE.count("`python scripts/plan_run.py ")
-    assert len(EXAMPLES) >= 12
+    for name in ("plan_run.py ", "simulate_steps.py "):
+        shown = PAGE.count(f"python scripts/{name}") - PAGE.count(f"`python scripts/{name}")
+        assert sum(name in command for command, _ in EXAMPLES) == shown > 3, name
     for count in ("8 GPUs", "32 GPUs", "256 GPUs", "1,024 GPUs"):
         for table in ("time", "memory", "traffic", "input", "simulation", "failures"):
             assert any(re.search(rf"\| {table} .*{count}", output) for _, output in EXAMPLES), (table, count)
@@ -66,11 +64,12 @@ def example(command, shown):
 
 
 @pytest.mark.parametrize("command, shown", [example(*found) for found in EXAMPLES])
-def test_the_page_shows_what_the_command_prints(program, capsys, measured_run, command, shown):
-    assert program.main(shlex.split(command)[2:]) == 0
+def test_the_page_shows_what_the_command_prints(capsys, measured_run, command, shown):
+    _, script, *words = shlex.split(command)
+    assert importlib.import_module(Path(script).stem).main(words) == 0
     printed = capsys.readouterr().out
     assert len(printed.splitlines()) == len(shown.splitlines())
-    assert not differences(shown, printed, TOLERANCE["simulation" in command]), (
+    assert not differences(shown, printed, TOLERANCE["simulate_steps" in command]), (
         "the page is stale: run its commands again and paste what they print"
     )
 

@@ -6,6 +6,7 @@ import json
 import pytest
 import torch
 
+from prolip.utils.flags import FlagError
 from training.config import (
     Config,
     ModelConfig,
@@ -18,7 +19,6 @@ from training.config import (
     rows_per_rank,
     total_steps,
 )
-from prolip.utils.flags import FlagError
 
 
 def config(**sections) -> Config:

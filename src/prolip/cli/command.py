@@ -15,16 +15,20 @@ if TYPE_CHECKING:
     from prolip.evaluation.model import Embedder
 
 #: Old spellings that most commands had -> what to type.
-RENAMED = {"out": "use --output", "output-dir": "use --output", "again": "use --overwrite", "replace": "use --overwrite"}
+RENAMED = {"out": "use --output", "output-dir": "use --output",
+           "again": "use --overwrite", "replace": "use --overwrite"}  # fmt: skip
 
 
 class Command(NamedTuple):
-    """does: one line of help. example: a command line that works on the demo's model. flags: adds the flags. run: returns
-    the exit code, None for 0. retired: old spellings, without dashes, and what to type."""
+    """One command line program.
+
+    does: one line of help. example: a command line that works on the demo's model. flags: adds the flags. run: returns
+    the exit code, None for 0. more: the end of the help. retired: old spellings, without dashes, and what to type.
+    """
 
     does: str
     example: str
-    flags: Callable[[Parser], None]
+    flags: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace], int | None]
     more: str = ""
     retired: Mapping[str, str] = MappingProxyType({})
@@ -34,7 +38,8 @@ def parser_of(name: str, command: Command) -> Parser:
     """The parser of a command that is typed as `name`."""
     about = f"{command.does[0].upper()}{command.does[1:]}.\n\n  {command.example}"
     form = argparse.RawDescriptionHelpFormatter
-    parser = Parser(RENAMED | dict(command.retired), prog=name, description=about, epilog=command.more, formatter_class=form)
+    retired = RENAMED | dict(command.retired)
+    parser = Parser(retired, prog=name, description=about, epilog=command.more, formatter_class=form)
     command.flags(parser)
     return parser
 

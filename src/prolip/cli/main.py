@@ -5,6 +5,7 @@ could not be written, 130 interrupted; those of `prolip train` are in training/m
 """
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -50,15 +51,16 @@ def overview() -> str:
     lines = ["usage: prolip VERB ...", "", "Probabilistic vision-language models: train, measure and use them."]
     for title, verbs in VERBS.items():
         lines += ["", f"{title}:", *(f"  {verb:<12} {does}" for verb, (_, does) in verbs.items())]
-    return "\n".join([*lines, "", "prolip VERB --help shows an example and all flags. prolip --version, --completion bash|zsh."])
+    return "\n".join([*lines, "", "prolip VERB --help shows an example and all flags.",
+                      "prolip --version; prolip --completion bash (or zsh, tcsh)"])  # fmt: skip
 
 
 def commands_of(verb: str) -> dict[str, Command]:
     """Subverb -> command; one under the empty word where the verb has no subverbs. FlagError for an unknown verb."""
     modules = {name: module for verbs in VERBS.values() for name, (module, _) in verbs.items()}
     if verb not in modules:
-        hint = f"use prolip {RETIRED[verb]}" if verb in RETIRED else did_you_mean(verb, modules, "prolip --help lists all")
-        raise FlagError(f"unknown verb {console.plain(verb)!r}: {hint}")
+        hint = did_you_mean(verb, modules, "prolip --help lists all")
+        raise FlagError(f"unknown verb {verb!r}: {f'use prolip {RETIRED[verb]}' if verb in RETIRED else hint}")
     commands: dict[str, dict[str, Command]] = import_module(f"prolip.cli.{modules[verb]}").COMMANDS
     return commands[verb]
 
@@ -73,7 +75,7 @@ def find(words: Sequence[str]) -> tuple[str, Command, list[str]]:
         raise FlagError(f"prolip {verb} takes one of: {', '.join(commands)} (prolip {verb} --help)")
     if rest[0] not in commands:
         hint = did_you_mean(rest[0], commands, f"it has {', '.join(commands)}")
-        raise FlagError(f"prolip {verb} has no {console.plain(rest[0])!r}: {hint}")
+        raise FlagError(f"prolip {verb} has no {rest[0]!r}: {hint}")
     return f"prolip {verb} {rest[0]}", commands[rest[0]], rest[1:]
 
 
@@ -113,9 +115,7 @@ def run(words: list[str]) -> int:
         print(f"prolip {__version__}")
         return 0
     if words[0] == "--completion":
-        from prolip.cli.completion import script_for
-
-        print(script_for(words[1:]))
+        print(completion(*words[1:]))
         return 0
     if len(words) == 2 and words[1] in ("-h", "--help") and "" not in (commands := commands_of(words[0])):
         print(f"usage: prolip {words[0]} SUBVERB ...\n")
@@ -124,6 +124,30 @@ def run(words: list[str]) -> int:
     name, command, rest = find(words)
     given = parser_of(name, command).parse_strictly(rest)
     return command.run(given) or 0
+
+
+def completion(shell: str = "bash") -> str:
+    """A script that completes verbs, flags and files in this shell."""
+    import shtab
+
+    from training.main import fill
+
+    if shell not in shtab.SUPPORTED_SHELLS:
+        raise FlagError(f"--completion {console.plain(shell)}: give {', '.join(shtab.SUPPORTED_SHELLS)}")
+    parser = argparse.ArgumentParser("prolip")
+    verbs = parser.add_subparsers()
+    for verb, (module, does) in {name: found for group in VERBS.values() for name, found in group.items()}.items():
+        one = verbs.add_parser(verb, help=does)
+        commands = commands_of(verb) if module else {"": Command(does, "", fill, lambda given: 0)}
+        subverbs = None if "" in commands else one.add_subparsers()
+        for name, command in commands.items():
+            last = one if subverbs is None else subverbs.add_parser(name, help=command.does)
+            command.flags(last)
+            for action in last._actions:
+                if action.nargs != 0 and action.choices is None:
+                    action.complete = shtab.FILE  # type: ignore[attr-defined]
+    script: str = shtab.complete(parser, shell=shell)
+    return script
 
 
 def clip_benchmark() -> NoReturn:

@@ -6,11 +6,10 @@ import tempfile
 from pathlib import Path
 
 from prolip.cli.command import Command, Output, add
-from prolip.utils.flags import Parser
 
 
 # --- hub --------------------------------------------------------------------------------------------------------------
-def about_model(parser: Parser) -> None:
+def about_model(parser: argparse.ArgumentParser) -> None:
     """The flags of a model card."""
     add_argument = parser.add_argument
     add_argument("run", metavar="RUN", help="folder of a run, or of a model")
@@ -20,14 +19,14 @@ def about_model(parser: Parser) -> None:
     add_argument("--eval", metavar="FILE", help="metrics of the card; the run's eval.json if left out")
 
 
-def save_flags(parser: Parser) -> None:
+def save_flags(parser: argparse.ArgumentParser) -> None:
     """Those of `prolip hub save`."""
     about_model(parser)
     add(parser, Output, "output", "overwrite", required=["output"], help={
         "output": "folder for the model, its card and its plots", "overwrite": "replace a README.md that ProLIP did not write"})
 
 
-def push_flags(parser: Parser) -> None:
+def push_flags(parser: argparse.ArgumentParser) -> None:
     """Those of `prolip hub push`."""
     about_model(parser)
     parser.add_argument("repo", metavar="ORG/NAME", help="repository on the hub")

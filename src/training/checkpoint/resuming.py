@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from prolip.utils.documents import read_json
+from prolip.utils.flags import FlagError, flag_of
 from prolip.utils.outputs import replacing
 from prolip.utils.secrecy import adopt, redacted
 from training.checkpoint.files import NAME, Saver, find_checkpoint, list_steps
@@ -25,7 +26,6 @@ from training.checkpoint.run_folder import (
 from training.checkpoint.snapshot import restore
 from training.checkpoint.storage import Storage
 from training.config import REDACTED, Config, RunConfig
-from prolip.utils.flags import FlagError, flag_of
 from training.log import StepProfiler
 from training.parallel.distributed import World, share_object, wait_for_all
 from training.state import Run

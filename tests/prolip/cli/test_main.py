@@ -1,4 +1,4 @@
-"""The command `prolip`: one door per task, help that starts at once, and what it says of a word that it does not know."""
+"""The command `prolip`: one door per task, help that starts at once, answers to words that it does not know."""
 import re
 import subprocess
 import sys
@@ -123,11 +123,11 @@ def test_a_module_that_was_a_command_names_the_verb(module):
 def test_the_verb_train_is_not_taken_for_a_folder_of_the_users(tmp_path):
     (tmp_path / "training").mkdir()
     (tmp_path / "training/__init__.py").write_text("")
-    words = ["--model", "ProLIP-ViT-test", "--dataset-type", "synthetic", "--train-num-samples", "16", "--batch-size",
-             "4", "--max-steps", "2", "--warmup", "1", "--workers", "1", "--precision", "fp32", "--name", "x"]  # fmt: skip
-    for start in ([sys.executable, "-m", "prolip", "train"],
-                  [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "1", "-m", "prolip", "train"]):
-        done = subprocess.run([*start, *words, "--overwrite"], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    words = "--model ProLIP-ViT-test --dataset-type synthetic --train-num-samples 16 --batch-size 4 --max-steps 2"
+    words = [*words.split(), *"--warmup 1 --workers 1 --precision fp32 --name x".split()]
+    for start in ([], ["-m", "torch.distributed.run", "--nproc_per_node", "1"]):
+        command = [sys.executable, *start, "-m", "prolip", "train", *words, "--overwrite"]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr[-2000:]
 
 

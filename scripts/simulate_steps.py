@@ -1,24 +1,72 @@
 """Steps of up to thousands of ranks, played through event by event: loader, towers, PPCL, gradient exchange.
 
-Every array has one entry per rank; times are seconds since the start of the simulation. What is not simulated is
-stated where it is left out. All factors are lognormal with median 1, drawn from one seed.
+    python scripts/simulate_steps.py --mfu 0.4 --gpus 8 32 --steps 200
+    python scripts/simulate_steps.py --gpus 4096 --global-batch 524288 --steps 2
+
+It takes the flags of scripts/plan_run.py besides its own, and plays the steps of that plan. docs/scaling.md shows the
+tables and says what is not simulated.
+
+Every array has one entry per rank; times are seconds since the start of the simulation. All factors are lognormal with
+median 1, drawn from one seed.
 """
 from __future__ import annotations
 
 import math
+import sys
 from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from planner.hardware import Cluster
-from planner.question import Noise, Supply
-from planner.traffic import Pairs, Step
-from prolip.data.config import chunks_ahead
+ROOT = Path(__file__).resolve().parents[1]
+if str(ROOT / "src") not in sys.path:
+    sys.path.insert(0, str(ROOT / "src"))
+
+from plan_run import ask, settings  # noqa: E402
+from planner import question, tables  # noqa: E402
+from planner.hardware import Cluster  # noqa: E402
+from planner.plan import Plan, make_plans  # noqa: E402
+from planner.question import Supply, Training, at_least  # noqa: E402
+from planner.traffic import Pairs, Step  # noqa: E402
+from prolip.data.config import chunks_ahead  # noqa: E402
+from prolip.utils import console  # noqa: E402
+from prolip.utils.fields import option  # noqa: E402
+from prolip.utils.flags import FlagError, Parser, add_flags, build, flag_of  # noqa: E402
 
 Array = np.ndarray[Any, Any]
+# Of a lognormal factor: one beyond this is no jitter, and its exponential no number.
+MOST_SIGMA = 3.0
 # Of the loader, in times that it takes to fill its queues; and the steps that are played before any is counted.
 HEAD_START, WARM_UP = 10, 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Noise:
+    """How unequal ranks, steps and images are, as sigma of lognormal factors. All assumed."""
+
+    steps: int = option(20, "steps to play through, after five that are not counted")
+    rank_sigma: float = option(0.01, "lasting differences between GPUs")
+    step_sigma: float = option(0.02, "of one GPU between steps")
+    block_sigma: float = option(0.1, "of one PPCL block or message-sized piece of work")
+    image_sigma: float = option(0.5, "of the time to decode one image")
+    open_sigma: float = option(0.8, "of the time to open a shard")
+    stall_chance: float = option(0.0, "chance that opening a shard stalls")
+    stall_seconds: float = option(10.0, "how long it then takes: the reader's time limit")
+    seed: int = option(0, "seed of all draws")
+
+    def __post_init__(self) -> None:
+        at_least(self, 1, "steps")
+        sigmas = ("rank_sigma", "step_sigma", "block_sigma", "image_sigma", "open_sigma")
+        at_least(self, 0, *sigmas, "stall_seconds", "seed")
+        for name in sigmas:
+            if getattr(self, name) > MOST_SIGMA:
+                raise FlagError(f"{flag_of(name)} is {getattr(self, name)}: give {MOST_SIGMA:g} or less, which is a "
+                                f"factor of {math.exp(MOST_SIGMA):.0f} up or down")  # fmt: skip
+        if not 0 <= self.stall_chance <= 1:
+            raise FlagError(f"--stall-chance {self.stall_chance} is no chance: give 0 to 1")
 
 
 class Exchange(NamedTuple):
@@ -184,20 +232,22 @@ def gradients(step: Step, ranks: int, start: Array, end: Array) -> Array:
     return np.full_like(end, at)
 
 
-def simulate(cluster: Cluster, step: Step, supply: Supply, noise: Noise, local: int) -> Simulated:
-    """Play `noise.sim_steps` steps after a few that are not counted.
+def simulate(cluster: Cluster, step: Step, training: Training, supply: Supply, noise: Noise) -> Simulated:
+    """Play `noise.steps` steps after a few that are not counted.
 
     Within a step: the batch is waited for; forward pass; PPCL; backward pass, behind which the gradients travel, bucket
-    by bucket, and leave all ranks together; optimiser. The host is assumed to run ahead of the device, so a late batch
-    shows when the device needs it.
+    by bucket, and leave all ranks together; optimiser. FSDP2's begin to travel in the forward pass, DDP's in the
+    backward pass of the last micro-batch. The host is assumed to run ahead of the device, so a late batch shows when
+    the device needs it.
     """
+    local = training.global_batch // cluster.gpus
     draws, links = np.random.default_rng(noise.seed), ring_links(cluster, step)
     lasting = factors(draws, noise.rank_sigma, cluster.gpus)
     loader = Loader(cluster, supply, noise, local, draws)
     begins = loader.settle(step.seconds)
     now, ends = np.full(cluster.gpus, begins), [begins]
     waits = dict.fromkeys(("data", "texts", "gradients"), 0.0)
-    for index in range(WARM_UP + noise.sim_steps):
+    for index in range(WARM_UP + noise.steps):
         begin = np.maximum(now, loader.ready())
         loader.taken.append(begin)
         pace = lasting * factors(draws, noise.step_sigma, cluster.gpus)
@@ -207,7 +257,7 @@ def simulate(cluster: Cluster, step: Step, supply: Supply, noise: Noise, local: 
         else:
             loss = exchange(start, step.pairs.block_seconds, links, draws, noise.block_sigma)
         own = loss.end + step.backward * pace
-        first = begin if step.early else own - (own - loss.end) * step.last_share
+        first = begin if training.parallel == "fsdp" else own - (own - loss.end) / training.accum_freq
         together = gradients(step, cluster.gpus, first, own)
         if index >= WARM_UP:
             waits["data"] += float((begin - now).mean())
@@ -216,4 +266,53 @@ def simulate(cluster: Cluster, step: Step, supply: Supply, noise: Noise, local: 
         now = together + step.optimiser * lasting
         ends.append(float(now.max()))
     seconds = np.diff(ends)[WARM_UP:]
-    return Simulated(seconds, step.computing, {name: total / noise.sim_steps for name, total in waits.items()})
+    computing = step.forward + step.backward + step.optimiser + step.pairs.scoring
+    return Simulated(seconds, computing, {name: total / noise.steps for name, total in waits.items()})
+
+
+#: What stands in the first column, and how a plan and its simulation are shown.
+ROWS: list[tuple[str, Callable[[Plan, Simulated], str]]] = [
+    ("step without waits", lambda _, s: tables.span(s.ideal)),
+    ("step by formula", lambda p, _: tables.span(p.seconds)),
+    ("step, mean", lambda _, s: tables.span(float(s.steps.mean()))),
+    ("step, median", lambda _, s: tables.span(float(np.median(s.steps)))),
+    ("step, 95th percentile", lambda _, s: tables.span(float(np.percentile(s.steps, 95)))),
+    ("step, longest", lambda _, s: tables.span(float(s.steps.max()))),
+    ("efficiency", lambda _, s: f"{s.efficiency:.1%}"),
+    ("waiting for data", lambda _, s: f"{s.share_waited('data'):.1%}"),
+    ("waiting for texts", lambda _, s: f"{s.share_waited('texts'):.1%}"),
+    ("waiting for gradients", lambda _, s: f"{s.share_waited('gradients'):.1%}"),
+]
+
+
+def build_parser() -> Parser:
+    """The flags of the simulation, then those of a plan."""
+    about = "Play the steps of a planned run through, event by event; see docs/scaling.md."
+    parser = Parser(prog="simulate_steps.py", description=about)
+    for section, config in {"noise": Noise, **question.SECTIONS}.items():
+        add_flags(parser, section, config)
+    return parser
+
+
+def play(given: dict[str, Any]) -> None:
+    """Print the table."""
+    asked, noise = ask(given), build(Noise, "noise", settings(given, "noise"))
+    plans = make_plans(asked)
+    played = [simulate(p.cluster, p.step, asked.training, asked.supply, noise) for p in plans]
+    cells: list[Sequence[str]] = [["simulation", *map(tables.column, plans)]]
+    cells += [[name, *(show(p, s) for p, s in zip(plans, played))] for name, show in ROWS]
+    print(f"{tables.heading(plans)}\n\n{tables.align(cells)}")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """0, or 2 after `error: ...`."""
+    try:
+        play(vars(build_parser().parse_strictly(sys.argv[1:] if arguments is None else arguments)))
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    console.command(main)
