@@ -30,25 +30,25 @@ OF_MODELS = (
 NONE_PRINTED = "no published row has a figure of these test sets"
 
 
-def similarities_flag(parser: Parser) -> None:
+def similarities_flag(parser: argparse.ArgumentParser) -> None:
     """Which scores results are computed by."""
     parser.add_argument("--similarity", nargs="+", action="extend", metavar="SCORE",
                         help="csd, mean or measures (default: the score of the model's method)")  # fmt: skip
 
 
-def intervals_flag(parser: Parser, of: str) -> None:
+def intervals_flag(parser: argparse.ArgumentParser, of: str) -> None:
     """Bootstrap intervals."""
     parser.add_argument("--intervals", nargs="?", type=int, const=1000, default=0, metavar="DRAWS",
                         help=f"95%% intervals by bootstrap over {of} (without a number 1000 draws)")  # fmt: skip
 
 
-def save_features_flag(parser: Parser) -> None:
+def save_features_flag(parser: argparse.ArgumentParser) -> None:
     """Where embeddings are kept."""
     parser.add_argument("--save-features", metavar="FOLDER", help="keep embeddings here, and reuse those that are here")
 
 
 # --- tasks ------------------------------------------------------------------------------------------------------------
-def tasks_flags(parser: Parser) -> None:
+def tasks_flags(parser: argparse.ArgumentParser) -> None:
     """Those of `prolip eval tasks`."""
     flag = parser.add_argument
     flag("--data", nargs="+", action="extend", default=[], metavar="WORD:ADDRESS", help=f"test sets: {FORMS}")
@@ -219,7 +219,7 @@ GALLERIES = """galleries:
                 that carry it, for which mAP@R and R-Precision are made"""
 
 
-def drawings_flags(parser: Parser) -> None:
+def drawings_flags(parser: argparse.ArgumentParser) -> None:
     """Drawings of the corpus, and the names that they are told from."""
     flag = parser.add_argument
     flag("--data", nargs="+", required=True, metavar="TAR", help="shards whose drawings are evaluated")
@@ -228,7 +228,7 @@ def drawings_flags(parser: Parser) -> None:
     flag("--all-names", action="store_true", help="--select does not narrow the gallery")
 
 
-def emoji_flags(parser: Parser) -> None:
+def emoji_flags(parser: argparse.ArgumentParser) -> None:
     """Those of `prolip eval emoji`."""
     drawings_flags(parser)
     flag = parser.add_argument
@@ -270,7 +270,7 @@ def run_emoji(args: argparse.Namespace) -> None:
 
 
 # --- datacomp ---------------------------------------------------------------------------------------------------------
-def datacomp_flags(parser: Parser) -> None:
+def datacomp_flags(parser: argparse.ArgumentParser) -> None:
     """Those of `prolip eval datacomp`."""
     flag = parser.add_argument
     flag("--tasks", nargs="+", metavar="TASK", help="keys, names or tags (imagenet, shift, vtab, retrieval, wilds, "
@@ -343,7 +343,7 @@ Models are clip_benchmark's and ours: --model local-dir:FOLDER, hf-hub:ORG/NAME,
 a name such as ProLIP-ViT-B-16 with --pretrained FILE. All is float32 without --amp."""
 
 
-def added_flags(parser: Parser) -> None:
+def added_flags(parser: argparse.ArgumentParser) -> None:
     """The flags that clip_benchmark has not, and those whose meaning we widen."""
     flag = parser.add_argument
     flag("--similarity", metavar="SCORE", help="score of our models: csd, mean or a measure (default: their method's)")
@@ -355,7 +355,7 @@ def added_flags(parser: Parser) -> None:
          "are filled in")  # fmt: skip
 
 
-def benchmark_flags(parser: Parser) -> None:
+def benchmark_flags(parser: argparse.ArgumentParser) -> None:
     """Those of `prolip eval clip-benchmark`."""
     added_flags(parser)
     parser.add_argument("words", nargs=argparse.REMAINDER, metavar="eval|build ...", help="evaluate; make a table")

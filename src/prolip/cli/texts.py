@@ -11,7 +11,6 @@ from prolip.cli.command import Command, Compute, Data, Model, Output, add, load
 from prolip.cli.eval import drawings_flags, open_named, save_features_flag
 from prolip.evaluation.datasets.specs import FORMS
 from prolip.hierarchy.choices import INCLUSIONS, LEAST, OWN, ROOTS, STEPS
-from prolip.utils.flags import Parser
 from prolip.utils.messages import at_least
 from prolip.utils.outputs import check_output, replacing
 
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
 
 # --- prompts ----------------------------------------------------------------------------------------------------------
-def fit_flags(parser: Parser) -> None:
+def fit_flags(parser: argparse.ArgumentParser) -> None:
     """Those of `prolip prompts fit`."""
     flag = parser.add_argument
     flag("--data", required=True, metavar="WORD:ADDRESS", help=f"images, class names and prompts: {FORMS}")
@@ -71,7 +70,7 @@ def run_fit(args: argparse.Namespace) -> None:
     print(f"{found}: {len(found.classnames)} classes, {len(found.templates)} prompts; written to {args.output}")
 
 
-def show_flags(parser: Parser) -> None:
+def show_flags(parser: argparse.ArgumentParser) -> None:
     """Those of `prolip prompts show`."""
     parser.add_argument("file", metavar="FILE.json", help="weights that prolip prompts fit wrote")
     parser.add_argument("--top", type=int, default=3, metavar="N",
@@ -96,7 +95,7 @@ def run_show(args: argparse.Namespace) -> None:
 
 
 # --- hierarchy --------------------------------------------------------------------------------------------------------
-def models_flags(parser: Parser, *more: str) -> None:
+def models_flags(parser: argparse.ArgumentParser, *more: str) -> None:
     """Several models, computed one after the other. more: flags of `Compute`."""
     parser.add_argument("--model", action="append", required=True, metavar="STR",
                         help="local-dir:FOLDER, hf-hub:ORG/NAME, or a name; once for each model")  # fmt: skip
@@ -105,18 +104,18 @@ def models_flags(parser: Parser, *more: str) -> None:
     add(parser, Compute, "device", "precision", *more)
 
 
-def model_flags(parser: Parser) -> None:
+def model_flags(parser: argparse.ArgumentParser) -> None:
     """One model."""
     add(parser, Model, required=["model"])
     add(parser, Compute, "device", "precision")
 
 
-def output_flag(parser: Parser, what: str, needed: bool = True) -> None:
+def output_flag(parser: argparse.ArgumentParser, what: str, needed: bool = True) -> None:
     """What is written."""
     add(parser, Output, "output", required=["output"] if needed else (), help={"output": what})
 
 
-def traversal_flags(parser: Parser) -> None:
+def traversal_flags(parser: argparse.ArgumentParser) -> None:
     """How to traverse."""
     flag = parser.add_argument
     flag("--steps", type=int, default=STEPS, help=f"steps from the caption to the root (default: {STEPS})")
@@ -124,7 +123,7 @@ def traversal_flags(parser: Parser) -> None:
          help=f"measure by which a caption includes an image most; {OWN}: the model's own score")  # fmt: skip
 
 
-def entailment_flags(parser: Parser) -> None:
+def entailment_flags(parser: argparse.ArgumentParser) -> None:
     """Those of `prolip hierarchy entailment`."""
     drawings_flags(parser)
     flag = parser.add_argument
@@ -134,7 +133,7 @@ def entailment_flags(parser: Parser) -> None:
     output_flag(parser, "JSON file for all metrics", needed=False)
 
 
-def traverse_flags(parser: Parser) -> None:
+def traverse_flags(parser: argparse.ArgumentParser) -> None:
     """Those of `prolip hierarchy traverse`."""
     drawings_flags(parser)
     traversal_flags(parser)
@@ -144,7 +143,7 @@ def traverse_flags(parser: Parser) -> None:
     model_flags(parser)
 
 
-def hierarcaps_flags(parser: Parser) -> None:
+def hierarcaps_flags(parser: argparse.ArgumentParser) -> None:
     """Those of `prolip hierarchy hierarcaps`."""
     flag = parser.add_argument
     flag("--captions", required=True, metavar="CSV", help="id,captions,image_url, such as hierarcaps_test.csv")
@@ -154,7 +153,7 @@ def hierarcaps_flags(parser: Parser) -> None:
     output_flag(parser, "JSON file for the metrics", needed=False)
 
 
-def hierarimgs_flags(parser: Parser) -> None:
+def hierarimgs_flags(parser: argparse.ArgumentParser) -> None:
     """Those of `prolip hierarchy hierarimgs`."""
     flag = parser.add_argument
     flag("--instances", required=True, metavar="FILE", help="COCO's instances_val2017.json")
@@ -164,7 +163,7 @@ def hierarimgs_flags(parser: Parser) -> None:
     output_flag(parser, "folder of images at levels; a former one is replaced")
 
 
-def levels_flags(parser: Parser) -> None:
+def levels_flags(parser: argparse.ArgumentParser) -> None:
     """Those of `prolip hierarchy levels`."""
     parser.add_argument("--images", metavar="FOLDER", help="images at levels that prolip hierarchy hierarimgs wrote")
     parser.add_argument("--captions", metavar="CSV", help="texts at levels: HierarCaps' CSV")
@@ -172,7 +171,7 @@ def levels_flags(parser: Parser) -> None:
     output_flag(parser, "folder for the figures, PNG and SVG")
 
 
-def ambiguity_flags(parser: Parser) -> None:
+def ambiguity_flags(parser: argparse.ArgumentParser) -> None:
     """Those of `prolip hierarchy ambiguity`."""
     drawings_flags(parser)
     parser.add_argument("--inputs", type=int, default=256, metavar="N",
