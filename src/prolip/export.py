@@ -120,7 +120,7 @@ def export_program(encoder: Encoder) -> torch.export.ExportedProgram:
         why = str(error).strip().splitlines()
         raise ValueError(f"torch.export cannot make a graph of the {encoder.name} tower"
                          f" ({type(error).__name__}: {why[0] if why else 'no word'}): take embeddings that"
-                         " python -m prolip.evaluation --save-features keeps instead") from error  # fmt: skip
+                         " prolip eval tasks --save-features keeps instead") from error  # fmt: skip
 
 
 def check_place(folder: str | Path, format: str, size: int = 0) -> None:

@@ -81,7 +81,7 @@ def test_an_array_whose_task_is_killed_and_requeued_leaves_the_tables_of_one_pro
     ends = [cluster.wait_for_end(f"{job}_{task}", 120) for task in range(2)]
     assert [end["JobState"] for end in ends] == ["COMPLETED"] * 2, said.read_text() + cluster.logs()
     assert [end["Restarts"] for end in ends] == ["0", "1"]
-    assert "Killed" in said.read_text() and said.read_text().count("--shard 1/2") == 2  # what both tries said
+    assert "Killed" in said.read_text() and said.read_text().count("task 1 of the array") == 2  # what both tries said
 
     datacomp(["--model", f"local-dir:{folder}/run/model", "--data", str(folder / "data"), "--device", "cpu",
               "--output", str(folder / "alone")])  # fmt: skip

@@ -91,7 +91,7 @@ def levels_of_texts(source: Source) -> Figure:
 def weights_of(source: Source) -> PromptWeights:
     """Those that were given. ValueError where none were."""
     if source.weights is None:
-        raise ValueError("figures C.4 and C.5 show weights of prompts, none are given: python -m prolip.prompts fit")
+        raise ValueError("figures C.4 and C.5 show weights of prompts, none are given: prolip prompts fit")
     return source.weights
 
 

@@ -230,7 +230,7 @@ def test_the_listing_names_most_and_least_weighted_prompts_and_the_figure_is_dra
     assert (pixels != 255).any(2).mean() > 0.02 and pixels.shape[1] > 800
     assert (tmp_path / "drawn/weights.pdf").read_bytes().startswith(b"%PDF")
     assert "<svg" in (tmp_path / "drawn/weights.svg").read_text()
-    assert refusal(capsys, prompts, "show", str(kept), "--most", "0").startswith("error: --most 0")
+    assert refusal(capsys, prompts, "show", str(kept), "--top", "0").startswith("error: --top 0")
 
 
 def test_the_figure_has_a_class_in_every_histogram_and_lines_for_even_weights():
