@@ -86,7 +86,7 @@ LOCAL = {
     "report": ("prolip.report.__main__", ["ADDRESS"]),
     "export": ("prolip.export", ["ADDRESS", "out"]),
     "export weights": ("prolip.export", ["ProLIP-ViT-test", "out", "--pretrained", "ADDRESS"]),
-    "hub": ("prolip.hub.__main__", ["save", "ADDRESS", "out"]),
+    "hub": ("prolip.cli.main", ["hub", "save", "ADDRESS", "--output", "out"]),
     "pairs": ("prolip.uncertainty.__main__", [*MODEL, "--output", "out", "--pairs", "ADDRESS"]),
     "model folder": ("prolip.search.__main__", [*BUILD, "--model", "local-dir:ADDRESS"]),
     "model of the hub": ("prolip.search.__main__", [*BUILD, "--model", "hf-hub:ADDRESS"]),

@@ -40,7 +40,7 @@ def evaluation(tmp_path_factory):
     torch.manual_seed(0)
     save_pretrained(prolip.create_model("ProLIP-ViT-test", init_unc_bias=-4.0, init_unc_gain=1.0), folder / "model")
     evaluate_corpus(["--model", f"local-dir:{folder}/model", "--data", str(ROOT / "data/emoji/emojione.tar"),
-                     "--select", "group=food drink", "--out", str(folder / "eval")])  # fmt: skip
+                     "--select", "group=food drink", "--output", str(folder / "eval")])  # fmt: skip
     return folder / "eval"
 
 
