@@ -198,7 +198,7 @@ def test_what_was_written_before_there_was_novelty_still_loads(pair, tmp_path):
 
 
 def test_the_corpus_is_refused_by_novelty_from_the_same_pass(pair, tmp_path, capsys):
-    result = evaluate_corpus(["--model", f"local-dir:{pair[1]}", "--data", UNSEEN, "--out", str(tmp_path)])
+    result = evaluate_corpus(["--model", f"local-dir:{pair[1]}", "--data", UNSEEN, "--output", str(tmp_path)])
     embedder = load_embedder(f"local-dir:{pair[1]}", stored=False)
     hidden = embedder.encode_hidden(images_of(f"local-dir:{pair[1]}"))
     for name, nats in embedder.novelty(hidden).items():
