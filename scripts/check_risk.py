@@ -1,6 +1,6 @@
 """Does refusal by risk keep its promise? Random splits of an evaluation on a designer that a model never saw.
 
-    python -m prolip.evaluation.corpus --model local-dir:runs/demo/model --data data/emoji/emojione.tar --out eval
+    prolip eval emoji --model local-dir:runs/demo/model --data data/emoji/emojione.tar --output eval
     python scripts/check_risk.py eval --risk 0.1 0.2 0.3
 
 Questions are drawings, answered by the first of the names (`names_i2t`) or of all texts (`captions_i2t`), and names and
