@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from prolip.curate.duplicates import duplicates_of, radius_of, read_signatures
-from prolip.curate.expressions import Expression, Rule
+from prolip.curate.expressions import Expression, Quantiles, Rule
 from prolip.curate.sources import GONE, change_of
 from prolip.curate.tables import (
     Table,
@@ -177,7 +177,7 @@ def quantile(values: np.ndarray, share: float) -> float:
     return float(np.quantile(values, share)) if len(values) else float("nan")
 
 
-def decide(paths: Sequence[Path], choice: Choice, quantiles: dict[tuple[str, float], float]) -> np.ndarray:
+def decide(paths: Sequence[Path], choice: Choice, quantiles: Quantiles) -> np.ndarray:
     """The reasons against every sample, (N,) uint64, 0: none."""
     found, bits = [], choice.bits
     wanted = sorted({"fault"}.union(*(rule.drop.columns for rule in choice.rules)))
@@ -201,26 +201,21 @@ def decide(paths: Sequence[Path], choice: Choice, quantiles: dict[tuple[str, flo
     return reasons
 
 
-def values(paths: Sequence[Path], expression: Expression, quantiles: dict[tuple[str, float], float]) -> np.ndarray:
+def values(paths: Sequence[Path], expression: Expression, quantiles: Quantiles) -> np.ndarray:
     """A formula's value of every sample, (N,) float64."""
     names = sorted({"row", *expression.columns})
     tables = (read_table(path, names).columns for path in paths)
     return np.concatenate([np.asarray(expression(columns, quantiles), np.float64) for columns in tables])
 
 
-def drawn_copies(
-    paths: Sequence[Path], expression: Expression, quantiles: dict[tuple[str, float], float]
-) -> np.ndarray:
+def drawn_copies(paths: Sequence[Path], expression: Expression, quantiles: Quantiles) -> np.ndarray:
     """How often each sample is written, (N,) uint8: w of the formula as floor(w), and one more with the probability of
     the rest, drawn by the sample's key and the number of its shard.
     """
-    found = []
-    for path in paths:
-        columns = read_table(path, sorted({"key", *expression.columns})).columns
-        mean = np.clip(np.nan_to_num(np.asarray(expression(columns, quantiles), np.float64)), 0, MOST_COPIES)
-        chance = np.array([stable_hash(path.stem, key, "copies") / 2**64 for key in columns["key"]])
-        found.append((np.floor(mean) + (chance < mean - np.floor(mean))).astype(np.uint8))
-    return np.concatenate(found)
+    mean = np.clip(np.nan_to_num(values(paths, expression, quantiles)), 0, MOST_COPIES)
+    keys = ((path.stem, key) for path in paths for key in read_table(path, ["key"]).columns["key"])
+    chance = np.fromiter((stable_hash(*place, "copies") / 2**64 for place in keys), np.float64, len(mean))
+    return (np.floor(mean) + (chance < mean - np.floor(mean))).astype(np.uint8)
 
 
 def write_subset(folder: Path, place: Path) -> int:

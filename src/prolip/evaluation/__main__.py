@@ -243,18 +243,15 @@ def with_uncertainty(result: TaskResult, features: Features, plots: str | None, 
     return replace(result, metrics=result.metrics | study.metrics(), info=info)
 
 
+@console.exits_in_one_line(OSError, ValueError, CheckpointError)
 def main(arguments: Sequence[str] | None = None) -> list[TaskResult]:
     """The command: what the user can mend ends in one line and exit code 2."""
     show_counts()
     args = parse(arguments)
-    try:
-        if args.list_published is not None:
-            print(format_printed(find_printed(args.list_published)))
-            return []
-        return run(args)
-    except (OSError, ValueError, CheckpointError) as error:
-        print(f"error: {console.one_line(error)}", file=sys.stderr)
-        raise SystemExit(2) from error
+    if args.list_published is not None:
+        print(format_printed(find_printed(args.list_published)))
+        return []
+    return run(args)
 
 
 if __name__ == "__main__":

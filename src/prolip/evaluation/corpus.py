@@ -71,14 +71,10 @@ def run(args: argparse.Namespace) -> CorpusResult:
     return result
 
 
+@console.exits_in_one_line(OSError, ValueError, CheckpointError)
 def main(arguments: Sequence[str] | None = None) -> CorpusResult:
     """The command: what the user can mend ends in one line and exit code 2."""
-    args = parse(arguments)
-    try:
-        return run(args)
-    except (OSError, ValueError, CheckpointError) as error:
-        print(f"error: {console.one_line(error)}", file=sys.stderr)
-        raise SystemExit(2) from error
+    return run(parse(arguments))
 
 
 if __name__ == "__main__":

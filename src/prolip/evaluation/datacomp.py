@@ -60,6 +60,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     return args
 
 
+@console.exits_in_one_line(OSError, ValueError, CheckpointError)
 def main(arguments: Sequence[str] | None = None) -> Outcome | None:
     """The command: what the user can mend ends in a line and exit code 2; tasks that failed in exit code 1."""
     show_counts()
@@ -67,11 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> Outcome | None:
     if args.list or args.list_published:
         print(listing() if args.list else published_report(PUBLISHED))
         return None
-    try:
-        outcome = run(args, lambda text: print(text, flush=True))
-    except (OSError, ValueError, CheckpointError) as error:
-        print(f"error: {console.one_line(error)}", file=sys.stderr)
-        raise SystemExit(2) from error
+    outcome = run(args, lambda text: print(text, flush=True))
     for key, reason in outcome.failed.items():
         print(f"error: {BY_KEY[key].name} failed: {reason}", file=sys.stderr)
     if outcome.failed:

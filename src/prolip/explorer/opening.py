@@ -54,13 +54,11 @@ def open_source(args: Namespace) -> Opened:
 def build(args: Namespace, address: str) -> tuple[SearchIndex, tempfile.TemporaryDirectory | None]:
     """The index as `prolip-search build` makes it, in `args.index`, where it goes on, or a temporary folder."""
     temporary = None if args.index else tempfile.TemporaryDirectory(prefix="prolip-explore-")
-    words = ["build", f"{temporary.name}/index" if temporary else args.index, "--data", address]
-    for name in ("model", "pretrained", "tokenizer", "device", "precision"):
-        if getattr(args, name):
-            words += [f"--{name}", getattr(args, name)]
-    words += ["--skip-damaged"] if args.skip_damaged else []
+    options = command.parse(["build", f"{temporary.name}/index" if temporary else args.index, "--data", address])
+    for name in ("model", "pretrained", "tokenizer", "device", "precision", "skip_damaged"):
+        setattr(options, name, getattr(args, name))
     try:
-        return command.build(command.parse(words)), temporary
+        return command.build(options), temporary
     except BaseException:
         if temporary is not None:
             temporary.cleanup()

@@ -104,17 +104,14 @@ def show(args: argparse.Namespace) -> PromptWeights:
     return found
 
 
+@console.exits_in_one_line(OSError, ValueError, CheckpointError)
 def main(arguments: Sequence[str] | None = None) -> PromptWeights:
     """The command: what the user can mend ends in one line and exit code 2."""
     show_counts()
     args = parse(arguments)
-    try:
-        if args.command == "show":
-            return show(args)
-        found = fit(args)
-    except (OSError, ValueError, CheckpointError) as error:
-        print(f"error: {console.one_line(error)}", file=sys.stderr)
-        raise SystemExit(2) from error
+    if args.command == "show":
+        return show(args)
+    found = fit(args)
     print(f"{found}: {len(found.classnames)} classes, {len(found.templates)} prompts; written to {args.out}")
     return found
 

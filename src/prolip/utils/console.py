@@ -165,6 +165,16 @@ def ends_in_one_line(*mistakes: type[Exception]) -> Callable[[Callable[P, int]],
     return around
 
 
+@contextlib.contextmanager
+def exits_in_one_line(*mistakes: type[Exception]) -> Iterator[None]:
+    """`ends_in_one_line` for a `main` that returns what it made: the exit code is that of a SystemExit."""
+    try:
+        yield
+    except mistakes as error:
+        print(f"error: {one_line(error)}", file=sys.stderr)
+        raise SystemExit(2) from error
+
+
 def command(main: Callable[[], object]) -> NoReturn:
     """Run a command whose output is what was asked for, and end the process with the exit code that `main` returns.
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -132,6 +131,7 @@ def suffix_of(data: bytes) -> str:
     return "png" if data.startswith(b"\x89PNG") else "jpg"
 
 
+@console.exits_in_one_line(OSError, ValueError)
 def main(arguments: Sequence[str] | None = None) -> Path:
     """The command: what the user can mend ends in one line and exit code 2."""
     parser = argparse.ArgumentParser("python -m prolip.evaluation.datasets.emoji", description=__doc__.split("\n")[0])
@@ -140,15 +140,11 @@ def main(arguments: Sequence[str] | None = None) -> Path:
     parser.add_argument("--classes", choices=("subgroup", "group"), help="classification by these instead of retrieval")
     parser.add_argument("--out", required=True, metavar="FOLDER")
     args = parser.parse_args(arguments)
-    try:
-        with naming("--data"):
-            corpus = emoji.read(args.data)
-        with naming("--select"):
-            corpus = corpus.select(args.select) if args.select else corpus
-        folder = write_emoji_classes(corpus, args.out, args.classes) if args.classes else write_emoji(corpus, args.out)
-    except (OSError, ValueError) as error:
-        print(f"error: {console.one_line(error)}", file=sys.stderr)
-        raise SystemExit(2) from error
+    with naming("--data"):
+        corpus = emoji.read(args.data)
+    with naming("--select"):
+        corpus = corpus.select(args.select) if args.select else corpus
+    folder = write_emoji_classes(corpus, args.out, args.classes) if args.classes else write_emoji(corpus, args.out)
     print(f"{len(corpus.drawings)} drawings written; evaluate them with --dataset wds:{folder}")
     return folder
 

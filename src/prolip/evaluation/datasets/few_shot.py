@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -244,14 +243,10 @@ def run(args: argparse.Namespace) -> FewShot:
     return found
 
 
+@console.exits_in_one_line(OSError, ValueError)
 def main(arguments: Sequence[str] | None = None) -> FewShot:
     """The command: what the user can mend ends in one line and exit code 2."""
-    args = parse(arguments)
-    try:
-        return run(args)
-    except (OSError, ValueError) as error:
-        print(f"error: {console.one_line(error)}", file=sys.stderr)
-        raise SystemExit(2) from error
+    return run(parse(arguments))
 
 
 if __name__ == "__main__":
