@@ -30,7 +30,8 @@ QUANTILE = "quantile"
 CHARACTERS, DEPTH = 20_000, 100
 EXAMPLE = "such as match_probability < 0.2 or text_bits < quantile(text_bits, 0.1)"
 
-Columns, Quantiles = Mapping[str, np.ndarray], Mapping[tuple[str, float], float]
+Columns = Mapping[str, np.ndarray]
+Quantiles = Mapping[tuple[str, float], float]
 
 
 @dataclass(frozen=True)
