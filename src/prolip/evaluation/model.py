@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -207,9 +208,15 @@ def evaluating(model: nn.Module, device: torch.device | str, precision: str = "f
 
 
 def check_device(device: torch.device | str) -> torch.device:
-    """A device that this machine has. Raises ValueError for others."""
+    """A device that this machine has; ValueError for others. auto: a GPU if there is one, or else the CPU.
+
+    "auto" and "cuda" are the GPU of this process's number on its machine, where torchrun or srun started several.
+    """
+    if device in ("auto", "cuda") and (count := torch.cuda.device_count()):
+        local = os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID") or "0"
+        device = f"cuda:{int(local) % count}"
     try:
-        place = torch.device(device)
+        place = torch.device("cpu" if device == "auto" else device)
     except RuntimeError as error:
         raise ValueError(f"device {device!r} is unknown: use cpu, cuda or cuda:0") from error
     if place.type == "cuda" and not torch.cuda.is_available():
