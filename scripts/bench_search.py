@@ -153,7 +153,7 @@ def ours(index: SearchIndex, queries: Gaussian, args: argparse.Namespace) -> lis
 
 def two_steps(means: SearchIndex, queries: Gaussian, args: argparse.Namespace) -> list[Setting]:
     """The distance of the means is 2 - 2 cosine, and half of csd is 1 - cosine + half of both traces."""
-    traces = torch.cat([chunk.gaussian().trace for chunk in means.chunks]).double()
+    traces = torch.cat([means.store.gallery.gaussian(rows).trace for rows in means.store.gallery.blocks()]).double()
 
     def search(effort: int, count: int) -> torch.Tensor:
         near = means.search(queries, count, effort, count)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
@@ -23,24 +23,13 @@ from tqdm import tqdm
 from prolip.data.faults import FaultCounter
 from prolip.data.reading.tar import printable
 from prolip.evaluation.loading import load_embedder
-from prolip.evaluation.model import PRECISIONS, Embedder
+from prolip.evaluation.model import PRECISIONS, Embedder, ModelCard
 from prolip.models.weights.checkpoint import CheckpointError
 from prolip.search import sources
-from prolip.search.answers import (
-    COMPARED,
-    Question,
-    answers_of,
-    are_pairs,
-    calibrate,
-    confidences,
-    embed,
-    read_questions,
-)
+from prolip.search.answers import COMPARED, Question, answers_of, calibrate, confidences, embed, read_questions
 from prolip.search.disk.convert import convert
-from prolip.search.index import CHUNK, Part, SearchIndex
-from prolip.search.indexes import KINDS, Kind
-from prolip.search.planning import table
-from prolip.search.rebuild import Rebuild
+from prolip.search.index import CHUNK, SearchIndex
+from prolip.search.indexes import KINDS, Kind, table
 from prolip.search.store import NAME
 from prolip.utils import console
 from prolip.utils.messages import at_least
@@ -54,47 +43,34 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     commands = parser.add_subparsers(dest="command", required=True)
     about = {"build": "make an index, or bring it to what its source holds now", "extend": "likewise of another source",
              "finish": "have the approximate index hold every row", "delete": "have keys found no more",
-             "convert": "renew an index of an earlier version", "query": "ask",
-             "plan": "how much room an index takes"}  # fmt: skip
+             "convert": "renew an index of an earlier version", "query": "ask"}  # fmt: skip
     made = {name: commands.add_parser(name, help=text, description=text) for name, text in about.items()}
-    for name in ("build", "extend", "finish", "delete", "query", "convert"):
-        made[name].add_argument("index", metavar="FOLDER", help="the index")
-        made[name].add_argument("--verify", action="store_true", help="first read all of it and compare checksums")
+    for one in made.values():
+        one.add_argument("index", metavar="FOLDER", help="the index")
+        one.add_argument("--verify", action="store_true", help="first read all of it and compare checksums")
     for name in ("build", "extend"):
-        add_source(made[name])
+        add = made[name].add_argument
+        add("--data", required=True, metavar="SOURCE", help=sources.FORMS)
+        add("--batch-size", type=int, default=128)
+        add("--workers", type=int, help="threads that decode (default: all cores but one)")
+        add("--skip-damaged", action="store_true", help="leave out what cannot be read, and say what it was")
+        add("--restore", action="store_true", help="also what delete removed (default: it stays deleted)")
     add = made["build"].add_argument
     add("--similarity", help="csd, mean, elk or another score (default: the score of the model's method)")
     add("--kind", default="flat", choices=KINDS, help="flat: exact; the others approximate (default: flat)")
     add("--lists", type=int, default=0, help="of ivf and pq (default: 4 sqrt(N))")
-    add("--links", type=int, default=Kind.links, help=f"of hnsw (default: {Kind.links})")
+    add("--dry-run", type=int, metavar="ITEMS", help="say how much room so many items take, and write nothing")
     made["finish"].add_argument("--anew", action="store_true", help="learn the centres again, of what is there now")
     made["delete"].add_argument("--keys", nargs="+", required=True)
     add_questions(made["query"])
-    for name in ("build", "extend", "query"):
-        add_model(made[name], name == "build")
-    made["plan"].add_argument("--items", type=int, default=1_000_000)
-    made["plan"].add_argument("--dim", type=int, default=768)
-    made["plan"].add_argument("--points", action="store_true", help="a deterministic model, which has no variances")
+    for name, otherwise in (("build", ""), ("extend", " (default: the index's)"), ("query", " (default: the index's)")):
+        add = made[name].add_argument
+        add("--model", help=f"local-dir:FOLDER, hf-hub:NAME or a name{otherwise}")
+        add("--pretrained", help="weights file or OpenCLIP's tag")
+        add("--tokenizer", help="another tokenizer than the model's")
+        add("--device", default="cpu")
+        add("--precision", default="fp32", choices=PRECISIONS)
     return parser.parse_args(arguments)
-
-
-def add_source(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--data", required=True, metavar="SOURCE", help=sources.FORMS)
-    add("--batch-size", type=int, default=128)
-    add("--workers", type=int, help="threads that decode (default: all cores but one)")
-    add("--chunk", type=int, default=CHUNK, help=f"rows that are written together (default: {CHUNK})")
-    add("--skip-damaged", action="store_true", help="leave out what cannot be read, and say what it was")
-    add("--restore", action="store_true", help="also what delete removed (default: it stays deleted)")
-
-
-def add_model(parser: argparse.ArgumentParser, build: bool) -> None:
-    add = parser.add_argument
-    add("--model", help="local-dir:FOLDER, hf-hub:NAME or a name" + ("" if build else " (default: the index's)"))
-    add("--pretrained", help="weights file or OpenCLIP's tag")
-    add("--tokenizer", help="another tokenizer than the model's")
-    add("--device", default="cpu")
-    add("--precision", default="fp32", choices=PRECISIONS)
 
 
 def add_questions(parser: argparse.ArgumentParser) -> None:
@@ -119,7 +95,7 @@ def add_questions(parser: argparse.ArgumentParser) -> None:
 # --- building --------------------------------------------------------------------------------------------------------
 def build(args: argparse.Namespace) -> SearchIndex:
     """Make an index of a source, or go on with it."""
-    kind, word = Kind(args.kind, args.lists, args.links), sources.split(args.data)[0]
+    kind = Kind(args.kind, args.lists)
     check_output(args.index, folder=True)
     if (Path(args.index) / NAME).exists():
         index = SearchIndex(args.index, args.verify)
@@ -129,19 +105,22 @@ def build(args: argparse.Namespace) -> SearchIndex:
             raise FileExistsError(f"{args.index} is an index of {', '.join(addresses)}, of the kind {index.kind.name},"
                                   f" by {index.score.name}: extend it, or give another folder")  # fmt: skip
         return fill(index, args)
-    if word == "features":
+    card, dim, embedder = embedded_by(args)
+    words = {name: getattr(args, name) for name in ("model", "pretrained", "tokenizer")}
+    further = {} if embedder is None else {"load": words}
+    score, side = card.scored_by(args.similarity), sources.side_of(args.data)
+    return fill(SearchIndex.create(args.index, score, dim, kind, side, card, further), args, embedder)
+
+
+def embedded_by(args: argparse.Namespace) -> tuple[ModelCard, int, Embedder | None]:
+    """What a new index knows of its model: the card, the dimensions, and itself, None for kept features."""
+    if sources.split(args.data)[0] == "features":
         features = sources.kept(args.data)
-        score = features.model.scored_by(args.similarity)
-        index = SearchIndex.create(args.index, score, features.image.mean.shape[1], kind, card=features.model)
-        return fill(index, args)
+        return features.model, features.image.mean.shape[1], None
     if args.model is None:
         raise ValueError("--model is wanted: what the images, and the questions, are embedded by")
     embedder = load_embedder(args.model, args.pretrained, args.device, args.precision, args.tokenizer)
-    dim = embedder.embed_texts([""]).mean.shape[1]
-    further = {"load": {name: getattr(args, name) for name in ("model", "pretrained", "tokenizer")}}
-    score, side = embedder.card.scored_by(args.similarity), sources.side_of(args.data)
-    index = SearchIndex.create(args.index, score, dim, kind, side, embedder.card, further)
-    return fill(index, args, embedder)
+    return embedder.card, embedder.embed_texts([""]).mean.shape[1], embedder
 
 
 def fill(index: SearchIndex, args: argparse.Namespace, embedder: Embedder | None = None) -> SearchIndex:
@@ -150,19 +129,14 @@ def fill(index: SearchIndex, args: argparse.Namespace, embedder: Embedder | None
     if sources.side_of(address) != index.side:
         raise ValueError(f"{address} gives {sources.side_of(address)}s, and this index has {index.side}s")
     with index.writing():
+        rebuild = sources.Rebuild(index, address, args.restore)
         if sources.split(address)[0] == "features":
-            features = sources.kept(address)
-            if index.card is not None and features.model.fingerprint != index.card.fingerprint:
-                raise ValueError(f"{address} was embedded by {features.model.name}, and this index by"
-                                 f" {index.card.name}: it is another model")  # fmt: skip
-            rebuild = Rebuild(index, address, args.restore)
-            parts = sources.parts_of(features, rebuild)
+            parts = sources.parts_of(sources.kept(address), rebuild)
         else:
-            embedder = embedder or load(index, args)
-            rebuild = Rebuild(index, address, args.restore)
-            parts = shown(sources.read(rebuild, embedder, args.batch_size, faults, args.workers))
-        rebuild.run(parts, args.chunk)
-        index.finish(progress=sys.stderr.isatty())
+            parts = sources.read(rebuild, embedder or load(index, args), args.batch_size, faults, args.workers)
+        hidden = not sys.stderr.isatty()
+        rebuild.run(tqdm(parts, "read", unit="", unit_scale=args.batch_size, disable=hidden), CHUNK)
+        index.finish(progress=not hidden)
     print(rebuild, file=sys.stderr)
     if faults is not None and faults.kinds:
         lost = ", ".join(f"{count} {kind}" for kind, count in faults.kinds.items())
@@ -170,25 +144,15 @@ def fill(index: SearchIndex, args: argparse.Namespace, embedder: Embedder | None
     return index
 
 
-def shown(parts: Iterator[Part]) -> Iterator[Part]:
-    """The same parts, counted on a terminal."""
-    with tqdm(desc="read", unit="", disable=not sys.stderr.isatty()) as bar:
-        for part in parts:
-            bar.update(part.position - bar.n)
-            yield part
-
-
 def load(index: SearchIndex, args: argparse.Namespace) -> Embedder:
     """The model of an index, or the one that is given for it. ValueError where it is another."""
-    kept = index.store.values.get("load", {})
-    name = args.model or kept.get("model")
-    if name is None:
+    words = index.store.values.get("load") if args.model is None else vars(args)
+    if words is None:
         raise ValueError("this index was made of kept features: give the model that made them, --model")
-    words = kept if args.model is None else vars(args)
-    embedder = load_embedder(name, words["pretrained"], args.device, args.precision, words["tokenizer"])
+    embedder = load_embedder(words["model"], words["pretrained"], args.device, args.precision, words["tokenizer"])
     if index.card is not None and embedder.fingerprint != index.card.fingerprint:
-        raise ValueError(f"{name} is another model than made this index, {index.card.name}: its weights, settings,"
-                         " preprocessing or tokenizer differ")  # fmt: skip
+        raise ValueError(f"{words['model']} is another model than made this index, {index.card.name}: its weights,"
+                         " settings, preprocessing or tokenizer differ")  # fmt: skip
     return embedder
 
 
@@ -228,7 +192,8 @@ def query(args: argparse.Namespace) -> None:
         print(threshold, file=sys.stderr)
         given = threshold.answers(confidences(index, embedded, found.first(COMPARED))).tolist()
         found = found.first(args.top)
-    answers = answers_of(index, found, are_pairs(questions, index), not inclusion)
+    pairs = [(question.image if index.side == "image" else question.text) is None for question in questions]
+    answers = answers_of(index, found, pairs, not inclusion)
     for question, own, answered in zip(questions, answers, given):
         own = own if answered else []
         if args.json:
@@ -245,11 +210,11 @@ def query(args: argparse.Namespace) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command: what the user can mend ends in one line and exit code 2."""
     args = parse(arguments)
-    at_least(args, 1, "batch_size", "chunk", "top", "effort", "shortlist", "items", "dim")
+    at_least(args, 1, "batch_size", "dry_run", "top", "effort", "shortlist")
     at_least(args, 0, "workers")
-    if args.command == "plan":
-        print(f"{args.items:,} items of {args.dim} dimensions, csd\n")
-        print(table(args.items, args.dim, not args.points))
+    if args.command == "build" and args.dry_run:
+        card, dim, _ = embedded_by(args)
+        print(f"{args.dry_run:,} items of {dim} dimensions, csd\n\n{table(args.dry_run, dim, card.probabilistic)}")
         return 0
     if args.command == "query":
         query(args)

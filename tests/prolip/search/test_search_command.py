@@ -22,7 +22,7 @@ from prolip.search import sources
 from prolip.search.__main__ import main
 from prolip.search.answers import Question, confidences, embed
 from prolip.search.index import Part, SearchIndex
-from prolip.search.planning import table
+from prolip.search.indexes import table
 from prolip.search.risk import Threshold
 from prolip.uncertainty.novelty import refusal
 
@@ -107,25 +107,16 @@ def test_shards_extend_an_index_and_texts_are_searched_by_pictures(tmp_path, pho
     assert code == 2 and "gives images, and this index has texts" in said
 
 
-def test_a_build_that_was_broken_off_goes_on_where_it_was(tmp_path, photos, small_model, capsys, monkeypatch):
-    words = ("--data", f"images:{photos}", "--model", small_model, "--batch-size", 3, "--chunk", 3)
-    append, count = SearchIndex._append, []
-
-    def broken(self, *args):
-        count.append(1)
-        if len(count) == 3:
-            raise OSError("no space left on device")
-        append(self, *args)
-
-    monkeypatch.setattr(SearchIndex, "_append", broken)
+def test_a_build_that_was_broken_off_goes_on_where_it_was(tmp_path, photos, small_model, capsys, full_disk):
+    words = ("--data", f"images:{photos}", "--model", small_model, "--batch-size", 3)
     code, _, said = run(capsys, "build", tmp_path / "index", *words)
     assert code == 2 and "no space left" in said and len(SearchIndex(tmp_path / "index")) == 6
-    monkeypatch.undo()
+    full_disk()
     assert run(capsys, "build", tmp_path / "index", *words)[0] == 0
     assert run(capsys, "build", tmp_path / "whole", *words)[0] == 0
     one, other = (SearchIndex(tmp_path / name) for name in ("index", "whole"))
     assert one.items(range(12)) == other.items(range(12))
-    assert all((x.vector == y.vector).all() for x, y in zip(one.chunks, other.chunks, strict=True))
+    assert (one.store.gallery.vector == other.store.gallery.vector).all()
 
 
 def test_damaged_pictures_are_named_or_left_out(tmp_path, small_model, capsys):
@@ -275,11 +266,10 @@ def test_the_answer_among_all_items_and_novelty_are_what_is_refused_by(tmp_path,
      (["query", "{index}", "--text", "a", "--top", "0"], "give 1 or more"),
      (["query", "{index}", "--text", "a", "--wider", "--top", "0"], "--top 0: give 1 or more"),
      (["query", "{index}", "--text", "a", "--shortlist", "-1"], "--shortlist -1: give 1 or more"),
-     (["build", "{}/new", "--data", "images:{}", "--model", "m", "--chunk", "0"], "--chunk 0: give 1 or more"),
-     (["build", "{}/new", "--data", "images:{}", "--model", "m", "--chunk", "-1"], "--chunk -1: give 1 or more"),
      (["build", "{}/new", "--data", "images:{}", "--model", "m", "--workers", "-1"], "--workers -1: give 0 or more"),
      (["extend", "{index}", "--data", "images:{}", "--batch-size", "0"], "--batch-size 0: give 1 or more"),
-     (["plan", "--items", "-1"], "--items -1: give 1 or more"),
+     (["build", "{}/new", "--data", "images:{}", "--dry-run", "0"], "--dry-run 0: give 1 or more"),
+     (["build", "{}/new", "--data", "images:{}", "--dry-run", "9"], "--model is wanted"),
      (["delete", "{index}", "--keys", "x"], "1 of 1 keys are not in")],
 )  # fmt: skip
 def test_mistakes_end_in_one_line(built, tmp_path, capsys, words, says):
@@ -297,11 +287,18 @@ def test_another_model_is_refused(built, tmp_path, capsys):
     assert code == 2 and "is another model than made this index" in said
 
 
-def test_the_plan_has_a_row_for_every_kind(capsys):
-    code, lines, _ = run(capsys, "plan", "--items", 10_000_000, "--dim", 768)
-    assert code == 0 and "\n".join(lines[2:]) == table(10_000_000, 768) and len(lines) == 8
-    held = {line.split(" | ")[0][2:]: line.split(" | ") for line in lines[4:]}
+def test_a_dry_run_has_a_row_for_every_kind_and_writes_nothing(tmp_path, photos, small_model, capsys):
+    words = ("--data", f"images:{photos}", "--model", small_model, "--dry-run", 10_000_000)
+    code, lines, _ = run(capsys, "build", tmp_path / "i", *words)
+    dim = int(re.fullmatch(r"10,000,000 items of (\d+) dimensions, csd", lines[0])[1])
+    assert code == 0 and "\n".join(lines[2:]) == table(10_000_000, dim) and len(lines) == 8
+    assert not (tmp_path / "i").exists()
+
+
+def test_the_room_of_ten_million_items_is_that_of_the_docs():
+    held = {line.split(" | ")[0][2:]: line.split(" | ") for line in table(10_000_000, 768).split("\n")[2:]}
     assert held["pq"][1] == "104" and float(held["pq"][2]) < 1.1 and float(held["hnsw"][2]) > 30
+    assert table(10_000_000, 768) in (Path(__file__).parents[3] / "docs/search.md").read_text()
 
 
 def test_a_name_with_line_ends_and_escape_sequences_is_one_plain_line(tmp_path, small_model, capsys):

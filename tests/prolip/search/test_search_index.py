@@ -183,7 +183,8 @@ def test_rows_at_the_ends_of_chunks_are_deleted_and_their_keys_are_free_again(tm
     ends = [0, 9, 10, 19, 20, 29]
     index.delete([f"k{row}" for row in ends])
     for opened in (index, SearchIndex(tmp_path)):
-        assert [chunk.living.tolist() for chunk in opened.chunks] == [list(range(1, 9))] * 3
+        alive = [block.tolist() for block in opened.store.gallery.blocks()]
+        assert alive == [list(range(start, start + 8)) for start in (1, 11, 21)]
         assert not set(opened.search(GALLERY.select(ends), 30).rows.flatten().tolist()) & set(ends)
     index.add("b", parts_of(GALLERY.select([9]), first=9))
     assert index.find(["k9"]).tolist() == [30] and index.search(GALLERY.select([9]), 1).rows.tolist() == [[30]]
@@ -320,7 +321,7 @@ def test_an_index_that_was_killed_while_rows_were_added_goes_on_from_the_last_th
     assert 300 <= written < ROWS
     again, added = SearchIndex(tmp_path), []
     plain = indexes.vectors_of
-    monkeypatch.setattr(indexes, "vectors_of", lambda chunk, c: added.append(chunk.start) or plain(chunk, c))
+    monkeypatch.setattr(indexes, "vectors_of", lambda arrays, rows, c: added.append(rows[0]) or plain(arrays, rows, c))
     again.finish()
     assert added == list(range(written, ROWS, 100))
     assert recall(again.search(QUERIES).rows, brute_force(index.score, QUERIES, GALLERY, 10)) > 0.9
