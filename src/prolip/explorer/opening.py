@@ -2,14 +2,20 @@
 from __future__ import annotations
 
 import tempfile
-from argparse import Namespace
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
 
 from prolip.evaluation.model import Embedder
-from prolip.search import __main__ as command
+from prolip.explorer.asking import MOST
 from prolip.search import sources
+from prolip.search.answers import calibrate, read_questions
+from prolip.search.build import build, embedder_of
 from prolip.search.index import SearchIndex
+from prolip.search.risk import Threshold
 from prolip.search.store import holds_index
 from prolip.utils.messages import explain_missing
 
@@ -17,52 +23,77 @@ from prolip.utils.messages import explain_missing
 @dataclass(frozen=True)
 class Opened:
     """index: of what is shown; embedder: of the model, None where there is none; lacks: what cannot be done, and why;
-    temporary: a folder that goes when the page does.
+    temporary: a folder that goes when the page does; changes: what building the index changed.
     """
 
     index: SearchIndex
     embedder: Embedder | None
     lacks: list[str]
     temporary: tempfile.TemporaryDirectory | None = None
+    changes: str = ""
 
 
-def open_source(args: Namespace) -> Opened:
-    """Index, features or model by the look of `args.source`. ValueError and OSError saying what to give.
+class Source(NamedTuple):
+    """The folder of an index, or the address that one is built of, by `model` if it is named."""
 
-    The embedder is the one that made the index, None where nobody names one.
-    """
-    source, folder, temporary = args.source, Path(args.source), None
+    folder: Path | None = None
+    address: str = ""
+    model: str | None = None
+
+
+def find_source(source: str, data: str | None = None, output: str | None = None) -> Source:
+    """Index, features or model by the look of `source`, a model with data. ValueError and OSError say what to give."""
+    folder = Path(source)
     if holds_index(folder):
-        if args.data or args.index:
-            raise ValueError(f"{source} is an index already: add to it with prolip-search extend {source} --data"
-                             f" {args.data or 'SOURCE'}, and leave --data and --index out")  # fmt: skip
-        index = SearchIndex(folder)
-    elif source.startswith("features:") or (folder / "tasks").is_dir():
-        if args.data:
+        if data or output:
+            raise ValueError(f"{source} is an index already: add to it with prolip search add {source} --data"
+                             f" {data or 'SOURCE'}, and leave --data and --output out")  # fmt: skip
+        return Source(folder)
+    if source.startswith("features:") or (folder / "tasks").is_dir():
+        if data:
             raise ValueError(f"{source} are features, which were embedded already: leave --data out")
-        index, temporary = build(args, source if source.startswith("features:") else f"features:{source}")
+        return Source(address=source if source.startswith("features:") else f"features:{source}")
+    model = model_of(source)
+    if not data:
+        raise ValueError(f"{source} is a model, and there is nothing to explore yet: give --data, a folder, .tar"
+                         f" files or {sources.FORMS}; or an index of prolip search")  # fmt: skip
+    return Source(address=address_of(data), model=model)
+
+
+def open_source(
+    source: Source, embedder: Embedder | None = None, output: str | None = None,
+    device: torch.device | str = "auto", precision: str = "fp32", **reading: Any,
+) -> Opened:  # fmt: skip
+    """The index, or one that is built in `output`, where that goes on, or in a temporary folder.
+
+    embedder: the one that made the index; by default the one that the index names, if any. device, precision: of that.
+    reading: of `prolip.search.build.fill`.
+    """
+    if source.folder is not None:
+        index, temporary, changes = SearchIndex(source.folder), None, ""
     else:
-        args.model = model_of(source)
-        if not args.data:
-            raise ValueError(f"{source} is a model, and there is nothing to explore yet: give --data, a folder, .tar"
-                             f" files or {sources.FORMS}; or an index of prolip-search")  # fmt: skip
-        index, temporary = build(args, address_of(args.data))
-    embedder = command.load(index, args) if args.model or index.store.values.get("load") else None
-    return Opened(index, embedder, lacks_of(index, embedder), temporary)
+        folder, temporary = output, None
+        if folder is None:
+            temporary = tempfile.TemporaryDirectory(prefix="prolip-explore-")
+            folder = f"{temporary.name}/index"
+        try:
+            built = build(folder, source.address, embedder, device=device, precision=precision, **reading)
+        except BaseException:
+            if temporary is not None:
+                temporary.cleanup()
+            raise
+        index, changes = built.index, str(built)
+    if embedder is not None or index.store.values.get("load"):
+        embedder = embedder_of(index, embedder, device, precision)
+    return Opened(index, embedder, lacks_of(index, embedder), temporary, changes)
 
 
-def build(args: Namespace, address: str) -> tuple[SearchIndex, tempfile.TemporaryDirectory | None]:
-    """The index as `prolip-search build` makes it, in `args.index`, where it goes on, or a temporary folder."""
-    temporary = None if args.index else tempfile.TemporaryDirectory(prefix="prolip-explore-")
-    options = command.parse(["build", f"{temporary.name}/index" if temporary else args.index, "--data", address])
-    for name in ("model", "pretrained", "tokenizer", "device", "precision", "skip_damaged"):
-        setattr(options, name, getattr(args, name))
-    try:
-        return command.build(options), temporary
-    except BaseException:
-        if temporary is not None:
-            temporary.cleanup()
-        raise
+def threshold_of(opened: Opened, path: str, risk: float, delta: float, allow_private_hosts: bool) -> Threshold:
+    """The refusal by risk that the questions of a file calibrate."""
+    if opened.embedder is None:
+        raise ValueError("--calibrate asks questions, and there is no model to embed them: give --model")
+    search = partial(opened.index.search, k=MOST + 1)  # as the page asks
+    return calibrate(opened.index, *read_questions(path, allow_private_hosts), opened.embedder, risk, delta, search)
 
 
 def model_of(source: str) -> str:

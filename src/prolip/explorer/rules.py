@@ -140,7 +140,7 @@ def try_rules(table: Table, texts: Sequence[str]) -> dict[str, Any]:
         "rows": table.rows, "total": table.total, "unusable": int((~usable).sum()), "kept": int(kept.sum()),
         "rules": [{"name": rule.name, "dropped": int(hit.sum()), "alone": int((hit & (how_many == 1)).sum())}
                   for rule, hit in zip(rules, hits[1:])],
-        "command": f"python -m prolip.curate select --out FOLDER {given}".strip(),
+        "command": f"prolip curate select FOLDER {given}".strip(),
         "shown": {"dropped": examples(table, any_of, rules, hits[1:]), "kept": examples(table, kept, [], hits[:0])},
     }  # fmt: skip
 
