@@ -200,10 +200,11 @@ class Store:
             os.fsync(file.fileno())
         files[name] = [size + len(data), zlib.crc32(data, checksum)]
 
-    def _add(self, files: Files, name: str, write: Callable[[Path], None]) -> None:
-        """Have a file that never changes be written, and put it down in `files`."""
+    @contextmanager
+    def _replacing(self, files: Files, name: str) -> Iterator[Path]:
+        """Yield the path of a file that never changes once it is written, and put it down in `files`."""
         with replacing(self.folder / name) as temporary:
-            write(temporary)
+            yield temporary
             with temporary.open("rb") as file:
                 size = os.fstat(file.fileno()).st_size
                 files[name] = [size, _checksum(file, size)]
@@ -213,12 +214,8 @@ class Store:
         runs = self._runs()
         count = absorbed([len(x) for x in runs.values()], len(run))
         own = [runs[name] for name in list(runs)[len(runs) - count :] if files.pop(name)]
-
-        def write(path: Path) -> None:
-            with path.open("wb") as file:
-                file.writelines(part.tobytes() for part in merged([*own, run]))
-
-        self._add(files, f"{RUN}{self.values['made']:06}.run", write)
+        with self._replacing(files, f"{RUN}{self.values['made']:06}.run") as path, path.open("wb") as file:
+            file.writelines(part.tobytes() for part in merged([*own, run]))
 
     def write_near(self, write: Callable[[str], None], constant: float) -> None:
         """Have another file be the approximate index. write: makes it at a path; constant: of its vectors."""
@@ -226,7 +223,8 @@ class Store:
             files = {name: entry for name, entry in self.values["files"].items() if not name.startswith(NEAR)}
             name = f"{NEAR}{self.values['made']:06}.faiss"
             try:
-                self._add(files, name, lambda path: write(str(path)))
+                with self._replacing(files, name) as path:
+                    write(str(path))
             except RuntimeError as error:  # of faiss, which names the temporary file and its own line
                 why = str(error).rpartition(": ")[2]
                 raise OSError(f"{self.folder / name} cannot be written ({why}): make room") from error
