@@ -38,7 +38,7 @@ HOSTILE = (PIPE, "PIPE:touch {}", "|touch {}", "shell:touch {}", "zip://0.tar#:/
            "github://org:name@main/{}", "data:image/png;base64,{}", "ssh://host/{}", "local://{}", "hf-hub:org/name",
            "local-dir:runs/demo", "unknown://{}")  # fmt: skip
 
-BUILD = ["build", "out", "--data", f"shards:{DRAWINGS}"]
+BUILD = ["search", "build", "out", "--data", f"shards:{DRAWINGS}"]
 #: Commands that read URLs: what is imported, and its words.
 OPEN = {
     "train": ("training.main", [*TRAIN, "--train-data", "ADDRESS"]),
@@ -49,9 +49,9 @@ OPEN = {
     "index output": ("prolip.data.index", [DRAWINGS, "--output", "ADDRESS"]),
     "uncertainty": ("prolip.uncertainty.__main__", [*MODEL, "--output", "out", "--train-data", "ADDRESS"]),
     "curate": ("prolip.curate.__main__", ["score", *MODEL, "--out", "out", "--data", "ADDRESS"]),
-    "search": ("prolip.search.__main__", ["build", "out", *MODEL, "--data", "shards:ADDRESS"]),
-    "explore": ("prolip.explorer.__main__",
-                ["ProLIP-ViT-test", "--pretrained", "random", "--data", "shards:ADDRESS", "--port", "0"]),
+    "search": ("prolip.cli.main", ["search", "build", "out", *MODEL, "--data", "shards:ADDRESS"]),
+    "explore": ("prolip.cli.main",
+                ["explore", "ProLIP-ViT-test", "--pretrained", "random", "--data", "shards:ADDRESS", "--port", "0"]),
     "corpus": ("prolip.evaluation.corpus", [*MODEL[:2], "--data", "ADDRESS"]),
     "corpus names": ("prolip.evaluation.corpus", [*MODEL[:2], "--data", DRAWINGS, "--names", "ADDRESS"]),
     "evaluate": ("prolip.evaluation.__main__", [*MODEL, "--dataset", "wds:ADDRESS"]),
@@ -62,11 +62,11 @@ OPEN = {
 }
 #: Commands and flags that read files of this machine alone.
 LOCAL = {
-    "search images": ("prolip.search.__main__", ["build", "out", *MODEL, "--data", "images:ADDRESS"]),
-    "search texts": ("prolip.search.__main__", ["build", "out", *MODEL, "--data", "texts:ADDRESS"]),
-    "search features": ("prolip.search.__main__", ["build", "out", *MODEL, "--data", "features:ADDRESS"]),
-    "search index": ("prolip.search.__main__", ["query", "ADDRESS", "--text", "a"]),
-    "explore source": ("prolip.explorer.__main__", ["ADDRESS", "--data", "images:ADDRESS"]),
+    "search images": ("prolip.cli.main", ["search", "build", "out", *MODEL, "--data", "images:ADDRESS"]),
+    "search texts": ("prolip.cli.main", ["search", "build", "out", *MODEL, "--data", "texts:ADDRESS"]),
+    "search features": ("prolip.cli.main", ["search", "build", "out", *MODEL, "--data", "features:ADDRESS"]),
+    "search index": ("prolip.cli.main", ["search", "query", "ADDRESS", "--text", "a"]),
+    "explore source": ("prolip.cli.main", ["explore", "ADDRESS", "--data", "images:ADDRESS"]),
     "curate select": ("prolip.curate.__main__", ["select", "--out", "ADDRESS"]),
     "curate write": ("prolip.curate.__main__", ["write", "--out", "ADDRESS", "--shards-out", "out"]),
     "curate report": ("prolip.curate.__main__", ["report", "--out", "ADDRESS"]),
@@ -87,10 +87,10 @@ LOCAL = {
     "export weights": ("prolip.export", ["ProLIP-ViT-test", "out", "--pretrained", "ADDRESS"]),
     "hub": ("prolip.hub.__main__", ["save", "ADDRESS", "out"]),
     "pairs": ("prolip.uncertainty.__main__", [*MODEL, "--output", "out", "--pairs", "ADDRESS"]),
-    "model folder": ("prolip.search.__main__", [*BUILD, "--model", "local-dir:ADDRESS"]),
-    "model of the hub": ("prolip.search.__main__", [*BUILD, "--model", "hf-hub:ADDRESS"]),
-    "weights": ("prolip.search.__main__", [*BUILD, *MODEL[:3], "ADDRESS"]),
-    "tokenizer": ("prolip.search.__main__", [*BUILD, *MODEL, "--tokenizer", "ADDRESS"]),
+    "model folder": ("prolip.cli.main", [*BUILD, "--model", "local-dir:ADDRESS"]),
+    "model of the hub": ("prolip.cli.main", [*BUILD, "--model", "hf-hub:ADDRESS"]),
+    "weights": ("prolip.cli.main", [*BUILD, *MODEL[:3], "ADDRESS"]),
+    "tokenizer": ("prolip.cli.main", [*BUILD, *MODEL, "--tokenizer", "ADDRESS"]),
     "train csv": ("training.main", [*TRAIN, "--dataset-type", "csv", "--train-data", "ADDRESS"]),
     "train folder": ("training.main", [*TRAIN, "--dataset-type", "folder", "--train-data", "ADDRESS"]),
     "train coco": ("training.main", [*TRAIN, "--train-data", "coco:ADDRESS,ADDRESS"]),

@@ -17,7 +17,7 @@ HISTORY = {"docs/CHANGELOG.md", "src/prolip/utils/doors.py"}
 VERB_NAMES = {verb for verbs in VERBS.values() for verb in verbs}
 OLD = re.compile(
     r"python3? -m (?:" + "|".join(re.escape(door) for door in sorted(DOORS, key=len, reverse=True)) + r")\b"
-    r"|\bprolip-(?:search|hub|explore|figures|hierarchy)\b|plan_run\.py|slurm/export\.py"
+    r"|\bprolip-(?:search|hub|explore|figures|hierarchy)\b(?!-)|plan_run\.py|slurm/export\.py"
 )
 
 
