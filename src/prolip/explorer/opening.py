@@ -46,8 +46,8 @@ def find_source(source: str, data: str | None = None, output: str | None = None)
     folder = Path(source)
     if holds_index(folder):
         if data or output:
-            raise ValueError(f"{source} is an index already: add to it with prolip search add {source} --data"
-                             f" {data or 'SOURCE'}, and leave --data and --output out")  # fmt: skip
+            raise ValueError(f"{source} is an index already: leave --data and --output out, or first add to it, prolip"
+                             f" search add {source} --data {data or 'SOURCE'}")  # fmt: skip
         return Source(folder)
     if source.startswith("features:") or (folder / "tasks").is_dir():
         if data:

@@ -48,7 +48,7 @@ def whole_lines(name: str, text: str) -> list[str]:
         text = "\n".join(re.findall(r"^```(?:bash|sh|console)?\n(.*?)^```", text, re.DOTALL | re.MULTILINE))
     text = re.sub(r"\\\n", " ", text)
     start = r"^[ \t#>!\"]*(?:\$ )?(?:[A-Z_]+=\S+ )*(?:\S*bin/)?(prolip (?:%s) .*)$" % "|".join(sorted(VERB_NAMES))
-    return [re.sub(r"\s#\s.*", "", line) for line in re.findall(start, text, re.MULTILINE)]
+    return [re.sub(r"\s#\s.*|\",.*", "", line) for line in re.findall(start, text, re.MULTILINE)]
 
 
 def words_of(line: str) -> list[str]:
@@ -99,5 +99,5 @@ def test_verbs_and_flags_within_sentences_exist(name):
             assert not word.startswith("--"), f"prolip {verb}{rest}"
             continue
         known = parser_of(f"prolip {verb}", command).flags()
-        for flag in re.findall(r"--[a-z][a-z-]*[a-z]", rest.split("`")[0]):
+        for flag in re.findall(r"--[a-z][a-z-]*[a-z]", re.split("`| prolip | python ", rest)[0]):
             assert flag in known, f"prolip {verb}{rest}"
