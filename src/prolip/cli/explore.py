@@ -50,13 +50,12 @@ def make_app(args: argparse.Namespace) -> App:
     from prolip.explorer.app import App
     from prolip.explorer.captions import Captions
     from prolip.explorer.gallery import Gallery
-    from prolip.explorer.opening import find_source, open_source, threshold_of
+    from prolip.explorer.opening import model_of, open_source, threshold_of
     from prolip.search.sources import lines_of
 
     further = [] if args.texts is None else lines_of(args.texts)
-    source = find_source(args.source, args.data, args.output)
-    args.model = source.model or args.model
-    opened = open_source(source, given(args), args.output, **settings)
+    args.model = model_of(args.source, args.data) or args.model
+    opened = open_source(args.source, given(args), args.data, args.output, **settings)
     if opened.changes:
         print(opened.changes, file=sys.stderr)
     captions = Captions(Gallery(opened.index), opened.embedder, args.max_captions, further)

@@ -202,46 +202,28 @@ def code_lengths(index: SearchIndex, queries: Gaussian, rows: Tensor) -> Tensor 
     return (total - answer).where(rows >= 0, torch.inf)
 
 
-class Reply(NamedTuple):
-    """A question and its answers; refused: it has none, as too many of such answers would be wrong."""
-
-    question: Question
-    answers: list[Answer]
-    refused: bool
-
-
 def ask(
-    index: SearchIndex, questions: Sequence[Question], embedder: Embedder, top: int = 10,
+    index: SearchIndex, questions: Sequence[Question], embedder: Embedder, top: int = 10, wider: bool | None = None,
     known: tuple[Sequence[Question], Sequence[Sequence[str]]] | None = None, risk: float = 0.1, delta: float = 0.1,
     **settings: Any,
-) -> tuple[list[Reply], Threshold | None]:  # fmt: skip
-    """The `top` answers to each question. known: as `read_questions` gives it, asks the same way, to refuse by `risk`
-    and `delta` of `calibrate`, whose threshold comes, too. settings: of `SearchIndex.search`.
+) -> tuple[list[list[Answer] | None], Threshold | None]:  # fmt: skip
+    """The `top` answers to each question, None where it is refused, and the threshold that it is refused by.
+
+    wider: rank by inclusion, `SearchIndex.search_inclusion`. known: as `read_questions` gives it, asked the same way to
+    refuse by; risk, delta: of `calibrate`. settings: of `SearchIndex.search`.
     """
     embedded, threshold, most = embed(questions, embedder), None, top if known is None else max(top, COMPARED)
+    pairs = [(question.image if index.side == "image" else question.text) is None for question in questions]
+    if wider is not None:
+        found = index.search_inclusion(embedded.z, top, wider, settings.get("shortlist") or 1000)
+        return [*answers_of(index, found, pairs, by_score=False)], None
     search: Callable[[Gaussian], Found] = partial(index.search, k=most, **settings)
     found, given = search(embedded.z), [True] * len(questions)
     if known is not None:
         threshold = calibrate(index, *known, embedder, risk, delta, search)
         given = threshold.answers(confidences(index, embedded, found.first(COMPARED))).tolist()
-    answers = answers_of(index, found.first(top), are_pairs(index, questions))
-    return [Reply(*x) for x in zip(questions, [own if yes else [] for own, yes in zip(answers, given)],
-                                   [not yes for yes in given])], threshold  # fmt: skip
-
-
-def ask_inclusion(
-    index: SearchIndex, questions: Sequence[Question], embedder: Embedder, top: int = 10, wider: bool = True,
-    shortlist: int = 1000,
-) -> list[Reply]:  # fmt: skip
-    """The `top` near items that include each question, or that it includes: `SearchIndex.search_inclusion`."""
-    found = index.search_inclusion(embed(questions, embedder).z, top, wider, shortlist)
-    answers = answers_of(index, found, are_pairs(index, questions), by_score=False)
-    return [Reply(question, own, False) for question, own in zip(questions, answers)]
-
-
-def are_pairs(index: SearchIndex, questions: Sequence[Question]) -> list[bool]:
-    """Whether each is of the other side than the gallery, so that its score was trained to be that of a pair."""
-    return [(question.image if index.side == "image" else question.text) is None for question in questions]
+    answers = answers_of(index, found.first(top), pairs)
+    return [own if is_given else None for own, is_given in zip(answers, given)], threshold
 
 
 def calibrate(

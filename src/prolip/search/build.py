@@ -65,7 +65,7 @@ def fill(
     """Bring an index to what a source holds now; what was added, replaced, removed and left out.
 
     workers: threads that decode, all cores but one by default. skip_damaged: leave out what cannot be read, and count
-    it. restore: add what `delete` removed, too. where: device and precision of `embedder_of`.
+    it. restore: add what `delete` removed, too. where: device and precision of `find_embedder`.
     """
     if sources.side_of(source) != index.side:
         raise ValueError(f"{source} gives {sources.side_of(source)}s, and this index has {index.side}s")
@@ -74,13 +74,13 @@ def fill(
         if sources.split(source)[0] == "features":
             parts = sources.parts_of(sources.kept(source), rebuild)
         else:
-            parts = sources.read(rebuild, embedder_of(index, embedder, **where), batch_size, workers)
+            parts = sources.read(rebuild, find_embedder(index, embedder, **where), batch_size, workers)
         rebuild.run(tqdm(parts, "read", unit="", unit_scale=batch_size, disable=not progress), CHUNK)
         index.finish(progress=progress)
     return rebuild
 
 
-def embedder_of(
+def find_embedder(
     index: SearchIndex, embedder: Embedder | None = None, device: torch.device | str = "auto", precision: str = "fp32",
 ) -> Embedder:  # fmt: skip
     """The model of an index; `embedder` where it is given and the same model. ValueError where it is another."""
