@@ -38,7 +38,7 @@ HOSTILE = (PIPE, "PIPE:touch {}", "|touch {}", "shell:touch {}", "zip://0.tar#:/
            "github://org:name@main/{}", "data:image/png;base64,{}", "ssh://host/{}", "local://{}", "hf-hub:org/name",
            "local-dir:runs/demo", "unknown://{}")  # fmt: skip
 
-BUILD = ["build", "out", "--data", f"shards:{DRAWINGS}"]
+BUILD = ["search", "build", "out", "--data", f"shards:{DRAWINGS}"]
 #: Commands that read URLs: what is imported, and its words.
 OPEN = {
     "train": ("training.main", [*TRAIN, "--train-data", "ADDRESS"]),
@@ -49,9 +49,9 @@ OPEN = {
     "index output": ("prolip.cli.main", ["data", "index", DRAWINGS, "--output", "ADDRESS"]),
     "uncertainty": ("prolip.cli.main", ["uncertainty", *MODEL, "--output", "out", "--data", "ADDRESS"]),
     "curate": ("prolip.cli.main", ["curate", "score", *MODEL, "--output", "out", "--data", "ADDRESS"]),
-    "search": ("prolip.search.__main__", ["build", "out", *MODEL, "--data", "shards:ADDRESS"]),
-    "explore": ("prolip.explorer.__main__",
-                ["ProLIP-ViT-test", "--pretrained", "random", "--data", "shards:ADDRESS", "--port", "0"]),
+    "search": ("prolip.cli.main", ["search", "build", "out", *MODEL, "--data", "shards:ADDRESS"]),
+    "explore": ("prolip.cli.main",
+                ["explore", "ProLIP-ViT-test", "--pretrained", "random", "--data", "shards:ADDRESS", "--port", "0"]),
     "corpus": ("prolip.cli.main", ["eval", "emoji", *MODEL[:2], "--data", "ADDRESS"]),
     "corpus names": ("prolip.cli.main", ["eval", "emoji", *MODEL[:2], "--data", DRAWINGS, "--names", "ADDRESS"]),
     "evaluate": ("prolip.cli.main", ["eval", "tasks", *MODEL, "--data", "wds:ADDRESS"]),
@@ -62,11 +62,11 @@ OPEN = {
 }
 #: Commands and flags that read files of this machine alone.
 LOCAL = {
-    "search images": ("prolip.search.__main__", ["build", "out", *MODEL, "--data", "images:ADDRESS"]),
-    "search texts": ("prolip.search.__main__", ["build", "out", *MODEL, "--data", "texts:ADDRESS"]),
-    "search features": ("prolip.search.__main__", ["build", "out", *MODEL, "--data", "features:ADDRESS"]),
-    "search index": ("prolip.search.__main__", ["query", "ADDRESS", "--text", "a"]),
-    "explore source": ("prolip.explorer.__main__", ["ADDRESS", "--data", "images:ADDRESS"]),
+    "search images": ("prolip.cli.main", ["search", "build", "out", *MODEL, "--data", "images:ADDRESS"]),
+    "search texts": ("prolip.cli.main", ["search", "build", "out", *MODEL, "--data", "texts:ADDRESS"]),
+    "search features": ("prolip.cli.main", ["search", "build", "out", *MODEL, "--data", "features:ADDRESS"]),
+    "search index": ("prolip.cli.main", ["search", "query", "ADDRESS", "--text", "a"]),
+    "explore source": ("prolip.cli.main", ["explore", "ADDRESS", "--data", "images:ADDRESS"]),
     "curate select": ("prolip.cli.main", ["curate", "select", "ADDRESS"]),
     "curate write": ("prolip.cli.main", ["curate", "write", "ADDRESS", "--output", "out"]),
     "curate report": ("prolip.cli.main", ["curate", "report", "ADDRESS"]),
@@ -89,10 +89,10 @@ LOCAL = {
                        ["export", "graph", *MODEL[:3], "ADDRESS", "--output", "out"]),
     "hub": ("prolip.cli.main", ["hub", "save", "ADDRESS", "--output", "out"]),
     "pairs": ("prolip.cli.main", ["uncertainty", *MODEL, "--output", "out", "--pairs", "ADDRESS"]),
-    "model folder": ("prolip.search.__main__", [*BUILD, "--model", "local-dir:ADDRESS"]),
-    "model of the hub": ("prolip.search.__main__", [*BUILD, "--model", "hf-hub:ADDRESS"]),
-    "weights": ("prolip.search.__main__", [*BUILD, *MODEL[:3], "ADDRESS"]),
-    "tokenizer": ("prolip.search.__main__", [*BUILD, *MODEL, "--tokenizer", "ADDRESS"]),
+    "model folder": ("prolip.cli.main", [*BUILD, "--model", "local-dir:ADDRESS"]),
+    "model of the hub": ("prolip.cli.main", [*BUILD, "--model", "hf-hub:ADDRESS"]),
+    "weights": ("prolip.cli.main", [*BUILD, *MODEL[:3], "ADDRESS"]),
+    "tokenizer": ("prolip.cli.main", [*BUILD, *MODEL, "--tokenizer", "ADDRESS"]),
     "train csv": ("training.main", [*TRAIN, "--dataset-type", "csv", "--train-data", "ADDRESS"]),
     "train folder": ("training.main", [*TRAIN, "--dataset-type", "folder", "--train-data", "ADDRESS"]),
     "train coco": ("training.main", [*TRAIN, "--train-data", "coco:ADDRESS,ADDRESS"]),
