@@ -94,7 +94,7 @@ def test_verbs_and_flags_within_sentences_exist(name):
         if verb not in VERB_NAMES or verb == "train":
             continue
         commands = commands_of(verb)
-        word, *further = [*rest.split(), ""]
+        word = [*rest.split(), ""][0]
         command = commands.get("") or commands.get(word)
         if command is None:  # "prolip search builds", "prolip eval VERB"
             assert not word.startswith("--"), f"prolip {verb}{rest}"
