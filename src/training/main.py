@@ -116,6 +116,12 @@ def main(arguments: Sequence[str] | None = None, prog: str = "training.main") ->
         if first_rank():
             print(f"stopped: {stop}", file=sys.stderr, flush=True)
         return EXIT_STOPPED
+    except FlagError as error:  # before what explains other errors, which imports OpenCLIP
+        if "--traceback" in arguments:
+            raise
+        if first_rank():
+            complain(console.one_line(error))
+        return 2
     except Exception as error:
         from training.health.errors import explain
         from training.health.terms import NonFiniteError
@@ -123,7 +129,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "training.main") ->
         text = explain(error)
         if text is None or "--traceback" in arguments:
             raise
-        if first_rank() or not isinstance(error, (FlagError, NonFiniteError)):
+        if first_rank() or not isinstance(error, NonFiniteError):
             complain(text)
         return 2
     return 0

@@ -49,9 +49,15 @@ def parser_of(name: str, command: Command) -> Parser:
 class Model:
     """The model that embeds images and texts."""
 
-    model: str | None = option(None, "local-dir:FOLDER, hf-hub:ORG/NAME, or a name of ours or OpenCLIP's", metavar="NAME")
-    pretrained: str | None = option(None, "weights file, OpenCLIP's tag, or random for untrained weights", metavar="FILE")
-    tokenizer: str | None = option(None, "folder of tokenizer files, or bpe, instead of the model's own", metavar="FOLDER")
+    model: str | None = option(
+        None, "local-dir:FOLDER, hf-hub:ORG/NAME, or a name of ours or OpenCLIP's", metavar="NAME"
+    )
+    pretrained: str | None = option(
+        None, "weights file, OpenCLIP's tag, or random for untrained weights", metavar="FILE"
+    )
+    tokenizer: str | None = option(
+        None, "folder of tokenizer files, or bpe, instead of the model's own", metavar="FOLDER"
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -72,7 +78,9 @@ class Data:
     data: str | None = option(None, "what to read, as KIND:ADDRESS", metavar="SOURCE")
     skip_damaged: bool = option(False, "leave out damaged samples and report them")
     allow_private_hosts: bool = option(False, "fetch addresses that come from data even from hosts in private networks")
-    part: str | None = option(None, "do part I of N (I/N), or slurm for the share of this task of a SLURM array", metavar="I/N")
+    part: str | None = option(
+        None, "do part I of N (I/N), or slurm for the share of this task of a SLURM array", metavar="I/N"
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -41,9 +41,11 @@ VERBS: dict[str, dict[str, tuple[str, str]]] = {
     },
 }
 #: Verbs of other programs, and what to type here.
-RETIRED = {"evaluate": "eval", "explorer": "explore", "finetune": "train", "fit": "uncertainty", "index": "search build",
-           "score": "curate score", "select": "curate select", "push": "hub push", "save": "hub save",
-           "query": "search query", "clip-benchmark": "eval clip-benchmark", "datacomp": "eval datacomp"}  # fmt: skip
+RETIRED = {
+    "evaluate": "eval", "explorer": "explore", "finetune": "train", "fit": "uncertainty", "index": "search build",
+    "score": "curate score", "select": "curate select", "push": "hub push", "save": "hub save",
+    "query": "search query", "clip-benchmark": "eval clip-benchmark", "datacomp": "eval datacomp",
+}  # fmt: skip
 
 
 def overview() -> str:

@@ -1,4 +1,5 @@
 """The command `prolip`: one door per task, help that starts at once, answers to words that it does not know."""
+import os
 import re
 import subprocess
 import sys
@@ -127,7 +128,8 @@ def test_the_verb_train_is_not_taken_for_a_folder_of_the_users(tmp_path):
     words = [*words.split(), *["--warmup", "1", "--workers", "1", "--precision", "fp32", "--name", "x"]]
     for start in ([], ["-m", "torch.distributed.run", "--nproc_per_node", "1"]):
         command = [sys.executable, *start, "-m", "prolip", "train", *words, "--overwrite"]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+        path = {"PYTHONPATH": str(ROOT / "src")}
+        done = subprocess.run(command, cwd=tmp_path, env=os.environ | path, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr[-2000:]
 
 
