@@ -6,8 +6,7 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from prolip.models.pooling import WIDTH, GeneralisedPooling, ascending, pooling_weights, sinusoids
-from prolip.models.recurrence import run_grus
+from prolip.models.pooling import WIDTH, GeneralisedPooling, ascending, sinusoids
 
 
 @pytest.fixture
@@ -73,8 +72,7 @@ def test_equal_scores_give_the_mean_and_a_steep_one_the_maximum(pooling):
     features = draw(3, 5, 4)
     nn.init.zeros_(pooling.score.weight)
     torch.testing.assert_close(pooling(features), features.mean(1))
-    weights = pooling.weights(torch.tensor([[True, True, False]]))
-    torch.testing.assert_close(weights, torch.tensor([[0.5, 0.5, 0.0]]))
+    torch.testing.assert_close(pooling.weights(3, torch.tensor([[2]])), torch.tensor([[0.5, 0.5, 0.0]]))
 
 
 def test_gradients_reach_features_and_weights_and_padding_gets_none(pooling):
@@ -118,25 +116,13 @@ def test_gradients_equal_those_through_packed_sequences(pooling):
         torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-9)
 
 
-def test_several_grus_at_once_are_torchs_own_one_by_one():
-    torch.manual_seed(0)
-    grus = [nn.GRU(3, 5, batch_first=True).double() for _ in range(3)]
-    x, upstream = draw(4, 7, 3).double(), draw(3, 4, 7, 5, seed=1).double()
-    parameters = [p for gru in grus for p in gru.parameters()]
-    found, expected = torch.stack(run_grus(grus, x)), torch.stack([gru(x)[0] for gru in grus])
-    torch.testing.assert_close(found, expected)
-    for got, want in zip(*(torch.autograd.grad(y, parameters, upstream) for y in (found, expected))):
-        torch.testing.assert_close(got, want)
-
-
-def test_poolings_of_the_same_tokens_share_a_pass_and_keep_their_weights(pooling):
-    other = GeneralisedPooling()
-    valid = torch.arange(6) < torch.tensor([6, 2, 5])[:, None]
-    for one, weights in zip((pooling, other), pooling_weights([pooling, other], valid)):
-        torch.testing.assert_close(weights, one.weights(valid))
-        torch.testing.assert_close(weights.sum(1), torch.ones(3))
-        assert (weights[~valid] == 0).all()
-    assert not torch.allclose(*pooling_weights([pooling, other], valid))
+def test_the_weights_of_a_number_of_tokens_depend_on_no_other_row(pooling):
+    counts = torch.tensor([[6], [2], [5]])
+    weights = pooling.weights(6, counts)
+    for count, own in zip(counts, weights):
+        torch.testing.assert_close(own, pooling.weights(6, count.unsqueeze(0))[0])
+        assert own[:count].sum().item() == pytest.approx(1) and (own[count:] == 0).all()
+    assert not torch.allclose(weights, GeneralisedPooling().weights(6, counts))
 
 
 def test_numpys_order_and_torchs_give_the_same_values():

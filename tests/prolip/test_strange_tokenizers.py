@@ -15,7 +15,7 @@ from open_clip.tokenizer import SimpleTokenizer
 import prolip
 from prolip.evaluation.loading import FOREIGN_CODE, openclip_tokenizer
 from prolip.models import tokenizer as module
-from prolip.models.tokenizer import BPETokenizer, cut, merged
+from prolip.models.tokenizer import BPETokenizer, cut
 
 ALPHABETS = ("abc", "etaoinshrdlu", "abcdefghijklmnopqrstuvwxyz", "的一是在不了有和人", "zéüñ", "-=*_.", "😂🇺🇸", "aab")
 
@@ -26,14 +26,6 @@ def theirs():
 
 
 # --- texts
-def test_long_words_are_merged_as_openclip_merges_them(theirs):
-    for seed in range(400):
-        rng = random.Random(f"word {seed}")
-        letters = "".join(rng.choices(rng.choice(ALPHABETS), k=rng.randint(1, 120)))
-        word = "".join(theirs.byte_encoder[byte] for byte in letters.encode())
-        assert " ".join(merged(word, theirs.bpe_ranks)) == SimpleTokenizer.bpe(theirs, word), letters
-
-
 def random_text(rng, size):
     """Words of several alphabets, some of them long, with entities, broken encodings and runs of blanks."""
     parts = []
@@ -74,7 +66,7 @@ def test_a_caption_of_a_million_letters_costs_no_more_than_one_of_ten_thousand(l
     ours.clean_fn = lambda part, clean=ours.clean_fn: (seen.append(len(part)), clean(part))[1]
     start = time.perf_counter()
     ids = ours([text])
-    assert time.perf_counter() - start < 10  # milliseconds; hours before
+    assert time.perf_counter() - start < 10  # a second at most; hours before
     assert ids.shape == (1, 77) and seen == [8192]
     assert not any(len(word) >= module.LONG_WORD for word in ours.cache), "long words of strangers are not kept"
 

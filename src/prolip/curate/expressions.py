@@ -31,6 +31,7 @@ CHARACTERS, DEPTH = 20_000, 100
 EXAMPLE = "such as match_probability < 0.2 or text_bits < quantile(text_bits, 0.1)"
 
 Columns = Mapping[str, np.ndarray]
+Quantiles = Mapping[tuple[str, float], float]
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class Expression:
             hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(known)}"
             raise ValueError(f"{shown(self.text)}: there is no column {name!r}: {hint}")
 
-    def __call__(self, columns: Columns, quantiles: Mapping[tuple[str, float], float] | None = None) -> np.ndarray:
+    def __call__(self, columns: Columns, quantiles: Quantiles | None = None) -> np.ndarray:
         """Its value for every row, (N,) float64, or booleans for comparisons; a comparison with NaN is false."""
         rows = len(next(iter(columns.values()))) if columns else 0
         with np.errstate(all="ignore"):
@@ -85,9 +86,7 @@ def constant(node: ast.expr) -> float:
     return math.nan
 
 
-def evaluate(
-    node: Any, text: str, columns: Columns, quantiles: Mapping[tuple[str, float], float], depth: int = 0
-) -> Any:
+def evaluate(node: Any, text: str, columns: Columns, quantiles: Quantiles, depth: int = 0) -> Any:
     """The value of a node of the formula `text`. ValueError for what a formula may not hold."""
 
     def value(part: ast.expr) -> Any:

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from prolip.curate.duplicates import duplicates_of, radius_of, read_signatures
-from prolip.curate.expressions import Expression, Rule
+from prolip.curate.expressions import Expression, Quantiles, Rule
 from prolip.curate.sources import GONE, change_of
 from prolip.curate.tables import (
     Table,
@@ -35,7 +35,7 @@ SELECTION = "selection"
 SUMMARY = "selection.json"
 #: Names in the folder of a selection.
 OURS = r"\d+\.parquet|selection\.json"
-AGAIN = "run `python -m prolip.curate select` again"
+AGAIN = "run `prolip curate select` again"
 #: Reasons that are no rules: it could not be read; it repeats a better one; it is not in the share that is kept; the
 #: draw of its copies gave none.
 UNUSABLE, DUPLICATE, RANK, COPIES = "unusable", "duplicate", "rank", "copies"
@@ -62,7 +62,7 @@ class Choice:
         if not 0 < self.keep <= 1:
             raise ValueError(f"--keep {self.keep}: give the share of the samples that is kept, above 0 to 1")
         if self.keep < 1 and self.by is None:
-            raise ValueError(f"--keep {self.keep} of the samples by what? Give --by, such as --by normalised_score")
+            raise ValueError(f"--keep {self.keep} of the samples by what? Give --rank-by, e.g. normalised_score")
         if clash := [rule.name for rule in self.rules if rule.name in (*OWN, KEPT)]:
             raise ValueError(f"--drop {clash[0]}: ... is a reason of its own already: give another name")
         if len(self.rules) > MOST_RULES:
@@ -134,12 +134,12 @@ def check_scores(path: Path, mark: str, columns: dict[str, str]) -> dict[str, An
     """The note of a table of scores. ValueError where it is not of the manifest with this checksum and these columns,
     or its shard is gone or another now, as far as a local file tells without being read.
     """
-    table, again = read_table(path), "run `python -m prolip.curate score` again"
+    table, again = read_table(path), "run `prolip curate score` again"
     if table.note.get("scores") != mark or table.kinds != columns:
         raise ValueError(f"{path} is of an earlier version or of other scores: delete it, and {again}")
     url = table.note["shard"]
     if is_local(url) and (change := change_of(url, table.note["source"], ReadPolicy())):
-        remedy = "bring it back, or score what is left into another --out" if change == GONE else again
+        remedy = "bring it back, or score what is left into another --output" if change == GONE else again
         raise ValueError(f"{plain(url)} {change} since it was scored: {remedy}")
     return table.note
 
@@ -151,7 +151,7 @@ def selection_of(folder: Path) -> tuple[dict[str, Any], list[Path]]:
     try:
         summary = read_words(folder / SELECTION / SUMMARY, AGAIN)
     except FileNotFoundError:
-        raise ValueError(f"{folder} has no {SELECTION}/{SUMMARY}: run `python -m prolip.curate select` first") from None
+        raise ValueError(f"{folder} has no {SELECTION}/{SUMMARY}: run `prolip curate select` first") from None
     _, paths = tables_of(folder)
     for path in paths:
         chosen(folder, path, summary)
@@ -177,7 +177,7 @@ def quantile(values: np.ndarray, share: float) -> float:
     return float(np.quantile(values, share)) if len(values) else float("nan")
 
 
-def decide(paths: Sequence[Path], choice: Choice, quantiles: dict[tuple[str, float], float]) -> np.ndarray:
+def decide(paths: Sequence[Path], choice: Choice, quantiles: Quantiles) -> np.ndarray:
     """The reasons against every sample, (N,) uint64, 0: none."""
     found, bits = [], choice.bits
     wanted = sorted({"fault"}.union(*(rule.drop.columns for rule in choice.rules)))
@@ -201,26 +201,21 @@ def decide(paths: Sequence[Path], choice: Choice, quantiles: dict[tuple[str, flo
     return reasons
 
 
-def values(paths: Sequence[Path], expression: Expression, quantiles: dict[tuple[str, float], float]) -> np.ndarray:
+def values(paths: Sequence[Path], expression: Expression, quantiles: Quantiles) -> np.ndarray:
     """A formula's value of every sample, (N,) float64."""
     names = sorted({"row", *expression.columns})
     tables = (read_table(path, names).columns for path in paths)
     return np.concatenate([np.asarray(expression(columns, quantiles), np.float64) for columns in tables])
 
 
-def drawn_copies(
-    paths: Sequence[Path], expression: Expression, quantiles: dict[tuple[str, float], float]
-) -> np.ndarray:
+def drawn_copies(paths: Sequence[Path], expression: Expression, quantiles: Quantiles) -> np.ndarray:
     """How often each sample is written, (N,) uint8: w of the formula as floor(w), and one more with the probability of
     the rest, drawn by the sample's key and the number of its shard.
     """
-    found = []
-    for path in paths:
-        columns = read_table(path, sorted({"key", *expression.columns})).columns
-        mean = np.clip(np.nan_to_num(np.asarray(expression(columns, quantiles), np.float64)), 0, MOST_COPIES)
-        chance = np.array([stable_hash(path.stem, key, "copies") / 2**64 for key in columns["key"]])
-        found.append((np.floor(mean) + (chance < mean - np.floor(mean))).astype(np.uint8))
-    return np.concatenate(found)
+    mean = np.clip(np.nan_to_num(values(paths, expression, quantiles)), 0, MOST_COPIES)
+    keys = ((path.stem, key) for path in paths for key in read_table(path, ["key"]).columns["key"])
+    chance = np.fromiter((stable_hash(*place, "copies") / 2**64 for place in keys), np.float64, len(mean))
+    return (np.floor(mean) + (chance < mean - np.floor(mean))).astype(np.uint8)
 
 
 def write_subset(folder: Path, place: Path) -> int:

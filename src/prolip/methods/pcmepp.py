@@ -17,7 +17,7 @@ from prolip.methods.base import Batch, Context, Reps, Terms
 from prolip.methods.gaussians import HeadsObjective, begin_as, linear_parts, own_words
 from prolip.mixing import NOISE, Mix, mix_images
 from prolip.models.heads import layer_norm, project
-from prolip.models.pooling import GeneralisedPooling, pooling_weights
+from prolip.models.pooling import GeneralisedPooling
 from prolip.random import Stream
 from prolip.utils.fields import option
 
@@ -86,15 +86,13 @@ class PCMEppHead(nn.Module):
         if self.noise is not None:
             valid = self.some_of(features, valid, self.noise)
         each = {"mean": features, "log_var": self.tokens(again, ids)[0]}
-        known = features.new_ones(1, features.shape[1], dtype=torch.bool) if valid is None else valid
-        weights = pooling_weights([self.pools[part] for part in each], known)  # type: ignore[misc]
-        mean, log_var = (self.pooled(part, x, valid, w) for (part, x), w in zip(each.items(), weights))
+        mean, log_var = (self.pooled(part, x, valid) for part, x in each.items())
         return Gaussian(F.normalize(mean, dim=-1), log_var)
 
-    def pooled(self, part: str, x: Tensor, valid: Tensor | None, weights: Tensor) -> Tensor:
+    def pooled(self, part: str, x: Tensor, valid: Tensor | None) -> Tensor:
         """GPO(W LN(x)) of tokens (B, K, width) -> (B, D)."""
         layer: Any = self.projections[part]
-        return self.pools[part](project(layer_norm(self.norms[part], x), layer), valid, weights)
+        return self.pools[part](project(layer_norm(self.norms[part], x), layer), valid)
 
     def some_of(self, features: Tensor, valid: Tensor | None, noise: Tensor) -> Tensor:
         """SizeAugment (Chen et al. 2021): with probability 1 - s a row loses each token with probability s u, u uniform

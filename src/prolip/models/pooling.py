@@ -2,14 +2,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from prolip.gaussian import upcast, without_autocast
-from prolip.models.recurrence import run_grus
 
 #: Temperature of the weights, width of positions and GRU, as Chen et al. 2021 have them.
 TEMPERATURE, WIDTH = 0.1, 32
@@ -28,42 +26,34 @@ class GeneralisedPooling(nn.Module):
         self.backward_gru = nn.GRU(width, width, batch_first=True)
         self.score = nn.Linear(width, 1, bias=False)
 
-    def weights(self, valid: Tensor) -> Tensor:
-        """How much the k-th largest counts, from which tokens are some: (B, K) booleans -> (B, K) float32, 0 past n."""
-        return pooling_weights([self], valid)[0]
+    def weights(self, tokens: int, counts: Tensor) -> Tensor:
+        """How much the k-th largest of n values counts, for each n of (N, 1) whole numbers: (N, tokens), 0 past n.
 
-    def forward(self, features: Tensor, valid: Tensor | None = None, weights: Tensor | None = None) -> Tensor:
+        The forward pass over the positions is the same for all n; backward ones begin at each row's own last.
+        """
+        places = torch.arange(tokens, device=counts.device)
+        positions = sinusoids(tokens, self.score.in_features, counts.device).to(self.score.weight.dtype)
+        turned = (counts - 1 - places).clamp(min=0)  # place t of the backward pass is token n - 1 - t
+        ahead, back = self.forward_gru(positions.unsqueeze(0))[0], self.backward_gru(positions[turned])[0]
+        back = back.gather(1, turned.unsqueeze(2).expand_as(back))
+        score = self.score((ahead + back) / 2).squeeze(2) / TEMPERATURE
+        return score.masked_fill(places >= counts, -torch.inf).softmax(1)
+
+    def forward(self, features: Tensor, valid: Tensor | None = None) -> Tensor:
         """Token features (B, K, D), and which of them count, (B, K) booleans (all; at least one a row) -> (B, D).
 
-        weights: those of `valid`, if they are known. float32 whatever the autocast dtype.
+        float32 whatever the autocast dtype. The GRUs run over the K numbers of tokens that there may be, not over rows.
         """
         x = upcast(features).mT.contiguous()
-        if weights is None:
-            weights = self.weights(x.new_ones(1, x.shape[2], dtype=torch.bool) if valid is None else valid)
         with torch.no_grad():
             order = ascending(x if valid is None else x.masked_fill(~valid.unsqueeze(1), -torch.inf))
         with without_autocast(x.device):  # what is left out comes first and has weight 0
+            counts = torch.arange(1, x.shape[2] + 1, device=x.device).unsqueeze(1)
+            if valid is None:
+                weights = self.weights(x.shape[2], counts[-1:])
+            else:
+                weights = self.weights(x.shape[2], counts)[valid.sum(1) - 1]
             return (x.gather(2, order) @ weights.flip(1).to(x.dtype).unsqueeze(2)).squeeze(2)
-
-
-def pooling_weights(pools: Sequence[GeneralisedPooling], valid: Tensor) -> list[Tensor]:
-    """The weights of several poolings of the same tokens, from which are some: (B, K) booleans -> (B, K) each.
-
-    The forward passes over the positions are the same for all n; backward ones begin at each row's own last.
-    """
-    count = valid.sum(1, keepdim=True)
-    places = torch.arange(valid.shape[1], device=valid.device)
-    positions = sinusoids(valid.shape[1], pools[0].score.in_features, valid.device).to(pools[0].score.weight.dtype)
-    turned = (count - 1 - places).clamp(min=0)  # place t of the backward pass is token n - 1 - t
-    found = []
-    with without_autocast(valid.device):
-        forward = run_grus([pool.forward_gru for pool in pools], positions.unsqueeze(0))
-        backward = run_grus([pool.backward_gru for pool in pools], positions[turned])
-        for pool, ahead, back in zip(pools, forward, backward):
-            back = back.gather(1, turned.unsqueeze(2).expand_as(back))
-            score = pool.score((ahead + back) / 2).squeeze(2) / TEMPERATURE
-            found.append(score.masked_fill(places >= count, -torch.inf).softmax(1))
-    return found
 
 
 def ascending(x: Tensor) -> Tensor:

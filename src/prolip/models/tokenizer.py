@@ -4,7 +4,6 @@ Nothing here waits for a network: local files come first, and what is absent is 
 """
 from __future__ import annotations
 
-import heapq
 import os
 import shutil
 from collections.abc import Iterable
@@ -29,7 +28,7 @@ from prolip.utils.links import check_links
 ALL_NAMES = (*FOLDER_NAMES, *SENTENCEPIECE_NAMES)
 #: Letters per token of a text that are read: no piece of the bundled encoding has more. And the least of a text.
 LETTERS_PER_TOKEN, LEAST_LETTERS = 32, 8192
-#: Letters from which on a word is merged by `merged`, whose time does not grow with the square of its length.
+#: Letters from which on the pieces of a word are not kept: strangers write any number of them.
 LONG_WORD = 64
 #: Bytes of a tokenizer's file; the largest ones published have 35 million.
 FILE_BYTES = 2**27
@@ -184,39 +183,11 @@ class BPETokenizer(SimpleTokenizer):
         return super().__call__(cut(listed(texts), length), length)
 
     def bpe(self, token: str) -> str:
-        """The pieces of a word, joined by blanks."""
-        return super().bpe(token) if len(token) < LONG_WORD else " ".join(merged(token, self.bpe_ranks))
-
-
-def merged(token: str, ranks: dict[tuple[str, str], int]) -> list[str]:
-    """The pieces of a word of n letters as `SimpleTokenizer.bpe` finds them, in n log n steps instead of n^2.
-
-    Of all neighbours the pair of the lowest rank is merged first, and of equal pairs the leftmost. A merged piece ranks
-    behind what it was made of, so no pair comes up that should have been merged before.
-    """
-    parts: list[str] = [*token[:-1], f"{token[-1]}</w>"]
-    before, after = [*range(-1, len(parts) - 1)], [*range(1, len(parts) + 1)]
-    heap: list[tuple[int, int, str, str]] = []
-
-    def offer(left: int) -> None:
-        if left >= 0 and after[left] < len(parts):
-            pair = (parts[left], parts[after[left]])
-            if pair in ranks:
-                heapq.heappush(heap, (ranks[pair], left, *pair))
-
-    for left in range(len(parts)):
-        offer(left)
-    while heap:
-        _, left, first, second = heapq.heappop(heap)
-        right = after[left]
-        if right >= len(parts) or (parts[left], parts[right]) != (first, second):
-            continue  # one of the two is part of something else by now
-        parts[left], parts[right], after[left] = first + second, "", after[right]
-        if after[right] < len(parts):
-            before[after[right]] = left
-        offer(before[left])
-        offer(left)
-    return [part for part in parts if part]
+        """The pieces of a word, joined by blanks; OpenCLIP keeps those of every word, here long ones are forgotten."""
+        pieces = super().bpe(token)
+        if len(token) >= LONG_WORD:
+            self.cache.pop(token, None)
+        return pieces
 
 
 def check_file(path: Path) -> None:

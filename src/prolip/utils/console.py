@@ -165,6 +165,16 @@ def ends_in_one_line(*mistakes: type[Exception]) -> Callable[[Callable[P, int]],
     return around
 
 
+@contextlib.contextmanager
+def exits_in_one_line(*mistakes: type[Exception]) -> Iterator[None]:
+    """`ends_in_one_line` for a `main` that returns what it made: the exit code is that of a SystemExit."""
+    try:
+        yield
+    except mistakes as error:
+        print(f"error: {one_line(error)}", file=sys.stderr)
+        raise SystemExit(2) from error
+
+
 def command(main: Callable[[], object]) -> NoReturn:
     """Run a command whose output is what was asked for, and end the process with the exit code that `main` returns.
 
@@ -176,8 +186,12 @@ def command(main: Callable[[], object]) -> NoReturn:
     except KeyboardInterrupt:
         say("interrupted")
         code = EXIT_INTERRUPTED
-    code = code if isinstance(code, int) else 0
+    sys.exit(finished(code if isinstance(code, int) else 0))
+
+
+def finished(code: int) -> int:
+    """The exit code of a command that returned `code`, when all that it printed is written, or lost."""
     for name in NAMES.values():
         getattr(sys, name).flush()
     cut_off = "stdout" in lost and lost["stdout"].errno != errno.EPIPE
-    sys.exit(code or (EXIT_LOST if cut_off else 0))
+    return code or (EXIT_LOST if cut_off else 0)

@@ -1,7 +1,6 @@
 """JSON and YAML that others wrote: bounded before it is read, every key once, and every refusal one line."""
 from __future__ import annotations
 
-import gc
 import json
 import os
 import re
@@ -49,15 +48,10 @@ def loads(text: str | bytes, unique: bool = False) -> Any:
     """`json.loads`; ValueError for what is nested too deeply too and, where `unique`, for a key that is there twice."""
     if isinstance(text, str):
         text = text.removeprefix("\ufeff")  # which json takes in bytes alone
-    collects = gc.isenabled()
-    gc.disable()  # at the bottom of too deep a document every finaliser that the collector calls would fail as well
     try:
         return json.loads(text, object_pairs_hook=check_unique if unique else None)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
-    finally:
-        if collects:
-            gc.enable()
 
 
 def check_unique(pairs: list[tuple[Any, Any]], where: str = "") -> dict[Any, Any]:

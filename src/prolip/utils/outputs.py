@@ -196,22 +196,15 @@ def _sweep(folder: Path) -> None:
     """Delete what writers of this machine that were killed left in a folder, once a process: it may hold much."""
     left = re.compile(rf"\..*\.{re.escape(_here())}\.(\d+)\.[0-9a-f]{{16}}\.tmp", re.DOTALL)
     for entry in os.scandir(folder):
-        owner = left.fullmatch(entry.name)
-        if owner and not _runs(int(owner[1])):
-            if entry.is_dir(follow_symlinks=False):
+        if owner := left.fullmatch(entry.name):
+            try:
+                os.kill(int(owner[1]), 0)  # nothing, where there is such a process
+            except ProcessLookupError:
                 shutil.rmtree(entry.path, ignore_errors=True)
-            else:
-                with suppress(OSError):  # of another user
+                with suppress(OSError):  # no file, or of another user
                     os.unlink(entry.path)
-
-
-def _runs(process: int) -> bool:
-    """Whether this machine has such a process, of whomever it is."""
-    try:
-        os.kill(process, 0)
-    except OSError as error:
-        return error.errno != errno.ESRCH
-    return True
+            except PermissionError:  # there is one, of another user
+                pass
 
 
 def _exchange(new: Path, target: Path) -> None:

@@ -22,8 +22,6 @@ from prolip.cli.main import main
 from prolip.evaluation.loading import load_embedder
 from prolip.hub.card import spaced
 from prolip.hub.figures import figures, licences, place
-from prolip.search import __main__ as search
-from prolip.uncertainty import __main__ as uncertainty
 from prolip.utils import console
 
 METRICS = {"step": 300, "names/i2t/R@1": 0.25, "names/i2t/chance_R@1": 0.01, "zero_shot/subgroup/top1": 0.5,
@@ -356,14 +354,13 @@ def test_a_tokenizer_whose_package_is_missing_is_an_error_in_one_line(run, tmp_p
     config["model_cfg"]["text_cfg"]["hf_tokenizer_name"] = "any"
     (folder / "config.json").write_text(json.dumps(config))
     monkeypatch.setitem(sys.modules, "sentencepiece", None)
-    commands = {
-        main: ["hub", "save", str(folder), "--output", str(tmp_path / "out")],
-        uncertainty.main: ["--model", f"local-dir:{folder}", "--train-data", "x.csv", "--output", str(tmp_path / "u")],
-        search.main: ["build", str(tmp_path / "i"), "--model", f"local-dir:{folder}", "--data", f"shards:{UNSEEN}"],
-    }
-    for command, words in commands.items():
-        assert command(words) == 2
+    model = ["--model", f"local-dir:{folder}"]
+    for words in (
+        ["hub", "save", str(folder), "--output", str(tmp_path / "out")],
+        ["uncertainty", *model, "--data", "x.csv", "--output", str(tmp_path / "u")],
+        ["figures", *model, "--data", UNSEEN, "--output", str(tmp_path / "f")],
+        ["search", "build", str(tmp_path / "i"), *model, "--data", f"shards:{UNSEEN}"],
+    ):
+        assert main(words) == 2
         error = capsys.readouterr().err
-        assert "pip install sentencepiece" in error and error.count("\n") == 1, command
-    words = ["--model", f"local-dir:{folder}", "--data", UNSEEN, "--output", str(tmp_path / "f")]
-    assert main(["figures", *words]) == 2 and "pip install sentencepiece" in capsys.readouterr().err
+        assert "pip install sentencepiece" in error and error.count("\n") == 1, words
