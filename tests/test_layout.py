@@ -42,7 +42,7 @@ FLOORS = [
     # the commands
     ["prolip.curate", "prolip.evaluation", "prolip.export", "prolip.hierarchy", "prolip.report",
      "prolip.prompts.figures", "prolip.search",
-     "prolip.uncertainty.attach", "prolip.uncertainty.__main__"],
+     "prolip.uncertainty.attach"],
     ["prolip.classifiers", "prolip.hub"],  # which refuse as a search does
     ["prolip.explorer", "prolip.figures"],
     ["prolip"],  # the public names
