@@ -176,11 +176,11 @@ COMMANDS = {
             {"workers": "use --processes", "timeout": "use --read-timeout", "retries": "use --read-retries"}),
         "emoji": Command(
             "write drawings of the bundled corpus as a test set",
-            "prolip data emoji --data data/emoji/emojione.tar --classes subgroup --output runs/subgroups",
+            "prolip data emoji --data data/emoji/emojione.tar --classes group --output runs/groups",
             emoji_flags, emoji),
         "few-shot": Command(
             "draw few-shot training and test sets from a classification set",
-            "prolip data few-shot --data wds:runs/subgroups --shots 1 --output runs/few",
+            "prolip data few-shot --data wds:runs/groups --shots 16 --output runs/few",
             few_shot_flags, few_shot, FEW_SHOT,
             {"dataset": "use --data", "test": "use --test-data", "classes": "use --train-on"}),
     },
