@@ -117,10 +117,15 @@ def output_flag(parser: argparse.ArgumentParser, what: str, needed: bool = True)
 
 def traversal_flags(parser: argparse.ArgumentParser) -> None:
     """How to traverse."""
-    flag = parser.add_argument
-    flag("--steps", type=int, default=STEPS, help=f"steps from the caption to the root (default: {STEPS})")
-    flag("--inclusion", default=INCLUSIONS[0], choices=(*INCLUSIONS, OWN),
-         help=f"measure by which a caption includes an image most; {OWN}: the model's own score")  # fmt: skip
+    parser.add_argument("--steps", type=int, default=STEPS, metavar="N",
+                        help=f"steps from the caption to the root (default: {STEPS})")  # fmt: skip
+    inclusion_flag(parser)
+
+
+def inclusion_flag(parser: argparse.ArgumentParser, what: str = "a caption includes an image most") -> None:
+    """The measure of inclusion."""
+    text = f"measure by which {what}, or {OWN}: the model's score (default: {INCLUSIONS[0]})"
+    parser.add_argument("--inclusion", default=INCLUSIONS[0], choices=(*INCLUSIONS, OWN), help=text)
 
 
 def entailment_flags(parser: argparse.ArgumentParser) -> None:

@@ -14,11 +14,12 @@ from prolip.evaluation.suites.emoji import evaluate_corpus
 from prolip.evaluation.suites.emoji.result import CorpusResult
 from prolip.figures import images, prompts, samples, walks
 from prolip.figures.images import Pictures
-from prolip.figures.index import FIGURES, OWN, VECTORS, file_of
+from prolip.figures.index import FIGURES, VECTORS, file_of
 from prolip.hierarchy import figures as hierarchy
+from prolip.hierarchy.choices import INCLUSIONS, OWN
 from prolip.hierarchy.hierarcaps import read_hierarcaps
 from prolip.hierarchy.levels import traces_by_level
-from prolip.hierarchy.traversal import INCLUSIONS, Pairwise, Traversal, traverse
+from prolip.hierarchy.traversal import Pairwise, Traversal, traverse
 from prolip.prompts.figures import plot_weights
 from prolip.prompts.weights import PromptWeights
 from prolip.report import figures as report
@@ -40,7 +41,7 @@ class Source:
     levels: str | None = None
     captions: str | None = None
     weights: PromptWeights | None = None
-    inclusion: str = next(iter(INCLUSIONS))
+    inclusion: str = INCLUSIONS[0]
     seed: int = 0
 
     @cached_property

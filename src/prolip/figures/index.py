@@ -3,8 +3,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-#: The score of the model's method, in place of a measure of inclusion.
-OWN = "own"
 #: How vectors are written.
 VECTORS = ("svg", "pdf")
 

@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import functools
 import io
 import os
 import re
 import select
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any, NoReturn, ParamSpec
+from typing import Any, NoReturn
 
 from prolip.utils import secrecy
-
-P = ParamSpec("P")
 
 #: EX_IOERR of sysexits.h: what a command was asked to print could not be written.
 EXIT_LOST = 74
@@ -145,34 +142,6 @@ def guard() -> None:
             line_buffering=number == 2 or os.isatty(number), write_through=getattr(stream, "write_through", False),
         )  # fmt: skip
         setattr(sys, name, Cleaned(text, queries=number == 2))
-
-
-def ends_in_one_line(*mistakes: type[Exception]) -> Callable[[Callable[P, int]], Callable[P, int]]:
-    """For a command's `main`: these errors, which its user can mend, are a line on stderr and exit code 2."""
-
-    def around(main: Callable[P, int]) -> Callable[P, int]:
-        @functools.wraps(main)
-        def run(*args: P.args, **kwargs: P.kwargs) -> int:
-            with cleaning():
-                try:
-                    return main(*args, **kwargs)
-                except mistakes as error:
-                    print(f"error: {one_line(error)}", file=sys.stderr)
-                    return 2
-
-        return run
-
-    return around
-
-
-@contextlib.contextmanager
-def exits_in_one_line(*mistakes: type[Exception]) -> Iterator[None]:
-    """`ends_in_one_line` for a `main` that returns what it made: the exit code is that of a SystemExit."""
-    try:
-        yield
-    except mistakes as error:
-        print(f"error: {one_line(error)}", file=sys.stderr)
-        raise SystemExit(2) from error
 
 
 def command(main: Callable[[], object]) -> NoReturn:

@@ -45,8 +45,8 @@ def whole_lines(name: str, text: str) -> list[str]:
     if name.endswith(".ipynb"):
         text = text.replace("\\n", "\n").replace('\\"', "'").replace('",', "")
     if name.endswith(".md"):
-        blocks = re.findall(r"^```(\w*)\n(.*?)^```", text, re.DOTALL | re.MULTILINE)  # all, to pair their marks
-        text = "\n".join(block for language, block in blocks if language in ("", "bash", "sh", "console"))
+        blocks = re.findall(r"^```(\w*)\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+        text = "\n".join(block for kind, block in blocks if kind in ("", "bash", "sh", "console"))
     text = re.sub(r"\\\n", " ", text)
     quoted = "" if name.endswith(".py") else '"'  # strings of Python are looked at as sentences
     start = rf"^[ \t#>!{quoted}]*(?:\$ )?(?:[A-Z_]+=\S+ )*(?:\S*bin/)?(prolip (?:{'|'.join(sorted(VERB_NAMES))}) .*)$"

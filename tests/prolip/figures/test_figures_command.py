@@ -123,7 +123,7 @@ def test_data_of_others_takes_the_corpuss_place(models, shard, tmp_path, capsys)
     csv = tmp_path / "captions.csv"
     csv.write_text("id,captions,image_url\n1,a => b c => d e f,x/1.jpg\n2,a => g => h i,x/2.jpg\n")
     given = ["--model", models["gaussians"], "--data", shard, "--only", "7", "8", "9", "--inclusion", "own",
-             "--levels", str(tmp_path / "levels"), "--captions", str(csv), "--output", str(tmp_path / "out"),
+             "--images", str(tmp_path / "levels"), "--captions", str(csv), "--output", str(tmp_path / "out"),
              "--dpi", "40"]  # fmt: skip
     assert main(given) == 0
     with Image.open(tmp_path / "out" / f"{file_of('7')}.png") as picture:
@@ -145,11 +145,11 @@ def test_what_cannot_be_is_said_in_one_line(models, shard, tmp_path, capsys):
         (["--model", model, "--data", shard, "--output", str(place)], "is a file: give a folder"),
         (["--model", model, "--data", "none.tar", "--output", str(tmp_path)], "no shard at none.tar"),
         (["--model", "local-dir:nowhere", "--data", shard, "--output", str(tmp_path)], "nowhere"),
-        ([*usual, "--levels", str(place)], "no images at levels"),
+        ([*usual, "--images", str(place)], "no images at levels"),
         ([*usual, "--only", "C.4"], "it takes --prompts"),
         ([*usual, "--only", "2"], "invalid choice: '2'"),
         ([*usual, "--prompts", "none.json"], "no file none.json"),
-        ([*usual, "--inclusion", "most"], "--inclusion 'most' is unknown: use one of log_inclusion"),
+        ([*usual, "--inclusion", "most"], "argument --inclusion: invalid choice: 'most'"),
         ([*usual, "--dpi", "0"], "--dpi 0: give 10 or more"),
         ([*usual, "--dpi", "100000"], "at most 1200"),
         ([*usual, "--seed", "-1"], "--seed -1: give 0 or more"),
