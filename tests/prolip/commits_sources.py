@@ -13,8 +13,7 @@ from commits_store import known
 from prolip.gaussian import Gaussian
 from prolip.scores import CSDScore
 from prolip.search.index import SearchIndex
-from prolip.search.rebuild import Rebuild
-from prolip.search.sources import parts_of
+from prolip.search.sources import Rebuild, parts_of
 
 
 def features(keys: str, changed: str = "") -> SimpleNamespace:

@@ -15,6 +15,7 @@ from prolip.scores import CSDScore
 from prolip.search.disk.convert import convert
 from prolip.search.index import Part, SearchIndex
 from prolip.search.indexes import Kind
+from prolip.search.store import _write_manifest
 
 FORMER = Path(__file__).parent.parent / "fixtures" / "search-1.zip"
 
@@ -34,7 +35,7 @@ def made(folder: Path, kind: str = "flat") -> SearchIndex:
 
 def known(index: SearchIndex) -> list[tuple[str, str, int]]:
     """The key, the fingerprint and the row of all that can be found, by rising row."""
-    rows = [row for chunk in index.chunks for row in (chunk.living + chunk.start).tolist()]
+    rows = [row for block in index.store.gallery.blocks() for row in block.tolist()]
     return [(item["key"], item.get("print"), row) for row, item in zip(rows, index.items(rows))]
 
 
@@ -49,7 +50,8 @@ def state(folder: Path) -> Any:
     every = known(index)
     assert index.find([key for key, _, _ in every]).tolist() == [row for _, _, row in every]
     near = None if index.store.values["near"] is None else index._read().ntotal
-    return every, index.gaussians(range(len(index.store))).mean.tolist(), index.store.values["sources"], near
+    held = [index.store.shards("first"), index.store.are_unwanted([f"k{row}" for row in range(60)]).tolist()]
+    return every, index.gaussians(range(len(index.store))).mean.tolist(), index.store.values["sources"], near, held
 
 
 def former_state(folder: Path) -> Any:
@@ -60,6 +62,19 @@ def former_state(folder: Path) -> Any:
         return "the former index"
 
 
+def listed(folder: Path) -> None:
+    """An index whose manifest lists deleted keys and shards, as it did before there were files of them."""
+    store = made(folder).store
+    store.delete(["k3", "k41"])
+    sources = [source | {"shards": {"0.tar": "1 2 "}} for source in store.values["sources"]]
+    _write_manifest(folder / "index", store.values | {"unwanted": ["k3", "k41"], "sources": sources})
+
+
+def write_nothing(folder: Path) -> None:
+    with SearchIndex(folder / "index").writing():
+        pass
+
+
 def case(commit: Callable[[SearchIndex], Any], kind: str = "flat") -> SimpleNamespace:
     return SimpleNamespace(prepare=lambda folder: made(folder, kind), state=state,
                            commit=lambda folder: commit(SearchIndex(folder / "index")))  # fmt: skip
@@ -68,7 +83,9 @@ def case(commit: Callable[[SearchIndex], Any], kind: str = "flat") -> SimpleName
 append = case(lambda index: index.add("second", [part(60, 30)]))
 replace = case(lambda index: index.add("second", [part(50, 30)], replace=True))
 delete = case(lambda index: index.delete(["k3", "k41"], sources=[]))
+shards = case(lambda index: index.store.note_shards("first", {"/data/0.tar": "1 2 ", "/data/1.tar": None}))
 finish = case(SearchIndex.finish, "hnsw")
+renewed = SimpleNamespace(prepare=listed, commit=write_nothing, state=state)
 converted = SimpleNamespace(
     prepare=lambda folder: shutil.unpack_archive(FORMER, folder / "index"),
     commit=lambda folder: convert(folder / "index"), state=former_state,

@@ -67,7 +67,7 @@ class DataConfig:
     noise_seed: int = option(0, "which captions these are, and where they go; --seed has no say in it")
     shard_index: str | None = option(
         None,
-        "path or URL of a shard index (python -m prolip.data.index) to count and to check against; "
+        "path or URL of a shard index (prolip data index) to count and to check against; "
         "default: index.json beside local shards",
     )
     read_timeout: float = option(ReadPolicy.read_timeout, "seconds without a byte after which a shard's source stalls")

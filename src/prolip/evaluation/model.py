@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -71,7 +71,8 @@ class Embedder:
     preprocess: a Pillow image -> (3, H, W); tokenizer: list of texts
     -> (B, L) ids. A deterministic model gives log_var = -inf, so its traces are exactly 0, and probabilistic is False.
     logit_scale, logit_bias: as in `ModelCard`; score: of its method; fingerprint: 32 digits that change with weights,
-    settings, preprocessing and tokenizer; parameters: how many the model has.
+    settings, preprocessing and tokenizer; parameters: how many the model has; loaded_from: the model, pretrained and
+    tokenizer of `load_embedder`, {} where it was made otherwise.
     """
 
     name: str
@@ -91,6 +92,7 @@ class Embedder:
     precision: str
     fingerprint: str
     parameters: int
+    loaded_from: Mapping[str, str | None] = field(default_factory=dict)
 
     @property
     def card(self) -> ModelCard:

@@ -183,8 +183,8 @@ class Asker:
             rows = index.search(asked.z, SHORTLIST).rows[0]
             yield index.gaussians(rows[rows >= 0].tolist())
             return
-        for chunk in index.chunks:
-            yield chunk.gaussian(chunk.living)
+        for block in index.store.gallery.blocks():
+            yield index.store.gallery.gaussian(block)
 
     def _risk(self, asked: Asked, near: Found) -> dict[str, Any] | None:
         """Whether the calibrated threshold answers a question of its kind, where there is one; near: as calibrated."""
@@ -211,7 +211,7 @@ class Asker:
             if score is index.score:
                 found = index.search(asked.z, count)
             elif near is None:
-                found = exact.score_all(score, asked.z, index.chunks, count, role)
+                found = exact.score_all(score, asked.z, index.store.gallery, count, role)
             else:
                 again = exact.rescored(score, asked.z, near.rows, lambda rows: index.gaussians(rows.tolist()), role)
                 found = exact.top(Found(near.rows, again), count)

@@ -58,10 +58,10 @@ class Gallery:
 
     def __init__(self, index: SearchIndex):
         if not len(index):
-            raise ValueError(f"{index.store.folder} holds no item: put some in, python -m prolip.search extend")
+            raise ValueError(f"{index.store.folder} holds no item: put some in, prolip search add")
         self.index, self.pictures = index, Pictures()
         self.units, self.own = meaning(index)
-        self.probabilistic = any(chunk.log_var is not None for chunk in index.chunks)
+        self.probabilistic = index.store.gallery.log_var is not None
         self.uncertainty = Once(self._uncertainty)
         self.mapped = Once(self._map)
 
@@ -69,7 +69,7 @@ class Gallery:
         """A row that is there. KeyError otherwise."""
         if not isinstance(row, int) or isinstance(row, bool) or not 0 <= row < len(self.index.store):
             raise KeyError(f"no item {row!r}: there are {len(self.index.store):,}, counted from 0")
-        alive = self.index.store.alive
+        alive = self.index.store.gallery.alive
         if alive is not None and not alive[row]:
             raise KeyError(f"item {row} was deleted")
         return row
@@ -90,7 +90,7 @@ class Gallery:
 
     def sample(self, count: int) -> np.ndarray:
         """At most so many living rows at random, rising."""
-        alive = self.index.store.alive
+        alive = self.index.store.gallery.alive
         rows: Any = len(self.index) if alive is None else np.flatnonzero(alive)
         return np.sort(np.random.default_rng(0).choice(rows, min(count, len(self.index)), replace=False))
 
@@ -112,9 +112,8 @@ class Gallery:
 
     def _uncertainty(self) -> np.ndarray:
         found = np.full(len(self.index.store), np.nan, dtype=np.float32)
-        for chunk in self.index.chunks:
-            rows = chunk.living
-            found[chunk.start + rows] = self.own.uncertainty(chunk.gaussian(rows)).float().numpy()
+        for rows in self.index.store.gallery.blocks():
+            found[rows] = self.own.uncertainty(self.index.store.gallery.gaussian(rows)).float().numpy()
         return found
 
     def _map(self) -> Map:

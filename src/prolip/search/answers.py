@@ -5,6 +5,7 @@ import json
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -119,13 +120,12 @@ def pictures_of(questions: Sequence[Question], embedder: Embedder) -> Tensor:
     return torch.stack([embedder.preprocess(open_image(q.image, q.public_only)) for q in questions if q.image])
 
 
-def are_pairs(questions: Sequence[Question], index: SearchIndex) -> list[bool]:
-    """Whether each is of the other side than the gallery, so that its score was trained to be that of a pair."""
-    return [(q.image is None) if index.side == "image" else (q.text is None) for q in questions]
-
-
 def answers_of(index: SearchIndex, found: Found, pairs: Sequence[bool], by_score: bool = True) -> list[list[Answer]]:
-    """What was found of each question. by_score: whether it was found by the score, of which a probability may be."""
+    """What was found of each question.
+
+    pairs: whether each is of the other side than the gallery, so that its score was trained to be that of a pair;
+    by_score: whether it was found by the score, of which a probability may be.
+    """
     units, uncertainty = meaning(index)
     probability = index.score.match_probability(found.scores) if by_score else None
     out = []
@@ -194,12 +194,36 @@ def code_lengths(index: SearchIndex, queries: Gaussian, rows: Tensor) -> Tensor 
         return None
     logits = 2 / units.unit * queries.mean
     total = torch.full((len(rows),), -torch.inf, dtype=torch.float64)
-    for chunk in index.chunks:
-        means = chunk.gaussian(chunk.living).mean
+    for block in index.store.gallery.blocks():
+        means = index.store.gallery.gaussian(block).mean
         for part, own in zip(total.split(BLOCK), logits.split(BLOCK)):
             part.copy_(part.logaddexp((own @ means.mT).double().logsumexp(1)))
     answer = (logits * index.gaussians(rows.clamp(min=0).tolist()).mean).double().sum(1)
     return (total - answer).where(rows >= 0, torch.inf)
+
+
+def ask(
+    index: SearchIndex, questions: Sequence[Question], embedder: Embedder, top: int = 10, wider: bool | None = None,
+    known: tuple[Sequence[Question], Sequence[Sequence[str]]] | None = None, risk: float = 0.1, delta: float = 0.1,
+    **settings: Any,
+) -> tuple[list[list[Answer] | None], Threshold | None]:  # fmt: skip
+    """The `top` answers to each question, None where it is refused, and the threshold that it is refused by.
+
+    wider: rank by inclusion, `SearchIndex.search_inclusion`. known: as `read_questions` gives it, asked the same way to
+    refuse by; risk, delta: of `calibrate`. settings: of `SearchIndex.search`.
+    """
+    embedded, threshold, most = embed(questions, embedder), None, top if known is None else max(top, COMPARED)
+    pairs = [(question.image if index.side == "image" else question.text) is None for question in questions]
+    if wider is not None:
+        found = index.search_inclusion(embedded.z, top, wider, settings.get("shortlist") or 1000)
+        return [*answers_of(index, found, pairs, by_score=False)], None
+    search: Callable[[Gaussian], Found] = partial(index.search, k=most, **settings)
+    found, given = search(embedded.z), [True] * len(questions)
+    if known is not None:
+        threshold = calibrate(index, *known, embedder, risk, delta, search)
+        given = threshold.answers(confidences(index, embedded, found.first(COMPARED))).tolist()
+    answers = answers_of(index, found.first(top), pairs)
+    return [own if is_given else None for own, is_given in zip(answers, given)], threshold
 
 
 def calibrate(
@@ -210,28 +234,21 @@ def calibrate(
 
     search: how the questions are asked that it is for, COMPARED answers or more of each (default: as many, by `search`
     of the index). It holds for first answers that are found so: an approximate index may find others by other settings.
+    A warning names keys that are not in the index. ValueError where none is there.
     """
-    check_keys(index, right)
-    asked = embed(questions, embedder)
-    found = index.search(asked.z, COMPARED) if search is None else search(asked.z)
-    wrong = [not rows or rows[0] not in set(keys) for rows, keys in zip(first_keys(index, found), right)]
-    return find_threshold(confidences(index, asked, found.first(COMPARED)), np.array(wrong), risk, delta)
-
-
-def check_keys(index: SearchIndex, right: Sequence[Sequence[str]]) -> None:
-    """A warning of answers that are not in the index, which count as wrong. ValueError where none is there."""
     keys = list(dict.fromkeys(key for some in right for key in some))
-    missing = [key for key, row in zip(keys, index.find(keys).tolist()) if row < 0]
+    rows = dict(zip(keys, index.find(keys).tolist()))
+    missing = [key for key, row in rows.items() if row < 0]
     what = f"{len(missing)} of {len(keys)} keys of the questions are not in the index ({first_few(missing, 3)})"
     if missing and len(missing) == len(keys):
         raise ValueError(f"{what}: give them as query --json prints them")
     if missing:
         log.warning("%s: no answer can be these", console.plain(what))
-
-
-def first_keys(index: SearchIndex, found: Found) -> list[list[str]]:
-    """The key of the first answer of every question, [] where there is none."""
-    return [[item["key"] for item in index.items([row])] if row >= 0 else [] for row in found.rows[:, 0].tolist()]
+    asked = embed(questions, embedder)
+    found = index.search(asked.z, COMPARED) if search is None else search(asked.z)
+    firsts = found.rows[:, 0].tolist()
+    wrong = [first < 0 or first not in [rows[key] for key in some] for first, some in zip(firsts, right)]
+    return find_threshold(confidences(index, asked, found.first(COMPARED)), np.array(wrong), risk, delta)
 
 
 def read_questions(path: str, allow_private_hosts: bool = False) -> tuple[list[Question], list[list[str]]]:

@@ -23,8 +23,7 @@ import torch
 from torch import Tensor
 
 from prolip.gaussian import Gaussian
-from prolip.search.chunks import Chunk
-from prolip.search.exact import ELEMENTS, Found, joined, top
+from prolip.search.exact import ELEMENTS, Found, GaussianArrays, joined, top
 
 #: Rows of a bucket; fewer bound tighter, more are fewer matrix products.
 ROWS = 128
@@ -33,9 +32,9 @@ QUERIES = 64
 
 
 class Bucket(NamedTuple):
-    """Rows of one chunk that have similar variances, and what bounds them, each (D,) float64."""
+    """Rows of a gallery that have similar variances, and what bounds them, each (D,) float64."""
 
-    chunk: Chunk
+    gallery: GaussianArrays
     rows: np.ndarray
     mean_low: Tensor
     mean_high: Tensor
@@ -44,18 +43,18 @@ class Bucket(NamedTuple):
     centre: Tensor
 
 
-def make_buckets(chunks: Sequence[Chunk], rows: int = ROWS) -> list[Bucket]:
-    """Buckets of at most `rows` rows of a chunk, by their mean log variance. ValueError for points."""
+def make_buckets(gallery: GaussianArrays, rows: int = ROWS) -> list[Bucket]:
+    """Buckets of at most `rows` rows of a block, by their mean log variance. ValueError for points."""
     found = []
-    for chunk in chunks:
-        if chunk.log_var is None or np.isneginf(chunk.log_var).any():
+    for block in gallery.blocks():
+        log_vars = gallery.gaussian(block).log_var.numpy()
+        if np.isneginf(log_vars).any():
             raise ValueError("elk needs variances, and these are points: use csd or mean")
-        living = chunk.living
-        order = living[np.argsort(np.asarray(chunk.log_var).mean(1)[living], kind="stable")]
+        order = block[np.argsort(log_vars.mean(1), kind="stable")]
         for start in range(0, len(order), rows):
             some = np.sort(order[start : start + rows])
-            mean, log_var = chunk.gaussian(some).to(torch.float64)
-            found.append(Bucket(chunk, some, mean.amin(0), mean.amax(0), log_var.amin(0), log_var.amax(0),
+            mean, log_var = gallery.gaussian(some).to(torch.float64)
+            found.append(Bucket(gallery, some, mean.amin(0), mean.amax(0), log_var.amin(0), log_var.amax(0),
                                 log_var.mean(0)))  # fmt: skip
     return found
 
@@ -112,12 +111,12 @@ def nearest_by_elk(queries: Gaussian, buckets: Sequence[Bucket], k: int) -> tupl
 def _look_into(bucket: Bucket, queries: Gaussian, asked: Tensor, best: Found) -> int:
     """Score the items of a bucket that may be among the best of these queries, which change in place; how many."""
     k = best.rows.shape[1]
-    items = bucket.chunk.gaussian(bucket.rows).to(torch.float64)
+    items = bucket.gallery.gaussian(bucket.rows).to(torch.float64)
     bounds = item_bounds(queries.select(asked), items, bucket)
     first = torch.zeros_like(bounds, dtype=torch.bool)
     first.scatter_(1, bounds.topk(min(k, bounds.shape[1]), dim=1).indices, True)
     first &= bounds >= best.scores[asked, -1].unsqueeze(1)
-    rows = torch.from_numpy(bucket.rows) + bucket.chunk.start
+    rows = torch.from_numpy(bucket.rows)
     count = _score(first, rows, items, queries, asked, best)
     rest = (bounds >= best.scores[asked, -1].unsqueeze(1)) & ~first
     return count + _score(rest, rows, items, queries, asked, best)
@@ -135,9 +134,8 @@ def _score(which: Tensor, rows: Tensor, items: Gaussian, queries: Gaussian, aske
     if len(query):
         changed = torch.nonzero(which.any(1))[:, 0]
         own = asked[changed]
-        found = Found(
-            torch.cat([best.rows[own], rows.expand(len(own), -1)], 1), torch.cat([best.scores[own], values[changed]], 1)
-        )
+        new = rows.expand(len(own), -1), values[changed]
+        found = Found(*(torch.cat([old[own], more], 1) for old, more in zip(best, new)))
         kept = top(found, best.rows.shape[1])
         best.rows[own], best.scores[own] = kept.rows.where(~kept.scores.isneginf(), -1), kept.scores
     return len(query)

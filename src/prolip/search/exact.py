@@ -1,11 +1,11 @@
-"""Exact search: the order is that of the score in float64, equal scores by rising row, whatever the chunks.
+"""A gallery as arrays, and exact search: in the order of the score in float64, equal scores by rising row.
 
 Of a score that factors faiss finds candidates in float32; so many that none beyond them can be among the answers, by a
 bound on float32's error, are scored again in float64. Of another score every pair is scored.
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import faiss
@@ -15,14 +15,62 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from prolip.gaussian import Gaussian
+from prolip.losses import Factors
 from prolip.scores import Score, Side, index_vectors
-from prolip.search.chunks import Chunk, gather
 
+#: Rows that a search looks at at once.
+BLOCK = 32_768
 #: Candidates beyond twice the answers that are asked for at first.
 SPARE = 32
 #: Numbers of items that are scored again at a time, and pairs of a score that does not factor.
 ELEMENTS, PAIRS = 2**24, 2**20
 NOT_FINITE = "the gallery holds NaN or infinite numbers, so its files are damaged: ask with --verify, which names them"
+
+
+class GaussianArrays(NamedTuple):
+    """N Gaussians and their vectors.
+
+    mean: (N, D) float32; log_var: (N, D) float32, None for points; vector: (N, P + 1) float32, [v, b] of a score that
+    factors; reach, lift: max |v| and max(b, 0); alive: (N,) bool, None where nothing was deleted; block: rows that are
+    looked at at once.
+    """
+
+    mean: np.ndarray
+    log_var: np.ndarray | None
+    vector: np.ndarray
+    reach: float
+    lift: float
+    alive: np.ndarray | None = None
+    block: int = BLOCK
+
+    def blocks(self, first: int = 0, deleted: bool = False) -> Iterator[np.ndarray]:
+        """The rows from `first` on, block by block (n,); deleted: those that were deleted, too."""
+        for start in range(first, len(self.mean), self.block):
+            rows = np.arange(start, min(start + self.block, len(self.mean)))
+            kept = rows if self.alive is None or deleted else rows[self.alive[rows]]
+            if len(kept):
+                yield kept
+
+    def gaussian(self, rows: np.ndarray) -> Gaussian:
+        """Those of some rows (M,), in memory."""
+        mean = torch.from_numpy(self.mean[rows])
+        log_var = None if self.log_var is None else torch.from_numpy(self.log_var[rows])
+        return Gaussian(mean, torch.full_like(mean, -torch.inf) if log_var is None else log_var)
+
+    def factors(self, rows: np.ndarray) -> Factors:
+        """The vectors of some rows (M,), in memory."""
+        both = torch.from_numpy(self.vector[rows])
+        return Factors(both[:, :-1], both[:, -1])
+
+
+def make_arrays(score: Score, z: Gaussian, side: Side = "image") -> GaussianArrays:
+    """Those of Gaussians in memory; score: what their vectors are of, which factors."""
+    mean, log_var = (x.detach().float().contiguous() for x in z)
+    factors = score.factors(Gaussian(mean, log_var), side)
+    assert factors is not None
+    vector = torch.cat([factors.vector, factors.offset.unsqueeze(-1)], -1).numpy()
+    reach, lift = float(factors.vector.norm(dim=-1).max()), max(0.0, float(factors.offset.max()))
+    return GaussianArrays(mean.numpy(), None if log_var.isneginf().all() else log_var.numpy(), vector, reach, lift)
 
 
 class Found(NamedTuple):
@@ -54,40 +102,40 @@ class Steady(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def nearest(score: Score, queries: Gaussian, chunks: Sequence[Chunk], k: int, side: Side = "text") -> Found:
+def nearest(score: Score, queries: Gaussian, gallery: GaussianArrays, k: int, side: Side = "text") -> Found:
     """The k best items of every query; side: what the queries are.
 
-    The chunks' vectors are those of the score where it factors; where it does not, `score_all` scores every pair.
+    The gallery's vectors are those of the score where it factors; where it does not, `score_all` scores every pair.
     """
     asked = index_vectors(score, queries.float(), gallery=False, side=side)
     if asked is None:
-        return score_all(score, queries, chunks, k, side)
+        return score_all(score, queries, gallery, k, side)
     parts = []
     step = max(1, ELEMENTS // (queries.mean.shape[1] * (2 * k + SPARE)))
     for start in range(0, len(asked), step):
         some = slice(start, start + step)
-        parts.append(_nearest_of_some(score, queries.select(some), asked[some].contiguous(), chunks, k, side))
+        parts.append(_nearest_of_some(score, queries.select(some), asked[some].contiguous(), gallery, k, side))
     return joined(parts, k)
 
 
 def _nearest_of_some(
-    score: Score, queries: Gaussian, asked: Tensor, chunks: Sequence[Chunk], k: int, side: Side
+    score: Score, queries: Gaussian, asked: Tensor, gallery: GaussianArrays, k: int, side: Side
 ) -> Found:
     """`nearest`, the candidates doubled for the queries for which they do not suffice."""
-    total = sum(len(chunk.living) for chunk in chunks)
+    total = len(gallery.mean) if gallery.alive is None else int(gallery.alive.sum())
     rows = torch.full((len(asked), k), -1)
     scores = torch.full((len(asked), k), -torch.inf, dtype=torch.float64)
     left, count = torch.arange(len(asked)), min(total, 2 * k + SPARE)
     while len(left) and total:
-        near = candidates(asked[left].numpy(), chunks, count)
+        near = candidates(asked[left].numpy(), gallery, count)
         some = queries.select(left)
-        again = rescored(score, some, near.rows, lambda items: gather(chunks, items), side)
+        again = rescored(score, some, near.rows, gallery.gaussian, side)
         best = top(Found(near.rows, again), k)
         enough = torch.ones(len(left), dtype=torch.bool)
         if count < total:
             own = score.factors(some.to(torch.float64), side)
             assert own is not None
-            error = error_bound(asked[left], chunks, near.scores[:, k - 1])
+            error = error_bound(asked[left], gallery, near.scores[:, k - 1])
             enough = near.scores[:, -1] + own.offset + error < best.scores[:, -1]
         size = min(k, best.rows.shape[1])
         rows[left[enough], :size], scores[left[enough], :size] = best.rows[enough], best.scores[enough]
@@ -95,41 +143,35 @@ def _nearest_of_some(
     return Found(rows, scores)
 
 
-def candidates(asked: np.ndarray, chunks: Sequence[Chunk], count: int) -> Found:
-    """The `count` largest inner products with the chunks' vectors in float32, (Q, P + 1) -> (Q, count), float64.
+def candidates(asked: np.ndarray, gallery: GaussianArrays, count: int) -> Found:
+    """The `count` largest inner products with the gallery's vectors in float32, (Q, P + 1) -> (Q, count), float64.
 
     count: at most the rows that are not deleted.
     """
     rows = torch.full((len(asked), 0), -1)
     scores = torch.full((len(asked), 0), -torch.inf, dtype=torch.float64)
-    for chunk in chunks:
-        dead = len(chunk.mean) - len(chunk.living)
-        size = min(len(chunk.mean), count + dead)
-        if dead == len(chunk.mean):
-            continue
-        found, places = faiss.knn(asked, np.ascontiguousarray(chunk.vector), size, metric=faiss.METRIC_INNER_PRODUCT)
+    for some in gallery.blocks():
+        is_whole = some[-1] - some[0] + 1 == len(some)  # and needs no copy
+        vectors = np.ascontiguousarray(gallery.vector[slice(some[0], some[-1] + 1) if is_whole else some])
+        found, places = faiss.knn(asked, vectors, min(len(some), count), metric=faiss.METRIC_INNER_PRODUCT)
         if (places < 0).any():  # NaN is never found
             raise ValueError(NOT_FINITE)
-        value = torch.from_numpy(found).double()
-        if chunk.alive is not None:
-            value[torch.from_numpy(~chunk.alive[places])] = -torch.inf
-        rows = torch.cat([rows, torch.from_numpy(places) + chunk.start], 1)
-        scores = torch.cat([scores, value], 1)
+        rows = torch.cat([rows, torch.from_numpy(some[places])], 1)
+        scores = torch.cat([scores, torch.from_numpy(found).double()], 1)
         best = scores.topk(min(count, scores.shape[1]), dim=1)
         scores, rows = best.values, rows.gather(1, best.indices)
     return Found(rows.where(~scores.isneginf(), -1), scores)
 
 
-def error_bound(asked: Tensor, chunks: Sequence[Chunk], least: Tensor) -> Tensor:
+def error_bound(asked: Tensor, gallery: GaussianArrays, least: Tensor) -> Tensor:
     """How far above its float32 inner product the score of an item that does not lie far behind may be, (Q,) float64.
 
     A dot product of P + 1 terms is off by (P + 1) eps/2 sum |u_i v_i| in any order of summation (Jeannerod and Rump
     2013), and its factors were rounded, and summed, in float32: (P + 64) eps (|u| |v| + |b|) is more than both. Of |b|:
     an item whose b is below -2 (|u| |v| + |s|) scores less than s, the `least` that counts, whatever its rounding.
     """
-    reach, lift = max(chunk.reach for chunk in chunks), max(chunk.lift for chunk in chunks)
-    length = asked[:, :-1].double().norm(dim=1) * reach
-    offset = torch.maximum(2 * (length + least.abs()), torch.tensor(lift, dtype=torch.float64))
+    length = asked[:, :-1].double().norm(dim=1) * gallery.reach
+    offset = torch.maximum(2 * (length + least.abs()), torch.tensor(gallery.lift, dtype=torch.float64))
     return (asked.shape[1] + 64) * 2.0**-23 * (length + offset)
 
 
@@ -174,7 +216,7 @@ def other_side(side: Side) -> Side:
     return "text" if side == "image" else "image"
 
 
-def score_all(score: Score, queries: Gaussian, chunks: Sequence[Chunk], k: int, side: Side = "text") -> Found:
+def score_all(score: Score, queries: Gaussian, gallery: GaussianArrays, k: int, side: Side = "text") -> Found:
     """The k best by scoring every pair, in bounded memory: what ranks any score."""
     dtype = torch.float32 if any(True for _ in score.parameters()) else torch.float64
     queries = queries.to(dtype)
@@ -182,14 +224,10 @@ def score_all(score: Score, queries: Gaussian, chunks: Sequence[Chunk], k: int, 
     for start in range(0, len(queries.mean), 64):
         some = queries.select(slice(start, start + 64))
         found: list[Found] = []
-        step = max(1, PAIRS // len(some.mean))
-        for chunk in chunks:
-            living = chunk.living
-            for low in range(0, len(living), step):
-                rows = living[low : low + step]
-                values = all_scores(score, some, chunk.gaussian(rows).to(dtype), side).double()
-                places = torch.from_numpy(rows + chunk.start).expand(len(some.mean), -1)
-                found = [top(Found(*(torch.cat(x, 1) for x in zip(*found, (places, values)))), k)]
+        for rows in gallery._replace(block=max(1, PAIRS // len(some.mean))).blocks():
+            values = all_scores(score, some, gallery.gaussian(rows).to(dtype), side).double()
+            places = torch.from_numpy(rows).expand(len(some.mean), -1)
+            found = [top(Found(*(torch.cat(x, 1) for x in zip(*found, (places, values)))), k)]
         parts.append(found[0] if found else Found(*(torch.empty(len(some.mean), 0) for _ in range(2))))
     return joined(parts, k)
 

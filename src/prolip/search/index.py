@@ -5,9 +5,8 @@ import logging
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 import faiss
@@ -23,10 +22,9 @@ from prolip.measures import MEASURES, pairwise_inclusion_test, pairwise_log_incl
 from prolip.methods import find_score, score_from_dict
 from prolip.scores import Score, Side, index_vectors
 from prolip.search import exact, indexes
-from prolip.search.buckets import Bucket, make_buckets, nearest_by_elk
-from prolip.search.chunks import Chunk, gather, gather_vectors
+from prolip.search.buckets import make_buckets, nearest_by_elk
 from prolip.search.exact import Found, other_side
-from prolip.search.indexes import FLAT, LEAST, PQ, Kind
+from prolip.search.indexes import FLAT, HNSW, LEAST, PQ, Kind, lists_for
 from prolip.search.store import AGAIN, NAME, REMEDY, Item, Store
 from prolip.utils.console import plain
 
@@ -49,7 +47,7 @@ class Part(NamedTuple):
 
 
 class SearchIndex:
-    """Gaussians in a folder, with an index of one score; `find` and `items` are those of its store.
+    """Gaussians in a folder, with an index of one score; `find`, `items` and `writing` are those of its store.
 
     score: what the answers are ranked by; coarse: itself where it factors, otherwise what the index serves, by which
     the items are chosen that the score then ranks; kind: of the approximate index; side: what the gallery is of.
@@ -66,12 +64,11 @@ class SearchIndex:
             self.score: Score = score_from_dict(values["score"])
             self.coarse: Score = score_from_dict(values["coarse"])
             self.served: bool = values["score"] == values["coarse"]
-            self.kind, self.side = Kind(**values["kind"]), values["side"]
+            self.kind, self.side = Kind(values["kind"]["name"], values["kind"]["lists"]), values["side"]
             self.card: ModelCard | None = None if values["card"] is None else ModelCard(**values["card"])
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(f"{self.store.folder / NAME} is of another version ({error}): {REMEDY}") from error
-        self.find, self.items = self.store.find, self.store.items
-        self._told = False
+        self.find, self.items, self.writing = self.store.find, self.store.items, self.store.writing
 
     @classmethod
     def create(
@@ -94,40 +91,31 @@ class SearchIndex:
         return len(self.store) - len(self.store.deleted)
 
     # --- building ----------------------------------------------------------------------------------------------------
-    @contextmanager
-    def writing(self) -> Iterator[None]:
-        """`Store.writing`, for several changes: each takes the lock by itself, too."""
-        with self.store.writing():
-            try:
-                yield
-            finally:
-                for name in ("chunks", "_near", "_buckets"):
-                    self.__dict__.pop(name, None)
-
     def add(self, address: str, parts: Iterable[Part], rows: int = CHUNK, replace: bool = False) -> None:
         """Append what a source holds, chunk by chunk; `finish` makes it findable in an approximate index.
 
         parts: from the position of `source` on, where one that was broken off goes on; replace: whether an item takes
         the place of the one that has its key, in one step.
         """
-        position, waiting = self.source(address)["position"], []
+        position, waiting = self.source(address)["position"], list[Part]()
         with self.writing():
-            if position != self.source(address)["position"]:
+            source, others = self.source(address), [x for x in self.store.values["sources"] if x["address"] != address]
+            if position != source["position"]:
                 raise ValueError(f"another process has read {plain(address)} meanwhile: start again")
             for part in parts:
                 waiting.append(part)
-                position = part.position
+                source = source | {"position": part.position, "done": False}
                 if sum(len(x.items) for x in waiting) >= rows:
-                    self._append(waiting, self._sources(address, position, False), replace)
+                    self._append(waiting, [*others, source], replace)
                     waiting = []
-            done = self._sources(address, position, True)
-            if sum(len(x.items) for x in waiting):
-                self._append(waiting, done, replace)
-            else:
-                self.store.write(sources=done)
+            self._append(waiting, [*others, source | {"done": True}], replace)
 
     def _append(self, parts: Sequence[Part], sources: Sequence[Mapping[str, Any]], replace: bool) -> None:
-        z, items = concatenate([part.z for part in parts]), [item for part in parts for item in part.items]
+        items = [item for part in parts for item in part.items]
+        if not items:
+            self.store.write(sources=sources)
+            return
+        z = concatenate([part.z for part in parts])
         if z.mean.shape != (len(items), self.store.values["dim"]):
             raise ValueError(f"{len(items)} items have Gaussians {tuple(z.mean.shape)}, and this index has"
                              f" {self.store.values['dim']} dimensions: embed them by its model")  # fmt: skip
@@ -138,11 +126,6 @@ class SearchIndex:
         """What is known of a source: its position, how far it was read, and whether it is done, to its end."""
         nothing = {"address": address, "position": 0, "done": False}
         return next((x for x in self.store.values["sources"] if x["address"] == address), nothing)
-
-    def _sources(self, address: str, position: int, done: bool) -> list[dict[str, Any]]:
-        """All sources, one of them last, and read so far."""
-        others = [source for source in self.store.values["sources"] if source["address"] != address]
-        return [*others, self.source(address) | {"position": position, "done": done}]
 
     def unfinished(self) -> list[str]:
         """A line for every source that was not read to its end."""
@@ -165,24 +148,17 @@ class SearchIndex:
                 if near is not None and not anew:
                     log.warning("an item's length is beyond that of all others: making the index anew")
                 constant = least + 1e-3 * abs(least) + 1e-6
-                sample = indexes.sample_of(self.store.chunks(), indexes.sample_size(self.kind, total), constant)
+                sample = indexes.sample_of(self.store.gallery, indexes.sample_size(self.kind, total), constant)
                 index = indexes.make(self.kind, sample.shape[1], sample, total)
             else:
                 index, constant = self._read(), near["constant"]
-            if index.ntotal < total:
-                self._fill(index, constant, progress)
-
-    def _fill(self, index: faiss.Index, constant: float, progress: bool) -> None:
-        """Add the rows that an index lacks, and write it, now and then before its end, too."""
-        written = time.monotonic()
-        with tqdm(total=len(self.store), initial=index.ntotal, unit="", desc="index", disable=not progress) as bar:
-            for chunk in self.store.chunks(index.ntotal):
-                index.add(indexes.fitted(index, indexes.vectors_of(chunk, constant)))
-                bar.update(len(chunk.mean))
-                if time.monotonic() - written > SAVE and index.ntotal < len(self.store):
+            written, gallery, missing = time.monotonic(), self.store.gallery, total - index.ntotal
+            blocks = gallery.blocks(index.ntotal, deleted=True)
+            for rows in tqdm(blocks, "index", -(-missing // gallery.block), unit=" blocks", disable=not progress):
+                index.add(indexes.fitted(index, indexes.vectors_of(gallery, rows, constant)))
+                if index.ntotal == total or time.monotonic() - written > SAVE:
                     self.store.write_near(partial(faiss.write_index, index), constant)
                     written = time.monotonic()
-        self.store.write_near(partial(faiss.write_index, index), constant)
 
     def _read(self, mapped: bool = False) -> faiss.Index:
         """The approximate index. ValueError where it is gone or damaged."""
@@ -199,26 +175,17 @@ class SearchIndex:
     def delete(self, keys: Sequence[str], **values: Any) -> None:
         """Have these keys found no more, also when their source is read again, and change values of the manifest.
 
-        KeyError, and nothing changes, where one is not there.
+        ValueError, and nothing changes, where one is not there.
         """
-        with self.writing():
-            unwanted = sorted({*self.store.values.get("unwanted", ()), *keys})
-            self.store.delete(keys, **{"unwanted": unwanted, **values})
+        self.store.delete(keys, unwanted=True, **values)
 
     # --- asking ------------------------------------------------------------------------------------------------------
-    @cached_property
-    def chunks(self) -> list[Chunk]:
-        """The gallery, mapped."""
-        return self.store.chunks()
-
-    @cached_property
-    def _buckets(self) -> list[Bucket]:
-        return make_buckets(self.chunks)
-
-    @cached_property
+    @property
     def _near(self) -> faiss.Index | None:
         """The approximate index, None before its first rows are written."""
-        return None if self.store.values["near"] is None else self._read(mapped=self.kind.name == indexes.IVF)
+        if self.store.values["near"] is None:
+            return None
+        return self.store.once("near", lambda: self._read(mapped=self.kind.name == indexes.IVF))
 
     @property
     def is_flat(self) -> bool:
@@ -227,18 +194,16 @@ class SearchIndex:
 
     def gaussians(self, rows: Sequence[int]) -> Gaussian:
         """The embeddings of rows, (M, D)."""
-        return gather(self.chunks, np.asarray(rows, dtype=np.int64))
+        return self.store.gallery.gaussian(np.asarray(rows, dtype=np.int64))
 
     def batches(self) -> Iterator[tuple[list[Item], Gaussian, Tensor]]:
-        """Items, Gaussians and vectors (n, P + 1) of all that can be found, chunk by chunk, for another's index.
+        """Items, Gaussians and vectors (n, P + 1) of all that can be found, block by block, for another's index.
 
         By L2 the vectors nearest to `question_vectors` are what scores highest (`prolip.scores.distance_vectors`).
         """
-        constant = self.store.values["bounds"][2] if self.chunks else 0.0
-        for chunk in self.chunks:
-            rows = chunk.living
-            vectors = torch.from_numpy(indexes.vectors_of(chunk, constant)[rows])
-            yield self.items((rows + chunk.start).tolist()), chunk.gaussian(rows), vectors
+        for rows in self.store.gallery.blocks():
+            vectors = indexes.vectors_of(self.store.gallery, rows, self.store.values["bounds"][2])
+            yield self.items(rows.tolist()), self.store.gallery.gaussian(rows), torch.from_numpy(vectors)
 
     def question_vectors(self, queries: Gaussian) -> Tensor:
         """What asks for the nearest of `batches`, (Q, P + 1)."""
@@ -260,27 +225,23 @@ class SearchIndex:
         check_embeddings(queries, "queries", self.store.values["dim"])
         if k < 1 or (effort is not None and effort < 1) or (shortlist is not None and shortlist < 1):
             raise ValueError(f"{k} answers, effort {effort}, shortlist {shortlist}: give 1 or more of each")
-        for line in () if self._told else self.unfinished():
-            log.warning(line)
-        self._told = True
+        self.store.once("told", lambda: list(map(log.warning, self.unfinished())))
         role, served = other_side(self.side), self.served
-        if exactly or not self.chunks or (self.is_flat and (served or shortlist is None)):
-            return self._exactly(queries, k, role)
+        if exactly or not len(self.store) or (self.is_flat and (served or shortlist is None)):
+            if getattr(self.score, "measure", None) is MEASURES["elk"]:
+                buckets = self.store.once("buckets", lambda: make_buckets(self.store.gallery))
+                return nearest_by_elk(queries, buckets, k)[0]
+            return exact.nearest(self.score, queries, self.store.gallery, k, role)
         by_codes = self.kind.name == PQ and not self.is_flat
         usual = PER_ANSWER * k if by_codes else k
         count = shortlist or (usual if served else max(SHORTLIST, PER_ANSWER * k))
         found = self._near_found(queries, min(max(count, k), len(self.store)), effort, role)
         if not served:
-            again = exact.rescored(self.score, queries, found.rows, lambda x: gather(self.chunks, x), role)
+            again = exact.rescored(self.score, queries, found.rows, self.store.gallery.gaussian, role)
             found = Found(found.rows, again)
         elif by_codes:
             found = Found(found.rows, self._by_vectors(queries, found.rows))
         return exact.joined([exact.top(found, k)], k)
-
-    def _exactly(self, queries: Gaussian, k: int, role: Side) -> Found:
-        if getattr(self.score, "measure", None) is MEASURES["elk"]:
-            return nearest_by_elk(queries, self._buckets, k)[0]
-        return exact.nearest(self.score, queries, self.chunks, k, role)
 
     def _near_found(self, queries: Gaussian, count: int, effort: int | None, role: Side) -> Found:
         """Candidates, (Q, count), by the coarse score, exactly where there is no approximate index.
@@ -288,14 +249,14 @@ class SearchIndex:
         Of the squared distance d of [u, 0] and [v, sqrt(c - |v|^2 - 2 b)] the score is u.v + b = (|u|^2 + c - d) / 2.
         """
         if self.is_flat:
-            return exact.nearest(self.coarse, queries, self.chunks, count, role)
+            return exact.nearest(self.coarse, queries, self.store.gallery, count, role)
         if self._near is None or self._near.ntotal < len(self.store):
             held = 0 if self._near is None else self._near.ntotal
             raise ValueError(f"the index holds {held} of {len(self.store)} rows: its building was broken off, go on"
-                             f" with python -m prolip.search finish {self.store.folder}")  # fmt: skip
+                             f" with prolip search finish {self.store.folder}")  # fmt: skip
         own, asked = self._factors(queries.float()), self.question_vectors(queries.float())
-        effort = effort or self.kind.effort(len(self.store))
-        rows, distance = indexes.search(self._near, asked, count, effort, self.store.alive)
+        usual = 128 if self.kind.name == HNSW else max(8, (self.kind.lists or lists_for(len(self.store))) // 16)
+        rows, distance = indexes.search(self._near, asked, count, effort or usual, self.store.gallery.alive)
         squares = own.vector.double().square().sum(1) + self.store.values["near"]["constant"]
         scores = (squares.unsqueeze(1) - distance.double()) / 2 + own.offset.double().unsqueeze(1)
         return Found(rows, scores.masked_fill(rows < 0, -torch.inf))
@@ -311,12 +272,8 @@ class SearchIndex:
         own = self._factors(queries.float())
         asked = torch.cat([own.vector, torch.ones(len(own.vector), 1)], 1)
         out = torch.empty(rows.shape, dtype=torch.float64)
-        step = max(1, exact.ELEMENTS // max(1, rows.shape[1] * asked.shape[1]))
-        for start in range(0, len(rows), step):
-            some = rows[start : start + step]
-            items = torch.from_numpy(gather_vectors(self.chunks, some.clamp(min=0).flatten().numpy()))
-            products = (items.unflatten(0, some.shape) @ asked[start : start + step].unsqueeze(2)).squeeze(2)
-            out[start : start + step] = products + own.offset[start : start + step].unsqueeze(1)
+        for i, some in enumerate(rows.clamp(min=0).numpy()):
+            out[i] = torch.from_numpy(self.store.gallery.vector[some]) @ asked[i] + own.offset[i]
         return out.masked_fill(rows < 0, -torch.inf)
 
     def search_inclusion(self, queries: Gaussian, k: int = 10, wider: bool = True, shortlist: int = 1000) -> Found:

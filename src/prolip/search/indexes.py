@@ -6,7 +6,6 @@ of vectors whose lengths differ much find little by inner products.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from prolip.losses import Factors
 from prolip.scores import distance_vectors
-from prolip.search.chunks import Chunk, gather_vectors
+from prolip.search.exact import BLOCK, GaussianArrays
 
 FLAT, IVF, HNSW, PQ = KINDS = ("flat", "ivf", "hnsw", "pq")
 #: faiss by what it takes, which its stubs do not say of parameters.
@@ -26,29 +24,25 @@ FAISS: Any = faiss
 LEAST = 40
 #: Dimensions that half a byte of `pq` stands for, and vectors that a list's centre is learnt from.
 PER_CODE, PER_LIST = 4, 64
-#: Bytes of an id in a list; of a link of a graph, which has 2 M of them in its lowest layer and M in each other.
-ID, LINK = 8, 4
+#: Links M of a point in a graph, 2 M in its lowest layer, of which a point has 1/M in the next higher one; candidates
+#: that are looked at while it is built.
+LINKS, BUILDING = 32, 128
+#: Bytes of an id in a list; of a link; of a row's key, path and captions, about; of its hash, row and end of line.
+ID, LINK, ITEM, BESIDE = 8, 4, 120, 24
 
 
 @dataclass(frozen=True)
 class Kind:
-    """One of KINDS with its settings; 0: as `lists_for`, 32 links, 128 candidates while a graph is built."""
+    """One of KINDS; lists: of `ivf` and `pq`, 0: as `lists_for`."""
 
     name: str = FLAT
     lists: int = 0
-    links: int = 32
-    building: int = 128
 
     def __post_init__(self) -> None:
         if self.name not in KINDS:
             raise ValueError(f"an index of the kind {self.name!r} is unknown: use one of {', '.join(KINDS)}")
-        if self.lists < 0 or self.links < 2 or self.building < 1:
-            given = f"{self.lists} lists, {self.links} links, {self.building} candidates"
-            raise ValueError(f"{given}: give 0, 2 and 1 or more")
-
-    def effort(self, rows: int) -> int:
-        """What is looked at by default: lists of `ivf` and `pq`, candidates of `hnsw`."""
-        return 128 if self.name == HNSW else max(8, (self.lists or lists_for(rows)) // 16)
+        if self.lists < 0:
+            raise ValueError(f"{self.lists} lists: give 0 or more")
 
 
 def lists_for(rows: int) -> int:
@@ -60,8 +54,8 @@ def make(kind: Kind, width: int, sample: np.ndarray, rows: int) -> faiss.Index:
     """An empty index of vectors (n, width), trained on a sample of them where its kind learns."""
     lists = min(kind.lists or lists_for(rows), len(sample))
     if kind.name == HNSW:
-        graph = faiss.IndexHNSWFlat(width, kind.links, faiss.METRIC_L2)
-        graph.hnsw.efConstruction = kind.building
+        graph = faiss.IndexHNSWFlat(width, LINKS, faiss.METRIC_L2)
+        graph.hnsw.efConstruction = BUILDING
         return graph
     codes = "Flat" if kind.name == IVF else f"PQ{padded(width) // PER_CODE}x4fs"
     size = width if kind.name == IVF else padded(width)
@@ -83,17 +77,15 @@ def fitted(index: faiss.Index, vectors: np.ndarray) -> np.ndarray:
     return np.pad(vectors, ((0, 0), (0, index.d - vectors.shape[1]))) if index.d > vectors.shape[1] else vectors
 
 
-def vectors_of(chunk: Chunk, constant: float) -> np.ndarray:
-    """What an index holds of a chunk, (n, P + 1)."""
-    return distance_vectors(chunk.factors, constant).numpy()
+def vectors_of(gallery: GaussianArrays, rows: np.ndarray, constant: float) -> np.ndarray:
+    """What an index holds of some rows, (n, P + 1)."""
+    return distance_vectors(gallery.factors(rows), constant).numpy()
 
 
-def sample_of(chunks: Sequence[Chunk], count: int, constant: float, seed: int = 0) -> np.ndarray:
+def sample_of(gallery: GaussianArrays, count: int, constant: float, seed: int = 0) -> np.ndarray:
     """Vectors of `count` rows drawn at random, or of all where there are fewer."""
-    total = sum(len(chunk.mean) for chunk in chunks)
-    rows = np.sort(np.random.default_rng(seed).permutation(total)[:count])
-    both = torch.from_numpy(gather_vectors(chunks, rows))
-    return distance_vectors(Factors(both[:, :-1], both[:, -1]), constant).numpy()
+    rows = np.sort(np.random.default_rng(seed).permutation(len(gallery.mean))[:count])
+    return vectors_of(gallery, rows, constant)
 
 
 def sample_size(kind: Kind, rows: int) -> int:
@@ -109,13 +101,11 @@ def search(
     effort: lists that are read, or candidates that a graph is walked with, `count` at least; alive: (N,) bool, rows
     that may be found, None: all.
     """
-    options = {}
-    if alive is not None:
-        options["sel"] = FAISS.IDSelectorBitmap(np.packbits(alive, bitorder="little"))
+    kept = None if alive is None else FAISS.IDSelectorBitmap(np.packbits(alive, bitorder="little"))
     if isinstance(index, faiss.IndexHNSW):
-        given = FAISS.SearchParametersHNSW(efSearch=max(effort, count), **options)
+        given = FAISS.SearchParametersHNSW(efSearch=max(effort, count), sel=kept)
     else:
-        given = FAISS.SearchParametersIVF(nprobe=effort, **options)
+        given = FAISS.SearchParametersIVF(nprobe=effort, sel=kept)
     vectors = fitted(index, np.ascontiguousarray(asked.numpy(), dtype=np.float32))
     found, rows = index.search(vectors, count, params=given)
     return torch.from_numpy(rows), torch.from_numpy(found)
@@ -124,11 +114,30 @@ def search(
 def memory_per_item(kind: Kind, width: int) -> float:
     """Bytes of an item that a search keeps in memory, without what is the same for any number of them.
 
-    flat: nothing but what the system keeps of the mapped vectors; the links of a graph are those of its layers, of
-    which a point has 1/M in the next higher one.
+    flat: nothing but what the system keeps of the mapped vectors.
     """
     if kind.name == FLAT:
         return 0.0
     if kind.name == HNSW:
-        return 4 * width + LINK * (2 * kind.links + kind.links / (kind.links - 1)) + 12
+        return 4 * width + LINK * (2 * LINKS + LINKS / (LINKS - 1)) + 12
     return ID + (4 * width if kind.name == IVF else padded(width) / PER_CODE / 2)
+
+
+def table(items: int, dim: int, probabilistic: bool = True) -> str:
+    """How much room an index by csd takes, a row for every kind; on disk also variances and what is known of an item.
+
+    Most memory while building, beside the process and its model: the sample that it learns from, in three copies
+    (vectors, with zeros, normal to its centres), its centres and rows, and a block.
+    """
+    rows = ["| kind | memory per item, bytes | memory, GB | disk, GB | most memory while building, GB | lists |",
+            "|---|---|---|---|---|---|"]  # fmt: skip
+    width = dim + 1
+    for kind in map(Kind, KINDS):
+        memory = memory_per_item(kind, width)
+        disk = (4 * (width + dim * probabilistic) + ITEM + BESIDE + memory) * items
+        sample = 0 if kind.name == FLAT else 3 * 4 * padded(width) * sample_size(kind, items)
+        most = sample + memory * items + 6 * 4 * width * BLOCK
+        held = f"{memory:.0f} | {memory * items / 1e9:.2f}" if kind.name != FLAT else "0 (mapped) | 0"
+        lists = lists_for(items) if kind.name in (IVF, PQ) else "-"
+        rows.append(f"| {kind.name} | {held} | {disk / 1e9:.1f} | {most / 1e9:.1f} | {lists} |")
+    return "\n".join(rows)

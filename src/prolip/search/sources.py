@@ -5,15 +5,22 @@
     features:FOLDER       what --save-features kept of one data set; of several features:FOLDER,NAME
     texts:FILE            a text per line, which is its own key
 
-Each is read from its beginning, beside what the index has of it: `prolip.search.rebuild`.
+Each is read from its beginning, beside what the index has of it: what is new or has changed is embedded, what is gone
+is removed. Every item has a fingerprint, "print": of a picture's file its size, its time of change and a hash of its
+bytes; of a sample of shards the hash alone; of kept features a hash of the row; a text is its own. A file with the size
+and time of before is not read, and one with the bytes of before is not decoded. A local shard that was read without a
+fault, and has the size and time of before, is passed over. So a pass that was killed goes on where it was: it finds
+what is there.
 """
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,9 +34,9 @@ from prolip.data.samples.sample import IMAGE_SUFFIXES, Raw, image_bytes, json_re
 from prolip.evaluation.feature_store import FeatureStore
 from prolip.evaluation.features import Features, load_features
 from prolip.evaluation.model import Embedder, groups
+from prolip.gaussian import Gaussian
 from prolip.scores import Side
-from prolip.search.index import Part
-from prolip.search.rebuild import Read, Rebuild, digest, stamp
+from prolip.search.index import Part, SearchIndex
 from prolip.search.store import Item
 from prolip.utils.documents import read_file, text_lines
 from prolip.utils.links import check_inside, walk
@@ -40,6 +47,122 @@ from prolip.utils.threads import default_workers, in_threads
 FORMS = "images:FOLDER, shards:TARS, features:FOLDER[,NAME] or texts:FILE"
 #: Batches that are decoded ahead of the one that is embedded.
 AHEAD = 2
+
+
+class Read(NamedTuple):
+    """What is known of an item. mark: how its fingerprint begins, None: unknown before it is read; data: what to embed.
+
+    position: its place in the source, from 1; row: its row in the index, -1 for none, and former: what is there.
+    """
+
+    item: Item
+    mark: str | None
+    data: Any
+    position: int = 0
+    row: int = -1
+    former: Item | None = None
+
+    @property
+    def moved(self) -> bool:
+        """Whether anything but the fingerprint is another than before."""
+        return self.former is not None and {**self.former, "print": ""} != {**self.item, "print": ""}
+
+
+class Rebuild:
+    """One pass over a source by the writer of an index, whose lock is held.
+
+    data: the address as it was given, of which the manifest keeps none of its secrets; restore: whether items come back
+    that `delete` removed; faults: counts what cannot be read, or it is raised. added, replaced, removed: items;
+    withheld: deleted before.
+    """
+
+    def __init__(self, index: SearchIndex, data: str, restore: bool = False, faults: FaultCounter | None = None):
+        self.index, self.data, self.restore, self.faults = index, data, restore, faults
+        self.address = address = redacted(data)
+        self.added = self.replaced = self.removed = self.withheld = 0
+        self.source = digest(address.encode(errors="surrogatepass"))[:8]
+        sources = {x["address"] for x in index.store.values["sources"]}
+        self.known, self.only = address in sources, not sources - {address}
+        #: Local shards as they were when they were read whole; those of this pass; those whose items stay unseen.
+        self.before, self.shards, self.kept = index.store.shards(address), dict[str, str](), set[str]()
+        self.seen = np.zeros(len(index.store), dtype=bool)
+
+    def due(self, reads: Iterator[Read], size: int) -> Iterator[Read]:
+        """Those that the index has not as they are, without what was deleted. ValueError for the key of another."""
+        for group in groups(enumerate(reads, 1), size):
+            keys = [read.item["key"] for _, read in group]
+            unwanted = self.index.store.are_unwanted(keys) & (not self.restore)
+            for (position, read), row, is_unwanted in zip(group, self.index.find(keys).tolist(), unwanted.tolist()):
+                former = None if row < 0 else self.index.items([row])[0]
+                item = read.item | {"source": self.source}
+                read = read._replace(item=item, position=position, row=row, former=former)
+                if former is not None:
+                    own = self.owns(former) or ("source" not in former and self.known)
+                    if not own or row >= len(self.seen) or self.seen[row]:
+                        raise ValueError(f"the key {item['key']} of {self.address} is in the index already, of another"
+                                         " source or of the same: rename it, or leave it out")  # fmt: skip
+                    self.seen[row] = True
+                    if not read.moved and read.mark is not None and former.get("print", "").startswith(read.mark):
+                        continue
+                elif is_unwanted:
+                    self.withheld += 1
+                    continue
+                yield read
+
+    def owns(self, item: Item) -> bool:
+        """Whether an item is of this source, which those of indexes without fingerprints do not say."""
+        return item["source"] == self.source if "source" in item else self.only
+
+    def part(self, reads: list[Read], z: Gaussian, position: int) -> Part:
+        """Items to be put in the place of those with their keys, and counted."""
+        replaced = sum(read.former is not None for read in reads)
+        self.replaced, self.added = self.replaced + replaced, self.added + len(reads) - replaced
+        return Part([read.item for read in reads], z, position)
+
+    def parts(self, reads: Iterator[Read], size: int, embed: Callable[[list[Read]], Gaussian]) -> Iterator[Part]:
+        """Those that are due, embedded `size` at a time."""
+        for some in groups(self.due(reads, size), size):
+            yield self.part(some, embed(some), some[-1].position)
+
+    def whole(self, parts: Iterator[Part]) -> Iterator[Part]:
+        """All parts, and what was not seen is removed after the last."""
+        yield from parts
+        store, gone = self.index.store, []
+        alive = store.gallery.alive
+        unseen = ~self.seen if alive is None else ~self.seen & alive[: len(self.seen)]
+        for row in np.flatnonzero(unseen).tolist():
+            (item,) = store.items([row])
+            if self.owns(item) and item.get("shard") not in self.kept:
+                gone.append(item["key"])
+        if gone:
+            store.delete(gone)
+        self.removed = len(gone)
+
+    def run(self, parts: Iterator[Part], rows: int) -> None:
+        """Bring the index to what the source holds, chunk by chunk."""
+        self.index.add(self.address, self.whole(parts), rows, replace=True)
+        every = dict.fromkeys(self.before) | self.shards
+        if changed := {shard: stamp for shard, stamp in every.items() if self.before.get(shard) != stamp}:
+            self.index.store.note_shards(self.address, changed)
+
+    def __str__(self) -> str:
+        withheld = f"; {self.withheld:,} stay deleted, --restore brings them back" if self.withheld else ""
+        counts = f"{self.added:,} added, {self.replaced:,} replaced, {self.removed:,} removed{withheld}"
+        if self.faults is None or not self.faults.kinds:
+            return counts
+        lost = ", ".join(f"{count} {kind}" for kind, count in self.faults.kinds.items())
+        return f"{counts}\nleft out: {lost}, such as {next(iter(self.faults.examples), '')}"
+
+
+def stamp(path: str) -> str:
+    """The size of a file and the time of its last change."""
+    found = os.stat(path)
+    return f"{found.st_size} {found.st_mtime_ns} "
+
+
+def digest(data: bytes) -> str:
+    """128 bits of the contents of an item."""
+    return blake2b(data, digest_size=16).hexdigest()
 
 
 def split(address: str) -> tuple[str, str]:
@@ -56,28 +179,18 @@ def side_of(address: str) -> Side:
 
 
 def read(
-    rebuild: Rebuild, embedder: Embedder, batch_size: int = 256, faults: FaultCounter | None = None,
-    workers: int | None = None,
+    rebuild: Rebuild, embedder: Embedder, batch_size: int = 256, workers: int | None = None
 ) -> Iterator[Part]:  # fmt: skip
-    """What a source has more than the index, through a model. faults: counts what cannot be read, or it is raised."""
-    word, rest = split(rebuild.data)
+    """What a source has more than the index, through a model, by threads that read and decode.
+
+    An image with the bytes of before keeps its embedding.
+    """
+    (word, rest), faults = split(rebuild.data), rebuild.faults
     if word == "texts":
         texts = (Read({"key": text}, "", None) for text in lines_of(rest))
-        for some in groups(rebuild.due(texts, batch_size), batch_size):
-            z = embedder.embed_texts([read.item["key"] for read in some])
-            yield rebuild.part(some, z, some[-1].position)
+        yield from rebuild.parts(texts, batch_size, lambda some: embedder.embed_texts([x.item["key"] for x in some]))
         return
-    if word == "features":
-        raise ValueError(f"{rebuild.address} was embedded already: it goes into an index without a model")
-    reads = images_below(Path(rest)) if word == "images" else images_of(rest, rebuild, faults)
-    yield from embedded(rebuild, reads, embedder, batch_size, faults, workers)
-
-
-def embedded(
-    rebuild: Rebuild, reads: Iterator[Read], embedder: Embedder, batch_size: int, faults: FaultCounter | None,
-    workers: int | None,
-) -> Iterator[Part]:  # fmt: skip
-    """Images read and decoded by threads and embedded in batches; of one with the bytes of before what is there."""
+    reads = images_below(Path(rest)) if word == "images" else images_of(rest, rebuild)
 
     def decode(read: Read) -> Read:
         """With its pixels in the place of its data, a fault, or None where the bytes are those of before."""
@@ -105,7 +218,9 @@ def embedded(
                     key = read.item["key"]
                     raise ValueError(f"{key}: {read.data}. Repair it, or give --skip-damaged") from read.data
                 faults.add(read.data, read.item["key"])
-                rebuild.lose(read)
+                if read.row >= 0:
+                    rebuild.seen[read.row] = False  # it is gone, and its shard is read again next time
+                rebuild.shards.pop(read.item.get("shard", ""), None)
         if fresh := [read for read in batch if isinstance(read.data, Tensor)]:
             z = embedder.encode_image(torch.stack([read.data for read in fresh]))
             yield rebuild.part(fresh, z, batch[-1].position)
@@ -134,18 +249,18 @@ def images_below(folder: Path) -> Iterator[Read]:
         raise ValueError(f"{folder} holds no picture ({', '.join(IMAGE_SUFFIXES)}) but {listing(str(folder))}")
 
 
-def images_of(shards: str, rebuild: Rebuild, faults: FaultCounter | None) -> Iterator[Read]:
+def images_of(shards: str, rebuild: Rebuild) -> Iterator[Read]:
     """The samples of shards with their captions, but of local shards that are as they were when they were read."""
+    faults = rebuild.faults
     for url, *_ in expand_shards(shards):
         shard, path = redacted(url), local_path(url) if is_local(url) else ""
         own = stamp(path) if os.path.isfile(path) else None
-        if own is not None and rebuild.before.get(shard) == own and not rebuild.restore:
-            rebuild.kept.add(shard)
-            rebuild.shards[shard] = own
-            continue
-        count = 0 if faults is None else faults.kinds.total()
         if own is not None:
             rebuild.shards[shard] = own
+            if rebuild.before.get(shard) == own and not rebuild.restore:
+                rebuild.kept.add(shard)
+                continue
+        count = 0 if faults is None else faults.kinds.total()
         try:
             for raw in read_shard(url, None if faults is None else faults.add):
                 item: Item = {"key": printable(f"{Path(shard).stem}/{raw['__key__']}"), "shard": shard}
@@ -195,7 +310,11 @@ def kept(address: str) -> Features:
 
 
 def parts_of(features: Features, rebuild: Rebuild, rows: int = 4096) -> Iterator[Part]:
-    """Kept images that the index has not as they are."""
+    """Kept images that the index has not as they are. ValueError for those of another model."""
+    card = rebuild.index.card
+    if card is not None and features.model.fingerprint != card.fingerprint:
+        both = f"{rebuild.address} was embedded by {features.model.name}, and this index by {card.name}"
+        raise ValueError(f"{both}: it is another model")
     captions: list[list[str]] = [[] for _ in features.keys]
     if features.owners is not None:
         for owner, caption in zip(features.owners.tolist(), features.captions):
@@ -206,5 +325,4 @@ def parts_of(features: Features, rebuild: Rebuild, rows: int = 4096) -> Iterator
             mark = digest(torch.cat([x[row] for x in features.image]).numpy().tobytes())
             yield Read({"key": key, **({"captions": texts} if texts else {}), "print": mark}, mark, row)
 
-    for some in groups(rebuild.due(reads(), rows), rows):
-        yield rebuild.part(some, features.image.select([read.data for read in some]), some[-1].position)
+    return rebuild.parts(reads(), rows, lambda some: features.image.select([read.data for read in some]))

@@ -6,7 +6,8 @@
     FOLDER/mean.f32       (N, D) float32, where the vectors do not begin with it
     FOLDER/log_var.f32    (N, D) float32, unless these are points
     FOLDER/items.jsonl    what is known of each row: its key, path, captions; ends.i64: (N,) where its line ends
-    FOLDER/deleted.i64    rows that are found no more
+    FOLDER/deleted.i64    rows that are found no more; as ~row those that stay deleted when their source is read again
+    FOLDER/shards.jsonl   [source, local shard, how it was when it was read whole]: the last line of a shard counts
     FOLDER/keys-*.run     sorted runs of (hash of a key, row): `prolip.search.disk.keys`
     FOLDER/near-*.faiss   an approximate index of the first rows
     FOLDER/lock           who writes
@@ -31,22 +32,25 @@ import numpy as np
 
 from prolip.gaussian import Gaussian
 from prolip.scores import Score, Side, least_constant
-from prolip.search.chunks import Chunk, make_chunk
 from prolip.search.disk.keys import ENTRY, absorbed, candidates, hashes_of, merged, run_of
+from prolip.search.exact import BLOCK, GaussianArrays, make_arrays
 from prolip.utils.console import plain
 from prolip.utils.documents import loads
 from prolip.utils.outputs import holder_of, lock, replacing
 
 FORMAT, FORMER, NAME, LOCK = "prolip-search-2", "prolip-search-1", "index.json", "lock"
 VECTOR, MEAN, LOG_VAR, ITEMS = "vector.f32", "mean.f32", "log_var.f32", "items.jsonl"
-ENDS, DELETED, RUN, NEAR = "ends.i64", "deleted.i64", "keys-", "near-"
+ENDS, DELETED, SHARDS, RUN, NEAR = "ends.i64", "deleted.i64", "shards.jsonl", "keys-", "near-"
+GROWING = (VECTOR, MEAN, LOG_VAR, ITEMS, ENDS, DELETED, SHARDS)
 NUMBERED = re.compile(rf"{RUN}\d{{6,}}\.run|{NEAR}\d{{6,}}\.faiss")
 #: What to do about damaged files, and about a damaged approximate index.
 REMEDY = "put back a copy of the index, or build it anew in another folder"
-AGAIN = "python -m prolip.search finish {} --anew makes it again"
-#: Rows that a search looks at at once, and bytes that are summed at once.
-BLOCK, READ = 32_768, 2**24
+AGAIN = "prolip search finish {} --rebuild makes it again"
+#: Bytes that are summed at once.
+READ = 2**24
 Item = dict[str, Any]
+#: Of each file how many bytes count, and their checksum.
+Files = dict[str, list[int]]
 
 
 class Store:
@@ -68,7 +72,7 @@ class Store:
         with locked(folder):
             if (folder / NAME).exists():
                 raise FileExistsError(f"{folder} holds an index already: extend it, or give another folder")
-            if others := [name for name in (VECTOR, MEAN, LOG_VAR, ITEMS, ENDS, DELETED) if (folder / name).exists()]:
+            if others := [name for name in GROWING if (folder / name).exists()]:
                 raise FileExistsError(f"{folder / others[0]} belongs to no index: give another folder")
             _write_manifest(folder, {"format": FORMAT, **values, "rows": 0, "bounds": None, "made": 0, "files": {}})
         return cls(folder)
@@ -82,7 +86,7 @@ class Store:
         before, path = None, self.folder / NAME
         while True:
             if not path.is_file():
-                raise FileNotFoundError(f"no index in {self.folder}: build one with python -m prolip.search build"
+                raise FileNotFoundError(f"no index in {self.folder}: build one with prolip search build"
                                         f" {self.folder} --data ...")  # fmt: skip
             text = path.read_bytes()
             self.values: dict[str, Any] = _read_manifest(self.folder, text)
@@ -96,7 +100,8 @@ class Store:
         self.near = next((file for name, file in self._files.items() if name.startswith(NEAR)), None)
         self._maps = {name: np.memmap(file, np.uint8, "r", shape=(self.values["files"][name][0],)).view(np.ndarray)
                       for name, file in self._files.items() if file is not self.near}  # fmt: skip
-        for name in ("deleted", "alive"):
+        self._made: dict[str, Any] = {}
+        for name in ("_log", "deleted", "gallery"):
             self.__dict__.pop(name, None)
 
     def verify(self) -> None:
@@ -117,6 +122,7 @@ class Store:
         with locked(self.folder) as self._lock:
             try:
                 self._open()
+                self._take_over()
                 yield
             finally:
                 self._lock = None
@@ -129,6 +135,16 @@ class Store:
             for path in self.folder.iterdir():
                 if path.name not in self.values["files"] and NUMBERED.fullmatch(path.name):
                     path.unlink(missing_ok=True)
+
+    def _take_over(self) -> None:
+        """Write to their files the shards and the deleted keys that manifests listed before there were such files."""
+        sources, unwanted = self.values.get("sources", []), self.values.pop("unwanted", [])
+        if unwanted or any("shards" in source for source in sources):
+            files, last = dict(self.values["files"]), self.find(unwanted, deleted=True)
+            shards = [_line([x["address"], *pair]) for x in sources for pair in x.pop("shards", {}).items()]
+            self._grow(files, SHARDS, b"".join(shards))
+            self._grow(files, DELETED, ~last[_are_in(self.deleted, last)])
+            self.write(files=files)
 
     def append(
         self, z: Gaussian, items: Sequence[Item], score: Score, side: Side, sources: Sequence[Mapping[str, Any]],
@@ -148,100 +164,108 @@ class Store:
                 some = ", ".join(map(plain, twice[:3]))
                 raise ValueError(f"{len(twice)} keys are in {self.folder} already or stand twice ({some}): delete them"
                                  " first, or leave them out")  # fmt: skip
-            chunk = make_chunk(score, z, start, side)
-            lines = [json.dumps(item, ensure_ascii=False).encode(errors="surrogatepass") + b"\n" for item in items]
-            files = self._with_columns(chunk)
-            ends = np.cumsum([len(line) for line in lines]) + files.get(ITEMS, (0,))[0]
-            for name, data in ((ITEMS, b"".join(lines)), (ENDS, ends), (DELETED, former[former >= 0])):
-                if len(data):
-                    files[name] = self._grown(files, name, data)
+            new, lines, files = make_arrays(score, z, side), list(map(_line, items)), dict(self.values["files"])
+            self._add_columns(files, new)
+            self._grow(files, ENDS, np.cumsum([len(line) for line in lines]) + files.get(ITEMS, (0,))[0])
+            self._grow(files, ITEMS, b"".join(lines))
+            self._grow(files, DELETED, former[former >= 0])
             self._add_run(files, run_of(keys, start))
-            own = (chunk.reach, chunk.lift, least_constant(chunk.factors))
+            own = (new.reach, new.lift, least_constant(new.factors(np.arange(len(items)))))
             bounds = [max(pair) for pair in zip(own, self.values["bounds"] or own)]
             made = self.values["made"] + 1
             self.write(files=files, rows=start + len(items), bounds=bounds, made=made, sources=list(sources))
 
-    def _with_columns(self, chunk: Chunk) -> dict[str, list[int]]:
-        """The files with the arrays of a chunk; one that was not needed before begins with what its rows stood for."""
-        assert chunk.vector is not None
-        files, mean = dict(self.values["files"]), chunk.mean
-        columns = {VECTOR: chunk.vector}
-        if MEAN in files or not np.array_equal(chunk.vector[:, : mean.shape[1]], mean):
-            columns[MEAN] = mean
-        if LOG_VAR in files or chunk.log_var is not None:
-            columns[LOG_VAR] = np.full_like(mean, -np.inf) if chunk.log_var is None else chunk.log_var
-        for name, array in columns.items():
-            for old in self.chunks() if name not in files else ():
-                files[name] = self._grown(files, name, old.mean if name == MEAN else np.full_like(old.mean, -np.inf))
-            files[name] = self._grown(files, name, array)
-        return files
+    def _add_columns(self, files: Files, new: GaussianArrays) -> None:
+        """Append arrays; a file that was not needed before begins with what its rows stood for."""
+        self._grow(files, VECTOR, new.vector)
+        differ = not np.array_equal(new.vector[:, : new.mean.shape[1]], new.mean)
+        for place, (name, is_needed) in enumerate(((MEAN, differ), (LOG_VAR, new.log_var is not None))):
+            if name not in files and is_needed:
+                for rows in self.gallery.blocks(deleted=True):
+                    self._grow(files, name, self.gallery.gaussian(rows)[place].numpy())
+            if name in files or is_needed:
+                self._grow(files, name, new.gaussian(np.arange(len(new.mean)))[place].numpy())
 
-    def _grown(self, files: Mapping[str, Sequence[int]], name: str, data: np.ndarray | bytes) -> list[int]:
-        """Write behind the bytes of a file that count, and sync; the bytes that count then, and their checksum."""
+    def _grow(self, files: Files, name: str, data: np.ndarray | bytes) -> None:
+        """Write behind the bytes of a file that count, sync, and put down in `files` what counts then."""
         size, checksum = files.get(name, (0, 0))
         data = data if isinstance(data, bytes) else data.tobytes()
+        if not data:
+            return
         with open(os.open(self.folder / name, os.O_RDWR | os.O_CREAT, 0o666), "r+b") as file:
             file.truncate(size)  # of what a killed writer left
             file.seek(size)
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        return [size + len(data), zlib.crc32(data, checksum)]
+        files[name] = [size + len(data), zlib.crc32(data, checksum)]
 
-    def _add_run(self, files: dict[str, list[int]], run: np.ndarray) -> None:
-        """Write a run, merged with the last ones, and name it in `files` in their place."""
+    @contextmanager
+    def _replacing(self, files: Files, name: str) -> Iterator[Path]:
+        """Yield the path of a file that never changes once it is written, and put it down in `files`."""
+        with replacing(self.folder / name) as temporary:
+            yield temporary
+            with temporary.open("rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                files[name] = [size, _checksum(file, size)]
+
+    def _add_run(self, files: Files, run: np.ndarray) -> None:
+        """Write a run, merged with the last ones, which it takes the place of."""
         runs = self._runs()
         count = absorbed([len(x) for x in runs.values()], len(run))
         own = [runs[name] for name in list(runs)[len(runs) - count :] if files.pop(name)]
-        name, size, checksum = f"{RUN}{self.values['made']:06}.run", 0, 0
-        with replacing(self.folder / name) as temporary, temporary.open("wb") as file:
-            for part in merged([*own, run]):
-                size, checksum = size + file.write(part.tobytes()), zlib.crc32(part.tobytes(), checksum)
-        files[name] = [size, checksum]
+        with self._replacing(files, f"{RUN}{self.values['made']:06}.run") as path, path.open("wb") as file:
+            file.writelines(part.tobytes() for part in merged([*own, run]))
 
     def write_near(self, write: Callable[[str], None], constant: float) -> None:
         """Have another file be the approximate index. write: makes it at a path; constant: of its vectors."""
         with self.writing():
             files = {name: entry for name, entry in self.values["files"].items() if not name.startswith(NEAR)}
             name = f"{NEAR}{self.values['made']:06}.faiss"
-            with replacing(self.folder / name) as temporary:
-                try:
-                    write(str(temporary))
-                except RuntimeError as error:  # of faiss, which names the temporary file and its own line
-                    why = str(error).rpartition(": ")[2]
-                    raise OSError(f"{self.folder / name} cannot be written ({why}): make room") from error
-                with temporary.open("rb") as file:
-                    size = os.fstat(file.fileno()).st_size
-                    files[name] = [size, _checksum(file, size)]
+            try:
+                with self._replacing(files, name) as path:
+                    write(str(path))
+            except RuntimeError as error:  # of faiss, which names the temporary file and its own line
+                why = str(error).rpartition(": ")[2]
+                raise OSError(f"{self.folder / name} cannot be written ({why}): make room") from error
             self.write(files=files, made=self.values["made"] + 1, near={"file": name, "constant": constant})
 
-    def delete(self, keys: Sequence[str], **values: Any) -> None:
-        """Have the rows of these keys found no more, and change some of the values. KeyError for keys without one."""
+    def note_shards(self, address: str, stamps: Mapping[str, str | None]) -> None:
+        """Keep how local shards of a source were when they were read whole; None: they are to be read again."""
+        with self.writing():
+            files = dict(self.values["files"])
+            self._grow(files, SHARDS, b"".join(_line([address, *pair]) for pair in stamps.items()))
+            self.write(files=files)
+
+    def delete(self, keys: Sequence[str], unwanted: bool = False, **values: Any) -> None:
+        """Have these keys found no more, `unwanted`: to stay so, and change values. ValueError for others."""
         with self.writing():
             files, rows = dict(self.values["files"]), self.find(keys)
             if missing := [plain(key) for key, row in zip(keys, rows) if row < 0]:
                 some = ", ".join(missing[:3])
-                raise KeyError(f"{len(missing)} of {len(keys)} keys are not in {self.folder}: {some}")
-            if len(rows):
-                files[DELETED] = self._grown(files, DELETED, np.unique(rows))
+                raise ValueError(f"{len(missing)} of {len(keys)} keys are not in {self.folder}: {some}")
+            rows = np.unique(rows)
+            self._grow(files, DELETED, ~rows if unwanted else rows)
             self.write(files=files, **values)
 
     # --- reading -----------------------------------------------------------------------------------------------------
-    def chunks(self, first: int = 0) -> list[Chunk]:
-        """All of it from a row on, mapped from the files, BLOCK rows each."""
-        if not len(self):
-            return []
+    def once(self, name: str, make: Callable[[], Any]) -> Any:
+        """What is made of this state, made once until the next."""
+        if name not in self._made:
+            self._made[name] = make()
+        return self._made[name]
+
+    @cached_property
+    def gallery(self) -> GaussianArrays:
+        """All rows, mapped from the files."""
         columns = {name: self._maps[name].view("<f4").reshape(len(self), -1)
                    for name in (VECTOR, MEAN, LOG_VAR) if name in self._maps}  # fmt: skip
-        mean, log_var = columns.get(MEAN, columns[VECTOR][:, : self.values["dim"]]), columns.get(LOG_VAR)
-        (reach, lift, _), out = self.values["bounds"], []
-        for start in range(first, len(self), BLOCK):
-            some = slice(start, min(start + BLOCK, len(self)))
-            low, high = np.searchsorted(self.deleted, (some.start, some.stop))
-            alive = None if self.alive is None or low == high else self.alive[some]
-            own = None if log_var is None else log_var[some]
-            out.append(Chunk(start, mean[some], own, columns[VECTOR][some], reach, lift, alive))
-        return out
+        vector, alive = columns.get(VECTOR, np.zeros((0, self.values["dim"]), dtype=np.float32)), None
+        if len(self.deleted):
+            alive = np.ones(len(self), dtype=bool)
+            alive[self.deleted] = False
+        mean, (reach, lift, _) = columns.get(MEAN, vector[:, : self.values["dim"]]), self.values["bounds"] or [0.0] * 3
+        return GaussianArrays(mean, columns.get(LOG_VAR), vector, reach, lift, alive, BLOCK)
 
     def items(self, rows: Iterable[int]) -> list[Item]:
         """What is known of these rows."""
@@ -257,35 +281,49 @@ class Store:
                                  ) from None  # fmt: skip
         return out
 
-    def find(self, keys: Sequence[str]) -> np.ndarray:
-        """The rows of these keys (K,) int64, -1 for those that are not there or were deleted."""
+    def find(self, keys: Sequence[str], deleted: bool = False) -> np.ndarray:
+        """The rows of these keys (K,) int64, -1 for those that are not there or were deleted.
+
+        deleted: the last row of each key, also where it was deleted.
+        """
         found = np.full(len(keys), -1)
         places, rows = candidates(self._runs().values(), hashes_of(keys))
-        low, high = (np.searchsorted(self.deleted, rows, side=side) for side in ("left", "right"))
-        for place, row in zip(places[low == high].tolist(), rows[low == high].tolist()):
-            if self.items([row])[0]["key"] == keys[place]:  # hashes of two keys may be equal
+        kept = deleted | ~_are_in(self.deleted, rows)
+        for place, row in zip(places[kept].tolist(), rows[kept].tolist()):
+            if row > found[place] and self.items([row])[0]["key"] == keys[place]:  # hashes of two keys may be equal
                 found[place] = row
         return found
+
+    def are_unwanted(self, keys: Sequence[str]) -> np.ndarray:
+        """Which of these keys (K,) were deleted to stay so, and have not come back since."""
+        if not len(self._log) or self._log[0] >= 0:
+            return np.zeros(len(keys), dtype=bool)
+        last = self.find(keys, deleted=True)
+        return (last >= 0) & _are_in(self._log, ~last)
+
+    def shards(self, address: str) -> dict[str, str | None]:
+        """Local shards of a source as they were when they were read whole; None: they are to be read again."""
+        text = self._maps[SHARDS].tobytes() if SHARDS in self._maps else b""
+        try:
+            return {shard: stamp for source, shard, stamp in map(json.loads, text.splitlines()) if source == address}
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"{self.folder / SHARDS} is damaged: {REMEDY}") from error
 
     def _runs(self) -> dict[str, np.ndarray]:
         return {name: data.view(ENTRY) for name, data in self._maps.items() if name.startswith(RUN)}
 
     @cached_property
+    def _log(self) -> np.ndarray:
+        """The numbers of the file of deleted rows, rising."""
+        return np.sort(self._maps[DELETED].view("<i8")) if DELETED in self._maps else np.zeros(0, dtype=np.int64)
+
+    @cached_property
     def deleted(self) -> np.ndarray:
         """Rows that were deleted, rising."""
-        rows = np.sort(self._maps[DELETED].view("<i8")) if DELETED in self._maps else np.zeros(0, dtype=np.int64)
+        rows = np.unique(np.maximum(self._log, ~self._log))
         if len(rows) and not 0 <= rows[0] <= rows[-1] < len(self):
             raise ValueError(f"{self.folder / DELETED} is damaged: {REMEDY}")
         return rows
-
-    @cached_property
-    def alive(self) -> np.ndarray | None:
-        """(N,) bool; None where nothing was deleted."""
-        if not len(self.deleted):
-            return None
-        alive = np.ones(len(self), dtype=bool)
-        alive[self.deleted] = False
-        return alive
 
 
 def holds_index(folder: str | os.PathLike) -> bool:
@@ -316,7 +354,7 @@ def _read_manifest(folder: Path, text: bytes) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError):
         version, is_whole = "", False
     if version == FORMER:
-        raise ValueError(f"{folder} is of an earlier version: python -m prolip.search convert {folder} makes it anew")
+        raise ValueError(f"{folder} is of an earlier version: prolip search convert {folder} makes it anew")
     if version != FORMAT or not is_whole:
         raise ValueError(f"{folder / NAME} describes no index, was changed by hand, or is damaged: {REMEDY}")
     return values
@@ -327,6 +365,16 @@ def _write_manifest(folder: Path, values: Mapping[str, Any]) -> None:
     text = json.dumps({**values, "sum": 0})
     with replacing(folder / NAME) as temporary:
         temporary.write_text(json.dumps({**values, "sum": zlib.crc32(text.encode())}), encoding="utf-8")
+
+
+def _line(value: Any) -> bytes:
+    """A value as a line of JSON, with whatever bytes a name of a file has."""
+    return json.dumps(value, ensure_ascii=False).encode(errors="surrogatepass") + b"\n"
+
+
+def _are_in(ascending: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Which of some rows (M,) are among others, which rise."""
+    return np.searchsorted(ascending, rows, side="left") < np.searchsorted(ascending, rows, side="right")
 
 
 def _opened(path: Path, size: int) -> IO[bytes] | None:

@@ -186,8 +186,12 @@ def command(main: Callable[[], object]) -> NoReturn:
     except KeyboardInterrupt:
         say("interrupted")
         code = EXIT_INTERRUPTED
-    code = code if isinstance(code, int) else 0
+    sys.exit(finished(code if isinstance(code, int) else 0))
+
+
+def finished(code: int) -> int:
+    """The exit code of a command that returned `code`, when all that it printed is written, or lost."""
     for name in NAMES.values():
         getattr(sys, name).flush()
     cut_off = "stdout" in lost and lost["stdout"].errno != errno.EPIPE
-    sys.exit(code or (EXIT_LOST if cut_off else 0))
+    return code or (EXIT_LOST if cut_off else 0)

@@ -8,6 +8,8 @@ from webdataset import TarWriter
 
 import prolip
 from prolip.models.weights.checkpoint import save_pretrained
+from prolip.search import build
+from prolip.search.index import SearchIndex
 
 
 @pytest.fixture(scope="session")
@@ -16,6 +18,27 @@ def small_model(tmp_path_factory) -> str:
     torch.manual_seed(0)
     model = prolip.create_model("ProLIP-ViT-test", init_unc_bias=-4.0, init_unc_gain=1.0)
     return f"local-dir:{save_pretrained(model, tmp_path_factory.mktemp('searching_model'))}"
+
+
+@pytest.fixture
+def small_appends(monkeypatch):
+    """The command appends three rows at a time."""
+    monkeypatch.setattr(build, "CHUNK", 3)
+
+
+@pytest.fixture
+def full_disk(monkeypatch, small_appends):
+    """The third append fails. Calling the fixture makes room."""
+    append, count = SearchIndex._append, []
+
+    def broken(self, *args):
+        count.append(1)
+        if len(count) == 3:
+            raise OSError("no space left on device")
+        append(self, *args)
+
+    monkeypatch.setattr(SearchIndex, "_append", broken)
+    return lambda: monkeypatch.setattr(SearchIndex, "_append", append)
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from prolip.gaussian import Gaussian
 from prolip.scores import CSDScore, Score
-from prolip.search.chunks import Chunk, make_chunk
+from prolip.search.exact import BLOCK, GaussianArrays, make_arrays
 from prolip.search.index import Part
 
 
@@ -26,13 +26,10 @@ def with_twins(z: Gaussian, count: int) -> Gaussian:
     return Gaussian(*(torch.cat([x, x[:count]]) for x in z))
 
 
-def in_chunks(score: Score | None, z: Gaussian, *sizes: int) -> list[Chunk]:
-    """A gallery in chunks of these sizes, the last one what is left; with vectors by csd where a score has none."""
+def arrays_of(score: Score | None, z: Gaussian, block: int = BLOCK) -> GaussianArrays:
+    """A gallery in blocks of this size, with vectors by csd where a score has none."""
     own = CSDScore() if score is None or score.factors(z, "image") is None else score
-    rows = len(z.mean)
-    sizes = (*sizes, rows - sum(sizes))
-    starts = [sum(sizes[:i]) for i in range(len(sizes))]
-    return [make_chunk(own, z.select(slice(a, a + n)), a) for a, n in zip(starts, sizes)]
+    return make_arrays(own, z)._replace(block=block)
 
 
 def brute_force(score: Score, queries: Gaussian, gallery: Gaussian, k: int) -> torch.Tensor:

@@ -1,11 +1,11 @@
-"""Flat and bucket search: the order of brute force, whatever the variances, the chunks and what was deleted."""
+"""Flat and bucket search: the order of brute force, whatever the variances, the blocks and what was deleted."""
 from __future__ import annotations
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from galleries import brute_force, gaussians, in_chunks, with_twins
+from galleries import arrays_of, brute_force, gaussians, with_twins
 
 from prolip.gaussian import Gaussian
 from prolip.losses import csd_factors
@@ -14,22 +14,21 @@ from prolip.methods import find_score
 from prolip.scores import TrueMatchScore, distance_vectors, index_vectors, least_constant
 from prolip.search import indexes
 from prolip.search.buckets import bucket_bounds, item_bounds, make_buckets, nearest_by_elk
-from prolip.search.chunks import gather, make_chunk
-from prolip.search.exact import candidates, error_bound, nearest, rescored, score_all
+from prolip.search.exact import GaussianArrays, candidates, error_bound, make_arrays, nearest, rescored, score_all
 
 SCORES = {name: find_score(name)() for name in ("csd", "mean", "wasserstein2", "elk")}
 SCORES["true_match"] = TrueMatchScore(0.4, 0.1, 50, 9)
 
 
-def search(name: str, queries: Gaussian, chunks: list, k: int):
+def search(name: str, queries: Gaussian, arrays: GaussianArrays, k: int):
     if name == "elk":
-        return nearest_by_elk(queries, make_buckets(chunks, 64), k)[0]
-    return nearest(SCORES[name], queries, chunks, k)
+        return nearest_by_elk(queries, make_buckets(arrays, 64), k)[0]
+    return nearest(SCORES[name], queries, arrays, k)
 
 
-def found_by(name: str, queries: Gaussian, gallery: Gaussian, k: int, *sizes: int):
+def found_by(name: str, queries: Gaussian, gallery: Gaussian, k: int, block: int):
     score = SCORES[name]
-    return search(name, queries, in_chunks(score, gallery, *sizes), k)
+    return search(name, queries, arrays_of(score, gallery, block), k)
 
 
 # --- theory ----------------------------------------------------------------------------------------------------------
@@ -62,7 +61,7 @@ def test_vectors_of_distances_made_in_parts_are_those_of_the_whole():
 def test_ten_thousand_queries_have_the_order_of_brute_force(name):
     gallery, queries = gaussians(500, 8, 0), gaussians(10_000, 8, 1)
     want = brute_force(SCORES[name], queries, gallery, 10)
-    assert found_by(name, queries, gallery, 10, 200, 150).rows.equal(want)
+    assert found_by(name, queries, gallery, 10, 150).rows.equal(want)
 
 
 @pytest.mark.parametrize("name", SCORES)
@@ -91,10 +90,10 @@ def test_copies_anywhere_have_equal_bits_at_every_width(name):
         queries, gallery, copies = gaussians(5, dim, 1), gaussians(60, dim, 0), [3, 20, 21, 40, 59]
         for x in gallery:
             x[copies] = x[copies[0]].clone()
-        chunks = in_chunks(None, gallery, 17, 30)
-        every = score_all(score, queries, chunks, 60)
+        arrays = arrays_of(None, gallery, 17)
+        every = score_all(score, queries, arrays, 60)
         found = [every] if name != "elk" else [every, *(
-            nearest_by_elk(queries, make_buckets(chunks, rows), 60)[0] for rows in (1, 7, 64))]  # fmt: skip
+            nearest_by_elk(queries, make_buckets(arrays, rows), 60)[0] for rows in (1, 7, 64))]  # fmt: skip
         for rows, scores in found:
             assert rows.sort(1).values.equal(torch.arange(60).expand(5, -1))
             place = rows.argsort(1)[:, copies]
@@ -110,17 +109,17 @@ def test_an_item_in_a_bucket_of_copies_comes_before_its_later_copies():
         wide = Gaussian(item.mean, item.log_var + 1)
         pure, mixed = [Gaussian(*(x.expand(2, -1) for x in item))], [wide, item]
         gallery = Gaussian(*(torch.cat(x) for x in zip(*pure, *mixed)))
-        chunks = in_chunks(None, gallery, 2)
+        arrays = arrays_of(None, gallery, 2)
         for k in (1, 2, 3):
-            best = nearest_by_elk(queries, make_buckets(chunks, 2), k)[0]
-            assert best.rows.equal(score_all(SCORES["elk"], queries, chunks, k).rows)
+            best = nearest_by_elk(queries, make_buckets(arrays, 2), k)[0]
+            assert best.rows.equal(score_all(SCORES["elk"], queries, arrays, k).rows)
             assert [row for row in best.rows[0].tolist() if row != 2][:3] == [0, 1, 3][: k - (2 in best.rows[0])]
 
 
 def test_many_equal_items_are_more_than_the_first_candidates():
     z = gaussians(1, 6, 3)
     gallery = Gaussian(*(x.expand(400, -1).contiguous() for x in z))
-    found = nearest(SCORES["csd"], gaussians(5, 6, 4), in_chunks(SCORES["csd"], gallery, 150), 10)
+    found = nearest(SCORES["csd"], gaussians(5, 6, 4), arrays_of(SCORES["csd"], gallery, 150), 10)
     assert found.rows.equal(torch.arange(10).expand(5, -1))
 
 
@@ -130,11 +129,11 @@ def test_near_items_that_float32_cannot_tell_apart_are_ranked_in_float64(name):
     mean = F.normalize(torch.randn(1, 16, generator=g) + 3e-7 * torch.randn(3000, 16, generator=g), dim=1)
     gallery = Gaussian(mean, torch.full_like(mean, -4.0))
     queries, score = gaussians(50, 16, 5), SCORES[name]
-    chunks = in_chunks(score, gallery, 1000)
+    arrays = arrays_of(score, gallery, 1000)
     want = brute_force(score, queries, gallery, 10)
     asked = index_vectors(score, queries, gallery=False, side="text")
-    assert not candidates(asked.numpy(), chunks, 10).rows.equal(want)  # what float32 says
-    assert nearest(score, queries, chunks, 10).rows.equal(want)
+    assert not candidates(asked.numpy(), arrays, 10).rows.equal(want)  # what float32 says
+    assert nearest(score, queries, arrays, 10).rows.equal(want)
 
 
 @pytest.mark.parametrize("name", SCORES)
@@ -144,8 +143,7 @@ def test_what_is_deleted_is_not_found(name):
     alive[brute_force(score, queries, gallery, 3).flatten().numpy()] = False
     alive[100:150] = False
     kept = torch.from_numpy(np.flatnonzero(alive))
-    chunks = [c._replace(alive=alive[c.start : c.start + len(c.mean)]) for c in in_chunks(score, gallery, 100, 50)]
-    found = search(name, queries, chunks, 9)
+    found = search(name, queries, arrays_of(score, gallery, 50)._replace(alive=alive), 9)
     assert found.rows.equal(kept[brute_force(score, queries, gallery.select(kept), 9)])
 
 
@@ -155,13 +153,13 @@ def test_deleted_rows_take_no_candidates_places():
     mean = F.normalize(torch.randn(1, 16, generator=g) + 1e-6 * torch.randn(1500, 16, generator=g), dim=1)
     gallery, queries, score = Gaussian(mean, torch.full_like(mean, -4.0)), gaussians(4, 16, 5), SCORES["csd"]
     asked = index_vectors(score, queries, gallery=False).numpy()
-    (whole,) = in_chunks(score, gallery)
+    whole = arrays_of(score, gallery)
     alive = np.ones(1500, dtype=bool)
-    alive[candidates(asked, [whole], 900).rows[0].numpy()] = False
+    alive[candidates(asked, whole, 900).rows[0].numpy()] = False
     kept = torch.from_numpy(np.flatnonzero(alive))
-    found = nearest(score, queries, [whole._replace(alive=alive)], 5)
+    found = nearest(score, queries, whole._replace(alive=alive), 5)
     assert found.rows.equal(kept[brute_force(score, queries, gallery.select(kept), 5)])
-    near = candidates(asked, [whole._replace(alive=alive)], 200).rows
+    near = candidates(asked, whole._replace(alive=alive), 200).rows
     assert np.isin(near.numpy(), kept.numpy()).all()
 
 
@@ -171,15 +169,15 @@ def test_every_other_score_is_searched_pair_by_pair(name, side):
     score, gallery, queries = find_score(name)(), gaussians(90, 6, 0), gaussians(70, 6, 1)
     z, w = queries.to(torch.float64), gallery.to(torch.float64)
     scores = score.pairwise(z, w) if side == "image" else score.pairwise(w, z).mT
-    found = nearest(score, queries, in_chunks(score, gallery, 40), 5, side)
+    found = nearest(score, queries, arrays_of(score, gallery, 40), 5, side)
     assert found.rows.equal(scores.argsort(1, descending=True)[:, :5])
     torch.testing.assert_close(found.scores, scores.sort(1, descending=True).values[:, :5])
 
 
 def test_scores_that_factor_can_be_searched_pair_by_pair_too():
     gallery, queries, score = gaussians(90, 6, 0), gaussians(70, 6, 1), SCORES["csd"]
-    chunks = in_chunks(score, gallery, 40)
-    flat, every = nearest(score, queries, chunks, 5), score_all(score, queries, chunks, 5)
+    arrays = arrays_of(score, gallery, 40)
+    flat, every = nearest(score, queries, arrays, 5), score_all(score, queries, arrays, 5)
     assert flat.rows.equal(every.rows)
     torch.testing.assert_close(flat.scores, every.scores)
 
@@ -188,20 +186,20 @@ def test_scores_that_factor_can_be_searched_pair_by_pair_too():
 @pytest.mark.parametrize("level, spread", [(-30.0, 0.5), (-9.0, 2.0), (-3.0, 6.0), (9.0, 1.0)])
 def test_no_score_is_above_the_bound_of_its_item_or_bucket(level, spread):
     gallery, queries = (gaussians(300, 10, seed, spread, level).to(torch.float64) for seed in (0, 1))
-    chunks = in_chunks(None, gallery.float(), 120)
+    arrays = arrays_of(None, gallery.float(), 120)
     gallery = gallery.float().to(torch.float64)
-    made = make_buckets(chunks, 32)
+    made = make_buckets(arrays, 32)
     bounds, scores = bucket_bounds(queries, made), -pairwise_elk(queries, gallery)
     for number, bucket in enumerate(made):
-        items = bucket.chunk.gaussian(bucket.rows).to(torch.float64)
-        own = scores[:, torch.from_numpy(bucket.rows) + bucket.chunk.start]
+        items = bucket.gallery.gaussian(bucket.rows).to(torch.float64)
+        own = scores[:, torch.from_numpy(bucket.rows)]
         assert (own <= item_bounds(queries, items, bucket) + 1e-12 * own.abs()).all()
         assert (own.amax(1) <= bounds[:, number] + 1e-12 * bounds[:, number].abs()).all()
 
 
 def test_most_pairs_are_never_scored_where_variances_differ():
     gallery, queries = gaussians(4000, 16, 0, 2.0, -4.0), gaussians(200, 16, 1, 0.5, -4.0)
-    found, bounded, scored = nearest_by_elk(queries, make_buckets(in_chunks(None, gallery), 64), 10)
+    found, bounded, scored = nearest_by_elk(queries, make_buckets(arrays_of(None, gallery), 64), 10)
     assert scored < 0.15 * 800_000 and bounded < 0.95 * 800_000
     assert found.rows.equal(brute_force(SCORES["elk"], queries, gallery, 10))
 
@@ -209,16 +207,16 @@ def test_most_pairs_are_never_scored_where_variances_differ():
 def test_points_have_no_elk():
     z = gaussians(4, 6)
     with pytest.raises(ValueError, match="elk needs variances"):
-        make_buckets(in_chunks(None, Gaussian(z.mean, torch.full_like(z.mean, -torch.inf))))
+        make_buckets(arrays_of(None, Gaussian(z.mean, torch.full_like(z.mean, -torch.inf))))
 
 
 def test_the_error_bound_is_above_what_float32_loses():
     queries, gallery, score = gaussians(50, 300, 0), gaussians(400, 300, 1), SCORES["csd"]
-    asked, chunks = index_vectors(score, queries, gallery=False), in_chunks(score, gallery)
-    near = candidates(asked.numpy(), chunks, 400)
+    asked, arrays = index_vectors(score, queries, gallery=False), arrays_of(score, gallery)
+    near = candidates(asked.numpy(), arrays, 400)
     exact = score.pairwise(queries.to(torch.float64), gallery.to(torch.float64)) + 0.5 * queries.trace.double()[:, None]
     off = (near.scores - exact.gather(1, near.rows)).abs().amax(1)
-    assert (off < error_bound(asked, chunks, near.scores[:, 9])).all() and (off > 0).all()
+    assert (off < error_bound(asked, arrays, near.scores[:, 9])).all() and (off > 0).all()
 
 
 @pytest.mark.parametrize("width", [1, 64, 768, 4096])
@@ -226,36 +224,34 @@ def test_the_error_bound_grows_with_the_width(width):
     """A dot product of P terms may be off by P eps/2 sum |u_i v_i| (Jeannerod and Rump 2013)."""
     queries = Gaussian(F.normalize(torch.randn(3, width), dim=1), torch.full((3, width), -20.0))
     score = SCORES["csd"]
-    asked, chunks = index_vectors(score, queries, gallery=False), in_chunks(score, gaussians(10, width))
-    reach = asked[:, :-1].norm(dim=1).double() * chunks[0].reach
-    bound = error_bound(asked, chunks, torch.zeros(3, dtype=torch.float64))
+    asked, arrays = index_vectors(score, queries, gallery=False), arrays_of(score, gaussians(10, width))
+    reach = asked[:, :-1].norm(dim=1).double() * arrays.reach
+    bound = error_bound(asked, arrays, torch.zeros(3, dtype=torch.float64))
     assert (bound >= width * 2.0**-23 * reach).all() and (bound <= 4 * (width + 65) * 2.0**-23 * reach).all()
 
 
 @pytest.mark.parametrize("name", ["csd", "mean", "wasserstein2", "true_match"])
-def test_chunks_know_the_largest_of_their_vectors_and_offsets(name):
+def test_arrays_know_the_largest_of_their_vectors_and_offsets(name):
     """The error bound of candidates is made of them."""
     z = gaussians(40, 6, 0)
-    chunk, factors = make_chunk(SCORES[name], z, side="text"), SCORES[name].factors(z, "text")
-    assert chunk.reach == pytest.approx(float(factors.vector.norm(dim=1).max()))
-    assert chunk.lift == pytest.approx(max(0.0, float(factors.offset.max())))
-    assert (chunk.lift > 0) == (name == "true_match")
+    arrays, factors = make_arrays(SCORES[name], z, side="text"), SCORES[name].factors(z, "text")
+    assert arrays.reach == pytest.approx(float(factors.vector.norm(dim=1).max()))
+    assert arrays.lift == pytest.approx(max(0.0, float(factors.offset.max())))
+    assert (arrays.lift > 0) == (name == "true_match")
 
 
 def test_a_gallery_with_some_points_keeps_the_variances_of_the_others():
     z = gaussians(6, 4, 0)
     z.log_var[2] = -torch.inf
-    chunk = make_chunk(SCORES["csd"], z)
-    assert torch.equal(chunk.gaussian().log_var, z.log_var)
-    assert torch.equal(gather([chunk], np.array([3, 2, 0])).log_var, z.log_var[[3, 2, 0]])
+    assert torch.equal(make_arrays(SCORES["csd"], z).gaussian(np.array([3, 2, 0])).log_var, z.log_var[[3, 2, 0]])
 
 
 @pytest.mark.parametrize("name", ["csd", "kl"])
 def test_rows_that_were_not_found_have_no_score(name):
     gallery, queries = gaussians(5, 6, 0), gaussians(2, 6, 1)
     rows = torch.tensor([[3, -1, 0], [-1, -1, 4]])
-    chunks = in_chunks(None, gallery)
-    scores = rescored(find_score(name)(), queries, rows, lambda items: gather(chunks, items))
+    arrays = arrays_of(None, gallery)
+    scores = rescored(find_score(name)(), queries, rows, arrays.gaussian)
     assert scores.isneginf().equal(rows < 0)
     every = find_score(name)().pairwise(gallery.to(torch.float64), queries.to(torch.float64)).mT
     torch.testing.assert_close(scores[rows >= 0], torch.stack([every[0, 3], every[0, 0], every[1, 4]]))
@@ -263,10 +259,10 @@ def test_rows_that_were_not_found_have_no_score(name):
 
 def test_centres_are_learnt_from_rows_of_the_whole_gallery():
     gallery = gaussians(1000, 6, 0)
-    chunks = in_chunks(SCORES["csd"], gallery, 400)
+    arrays = arrays_of(SCORES["csd"], gallery, 400)
     constant = least_constant(csd_factors(gallery))
-    vectors = np.concatenate([indexes.vectors_of(chunk, constant) for chunk in chunks])
-    sample = indexes.sample_of(chunks, 50, constant)
+    vectors = indexes.vectors_of(arrays, np.arange(1000), constant)
+    sample = indexes.sample_of(arrays, 50, constant)
     rows = [int(np.flatnonzero((vectors == one).all(1))[0]) for one in sample]
     assert len(set(rows)) == 50 and rows == sorted(rows) and 10 < sum(row < 400 for row in rows) < 32
-    assert len(indexes.sample_of(chunks, 2000, constant)) == 1000
+    assert len(indexes.sample_of(arrays, 2000, constant)) == 1000

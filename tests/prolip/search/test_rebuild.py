@@ -14,13 +14,13 @@ from webdataset import TarWriter
 
 import faults
 import prolip
+from prolip.cli.main import main
 from prolip.models.weights.checkpoint import save_pretrained
 from prolip.scores import CSDScore
-from prolip.search import sources
-from prolip.search.__main__ import main
+from prolip.search import sources, store
 from prolip.search.index import Part, SearchIndex
-from prolip.search.rebuild import Rebuild
-from prolip.search.sources import parts_of
+from prolip.search.sources import Rebuild, parts_of
+from prolip.search.store import SHARDS
 from signed import SIGNED, files_with_secrets, serving
 
 
@@ -34,12 +34,12 @@ def folder(tmp_path):
 
 
 @pytest.fixture
-def build(folder, small_model, capsys):
+def build(folder, small_model, small_appends, capsys):
     """Runs a build of folder/i; the three counts, or what it said where it failed."""
 
     def run(*words: str, data: str = f"images:{folder}/p", to: str = "i", verb: str = "build"):
-        few = ("--batch-size", "3", "--chunk", "3")
-        code = main([verb, str(folder / to), "--data", data, "--model", small_model, *few, *words])
+        few = ("--model", small_model, "--batch-size", "3")
+        code = main(["search", verb, str(folder / to), "--data", data, *few, *words])
         said = capsys.readouterr().err
         counts = re.search(r"(\d+) added, (\d+) replaced, (\d+) removed", said)
         return said if code else tuple(map(int, counts.groups()))
@@ -102,18 +102,9 @@ def test_a_folder_that_was_moved_is_not_embedded_again(folder, build, monkeypatc
     assert all(os.path.isfile(item["path"]) for item in SearchIndex(folder / "i").items(range(8, 16)))
 
 
-def test_a_build_that_was_killed_finds_every_file_whatever_went_meanwhile(folder, build, monkeypatch):
-    append, count = SearchIndex._append, []
-
-    def broken(self, *args):
-        count.append(1)
-        if len(count) == 3:
-            raise OSError("no space left on device")
-        append(self, *args)
-
-    monkeypatch.setattr(SearchIndex, "_append", broken)
+def test_a_build_that_was_killed_finds_every_file_whatever_went_meanwhile(folder, build, full_disk):
     assert "no space left" in build() and len(SearchIndex(folder / "i")) == 6
-    monkeypatch.undo()
+    full_disk()
     (folder / "p" / sorted(os.listdir(folder / "p"))[1]).unlink()
     assert build() == (2, 0, 1)
     assert build(to="fresh") == (7, 0, 0)
@@ -132,24 +123,64 @@ def test_a_picture_that_is_damaged_now_is_removed_and_comes_back_repaired(folder
 
 def test_deleted_items_stay_deleted_until_they_are_asked_for(folder, build, capsys):
     build()
-    assert main(["delete", str(folder / "i"), "--keys", "red.png", "blue.png"]) == 0
-    main(["extend", str(folder / "i"), "--data", f"images:{folder}/p"])
+    assert main(["search", "delete", str(folder / "i"), "--keys", "red.png", "blue.png"]) == 0
+    main(["search", "add", str(folder / "i"), "--data", f"images:{folder}/p"])
     assert "0 added, 0 replaced, 0 removed; 2 stay deleted, --restore brings them back" in capsys.readouterr().err
     assert build("--restore") == (2, 0, 0) and build() == (0, 0, 0)
-    assert main(["delete", str(folder / "i"), "--keys", "red.png"]) == 0
+    assert main(["search", "delete", str(folder / "i"), "--keys", "red.png"]) == 0
     assert build() == (0, 0, 0) and len(SearchIndex(folder / "i")) == 7
+    blue = (folder / "p/blue.png").rename(folder / "blue.png")
+    assert build() == (0, 0, 1)
+    blue.rename(folder / "p/blue.png")  # which was brought back: its source alone has removed it
+    assert build() == (1, 0, 0) and len(SearchIndex(folder / "i")) == 7
+
+
+def test_deleted_keys_and_shards_in_the_manifest_of_an_earlier_index_count(folder, build, monkeypatch):
+    write_shard(folder / "0.tar", COLOURS[:3])
+    write_shard(folder / "1.tar", COLOURS[3:6])
+    data = f"shards:{folder}/{{0,1}}.tar"
+    build(data=data)
+    made = SearchIndex(folder / "i").store
+    shards, keys = made.shards(data), ["0/red", "1/white"]
+    made.delete(keys)
+    listed = {"sources": [x | {"shards": shards} for x in made.values["sources"]], "unwanted": [*keys, "0/green"]}
+    files = {name: entry for name, entry in made.values["files"].items() if name != SHARDS}
+    store._write_manifest(folder / "i", made.values | listed | {"files": files})
+    monkeypatch.setattr(sources, "read_shard", None)
+    assert len(SearchIndex(folder / "i")) == 4 and build(data=data) == (0, 0, 0)
+    index = SearchIndex(folder / "i", verify=True)
+    assert "unwanted" not in index.store.values and "shards" not in index.store.values["sources"][0]
+    assert index.store.shards(data) == shards and index.store.are_unwanted([*keys, "0/green"]).tolist() == [1, 1, 0]
+    monkeypatch.undo()
+    write_shard(folder / "0.tar", [*COLOURS[:3], "pink"])
+    assert build(data=data) == (1, 0, 0) and build("--restore", data=data) == (2, 0, 0)
+
+
+def test_the_manifest_does_not_grow_with_shards_and_deletions(folder, build):
+    sizes, data = [], f"shards:{folder}/s"
+    (folder / "s").mkdir()
+    for number in range(12):
+        write_shard(folder / f"s/{number}.tar", COLOURS[:2])
+        build(data=data)
+        main(["search", "delete", str(folder / "i"), "--keys", f"{number}/red"])
+        sizes.append((folder / "i/index.json").stat().st_size)
+    assert max(sizes) < 1.15 * sizes[1] and len(SearchIndex(folder / "i").store.shards(data)) == 12
+    for number in range(11):
+        (folder / f"s/{number}.tar").unlink()
+    assert build(data=data) == (0, 0, 11)
+    assert [x for x, stamp in SearchIndex(folder / "i").store.shards(data).items() if stamp] == [f"{folder}/s/11.tar"]
 
 
 def test_sources_do_not_remove_or_replace_what_others_gave(folder, build):
     build()
     shutil.copytree(folder / "p", folder / "q/sub")
     for _ in range(2):
-        assert build(data=f"images:{folder}/q", verb="extend") in ((8, 0, 0), (0, 0, 0))
+        assert build(data=f"images:{folder}/q", verb="add") in ((8, 0, 0), (0, 0, 0))
     (folder / "q/sub/red.png").unlink(), (folder / "p/blue.png").unlink()
-    assert build(data=f"images:{folder}/q", verb="extend") == (0, 0, 1)
-    assert build(verb="extend") == (0, 0, 1) and len(SearchIndex(folder / "i")) == 14
+    assert build(data=f"images:{folder}/q", verb="add") == (0, 0, 1)
+    assert build(verb="add") == (0, 0, 1) and len(SearchIndex(folder / "i")) == 14
     shutil.copytree(folder / "p", folder / "r")
-    said = build(data=f"images:{folder}/r", verb="extend")
+    said = build(data=f"images:{folder}/r", verb="add")
     assert "is in the index already, of another source" in said and len(found(folder / "i")) == 14
 
 
@@ -159,7 +190,7 @@ def test_another_model_is_refused_also_when_nothing_is_new(folder, build, capsys
     other = save_pretrained(prolip.create_model("ProLIP-ViT-test"), folder / "other")
     for model, says in ((f"local-dir:{other}", "is another model than made this index"),
                         (f"local-dir:{folder}/none", "none")):  # fmt: skip
-        assert main(["build", str(folder / "i"), "--data", f"images:{folder}/p", "--model", model]) == 2
+        assert main(["search", "build", str(folder / "i"), "--data", f"images:{folder}/p", "--model", model]) == 2
         said = capsys.readouterr().err
         assert says in said and said.count("\n") == 1
 
@@ -167,7 +198,7 @@ def test_another_model_is_refused_also_when_nothing_is_new(folder, build, capsys
 def test_a_second_writer_is_refused_before_it_reads_anything(folder, build):
     build()
     with SearchIndex(folder / "i").writing():
-        said = build(data=f"images:{folder}/p", verb="extend")
+        said = build(data=f"images:{folder}/p", verb="add")
     assert "is being written to by" in said and build() == (0, 0, 0)
 
 

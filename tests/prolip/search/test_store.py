@@ -19,29 +19,29 @@ from galleries import DIM, GALLERY, QUERIES, parts_of
 
 import faults
 from forked import one_thread
+from prolip.cli.main import main
 from prolip.gaussian import Gaussian
 from prolip.methods import find_score
 from prolip.scores import CSDScore
 from prolip.search import store
-from prolip.search.__main__ import main
 from prolip.search.disk import keys as key_runs
 from prolip.search.disk.convert import convert
 from prolip.search.exact import nearest
 from prolip.search.index import Part, SearchIndex
 from prolip.search.indexes import KINDS, LEAST, Kind
-from prolip.search.store import DELETED, ENDS, ITEMS, LOG_VAR, MEAN, NAME, VECTOR, Store
+from prolip.search.store import DELETED, ENDS, ITEMS, LOG_VAR, MEAN, NAME, SHARDS, VECTOR, Store
 
 ASKED = Gaussian(torch.randn(3, 4, generator=torch.Generator().manual_seed(5)), torch.zeros(3, 4) - 3)
 
 
 # --- killed ----------------------------------------------------------------------------------------------------------
 def test_a_kill_at_one_call_of_each_kind_leaves_the_old_or_the_new_index(tmp_path):
-    report = faults.check("commits_store:replace,finish", tmp_path)
+    report = faults.check("commits_store:replace,shards,renewed,finish", tmp_path)
     assert report.count("the old state") > 1 and report.count("the new state") > 1
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("commit", ["append", "replace", "delete", "finish", "converted"])
+@pytest.mark.parametrize("commit", ["append", "replace", "delete", "shards", "finish", "renewed", "converted"])
 def test_a_kill_or_a_full_disk_at_any_call_leaves_the_old_or_the_new_index(tmp_path, commit):
     report = faults.check(f"commits_store:{commit}", tmp_path, every=True)
     assert "the old state" in report and "the new state" in report
@@ -58,6 +58,7 @@ def test_an_index_of_many_appends_has_few_files_opens_with_few_descriptors_and_i
         for row in range(300):
             index.store.append(Gaussian(z[row : row + 1], z[row : row + 1] - 3), [{"key": f"k{row}"}], index.coarse,
                                "image", [{"address": "a", "position": row + 1, "done": row == 299}])  # fmt: skip
+            index.store.note_shards("a", {f"/data/{row}.tar": "1 2 "})
             sizes.append((tmp_path / NAME).stat().st_size)
     assert max(sizes[150:]) < 1.5 * max(sizes[:20]) and len(list(tmp_path.iterdir())) < 6 + np.log2(300)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -180,7 +181,7 @@ def test_keys_that_are_not_utf_8_are_kept(tmp_path):
 
 
 # --- damaged ---------------------------------------------------------------------------------------------------------
-FILES = (VECTOR, LOG_VAR, ITEMS, ENDS, DELETED, "keys-*.run", NAME)
+FILES = (VECTOR, LOG_VAR, ITEMS, ENDS, DELETED, SHARDS, "keys-*.run", NAME)
 
 
 @pytest.fixture(scope="module")
@@ -188,6 +189,7 @@ def whole(tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole")
     index = made(folder, "hnsw")
     index.delete(["k1", "k2"])
+    index.store.note_shards("first", {"/data/0.tar": "1 2 "})
     index.finish()
     return folder / "index"
 
@@ -223,6 +225,13 @@ def test_a_damaged_file_is_refused_by_name(tmp_path, whole, name, damage):
     said = str(error.value)
     assert (str(path) in said or "no index in" in said) and "\n" not in said
     assert "copy" in said or "build" in said
+
+
+def test_a_damaged_list_of_shards_is_named_where_it_is_read(tmp_path, whole):
+    shutil.copytree(whole, tmp_path / "index")
+    flip(tmp_path / "index" / SHARDS, 0)
+    with pytest.raises(ValueError, match=f"{SHARDS} is damaged: put back a copy"):
+        SearchIndex(tmp_path / "index").store.shards("first")
 
 
 def test_every_byte_of_the_manifest_counts(tmp_path, whole):
@@ -266,7 +275,7 @@ def test_a_damaged_approximate_index_is_named_left_out_and_made_again(tmp_path, 
     index = SearchIndex(tmp_path / "index")
     assert index.search(ASKED, 5, exactly=True).rows.equal(want)
     for refused in (lambda: index.search(ASKED), index.finish, lambda: index.store.verify()):
-        with pytest.raises(ValueError, match=f"{path.name} is damaged.* finish {index.store.folder} --anew"):
+        with pytest.raises(ValueError, match=f"{path.name} is damaged.* finish {index.store.folder} --rebuild"):
             index.add("more", [part(60, 1)], replace=True)
             refused()
     index.finish(anew=True)
@@ -326,7 +335,7 @@ def test_a_second_writer_is_refused_by_one_line_and_loses_nothing(tmp_path, caps
         with pytest.raises(BlockingIOError, match=said) as error:
             change()
         assert "\n" not in str(error.value)
-    assert main(["delete", str(tmp_path / "index"), "--keys", "k1"]) == 2
+    assert main(["search", "delete", str(tmp_path / "index"), "--keys", "k1"]) == 2
     err = capsys.readouterr().err
     assert f"written to by process {process.pid}" in err and err.count("\n") == 1
     assert len(SearchIndex(tmp_path / "index")) == 80 and len(stale) == 60  # readers need no lock
@@ -380,7 +389,7 @@ def test_a_reader_opens_and_keeps_a_whole_state_while_a_writer_commits(tmp_path,
         process.join()
     assert opened > 3 and process.exitcode == 0
     assert not (tmp_path / "index" / first.store.values["near"]["file"]).exists()
-    assert first.search(ASKED, 5).rows.equal(nearest(first.score, ASKED, first.chunks, 5).rows)
+    assert first.search(ASKED, 5).rows.equal(nearest(first.score, ASKED, first.store.gallery, 5).rows)
     assert len(first) == 60 and first.find(["k59"]).tolist() == [59]
     assert not [name for name in os.listdir(tmp_path / "index") if name.endswith(".tmp")]
 
@@ -407,7 +416,7 @@ def test_an_index_of_any_kind_answers_from_its_first_item_on(tmp_path, kind):
         held = len(index.store)
         index.add(str(rows), [part(held, rows - held)])
         index.finish()
-        exact = nearest(index.score, ASKED, index.chunks, 10)
+        exact = nearest(index.score, ASKED, index.store.gallery, 10)
         assert index.search(ASKED, 10).rows.equal(exact.rows) and (exact.rows >= 0).sum() == 3 * min(rows, 10)
         assert (index.store.values["near"] is None) == (kind == "flat" or rows < LEAST)
     index.delete([f"k{row}" for row in range(39)])
@@ -437,12 +446,12 @@ def test_an_index_whose_build_was_broken_off_says_how_far_it_goes(tmp_path, capl
 def test_an_index_of_the_first_version_names_the_command_that_converts_it_and_answers_then(tmp_path):
     with zipfile.ZipFile(commits_store.FORMER) as archive:
         archive.extractall(tmp_path / "index")
-    with pytest.raises(ValueError, match="an earlier version: python -m prolip.search convert"):
+    with pytest.raises(ValueError, match="an earlier version: prolip search convert"):
         SearchIndex(tmp_path / "index")
     assert store.holds_index(tmp_path / "index")
     convert(tmp_path / "index")
     index = SearchIndex(tmp_path / "index", verify=True)
-    assert len(index) == 49 == len(index.store) and index.kind == Kind("hnsw", links=4) and index._read().ntotal == 49
+    assert len(index) == 49 == len(index.store) and index.kind == Kind("hnsw") and index._read().ntotal == 49
     assert [x["address"] for x in index.store.values["sources"]] == ["first", "second", "again"]
     assert index.items(index.find(["k3"]).tolist()) == [{"key": "k3", "path": "p3.png", "captions": ["ein Bär"]}]
     assert index.find(["k17"]).tolist() == [-1]

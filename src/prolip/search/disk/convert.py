@@ -11,7 +11,7 @@ import torch
 
 from prolip.gaussian import Gaussian
 from prolip.search.index import SearchIndex
-from prolip.search.store import FORMER, LOCK, NAME, NUMBERED, Item, Store, locked
+from prolip.search.store import FORMER, LOCK, NAME, NUMBERED, Store, locked
 from prolip.utils.documents import loads
 from prolip.utils.outputs import replacing_folder
 
@@ -35,22 +35,18 @@ def convert(folder: str | os.PathLike) -> None:
             Store.create(beside, values | {"near": None})
             index = SearchIndex(beside)
             for number, entry in enumerate(chunks):
-                z, items = _read(folder / "chunks" / f"{number:06}", entry["rows"], values["dim"])
+                place, shape = folder / "chunks" / f"{number:06}", (entry["rows"], values["dim"])
+                found = {path.stem: torch.from_numpy(np.load(path)) for path in place.glob("*.npy")}
+                mean = found["mean"] if "mean" in found else found["vector"][:, : shape[1]].contiguous()
+                log_var = found.get("log_var", torch.full_like(mean, -torch.inf))
+                items = [json.loads(line) for line in (place / "items.jsonl").read_bytes().split(b"\n")[:-1]]
+                if not len(items) == shape[0] or not mean.shape == log_var.shape == shape:
+                    raise ValueError(f"{place} has not the {shape[0]} rows of the manifest")
                 kept = np.flatnonzero(~np.isin(np.arange(start, start + len(items)), dead))
                 start += len(items)
                 if own := [items[row] for row in kept]:
-                    index.store.append(z.select(kept), own, index.coarse, index.side, values["sources"])
+                    z = Gaussian(mean, log_var).select(kept)
+                    index.store.append(z, own, index.coarse, index.side, values["sources"])
         except (FileNotFoundError, EOFError, ValueError, KeyError, TypeError, IndexError) as error:
             raise ValueError(f"{folder} is damaged ({error}): build the index anew in another folder") from error
         index.finish()
-
-
-def _read(place: Path, rows: int, dim: int) -> tuple[Gaussian, list[Item]]:
-    """A chunk of the first version."""
-    found = {path.stem: torch.from_numpy(np.load(path)) for path in place.glob("*.npy")}
-    mean = found["mean"] if "mean" in found else found["vector"][:, :dim].contiguous()
-    log_var = found.get("log_var", torch.full_like(mean, -torch.inf))
-    items = [json.loads(line) for line in (place / "items.jsonl").read_bytes().split(b"\n")[:-1]]
-    if not len(items) == rows or not mean.shape == log_var.shape == (rows, dim):
-        raise ValueError(f"{place} has not the {rows} rows of the manifest")
-    return Gaussian(mean, log_var), items
