@@ -135,7 +135,8 @@ def naming(flag: str) -> Iterator[None]:
     except (OSError, ValueError, ImportError) as error:
         if str(error).startswith("--"):
             raise
-        raise _told_as(error, f"{flag}{'' if str(error).startswith(QUOTES) else ':'} {error}") from error
+        begins_with_value = str(error).startswith(QUOTES) and not isinstance(error, UnicodeError)
+        raise _told_as(error, f"{flag}{'' if begins_with_value else ':'} {error}") from error
 
 
 @contextmanager
