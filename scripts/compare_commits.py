@@ -98,8 +98,9 @@ def of_evaluation(commit: Commit, out: Path, model: Path) -> Iterator[tuple[str,
     given = ["--model", f"local-dir:{model}"]
     commit.run("-m", "prolip.evaluation.corpus", *given, *CORPUS, *NAMES, "--out", out / "corpus")
     yield "corpus", lasting(json.loads((out / "corpus/metrics.json").read_text(encoding="utf-8")))
-    for task, words in (("emoji", []), ("subgroups", ["--classes", "subgroup"])):
-        commit.run("-m", "prolip.evaluation.datasets.emoji", *CORPUS, *NAMES[2:], "--out", out / f"wds_{task}", *words)
+    for task, write in (("emoji", "write_emoji"), ("subgroups", "write_emoji_classes")):
+        made = f"{write}(read({CORPUS[1:]}).select({NAMES[-1]!r}), {str(out / f'wds_{task}')!r})"
+        commit.run("-c", f"from prolip.data.emoji import read; from prolip.evaluation.datasets.emoji import *; {made}")
     sets = [f"wds:{out}/wds_emoji", f"wds:{out}/wds_subgroups"]
     commit.run("-m", "prolip.evaluation", *given, "--dataset", *sets, "--similarity", "csd", "mean", "--uncertainty",
                "--out", out / "tasks.json")  # fmt: skip

@@ -42,12 +42,13 @@ FLOORS = [
     # the commands
     ["prolip.curate", "prolip.evaluation", "prolip.export", "prolip.hierarchy", "prolip.report",
      "prolip.prompts.figures", "prolip.prompts.__main__", "prolip.search",
-     "prolip.uncertainty.attach", "prolip.uncertainty.__main__"],
+     "prolip.uncertainty.attach"],
     ["prolip.classifiers", "prolip.hub"],  # which refuse as a search does
     ["prolip.explorer", "prolip.figures"],
     ["prolip"],  # the public names
     ["training"],
     ["planner"],
+    ["prolip.cli", "prolip.__main__"],
 ]
 FLOOR = {prefix: number for number, prefixes in enumerate(FLOORS) for prefix in prefixes}
 

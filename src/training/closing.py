@@ -115,7 +115,7 @@ def close_training(run: Run) -> int:
             problems += [problem] if problem else []
     said = f"closed by the method in {time.perf_counter() - start:.0f} s"
     if problems:
-        remedy = "the model is as it was trained; python -m prolip.uncertainty fits a saved one"
+        remedy = "the model is as it was trained; prolip uncertainty fits a saved one"
         said = f"warning: NOT closed by the method: {problems[0]}: {remedy}"
     run.kept.log.say(said)
     return 0

@@ -157,8 +157,8 @@ def test_what_is_guarded_is_there_before_torch():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "words", [("-m", "prolip.evaluation", "--help"), ("-m", "prolip.evaluation.datacomp", "--list"),
-              ("-m", "prolip.data.index", "data/emoji/noto.tar", "--output", "OUT"),
-              ("scripts/published_runs.py",), ("-m", "prolip.report", "--help")]
+              ("-m", "prolip", "data", "index", "data/emoji/noto.tar", "--output", "OUT"),
+              ("scripts/published_runs.py",), ("-m", "prolip", "report", "--help")]
 )  # fmt: skip
 def test_commands_that_print_end_quietly_when_nobody_reads(words, tmp_path):
     words = [str(tmp_path / "index.json") if word == "OUT" else word for word in words]

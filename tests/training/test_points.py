@@ -10,11 +10,10 @@ from training_runs import start
 
 import prolip
 from drawings import UNSEEN, VALIDATION
+from prolip.cli.main import main as command_line
 from prolip.evaluation.__main__ import main as evaluate
 from prolip.evaluation.clip_benchmark import command
 from prolip.evaluation.corpus import main as corpus
-from prolip.evaluation.datasets.emoji import main as write_task
-from prolip.report.__main__ import main as report
 
 DATA = ["--data", UNSEEN]
 
@@ -29,7 +28,7 @@ def run(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def task(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("tasks") / "wds_drawings"
-    write_task([*DATA, "--out", str(folder)])
+    command_line(["data", "emoji", *DATA, "--output", str(folder)])
     return folder
 
 
@@ -83,6 +82,7 @@ def test_clip_benchmark_compares_by_mean(run, task, tmp_path):
 
 
 def test_the_page_says_points(run):
-    page = report([str(run)]).read_text()
+    assert command_line(["report", str(run)]) == 0
+    page = (run / "report.html").read_text()
     assert "<b>Points.</b>" in page and "trace" not in page.split("<main>")[1]
     assert not (run / "figures/trace_histogram.png").exists()

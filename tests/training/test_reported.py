@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import prolip
+from prolip.cli.main import main as command_line
 from prolip.evaluation.__main__ import main as evaluate
 from prolip.evaluation.corpus import main as corpus
-from prolip.evaluation.datasets.emoji import main as write_emoji
 from prolip.models.weights.checkpoint import save_pretrained
 from training.main import main, parse
 from training.parallel.distributed import World
@@ -131,7 +131,7 @@ def test_errors_of_the_corpus_commands_name_their_flag(bad, capsys, value):
     for run, flag in (
         (lambda: corpus([*model, "--data", value]), "--data"),
         (lambda: corpus([*model, "--data", DRAWINGS, "--names", value]), "--names"),
-        (lambda: write_emoji(["--data", value, "--out", "o"]), "--data"),
+        (lambda: command_line(["data", "emoji", "--data", value, "--output", "o"]), "--data"),
     ):
         assert refused(capsys, run).startswith(flag)
     assert refused(capsys, lambda: corpus([*model, "--data", DRAWINGS, "--select", "a=b"])).startswith("--select")

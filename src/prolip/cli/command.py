@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_type_hints
@@ -14,20 +15,16 @@ if TYPE_CHECKING:
     from prolip.evaluation.model import Embedder
 
 #: Old spellings that most commands had -> what to type.
-RENAMED = {"out": "use --output", "output-dir": "use --output",
-           "again": "use --overwrite", "replace": "use --overwrite"}  # fmt: skip
+RENAMED = {"out": "use --output", "output-dir": "use --output", "again": "use --overwrite", "replace": "use --overwrite"}
 
 
 class Command(NamedTuple):
-    """One command line program.
-
-    does: one line of help. example: a command line that works on the demo's model. flags: adds the flags. run: returns
-    the exit code, None for 0. more: the end of the help. retired: old spellings, without dashes, and what to type.
-    """
+    """does: one line of help. example: a command line that works on the demo's model. flags: adds the flags. run: returns
+    the exit code, None for 0. retired: old spellings, without dashes, and what to type."""
 
     does: str
     example: str
-    flags: Callable[[argparse.ArgumentParser], None]
+    flags: Callable[[Parser], None]
     run: Callable[[argparse.Namespace], int | None]
     more: str = ""
     retired: Mapping[str, str] = MappingProxyType({})
@@ -37,8 +34,7 @@ def parser_of(name: str, command: Command) -> Parser:
     """The parser of a command that is typed as `name`."""
     about = f"{command.does[0].upper()}{command.does[1:]}.\n\n  {command.example}"
     form = argparse.RawDescriptionHelpFormatter
-    retired = RENAMED | dict(command.retired)
-    parser = Parser(retired, prog=name, description=about, epilog=command.more, formatter_class=form)
+    parser = Parser(RENAMED | dict(command.retired), prog=name, description=about, epilog=command.more, formatter_class=form)
     command.flags(parser)
     return parser
 
@@ -91,7 +87,7 @@ def add(
     required: flags that must be given. help: a flag's text in this command, where more can be said than in all.
     defaults: other defaults than the group's.
     """
-    title = (group.__doc__ or "").rstrip(".")
+    title = (group.__doc__ or "").partition("\n")[0].rstrip(".")
     hints = get_type_hints(group)
     shown = parser.add_argument_group(title)
     for field in dataclasses.fields(group):
@@ -101,12 +97,30 @@ def add(
         text = help.get(field.name, field.metadata["help"]).replace("%", "%%")
         settings = {"action": "store_true"} if hints[field.name] is bool else argument_settings(hints[field.name])
         needed = {"required": True} if field.name in required else {"default": default}
-        note = "" if default in (None, False) or needed.get("required") else f" (default: {default})"
+        note = "" if default is None or default is False or needed.get("required") else f" (default: {default})"
         shown.add_argument(flag_of(field.name), help=text + note, **settings, **needed)
 
 
-def load(args: argparse.Namespace, **settings: Any) -> Embedder:
-    """The model that the flags of `Model` and `Compute` name. settings: of `load_embedder`."""
+def load(args: argparse.Namespace, model: str | None = None, **settings: Any) -> Embedder:
+    """The model that the flags of `Model` and `Compute` name; model: one of several. settings: of `load_embedder`."""
     from prolip.evaluation.loading import load_embedder
 
-    return load_embedder(args.model, args.pretrained, args.device, args.precision, args.tokenizer, **settings)
+    return load_embedder(model or args.model, args.pretrained, args.device, args.precision, args.tokenizer, **settings)
+
+
+def part_of(text: str | None) -> tuple[int, int]:
+    """(I, N) of `--part`, I from 0; (0, 1) without it, and for slurm outside an array. ValueError for others."""
+    if text is None:
+        return 0, 1
+    if text == "slurm":
+        mine, first, last, count = (int(os.environ.get(f"SLURM_ARRAY_TASK_{name}", number))
+                                    for name, number in (("ID", 0), ("MIN", 0), ("MAX", 0), ("COUNT", 1)))
+        step = (last - first) // max(count - 1, 1)  # a task is told the first number, the last and how many, not which
+        if count > 1 and (step * (count - 1) != last - first or (mine - first) % step):
+            raise ValueError(f"--part slurm: the {count} numbers of this array have gaps, so that no task knows its"
+                             f" part: submit --array=0-{count - 1}")  # fmt: skip
+        return (mine - first) // max(step, 1), count
+    part, slash, parts = text.partition("/")
+    if not (slash and part.isdecimal() and parts.isdecimal() and int(part) < int(parts)):
+        raise ValueError(f"--part {text!r}: give I/N with I from 0 to N - 1, such as 0/16, or slurm")
+    return int(part), int(parts)

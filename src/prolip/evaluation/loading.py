@@ -119,7 +119,7 @@ def load_openclip(model: str, pretrained: str | None, tokenizer: str | None) -> 
             "--pretrained FILE"
         ) from error
     schema, folder = parse_model_name(model)
-    if schema == "hf-hub" and read_json(config_file(model)).get("uncertainty"):  # as python -m prolip.hub writes it
+    if schema == "hf-hub" and read_json(config_file(model)).get("uncertainty"):  # as prolip hub writes it
         folder = str(hub_files(folder, (FILE,)))
     if folder and has_variances(folder):
         return Loaded(with_variances(network, folder), flattening(preprocess), tokenize)

@@ -42,7 +42,8 @@ class Parser(argparse.ArgumentParser):
         """The flags that were given, or FlagError with the flag to use instead."""
         for word in arguments[: arguments.index("--") if "--" in arguments else None]:
             # before argparse complains of what is missing, which may be what was mistyped
-            if word.startswith("--") and word.partition("=")[0] not in (known := self.flags()):
+            name = word.partition("=")[0]  # argparse takes what has a space for a value, too
+            if name.startswith("--") and " " not in name and name not in (known := self.flags()):
                 raise FlagError(explain_unknown(word, known, self.retired))
         given, unknown = self.parse_known_args(arguments)
         if unknown:

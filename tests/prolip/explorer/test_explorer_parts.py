@@ -264,7 +264,7 @@ def test_columns_are_those_that_curation_writes(app):
 
 
 def write_scores(folder: Path, shards: dict[str, dict]) -> None:
-    """Tables of shards as `prolip.curate score` writes them."""
+    """Tables of shards as `prolip curate score` writes them."""
     tables = {shard: pa.table(columns) for shard, columns in shards.items()}
     schema = next(iter(tables.values())).schema
     words = {"shards": list(shards), "columns": {field.name: str(field.type) for field in schema}}

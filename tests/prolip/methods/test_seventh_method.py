@@ -11,13 +11,12 @@ from safetensors.torch import load_file
 
 from drawings import SHARDS, UNSEEN, VALIDATION
 from forked import until
+from prolip.cli.main import main as command_line
 from prolip.evaluation.__main__ import main as evaluate
 from prolip.evaluation.clip_benchmark import command as clip_benchmark
 from prolip.evaluation.corpus import main as evaluate_corpus
 from prolip.evaluation.datacomp import main as datacomp
-from prolip.evaluation.datasets.emoji import main as write_task
 from prolip.methods import FURTHER
-from prolip.report.__main__ import main as report
 
 HERE = str(Path(__file__).parent)
 KNOWN = f"import os, sys, time; sys.path.append({HERE!r}); os.environ['{FURTHER}'] = 'near_method'\n"
@@ -78,14 +77,15 @@ def test_it_is_evaluated_by_its_own_score_everywhere(runs, tmp_path):
     in_training = json.loads((runs / "killed/eval.json").read_text())
     assert in_training["names/i2t/mAP@R"] == by_command.metrics["names/i2t/mAP@R"]
 
-    write_task([*DRAWINGS, "--out", str(tmp_path / "wds_pairs")])
+    command_line(["data", "emoji", *DRAWINGS, "--output", str(tmp_path / "wds_pairs")])
     (task,) = evaluate(["--model", model, "--dataset", f"wds:{tmp_path}/wds_pairs", "--uncertainty",
                         "--save-features", str(tmp_path / "kept")])  # fmt: skip
     assert task.info["similarity"] == "near" and "refusal/i2t/image/aurc" in task.metrics
     (kept,) = evaluate(["--features", str(tmp_path / "kept"), "--uncertainty"])
     assert kept.metrics == pytest.approx(task.metrics, rel=1e-12, nan_ok=True)  # scored and read off without the model
 
-    write_task([*DRAWINGS, "--classes", "subgroup", "--out", str(tmp_path / "data/wds_cars_test")])
+    words = ["--classes", "subgroup", "--output", str(tmp_path / "data/wds_cars_test")]
+    assert command_line(["data", "emoji", *DRAWINGS, *words]) == 0
     datacomp(["--model", model, "--data-dir", str(tmp_path / "data"), "--tasks", "cars", "--device", "cpu",
               "--output", str(tmp_path / "out")])  # fmt: skip
     (line,) = map(json.loads, (tmp_path / "out/results.jsonl").read_text().splitlines())
@@ -96,7 +96,8 @@ def test_it_is_evaluated_by_its_own_score_everywhere(runs, tmp_path):
     theirs = json.loads((tmp_path / "clip.json").read_text())
     assert theirs["similarity"] == "near"
     assert theirs["metrics"]["image_retrieval_recall@5"] == pytest.approx(task.metrics["own/t2i/R@5"])
-    assert "near" in report([str(runs / "killed")]).read_text()
+    assert command_line(["report", str(runs / "killed")]) == 0
+    assert "near" in (runs / "killed/report.html").read_text()
 
 
 def test_its_head_may_begin_with_the_weights_of_another_method(runs, forked, tmp_path):
