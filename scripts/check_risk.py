@@ -1,6 +1,6 @@
 """Does refusal by risk keep its promise? Random splits of an evaluation on a designer that a model never saw.
 
-    python -m prolip.evaluation.corpus --model local-dir:runs/demo/model --data data/emoji/emojione.tar --out eval
+    prolip eval emoji --model local-dir:runs/demo/model --data data/emoji/emojione.tar --output eval
     python scripts/check_risk.py eval --risk 0.1 0.2 0.3
 
 Questions are drawings, answered by the first of the names (`names_i2t`) or of all texts (`captions_i2t`), and names and
@@ -38,14 +38,14 @@ def questions(result: CorpusResult) -> Iterator[tuple[str, dict[str, np.ndarray]
 
 def check(sure: dict[str, np.ndarray], wrong: np.ndarray, args: argparse.Namespace, risk: float) -> str:
     """A row of the table: over the splits."""
-    rows = []
+    rows, delta = [], 1 - args.confidence
     for seed in range(args.splits):
         known, new = np.array_split(np.random.default_rng(seed).permutation(len(wrong)), 2)
-        found = find_threshold({k: x[known] for k, x in sure.items()}, wrong[known], risk, 1 - args.confidence, seed)
+        found = find_threshold({k: x[known] for k, x in sure.items()}, wrong[known], risk, delta, seed)
         given = found.answers({k: x[new] for k, x in sure.items()})
         count, bad = int(given.sum()), float(wrong[new][given].sum())
         if found.holds and count:
-            rows.append((given.mean(), bad / count, bad > risk * count, bad > most_wrong(count, risk, 1 - args.confidence)))
+            rows.append((given.mean(), bad / count, bad > risk * count, bad > most_wrong(count, risk, delta)))
     share = len(rows) / args.splits
     if not rows:
         return f"{risk} | {wrong.mean():.3f} | {share:.2f} | - | - | - | -"

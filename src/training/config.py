@@ -202,7 +202,7 @@ class ValidationConfig:
     imagenet_val: str | None = option(None, "folder of ImageNet's validation images, a folder per class: imagenet/acc1")
     coco_test: str | None = option(None, "JSON,IMAGES: Karpathy's file and the folder of COCO's images: coco/i2t/R@1")
     val_tasks: tuple[str, ...] = option(
-        (), "further test sets as python -m prolip.evaluation names them: wds:FOLDER, flickr:JSON,IMAGES, ..."
+        (), "further test sets as prolip eval tasks names them: wds:FOLDER, flickr:JSON,IMAGES, ..."
     )
     val_split: str | None = option(None, "another split than test of the --val-tasks that have splits, such as val")
     val_frequency: int = option(0, "evaluate every so many epochs as well; 0: only at the end")

@@ -156,7 +156,7 @@ def test_what_is_guarded_is_there_before_torch():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "words", [("-m", "prolip.evaluation", "--help"), ("-m", "prolip.evaluation.datacomp", "--list"),
+    "words", [("-m", "prolip", "eval", "tasks", "--help"), ("-m", "prolip", "eval", "datacomp", "--list"),
               ("-m", "prolip", "data", "index", "data/emoji/noto.tar", "--output", "OUT"),
               ("scripts/published_runs.py",), ("-m", "prolip", "report", "--help")]
 )  # fmt: skip

@@ -83,11 +83,11 @@ def commands(page: str) -> list[str]:
 
 def source_of(words: list[str]) -> tuple[str, list[Path]] | None:
     """The program that a command starts, with the files that define its flags; None if it is none of ours."""
-    if "prolip-clip-benchmark" in words:
+    if "clip-benchmark" in words:
         from importlib.util import find_spec
 
-        own = ROOT / "src/prolip/evaluation/clip_benchmark"
-        return "prolip-clip-benchmark", [*own.glob("*.py"), Path(find_spec("clip_benchmark").origin).parent / "cli.py"]
+        own = ROOT / "src/prolip/cli/eval.py"
+        return "clip-benchmark", [own, Path(find_spec("clip_benchmark").origin).parent / "cli.py"]
     for word in words:
         if word.startswith("prolip.") and "-m" in words:
             path = ROOT / "src" / word.replace(".", "/")

@@ -305,8 +305,8 @@ def test_evaluation_takes_flags_behind_two_dashes_and_the_gpu_it_was_given(start
     status, words, _, _ = start("eval.sbatch", "runs/a", "--", "--all-names")
     assert status == 0
     assert words[1:] == [
-        "prolip.evaluation.corpus", "--model", "local-dir:runs/a/model", "--data", "data/emoji/emojione.tar",
-        "--names", "data/emoji/noto.tar", "--device", "cuda", "--out", "runs/a/eval", "--all-names",
+        "prolip", "eval", "emoji", "--model", "local-dir:runs/a/model", "--data", "data/emoji/emojione.tar",
+        "--names", "data/emoji/noto.tar", "--device", "cuda", "--output", "runs/a/eval", "--all-names",
     ]  # fmt: skip
     assert "cpu" in start("eval.sbatch", "runs/a", SLURM_GPUS_ON_NODE="")[1]
 
@@ -340,34 +340,11 @@ def test_datacomps_tasks_are_shared_out_over_an_array(start, runs):
     status, words, _, _ = start("datacomp.sbatch", "runs/a", "--", "--tasks", "vtab", DATA="data")
     assert status == 0
     assert words[1:] == [
-        "prolip.evaluation.datacomp", "--model", "local-dir:runs/a/model", "--data-dir", "data", "--output",
-        "runs/a/datacomp", "--device", "cuda", "--tasks", "vtab",
+        "prolip", "eval", "datacomp", "--model", "local-dir:runs/a/model", "--data", "data", "--output",
+        "runs/a/datacomp", "--part", "slurm", "--device", "cuda", "--tasks", "vtab",
     ]  # fmt: skip
     words = start("datacomp.sbatch", "ViT-B-16", "--", "--pretrained", "openai", DATA="hf-hub", OUT="out")[1]
     assert evaluations(words) == ["ViT-B-16"] and words[-2:] == ["--pretrained", "openai"] and "out" in words
-
-
-def array(numbers, task):
-    """The environment of a task of sbatch --array=NUMBERS, as SLURM sets it."""
-    facts = {"ID": task, "MIN": min(numbers), "MAX": max(numbers), "COUNT": len(numbers)}
-    return {f"SLURM_ARRAY_TASK_{name}": str(value) for name, value in facts.items()}
-
-
-@pytest.mark.parametrize("numbers", [range(8), (1, 4, 7), (3, 5)], ids=str)
-def test_the_tasks_of_an_array_take_all_of_datacomps_shards_whatever_their_numbers(start, runs, numbers):
-    said = [start("datacomp.sbatch", "runs/a", DATA="data", **array(numbers, task))[1] for task in numbers]
-    assert [words[-2:] for words in said] == [["--shard", f"{i}/{len(numbers)}"] for i in range(len(numbers))]
-
-
-def test_an_array_of_one_task_takes_all_of_datacomps_tasks(start, runs):
-    status, words, _, _ = start("datacomp.sbatch", "runs/a", DATA="data", **array((4,), 4))
-    assert status == 0 and "--shard" not in words
-
-
-@pytest.mark.parametrize("numbers, task", [((0, 3, 7), 0), ((0, 3, 7), 3), ((0, 1, 5, 6), 1)])
-def test_an_array_with_gaps_is_told_what_to_submit(start, runs, numbers, task):
-    status, words, _, output = start("datacomp.sbatch", "runs/a", DATA="data", **array(numbers, task))
-    assert status == 2 and not words and "have gaps" in output and f"submit --array=0-{len(numbers) - 1}\n" in output
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from commands import evaluate_corpus
 from safetensors.torch import load_file
 from training_runs import SYNTHETIC, TINY, metrics, newest
 from training_runs import start as begin
@@ -17,7 +18,6 @@ import prolip
 import training.closing
 from drawings import SHARDS, UNSEEN, VALIDATION
 from prolip.data import emoji
-from prolip.evaluation.corpus import main as evaluate_corpus
 from prolip.evaluation.loading import load_embedder
 from prolip.uncertainty.collect import embed_images, embed_texts
 from training.checkpoint.files import load_checkpoint

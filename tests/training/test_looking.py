@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from commands import evaluate_corpus
 from safetensors.torch import load_file
 from training_runs import start as begin
 from training_runs import stop_after
 
 from drawings import UNSEEN
-from prolip.evaluation.corpus import main as evaluate_corpus
 from training.checkpoint.files import load_checkpoint
 from training.main import main
 

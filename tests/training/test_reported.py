@@ -8,11 +8,11 @@ from pathlib import Path
 import open_clip
 import pytest
 import torch
+from commands import evaluate
+from commands import evaluate_corpus as corpus
 
 import prolip
 from prolip.cli.main import main as command_line
-from prolip.evaluation.__main__ import main as evaluate
-from prolip.evaluation.corpus import main as corpus
 from prolip.models.weights.checkpoint import save_pretrained
 from training.main import main, parse
 from training.parallel.distributed import World
@@ -139,8 +139,8 @@ def test_errors_of_the_corpus_commands_name_their_flag(bad, capsys, value):
 
 @pytest.mark.parametrize("spec", ["wds:none", "wds:sets", "imagenet:pictures", "coco:a.json,b", "flickr:a", "none"])
 def test_errors_of_an_evaluation_name_the_data_set(bad, capsys, spec):
-    said = refused(capsys, lambda: evaluate(["--model", NAME, "--pretrained", "random", "--dataset", spec]))
-    assert said.startswith(f"--dataset {spec}: ")
+    said = refused(capsys, lambda: evaluate(["--model", NAME, "--pretrained", "random", "--data", spec]))
+    assert said.startswith(f"--data {spec}: ")
 
 
 # --- the log ----------------------------------------------------------------------------------------------------------

@@ -15,16 +15,21 @@ if TYPE_CHECKING:
     from prolip.evaluation.model import Embedder
 
 #: Old spellings that most commands had -> what to type.
-RENAMED = {"out": "use --output", "output-dir": "use --output", "again": "use --overwrite", "replace": "use --overwrite"}
+RENAMED = {
+    "out": "use --output", "output-dir": "use --output", "again": "use --overwrite", "replace": "use --overwrite",
+}  # fmt: skip
 
 
 class Command(NamedTuple):
-    """does: one line of help. example: a command line that works on the demo's model. flags: adds the flags. run: returns
-    the exit code, None for 0. retired: old spellings, without dashes, and what to type."""
+    """One program of the command line.
+
+    does: one line of help. example: a command line that works on the demo's model. flags: adds the flags. run: returns
+    the exit code, None for 0. more: the end of the help. retired: old spellings, without dashes -> what to type.
+    """
 
     does: str
     example: str
-    flags: Callable[[Parser], None]
+    flags: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace], int | None]
     more: str = ""
     retired: Mapping[str, str] = MappingProxyType({})
@@ -34,7 +39,8 @@ def parser_of(name: str, command: Command) -> Parser:
     """The parser of a command that is typed as `name`."""
     about = f"{command.does[0].upper()}{command.does[1:]}.\n\n  {command.example}"
     form = argparse.RawDescriptionHelpFormatter
-    parser = Parser(RENAMED | dict(command.retired), prog=name, description=about, epilog=command.more, formatter_class=form)
+    retired = RENAMED | dict(command.retired)
+    parser = Parser(retired, prog=name, description=about, epilog=command.more, formatter_class=form)
     command.flags(parser)
     return parser
 
@@ -43,37 +49,37 @@ def parser_of(name: str, command: Command) -> Parser:
 class Model:
     """The model that embeds images and texts."""
 
-    model: str | None = option(None, "local-dir:FOLDER, hf-hub:ORG/NAME, or a name of ours or OpenCLIP's")
-    pretrained: str | None = option(None, "weights file, OpenCLIP's tag, or random for untrained weights")
-    tokenizer: str | None = option(None, "folder of tokenizer files, or bpe, instead of the model's own")
+    model: str | None = option(None, "local-dir:FOLDER, hf-hub:ORG/NAME, or a name of ours or OpenCLIP's", metavar="NAME")
+    pretrained: str | None = option(None, "weights file, OpenCLIP's tag, or random for untrained weights", metavar="FILE")
+    tokenizer: str | None = option(None, "folder of tokenizer files, or bpe, instead of the model's own", metavar="FOLDER")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Compute:
     """Where and how to compute."""
 
-    device: str = option("auto", "cpu, cuda or cuda:N; auto takes a GPU if there is one")
+    device: str = option("auto", "cpu, cuda or cuda:N; auto takes a GPU if there is one", metavar="DEVICE")
     precision: Literal["fp32", "amp_bf16", "amp_fp16"] = option("fp32", "arithmetic of the towers")
-    batch_size: int = option(256, "images or texts in one forward pass")
-    workers: int | None = option(None, "threads that decode images; all cores but one if left out")
-    seed: int = option(0, "seed of all random choices")
+    batch_size: int = option(256, "images or texts in one forward pass", metavar="N")
+    workers: int | None = option(None, "threads that decode images; all cores but one if left out", metavar="N")
+    seed: int = option(0, "seed of all random choices", metavar="N")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Data:
     """What is read."""
 
-    data: str | None = option(None, "what to read, as KIND:ADDRESS")
+    data: str | None = option(None, "what to read, as KIND:ADDRESS", metavar="SOURCE")
     skip_damaged: bool = option(False, "leave out damaged samples and report them")
     allow_private_hosts: bool = option(False, "fetch addresses that come from data even from hosts in private networks")
-    part: str | None = option(None, "do part I of N (I/N), or slurm for the share of this task of a SLURM array")
+    part: str | None = option(None, "do part I of N (I/N), or slurm for the share of this task of a SLURM array", metavar="I/N")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Output:
     """What is written."""
 
-    output: str | None = option(None, "file or folder to write")
+    output: str | None = option(None, "file or folder to write", metavar="PATH")
     overwrite: bool = option(False, "delete what is there and start again")
     json: bool = option(False, "print JSON lines instead of text")
 
@@ -96,6 +102,8 @@ def add(
         default = defaults.get(field.name, field.default)
         text = help.get(field.name, field.metadata["help"]).replace("%", "%%")
         settings = {"action": "store_true"} if hints[field.name] is bool else argument_settings(hints[field.name])
+        if "metavar" in field.metadata:
+            settings["metavar"] = field.metadata["metavar"]
         needed = {"required": True} if field.name in required else {"default": default}
         note = "" if default is None or default is False or needed.get("required") else f" (default: {default})"
         shown.add_argument(flag_of(field.name), help=text + note, **settings, **needed)

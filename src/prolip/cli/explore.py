@@ -25,7 +25,7 @@ def explore_flags(parser: argparse.ArgumentParser) -> None:
     flag("--scores", metavar="FOLDER", help="folder of prolip curate score: try rules on all of its samples")
     flag("--max-captions", type=int, default=2000, metavar="N", help="distinct captions to embed (default: 2,000)")
     flag("--texts", metavar="FILE", help="further texts for paths, and to name images by: one a line")
-    flag("--host", default="127.0.0.1", help="address to listen at, which others reach unless it is 127.0.0.1 (the default)")
+    flag("--host", default="127.0.0.1", help="address to listen at; others reach any but the default (127.0.0.1)")
     flag("--port", type=int, default=8571, help="port to listen at, 0 for any free one (default: 8571)")
     flag("--open", action="store_true", help="open the page in a browser")
     risk_flags(parser)

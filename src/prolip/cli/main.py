@@ -120,6 +120,7 @@ def run(words: list[str]) -> int:
     if len(words) == 2 and words[1] in ("-h", "--help") and "" not in (commands := commands_of(words[0])):
         print(f"usage: prolip {words[0]} SUBVERB ...\n")
         print("\n".join(f"  {name:<16} {command.does}" for name, command in commands.items()))
+        print(f"\nprolip {words[0]} SUBVERB --help shows an example and all flags.")
         return 0
     name, command, rest = find(words)
     given = parser_of(name, command).parse_strictly(rest)

@@ -11,7 +11,8 @@ import torch
 from prolip.evaluation.model import Embedder
 from prolip.explorer.gallery import Gallery, Once, cut, number
 from prolip.gaussian import Gaussian, concatenate
-from prolip.hierarchy.traversal import ROOTS, Pairwise, traverse
+from prolip.hierarchy.choices import ROOTS
+from prolip.hierarchy.traversal import Pairwise, traverse
 from prolip.measures import pairwise_log_inclusion
 from prolip.scores import largest
 from prolip.search.store import Item

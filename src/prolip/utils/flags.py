@@ -39,8 +39,9 @@ class Parser(argparse.ArgumentParser):
         raise FlagError(f"{message} ({self.prog} --help)")
 
     def parse_strictly(self, arguments: Sequence[str]) -> argparse.Namespace:
-        """The flags that were given, or FlagError with the flag to use instead."""
-        for word in arguments[: arguments.index("--") if "--" in arguments else None]:
+        """The flags that were given, or FlagError with the flag to use instead. Flags of another program may follow."""
+        others = any(action.nargs == argparse.REMAINDER for action in self._actions)
+        for word in [] if others else arguments[: arguments.index("--") if "--" in arguments else None]:
             # before argparse complains of what is missing, which may be what was mistyped
             name = word.partition("=")[0]  # argparse takes what has a space for a value, too
             if name.startswith("--") and " " not in name and name not in (known := self.flags()):

@@ -124,7 +124,7 @@ def test_the_verb_train_is_not_taken_for_a_folder_of_the_users(tmp_path):
     (tmp_path / "training").mkdir()
     (tmp_path / "training/__init__.py").write_text("")
     words = "--model ProLIP-ViT-test --dataset-type synthetic --train-num-samples 16 --batch-size 4 --max-steps 2"
-    words = [*words.split(), *"--warmup 1 --workers 1 --precision fp32 --name x".split()]
+    words = [*words.split(), *["--warmup", "1", "--workers", "1", "--precision", "fp32", "--name", "x"]]
     for start in ([], ["-m", "torch.distributed.run", "--nproc_per_node", "1"]):
         command = [sys.executable, *start, "-m", "prolip", "train", *words, "--overwrite"]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)

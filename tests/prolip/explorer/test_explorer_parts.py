@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 import torch
 import torch.nn.functional as F
+from commands import evaluate
 from explored import COLOURS, make_app, picture
 from PIL import Image
 
@@ -333,13 +334,12 @@ def test_a_temporary_index_goes_with_its_page(small_model, tmp_path):
 
 
 def test_kept_features_are_explored_with_and_without_their_model(small_model, shard, tmp_path, capsys):
-    from prolip.evaluation.__main__ import main as evaluate
 
     (tmp_path / "task/test").mkdir(parents=True)
     (tmp_path / "task/test/0.tar").write_bytes(Path(shard).read_bytes())
     (tmp_path / "task/test/nshards.txt").write_text("1")
     (tmp_path / "task/dataset_type.txt").write_text("retrieval")
-    evaluate(["--model", small_model, "--dataset", f"wds:{tmp_path}/task", "--save-features", str(tmp_path / "kept")])
+    evaluate(["--model", small_model, "--data", f"wds:{tmp_path}/task", "--save-features", str(tmp_path / "kept")])
     app = make_app([str(tmp_path / "kept")])
     about = app.about()
     assert len(app.gallery.index) == 12 and not about["can_ask"]

@@ -22,7 +22,6 @@ from prolip.cli.main import main
 from prolip.evaluation.loading import load_embedder
 from prolip.hub.card import spaced
 from prolip.hub.figures import figures, licences, place
-from prolip.search import __main__ as search
 from prolip.utils import console
 
 METRICS = {"step": 300, "names/i2t/R@1": 0.25, "names/i2t/chance_R@1": 0.01, "zero_shot/subgroup/top1": 0.5,

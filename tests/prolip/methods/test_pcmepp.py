@@ -8,13 +8,13 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
+from commands import evaluate_corpus
 from distributed_helpers import run_ranks
 from method_checks import assert_close, gradients
 from torch.nn.parallel import DistributedDataParallel
 
 import prolip
 from drawings import SHARDS, UNSEEN
-from prolip.evaluation.corpus import main as evaluate_corpus
 from prolip.gaussian import Gaussian
 from prolip.losses import tiled_loss_over_ranks
 from prolip.methods.base import Context, accumulate_backward, split_batch

@@ -7,15 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from commands import clip_benchmark, datacomp, evaluate, evaluate_corpus
 from safetensors.torch import load_file
 
 from drawings import SHARDS, UNSEEN, VALIDATION
 from forked import until
 from prolip.cli.main import main as command_line
-from prolip.evaluation.__main__ import main as evaluate
-from prolip.evaluation.clip_benchmark import command as clip_benchmark
-from prolip.evaluation.corpus import main as evaluate_corpus
-from prolip.evaluation.datacomp import main as datacomp
 from prolip.methods import FURTHER
 
 HERE = str(Path(__file__).parent)
@@ -78,7 +75,7 @@ def test_it_is_evaluated_by_its_own_score_everywhere(runs, tmp_path):
     assert in_training["names/i2t/mAP@R"] == by_command.metrics["names/i2t/mAP@R"]
 
     command_line(["data", "emoji", *DRAWINGS, "--output", str(tmp_path / "wds_pairs")])
-    (task,) = evaluate(["--model", model, "--dataset", f"wds:{tmp_path}/wds_pairs", "--uncertainty",
+    (task,) = evaluate(["--model", model, "--data", f"wds:{tmp_path}/wds_pairs", "--uncertainty",
                         "--save-features", str(tmp_path / "kept")])  # fmt: skip
     assert task.info["similarity"] == "near" and "refusal/i2t/image/aurc" in task.metrics
     (kept,) = evaluate(["--features", str(tmp_path / "kept"), "--uncertainty"])
@@ -86,13 +83,13 @@ def test_it_is_evaluated_by_its_own_score_everywhere(runs, tmp_path):
 
     words = ["--classes", "subgroup", "--output", str(tmp_path / "data/wds_cars_test")]
     assert command_line(["data", "emoji", *DRAWINGS, *words]) == 0
-    datacomp(["--model", model, "--data-dir", str(tmp_path / "data"), "--tasks", "cars", "--device", "cpu",
+    datacomp(["--model", model, "--data", str(tmp_path / "data"), "--tasks", "cars", "--device", "cpu",
               "--output", str(tmp_path / "out")])  # fmt: skip
     (line,) = map(json.loads, (tmp_path / "out/results.jsonl").read_text().splitlines())
     assert line["metrics"]["acc1"] == by_command.metrics["zero_shot/subgroup/top1"]
 
-    clip_benchmark.main(["eval", "--model", model, "--dataset", "wds/pairs", "--output", str(tmp_path / "clip.json"),
-                         "--dataset_root", f"{tmp_path}/wds_{{dataset_cleaned}}", "--num_workers", "0"])  # fmt: skip
+    clip_benchmark(["eval", "--model", model, "--dataset", "wds/pairs", "--output", str(tmp_path / "clip.json"),
+                    "--dataset_root", f"{tmp_path}/wds_{{dataset_cleaned}}", "--num_workers", "0"])  # fmt: skip
     theirs = json.loads((tmp_path / "clip.json").read_text())
     assert theirs["similarity"] == "near"
     assert theirs["metrics"]["image_retrieval_recall@5"] == pytest.approx(task.metrics["own/t2i/R@5"])

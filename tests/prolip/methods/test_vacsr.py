@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from commands import evaluate_corpus
 from distributed_helpers import run_ranks
 from method_checks import assert_close, gradients
 from torch import distributions
@@ -14,7 +15,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 import prolip
 from drawings import SHARDS, UNSEEN
-from prolip.evaluation.corpus import main as evaluate_corpus
 from prolip.evaluation.metrics.blockwise import PairScores
 from prolip.evaluation.model import choose_score
 from prolip.gaussian import Gaussian

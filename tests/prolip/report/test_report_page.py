@@ -136,7 +136,7 @@ def test_what_ran_is_on_the_page(html):
 
 def test_a_run_without_evaluation_says_how_to_make_one(tmp_path):
     text = page.make_report(write_run(tmp_path / "demo")).read_text()
-    assert "No evaluation in this run folder" in text and "python -m prolip.evaluation.corpus" in text
+    assert "No evaluation in this run folder" in text and "prolip eval emoji" in text
     assert text.count('<img class="figure"') == 1 and "Most and least uncertain" not in text
 
 

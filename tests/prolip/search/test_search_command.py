@@ -12,6 +12,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 import torch.nn.functional as F
+from commands import evaluate
 from squares import COLOURS, picture
 
 from prolip.cli.main import main
@@ -154,7 +155,6 @@ def test_hidden_pictures_are_not_read(tmp_path, small_model, capsys):
 
 
 def test_kept_features_need_no_model_to_be_built_and_their_model_to_be_asked(tmp_path, shards, small_model, capsys):
-    from prolip.evaluation.__main__ import main as evaluate
 
     task = tmp_path / "task/test"
     task.mkdir(parents=True)
@@ -162,7 +162,7 @@ def test_kept_features_need_no_model_to_be_built_and_their_model_to_be_asked(tmp
         (task / f"{number}.tar").write_bytes((shards / f"{number}.tar").read_bytes())
     (task / "nshards.txt").write_text("2")
     (tmp_path / "task/dataset_type.txt").write_text("retrieval")
-    evaluate(["--model", small_model, "--dataset", f"wds:{tmp_path}/task", "--save-features", str(tmp_path / "kept")])
+    evaluate(["--model", small_model, "--data", f"wds:{tmp_path}/task", "--save-features", str(tmp_path / "kept")])
     capsys.readouterr()
     code, lines, said = run(capsys, "build", tmp_path / "index", "--data", f"features:{tmp_path}/kept")
     assert code == 0 and lines[0].startswith("12 items"), said

@@ -10,6 +10,7 @@ import numpy as np
 import open_clip
 import pytest
 import torch
+from commands import clip_benchmark, datacomp, evaluate, evaluate_corpus
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
@@ -17,10 +18,6 @@ import prolip
 from drawings import SHARDS, UNSEEN
 from prolip.cli.main import main as command_line
 from prolip.data import emoji
-from prolip.evaluation.__main__ import main as evaluate
-from prolip.evaluation.clip_benchmark import command as clip_benchmark
-from prolip.evaluation.corpus import main as evaluate_corpus
-from prolip.evaluation.datacomp import main as datacomp
 from prolip.evaluation.feature_store import FeatureStore
 from prolip.evaluation.features import load_features
 from prolip.evaluation.loading import load_embedder
@@ -94,12 +91,12 @@ def test_every_evaluation_takes_it(pair, task, tmp_path, capsys):
     model = f"local-dir:{pair[1]}"
     corpus = evaluate_corpus(["--model", model, "--data", UNSEEN])
     assert corpus.similarity == "true_match" and "trace/group" in corpus.metrics
-    (result,) = evaluate(["--model", model, "--dataset", f"wds:{task}", "--uncertainty", "--save-features",
+    (result,) = evaluate(["--model", model, "--data", f"wds:{task}", "--uncertainty", "--save-features",
                           str(tmp_path)])  # fmt: skip
     assert result.info["similarity"] == "true_match" and any("refusal" in key for key in result.metrics)
     (again,) = evaluate(["--features", str(tmp_path), "--uncertainty"])
     assert again.metrics == pytest.approx(result.metrics, rel=0, abs=0, nan_ok=True)
-    clip_benchmark.main(["eval", "--model", model, "--dataset", "wds/drawings", "--dataset_root",
+    clip_benchmark(["eval", "--model", model, "--dataset", "wds/drawings", "--dataset_root",
                          f"{task.parent}/wds_{{dataset_cleaned}}", "--output", str(tmp_path / "{similarity}.json"),
                          "--num_workers", "0"])  # fmt: skip
     found = json.loads((tmp_path / "true_match.json").read_text())
@@ -109,7 +106,7 @@ def test_every_evaluation_takes_it(pair, task, tmp_path, capsys):
     assert found["metrics"]["image_retrieval_recall@5"] == pytest.approx(hit.double().mean().item(), abs=1e-6)
     words = ["--classes", "subgroup", "--output", str(tmp_path / "data/wds_cars_test")]
     assert command_line(["data", "emoji", "--data", UNSEEN, *words]) == 0
-    datacomp(["--model", model, "--data-dir", str(tmp_path / "data"), "--tasks", "cars", "--device", "cpu",
+    datacomp(["--model", model, "--data", str(tmp_path / "data"), "--tasks", "cars", "--device", "cpu",
               "--output", str(tmp_path / "datacomp")])  # fmt: skip
     (line,) = map(json.loads, (tmp_path / "datacomp/results.jsonl").read_text().splitlines())
     assert line["metrics"]["acc1"] == pytest.approx(corpus.metrics["zero_shot/subgroup/top1"])
@@ -206,7 +203,7 @@ def test_what_was_written_before_there_was_novelty_still_loads(pair, tmp_path):
 
 
 def test_the_corpus_is_refused_by_novelty_from_the_same_pass(pair, tmp_path, capsys):
-    result = evaluate_corpus(["--model", f"local-dir:{pair[1]}", "--data", UNSEEN, "--out", str(tmp_path)])
+    result = evaluate_corpus(["--model", f"local-dir:{pair[1]}", "--data", UNSEEN, "--output", str(tmp_path)])
     embedder = load_embedder(f"local-dir:{pair[1]}", stored=False)
     hidden = embedder.encode_hidden(images_of(f"local-dir:{pair[1]}"))
     for name, nats in embedder.novelty(hidden).items():

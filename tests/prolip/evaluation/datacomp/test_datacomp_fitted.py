@@ -7,13 +7,12 @@ from pathlib import Path
 import miniatures
 import pytest
 import torch
+from commands import datacomp, evaluate_corpus
 from datacomp_suite import Oracle, write_suite
 
 import prolip
 from drawings import SHARDS, UNSEEN
 from prolip.cli.main import main as command_line
-from prolip.evaluation.corpus import main as evaluate_corpus
-from prolip.evaluation.datacomp import main
 from prolip.evaluation.suites.datacomp.tasks import select_tasks
 from prolip.models.weights.checkpoint import save_pretrained
 
@@ -38,7 +37,7 @@ def folder(tmp_path_factory) -> Path:
 def results(folder: Path, model: str, *similarity: str) -> dict[tuple[str, str], dict]:
     """Lines of results.jsonl by task and similarity."""
     out = folder / "out" / "-".join((model, *similarity))
-    main(["--model", f"local-dir:{folder}/{model}", "--data-dir", str(folder / "data"), "--output", str(out),
+    datacomp(["--model", f"local-dir:{folder}/{model}", "--data", str(folder / "data"), "--output", str(out),
           "--workers", "0", "--device", "cpu", "--tasks", "cars", *(x.key for x in FEW), *similarity])  # fmt: skip
     lines = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
     return {(line["key"], line["identity"]["similarity"]): line for line in lines}

@@ -10,12 +10,12 @@ import miniatures as mini
 import numpy as np
 import pytest
 import torch
+from commands import evaluate
 
 from prolip.cli.main import main
 from prolip.data.config import DataConfig
 from prolip.data.loader import build_loader
 from prolip.data.samples.decoding import decode_image
-from prolip.evaluation import __main__ as evaluation
 from prolip.evaluation.datasets.few_shot import draw, parts_of
 from prolip.evaluation.datasets.specs import open_dataset
 from prolip.evaluation.datasets.wds import open_wds
@@ -201,8 +201,8 @@ def test_the_caption_of_a_class_is_true_of_all_its_images_in_a_batch(tuned):
 def test_a_tuned_model_is_evaluated_on_both_with_their_harmonic_mean(tuned, capsys):
     sets = [f"wds:{tuned / 'few' / name}" for name in ("base", "novel")]
     out = tuned / "results.json"
-    base, _, novel, _ = evaluation.main(["--model", f"local-dir:{tuned / 'run/model'}", "--dataset", *sets, "--out",
-                                         str(out), "--similarity", "vacsr", "mean", "--intervals", "50"])  # fmt: skip
+    base, _, novel, _ = evaluate(["--model", f"local-dir:{tuned / 'run/model'}", "--data", *sets, "--output",
+                                  str(out), "--similarity", "vacsr", "mean", "--intervals", "50"])  # fmt: skip
     lines = capsys.readouterr().out.splitlines()
     a, b = base.value, novel.value
     want = statistics.harmonic_mean([a, b])
@@ -220,5 +220,5 @@ def test_a_tuned_model_is_evaluated_on_both_with_their_harmonic_mean(tuned, caps
 
 
 def test_a_part_alone_has_no_harmonic_mean(tuned, capsys):
-    evaluation.main(["--model", f"local-dir:{tuned / 'run/model'}", "--dataset", f"wds:{tuned / 'few/base'}"])
+    evaluate(["--model", f"local-dir:{tuned / 'run/model'}", "--data", f"wds:{tuned / 'few/base'}"])
     assert "harmonic" not in capsys.readouterr().out
