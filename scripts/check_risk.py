@@ -38,10 +38,10 @@ def questions(result: CorpusResult) -> Iterator[tuple[str, dict[str, np.ndarray]
 
 def check(sure: dict[str, np.ndarray], wrong: np.ndarray, args: argparse.Namespace, risk: float) -> str:
     """A row of the table: over the splits."""
-    rows = []
+    rows, delta = [], 1 - args.confidence
     for seed in range(args.splits):
         known, new = np.array_split(np.random.default_rng(seed).permutation(len(wrong)), 2)
-        found = find_threshold({k: x[known] for k, x in sure.items()}, wrong[known], risk, 1 - args.confidence, seed)
+        found = find_threshold({k: x[known] for k, x in sure.items()}, wrong[known], risk, delta, seed)
         given = found.answers({k: x[new] for k, x in sure.items()})
         count, bad = int(given.sum()), float(wrong[new][given].sum())
         if found.holds and count:

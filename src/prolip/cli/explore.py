@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prolip.cli.command import Command, Compute, Data, Model, Output, add
-from prolip.cli.search import HOSTS, check_risk, given, reading, risk_flags
+from prolip.cli.search import check_risk, given, reading, risk_flags
 from prolip.utils import console
 from prolip.utils.messages import at_least
 
@@ -19,22 +19,19 @@ if TYPE_CHECKING:
 
 
 def explore_flags(parser: argparse.ArgumentParser) -> None:
-    """The flags of `prolip explore`."""
-    one = parser.add_argument
-    one("source", metavar="SOURCE", help="an index, saved features, or with --data a run, a model's folder or its name")
-    one("--scores", metavar="FOLDER", help="folder of prolip curate score: try rules on all of its samples")
-    about = "distinct captions to embed at most (default: 2,000)"
-    one("--max-captions", type=int, default=2000, metavar="N", help=about)
-    one("--texts", metavar="FILE", help="further texts for paths, and to name images by: one a line")
-    about = "address to listen at; any but the default opens the page to others (default: 127.0.0.1)"
-    one("--host", default="127.0.0.1", help=about)
-    one("--port", type=int, default=8571, help="port to listen at, 0 for any free one (default: 8571)")
-    one("--open", action="store_true", help="open the page in a browser")
+    """Those of `prolip explore`."""
+    flag = parser.add_argument
+    flag("source", metavar="SOURCE", help="an index, saved features, or with --data a run or a model")
+    flag("--scores", metavar="FOLDER", help="folder of prolip curate score: try rules on all of its samples")
+    flag("--max-captions", type=int, default=2000, metavar="N", help="distinct captions to embed (default: 2,000)")
+    flag("--texts", metavar="FILE", help="further texts for paths, and to name images by: one a line")
+    flag("--host", default="127.0.0.1", help="address to listen at; others reach any but the default (127.0.0.1)")
+    flag("--port", type=int, default=8571, help="port to listen at, 0 for any free one (default: 8571)")
+    flag("--open", action="store_true", help="open the page in a browser")
     risk_flags(parser)
-    about = "what a model embeds: images:FOLDER, shards:TARS or texts:FILE"
-    add(parser, Data, "data", "skip_damaged", "allow_private_hosts", help={"data": about, **HOSTS})
-    about = "folder to keep the index in, and to resume it (default: a temporary one)"
-    add(parser, Output, "output", help={"output": about})
+    add(parser, Data, "data", "skip_damaged", "allow_private_hosts",
+        help={"data": "what a model embeds: images:FOLDER, shards:TARS or texts:FILE"})  # fmt: skip
+    add(parser, Output, "output", help={"output": "folder to keep or resume the index in (default: a temporary one)"})
     add(parser, Model, help={"model": "model that made the features, or the index at another address than it names"})
     add(parser, Compute, "device", "precision", "batch_size", "workers")
 
@@ -59,9 +56,8 @@ def make_app(args: argparse.Namespace) -> App:
     if opened.changes:
         print(opened.changes, file=sys.stderr)
     captions = Captions(Gallery(opened.index), opened.embedder, args.max_captions, further)
-    threshold = None if args.risk is None else threshold_of(
-        opened, args.calibrate, args.risk, 1 - args.confidence, args.allow_private_hosts
-    )
+    asked = (opened, args.calibrate, args.risk, 1 - args.confidence, args.allow_private_hosts)
+    threshold = None if args.risk is None else threshold_of(*asked)
     return App(opened, Path(args.source).name or args.source, captions, args.scores and Path(args.scores), threshold)
 
 

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 SOURCES = {"data": "what to read: images:FOLDER, shards:TARS, features:FOLDER[,NAME] or texts:FILE"}
 OWN = {"model": "model of the index at another address (default: the one the index names)"}
-HOSTS = {"allow_private_hosts": "fetch images that --calibrate names even from hosts in private networks"}
 RETIRED = {
     "kind": "use --index-type", "effort": "use --probe", "shortlist": "use --rerank", "exactly": "use --exact",
     "together": "use --combine", "wider": "use --more-general", "narrower": "use --more-specific",
@@ -77,7 +76,7 @@ def query_flags(parser: argparse.ArgumentParser) -> None:
     flag("--rerank", type=int, metavar="N", help="candidates to score again, or to compare by inclusion")
     flag("--exact", action="store_true", help="rank all items, with any type of index")
     risk_flags(parser)
-    add(parser, Data, "allow_private_hosts", help=HOSTS)
+    add(parser, Data, "allow_private_hosts")
     add(parser, Output, "json")
     add(parser, Model, help=OWN)
     add(parser, Compute, "device", "precision")
@@ -105,6 +104,13 @@ def reading(args: argparse.Namespace) -> dict[str, Any]:
     return {name: getattr(args, name) for name in names if name in args} | {"progress": sys.stderr.isatty()}
 
 
+def opened(args: argparse.Namespace) -> SearchIndex:
+    """The index that is there."""
+    from prolip.search.index import SearchIndex
+
+    return SearchIndex(args.index, args.verify)
+
+
 def build_index(args: argparse.Namespace) -> None:
     """Make an index, or bring it to what its source holds now."""
     at_least(args, 1, "dry_run")
@@ -116,10 +122,9 @@ def build_index(args: argparse.Namespace) -> None:
     if args.dry_run:
         card, dim, _ = described(args.data, embedder)
         print(f"{args.dry_run:,} items of {dim} dimensions, csd\n\n{table(args.dry_run, dim, card.probabilistic)}")
-        return
-    done = build(args.index, args.data, embedder, args.similarity, kind, args.verify, **settings)
-    print(done, file=sys.stderr)
-    summarize(args, done.index)
+    else:
+        done = build(args.index, args.data, embedder, args.similarity, kind, args.verify, **settings)
+        summarize(args, done.index, str(done))
 
 
 def add_source(args: argparse.Namespace) -> None:
@@ -128,20 +133,7 @@ def add_source(args: argparse.Namespace) -> None:
     from prolip.search.build import fill
 
     done = fill(opened(args), args.data, given(args), **settings)
-    print(done, file=sys.stderr)
-    summarize(args, done.index)
-
-
-def opened(args: argparse.Namespace) -> SearchIndex:
-    """The index that is there."""
-    from prolip.search.index import SearchIndex
-
-    return SearchIndex(args.index, args.verify)
-
-
-def summarize(args: argparse.Namespace, index: SearchIndex) -> None:
-    """Print what an index holds."""
-    print(f"{len(index):,} items in {args.index}, by {index.score.name}, {index.kind.name}")
+    summarize(args, done.index, str(done))
 
 
 def finish_index(args: argparse.Namespace) -> None:
@@ -166,6 +158,13 @@ def convert_index(args: argparse.Namespace) -> None:
 
     convert(args.index)
     summarize(args, opened(args))
+
+
+def summarize(args: argparse.Namespace, index: SearchIndex, changes: str = "") -> None:
+    """Print what changed, and what the index holds now."""
+    if changes:
+        print(changes, file=sys.stderr)
+    print(f"{len(index):,} items in {args.index}, by {index.score.name}, {index.kind.name}")
 
 
 # --- asking -----------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from email import errors
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -318,14 +318,11 @@ def serve(server: Server) -> None:
     over = threading.Event()
     threading.Thread(target=warm_up, args=(server.app, over), daemon=True).start()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that a temporary index goes then, too
-    with suppress(KeyboardInterrupt):
+    with suppress(KeyboardInterrupt), server.app.opened.temporary or nullcontext(), server:
         try:
             server.serve_forever()
         finally:
             over.set()
-            server.server_close()
-            if server.app.opened.temporary is not None:
-                server.app.opened.temporary.cleanup()
 
 
 def warm_up(app: App, over: threading.Event) -> None:
