@@ -45,7 +45,7 @@ def check(sure: dict[str, np.ndarray], wrong: np.ndarray, args: argparse.Namespa
         given = found.answers({k: x[new] for k, x in sure.items()})
         count, bad = int(given.sum()), float(wrong[new][given].sum())
         if found.holds and count:
-            beyond = bad > most_wrong(count, risk, 1 - args.confidence)
+            beyond = bad > most_wrong(count, risk, delta)
             rows.append((given.mean(), bad / count, bad > risk * count, beyond))
     share = len(rows) / args.splits
     if not rows:
