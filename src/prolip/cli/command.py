@@ -4,6 +4,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
+import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_type_hints
@@ -37,10 +38,12 @@ class Command(NamedTuple):
 
 def parser_of(name: str, command: Command) -> Parser:
     """The parser of a command that is typed as `name`."""
-    about = f"{command.does[0].upper()}{command.does[1:]}.\n\n  {command.example}"
+    example = " \\\n      ".join(textwrap.wrap(command.example, 74, break_long_words=False, break_on_hyphens=False))
+    about = f"{command.does[0].upper()}{command.does[1:]}.\n\n  {example}"
+    more = "\n".join(line if len(line) <= 80 else textwrap.fill(line, 80) for line in command.more.splitlines())
     form = argparse.RawDescriptionHelpFormatter
     retired = RENAMED | dict(command.retired)
-    parser = Parser(retired, prog=name, description=about, epilog=command.more, formatter_class=form)
+    parser = Parser(retired, prog=name, description=about, epilog=more, formatter_class=form)
     command.flags(parser)
     return parser
 
