@@ -45,11 +45,12 @@ def whole_lines(name: str, text: str) -> list[str]:
     if name.endswith(".ipynb"):
         text = text.replace("\\n", "\n").replace('\\"', "'").replace('",', "")
     if name.endswith(".md"):
-        text = "\n".join(re.findall(r"^```(?:bash|sh|console)?\n(.*?)^```", text, re.DOTALL | re.MULTILINE))
+        blocks = re.findall(r"^```(\w*)\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+        text = "\n".join(block for language, block in blocks if language in ("", "bash", "sh", "console"))
     text = re.sub(r"\\\n", " ", text)
     quoted = "" if name.endswith(".py") else '"'  # strings of Python are looked at as sentences
     start = rf"^[ \t#>!{quoted}]*(?:\$ )?(?:[A-Z_]+=\S+ )*(?:\S*bin/)?(prolip (?:{'|'.join(sorted(VERB_NAMES))}) .*)$"
-    return [re.sub(r"\s#\s.*|\",.*|\",.*", "", line) for line in re.findall(start, text, re.MULTILINE)]
+    return [re.sub(r"\s#\s.*|\",.*", "", line) for line in re.findall(start, text, re.MULTILINE)]
 
 
 def words_of(line: str) -> list[str]:
