@@ -39,7 +39,7 @@ class Command(NamedTuple):
 def parser_of(name: str, command: Command) -> Parser:
     """The parser of a command that is typed as `name`."""
     example = " \\\n      ".join(textwrap.wrap(command.example, 74, break_long_words=False, break_on_hyphens=False))
-    about = f"{command.does[0].upper()}{command.does[1:]}.\n\n  {example}"
+    about = textwrap.fill(f"{command.does[0].upper()}{command.does[1:]}.", 80) + f"\n\n  {example}"
     more = "\n".join(line if len(line) <= 80 else textwrap.fill(line, 80) for line in command.more.splitlines())
     form = argparse.RawDescriptionHelpFormatter
     retired = RENAMED | dict(command.retired)
