@@ -138,3 +138,19 @@ def test_the_verb_train_is_not_taken_for_a_folder_of_the_users(tmp_path):
 def test_unknown_commands_are_no_modules():
     with pytest.raises(FlagError):
         commands_of("main")
+
+
+def test_a_shell_completes_verbs_subverbs_and_flags(capsys):
+    script = """
+        source /dev/stdin <<< "$SCRIPT"
+        for words in "prolip se" "prolip search bu" "prolip search build --ind" "prolip train --init-logit-b"; do
+            COMP_WORDS=($words); COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); COMPREPLY=()
+            _shtab_prolip; echo "${COMPREPLY[*]}"
+        done
+    """
+    assert main(["--completion", "bash"]) == 0
+    env = os.environ | {"SCRIPT": capsys.readouterr().out}
+    done = subprocess.run(["bash", "-c", script], env=env, capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["search", "build", "--index-type", "--init-logit-bias"], done.stderr
+    assert main(["--completion", "fish"]) == 2
+    assert "give bash, zsh, tcsh" in capsys.readouterr().err
